@@ -1,0 +1,38 @@
+# `make demo` and `make test` need Python 3.11+, make and a package registry, nothing else.
+PYTHON ?= python3
+BIN := .venv/bin/python -I
+SOURCES := $(shell find . -path ./.venv -prune -o \( -name '*.py' -o -name '*.safetensors' -o -name '*.parquet' \
+	-o -name '*.txt' -o -name '*.json' \) -print | grep -E '^\./(errors|files|__init__)\.py$$|^\./(planner|profilers|runtime|solvers|traces)/')
+
+.PHONY: demo test check clean
+demo: .venv/installed
+	@$(BIN) -m moeplan.planner.cli demo
+
+test: .venv/installed
+	@.venv/bin/python -m pytest -q -rs tests
+
+check: .venv/installed
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+	.venv/bin/python -m mypy --explicit-package-bases tests benchmarks
+	.venv/bin/python docs/generate.py --check
+
+clean:
+	rm -rf .venv build *.egg-info
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "setuptools>=77"
+	rm -rf build *.egg-info
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt ".[dev]"
+	rm -rf build *.egg-info
+	mkdir -p .venv/src && ln -sfn ../.. .venv/src/moeplan
+	touch $@
+
+# A real install, not an editable one: tests see what users get.
+.venv/installed: .venv/ready $(SOURCES) py.typed
+	rm -rf build *.egg-info
+	.venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation .
+	rm -rf build *.egg-info
+	touch $@

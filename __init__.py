@@ -1,0 +1,1 @@
+"""moeplan: an offline planner for Mixture-of-Experts expert parallelism."""

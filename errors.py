@@ -1,0 +1,68 @@
+"""The exception tree of moeplan and the exit code of each class.
+
+::
+
+    MoeplanError            1   anything below
+    |-- UsageError          2   the request itself cannot be met (flags, options, impossible clusters)
+    |-- InputError          3   a file is missing, damaged, hostile or of the wrong kind
+    |-- MismatchError       4   files or ranks that do not belong together (hash, world size, model)
+    |-- CertificationError  5   a plan claims a figure that its trace does not give
+    |-- RankError           6   a rank died, hung or disagreed
+    `-- StorageError        7   writing failed: no space, no permission
+
+Ctrl-C ends a command with 130. A message says what was found, what was expected and what to do.
+"""
+
+from typing import ClassVar
+
+__all__ = [
+    "CertificationError",
+    "InputError",
+    "MismatchError",
+    "MoeplanError",
+    "RankError",
+    "StorageError",
+    "UsageError",
+]
+
+
+class MoeplanError(Exception):
+    """An expected failure, told to the user as one line."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(MoeplanError):
+    """The request itself cannot be met."""
+
+    exit_code = 2
+
+
+class InputError(MoeplanError):
+    """A file is missing, damaged, hostile or of the wrong kind."""
+
+    exit_code = 3
+
+
+class MismatchError(MoeplanError):
+    """Files or ranks that do not belong together."""
+
+    exit_code = 4
+
+
+class CertificationError(MoeplanError):
+    """A plan claims what its trace does not give."""
+
+    exit_code = 5
+
+
+class RankError(MoeplanError):
+    """A rank died, hung or disagreed with the others."""
+
+    exit_code = 6
+
+
+class StorageError(MoeplanError):
+    """A file could not be written."""
+
+    exit_code = 7

@@ -1,0 +1,1 @@
+"""The embedded model, its text and its recorded trace."""

@@ -1,0 +1,1 @@
+"""Measuring the hardware: cases, the harness, fits, the Profile and the Cluster."""

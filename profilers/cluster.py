@@ -1,0 +1,87 @@
+"""The cluster a plan is made for: nodes, devices a node, links."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..errors import UsageError
+
+__all__ = ["Cluster", "Link"]
+
+MAX_DEVICES = 65_536
+LINK_KINDS = ("intra", "inter")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link class as alpha-beta: seconds to start, seconds a byte."""
+
+    latency_s: float
+    s_per_byte: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.latency_s < 3600 and 0 < self.s_per_byte < 1):
+            raise UsageError(
+                f"link with latency {self.latency_s} s and {self.s_per_byte} s/byte; expected 0 <= latency < 3600 and"
+                " a bandwidth above 1 byte/s"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[str, "Link"]:
+        """`KIND=GBps:us` as (kind, link), e.g. `inter=25:4.5`."""
+        found = re.fullmatch(r"(intra|inter)=([0-9.]+(?:e-?\d+)?):([0-9.]+(?:e-?\d+)?)", text)
+        try:
+            if found is None:
+                raise ValueError
+            return found[1], cls(latency_s=float(found[3]) * 1e-6, s_per_byte=1e-9 / float(found[2]))
+        except (ValueError, ZeroDivisionError):
+            raise UsageError(
+                f"link {text!r}; expected KIND=GBps:us with KIND intra or inter, for example inter=25:4.5"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`num_nodes` nodes of `devices_per_node` devices; devices `[n*G, (n+1)*G)` are on node n (G devices a node).
+
+    Parameters
+    ----------
+    links
+        Link class ("intra": inside a node, "inter": between nodes) to its alpha-beta; empty when unknown.
+    """
+
+    num_nodes: int
+    devices_per_node: int
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1 or self.devices_per_node < 1 or self.num_devices > MAX_DEVICES:
+            raise UsageError(
+                f"cluster {self.num_nodes}x{self.devices_per_node}; expected NxG with N nodes of G devices, at least"
+                f" 1x1 and at most {MAX_DEVICES:,} devices in all"
+            )
+        if unknown := set(self.links) - set(LINK_KINDS):
+            raise UsageError(f"link kinds {sorted(unknown)}; expected {' or '.join(LINK_KINDS)}")
+
+    @classmethod
+    def parse(cls, text: str, links: Iterable[str] = ()) -> "Cluster":
+        """`NxG`, e.g. `2x8`, with links as `KIND=GBps:us`."""
+        found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
+        if found is None:
+            raise UsageError(f"cluster {text!r}; expected NxG with N nodes of G devices, for example 2x8")
+        return cls(int(found[1]), int(found[2]), dict(map(Link.parse, links)))
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all."""
+        return self.num_nodes * self.devices_per_node
+
+    def node_of(self, device: int) -> int:
+        """The node of a device."""
+        return device // self.devices_per_node
+
+    def __str__(self) -> str:
+        return f"{self.num_nodes}x{self.devices_per_node}"

@@ -1,0 +1,1 @@
+"""The plan and its execution in a training or inference loop."""

@@ -1,0 +1,227 @@
+"""The Plan: what was decided, from what, how good it is, and its JSON form.
+
+`plan_sha256` covers `decisions`, `cluster` and `model`: what ranks must agree on before they start.
+"""
+
+import datetime
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..errors import InputError, MoeplanError
+from ..files import read_json, sha256_json, write_json
+from ..profilers.cluster import Cluster
+from ..solvers.outcome import Outcome
+from ..solvers.placement import Placement, ReplicaRule
+from ..traces.model import ModelSpec
+
+__all__ = ["SCHEMA_VERSION", "Plan", "load", "save"]
+
+SCHEMA_VERSION = 1
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+DispatchModel = Literal["standard", "coherent", "migrating"]
+
+
+class Record(BaseModel):
+    """A part of the plan: frozen, strict about keys, finite numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+
+
+class Split(Record):
+    """Which samples were fitted: those hashed below `fit_fraction` under `seed`."""
+
+    fit_fraction: float = Field(gt=0, le=1)
+    seed: int
+
+
+class TraceInput(Record):
+    """The trace a plan was made from; the path informs, the hash binds."""
+
+    path: str
+    sha256: Sha256
+    num_tokens: int = Field(ge=1)
+    split: Split
+
+
+class FileInput(Record):
+    """Another file a plan was made from."""
+
+    path: str | None = None
+    sha256: Sha256
+
+
+class Inputs(Record):
+    """Everything a plan was made from."""
+
+    trace: TraceInput | None = None
+    profile: FileInput | None = None
+    base: FileInput | None = None
+
+
+class PlacementDecision(Record):
+    """Which expert is in which slot (`solvers.placement` holds the rules)."""
+
+    slots_per_device: int | tuple[int, ...]
+    physical_to_logical: tuple[tuple[int, ...], ...]
+    replica_rule: ReplicaRule
+    repaired: int = Field(0, ge=0)
+
+    @classmethod
+    def of(cls, placement: Placement, *, repaired: int = 0) -> Self:
+        """The decision that carries a placement out."""
+        slots = placement.slots.tolist()
+        return cls(
+            slots_per_device=slots[0] if len(set(slots)) == 1 else tuple(slots),
+            physical_to_logical=tuple(map(tuple, placement.physical_to_logical.tolist())),
+            replica_rule=placement.replica_rule,
+            repaired=repaired,
+        )
+
+
+class Decisions(Record):
+    """What the plan decides; each part may be absent."""
+
+    placement: PlacementDecision | None = None
+
+
+class Metric(Record):
+    """A measured or predicted figure with its 95 % interval, None where there is no interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Contender(Record):
+    """The plan or a baseline, under a dispatch model, on one part of the trace."""
+
+    name: str
+    dispatch_model: DispatchModel
+    metrics: Mapping[str, Metric]
+
+
+class Part(Record):
+    """The contenders on one part of the trace (fit or held out)."""
+
+    num_samples: int = Field(ge=1)
+    num_tokens: int = Field(ge=1)
+    num_steps: int = Field(ge=1)
+    dropped_samples: int = Field(ge=0)
+    contenders: tuple[Contender, ...]
+
+
+class Evaluation(Record):
+    """The plan beside its baselines, on what it was fitted to and on what it has not seen."""
+
+    fit: Part
+    held_out: Part | None
+
+
+class Verdict(Record):
+    """Whether the plan pays: benefit if and only if `gain.low > 0`."""
+
+    value: Literal["benefit", "none"]
+    metric: str
+    against: str
+    gain: Metric
+
+
+class Plan(Record):
+    """A plan: decisions for a cluster and a model, with their evidence."""
+
+    schema_version: Literal[1] = 1
+    moeplan_version: str
+    created_at: datetime.datetime
+    plan_sha256: Sha256
+    strategies: tuple[str, ...]
+    seed: int
+    cluster: Cluster
+    model: ModelSpec
+    inputs: Inputs
+    decisions: Decisions
+    options: Mapping[str, Any] = {}
+    outcome: Mapping[str, Outcome] = {}
+    evaluation: Evaluation | None = None
+    verdict: Verdict | None = None
+
+    @classmethod
+    def make(cls, **fields: Any) -> Self:
+        """A plan of these fields, dated, versioned and hashed."""
+        from importlib.metadata import version
+
+        bound = cls.model_construct(**fields).model_dump(mode="json", include={"decisions", "cluster", "model"})
+        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        return cls(moeplan_version=version("moeplan"), created_at=now, plan_sha256=sha256_json(bound), **fields)
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement as arrays, None where the plan decides none."""
+        decision = self.decisions.placement
+        if decision is None:
+            return None
+        slots = decision.slots_per_device
+        slots_D = np.full(self.cluster.num_devices, slots) if isinstance(slots, int) else np.array(slots, np.int64)
+        lengths = {len(row) for row in decision.physical_to_logical}
+        if len(lengths) != 1 or len(decision.physical_to_logical) != self.model.num_layers:
+            raise InputError(
+                f"placement of {len(decision.physical_to_logical)} layers with {sorted(lengths)} slots;"
+                f" expected {self.model.num_layers} layers, all with the same number"
+            )
+        if slots_D.size != self.cluster.num_devices:
+            raise InputError(
+                f"placement for {slots_D.size} devices; the plan's cluster {self.cluster} has"
+                f" {self.cluster.num_devices}"
+            )
+        table_LP = np.array(decision.physical_to_logical, dtype=np.int64)
+        if table_LP.size and np.abs(table_LP).max() > np.iinfo(np.int32).max:
+            raise InputError("placement names an expert beyond 32 bits")
+        return Placement(table_LP.astype(np.int32), slots_D, self.model.num_experts, decision.replica_rule)
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Self:
+        found = sha256_json(self.model_dump(mode="json", include={"decisions", "cluster", "model"}))
+        if found != self.plan_sha256:
+            raise InputError(
+                f"decisions, cluster and model hash to {found[:12]}.., but plan_sha256 says"
+                f" {self.plan_sha256[:12]}..; the file was changed after it was written"
+            )
+        self.placement  # noqa: B018  raises where the placement breaks a rule
+        return self
+
+
+def load(path: str | os.PathLike[str]) -> Plan:
+    """The plan in a JSON file.
+
+    Raises
+    ------
+    InputError
+        The file is no plan, of another schema version, edited, or breaks a placement rule.
+    """
+    return parse(read_json(path, what="a plan"), str(path))
+
+
+def parse(value: Any, source: str) -> Plan:
+    """The plan in a decoded JSON value; `source` names it in errors."""
+    if not isinstance(value, dict) or "schema_version" not in value:
+        raise InputError(f"{source}: no schema_version; expected a plan written by moeplan solve")
+    if value["schema_version"] != SCHEMA_VERSION:
+        raise InputError(
+            f"{source}: plan of schema version {value['schema_version']!r}; this moeplan reads {SCHEMA_VERSION}"
+        )
+    try:
+        return Plan.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "plan"
+        raise InputError(f"{source}: {where}: {first['msg']} ({error.error_count()} problems)") from error
+    except MoeplanError as error:
+        raise InputError(f"{source}: {error}") from error
+
+
+def save(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write a plan as JSON, atomically."""
+    write_json(path, plan.model_dump(mode="json"))

@@ -1,0 +1,1 @@
+"""Solvers: pure functions of arrays to frozen results."""

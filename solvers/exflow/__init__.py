@@ -1,0 +1,1 @@
+"""ExFlow: placement by inter-layer expert affinity."""

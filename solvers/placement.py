@@ -1,0 +1,166 @@
+"""Where experts live: the placement arrays and the rules that make them valid.
+
+Legend: L MoE layers; E experts a layer; P physical slots a layer; D devices; S slots a device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, UsageError
+
+__all__ = ["Placement", "ReplicaRule", "slots_for"]
+
+MAX_CELLS = 2**28
+
+
+class ReplicaRule(StrEnum):
+    """Which replica of an expert a token uses (`solvers/replicas.py` carries it out)."""
+
+    NEAREST = "nearest"
+    EVEN = "even"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """The expert in every slot of every layer.
+
+    Parameters
+    ----------
+    physical_to_logical
+        int32 `[L, P]`; the slots of device d are `[sum(S[:d]), sum(S[:d+1]))`, experts ascending inside it.
+    slots
+        S, int64 `[D]`.
+    num_experts
+        E.
+    replica_rule
+        Which replica a token uses.
+
+    Raises
+    ------
+    InputError
+        The arrays break a rule: shapes, ids in range, experts ascending on a device without repetition, every
+        expert somewhere.
+    """
+
+    physical_to_logical: NDArray[np.int32]
+    slots: NDArray[np.int64]
+    num_experts: int
+    replica_rule: ReplicaRule = ReplicaRule.NEAREST
+
+    def __post_init__(self) -> None:
+        table_LP, slots_D = np.asarray(self.physical_to_logical), np.asarray(self.slots)
+        if table_LP.ndim != 2 or slots_D.ndim != 1 or (slots_D < 0).any() or slots_D.sum() != table_LP.shape[1]:
+            raise InputError(
+                f"placement of shape {list(table_LP.shape)} for {slots_D.size} devices with"
+                f" {slots_D.sum() if slots_D.size else 0} slots in all; expected one row a layer and one column a slot"
+            )
+        self._check_experts(table_LP, np.repeat(np.arange(slots_D.size), slots_D))
+
+    def _check_experts(self, table_LP: NDArray[np.int32], device_P: NDArray[np.int64]) -> None:
+        if table_LP.size and not 0 <= table_LP.min() <= table_LP.max() < self.num_experts:
+            layer, slot = np.argwhere((table_LP < 0) | (table_LP >= self.num_experts))[0]
+            raise InputError(
+                f"placement of layer {layer} names expert {table_LP[layer, slot]} in slot {slot};"
+                f" expected 0 to {self.num_experts - 1}"
+            )
+        same_device = device_P[1:] == device_P[:-1]
+        if len(wrong := np.argwhere(same_device & (np.diff(table_LP, axis=1) <= 0))):
+            layer, slot = wrong[0]
+            raise InputError(
+                f"placement of layer {layer} has experts {table_LP[layer, slot]} and {table_LP[layer, slot + 1]} in"
+                f" slots {slot} and {slot + 1} of device {device_P[slot]}; the experts of a device ascend, each once"
+            )
+        for layer, row_P in enumerate(table_LP):
+            if len(absent := np.setdiff1d(np.arange(self.num_experts), row_P)):
+                raise InputError(
+                    f"placement of layer {layer} leaves out expert {absent[0]} ({len(absent)} of"
+                    f" {self.num_experts} are nowhere); every expert needs a slot"
+                )
+
+    @classmethod
+    def from_sets(
+        cls,
+        experts: Sequence[Sequence[Sequence[int]]],
+        num_experts: int,
+        replica_rule: ReplicaRule = ReplicaRule.NEAREST,
+    ) -> "Placement":
+        """The placement that puts `experts[layer][device]` on each device; sizes must agree between layers."""
+        slots_D = np.array([len(held) for held in experts[0]], dtype=np.int64)
+        rows = [[e for held in layer for e in sorted(held)] for layer in experts]
+        return cls(np.array(rows, dtype=np.int32), slots_D, num_experts, replica_rule)
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.physical_to_logical.shape[0])
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return int(self.slots.size)
+
+    @property
+    def num_slots(self) -> int:
+        """P."""
+        return int(self.physical_to_logical.shape[1])
+
+    @property
+    def device_of_slot(self) -> NDArray[np.int64]:
+        """The device of every slot, `[P]`."""
+        return np.repeat(np.arange(self.num_devices), self.slots)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether some expert has more than one slot."""
+        return self.num_slots > self.num_experts
+
+    def holds(self, layer: int) -> NDArray[np.bool_]:
+        """Whether expert e of a layer is on device d, `[E, D]`."""
+        held_ED = np.zeros((self.num_experts, self.num_devices), dtype=np.bool_)
+        held_ED[self.physical_to_logical[layer], self.device_of_slot] = True
+        return held_ED
+
+
+def slots_for(
+    num_experts: int, num_devices: int, slots: int | Sequence[int] | None = None, *, redundant: int = 0
+) -> NDArray[np.int64]:
+    """Slots of every device, `[D]`.
+
+    Parameters
+    ----------
+    slots
+        One number for all devices or one a device; None: the fewest equal ones that hold every expert.
+    redundant
+        Slots beyond E in all, spread so that every device has the same number; not beside `slots`.
+
+    Raises
+    ------
+    UsageError
+        Too few slots for the experts, or so many that a device would hold an expert twice.
+    """
+    if slots is None:
+        total = num_experts + redundant
+        if redundant and total % num_devices:
+            raise UsageError(
+                f"{num_experts} experts and {redundant} redundant slots do not divide by {num_devices} devices;"
+                f" the next that does is --redundant {redundant + (-total) % num_devices}"
+            )
+        slots = -(-total // num_devices)
+    slots_D = np.full(num_devices, slots) if isinstance(slots, int) else np.asarray(slots, dtype=np.int64)
+    if slots_D.size != num_devices:
+        raise UsageError(f"slots given for {slots_D.size} devices; expected one number or {num_devices}")
+    if (slots_D < 0).any() or (slots_D > num_experts).any():
+        raise UsageError(
+            f"slots a device from {slots_D.min()} to {slots_D.max()}; expected 0 to {num_experts}, since a device holds"
+            f" an expert once (at most {num_experts * num_devices} slots in all)"
+        )
+    if slots_D.sum() < num_experts:
+        raise UsageError(
+            f"{slots_D.sum()} slots on {num_devices} devices for {num_experts} experts;"
+            f" expected at least {-(-num_experts // num_devices)} a device"
+        )
+    return slots_D.astype(np.int64)

@@ -1,0 +1,1 @@
+"""Routing traces: schema, writer, reader, recorder, importers, counts and splits."""

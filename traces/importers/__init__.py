@@ -1,0 +1,1 @@
+"""Importers of foreign routing recordings, one a file."""

@@ -1,0 +1,100 @@
+"""The Parquet schema of a trace, its metadata, and a batch of it in memory.
+
+Legend: T tokens; L MoE layers; K experts a token.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from .model import ModelSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["METADATA_KEY", "PHASES", "SCHEMA_VERSION", "TokenBatch", "TraceMeta", "count_schema", "token_schema"]
+
+SCHEMA_VERSION = 1
+METADATA_KEY = b"moeplan"
+PHASES = ("prefill", "decode", "train")
+
+
+class TraceMeta(BaseModel):
+    """What every part of a trace says of itself, as JSON under the metadata key `moeplan`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    form: Literal["tokens", "counts"]
+    model: ModelSpec
+    tokenizer: str | None = None
+    recorder: str
+    step_order: Literal["known", "unknown"] = "known"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Consecutive tokens of a trace; None where a column is unknown.
+
+    Parameters
+    ----------
+    step, sample, position, source_rank
+        `[T]`: int32, int64, int32, int32.
+    phase
+        int8 `[T]`, an index into `PHASES`.
+    ids
+        uint16 `[T, L', K]` for the layers asked for, largest gate weight first, 65535 = not routed.
+    weights
+        float16 `[T, L', K]`, or None.
+    """
+
+    step: NDArray[np.int32] | None
+    sample: NDArray[np.int64] | None
+    position: NDArray[np.int32]
+    source_rank: NDArray[np.int32] | None
+    phase: NDArray[np.int8]
+    ids: NDArray[np.uint16]
+    weights: NDArray[np.float16] | None = None
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+
+def token_schema(meta: TraceMeta, *, weights: bool) -> "pa.Schema":
+    """The Arrow schema of a token trace: one row a token."""
+    import pyarrow as pa
+
+    top_k = meta.model.top_k
+    fields: list[tuple[str, Any]] = [
+        ("step", pa.int32()),
+        ("sample", pa.int64()),
+        ("position", pa.int32()),
+        ("source_rank", pa.int32()),
+        ("phase", pa.dictionary(pa.int8(), pa.string())),
+    ]
+    fields += [(f"layer_{layer}", pa.list_(pa.uint16(), top_k)) for layer in range(meta.model.num_layers)]
+    if weights:
+        fields += [(f"weight_{layer}", pa.list_(pa.float16(), top_k)) for layer in range(meta.model.num_layers)]
+    return pa.schema(fields, metadata=_metadata(meta))
+
+
+def count_schema(meta: TraceMeta) -> "pa.Schema":
+    """The Arrow schema of the count form: one row a layer (and step, sample, source rank where known)."""
+    import pyarrow as pa
+
+    counts = pa.list_(pa.int64(), meta.model.num_experts)
+    fields = [
+        ("step", pa.int32()),
+        ("sample", pa.int64()),
+        ("source_rank", pa.int32()),
+        ("layer", pa.int32()),
+        ("counts", counts),
+    ]
+    return pa.schema(fields, metadata=_metadata(meta))
+
+
+def _metadata(meta: TraceMeta) -> dict[bytes, bytes]:
+    return {METADATA_KEY: meta.model_dump_json().encode()}

@@ -1,0 +1,48 @@
+"""Which tokens are fitted and which are held out: by sample, by hash, the same everywhere.
+
+Samples are the unit; a trace without samples splits by step, and one without either by blocks of consecutive rows.
+"""
+
+import hashlib
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .schema import TokenBatch
+
+__all__ = ["BLOCK_ROWS", "Unit", "fitted", "unit_kind", "units"]
+
+Unit = Literal["sample", "step", "block"]
+BLOCK_ROWS = 256
+
+
+def unit_kind(batch: TokenBatch) -> Unit:
+    """What a trace splits by, from any batch of it."""
+    if batch.sample is not None:
+        return "sample"
+    return "step" if batch.step is not None else "block"
+
+
+def units(batch: TokenBatch, first_row: int) -> NDArray[np.int64]:
+    """The unit of each token, `[T]`; `first_row` is the batch's first row in the trace."""
+    if batch.sample is not None:
+        return batch.sample
+    if batch.step is not None:
+        return batch.step.astype(np.int64)
+    return (first_row + np.arange(len(batch), dtype=np.int64)) // BLOCK_ROWS
+
+
+def fitted(ids: NDArray[np.int64], *, seed: int, fraction: float) -> NDArray[np.bool_]:
+    """Whether each of these units is fitted, `[U]`.
+
+    Notes
+    -----
+    A unit is fitted when the first 8 bytes, big-endian, of SHA-256 of "{seed}:{unit}" over 2^64 are below `fraction`.
+    """
+    limit = fraction * 2.0**64
+    return np.array([_hash64(f"{seed}:{unit}") < limit for unit in ids.tolist()], dtype=np.bool_)
+
+
+def _hash64(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
