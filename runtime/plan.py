@@ -12,16 +12,20 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import InputError, MoeplanError
-from ..files import read_json, sha256_json, write_json
+from ..files import canonical_json, read_json, sha256_json, write_json
 from ..profilers.cluster import Cluster
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement, ReplicaRule
-from ..traces.model import ModelSpec
+from ..traces.model import NOT_ROUTED, ModelSpec
 
 __all__ = ["SCHEMA_VERSION", "Plan", "load", "save"]
 
 SCHEMA_VERSION = 1
+BOUND = ("decisions", "cluster", "model")  # what plan_sha256 covers
+MAX_REASON = 300  # characters of a refusal, which may quote the file
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ExpertId = Annotated[int, Field(ge=0, lt=NOT_ROUTED)]
+NumSlots = Annotated[int, Field(ge=0, le=NOT_ROUTED)]
 DispatchModel = Literal["standard", "coherent", "migrating"]
 
 
@@ -65,8 +69,8 @@ class Inputs(Record):
 class PlacementDecision(Record):
     """Which expert is in which slot (`solvers.placement` holds the rules)."""
 
-    slots_per_device: int | tuple[int, ...]
-    physical_to_logical: tuple[tuple[int, ...], ...]
+    slots_per_device: NumSlots | tuple[NumSlots, ...]
+    physical_to_logical: tuple[tuple[ExpertId, ...], ...]
     replica_rule: ReplicaRule
     repaired: int = Field(0, ge=0)
 
@@ -143,7 +147,7 @@ class Plan(Record):
     model: ModelSpec
     inputs: Inputs
     decisions: Decisions
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, Mapping[str, Any]] = {}
     outcome: Mapping[str, Outcome] = {}
     evaluation: Evaluation | None = None
     verdict: Verdict | None = None
@@ -153,9 +157,15 @@ class Plan(Record):
         """A plan of these fields, dated, versioned and hashed."""
         from importlib.metadata import version
 
-        bound = cls.model_construct(**fields).model_dump(mode="json", include={"decisions", "cluster", "model"})
+        bound = cls.model_construct(**fields).model_dump(mode="json", include=set(BOUND))
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         return cls(moeplan_version=version("moeplan"), created_at=now, plan_sha256=sha256_json(bound), **fields)
+
+    @property
+    def dispatch_model(self) -> DispatchModel:
+        """How tokens travel under the placement: what `options.placement` says, else standard."""
+        chosen: DispatchModel = self.options.get("placement", {}).get("dispatch_model", "standard")
+        return chosen
 
     @property
     def placement(self) -> Placement | None:
@@ -176,14 +186,14 @@ class Plan(Record):
                 f"placement for {slots_D.size} devices; the plan's cluster {self.cluster} has"
                 f" {self.cluster.num_devices}"
             )
-        table_LP = np.array(decision.physical_to_logical, dtype=np.int64)
-        if table_LP.size and np.abs(table_LP).max() > np.iinfo(np.int32).max:
-            raise InputError("placement names an expert beyond 32 bits")
-        return Placement(table_LP.astype(np.int32), slots_D, self.model.num_experts, decision.replica_rule)
+        table_LP = np.array(decision.physical_to_logical, dtype=np.int32)
+        return Placement(table_LP, slots_D, self.model.num_experts, decision.replica_rule)
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
-        found = sha256_json(self.model_dump(mode="json", include={"decisions", "cluster", "model"}))
+        written = self.model_dump(mode="json")
+        canonical_json(written)  # raises where a part is not finite JSON, which could not be saved
+        found = sha256_json({part: written[part] for part in BOUND})
         if found != self.plan_sha256:
             raise InputError(
                 f"decisions, cluster and model hash to {found[:12]}.., but plan_sha256 says"
@@ -209,19 +219,25 @@ def parse(value: Any, source: str) -> Plan:
     if not isinstance(value, dict) or "schema_version" not in value:
         raise InputError(f"{source}: no schema_version; expected a plan written by moeplan solve")
     if value["schema_version"] != SCHEMA_VERSION:
-        raise InputError(
-            f"{source}: plan of schema version {value['schema_version']!r}; this moeplan reads {SCHEMA_VERSION}"
-        )
+        found = _line(repr(value["schema_version"]))
+        raise InputError(f"{source}: plan of schema version {found}; this moeplan reads {SCHEMA_VERSION}")
     try:
         return Plan.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "plan"
-        raise InputError(f"{source}: {where}: {first['msg']} ({error.error_count()} problems)") from error
+        deepest = max(error.errors(), key=lambda problem: len(problem["loc"]))  # of a union, the form that was meant
+        where = ".".join(map(str, deepest["loc"])) or "plan"
+        reason = _line(f"{where}: {deepest['msg']}")
+        raise InputError(f"{source}: {reason} ({error.error_count()} problems)") from error
     except MoeplanError as error:
-        raise InputError(f"{source}: {error}") from error
+        raise InputError(f"{source}: {_line(str(error))}") from error
 
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan as JSON, atomically."""
     write_json(path, plan.model_dump(mode="json"))
+
+
+def _line(text: str) -> str:
+    """`text` as one line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_REASON else f"{line[:MAX_REASON]}..."

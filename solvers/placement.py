@@ -126,7 +126,11 @@ class Placement:
 
 
 def slots_for(
-    num_experts: int, num_devices: int, slots: int | Sequence[int] | None = None, *, redundant: int = 0
+    num_experts: int,
+    num_devices: int,
+    slots: int | Sequence[int] | NDArray[np.integer] | None = None,
+    *,
+    redundant: int = 0,
 ) -> NDArray[np.int64]:
     """Slots of every device, `[D]`.
 

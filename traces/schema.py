@@ -3,7 +3,7 @@
 Legend: T tokens; L MoE layers; K experts a token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -62,23 +62,28 @@ class TokenBatch:
     def __len__(self) -> int:
         return len(self.position)
 
+    def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> "TokenBatch":
+        """The batch of these tokens only."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return TokenBatch(**{name: None if column is None else column[rows] for name, column in columns.items()})
+
 
 def token_schema(meta: TraceMeta, *, weights: bool) -> "pa.Schema":
     """The Arrow schema of a token trace: one row a token."""
     import pyarrow as pa
 
     top_k = meta.model.top_k
-    fields: list[tuple[str, Any]] = [
+    columns: list[tuple[str, Any]] = [
         ("step", pa.int32()),
         ("sample", pa.int64()),
         ("position", pa.int32()),
         ("source_rank", pa.int32()),
         ("phase", pa.dictionary(pa.int8(), pa.string())),
     ]
-    fields += [(f"layer_{layer}", pa.list_(pa.uint16(), top_k)) for layer in range(meta.model.num_layers)]
+    columns += [(f"layer_{layer}", pa.list_(pa.uint16(), top_k)) for layer in range(meta.model.num_layers)]
     if weights:
-        fields += [(f"weight_{layer}", pa.list_(pa.float16(), top_k)) for layer in range(meta.model.num_layers)]
-    return pa.schema(fields, metadata=_metadata(meta))
+        columns += [(f"weight_{layer}", pa.list_(pa.float16(), top_k)) for layer in range(meta.model.num_layers)]
+    return pa.schema(columns, metadata=_metadata(meta))
 
 
 def count_schema(meta: TraceMeta) -> "pa.Schema":
@@ -86,14 +91,14 @@ def count_schema(meta: TraceMeta) -> "pa.Schema":
     import pyarrow as pa
 
     counts = pa.list_(pa.int64(), meta.model.num_experts)
-    fields = [
+    columns = [
         ("step", pa.int32()),
         ("sample", pa.int64()),
         ("source_rank", pa.int32()),
         ("layer", pa.int32()),
         ("counts", counts),
     ]
-    return pa.schema(fields, metadata=_metadata(meta))
+    return pa.schema(columns, metadata=_metadata(meta))
 
 
 def _metadata(meta: TraceMeta) -> dict[bytes, bytes]:

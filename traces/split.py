@@ -4,6 +4,7 @@ Samples are the unit; a trace without samples splits by step, and one without ei
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from .schema import TokenBatch
 
-__all__ = ["BLOCK_ROWS", "Unit", "fitted", "unit_kind", "units"]
+__all__ = ["BLOCK_ROWS", "Unit", "fitted", "unit_kind", "units", "with_units"]
 
 Unit = Literal["sample", "step", "block"]
 BLOCK_ROWS = 256
@@ -31,6 +32,14 @@ def units(batch: TokenBatch, first_row: int) -> NDArray[np.int64]:
     if batch.step is not None:
         return batch.step.astype(np.int64)
     return (first_row + np.arange(len(batch), dtype=np.int64)) // BLOCK_ROWS
+
+
+def with_units(batches: Iterable[TokenBatch]) -> Iterator[tuple[TokenBatch, NDArray[np.int64]]]:
+    """Each batch of a trace, in order, with the units of its tokens."""
+    first_row = 0
+    for batch in batches:
+        yield batch, units(batch, first_row)
+        first_row += len(batch)
 
 
 def fitted(ids: NDArray[np.int64], *, seed: int, fraction: float) -> NDArray[np.bool_]:

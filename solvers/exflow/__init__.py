@@ -1,1 +1,5 @@
-"""ExFlow: placement by inter-layer expert affinity."""
+"""ExFlow: placement by inter-layer expert affinity (papers: ExFlow, arXiv 2401.08383)."""
+
+from .strategy import solve
+
+__all__ = ["solve"]

@@ -1,1 +1,140 @@
-"""Importers of foreign routing recordings, one a file."""
+"""Importers of foreign recordings, one a module, found by the content of the file."""
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from ...errors import InputError, StorageError, UsageError
+from ..model import ModelSpec
+from ..schema import PHASES, TraceMeta
+from ..writer import TraceWriter
+from .source import Importer, Source
+
+__all__ = ["IMPORTERS", "ImportSummary", "import_trace"]
+
+IMPORTERS = {
+    "numpy": ".numpy_arrays",
+}
+HEAD_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSummary:
+    """What was imported.
+
+    Parameters
+    ----------
+    importer
+        Its name in `IMPORTERS`.
+    notes
+        What was decided or left out on the way, a sentence each.
+    """
+
+    importer: str
+    destination: str
+    model: ModelSpec
+    num_tokens: int
+    has_weights: bool
+    notes: tuple[str, ...]
+
+
+def import_trace(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    num_experts: int | None = None,
+    name: str | None = None,
+    phase: str = "decode",
+) -> ImportSummary:
+    """Turn a foreign recording into a trace; the destination appears whole or not at all.
+
+    Parameters
+    ----------
+    num_experts
+        Routed experts a layer, where the file does not say; None then takes the largest id + 1, and notes it.
+    name
+        The model's name, by default the name of the file.
+    phase
+        The phase of all its tokens, which such files do not say; recordings of generated text are "decode".
+
+    Raises
+    ------
+    InputError
+        The file is of no known kind, or damaged, or breaks a rule of traces.
+    UsageError
+        The destination is not empty, or an option contradicts the file.
+    StorageError
+        The destination cannot be written.
+    """
+    source, destination = Path(source), Path(destination)
+    if phase not in PHASES:
+        raise UsageError(f"phase {phase!r}; expected {', '.join(PHASES)}")
+    _check_vacant(destination)
+    try:
+        importer = _importer_of(source)
+        opened = cast(Importer, import_module(IMPORTERS[importer], __package__)).open_source(source)
+        model = _model_of(opened, num_experts, name or source.stem)
+        meta = TraceMeta(form="tokens", model=model, recorder=f"import {importer}")
+        num_tokens = _write(opened, destination, meta, phase)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    return ImportSummary(importer, str(destination), model, num_tokens, opened.has_weights, tuple(opened.notes))
+
+
+def _importer_of(source: Path) -> str:
+    try:
+        with source.open("rb") as stream:
+            head = stream.read(HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})") from error
+    for name, module in IMPORTERS.items():
+        if cast(Importer, import_module(module, __package__)).recognises(head):
+            return name
+    raise InputError(f"begins with {head[:8]!r}, of no kind that can be imported; known: {', '.join(IMPORTERS)}")
+
+
+def _model_of(source: Source, num_experts: int | None, name: str) -> ModelSpec:
+    if source.num_experts is not None and num_experts not in (None, source.num_experts):
+        raise UsageError(f"{num_experts} experts asked for; the file says {source.num_experts}")
+    experts = num_experts or source.num_experts
+    if experts is None:
+        experts = source.largest_id() + 1
+        source.notes.append(f"the file does not say how many experts there are: {experts} taken, the largest id + 1")
+    return ModelSpec(name=name, layer_ids=tuple(range(source.num_layers)), num_experts=experts, top_k=source.top_k)
+
+
+def _write(source: Source, destination: Path, meta: TraceMeta, phase: str) -> int:
+    """Write beside the destination, under a dot-name, and rename at the end."""
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    except OSError as error:
+        raise StorageError(f"{destination}: cannot be written ({error.strerror})") from error
+    try:
+        with TraceWriter(temporary, meta, weights=source.has_weights) as writer:
+            for batch in source.batches(phase):
+                writer.append(batch)
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)
+        temporary.replace(destination)
+        return writer.num_tokens
+    except StorageError as error:
+        raise StorageError(str(error).replace(str(temporary), str(destination))) from error
+    except OSError as error:
+        raise StorageError(f"{destination}: cannot be written ({error.strerror})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_vacant(destination: Path) -> None:
+    try:
+        if not destination.exists() or (destination.is_dir() and not any(destination.iterdir())):
+            return
+    except OSError as error:
+        raise StorageError(f"{destination}: cannot be looked into ({error.strerror})") from error
+    raise UsageError(f"{destination}: already there and not empty; choose another destination or remove it")

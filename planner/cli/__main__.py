@@ -1,0 +1,5 @@
+"""`python -m moeplan.planner.cli` is `moeplan`."""
+
+from . import main
+
+main()

@@ -1,0 +1,42 @@
+"""Options that commands share, as the words a user may choose from."""
+
+from enum import StrEnum
+
+__all__ = ["Backend", "Dispatch", "Method", "Phase", "Strategy"]
+
+
+class Strategy(StrEnum):
+    """The strategies, as `planner.strategy.STRATEGIES` lists them."""
+
+    EXFLOW = "exflow"
+    EPLB = "eplb"
+    CONTIGUOUS = "contiguous"
+
+
+class Method(StrEnum):
+    """How exflow solves."""
+
+    SWEEPS = "sweeps"
+    ILP = "ilp"
+
+
+class Backend(StrEnum):
+    """What solves the ilp."""
+
+    ORTOOLS = "ortools"
+    PULP = "pulp"
+
+
+class Dispatch(StrEnum):
+    """The dispatch models there are."""
+
+    STANDARD = "standard"
+    COHERENT = "coherent"
+
+
+class Phase(StrEnum):
+    """The phases of tokens."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    TRAIN = "train"

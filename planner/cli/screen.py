@@ -1,0 +1,47 @@
+"""What commands print: results to stdout as text or JSON, progress to stderr."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Json", "console", "print_json", "progress"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+def console() -> "Console":
+    """Stdout as a rich console: as wide as the terminal, 100 columns in a pipe, no markup, no highlighting."""
+    from rich.console import Console
+
+    found = Console(highlight=False, markup=False, emoji=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_piped_width())
+
+
+def print_json(value: Any) -> None:
+    """`value` on stdout, one JSON document."""
+    print(json.dumps(value, indent=1, allow_nan=False))
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Yield a call that says what is being done; on stderr, and only where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield lambda text: status.update(text)
+
+
+def _piped_width() -> int:
+    import os
+
+    return int(os.environ.get("COLUMNS", "0")) or 100

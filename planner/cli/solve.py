@@ -1,0 +1,82 @@
+"""`moeplan solve`: compute a plan from a trace."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Backend, Dispatch, Method, Phase, Strategy
+from .screen import Json, console, print_json, progress
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def solve(
+    strategy: Annotated[Strategy, typer.Option(help="What to plan by.")] = Strategy.EXFLOW,
+    trace: Annotated[str, typer.Option(help="The trace: a directory, a file or a URI.")] = "traces",
+    profile: Annotated[
+        Path | None, typer.Option(help="The profile; profile.json where there is one.", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="NxG: N nodes of G devices, instead of the profile's.", show_default=False)
+    ] = None,
+    dispatch: Annotated[
+        Dispatch | None, typer.Option(help="Instead of the strategy's own.", show_default=False)
+    ] = None,
+    method: Annotated[Method, typer.Option(help="exflow: sweeps, or ilp for small cases.")] = Method.SWEEPS,
+    backend: Annotated[Backend, typer.Option(help="What solves the ilp.")] = Backend.ORTOOLS,
+    slots: Annotated[
+        int | None, typer.Option(help="Expert slots a device; surplus ones hold replicas.", show_default=False)
+    ] = None,
+    redundant: Annotated[int, typer.Option(help="Slots beyond one an expert, in all.")] = 0,
+    phase: Annotated[
+        list[Phase] | None, typer.Option(help="Only tokens of this phase; may repeat.", show_default=False)
+    ] = None,
+    fit_fraction: Annotated[float, typer.Option(help="Share of samples to fit on; the rest judges.")] = 0.5,
+    samples_per_step: Annotated[
+        int | None, typer.Option(help="Samples of a step; 4 a device.", show_default=False)
+    ] = None,
+    time_limit: Annotated[float, typer.Option(help="Seconds for the solver.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")] = Path("plan.json"),
+    as_json: Json = False,
+) -> None:
+    r"""Compute a plan from a trace, and judge it on samples it has not seen.
+
+    \b
+    Example:
+      moeplan solve --strategy exflow --trace traces --cluster 2x8 -o plan.json
+    """
+    from ...runtime.plan import save
+    from ..inputs import cluster_for, profile_for
+    from ..report import solve_report
+    from ..request import Request
+    from ..solve import solve as make_plan
+
+    profile_path = profile_for(profile)
+    request = Request(
+        strategy=strategy.value,
+        trace=trace,
+        cluster=cluster_for(cluster, profile_path),
+        profile=profile_path,
+        dispatch_model=None if dispatch is None else dispatch.value,
+        method=method.value,
+        backend=backend.value,
+        slots=slots,
+        redundant=redundant,
+        phases=tuple(chosen.value for chosen in phase or ()),
+        fit_fraction=fit_fraction,
+        samples_per_step=samples_per_step,
+        time_limit_s=time_limit,
+        seed=seed,
+    )
+    with progress() as say:
+        plan = make_plan(request, on_progress=say)
+    save(plan, output)
+    if as_json:
+        print_json({"plan": str(output)} | plan.model_dump(mode="json", exclude={"decisions"}))
+    else:
+        solve_report(plan, output, console())

@@ -1,0 +1,51 @@
+"""`moeplan trace import`: turn a foreign recording into a trace."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Phase
+from .screen import Json, print_json, progress
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="The recording: .npz or .npy.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")] = Path("traces"),
+    num_experts: Annotated[
+        int | None, typer.Option(help="Experts a layer, where the file does not say.", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name; the file's.", show_default=False)] = None,
+    phase: Annotated[Phase, typer.Option(help="The phase of its tokens.")] = Phase.DECODE,
+    as_json: Json = False,
+) -> None:
+    r"""Turn a foreign recording into a trace; which kind it is, is seen from its content.
+
+    An .npz holds expert_ids [tokens, layers, k] with optional weights, seq_id, pos and num_experts; an .npy is
+    [tokens, layers] or [tokens, layers, k].
+
+    \b
+    Example:
+      moeplan trace import routing.npz -o traces
+    """
+    from ...traces.importers import import_trace
+
+    with progress() as say:
+        say(f"importing {source}")
+        summary = import_trace(source, output, num_experts=num_experts, name=name, phase=phase.value)
+    if as_json:
+        print_json({"trace": summary.destination, "num_tokens": summary.num_tokens, "notes": list(summary.notes)})
+        return
+    model = summary.model
+    print(
+        f"imported {summary.num_tokens:,} tokens, {model.num_layers} layers x {model.num_experts} experts,"
+        f" top-{model.top_k}{', with gate weights' if summary.has_weights else ''}"
+    )
+    for note in summary.notes:
+        print(f"note      {note}")
+    print(f"wrote     {summary.destination}    next: moeplan trace info {summary.destination}")

@@ -1,0 +1,243 @@
+"""The embedded Mixture-of-Experts language model: byte level, pre-norm, grouped-query attention, top-k routed experts.
+
+Its parts work on flat lists of tokens, none included, so that a rank may hold tokens of several samples, some of the
+experts, and keys and values that other ranks made. The modules that route are named `layers.{i}.moe.router`.
+
+Legend: B samples; S positions; T tokens; L layers; M hidden size; H expert FFN size; E experts; K experts a token;
+V vocabulary; A query heads; G key-value heads; C elements of a head.
+"""
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...traces.model import Attention as AttentionSpec
+from ...traces.model import ModelSpec
+
+__all__ = ["Attention", "Experts", "Layer", "MoEBlock", "MoELanguageModel", "ModelConfig", "Router", "load_embedded"]
+
+ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The sizes of the embedded model."""
+
+    vocab_size: int = 256
+    num_layers: int = 6
+    num_experts: int = 16
+    top_k: int = 2
+    hidden_size: int = 128
+    ffn_size: int = 64
+    num_heads: int = 8
+    num_kv_heads: int = 1
+    max_positions: int = 256
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of an attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of K and V together, a token and layer."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    def spec(self, dtype_bytes: int = 4) -> ModelSpec:
+        """What a trace and a plan know of this model."""
+        return ModelSpec(
+            name="moeplan-demo",
+            layer_ids=tuple(range(self.num_layers)),
+            num_experts=self.num_experts,
+            top_k=self.top_k,
+            num_hidden_layers=self.num_layers,
+            num_mtp_layers=0,
+            num_shared_experts=0,
+            hidden_size=self.hidden_size,
+            ffn_size=self.ffn_size,
+            dtype_bytes=dtype_bytes,
+            attention=AttentionSpec(kv_size=self.kv_size, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads),
+        )
+
+
+class Router(nn.Module):
+    """The gate of a layer: the top-k experts of each token, largest weight first.
+
+    Attributes
+    ----------
+    balance_loss
+        The load-balancing loss of the last training pass, a scalar; None outside training.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.top_k = config.top_k
+        self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.balance_loss: Tensor | None = None
+
+    def forward(self, x_TM: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights `[T, K]`, descending, summing to 1, and expert ids int64 `[T, K]`."""
+        logits_TE: Tensor = self.gate(x_TM)
+        top_TK, ids_TK = logits_TE.topk(self.top_k, dim=-1)
+        self.balance_loss = _balance_loss(logits_TE, ids_TK) if self.training else None
+        return top_TK.softmax(dim=-1), ids_TK
+
+
+class Experts(nn.Module):
+    """The feed-forward experts of a layer; a rank that holds some of them slices `w_in` and `w_out` along E.
+
+    Parameters
+    ----------
+    num_experts, hidden_size, ffn_size
+        `w_in` is `[E, H, M]`, `w_out` `[E, M, H]`.
+    """
+
+    def __init__(self, num_experts: int, hidden_size: int, ffn_size: int) -> None:
+        super().__init__()
+        self.w_in = nn.Parameter(torch.randn(num_experts, ffn_size, hidden_size) * hidden_size**-0.5)
+        self.w_out = nn.Parameter(torch.randn(num_experts, hidden_size, ffn_size) * ffn_size**-0.5)
+
+    def forward(self, x_TM: Tensor, expert: int) -> Tensor:
+        """One expert's output for each of these tokens, `[T, M]`."""
+        return _feed_forward(x_TM, self.w_in[expert], self.w_out[expert])
+
+    def grouped(self, x_TM: Tensor, sizes_E: list[int]) -> Tensor:
+        """Outputs `[T, M]` of tokens sorted by expert, of which the first `sizes_E[0]` are expert 0's, and so on."""
+        groups = zip(torch.split(x_TM, sizes_E), self.w_in.unbind(), self.w_out.unbind(), strict=True)
+        return torch.cat([_feed_forward(x, w_in, w_out) for x, w_in, w_out in groups])
+
+
+class MoEBlock(nn.Module):
+    """A routed feed-forward block: the weighted sum of each token's top-k experts."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.router = Router(config)
+        self.experts = Experts(config.num_experts, config.hidden_size, config.ffn_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., M]` to `[..., M]`."""
+        x_TM = x.flatten(0, -2)
+        weights_TK, ids_TK = self.router(x_TM)
+        order = ids_TK.flatten().argsort(stable=True)
+        sizes_E = ids_TK.flatten().bincount(minlength=len(self.experts.w_in)).tolist()
+        sorted_PM = self.experts.grouped(x_TM[order // ids_TK.shape[1]], sizes_E)
+        y_TKM = sorted_PM[order.argsort()].view(*ids_TK.shape, x.shape[-1])
+        y: Tensor = (weights_TK.unsqueeze(-1) * y_TKM).sum(1)
+        return y.view_as(x)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions, in two halves: `project`, then `attend`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.num_heads * config.head_dim
+        self.query = nn.Linear(config.hidden_size, width, bias=False)
+        self.key_value = nn.Linear(config.hidden_size, config.kv_size, bias=False)
+        self.output = nn.Linear(width, config.hidden_size, bias=False)
+
+    def project(self, x: Tensor, position_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[..., T, A, C]`, keys and values `[..., T, G, C]` of tokens `[..., T, M]` at these positions."""
+        config, tokens = self.config, x.shape[:-1]
+        q: Tensor = self.query(x).view(*tokens, config.num_heads, config.head_dim)
+        k, v = self.key_value(x).view(*tokens, 2 * config.num_kv_heads, config.head_dim).chunk(2, dim=-2)
+        return _rotate(q, position_T), _rotate(k, position_T), v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """The attended values after the output projection, `[..., Tq, M]`.
+
+        Parameters
+        ----------
+        q, k, v
+            `[..., Tq, A, C]`, `[..., Tk, G, C]` and `[..., Tk, G, C]`, as `project` gives them.
+        mask
+            bool `[Tq, Tk]`, true where a query sees a key; every query must see one.
+        """
+        group = self.config.num_heads // self.config.num_kv_heads
+        k, v = k.repeat_interleave(group, dim=-2), v.repeat_interleave(group, dim=-2)
+        q, k, v = (heads.transpose(-3, -2) for heads in (q, k, v))
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        output: Tensor = self.output(y.transpose(-3, -2).flatten(-2))
+        return output
+
+
+class Layer(nn.Module):
+    """A transformer layer: attention, then routed experts, each after a norm and added to the residual."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=1e-6)
+        self.attention = Attention(config)
+        self.moe_norm = nn.RMSNorm(config.hidden_size, eps=1e-6)
+        self.moe = MoEBlock(config)
+
+    def forward(self, x_BSM: Tensor, position_S: Tensor, mask_SS: Tensor) -> Tensor:
+        """`[B, S, M]` to `[B, S, M]`."""
+        q, k, v = self.attention.project(self.attention_norm(x_BSM), position_S)
+        x_BSM = x_BSM + self.attention.attend(q, k, v, mask_SS)
+        y_BSM: Tensor = x_BSM + self.moe(self.moe_norm(x_BSM))
+        return y_BSM
+
+
+class MoELanguageModel(nn.Module):
+    """The whole model, from bytes to the logits of the next byte."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=1e-6)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def routers(self) -> list[Router]:
+        """The router of each layer."""
+        return [module for module in self.modules() if isinstance(module, Router)]
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Logits `[B, S, V]` of samples at positions 0 to S - 1, each token seeing those before it and itself."""
+        position_S = torch.arange(tokens_BS.shape[1])
+        mask_SS = position_S[:, None] >= position_S
+        x_BSM = self.embed(tokens_BS)
+        for layer in self.layers:
+            x_BSM = layer(x_BSM, position_S, mask_SS)
+        logits_BSV: Tensor = self.head(self.norm(x_BSM))
+        return logits_BSV
+
+
+def load_embedded() -> MoELanguageModel:
+    """The trained model that ships with moeplan, float32, in eval mode."""
+    from safetensors.torch import load
+
+    folder = files(__package__)
+    record = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    model = MoELanguageModel(ModelConfig(**record["config"]))
+    model.load_state_dict(load((folder / "model.safetensors").read_bytes()))
+    return model.eval()
+
+
+def _feed_forward(x_TM: Tensor, w_in_HM: Tensor, w_out_MH: Tensor) -> Tensor:
+    return functional.linear(functional.silu(functional.linear(x_TM, w_in_HM)), w_out_MH)
+
+
+def _balance_loss(logits_TE: Tensor, ids_TK: Tensor) -> Tensor:
+    """The loss of Switch Transformers (Eq. 4): E times the sum of share chosen x mean probability; 1 when even."""
+    num_experts = logits_TE.shape[1]
+    share_E = ids_TK.flatten().bincount(minlength=num_experts) / ids_TK.numel()
+    return num_experts * (share_E * logits_TE.softmax(dim=-1).mean(0)).sum()
+
+
+def _rotate(x: Tensor, position_T: Tensor) -> Tensor:
+    """`x` `[..., T, heads, C]` with each pair of elements turned by its position times its frequency."""
+    half = x.shape[-1] // 2
+    frequency = ROTARY_BASE ** (-torch.arange(half) / half)
+    angle = (position_T[:, None] * frequency)[:, None, :]
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], dim=-1)

@@ -1,0 +1,103 @@
+"""How a plan fares beside its baselines, on what it was fitted to and on what it has not seen."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..profilers.cluster import Cluster
+from ..runtime.plan import Contender, Evaluation, Verdict
+from ..runtime.plan import Part as PlanPart
+from ..traces.reader import Trace
+from .metrics import Figures, figures
+from .replay import Route, replay
+from .survey import Part, Survey
+
+__all__ = ["Evaluated", "evaluate", "verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An evaluation as the plan stores it, and the figures of its contenders on the part that judges."""
+
+    evaluation: Evaluation
+    judged: dict[str, Figures]
+
+
+def evaluate(
+    trace: Trace,
+    survey: Survey,
+    routes: Sequence[Route],
+    cluster: Cluster,
+    *,
+    fit_fraction: float,
+    seed: int,
+    samples_per_step: int,
+    phases: Collection[str] | None = None,
+) -> Evaluated:
+    """Replay every route on the fitted and on the held-out units of a trace.
+
+    Parameters
+    ----------
+    routes
+        The plan first, then its baselines.
+    fit_fraction
+        The share of units that was fitted; 1.0 leaves nothing held out.
+
+    Raises
+    ------
+    InputError
+        The split leaves one side empty.
+    """
+    fitted_U = survey.fitted(seed=seed, fraction=fit_fraction)
+    if not fitted_U.any() or (fit_fraction < 1 and fitted_U.all()):
+        raise InputError(
+            f"{trace.path}: {len(fitted_U)} {survey.kind}s split into {fitted_U.sum()} to fit and"
+            f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
+        )
+    masks = [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U]
+    parts = [
+        survey.part(mask_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step) for mask_U in masks
+    ]
+    tallies = replay(trace, parts, routes, cluster, phases=phases)
+    measured = [
+        {
+            _label(route): figures(
+                tally,
+                trace.model,
+                coherent=route.dispatch_model == "coherent",
+                tokens_per_step=part.tokens_per_step,
+                seed=seed,
+            )
+            for route, tally in zip(routes, row, strict=True)
+        }
+        for part, row in zip(parts, tallies, strict=True)
+    ]
+    shown = [_plan_part(part, routes, found) for part, found in zip(parts, measured, strict=True)]
+    held_out = shown[1] if len(shown) > 1 else None
+    return Evaluated(Evaluation(fit=shown[0], held_out=held_out), measured[-1])
+
+
+def verdict(evaluated: Evaluated, metric: str, against: str) -> Verdict:
+    """Whether the plan has less of `metric` than the contender `against`, with a paired interval."""
+    plan = next(iter(evaluated.judged.values()))
+    gain = plan.gain(metric, evaluated.judged[against])
+    pays = gain.low is not None and gain.low > 0
+    return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain)
+
+
+def _label(route: Route) -> str:
+    return f"{route.name}/{route.dispatch_model}"
+
+
+def _plan_part(part: Part, routes: Sequence[Route], found: dict[str, Figures]) -> PlanPart:
+    contenders = [
+        Contender(name=route.name, dispatch_model=route.dispatch_model, metrics=found[_label(route)].metrics())
+        for route in routes
+    ]
+    return PlanPart(
+        num_samples=len(part.unit_ids),
+        num_tokens=part.num_tokens,
+        num_steps=part.num_steps,
+        dropped_samples=part.dropped,
+        contenders=tuple(contenders),
+    )

@@ -1,0 +1,108 @@
+"""The metrics of a plan, from a tally: values, intervals and paired gains.
+
+=================  ==========================================================================================
+hops_kept          share of first-choice transitions between MoE layers that stay on the device
+node_hops_kept     the same for the node
+device_copies      dispatch + combine copies to distinct remote devices, a token and layer
+node_copies        the same for nodes
+balance            busiest device's token-expert pairs over the mean device's, mean over layers and steps
+balance_p95        95th percentile of the same
+inter_bytes        bytes between nodes a step: node_copies x hidden_size x dtype
+intra_bytes        bytes between devices of a node a step: (device_copies - node_copies) x hidden_size x dtype
+kv_bytes           bytes of K and V that coherence gathers a step: (D - 1) x kv_size x dtype, a token and layer
+=================  ==========================================================================================
+
+Legend: U units; B steps; L MoE layers; D devices; R bootstrap draws.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..runtime.plan import Metric
+from ..traces.model import ModelSpec
+from .intervals import interval, resampled_sums
+from .replay import COUNTS, Tally
+
+__all__ = ["Figures", "figures"]
+
+Number = TypeVar("Number", float, NDArray[np.float64])
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One contender's metrics with what their resampling gave, so that gains can be paired.
+
+    Parameters
+    ----------
+    value
+        Metric name to value.
+    draws
+        Metric name to its R resampled values; absent without an interval.
+    """
+
+    value: dict[str, float]
+    draws: dict[str, NDArray[np.float64]]
+
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics with their intervals."""
+        return {name: self._metric(name) for name in self.value}
+
+    def gain(self, metric: str, against: "Figures") -> Metric:
+        """How much less of `metric` there is than in `against`, paired draw by draw."""
+        low, high = interval(against.draws[metric] - self.draws[metric])
+        return Metric(value=against.value[metric] - self.value[metric], low=low, high=high)
+
+    def _metric(self, name: str) -> Metric:
+        low, high = interval(self.draws[name]) if name in self.draws else (None, None)
+        return Metric(value=self.value[name], low=low, high=high)
+
+
+def figures(tally: Tally, model: ModelSpec, *, coherent: bool, tokens_per_step: float, seed: int) -> Figures:
+    """All metrics of a tally; those that need an unknown size of the model are left out."""
+    value = {name: float(x[0]) for name, x in _ratios(tally.counts.sum(axis=0)[None], model.num_layers).items()}
+    draws = _ratios(resampled_sums(tally.counts, seed=seed), model.num_layers)
+    cells_per_step = tokens_per_step * model.num_layers * (model.dtype_bytes or 0)
+    if model.hidden_size and model.dtype_bytes:
+        value |= _bytes(value, cells_per_step * model.hidden_size)
+        draws |= _bytes(draws, cells_per_step * model.hidden_size)
+    if coherent and model.attention.kv_size and model.dtype_bytes:
+        value["kv_bytes"] = cells_per_step * model.attention.kv_size * (tally.loads.shape[2] - 1)
+    _add_balance(tally.loads, seed, value, draws)
+    return Figures(value, draws)
+
+
+def _ratios(sums_RC: NDArray[np.number], num_layers: int) -> dict[str, NDArray[np.float64]]:
+    """Shares and copies from summed counts, each `[R]`."""
+    sums = dict(zip(COUNTS, sums_RC.T.astype(np.float64), strict=True))
+    cells_R = sums["tokens"] * num_layers
+    ratios = {name: sums[name] / cells_R for name in ("device_copies", "node_copies")}
+    if sums["hops"].any():
+        with np.errstate(invalid="ignore"):
+            ratios |= {name: sums[name] / sums["hops"] for name in ("hops_kept", "node_hops_kept")}
+    return ratios
+
+
+def _bytes(copies: Mapping[str, Number], scale: float) -> dict[str, Number]:
+    """Bytes a step between nodes and inside them; `scale` is the bytes a step of one copy a token and layer."""
+    inside = copies["device_copies"] - copies["node_copies"]
+    return {"inter_bytes": copies["node_copies"] * scale, "intra_bytes": inside * scale}
+
+
+def _add_balance(
+    loads_BLD: NDArray[np.int64], seed: int, value: dict[str, float], draws: dict[str, NDArray[np.float64]]
+) -> None:
+    mean_BL = loads_BLD.mean(axis=2)
+    busy_BL = mean_BL > 0  # a step without routed tokens has no balance
+    if not busy_BL.any():
+        return
+    balance_BL = np.divide(loads_BLD.max(axis=2), mean_BL, where=busy_BL, out=np.zeros_like(mean_BL))
+    value["balance"] = float(balance_BL[busy_BL].mean())
+    value["balance_p95"] = float(np.quantile(balance_BL[busy_BL], 0.95))
+    if len(loads_BLD) > 1:
+        sums_R2 = resampled_sums(np.stack([balance_BL.sum(axis=1), busy_BL.sum(axis=1)], axis=1), seed=seed)
+        with np.errstate(invalid="ignore"):
+            draws["balance"] = sums_R2[:, 0] / sums_R2[:, 1]

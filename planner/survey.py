@@ -1,0 +1,149 @@
+"""Who is in a trace: its units (samples), which are fitted, where each starts and in which step it runs.
+
+Legend: T tokens; U units; B steps; D devices.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..traces.reader import Trace
+from ..traces.schema import TokenBatch
+from ..traces.split import Unit, fitted, unit_kind, with_units
+
+__all__ = ["Located", "Part", "Survey", "survey"]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The tokens of a batch that belong to a part: rows of the batch `[T]`, and for each its place.
+
+    `step` is -1 in the incomplete last step, `turn` is sample + position (what replica rules count by).
+    """
+
+    rows: NDArray[np.int64]
+    unit: NDArray[np.int64]
+    home: NDArray[np.int64]
+    step: NDArray[np.int64]
+    turn: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some units of a trace as they run on D devices.
+
+    Parameters
+    ----------
+    unit_ids, unit_tokens
+        The units, ascending, and the tokens of each, int64 `[U]`.
+    home
+        Where each unit starts, `[U]`; None where the trace recorded source ranks.
+    step
+        The step each unit runs in, `[U]`, -1 in an incomplete last step; None where the trace recorded steps.
+    step_ids
+        The recorded steps, ascending; None where steps are derived.
+    dropped
+        Units left out of per-step metrics with the incomplete last step.
+    """
+
+    unit_ids: NDArray[np.int64]
+    unit_tokens: NDArray[np.int64]
+    home: NDArray[np.int64] | None
+    step: NDArray[np.int64] | None
+    step_ids: NDArray[np.int64] | None
+    num_steps: int
+    dropped: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all units."""
+        return int(self.unit_tokens.sum())
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a complete step."""
+        counted_U = slice(None) if self.step is None else self.step >= 0
+        return float(self.unit_tokens[counted_U].sum()) / self.num_steps
+
+    def locate(self, batch: TokenBatch, unit_T: NDArray[np.int64]) -> Located:
+        """The batch's tokens that belong to this part; `unit_T` is the unit of each of its tokens."""
+        ordinal_T = np.minimum(np.searchsorted(self.unit_ids, unit_T), len(self.unit_ids) - 1)
+        rows = np.flatnonzero(self.unit_ids[ordinal_T] == unit_T)
+        ordinal_T = ordinal_T[rows]
+        home_T = _column(batch.source_rank)[rows] if self.home is None else self.home[ordinal_T]
+        step_T = self._recorded_step(batch)[rows] if self.step is None else self.step[ordinal_T]
+        turn_T = unit_T[rows] + batch.position[rows]
+        return Located(rows, ordinal_T, home_T.astype(np.int64), step_T, turn_T)
+
+    def _recorded_step(self, batch: TokenBatch) -> NDArray[np.int64]:
+        return np.searchsorted(_column(self.step_ids), _column(batch.step))
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The units of a trace, from one pass over its scalar columns.
+
+    Parameters
+    ----------
+    kind
+        What the trace splits by.
+    unit_ids, unit_tokens
+        int64 `[U]`: the units, ascending, and the tokens of each.
+    step_ids
+        The recorded steps, ascending; None without.
+    num_source_ranks
+        One more than the largest recorded source rank; None without.
+    """
+
+    kind: Unit
+    unit_ids: NDArray[np.int64]
+    unit_tokens: NDArray[np.int64]
+    step_ids: NDArray[np.int64] | None
+    num_source_ranks: int | None
+
+    def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
+        """Whether each unit is fitted, `[U]`."""
+        return fitted(self.unit_ids, seed=seed, fraction=fraction)
+
+    def part(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Part:
+        """The chosen units as they run on `num_devices` devices.
+
+        A unit starts on the source rank recorded where the recording had as many ranks, else on ordinal mod D; steps
+        are the recorded ones, else `samples_per_step` units each by ascending id.
+        """
+        unit_ids = self.unit_ids[chosen_U]
+        ordinal_U = np.arange(len(unit_ids))
+        home_U = None if self.num_source_ranks == num_devices else ordinal_U % num_devices
+        tokens_U = self.unit_tokens[chosen_U]
+        if self.step_ids is not None:
+            return Part(unit_ids, tokens_U, home_U, None, self.step_ids, len(self.step_ids), 0)
+        num_steps = max(len(unit_ids) // samples_per_step, 1)
+        step_U = ordinal_U // samples_per_step
+        step_U[step_U >= num_steps] = -1
+        return Part(unit_ids, tokens_U, home_U, step_U, None, num_steps, int((step_U < 0).sum()))
+
+
+def survey(trace: Trace, *, phases: Collection[str] | None = None) -> Survey:
+    """Read the scalar columns of a trace once."""
+    tokens_of: dict[int, int] = {}
+    steps: set[int] = set()
+    ranks, kind = -1, None
+    for batch, unit_T in with_units(trace.batches((), phases=phases)):
+        kind = kind or unit_kind(batch)
+        found, tokens = np.unique(unit_T, return_counts=True)
+        for unit, count in zip(found.tolist(), tokens.tolist(), strict=True):
+            tokens_of[unit] = tokens_of.get(unit, 0) + count
+        steps.update([] if batch.step is None else np.unique(batch.step).tolist())
+        ranks = ranks if batch.source_rank is None else max(ranks, int(batch.source_rank.max()))
+    unit_ids = np.array(sorted(tokens_of), dtype=np.int64)
+    unit_tokens = np.array([tokens_of[unit] for unit in unit_ids.tolist()], dtype=np.int64)
+    step_ids = np.array(sorted(steps), dtype=np.int64) if steps else None
+    return Survey(kind or "sample", unit_ids, unit_tokens, step_ids, ranks + 1 if ranks >= 0 else None)
+
+
+def _column(values: NDArray[np.integer] | None) -> NDArray[np.integer]:
+    """A column that the survey found filled."""
+    assert values is not None
+    return values

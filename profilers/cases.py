@@ -1,0 +1,9 @@
+"""The cases a profile measures, in order; every list of them derives from this one."""
+
+from .all_to_all import AllToAll
+from .gemm import Gemm
+from .harness import Case
+
+__all__ = ["CASES"]
+
+CASES: dict[str, Case] = {case.name: case for case in (Gemm(), AllToAll())}

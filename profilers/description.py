@@ -1,0 +1,110 @@
+"""A cluster described in words instead of measured: as text, or as `cluster.yaml`.
+
+::
+
+    num_nodes: 2
+    devices_per_node: 8
+    links:                                   # optional
+      intra: {gbytes_per_s: 400, latency_us: 2}
+      inter: {gbytes_per_s: 50, latency_us: 5}
+"""
+
+import dataclasses
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import InputError, UsageError
+from .cluster import Cluster, Link
+from .profile import Profile
+
+__all__ = ["describe"]
+
+MAX_YAML_BYTES = 64 * 2**10
+
+
+class _LinkText(BaseModel):
+    """A link class as people write it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    gbytes_per_s: float = Field(gt=0, le=1e6)
+    latency_us: float = Field(ge=0, lt=1e9)
+
+
+class _ClusterText(BaseModel):
+    """The keys of cluster.yaml."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    num_nodes: int
+    devices_per_node: int
+    links: dict[Literal["intra", "inter"], _LinkText] = {}
+
+
+def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
+    """The profile of a cluster that is described, not measured: no environment, no case, no fit.
+
+    Parameters
+    ----------
+    cluster
+        `NxG` (N nodes of G devices), or the path of a YAML file.
+    links
+        `KIND=GBps:us` each, in place of the file's.
+
+    Raises
+    ------
+    InputError
+        The file is missing, too large, no YAML or does not describe a cluster.
+    UsageError
+        The text is no cluster, or a link is impossible.
+    """
+    if cluster.endswith((".yaml", ".yml")):
+        found = _read(Path(cluster))
+        stated = dict(map(Link.parse, links))
+        found = dataclasses.replace(found, links={**found.links, **stated})
+    else:
+        found = Cluster.parse(cluster, links)
+    return Profile.make(source="described", cluster=found)
+
+
+def _read(path: Path) -> Cluster:
+    """The cluster in a YAML file."""
+    try:
+        text = _ClusterText.model_validate(_yaml(path))
+        return Cluster(text.num_nodes, text.devices_per_node, {kind: _link(link) for kind, link in text.links.items()})
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        where = ascii(".".join(map(str, first["loc"])) or "file")[1:-1]
+        raise InputError(f"{path}: {where[:80]}: {first['msg']} ({error.error_count()} problems)") from error
+    except UsageError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _link(text: _LinkText) -> Link:
+    return Link(latency_s=text.latency_us * 1e-6, s_per_byte=1e-9 / text.gbytes_per_s)
+
+
+def _yaml(path: Path) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Safe YAML whose mappings name a key once."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            names = [key.value for key, _ in node.value]
+            if len(set(map(str, names))) != len(names):
+                raise yaml.constructor.ConstructorError(None, None, "a mapping names a key twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    try:
+        if (size := path.stat().st_size) > MAX_YAML_BYTES:
+            raise InputError(f"{path}: {size:,} bytes, expected a cluster description of at most {MAX_YAML_BYTES:,}")
+        return yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506  a SafeLoader
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise InputError(f"{path}: not YAML: {reason[:160]}") from error

@@ -1,0 +1,73 @@
+"""The environment that figures were measured in: without it they mean nothing."""
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+from .world import World
+
+__all__ = ["Environment"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The machine and software of rank 0; None where there is no such part.
+
+    Parameters
+    ----------
+    device
+        The device's name; on CPU the processor's.
+    driver, nccl
+        Versions of the GPU driver and of NCCL.
+    cpus, threads
+        Processors this process may run on, and threads of a rank.
+    """
+
+    device: str
+    backend: str
+    torch: str
+    driver: str | None
+    nccl: str | None
+    cpu: str
+    cpus: int
+    threads: int
+    num_ranks: int
+    num_hosts: int
+    python: str
+    system: str
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    @classmethod
+    def of(cls, world: World) -> Self:
+        """The environment of the rank that asks."""
+        import torch
+
+        cuda = world.device != "cpu"
+        cpu = _first(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo")) or platform.processor() or platform.machine()
+        return cls(
+            device=torch.cuda.get_device_name(torch.device(world.device)) if cuda else cpu,
+            backend="nccl" if cuda else "gloo",
+            torch=torch.__version__,
+            driver=_first(r"Kernel Module\D*([\d.]+)", Path("/proc/driver/nvidia/version")) if cuda else None,
+            nccl=".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]
+            cpu=cpu,
+            cpus=len(os.sched_getaffinity(0)),
+            threads=torch.get_num_threads(),
+            num_ranks=world.size,
+            num_hosts=len(set(world.hosts)),
+            python=platform.python_version(),
+            system=f"{platform.system()} {platform.release()}",
+        )
+
+
+def _first(pattern: str, path: Path) -> str | None:
+    """The first match of a pattern in a file of the system."""
+    try:
+        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1].strip() if found else None

@@ -1,0 +1,205 @@
+"""Ranks as local processes: started together, watched, and ended together whatever happens to one of them."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from ..errors import MoeplanError, RankError
+
+__all__ = ["Channel", "Progress", "lost_peers", "run_ranks", "where"]
+
+START_S = 120.0  # the least silence allowed until every rank is up: importing takes its time
+EXIT_S = 5.0
+Progress = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A rank's line to the process that started it."""
+
+    pipe: Connection
+
+    def greet(self) -> None:
+        """Tell the parent that this rank is up: its silence counts from here."""
+        self._send("joined", None)
+
+    def report(self, value: Any) -> None:
+        """Tell the parent `value`; it also counts as a sign of life."""
+        self._send("progress", value)
+
+    def deliver(self, result: Any) -> None:
+        """Hand in the rank's result and stay: a rank that leaves early breaks collectives. The parent ends it."""
+        self._send("result", result)
+        self.pipe.poll(None)
+
+    def fail(self, error: Exception) -> None:
+        """Tell the parent why this rank ends."""
+        if isinstance(error, MoeplanError):
+            self._send("failure", (type(error), str(error)))
+        elif lost_peers(error):
+            self._send("lost", str(error).splitlines()[0])
+        else:
+            self._send("failure", (RankError, f"failed at {where(error)}: {type(error).__name__}: {error}"))
+
+    def _send(self, kind: str, content: Any) -> None:
+        # Plain pickle: the one of multiprocessing passes tensors by file descriptors that end with the sender.
+        self.pipe.send_bytes(pickle.dumps((kind, content)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """The parent's end of a rank."""
+
+    index: int
+    process: SpawnProcess
+    pipe: Connection
+
+
+def run_ranks(
+    num_ranks: int, entry: Callable[[int, Channel], None], *, timeout_s: float, on_progress: Progress | None = None
+) -> list[Any]:
+    """What each of `num_ranks` local processes delivers, by rank; all are ended (killed) before this returns or raises.
+
+    Parameters
+    ----------
+    entry
+        Called as `entry(rank, channel)` in each process; picklable; calls `channel.greet()` when it is up and
+        `channel.deliver(result)` at its end.
+    timeout_s
+        The longest silence once all ranks have greeted: seconds without a report or a result from any of them.
+    on_progress
+        Receives what the ranks report, in order of arrival.
+
+    Raises
+    ------
+    RankError
+        A rank died, hung or failed, by its number.
+    MoeplanError
+        The error of that class which a rank raised, its number in front.
+    """
+    with _started(num_ranks, pickle.dumps(entry)) as ranks:
+        return _collect(ranks, timeout_s, on_progress)
+
+
+def lost_peers(error: Exception) -> bool:
+    """Whether an exception tells of the failure of other ranks (connection closed, collective timed out)."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and "gloo" in str(error)
+
+
+def where(error: Exception) -> str:
+    """The place `file:line` that raised an exception."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "start" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+
+
+@contextlib.contextmanager
+def _started(num_ranks: int, entry: bytes) -> Iterator[list[_Rank]]:
+    ranks: list[_Rank] = []
+    try:
+        for index in range(num_ranks):
+            ranks += [_start(index, entry)]  # one by one: those started end with the block
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+        for rank in ranks:
+            rank.process.join()
+            rank.pipe.close()
+
+
+def _start(index: int, entry: bytes) -> _Rank:
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_main, args=(index, entry, theirs), daemon=True)
+    resource_tracker.ensure_running()  # it would lift the mask below if it started inside
+    # Ctrl-C reaches the whole process group; the children inherit this mask and leave the answer to the parent.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        theirs.close()  # the child's death now ends the pipe
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return _Rank(index, process, ours)
+
+
+def _main(index: int, entry: bytes, pipe: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    channel = Channel(pipe)
+    try:
+        pickle.loads(entry)(index, channel)  # noqa: S301  written by our own parent
+    except Exception as error:  # noqa: BLE001  whatever it is, the parent tells it
+        channel.fail(error)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _collect(ranks: Sequence[_Rank], timeout_s: float, on_progress: Progress | None) -> list[Any]:
+    filed: dict[str, dict[int, Any]] = {"result": {}, "lost": {}}
+    silent = {rank.pipe: rank for rank in ranks}
+    joined = 0
+    allowed_s = max(timeout_s, START_S)
+    deadline = time.monotonic() + allowed_s
+    while silent:
+        ready = connection.wait(list(silent), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise RankError(_hung([rank.index for rank in silent.values()], allowed_s))
+        for pipe in ready:
+            rank = silent[pipe]  # type: ignore[index]
+            kind, content = _receive(rank)
+            if kind == "failure":
+                raise content[0](f"rank {rank.index}: {content[1]}")
+            joined += kind == "joined"
+            allowed_s = timeout_s if joined == len(ranks) else allowed_s
+            if kind != "lost":
+                deadline = time.monotonic() + allowed_s
+            if kind == "progress" and on_progress is not None:
+                on_progress(content)
+            if kind in filed:
+                filed[kind][rank.index] = content
+                del silent[rank.pipe]
+    for index, reason in filed["lost"].items():
+        raise RankError(f"rank {index} lost the others, which are alive: {reason}")
+    return [filed["result"][rank.index] for rank in ranks]
+
+
+def _receive(rank: _Rank) -> tuple[str, Any]:
+    try:
+        message: tuple[str, Any] = pickle.loads(rank.pipe.recv_bytes())  # noqa: S301  written by our own child
+    except (EOFError, ConnectionResetError):
+        rank.process.join(EXIT_S)
+        raise RankError(_died(rank.index, rank.process.exitcode)) from None
+    return message
+
+
+def _died(index: int, exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"rank {index} died (exit code {exit_code}); expected a result"
+    name = signal.Signals(-exit_code).name
+    advice = "memory may have run out, try fewer ranks" if name == "SIGKILL" else "expected a result"
+    return f"rank {index} died ({name}); {advice}"
+
+
+def _hung(indices: Sequence[int], timeout_s: float) -> str:
+    if len(indices) == 1:
+        return f"rank {indices[0]} did not answer within {timeout_s:g} s"
+    return f"ranks {', '.join(map(str, indices))} did not answer within {timeout_s:g} s"

@@ -1,0 +1,44 @@
+"""What crossed devices during one forward."""
+
+import operator
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from functools import reduce
+
+__all__ = ["Traffic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one rank sent to other devices; sums over ranks are the totals of the step.
+
+    Parameters
+    ----------
+    copies
+        Hidden vectors sent, dispatch and combine: one per token and distinct remote device.
+    payload_bytes
+        Their bytes.
+    ids_bytes
+        Expert ids, gate weights and token numbers beside hidden vectors, keys and values.
+    kv_bytes
+        Keys and values *received* (`coherent`).
+    return_bytes
+        Hidden vectors and token numbers sent home after the last layer (`coherent`).
+    loads
+        Token-expert pairs that this rank computed, one number a layer.
+    """
+
+    copies: int = 0
+    payload_bytes: int = 0
+    ids_bytes: int = 0
+    kv_bytes: int = 0
+    return_bytes: int = 0
+    loads: tuple[int, ...] = ()
+
+    def __add__(self, later: "Traffic") -> "Traffic":
+        return Traffic(*map(operator.add, astuple(self), astuple(later)))
+
+    @classmethod
+    def total(cls, parts: Iterable["Traffic"]) -> "Traffic":
+        """The sum of traffic in order; loads are joined."""
+        return reduce(operator.add, parts, cls())

@@ -1,0 +1,129 @@
+"""Upper bounds on the transitions that any placement keeps on a device (or node), layer pair by layer pair.
+
+Legend: L MoE layers; E experts a layer; D devices (or nodes), S slots of each.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["KeptBound", "kept_bound", "spectral_bound", "transportation_bound"]
+
+EXACT_WEIGHT = 2**40  # integers up to here go through min-cost flow unrounded
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBound:
+    """No placement keeps more transitions than `value`; `kind` says which bounds made it."""
+
+    value: float
+    kind: str
+
+
+def kept_bound(transitions: NDArray[np.float64], slots: NDArray[np.int64]) -> KeptBound:
+    """The better of the transportation and the spectral bound for each layer pair, summed.
+
+    Parameters
+    ----------
+    transitions
+        W `[L-1, E, E]`, at least 0.
+    slots
+        S `[D]`, their sum at least E; of nodes for a bound on node hops.
+    """
+    total, kinds = 0.0, set()
+    for weight_EE in transitions:
+        found = {"transportation": transportation_bound(weight_EE, slots), "spectral": spectral_bound(weight_EE, slots)}
+        kind = min(found, key=found.__getitem__)
+        total += found[kind]
+        kinds.add(kind)
+    return KeptBound(total, " and ".join(sorted(kinds, reverse=True)) or "transportation")
+
+
+def transportation_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) -> float:
+    """The most weight that experts can keep when each meets no more experts of the other layer than fit beside it.
+
+    Parameters
+    ----------
+    weight
+        W `[E, E]` of one layer pair.
+    slots
+        S `[D]`.
+
+    Notes
+    -----
+    Let y[a, b] say that the transition a -> b may stay somewhere, and R = sum(S) - E the number of replicas:
+
+        max sum W[a,b] y[a,b]                              y in [0, 1]
+        s.t. (1) sum_b y[a,b] <= max(S) + extra[a],   (2) sum_a extra[a]  <= R max(S)
+             (3) sum_a y[a,b] <= max(S) + extra'[b],  (4) sum_b extra'[b] <= R max(S)
+             (5) sum_{a,b} y[a,b] = sum_d S[d]^2      (<= where R > 0)
+
+    (1, 3): an expert meets at most S[d] experts on each device d that holds it; (2, 4): the replicas share R further
+    devices; (5): device d joins S[d] x S[d] pairs, all different without replicas. Each holds for every placement and
+    whichever of its replicas a token uses, so the optimum bounds them all. With equal slots C and no replicas, every
+    expert meets exactly C.
+    """
+    from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
+
+    num_experts, most = len(weight), int(slots.max())
+    units_EE, scale = _integers(weight)
+    a_E, b_E = np.arange(num_experts), num_experts + np.arange(num_experts)
+    source, extra_out, extra_in, sink = range(2 * num_experts, 2 * num_experts + 4)
+    spare = max(0, int(slots.sum()) - num_experts) * most
+    pairs = int(min((slots**2).sum(), num_experts**2))
+    skipped = pairs if spare else 0
+    one_E = np.ones(num_experts, np.int64)
+    head = np.concatenate([source * one_E, extra_out * one_E, b_E, b_E, [source, extra_in, source]])
+    tail = np.concatenate([a_E, a_E, sink * one_E, extra_in * one_E, [extra_out, sink, sink]])
+    extra_E, limits = spare * one_E, [spare, spare, skipped]
+    limit = np.concatenate([most * one_E, extra_E, most * one_E, extra_E, limits])  # (1), (2), (3), (4)
+    graph = SimpleMinCostFlow()
+    graph.add_arcs_with_capacity_and_unit_cost(
+        np.repeat(a_E, num_experts), np.tile(b_E, num_experts), np.ones(units_EE.size, np.int64), -units_EE.ravel()
+    )
+    graph.add_arcs_with_capacity_and_unit_cost(head, tail, limit, np.zeros(len(head), np.int64))
+    graph.set_nodes_supplies(np.array([source, sink]), np.array([pairs, -pairs]))  # (5)
+    status = graph.solve()
+    assert status == graph.OPTIMAL, status
+    return float(-graph.optimal_cost() / scale)
+
+
+def spectral_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) -> float:
+    """The projected spectral bound on the weight kept; the whole weight where there are replicas.
+
+    Notes
+    -----
+    With the 0/1 matrices X, Y `[E, D]` of the two layers, kept = tr(X' W Y). Split along the constant vector, Q the
+    projection away from it, s = S:
+
+        tr(X' W Y) <= W.sum() |s|^2 / E^2 + (|Q W 1| + |Q W' 1|) g / E + sum_i sigma_i(Q W Q) lambda_i
+        g^2 = sum_d S[d]^3 - (sum_d S[d]^2)^2 / E,    lambda = eigenvalues of diag(s) - s s' / E, both descending
+
+    The first term is exact, the second Cauchy-Schwarz (|Q Y s| = g), the third von Neumann: X'QX = diag(s) - ss'/E.
+    For equal slots C it is W.sum() / D + C * (sum of the top D-1 singular values).
+    """
+    num_experts = len(weight)
+    if slots.sum() != num_experts:
+        return float(weight.sum())
+    slots_D = slots.astype(np.float64)
+    squares = float((slots_D**2).sum())
+    skew = np.sqrt(max(0.0, float((slots_D**3).sum()) - squares**2 / num_experts))
+    centred_EE = weight - weight.mean(axis=0) - weight.mean(axis=1, keepdims=True) + weight.mean()
+    sigma_E = np.linalg.svd(centred_EE, compute_uv=False)
+    lambda_D = np.linalg.eigvalsh(np.diag(slots_D) - np.outer(slots_D, slots_D) / num_experts)[::-1]
+    rank = min(num_experts, len(slots_D))
+    sums_a, sums_b = weight.sum(axis=1), weight.sum(axis=0)
+    sideways = np.linalg.norm(sums_a - sums_a.mean()) + np.linalg.norm(sums_b - sums_b.mean())
+    inside = float(sigma_E[:rank] @ np.maximum(lambda_D[:rank], 0.0))
+    bound = weight.sum() * squares / num_experts**2 + sideways * skew / num_experts + inside
+    return float(min(bound * (1 + 1e-12), weight.sum()))
+
+
+def _integers(weight_EE: NDArray[np.float64]) -> tuple[NDArray[np.int64], float]:
+    """The weights as integers, rounded up so that a bound stays one, and their scale."""
+    largest = float(weight_EE.max(initial=0.0))
+    if largest <= EXACT_WEIGHT and (weight_EE == np.rint(weight_EE)).all():
+        return weight_EE.astype(np.int64), 1.0
+    scale = EXACT_WEIGHT / largest
+    return np.ceil(weight_EE * scale).astype(np.int64), scale

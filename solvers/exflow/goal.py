@@ -1,0 +1,70 @@
+"""The goal of a solve: what a transition is worth, the figure that is reported, the bound on it.
+
+Legend: D devices; N nodes of G devices.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...profilers.cluster import Cluster
+from ..bounds import KeptBound, kept_bound
+from ..cost import HopsKept, inter_ratio, link_cost
+from ..outcome import Objective
+from .programme import Programme
+
+__all__ = ["Goal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Hops kept on one node, cost of hops on several.
+
+    Parameters
+    ----------
+    cluster
+        N nodes of G devices.
+    total
+        W.sum(), the transitions there are.
+
+    Notes
+    -----
+    A transition that stays on its device is worth rho, on its node rho - 1, else 0; rho is the cost of a hop between
+    nodes in hops inside one, and 1 on a single node. With KD and KN the transitions kept on devices and nodes,
+
+        value = (rho - 1) KN + KD,    hops_kept = value / total,    hop_cost = rho - value / total
+    """
+
+    cluster: Cluster
+    total: float
+
+    @property
+    def rho(self) -> float:
+        """What a hop between nodes costs, in hops inside a node."""
+        return inter_ratio(self.cluster) if self.cluster.num_nodes > 1 else 1.0
+
+    @property
+    def near(self) -> NDArray[np.float64]:
+        """What a transition is worth by the devices it joins, `[D, D]`."""
+        return self.rho - link_cost(self.cluster)
+
+    def value(self, kept: HopsKept) -> float:
+        """The value of what a placement keeps."""
+        return (self.rho - 1) * float(kept.node.sum()) + float(kept.device.sum())
+
+    def bound(self, programme: Programme) -> KeptBound:
+        """No placement in the programme's slots has more value."""
+        transitions, slots_D = np.asarray(programme.weights), programme.slots
+        device = node = kept_bound(transitions, slots_D)
+        if self.cluster.num_nodes > 1 and self.cluster.devices_per_node > 1:
+            node = kept_bound(transitions, slots_D.reshape(self.cluster.num_nodes, -1).sum(axis=1))
+        kind = device.kind if device.kind == node.kind else "transportation and spectral"
+        return KeptBound((self.rho - 1) * node.value + device.value, kind)
+
+    def objective(self, value: float) -> Objective:
+        """The figure that a value is reported as; with no transitions at all nothing hops."""
+        share = value / self.total if self.total else self.rho
+        if self.cluster.num_nodes == 1:
+            return Objective("hops_kept", share, "max")
+        return Objective("hop_cost", self.rho - share, "min")

@@ -1,0 +1,157 @@
+"""ExFlow's integer programme, aggregated over tokens: the oracle for small cases.
+
+Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .programme import Layout, Programme
+
+__all__ = ["Backend", "IlpResult", "solve_ilp"]
+
+Backend = Literal["ortools", "pulp"]
+
+
+@dataclass(frozen=True, slots=True)
+class IlpResult:
+    """What a backend found: a layout (None: nothing in time) and a bound on the value (infinite: none known)."""
+
+    layout: Layout | None
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A transition a -> b between layers l and l+1 and the loss when it leaves the device, the node."""
+
+    layer: int
+    a: int
+    b: int
+    device_loss: float
+    node_loss: float
+
+
+def solve_ilp(programme: Programme, start: Layout, backend: Backend, *, time_limit_s: float, seed: int) -> IlpResult:
+    """The programme solved by an integer solver that starts from a layout.
+
+    Notes
+    -----
+    x[l,a,d] places expert a of layer l; R[l,a,b] says that the transition leaves its device, Q[l,a,b] its node.
+    Equation 8 of the paper with tokens of equal path counted together, and with the two *different* experts of a
+    transition in Eq. 11; Eq. 12 follows, as the x of an expert sum to 1. With near = q (same node) + r (same device),
+
+        min sum W[l,a,b] (r R[l,a,b] + q Q[l,a,b])
+        s.t. (1) sum_d x[l,a,d] = 1                                                          (Eq. 10)
+             (2) sum_a x[l,a,d] <= S[d]                                                      (Eq. 9)
+             (3) R[l,a,b] >= x[l,a,d] - x[l+1,b,d]                           for W[l,a,b] > 0, all d  (Eq. 11)
+             (4) Q[l,a,b] >= sum_{d in n} x[l,a,d] - sum_{d in n} x[l+1,b,d]  for W[l,a,b] > 0, all n, if q > 0
+
+    Its value is W.sum() max(near) minus the minimum.
+    """
+    return _BACKENDS[backend](programme, start, time_limit_s, seed)
+
+
+def _pairs(programme: Programme) -> list[Pair]:
+    near_DD, group = programme.near, programme.devices_per_node
+    node_gain = float(near_DD[0, 1]) if group > 1 else 0.0
+    device_gain = float(near_DD[0, 0]) - node_gain
+    return [
+        Pair(cut, int(a), int(b), device_gain * float(weight_EE[a, b]), node_gain * float(weight_EE[a, b]))
+        for cut, weight_EE in enumerate(programme.weights)
+        for a, b in np.argwhere(weight_EE > 0)
+    ]
+
+
+def _most(programme: Programme) -> float:
+    """The value if nothing left its device."""
+    return float(programme.near.max()) * sum(float(weight_EE.sum()) for weight_EE in programme.weights)
+
+
+def _groups(programme: Programme, level_loss: float, size: int) -> Iterator[range]:
+    """The runs of devices that a transition may leave at a level of links; none where leaving costs nothing."""
+    if level_loss > 0:
+        yield from (range(first, first + size) for first in range(0, len(programme.slots), size))
+
+
+def _ortools(programme: Programme, start: Layout, time_limit_s: float, seed: int) -> IlpResult:
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    devices = range(len(programme.slots))
+    x = [[[model.new_bool_var("") for _ in devices] for _ in range(size)] for size in programme.sizes]
+    for layer, device_E in zip(x, start, strict=True):
+        for expert, home in zip(layer, device_E.tolist(), strict=True):
+            model.add_exactly_one(expert)  # (1)
+            for d in devices:
+                model.add_hint(expert[d], int(d == home))
+        for d in devices:
+            model.add(sum(expert[d] for expert in layer) <= int(programme.slots[d]))  # (2)
+    leaves, losses = [], []
+    for pair in _pairs(programme):
+        here, there = x[pair.layer][pair.a], x[pair.layer + 1][pair.b]
+        for loss, size in ((pair.device_loss, 1), (pair.node_loss, programme.devices_per_node)):
+            left = model.new_bool_var("")
+            for run in _groups(programme, loss, size):
+                model.add(left >= sum(here[d] - there[d] for d in run))  # (3), (4)
+            leaves.append(left)
+            losses.append(loss)
+    scale = _integer_scale(losses)
+    model.minimize(sum(int(loss * scale) * left for loss, left in zip(losses, leaves, strict=True)))
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.random_seed = seed % 2**31
+    solver.parameters.num_workers = 1  # repeatable
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return IlpResult(None, np.inf)
+    layout = [np.array([[solver.value(v) for v in expert] for expert in layer]).argmax(axis=1) for layer in x]
+    return IlpResult(layout, _most(programme) - solver.best_objective_bound / scale)
+
+
+def _integer_scale(losses: list[float]) -> float:
+    """What makes the losses integers that add up within 62 bits; they are rounded down, so that a bound stays one."""
+    if all(loss.is_integer() for loss in losses) and sum(losses) < 2**53:
+        return 1.0
+    return 2.0**60 / sum(losses)
+
+
+def _pulp(programme: Programme, start: Layout, time_limit_s: float, seed: int) -> IlpResult:
+    import pulp
+
+    model = pulp.LpProblem("exflow", pulp.LpMinimize)
+    devices = range(len(programme.slots))
+    x = [
+        [[pulp.LpVariable(f"x_{layer}_{e}_{d}", cat="Binary") for d in devices] for e in range(size)]
+        for layer, size in enumerate(programme.sizes)
+    ]
+    pairs, largest = _pairs(programme), max((float(w.max()) for w in programme.weights), default=1.0) or 1.0
+    objective = []
+    for number, pair in enumerate(pairs):
+        here, there = x[pair.layer][pair.a], x[pair.layer + 1][pair.b]
+        for level, loss, size in (("R", pair.device_loss, 1), ("Q", pair.node_loss, programme.devices_per_node)):
+            left = pulp.LpVariable(f"{level}_{number}", 0, 1)
+            objective.append(loss / largest * left)
+            for run in _groups(programme, loss, size):
+                model += left >= pulp.lpSum(here[d] - there[d] for d in run)  # (3), (4)
+    model += pulp.lpSum(objective)
+    for layer, device_E in zip(x, start, strict=True):
+        for expert, home in zip(layer, device_E.tolist(), strict=True):
+            model += pulp.lpSum(expert) == 1  # (1)
+            for d in devices:
+                expert[d].setInitialValue(int(d == home))
+        for d in devices:
+            model += pulp.lpSum(expert[d] for expert in layer) <= int(programme.slots[d])  # (2)
+    options = [f"randomSeed {seed % 2**31}", "ratioGap 0", "allowableGap 0"]
+    model.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, warmStart=True, options=options))
+    if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        return IlpResult(None, np.inf)
+    layout = [np.array([[v.value() for v in expert] for expert in layer]).argmax(axis=1) for layer in x]
+    proven = model.sol_status == pulp.LpSolutionOptimal
+    return IlpResult(layout, programme.value(layout) if proven else np.inf)
+
+
+_BACKENDS: dict[str, Callable[[Programme, Layout, float, int], IlpResult]] = {"ortools": _ortools, "pulp": _pulp}

@@ -1,0 +1,83 @@
+"""The placement programme: which device each expert of each layer lives on, so that most affinity stays near.
+
+Legend: L MoE layers; E experts a layer (layers of a sub-programme may differ); D devices; P places, S of each device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Layout", "Programme"]
+
+Layout = list[NDArray[np.int64]]  # the device of every expert `[E]`, a layer; arrays are replaced, never written
+
+
+@dataclass(frozen=True, slots=True)
+class Programme:
+    """One home for every expert of every layer, to keep the most weight near.
+
+    Parameters
+    ----------
+    weights
+        W, float64 `[E_l, E_l+1]` for every layer pair, at least 0.
+    sizes
+        E_l, experts of each layer.
+    slots
+        S, int64 `[D]`.
+    near
+        What a transition is worth by the devices it joins, `[D, D]`, symmetric, largest on the diagonal.
+    devices_per_node
+        `near` does not change when nodes trade places, or devices inside a node.
+
+    Notes
+    -----
+    ::
+
+        max sum_l sum_{a,b} W[l,a,b] near[x[l,a], x[l+1,b]]      s.t. (1) |{a : x[l,a] = d}| <= S[d]
+    """
+
+    weights: Sequence[NDArray[np.float64]]
+    sizes: tuple[int, ...]
+    slots: NDArray[np.int64]
+    near: NDArray[np.float64]
+    devices_per_node: int
+    places: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", np.repeat(np.arange(len(self.slots)), self.slots))
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.sizes)
+
+    def first_layout(self) -> Layout:
+        """Experts in their own order."""
+        return [self.places[:size].copy() for size in self.sizes]
+
+    def before(self, layout: Layout, layer: int) -> NDArray[np.float64]:
+        """What each device is worth to each expert of a layer because of the layer before, `[E, D]`."""
+        return np.asarray(self.weights[layer - 1].T @ self.near[layout[layer - 1]])
+
+    def after(self, layout: Layout, layer: int) -> NDArray[np.float64]:
+        """What each device is worth to each expert of a layer because of the layer after, `[E, D]`."""
+        return np.asarray(self.weights[layer] @ self.near[layout[layer + 1]])
+
+    def worth(self, layout: Layout, layer: int) -> NDArray[np.float64]:
+        """What each device is worth to each expert of a layer, its neighbours fixed, `[E, D]`."""
+        worth_ED = np.zeros((self.sizes[layer], len(self.slots)))
+        if layer > 0:
+            worth_ED += self.before(layout, layer)
+        if layer < self.num_layers - 1:
+            worth_ED += self.after(layout, layer)
+        return worth_ED
+
+    def cut_value(self, layout: Layout, cut: int) -> float:
+        """The value of layer pair (cut, cut + 1)."""
+        return float((self.weights[cut] * self.near[layout[cut][:, None], layout[cut + 1]]).sum())
+
+    def value(self, layout: Layout) -> float:
+        """The value of a layout."""
+        return sum(self.cut_value(layout, cut) for cut in range(len(self.weights)))

@@ -1,0 +1,102 @@
+"""The search: chains from random starts, polished; then kicks to the best one, repaired by sweeps around the kick."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .budget import Budget
+from .chain import chain
+from .programme import Layout, Programme
+from .sweeps import polish, sweep
+
+__all__ = ["ROUNDING", "Incumbent", "search"]
+
+STARTS = 8
+START_SHARE = 0.3  # of the work; the first start always runs to its end
+WIDEST_KICK = 6  # layers
+PATIENCE = 500, 4  # kicks without gain that end a search: so many, and so many an expert
+ROUNDING = 1e-9  # a value this close to its bound, relatively, meets it
+
+
+class Incumbent:
+    """The best layout so far, kept where an interrupted search leaves it.
+
+    Parameters
+    ----------
+    target
+        A bound; a layout that reaches it is optimal and ends the search.
+    on_improvement
+        Called with the value of each better layout.
+    """
+
+    def __init__(
+        self, programme: Programme, target: float = np.inf, on_improvement: Callable[[float], None] | None = None
+    ) -> None:
+        self.layout = programme.first_layout()
+        self.value = programme.value(self.layout)
+        self._target = target
+        self._on_improvement = on_improvement
+
+    def offer(self, layout: Layout, value: float) -> None:
+        """Keep `layout` if it is better, or as good (a kick may then lead on from it)."""
+        better = value > self.value
+        if value >= self.value:
+            self.layout, self.value = list(layout), value
+        if better and self._on_improvement:
+            self._on_improvement(value)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the value meets the bound, up to rounding."""
+        return self.value >= self._target * (1 - ROUNDING)
+
+
+def search(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
+    """Improve `incumbent` until the budget is spent or its bound is met."""
+    _start(programme, budget, rng, incumbent)
+    movable = np.flatnonzero(programme.slots)
+    if len(movable) > 1 and programme.weights:
+        _climb(programme, budget, rng, incumbent)
+
+
+def _start(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
+    until = budget.left * (1 - START_SHARE)
+    for _ in range(STARTS):
+        layout = chain(programme, int(rng.integers(programme.num_layers)), rng)
+        polish(programme, layout, budget)
+        incumbent.offer(layout, programme.value(layout))
+        if incumbent.optimal or budget.late or budget.left <= until:
+            break
+
+
+def _climb(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
+    """Kick, sweep around the kick, keep what is no worse."""
+    cuts = [programme.cut_value(incumbent.layout, cut) for cut in range(len(programme.weights))]
+    patience = left = PATIENCE[0] + PATIENCE[1] * sum(programme.sizes)
+    while left and not (budget.exhausted or incumbent.optimal):
+        layout = list(incumbent.layout)
+        sweep(programme, layout, budget, _kick(programme, layout, rng))
+        moved = [new is not old for new, old in zip(layout, incumbent.layout, strict=True)]
+        found = [
+            programme.cut_value(layout, cut) if moved[cut] or moved[cut + 1] else value
+            for cut, value in enumerate(cuts)
+        ]
+        left = patience if sum(found) > incumbent.value else left - 1
+        if sum(found) >= incumbent.value:
+            incumbent.offer(layout, sum(found))
+            cuts = found
+
+
+def _kick(programme: Programme, layout: Layout, rng: np.random.Generator) -> range:
+    """Deal the experts of two devices anew (or swap them whole) over a few layers; the layers to sweep."""
+    width = int(rng.integers(1, min(WIDEST_KICK, programme.num_layers) + 1))
+    first = int(rng.integers(programme.num_layers - width + 1))
+    one, other = rng.choice(np.flatnonzero(programme.slots), size=2, replace=False)
+    whole = programme.slots[one] == programme.slots[other] and rng.random() < 0.5
+    for layer in range(first, first + width):
+        device_E = layout[layer].copy()
+        on_either = np.flatnonzero((device_E == one) | (device_E == other))
+        dealt = device_E[on_either]
+        device_E[on_either] = one + other - dealt if whole else rng.permutation(dealt)
+        layout[layer] = device_E
+    return range(max(0, first - 1), min(programme.num_layers, first + width + 1))

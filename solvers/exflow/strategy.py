@@ -1,0 +1,175 @@
+"""The ExFlow strategy: transitions in, placement and proven bound out.
+
+Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...errors import UsageError
+from ...profilers.cluster import Cluster
+from ..bounds import KeptBound
+from ..cost import hops_kept
+from ..outcome import Outcome, Status, relative_gap
+from ..placement import slots_for
+from ..result import PlacementResult
+from .budget import Budget
+from .chain import chain
+from .goal import Goal
+from .hierarchy import staged
+from .ilp import Backend, solve_ilp
+from .inputs import checked_loads, checked_transitions
+from .programme import Programme
+from .replicas import with_replicas
+from .search import ROUNDING, Incumbent, search
+from .sweeps import polish
+
+__all__ = ["solve"]
+
+WORK = 1.5e8  # cells of assignment matrices: 3 s for 24 layers x 32 experts
+ILP_START_SHARE = 0.1  # of the work, before the integer programme
+STAGED_SHARE = 0.5  # of the work, where there are several nodes
+MAX_CELLS = 2**24
+BACKENDS = {"ortools": "ortools cp-sat", "pulp": "pulp cbc"}
+Method = Literal["sweeps", "ilp"]
+
+
+def solve(
+    transitions: ArrayLike,
+    cluster: Cluster,
+    *,
+    loads: ArrayLike | None = None,
+    slots: int | Sequence[int] | NDArray[np.integer] | None = None,
+    method: Method = "sweeps",
+    backend: Backend = "ortools",
+    time_limit_s: float = 30.0,
+    seed: int = 0,
+    on_progress: Callable[[float], None] | None = None,
+) -> PlacementResult:
+    """The placement that keeps most top-1 transitions near, found by sweeps or by the integer programme.
+
+    Parameters
+    ----------
+    transitions
+        W `[L-1, E, E]`: tokens going from expert a of layer l to expert b of layer l+1 (weighted if you like).
+    loads
+        Load of every expert `[L, E]`, for replicas only; by default what the transitions say.
+    slots
+        S, one number for all devices or one a device; by default ceil(E / D). Slots beyond E hold replicas.
+    method
+        "sweeps" (chain, sweeps, relabelling, kicks; any size) or "ilp" (small sizes, proven).
+    backend
+        Of "ilp": "ortools" (CP-SAT) or "pulp" (CBC).
+    time_limit_s
+        A cap on seconds (bounds included, a few seconds at 58 x 256); where it does not bite, the result depends on
+        the inputs and the seed alone.
+    on_progress
+        Called with the objective of each better layout (before replicas).
+
+    Returns
+    -------
+    PlacementResult
+        On one node the objective is `hops_kept`, the share of transitions that stay on their device (max); on several
+        `hop_cost`, the mean cost of a transition in hops inside a node (min). With replicas it is the expectation of
+        `cost.hops_kept`. A KeyboardInterrupt gives the best found so far, status INTERRUPTED.
+
+    Raises
+    ------
+    ValueError
+        Transitions or loads of wrong shape, negative or not finite; an unknown method; no time.
+    UsageError
+        Slots that cannot hold the experts; a problem too large.
+
+    Notes
+    -----
+    Let KN and KD be the shares kept on nodes and devices, rho the cost of a hop between nodes. Then
+
+        hop_cost = rho - (rho - 1) KN - KD,                                        (1)
+
+    so that bounds on KN and KD, each from `bounds.kept_bound`, bound the cost from below.
+    """
+    started = time.perf_counter()
+    if method not in ("sweeps", "ilp") or backend not in ("ortools", "pulp") or not time_limit_s > 0:
+        raise ValueError(
+            f"method {method!r}, backend {backend!r}, time limit {time_limit_s} s;"
+            " expected sweeps or ilp, ortools or pulp, more than 0 s"
+        )
+    budget = Budget(WORK, time_limit_s)
+    weights_LEE = checked_transitions(transitions)
+    loads_LE = checked_loads(loads, weights_LEE)
+    goal = Goal(cluster, float(weights_LEE.sum()))
+    programme = _programme(weights_LEE, cluster, slots, goal.near)
+    bound = goal.bound(programme)
+    report = None if on_progress is None else lambda value: on_progress(goal.objective(value).value)
+    incumbent = Incumbent(programme, bound.value, report)
+    status = Status.FEASIBLE
+    try:
+        part = budget.part(ILP_START_SHARE if method == "ilp" else 1.0)
+        _improve(programme, incumbent, part, np.random.default_rng(seed))
+        budget.settle(part)
+        if method == "ilp" and not incumbent.optimal:
+            bound = _improve_by_ilp(programme, incumbent, bound, backend, budget, seed)
+    except KeyboardInterrupt:
+        status = Status.INTERRUPTED
+    placement = with_replicas(programme, incumbent.layout, loads_LE)
+    value = goal.value(hops_kept(weights_LEE, placement, cluster.devices_per_node))
+    if status is Status.FEASIBLE and budget.capped:
+        status = Status.TIME_LIMIT
+    if value >= bound.value * (1 - ROUNDING):
+        status, bound = Status.OPTIMAL, KeptBound(value, bound.kind)
+    objective, limit = goal.objective(value), goal.objective(bound.value).value
+    outcome = Outcome(
+        status=status,
+        objective=objective,
+        bound=limit,
+        bound_kind=bound.kind,
+        gap=relative_gap(objective.value, limit),
+        wall_s=time.perf_counter() - started,
+        backend=BACKENDS[backend] if method == "ilp" else "moeplan",
+    )
+    return PlacementResult(placement, outcome)
+
+
+def _programme(
+    weights_LEE: NDArray[np.float64],
+    cluster: Cluster,
+    slots: int | Sequence[int] | NDArray[np.integer] | None,
+    near_DD: NDArray[np.float64],
+) -> Programme:
+    num_experts, num_devices = weights_LEE.shape[1], cluster.num_devices
+    slots_D = slots_for(num_experts, num_devices, slots)
+    if max(num_devices**2, num_experts * int(slots_D.sum())) > MAX_CELLS:
+        raise UsageError(
+            f"{num_experts} experts in {slots_D.sum():,} slots on {num_devices:,} devices; exflow takes at most"
+            f" {int(MAX_CELLS**0.5):,} devices, and experts x slots up to {MAX_CELLS:,}"
+        )
+    sizes = (num_experts,) * (len(weights_LEE) + 1)
+    return Programme(list(weights_LEE), sizes, slots_D, near_DD, cluster.devices_per_node)
+
+
+def _improve(programme: Programme, incumbent: Incumbent, budget: Budget, rng: np.random.Generator) -> None:
+    """Search at one level of links; where there are two, from the staged solution too."""
+    if 1 < programme.devices_per_node < len(programme.slots):
+        layout = chain(programme, 0, rng)
+        incumbent.offer(layout, programme.value(layout))
+        part = budget.part(STAGED_SHARE)
+        layout = staged(programme, part, rng)
+        budget.settle(part)
+        polish(programme, layout, budget)
+        incumbent.offer(layout, programme.value(layout))
+    search(programme, budget, rng, incumbent)
+
+
+def _improve_by_ilp(
+    programme: Programme, incumbent: Incumbent, bound: KeptBound, backend: Backend, budget: Budget, seed: int
+) -> KeptBound:
+    """Offer the integer programme's layout; the better of its bound and `bound`."""
+    found = solve_ilp(programme, incumbent.layout, backend, time_limit_s=budget.remaining_s, seed=seed)
+    if found.layout is not None:
+        incumbent.offer(found.layout, programme.value(found.layout))
+    has_replicas = len(programme.places) > programme.sizes[0]  # which the integer programme knows nothing of
+    return bound if has_replicas or found.bound >= bound.value else KeptBound(found.bound, "ilp")

@@ -1,0 +1,95 @@
+"""What tests of all rooms share: where the real data is, and traces made of random tokens."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+import moeplan  # noqa: F401  the installed one, before the clone's own folder can be found under that name
+from moeplan.traces.model import Attention, ModelSpec
+from moeplan.traces.reader import Trace, open_trace
+from moeplan.traces.schema import TokenBatch, TraceMeta
+from moeplan.traces.writer import TraceWriter
+
+settings.register_profile("moeplan", deadline=None)  # machines are noisy
+settings.load_profile("moeplan")
+
+MakeTrace = Callable[..., Trace]
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real traces and measurements; its absence skips the test, visibly."""
+    folder = Path(os.environ.get("MOEPLAN_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"real data absent: {folder} (set MOEPLAN_DATA)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_trace(tmp_path_factory: pytest.TempPathFactory) -> MakeTrace:
+    """Write a trace of random tokens whose next expert depends on the last one."""
+
+    def make(
+        *,
+        samples: int = 24,
+        tokens: int = 10,
+        layers: int = 3,
+        experts: int = 8,
+        top_k: int = 2,
+        seed: int = 0,
+        unrouted: float = 0.0,
+        columns: tuple[str, ...] = ("sample",),
+        ranks: int = 1,
+    ) -> Trace:
+        rng = np.random.default_rng(seed)
+        batch = random_batch(rng, samples, tokens, layers, experts, top_k, unrouted, columns, ranks)
+        model = ModelSpec(
+            name="random",
+            layer_ids=tuple(range(layers)),
+            num_experts=experts,
+            top_k=top_k,
+            hidden_size=64,
+            dtype_bytes=2,
+            attention=Attention(kv_size=16),
+        )
+        folder = tmp_path_factory.mktemp("trace")
+        with TraceWriter(folder, TraceMeta(form="tokens", model=model, recorder="test")) as writer:
+            writer.append(batch)
+        return open_trace(folder)
+
+    return make
+
+
+def random_batch(
+    rng: np.random.Generator,
+    samples: int,
+    tokens: int,
+    layers: int,
+    experts: int,
+    top_k: int,
+    unrouted: float,
+    columns: tuple[str, ...],
+    ranks: int,
+) -> TokenBatch:
+    """Tokens of `samples` samples, each `tokens` long; a token's experts follow a random cyclic shift of its last."""
+    total = samples * tokens
+    ids = np.empty((total, layers, top_k), dtype=np.uint16)
+    first = rng.integers(experts, size=total)
+    for layer in range(layers):
+        noise = rng.integers(experts, size=total)
+        first = np.where(rng.random(total) < 0.7, (first * 3 + layer) % experts, noise)
+        ids[:, layer] = (first[:, None] + np.arange(top_k)) % experts
+    ids[rng.random(ids.shape) < unrouted] = 65_535
+    sample = np.repeat(np.arange(samples, dtype=np.int64) * 7, tokens)
+    return TokenBatch(
+        step=(sample // 21).astype(np.int32) if "step" in columns else None,
+        sample=sample if "sample" in columns else None,
+        position=np.tile(np.arange(tokens, dtype=np.int32), samples),
+        source_rank=(sample % ranks).astype(np.int32) if "source_rank" in columns else None,
+        phase=np.zeros(total, dtype=np.int8),
+        ids=ids,
+    )

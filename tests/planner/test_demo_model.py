@@ -1,0 +1,332 @@
+import hashlib
+import itertools
+import json
+import math
+import platform
+from collections import Counter
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moeplan.errors import UsageError
+from moeplan.planner.demo import train as train_module
+from moeplan.planner.demo.model import Experts, ModelConfig, MoELanguageModel, Router, load_embedded
+from moeplan.planner.demo.text import other_text, record_text, samples, training_text
+from moeplan.planner.demo.train import Recipe, expert_loads, held_out_loss, train
+from moeplan.traces.reader import open_trace
+from moeplan.traces.schema import PHASES
+
+FOLDER = files("moeplan.planner.demo")
+TINY = ModelConfig(
+    vocab_size=11, num_layers=2, num_experts=4, hidden_size=16, ffn_size=6, num_heads=4, num_kv_heads=2, max_positions=8
+)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> MoELanguageModel:
+    torch.manual_seed(1)
+    return MoELanguageModel(TINY).eval()
+
+
+@pytest.fixture(scope="module")
+def embedded() -> MoELanguageModel:
+    return load_embedded()
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((FOLDER / "model.json").read_text())
+    return value
+
+
+def tiny_tokens(samples: int, length: int) -> Tensor:
+    return torch.randint(TINY.vocab_size, (samples, length), generator=torch.Generator().manual_seed(2))
+
+
+@torch.inference_mode()
+def test_forward_equals_a_twin_that_works_token_by_token_in_float64(tiny: MoELanguageModel) -> None:
+    tokens = tiny_tokens(3, 7)
+    expected = np.stack([naive_logits(tiny, sample.tolist()) for sample in tokens])
+    np.testing.assert_allclose(tiny(tokens).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_changed_byte_changes_no_earlier_logits_but_later_ones(tiny: MoELanguageModel) -> None:
+    tokens = tiny_tokens(1, 8)
+    changed = tokens.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % TINY.vocab_size
+    difference = (tiny(tokens) - tiny(changed)).abs().amax(-1)[0]
+    assert difference[:5].max() < 1e-6  # another grouping by expert rounds otherwise
+    assert difference[5:].min() > 1e-4
+
+
+@torch.inference_mode()
+def test_tokens_of_several_samples_in_one_shuffled_flat_list_give_the_batched_logits(tiny: MoELanguageModel) -> None:
+    tokens = tiny_tokens(3, 6)
+    order = torch.randperm(18, generator=torch.Generator().manual_seed(3))
+    sample, position = order // 6, order % 6
+    mask = (sample[:, None] == sample) & (position[:, None] >= position)
+    x = tiny.embed(tokens.flatten()[order])
+    for layer in tiny.layers:
+        q, k, v = layer.attention.project(layer.attention_norm(x), position)
+        x = x + torch.cat([layer.attention.attend(q[i : i + 5], k, v, mask[i : i + 5]) for i in range(0, 18, 5)])
+        x = x + layer.moe(layer.moe_norm(x))
+    torch.testing.assert_close(tiny.head(tiny.norm(x)), tiny(tokens).flatten(0, 1)[order])
+
+
+@torch.inference_mode()
+def test_a_rank_without_tokens_gets_empty_results(tiny: MoELanguageModel) -> None:
+    layer, none = tiny.layers[0], torch.zeros(0, TINY.hidden_size)
+    q, k, v = layer.attention.project(none, torch.zeros(0, dtype=torch.int64))
+    assert (q.shape, k.shape, v.shape) == ((0, 4, 4), (0, 2, 4), (0, 2, 4))
+    assert layer.attention.attend(q, torch.zeros(3, 2, 4), torch.zeros(3, 2, 4), torch.ones(0, 3) > 0).shape == (0, 16)
+    assert layer.moe(none).shape == (0, 16)
+    assert layer.moe.experts(none, 3).shape == (0, 16)
+
+
+@torch.inference_mode()
+def test_router_weights_descend_sum_to_one_and_are_the_softmax_of_the_chosen_logits() -> None:
+    torch.manual_seed(4)
+    router = Router(ModelConfig(top_k=3)).eval()
+    x = torch.randn(50, 128)
+    weights, ids = router(x)
+    logits = x @ router.gate.weight.T
+    assert ids.dtype == torch.int64
+    assert (weights.diff(dim=-1) <= 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(50))
+    torch.testing.assert_close(weights, logits.gather(1, ids).softmax(-1))
+    assert [set(row) for row in ids.tolist()] == [set(row[-3:]) for row in logits.argsort(-1).tolist()]
+
+
+@torch.inference_mode()
+def test_a_rank_with_a_slice_of_the_experts_computes_what_the_whole_does() -> None:
+    torch.manual_seed(5)
+    whole, part = Experts(6, 8, 5), Experts(2, 8, 5)
+    part.w_in.copy_(whole.w_in[3:5])
+    part.w_out.copy_(whole.w_out[3:5])
+    x = torch.randn(7, 8)
+    torch.testing.assert_close(part(x, 1), whole(x, 4))
+    sizes = [2, 0, 1, 0, 4, 0]
+    torch.testing.assert_close(whole.grouped(x, sizes), torch.cat([whole(x[:2], 0), whole(x[2:3], 2), whole(x[3:], 4)]))
+
+
+def test_the_balance_loss_is_experts_times_share_times_probability_and_only_there_in_training() -> None:
+    torch.manual_seed(6)
+    router = Router(ModelConfig()).train()
+    x = torch.randn(40, 128)
+    _, ids = router(x)
+    probability = (x @ router.gate.weight.T).softmax(-1).mean(0).tolist()
+    count = Counter(ids.flatten().tolist())
+    assert router.balance_loss is not None
+    assert router.balance_loss.item() == pytest.approx(16 * sum(count[e] / 80 * p for e, p in enumerate(probability)))
+    router.eval()(x)
+    assert router.balance_loss is None
+
+
+def test_the_spec_says_what_the_modules_are(embedded: MoELanguageModel) -> None:
+    config, spec = embedded.config, embedded.config.spec(dtype_bytes=2)
+    first = embedded.layers[0]
+    shape = (spec.num_experts, spec.ffn_size, spec.hidden_size)
+    assert first.moe.experts.w_in.shape == shape
+    assert spec.layer_ids == tuple(range(len(embedded.layers)))
+    assert spec.attention.kv_size == first.attention.key_value.weight.shape[0] == spec.hidden_size // 4
+    assert (spec.top_k, spec.dtype_bytes) == (config.top_k, 2)
+    assert (spec.attention.num_heads, spec.attention.num_kv_heads) == (config.num_heads, config.num_kv_heads)
+    names = [name for name, module in embedded.named_modules() if isinstance(module, Router)]
+    assert names == [f"layers.{layer}.moe.router" for layer in spec.layer_ids]
+    assert config.num_layers >= 4
+    assert config.num_experts >= 16
+
+
+def test_the_shipped_weights_reproduce_the_recorded_held_out_loss(
+    embedded: MoELanguageModel, record: dict[str, Any]
+) -> None:
+    assert held_out_loss(embedded) == pytest.approx(record["held_out_loss"], abs=1e-3)
+    assert {tensor.dtype for tensor in embedded.state_dict().values()} == {torch.float32}
+    assert not embedded.training
+
+
+def test_the_model_beats_an_order_two_model_of_bytes_by_half_a_bit(record: dict[str, Any]) -> None:
+    assert record["held_out_loss"] / math.log(2) < min(order_two_bits_a_byte() - 0.5, 2.6)
+
+
+def test_every_expert_lives_and_no_layer_is_even_or_collapsed(embedded: MoELanguageModel) -> None:
+    for text in (record_text(), other_text()):
+        loads = expert_loads(embedded, samples(text, 128))
+        assert (loads.sum(1) == samples(text, 128).size * embedded.config.top_k).all()
+        assert (loads.min(1) / loads.sum(1)).min() >= 0.005
+        skew = loads.max(1) / loads.mean(1)
+        assert skew.min() > 1.3
+        assert skew.max() < 4
+
+
+@torch.inference_mode()
+def test_the_shipped_trace_is_what_the_shipped_model_routes_on_the_recording_half(embedded: MoELanguageModel) -> None:
+    tokens = samples(record_text(), 128)
+    routed: list[Tensor] = []
+    hooks = [
+        router.register_forward_hook(lambda _m, _i, output: routed.append(output[1])) for router in embedded.routers
+    ]
+    embedded(torch.from_numpy(tokens))
+    for hook in hooks:
+        hook.remove()
+    with as_file(FOLDER / "trace.parquet") as path:
+        trace = open_trace(path)
+        (batch,) = trace.batches()
+    assert trace.model == embedded.config.spec()
+    assert len(tokens) > 200
+    assert batch.sample is not None
+    assert (batch.sample == np.repeat(np.arange(len(tokens)), 128)).all()
+    assert (batch.position == np.tile(np.arange(128), len(tokens))).all()
+    assert (batch.phase == PHASES.index("prefill")).all()
+    assert (batch.ids == torch.stack(routed, 1).numpy()).mean() > 0.999  # near ties fall as the machine rounds
+
+
+def test_training_text_and_the_two_held_out_halves_share_no_paragraph() -> None:
+    parts = [
+        {" ".join(paragraph.split()) for paragraph in text.split("\n\n")}
+        for text in (training_text(), record_text(), other_text())
+    ]
+    assert all(all(part) for part in parts)
+    assert not parts[0] & parts[1]
+    assert not parts[0] & parts[2]
+    assert not parts[1] & parts[2]
+    sizes = [len(text) for text in (training_text(), record_text(), other_text())]
+    assert sizes[1] == pytest.approx(sizes[2], rel=0.1)
+    assert 0.1 < sum(sizes[1:]) / sum(sizes) < 0.2
+
+
+def test_the_shipped_text_is_every_sixth_block_of_this_pythons_documentation(record: dict[str, Any]) -> None:
+    if hashlib.sha256(training_text().encode()).hexdigest() != record["text_sha256"]:
+        pytest.skip(f"Python {platform.python_version()} carries other documentation than {record['python']}")
+    blocks = naive_blocks()[5::6]
+    expected = [paragraph for block in blocks[::2] + blocks[1::2] for paragraph in block]
+    assert (FOLDER / "heldout.txt").read_text(encoding="utf-8") == "\n\n".join(expected) + "\n"
+    assert (record_text() + "\n\n" + other_text()) == "\n\n".join(expected) + "\n"
+
+
+def test_samples_are_the_bytes_in_order_without_the_incomplete_last() -> None:
+    cut = samples("abcdé", 2)
+    assert cut.dtype == np.int64
+    assert cut.tolist() == [[97, 98], [99, 100], [0xC3, 0xA9]]
+    assert samples("abcde", 2).tolist() == [[97, 98], [99, 100]]
+
+
+@pytest.mark.parametrize(("text", "length"), [("", 1), ("abc", 4), ("abc", 0), ("abc", -1)])
+def test_a_text_that_fills_no_sample_is_refused(text: str, length: int) -> None:
+    with pytest.raises(UsageError, match=f"samples of {length} tokens from a text of {len(text)}"):
+        samples(text, length)
+
+
+def test_training_learns_and_the_same_seed_gives_the_same_weights() -> None:
+    config = ModelConfig(num_layers=1, num_experts=4, hidden_size=32, ffn_size=16, num_heads=4, max_positions=32)
+    recipe = Recipe(steps=60, batch_size=4, peak_learning_rate=1e-2, warmup_steps=5)
+    text = "the quick brown fox jumps over the lazy dog. " * 20
+    one, two = train(config, text, recipe), train(config, text, recipe)
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, two.state_dict()[name])
+        assert torch.equal(tensor, tensor.half().float())
+    assert train_module._loss(one, torch.from_numpy(samples(text, 32))).item() < 2.0  # 3.0 is order 0
+
+
+def test_the_script_prints_the_hash_and_writes_weights_and_a_record_that_belong_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_module, "Recipe", lambda: Recipe(steps=1, batch_size=1, warmup_steps=2))
+    train_module.main(["-o", str(tmp_path)])
+    monkeypatch.setattr("moeplan.planner.demo.model.files", lambda _: tmp_path)
+    written = json.loads((tmp_path / "model.json").read_text())
+    assert held_out_loss(load_embedded()) == pytest.approx(written["held_out_loss"], abs=1e-3)
+    assert hashlib.sha256(training_text().encode()).hexdigest() == written["text_sha256"]
+    assert written["text_sha256"] in capsys.readouterr().out
+    assert written["recipe"]["steps"] == 1
+
+
+def test_the_data_files_and_the_licence_of_the_text_are_found_as_package_resources() -> None:
+    sizes = {entry.name: len(entry.read_bytes()) for entry in FOLDER.iterdir() if "." in entry.name}
+    assert sizes["model.safetensors"] < 5 * 2**20
+    assert sizes["trace.parquet"] < 2**20
+    assert sizes["heldout.txt"] > 2**15
+    notice = (FOLDER / "NOTICE-heldout.txt").read_text(encoding="utf-8")
+    assert "Copyright (c) 2001-2023 Python Software Foundation" in notice
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in notice
+    assert "Summary of changes" in notice
+
+
+def naive_logits(model: MoELanguageModel, tokens: list[int]) -> np.ndarray[Any, Any]:
+    """Logits `[S, V]` of one sample, one token after the other, from the weights alone."""
+    config = model.config
+    weights = {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
+    group = config.num_heads // config.num_kv_heads
+    xs = [weights["embed.weight"][token] for token in tokens]
+    for layer in range(config.num_layers):
+        w = {name.removeprefix(f"layers.{layer}."): value for name, value in weights.items()}
+        normed = [norm(x) * w["attention_norm.weight"] for x in xs]
+        keys_values = [(w["attention.key_value.weight"] @ x).reshape(2, config.num_kv_heads, -1) for x in normed]
+        for t, x in enumerate(normed):
+            queries = (w["attention.query.weight"] @ x).reshape(config.num_heads, -1)
+            heads = []
+            for head, query in enumerate(queries):
+                seen = [(turn(kv[0][head // group], s), kv[1][head // group]) for s, kv in enumerate(keys_values)][
+                    : t + 1
+                ]
+                scores = np.array([turn(query, t) @ key for key, _ in seen]) / math.sqrt(config.head_dim)
+                shares = np.exp(scores) / np.exp(scores).sum()
+                heads.append(sum(share * value for share, (_, value) in zip(shares, seen, strict=True)))
+            xs[t] = xs[t] + w["attention.output.weight"] @ np.concatenate(heads)
+        for t, x in enumerate(xs):
+            normed_x = norm(x) * w["moe_norm.weight"]
+            logits = w["moe.router.gate.weight"] @ normed_x
+            chosen = sorted(range(config.num_experts), key=lambda expert: -logits[expert])[: config.top_k]
+            total = sum(math.exp(logits[expert]) for expert in chosen)
+            for expert in chosen:
+                inner = w["moe.experts.w_in"][expert] @ normed_x
+                inner = inner / (1 + np.exp(-inner))
+                xs[t] = xs[t] + math.exp(logits[expert]) / total * (w["moe.experts.w_out"][expert] @ inner)
+    return np.stack([weights["head.weight"] @ (norm(x) * weights["norm.weight"]) for x in xs])
+
+
+def norm(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    normed: np.ndarray[Any, Any] = x / math.sqrt((x * x).mean() + 1e-6)
+    return normed
+
+
+def turn(x: np.ndarray[Any, Any], position: int) -> np.ndarray[Any, Any]:
+    """Rotary positions as complex numbers: elements i and i + C/2 are one."""
+    half = len(x) // 2
+    turned = (x[:half] + 1j * x[half:]) * np.exp(1j * position * 10_000.0 ** (-np.arange(half) / half))
+    return np.concatenate([turned.real, turned.imag])
+
+
+def order_two_bits_a_byte() -> float:
+    """Bits a byte of the held-out text under counts of three bytes, the best of some additive smoothings."""
+    text, held_out = training_text().encode(), (record_text() + other_text()).encode()
+    triples = Counter(zip(text, text[1:], text[2:], strict=False))
+    pairs = Counter(itertools.pairwise(text))
+    unseen = list(zip(held_out, held_out[1:], held_out[2:], strict=False))
+    return min(
+        -sum(math.log2((triples[t] + delta) / (pairs[t[:2]] + 256 * delta)) for t in unseen) / len(unseen)
+        for delta in (0.003, 0.01, 0.03, 0.1)
+    )
+
+
+def naive_blocks() -> list[list[str]]:
+    """Consecutive paragraphs of the documentation, first occurrences only, 2,048 characters and more a block."""
+    from pydoc_data.topics import topics
+
+    seen: set[str] = {""}
+    blocks: list[list[str]] = [[]]
+    for topic in sorted(topics):
+        for paragraph in topics[topic].strip("\n").split("\n\n"):
+            words = " ".join(paragraph.split())
+            if words not in seen:
+                if sum(map(len, blocks[-1])) >= 2048:
+                    blocks.append([])
+                seen.add(words)
+                blocks[-1].append(paragraph.strip("\n"))
+    return blocks

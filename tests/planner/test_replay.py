@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeplan.planner.recount import Layout, read_part, recount
+from moeplan.planner.replay import COUNTS, Route, Tally, replay
+from moeplan.planner.survey import Part, survey
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers.placement import Placement, ReplicaRule
+
+
+def random_placement(rng, layers, experts, slots, rule):
+    """Any legal placement: slots differ by device, experts are replicated at random."""
+    while True:
+        held = [[rng.choice(experts, size=s, replace=False).tolist() for s in slots] for _ in range(layers)]
+        if all(set().union(*map(set, layer)) == set(range(experts)) for layer in held):
+            return Placement.from_sets(held, experts, rule)
+
+
+def holders(placement):
+    return [[np.flatnonzero(row).tolist() for row in placement.holds(layer)] for layer in range(placement.num_layers)]
+
+
+def both(trace, placement, cluster, dispatch, *, fraction=0.5, samples_per_step=4) -> tuple[Tally, object, Part]:
+    found = survey(trace)
+    part = found.part(
+        found.fitted(seed=3, fraction=fraction), num_devices=cluster.num_devices, samples_per_step=samples_per_step
+    )
+    tally = replay(trace, [part], [Route("plan", dispatch, placement)], cluster)[0][0]
+    tokens = read_part(
+        trace,
+        seed=3,
+        fraction=fraction,
+        fit=True,
+        num_devices=cluster.num_devices,
+        samples_per_step=samples_per_step,
+        phases=[],
+    )
+    layout = Layout(
+        coherent=dispatch == "coherent",
+        nearest=placement.replica_rule == "nearest",
+        holders=holders(placement),
+        num_devices=cluster.num_devices,
+        devices_per_node=cluster.devices_per_node,
+    )
+    return tally, recount(tokens, layout), part
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rule=st.sampled_from(ReplicaRule),
+    dispatch=st.sampled_from(["standard", "coherent"]),
+    cluster=st.sampled_from(["1x2", "2x2", "3x1", "2x3"]),
+    columns=st.sampled_from([("sample",), ("sample", "step"), ("step",), (), ("sample", "source_rank")]),
+    top_k=st.integers(1, 3),
+)
+def test_replay_and_the_naive_recount_agree_on_every_count_and_load(
+    make_trace, seed, rule, dispatch, cluster, columns, top_k
+):
+    where = Cluster.parse(cluster)
+    trace = make_trace(
+        samples=30, tokens=9, top_k=top_k, seed=seed, unrouted=0.1, columns=columns, ranks=where.num_devices
+    )
+    rng = np.random.default_rng(seed)
+    slots = rng.integers(3, 8, size=where.num_devices)
+    slots[0] = 8
+    placement = random_placement(rng, 3, 8, slots, rule)
+    tally, ledger, _ = both(trace, placement, where, dispatch, fraction=0.7)
+    for column, name in enumerate(COUNTS):
+        np.testing.assert_array_equal(tally.counts[:, column], ledger.sums[name], err_msg=name)
+    np.testing.assert_array_equal(tally.loads, ledger.loads)
+
+
+def test_one_token_by_hand_in_standard_and_coherent(make_trace):
+    """Experts 0-3 on device 0, 4-7 on device 1; a token at device 0 picks (5, 1), then (2, 3), then (6, 7)."""
+    trace = make_trace(samples=1, tokens=1)
+    trace = WithIds(trace, np.array([[[5, 1], [2, 3], [6, 7]]], dtype=np.uint16))
+    placement = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
+    counts = {}
+    for dispatch in ("standard", "coherent"):
+        tally, *_ = both(trace, placement, Cluster.parse("1x2"), dispatch, fraction=1.0)
+        counts[dispatch] = dict(zip(COUNTS, tally.counts[0].tolist(), strict=True))
+    # standard: out and back to device 1 in layers 0 and 2
+    assert counts["standard"]["device_copies"] == 4
+    # coherent: layer 0 out to 1, and device 0's part follows to the new home 1; layer 1 to 0; layer 2 to 1
+    assert counts["coherent"]["device_copies"] == 4
+    assert counts["coherent"]["hops_kept"] == counts["standard"]["hops_kept"] == 0
+    assert counts["coherent"]["hops"] == 2
+
+
+def test_top_1_coherent_moves_a_token_once_a_layer_and_standard_twice(make_trace):
+    trace = make_trace(samples=8, tokens=20, top_k=1)
+    placement = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
+    coherent, *_ = both(trace, placement, Cluster.parse("1x2"), "coherent", fraction=1.0)
+    sums = dict(zip(COUNTS, coherent.counts.sum(axis=0).tolist(), strict=True))
+    first_hop = (trace_ids(trace)[:, 0, 0] // 4 != np.repeat(np.arange(8) % 2, 20)).sum()
+    assert sums["device_copies"] == sums["hops"] - sums["hops_kept"] + first_hop
+
+
+def test_relabelling_the_devices_of_a_node_keeps_hops_and_swaps_loads(make_trace):
+    trace = make_trace(samples=20)
+    cluster = Cluster.parse("1x2")
+    ours = Placement.from_sets([[[0, 2, 4, 6], [1, 3, 5, 7]]] * 3, 8)
+    swapped = Placement.from_sets([[[1, 3, 5, 7], [0, 2, 4, 6]]] * 3, 8)
+    one, *_ = both(trace, ours, cluster, "coherent")
+    other, *_ = both(trace, swapped, cluster, "coherent")
+    np.testing.assert_array_equal(one.counts[:, 1:4], other.counts[:, 1:4])
+    np.testing.assert_array_equal(one.loads, other.loads[:, :, ::-1])
+
+
+def test_an_incomplete_last_step_is_left_out_of_loads_and_counted(make_trace):
+    trace = make_trace(samples=11, tokens=5)
+    placement = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
+    tally, _, part = both(trace, placement, Cluster.parse("1x2"), "standard", fraction=1.0)
+    assert (part.num_steps, part.dropped) == (2, 3)
+    assert tally.loads.sum() == 8 * 5 * 3 * 2
+    assert part.tokens_per_step == 20
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_recorded_source_ranks_are_homes_only_where_the_recording_had_as_many_ranks(make_trace, ranks):
+    trace = make_trace(samples=6, columns=("sample", "source_rank"), ranks=ranks)
+    part = survey(trace).part(np.ones(6, dtype=bool), num_devices=2, samples_per_step=8)
+    assert (part.home is None) == (ranks == 2)
+
+
+class WithIds:
+    """A trace whose ids are replaced."""
+
+    def __init__(self, trace, ids):
+        self.trace, self.ids = trace, ids
+
+    def batches(self, layers=None, *, phases=None):
+        import dataclasses
+
+        for batch in self.trace.batches(layers, phases=phases):
+            yield dataclasses.replace(batch, ids=self.ids) if layers is None else batch
+
+
+def trace_ids(trace):
+    return np.concatenate([batch.ids for batch in trace.batches()])

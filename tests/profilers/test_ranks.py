@@ -1,0 +1,184 @@
+"""Ranks as processes: every way in which one of them can fail, without torch (so they start at once)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moeplan.errors import InputError, MoeplanError, RankError
+from moeplan.profilers.ranks import Channel, run_ranks
+
+
+def answers(rank: int, channel: Channel) -> None:
+    channel.greet()
+    channel.report(f"working {rank}")
+    channel.deliver(rank * 10)
+
+
+def killed(rank: int, channel: Channel) -> None:
+    channel.greet()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    channel.deliver(rank)
+
+
+def leaves(rank: int, channel: Channel) -> None:
+    channel.greet()
+    if rank == 1:
+        os._exit(3)
+    channel.deliver(rank)
+
+
+def hangs(rank: int, channel: Channel) -> None:
+    channel.greet()
+    if rank == 1:
+        time.sleep(600)
+    channel.deliver(rank)
+
+
+def hangs_while_others_wait(rank: int, channel: Channel) -> None:
+    channel.greet()
+    if rank == 1:
+        time.sleep(600)
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Timed out waiting 500ms for recv operation to complete")
+
+
+def all_lose_each_other(_rank: int, channel: Channel) -> None:
+    channel.greet()
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+
+
+def dies_and_takes_others_along(rank: int, channel: Channel) -> None:
+    channel.greet()
+    if rank == 2:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+
+
+def refuses(rank: int, channel: Channel) -> None:
+    channel.greet()
+    if rank == 1:
+        raise InputError("trace/: no tokens")
+    channel.deliver(rank)
+
+
+def has_a_bug(rank: int, channel: Channel) -> None:
+    channel.greet()
+    if rank == 1:
+        raise TypeError("no such thing")
+    channel.deliver(rank)
+
+
+def slow_but_talking(rank: int, channel: Channel) -> None:
+    channel.greet()
+    for _ in range(8):
+        time.sleep(0.25)
+        if rank == 0:
+            channel.report("alive")
+    channel.deliver(rank)
+
+
+def test_results_come_back_by_rank_and_reports_on_the_way() -> None:
+    heard: list[str] = []
+    assert run_ranks(3, answers, timeout_s=30, on_progress=heard.append) == [0, 10, 20]
+    assert sorted(heard) == ["working 0", "working 1", "working 2"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "error", "message"),
+    [
+        (killed, RankError, r"^rank 2 died \(SIGKILL\)"),
+        (leaves, RankError, r"^rank 1 died \(exit code 3\)"),
+        (dies_and_takes_others_along, RankError, r"^rank 2 died \(SIGSEGV\)"),
+        (hangs, RankError, r"^rank 1 did not answer within 1\.5 s"),
+        (hangs_while_others_wait, RankError, r"^rank 1 did not answer within 1\.5 s"),
+        (all_lose_each_other, RankError, r"^rank 0 lost the others, which are alive: .*Connection closed"),
+        (refuses, InputError, r"^rank 1: trace/: no tokens$"),
+        (has_a_bug, RankError, r"^rank 1: failed at .*test_ranks\.py:\d+: TypeError: no such thing$"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_run_by_its_name(entry: object, error: type[MoeplanError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        run_ranks(3, entry, timeout_s=1.5)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    assert not _children(os.getpid())
+
+
+def test_a_slow_run_goes_on_as_long_as_one_rank_reports() -> None:
+    assert run_ranks(2, slow_but_talking, timeout_s=1.0) == [0, 1]
+
+
+def test_an_entry_that_a_rank_cannot_import_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "only_here", sys.modules[__name__])
+    monkeypatch.setattr(answers, "__module__", "only_here")
+    with pytest.raises(RankError, match="ModuleNotFoundError"):
+        run_ranks(1, answers, timeout_s=5)
+
+
+SCRIPT = """
+import sys
+from moeplan.profilers.ranks import run_ranks
+from tests.profilers.test_ranks import hangs
+if __name__ == "__main__":
+    print("started", flush=True)
+    try:
+        run_ranks(3, hangs, timeout_s=600, on_progress=print)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py")],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    children = _wait_for(lambda: len(found) == 3 and found if (found := _children(parent.pid)) else [])
+    os.killpg(parent.pid, signal.SIGINT) if how is signal.SIGINT else parent.kill()
+    output, errors = parent.communicate(timeout=20)
+    assert _wait_for(lambda: [1] if not any(map(_alive, children)) else [])
+    assert "Traceback" not in errors
+    assert ("interrupted" in output) == (how is signal.SIGINT)
+
+
+def _wait_for(condition: object) -> list[int]:
+    found: list[int] = []
+    end = time.monotonic() + 20
+    while not found and time.monotonic() < end:
+        time.sleep(0.05)
+        found = condition()  # type: ignore[operator]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Processes whose parent is `pid`, but for the tracker that multiprocessing keeps."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            command = (status.parent / "cmdline").read_text()
+        except OSError:
+            continue
+        if parent == pid and "resource_tracker" not in command:
+            found.append(int(status.parent.name))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,176 @@
+"""What the ranks of a test world run, and the case that says it; imported by spawned processes too."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from moeplan.errors import MoeplanError, UsageError
+from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.world import World
+from moeplan.runtime import parallelize
+from moeplan.runtime.plan import Decisions, Inputs, PlacementDecision, Plan
+from moeplan.solvers.placement import Placement, ReplicaRule
+
+
+@dataclass(frozen=True)
+class Case:
+    """A forward of a random model under a random placement."""
+
+    dispatch: str
+    slots: tuple[int, ...]
+    batches: tuple[int, ...]
+    nodes: int = 1
+    top_k: int = 2
+    rule: str = "nearest"
+    length: int = 7
+    dtype: torch.dtype = torch.float64
+    gradients: bool = False
+    default_samples: bool = False
+    seed: int = 0
+    num_experts: int = 8
+    num_layers: int = 3
+
+    @property
+    def config(self) -> ModelConfig:
+        return ModelConfig(
+            vocab_size=50,
+            num_layers=self.num_layers,
+            num_experts=self.num_experts,
+            top_k=self.top_k,
+            hidden_size=16,
+            ffn_size=12,
+            num_heads=4,
+            num_kv_heads=2,
+            max_positions=32,
+        )
+
+    def model(self) -> MoELanguageModel:
+        torch.manual_seed(self.seed)
+        return MoELanguageModel(self.config).to(self.dtype).train(self.gradients)
+
+    def placement(self) -> Placement:
+        """Random experts on every device, each at least once, no two replicas on a device."""
+        rng = np.random.default_rng(self.seed)
+        rows = [_random_row(rng, self.slots, self.num_experts) for _ in range(self.num_layers)]
+        return Placement.from_sets(rows, self.num_experts, ReplicaRule(self.rule))
+
+    def plan(self) -> Plan:
+        size = len(self.slots)
+        return Plan.make(
+            strategies=("exflow",),
+            seed=self.seed,
+            cluster=Cluster(self.nodes, size // self.nodes),
+            model=self.config.spec(),
+            inputs=Inputs(),
+            decisions=Decisions(placement=PlacementDecision.of(self.placement())),
+        )
+
+    def tokens(self) -> torch.Tensor:
+        """The tokens of all ranks, `[I, S]`."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(50, (sum(self.batches), self.length), generator=generator)
+
+    def upstream(self) -> torch.Tensor:
+        """A fixed gradient of the loss by the logits, `[I, S, V]`."""
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        return torch.randn(sum(self.batches), self.length, 50, generator=generator).to(self.dtype)
+
+    def samples(self) -> torch.Tensor:
+        """Global sample ids `[I]`."""
+        if self.default_samples:
+            return torch.tensor([rank << 40 | i for rank, batch in enumerate(self.batches) for i in range(batch)])
+        return 5 + 3 * torch.arange(sum(self.batches))
+
+
+@dataclass
+class Answer:
+    """What a rank has after a case."""
+
+    logits: np.ndarray
+    traffic: Any
+    routed: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    num_parameters: int = 0
+
+
+def run_pair(world: World, cases: Sequence[Case]) -> tuple[list[Answer], dict[str, str]]:
+    """The answers of this rank of two, and what it was told when it asked for what cannot be."""
+    return run_cases(world, cases), {name: _refusal(attempt) for name, attempt in _attempts(world.rank).items()}
+
+
+def _attempts(rank: int) -> dict[str, Callable[[], object]]:
+    case = Case("standard", (4, 4), (1, 1))
+    plan, whole = case.plan(), case.model()
+
+    def attempt(model: torch.nn.Module = whole, plan: Plan = plan, dispatch: Any = "standard") -> Callable[[], object]:
+        return lambda: parallelize(model, plan, dispatch=dispatch)
+
+    no_placement = Plan.make(
+        strategies=(), seed=0, cluster=plan.cluster, model=plan.model, inputs=Inputs(), decisions=Decisions()
+    )
+    migrating = plan.model_copy(update={"options": {"placement": {"dispatch_model": "migrating"}}})
+    wide = MoELanguageModel(replace(case.config, hidden_size=32))
+    return {
+        "world size": attempt(plan=replace(case, slots=(2, 2, 2, 2)).plan()),
+        "layers": attempt(replace(case, num_layers=2).model()),
+        "experts": attempt(replace(case, num_experts=16).model()),
+        "top-k": attempt(replace(case, top_k=3).model()),
+        "hidden size": attempt(wide),
+        "no placement": attempt(plan=no_placement),
+        "other plan on rank 1": attempt(plan=replace(case, seed=rank).plan()),
+        "other dispatch on rank 1": attempt(dispatch=("standard", "coherent")[rank]),
+        "wrong model on rank 1": attempt(whole if rank == 0 else replace(case, num_layers=2).model()),
+        "migrating": attempt(plan=migrating, dispatch=None),
+        "not such a model": attempt(torch.nn.Linear(2, 2)),
+        "unchanged": lambda: _check_whole(whole, case),
+        "coherent training": lambda: parallelize(whole.train(), plan, dispatch="coherent")(case.tokens()[:1]),
+    }
+
+
+def _check_whole(model: MoELanguageModel, case: Case) -> None:
+    shapes = [tuple(p.shape) for name, p in model.named_parameters() if name.endswith("experts.w_in")]
+    assert shapes == [(8, 12, 16)] * case.num_layers
+    raise UsageError("whole")
+
+
+def _refusal(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except MoeplanError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def run_cases(world: World, cases: Sequence[Case]) -> list[Answer]:
+    """The answers of this rank, one a case."""
+    return [_run(world.rank, case) for case in cases]
+
+
+def _run(rank: int, case: Case) -> Answer:
+    mine = slice(sum(case.batches[:rank]), sum(case.batches[: rank + 1]))
+    model = parallelize(case.model(), case.plan(), dispatch=case.dispatch)  # type: ignore[arg-type]
+    samples = None if case.default_samples else case.samples()[mine]
+    with torch.set_grad_enabled(case.gradients):
+        logits = model(case.tokens()[mine], samples)
+    if case.gradients:
+        (logits * case.upstream()[mine]).sum().backward()
+    return Answer(
+        logits=logits.detach().numpy(),
+        traffic=model.traffic,
+        routed=[(r.sample.numpy(), r.position.numpy(), r.ids.numpy()) for r in model.routed],
+        gradients={name: p.grad.numpy() for name, p in model.model.named_parameters() if p.grad is not None},
+        num_parameters=sum(p.numel() for p in model.parameters()),
+    )
+
+
+def _random_row(rng: np.random.Generator, slots: tuple[int, ...], num_experts: int) -> list[list[int]]:
+    while True:
+        row = [rng.choice(num_experts, size, replace=False).tolist() for size in slots]
+        if sum(slots) == num_experts:
+            row = [list(part) for part in np.split(rng.permutation(num_experts), np.cumsum(slots)[:-1])]
+        if len(set().union(*row)) == num_experts:
+            return [[int(e) for e in part] for part in row]

@@ -1,0 +1,257 @@
+"""The expert-parallel model on real gloo processes, against the same model in one process and naive recounts."""
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from moeplan.errors import UsageError
+from moeplan.profilers.world import run_world
+from moeplan.runtime import parallelize
+from moeplan.runtime.traffic import Traffic
+from tests.runtime.rank_cases import Answer, Case, run_cases, run_pair
+
+EVEN_4 = (2, 2, 2, 2)
+BATCHES = (2, 3, 1, 2)
+SHAPES = {
+    "random placement": Case("", EVEN_4, BATCHES),
+    "two nodes": Case("", EVEN_4, BATCHES, nodes=2, seed=1),
+    "top-1": Case("", EVEN_4, BATCHES, top_k=1, seed=2),
+    "top-4": Case("", EVEN_4, BATCHES, top_k=4, seed=3),
+    "replicas, nearest": Case("", (3, 3, 3, 3), BATCHES, nodes=2, seed=4),
+    "replicas, even": Case("", (3, 3, 3, 3), BATCHES, nodes=2, rule="even", top_k=4, seed=5),
+    "replicas, even, default samples": Case("", (4, 4, 4, 4), BATCHES, rule="even", default_samples=True, seed=6),
+    "unequal slots": Case("", (1, 4, 2, 1), BATCHES, seed=7),
+    "unequal slots with replicas": Case("", (8, 1, 3, 2), BATCHES, nodes=2, seed=8),
+    "a device without slots": Case("", (4, 0, 3, 1), BATCHES, seed=9),
+    "everything on one device": Case("", (0, 8, 0, 0), BATCHES, seed=10),
+    "one token": Case("", EVEN_4, (0, 1, 0, 0), length=1, seed=11),
+    "an empty rank": Case("", EVEN_4, (3, 0, 4, 1), seed=12),
+    "no token at all": Case("", EVEN_4, (0, 0, 0, 0), seed=13),
+    "float32": Case("", EVEN_4, BATCHES, dtype=torch.float32, seed=14),
+}
+TRAINED = ["random placement", "top-4", "replicas, even", "a device without slots", "an empty rank", "one token"]
+CASES = [
+    *(replace(shape, dispatch=dispatch) for shape in SHAPES.values() for dispatch in ("standard", "coherent")),
+    *(replace(SHAPES[name], dispatch="standard", gradients=True) for name in TRAINED),
+]
+IDS = [
+    f"{name}, {how}"
+    for name, how in [
+        *((name, how) for name in SHAPES for how in ("standard", "coherent")),
+        *((name, "training") for name in TRAINED),
+    ]
+]
+PAIR = [Case(how, (5, 3), (3, 2), seed=20, length=5) for how in ("standard", "coherent")]
+PAIR += [Case(how, (5, 6), (2, 1), rule="even", seed=21, top_k=1) for how in ("standard", "coherent")]
+every_case = pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The single process: logits, routing `[T, L, K]`, the model with its gradients."""
+
+    logits: np.ndarray
+    ids: np.ndarray
+    gradients: dict[str, np.ndarray]
+
+
+@functools.cache
+def reference(case: Case) -> Reference:
+    model, seen = case.model(), []
+    for name, module in model.named_modules():
+        if name.endswith("moe.router"):
+            module.register_forward_hook(lambda _module, _inputs, output: seen.append(output[1]))
+    tokens = case.tokens()
+    if not len(tokens):
+        shape = (0, case.num_layers, case.top_k)
+        return Reference(np.zeros((0, case.length, 50)), np.zeros(shape, dtype=np.int64), {})
+    logits = model(tokens)
+    (logits * case.upstream()).sum().backward()
+    gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+    return Reference(logits.detach().numpy(), torch.stack(seen, dim=1).numpy(), gradients)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[list[Answer]]:
+    """One world of 4 ranks for all cases: answers by case, then rank."""
+    by_rank = run_world(4, run_cases, CASES, timeout_s=60)
+    assert by_rank is not None
+    return [list(ranks) for ranks in zip(*by_rank, strict=True)]
+
+
+def close(found: np.ndarray, expected: np.ndarray, dtype: torch.dtype = torch.float64) -> bool:
+    tolerance = 1e-12 if dtype is torch.float64 else 1e-5
+    return found.shape == expected.shape and bool(
+        np.abs(found - expected).max(initial=0) <= tolerance * np.abs(expected).max(initial=1e-300)
+    )
+
+
+@every_case
+def test_logits_equal_those_of_a_single_process(index: int, answers: list[list[Answer]]) -> None:
+    case = CASES[index]
+    assert [len(answer.logits) for answer in answers[index]] == list(case.batches)
+    assert close(np.concatenate([a.logits for a in answers[index]]), reference(case).logits, case.dtype)
+
+
+@every_case
+def test_routing_is_that_of_a_single_process(index: int, answers: list[list[Answer]]) -> None:
+    case = CASES[index]
+    for layer in range(case.num_layers):
+        sample, position, ids = (
+            np.concatenate(parts) for parts in zip(*(a.routed[layer] for a in answers[index]), strict=True)
+        )
+        order = np.lexsort((position, sample))
+        assert np.array_equal(sample[order], np.repeat(case.samples().numpy(), case.length))
+        assert np.array_equal(position[order], np.tile(np.arange(case.length), sum(case.batches)))
+        assert np.array_equal(ids[order], reference(case).ids[:, layer])
+
+
+@every_case
+def test_traffic_is_what_a_naive_recount_of_the_routing_gives(index: int, answers: list[list[Answer]]) -> None:
+    case = CASES[index]
+    for rank, expected in enumerate(recount(case, reference(case).ids)):
+        assert answers[index][rank].traffic == expected
+
+
+@pytest.mark.parametrize("index", [i for i, case in enumerate(CASES) if case.gradients], ids=TRAINED)
+def test_gradients_summed_over_ranks_equal_those_of_a_single_process(index: int, answers: list[list[Answer]]) -> None:
+    case = CASES[index]
+    for name, expected in reference(case).gradients.items():
+        assert close(summed_gradient(case, answers[index], name), expected)
+
+
+def test_a_rank_keeps_its_own_experts_only(answers: list[list[Answer]]) -> None:
+    index = IDS.index("unequal slots, standard")
+    whole = sum(p.numel() for p in CASES[index].model().parameters())
+    expert = 2 * 16 * 12
+    for rank, slots in enumerate(CASES[index].slots):
+        assert answers[index][rank].num_parameters == whole - CASES[index].num_layers * (8 - slots) * expert
+
+
+@pytest.fixture(scope="module")
+def pair() -> list[tuple[list[Answer], dict[str, str]]]:
+    """One world of 2 ranks: answers to `PAIR` and refusals, by rank."""
+    by_rank = run_world(2, run_pair, PAIR, timeout_s=60)
+    assert by_rank is not None
+    return by_rank
+
+
+def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], dict[str, str]]]) -> None:
+    for case, *found in zip(PAIR, *(answers for answers, _ in pair), strict=True):
+        assert close(np.concatenate([a.logits for a in found]), reference(case).logits)
+        assert [a.traffic for a in found] == recount(case, reference(case).ids)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "told"),
+    [
+        ("world size", "MismatchError: rank 0: 2 ranks for a plan of 4 devices; start one rank a device"),
+        ("layers", "MismatchError: rank 0: the model has 2 MoE layers, the plan 3"),
+        ("experts", "MismatchError: rank 0: layer 0 of the model has 16 experts, the plan's model 8"),
+        ("top-k", "MismatchError: rank 0: layer 0 of the model has 3 experts a token, the plan's model 2"),
+        ("hidden size", "MismatchError: rank 0: layer 0 of the model has 32 hidden elements, the plan's model 16"),
+        ("no placement", "MismatchError: rank 0: the plan decides no placement"),
+        ("other plan on rank 1", "MismatchError: rank 1 holds plan "),
+        ("other dispatch on rank 1", "MismatchError: rank 1 holds plan "),
+        ("wrong model on rank 1", "MismatchError: rank 1: the model has 2 MoE layers, the plan 3"),
+        ("migrating", "UsageError: dispatch model 'migrating'"),
+        ("not such a model", "UsageError: Linear is no model that can be parallelized"),
+        ("unchanged", "UsageError: whole"),
+        ("coherent training", "UsageError: dispatch model 'coherent' in training"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_on_every_rank(
+    attempt: str, told: str, pair: list[tuple[list[Answer], dict[str, str]]]
+) -> None:
+    for _, refusals in pair:
+        assert refusals[attempt].startswith(told)
+        assert "\n" not in refusals[attempt]
+
+
+def test_without_a_process_group_parallelize_says_how_to_get_one() -> None:
+    case = PAIR[0]
+    with pytest.raises(UsageError, match="init_process_group"):
+        parallelize(case.model(), case.plan())
+
+
+def summed_gradient(case: Case, found: list[Answer], name: str) -> np.ndarray:
+    if ".experts." not in name:
+        return np.stack([a.gradients[name] for a in found]).sum(axis=0)
+    layer, placement = int(name.split(".")[1]), case.placement()
+    total = np.zeros_like(reference(case).gradients[name])
+    for rank, answer in enumerate(found):
+        for slot, expert in enumerate(placement.physical_to_logical[layer, placement.device_of_slot == rank]):
+            total[expert] += answer.gradients[name][slot]
+    return total
+
+
+@functools.cache
+def holders(case: Case, layer: int) -> dict[int, list[int]]:
+    placement = case.placement()
+    slots = list(zip(placement.device_of_slot.tolist(), placement.physical_to_logical[layer].tolist(), strict=True))
+    return {expert: sorted(device for device, held in slots if held == expert) for expert in range(case.num_experts)}
+
+
+def device_of(case: Case, layer: int, expert: int, home: int, turn: int) -> int:
+    """The replica rule, in words: own device, own node, anywhere; or anywhere at once."""
+    offered, size = holders(case, layer)[expert], len(case.slots) // case.nodes
+    if case.rule == "nearest":
+        near = [device for device in offered if device // size == home // size]
+        offered = [home] if home in offered else near or offered
+    return offered[turn % len(offered)]
+
+
+def journeys(case: Case, ids: np.ndarray) -> Iterator[tuple[int, list[tuple[int, list[int], int]]]]:
+    """Each token's source rank and, by layer, (old home, devices of its experts, new home)."""
+    source = [rank for rank, batch in enumerate(case.batches) for _ in range(batch * case.length)]
+    samples = case.samples().tolist()
+    for token, start in enumerate(source):
+        turn = samples[token // case.length] + token % case.length
+        home, stops = start, []
+        for layer in range(case.num_layers):
+            devices = [device_of(case, layer, int(e), home, turn) for e in ids[token, layer]]
+            new = devices[0] if case.dispatch == "coherent" else home
+            stops.append((home, devices, new))
+            home = new
+        yield start, stops
+
+
+def recount(case: Case, ids: np.ndarray) -> list[Traffic]:
+    """What each rank sends and computes, token by token with sets."""
+    size, itemsize = len(case.slots), case.dtype.itemsize
+    counters: list[Counter[int]] = [Counter() for _ in range(4)]
+    dispatched, combined, returned, held = counters
+    loads: Counter[tuple[int, int]] = Counter()
+    for start, stops in journeys(case, ids):
+        for layer, (home, devices, new) in enumerate(stops):
+            dispatched[home] += len(set(devices) - {home})
+            combined.update(set(devices) - {new})
+            loads.update((device, layer) for device in devices)
+            held[home] += 1
+        returned[new] += new != start
+    coherent, total = case.dispatch == "coherent", len(ids) * case.num_layers
+    header = (case.top_k + 2 * coherent) * 4 + case.top_k * itemsize
+    return [
+        Traffic(
+            copies=dispatched[rank] + combined[rank],
+            payload_bytes=(dispatched[rank] + combined[rank]) * 16 * itemsize,
+            ids_bytes=dispatched[rank] * header + coherent * 4 * (combined[rank] + (size - 1) * held[rank]),
+            kv_bytes=coherent * (total - held[rank]) * case.config.kv_size * itemsize,
+            return_bytes=coherent * returned[rank] * (16 * itemsize + 4),
+            loads=tuple(loads[rank, layer] for layer in range(case.num_layers)),
+        )
+        for rank in range(size)
+    ]

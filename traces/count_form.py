@@ -1,0 +1,145 @@
+"""The count form of a trace: how many tokens each expert got, where tokens themselves are not known.
+
+Rows of equal step, sample, source rank and layer add up, so that it can be written in bounded memory.
+
+Legend: R rows; E experts.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from .dataset import Dataset
+from .loads import By, grouped_loads
+from .metadata import refusing
+from .part_file import PartSeries
+from .reader import Trace
+from .schema import TraceMeta, count_schema
+from .validity import check_counts
+
+__all__ = ["CountTable", "CountTrace", "read_counts", "tabulate", "write_counts"]
+
+KEYS: tuple[By, ...] = ("step", "sample", "source_rank")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountTable:
+    """Rows of the count form; None where a key is unknown.
+
+    Parameters
+    ----------
+    step, sample, source_rank
+        `[R]`: int32, int64, int32.
+    layer
+        int32 `[R]`.
+    counts
+        int64 `[R, E]`.
+    """
+
+    step: NDArray[np.int32] | None = None
+    sample: NDArray[np.int64] | None = None
+    source_rank: NDArray[np.int32] | None = None
+    layer: NDArray[np.int32]
+    counts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+
+@dataclass(frozen=True)
+class CountTrace(Dataset):
+    """A trace in count form on disk; see `Dataset` for its attributes."""
+
+    form: ClassVar[str] = "counts"
+
+    def tables(self) -> Iterator[CountTable]:
+        """Its rows, a bounded table at a time.
+
+        Raises
+        ------
+        InputError
+            A part is damaged or breaks a rule.
+        """
+        model = self.meta.model
+        for path, _, arrow in self.read([*KEYS, "layer", "counts"], 20 + 8 * model.num_experts):
+            with refusing(path):
+                columns: dict[str, Any] = {name: _filled(arrow.column(name)) for name in (*KEYS, "layer")}
+                cells = arrow.column("counts")
+                counts = None if cells.null_count else _filled(cells.flatten())
+                if columns["layer"] is None or counts is None or any(columns[name] is None for name in self.known):
+                    raise InputError("nulls in layer, counts or a key; expected none")
+                columns["counts"] = counts.reshape(-1, model.num_experts)
+                check_counts(columns["layer"], columns["counts"], model.num_layers)
+            yield CountTable(**columns)
+
+
+def read_counts(path: str | os.PathLike[str]) -> CountTrace:
+    """The count-form trace in a directory, a file or at a URI; errors as in `open_trace`."""
+    return CountTrace.open(path)
+
+
+def write_counts(directory: str | os.PathLike[str], meta: TraceMeta, tables: Iterable[CountTable]) -> tuple[Path, ...]:
+    """Write tables as the parts of a count-form trace; on an error those already written are taken back.
+
+    Raises
+    ------
+    MismatchError, UsageError, StorageError
+        See `PartSeries`.
+    InputError
+        A count is negative or a layer is not the model's.
+    """
+    import pyarrow as pa
+
+    schema = count_schema(meta)
+    series = PartSeries(directory, meta)
+    try:
+        for table in tables:
+            check_counts(table.layer, table.counts, meta.model.num_layers)
+            columns: dict[str, Any] = {
+                name: pa.nulls(len(table), schema.field(name).type)
+                if (values := getattr(table, name)) is None
+                else values
+                for name in (*KEYS, "layer")
+            }
+            columns["counts"] = pa.FixedSizeListArray.from_arrays(table.counts.reshape(-1), meta.model.num_experts)
+            series.write(pa.table(columns, schema=schema))
+    except BaseException:
+        for path in series.paths:
+            path.unlink(missing_ok=True)
+        raise
+    return tuple(series.paths)
+
+
+def tabulate(
+    trace: Trace, *, by: Collection[By] | None = None, phases: Collection[str] | None = None
+) -> Iterator[CountTable]:
+    """The counts of a token trace by the given keys, by default by all it has.
+
+    Raises
+    ------
+    UsageError
+        The trace lacks a key.
+    """
+    keys = tuple(key for key in KEYS if key in (trace.known if by is None else by))
+    layers = np.arange(trace.model.num_layers, dtype=np.int32)
+    for part in grouped_loads(trace, keys, phases=phases):
+        columns = {
+            key: np.repeat(part.keys[:, column], len(layers)).astype(np.int64 if key == "sample" else np.int32)
+            for column, key in enumerate(keys)
+        }
+        yield CountTable(
+            **columns,  # type: ignore[arg-type]
+            layer=np.tile(layers, len(part.keys)),
+            counts=part.loads.reshape(-1, part.loads.shape[2]),
+        )
+
+
+def _filled(column: Any) -> NDArray[Any] | None:
+    """The values of a column; None where it is null."""
+    return None if column.null_count else np.asarray(column.to_numpy())

@@ -1,0 +1,217 @@
+"""A Parquet data set as one thing: its files, what they say of themselves, and batches of their columns.
+
+Nothing is believed: sizes are checked before memory is taken, every part must be of the same model and columns.
+"""
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from ..errors import InputError, MismatchError
+from ..files import sha256_json
+from .metadata import parse_meta, refusing
+from .part_file import is_part, is_unfinished, reading_order
+from .schema import TraceMeta, count_schema, token_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Dataset"]
+
+NULLABLE = ("step", "sample", "source_rank")
+MAX_ROW_GROUP_ROWS = 2**27
+BATCH_BYTES = 32 * 2**20
+BATCH_ROWS = 65_536
+VALUE_BYTES = 24  # no column of ours needs more a value, however it is encoded
+CHUNK_BYTES = 2**20  # and this much beside, for dictionaries and page headers
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The finished parts of a trace, in the order in which they are read.
+
+    Parameters
+    ----------
+    path
+        What was opened: a directory, a file, or a URI.
+    meta
+        What all parts say of themselves.
+    files
+        Names of the parts.
+    unfinished
+        Names of parts whose writer was killed or is still at it; they are not read.
+    num_rows
+        Rows of all parts.
+    known
+        Which of step, sample and source_rank are filled.
+    has_weights
+        Whether gate weights are there.
+    """
+
+    path: str
+    meta: TraceMeta
+    files: tuple[str, ...]
+    unfinished: tuple[str, ...]
+    num_rows: int
+    known: frozenset[str]
+    has_weights: bool
+    folder: str
+    filesystem: Any
+
+    form: ClassVar[str]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Look at every part's footer.
+
+        Raises
+        ------
+        InputError
+            Nothing there, nothing finished, no rows, a part damaged, or the other form.
+        MismatchError
+            Parts that do not belong together: another model, other columns.
+        """
+        text = os.fspath(path)
+        with refusing(text):
+            filesystem, folder, names = _listing(text)
+        files = sorted(filter(is_part, names), key=reading_order)
+        unfinished = tuple(sorted(filter(is_unfinished, names)))
+        if not files:
+            left = f" ({len(unfinished)} unfinished: {unfinished[0]}, ...)" if unfinished else ""
+            raise InputError(f"{text}: no finished part of a trace{left}; expected part-*.parquet")
+        parts = [_look(filesystem, posixpath.join(folder, name), cls.form) for name in files]
+        for name, part in zip(files, parts, strict=True):
+            if (part.meta, part.known, part.has_weights) != (parts[0].meta, parts[0].known, parts[0].has_weights):
+                raise MismatchError(
+                    f"{text}: {files[0]} and {name} do not belong together: {_difference(parts[0], part)}"
+                )
+        num_rows = sum(part.num_rows for part in parts)
+        if not num_rows:
+            raise InputError(f"{text}: zero rows in {len(files)} part(s); expected at least one")
+        first = parts[0]
+        return cls(
+            text, first.meta, tuple(files), unfinished, num_rows, first.known, first.has_weights, folder, filesystem
+        )
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the trace: that of the sorted list of (file name, SHA-256)."""
+        return sha256_json(sorted([name, self._file_sha256(name)] for name in self.files))
+
+    def read(self, columns: Sequence[str], row_bytes: int) -> Iterator[tuple[str, int, "pa.RecordBatch"]]:
+        """Batches of these columns with the part each is from and its first row there, at most 32 MiB each."""
+        import pyarrow.parquet as pq
+
+        rows = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, row_bytes)))
+        for name in self.files:
+            path = posixpath.join(self.folder, name)
+            with refusing(path):
+                first_row = 0
+                with (
+                    self.filesystem.open_input_file(path) as stream,
+                    pq.ParquetFile(stream, page_checksum_verification=True) as part,
+                ):
+                    for batch in part.iter_batches(rows, columns=list(columns)):
+                        yield path, first_row, batch
+                        first_row += batch.num_rows
+                    if first_row != part.metadata.num_rows:
+                        raise InputError(f"{first_row} rows, its footer says {part.metadata.num_rows}")
+
+    def _file_sha256(self, name: str) -> str:
+        path = posixpath.join(self.folder, name)
+        digest = hashlib.sha256()
+        with refusing(path), self.filesystem.open_input_stream(path) as stream:
+            while piece := stream.read(2**20):
+                digest.update(piece)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a part's footer says."""
+
+    meta: TraceMeta
+    num_rows: int
+    known: frozenset[str]
+    has_weights: bool
+
+
+def _listing(path: str) -> tuple[Any, str, list[str]]:
+    """The file system, the folder and the names in it (one name, where a file was given)."""
+    from pyarrow import fs
+
+    filesystem, place = fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), os.path.abspath(path))
+    info = filesystem.get_file_info(place)
+    if info.type == fs.FileType.Directory:
+        inside = filesystem.get_file_info(fs.FileSelector(place))
+        return filesystem, place, [found.base_name for found in inside if found.type == fs.FileType.File]
+    if info.type != fs.FileType.File:
+        raise InputError("no such file or directory; record one with moeplan trace record or import")
+    folder, name = posixpath.split(place)
+    return filesystem, folder, [name]
+
+
+def _look(filesystem: Any, path: str, form: str) -> _Part:
+    import pyarrow.parquet as pq
+
+    with refusing(path), filesystem.open_input_file(path) as stream, pq.ParquetFile(stream) as part:
+        meta = parse_meta(part.schema_arrow)
+        if meta.form != form:
+            raise InputError(f"a trace of form {meta.form}; expected the form {form}")
+        names = set(part.schema_arrow.names)
+        has_weights = "weight_0" in names
+        expected = token_schema(meta, weights=has_weights) if form == "tokens" else count_schema(meta)
+        _check_columns(part.schema_arrow, expected)
+        width = meta.model.top_k if form == "tokens" else meta.model.num_experts
+        _check_sizes(part.metadata, width, stream.size())
+        return _Part(meta, part.metadata.num_rows, _filled(part), has_weights)
+
+
+def _check_columns(found: "pa.Schema", expected: "pa.Schema") -> None:
+    for field in expected:
+        index = found.get_field_index(field.name)
+        if index < 0:
+            raise InputError(f"no column {field.name} (or two of them); expected {field.type}")
+        if found.field(index).type != field.type:
+            raise InputError(f"column {field.name} is {found.field(index).type}; expected {field.type}")
+
+
+def _check_sizes(metadata: Any, width: int, file_bytes: int) -> None:
+    """Refuse a footer whose figures cannot be, before anything is allocated by them; `width` values a row and column.
+
+    Notes
+    -----
+    Figures of row groups only: to ask pyarrow for those of a damaged column chunk can abort the process.
+    """
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    for group in groups:
+        if not 0 <= group.num_rows <= MAX_ROW_GROUP_ROWS:
+            raise InputError(f"a row group of {group.num_rows:,} rows; expected at most {MAX_ROW_GROUP_ROWS:,}")
+        most = metadata.num_columns * (VALUE_BYTES * width * group.num_rows + CHUNK_BYTES)
+        if not 0 <= group.total_byte_size <= most:
+            raise InputError(
+                f"a row group of {group.num_rows:,} rows unpacks to {group.total_byte_size:,} bytes;"
+                f" expected at most {most:,} (file of {file_bytes:,} bytes)"
+            )
+    rows = sum(group.num_rows for group in groups)
+    if rows != metadata.num_rows:
+        raise InputError(f"row groups of {rows:,} rows in all, its footer says {metadata.num_rows:,}")
+
+
+def _filled(part: Any) -> frozenset[str]:
+    """Which nullable columns are filled in the first rows; that the others are alike is held where they are read."""
+    for batch in part.iter_batches(1, columns=list(NULLABLE)):
+        return frozenset(name for name in NULLABLE if not batch.column(name).null_count)
+    return frozenset()
+
+
+def _difference(one: _Part, other: _Part) -> str:
+    if one.meta.model != other.meta.model:
+        return f"models {one.meta.model.name!r} and {other.meta.model.name!r} differ; keep one model a directory"
+    if one.meta != other.meta:
+        return "tokenizer, recorder or step order differ"
+    return "one has columns (weights, step, sample or source_rank) that the other lacks"

@@ -1,0 +1,171 @@
+"""Importer of `.npz` and `.npy` arrays of expert ids, `[tokens, layers]` or `[tokens, layers, experts a token]`.
+
+An `.npz` names them: `expert_ids`, and if there, `weights` of the same shape, `seq_id` and `pos` `[tokens]` and
+`num_experts`; or it has one array only, under any name. -1 stands for not routed, as 65535 does in a trace.
+
+Legend: T tokens; L MoE layers; K experts a token.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+from ..model import MAX_LAYERS, NOT_ROUTED
+from ..schema import PHASES, TokenBatch
+from .npy import NpyArray, open_arrays
+
+__all__ = ["NumpySource", "open_source", "recognises"]
+
+BATCH_BYTES = 32 * 2**20
+MAX_BATCH_ROWS = 65_536
+MAX_TOKENS = 2**31 - 1  # positions are int32
+COMPANIONS = ("weights", "seq_id", "pos", "num_experts")
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file begins as `.npy` or as a zip archive."""
+    return head.startswith((np.lib.format.MAGIC_PREFIX, b"PK\x03\x04", b"PK\x05\x06"))
+
+
+def open_source(path: Path) -> "NumpySource":
+    """The arrays in a file, their shapes checked.
+
+    Raises
+    ------
+    InputError
+        Damaged, of another layout, or without tokens.
+    """
+    return NumpySource(open_arrays(path))
+
+
+class NumpySource:
+    """Arrays that together are a recording; see `Source`."""
+
+    def __init__(self, arrays: dict[str, NpyArray]) -> None:
+        name = "expert_ids" if "expert_ids" in arrays or len(arrays) != 1 else next(iter(arrays))
+        if name not in arrays:
+            raise InputError(f"arrays {', '.join(sorted(arrays)) or 'none'}; expected expert_ids, or one array only")
+        self._ids = arrays[name]
+        self.num_tokens, self.num_layers, self.top_k = _shape_of_ids(self._ids)
+        per_token = (self.num_tokens,)
+        self._weights = _companion(arrays, "weights", self._ids.shape, "f")
+        self._samples = _companion(arrays, "seq_id", per_token, "iu")
+        self._positions = _companion(arrays, "pos", per_token, "iu")
+        self.num_experts = _number_of_experts(arrays)
+        self.has_weights = self._weights is not None
+        self.notes = [f"array {key} left out" for key in sorted(set(arrays) - {name, *COMPANIONS})]
+        if self._samples is None:
+            self.notes.append("no seq_id: samples are unknown")
+        if self._positions is None:
+            self.notes.append("no pos: positions are row numbers")
+        self._rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // self._ids.row_bytes))
+
+    def largest_id(self) -> int:
+        """The largest expert id, -1 where nothing is routed."""
+        return max(_largest(_experts(ids)) for ids in self._ids.rows(self._rows))
+
+    def batches(self, phase: str) -> Iterator[TokenBatch]:
+        """The tokens in order, each token's choices by descending weight."""
+        first_row, reordered = 0, 0
+        streams = [array.rows(self._rows) if array else None for array in self._columns]
+        for raw_ids in self._ids.rows(self._rows):
+            raw_weights, samples, positions = (None if stream is None else next(stream) for stream in streams)
+            count = len(raw_ids)
+            ids_TLK = _experts(raw_ids).reshape(count, self.num_layers, self.top_k)
+            weights_TLK = None if raw_weights is None else _gates(raw_weights).reshape(ids_TLK.shape)
+            if weights_TLK is not None and (unordered_TL := _is_unordered(weights_TLK)).any():
+                ids_TLK, weights_TLK = _by_weight(ids_TLK, weights_TLK)
+                reordered += int(unordered_TL.sum())
+            yield TokenBatch(
+                step=None,
+                sample=None if samples is None else _integers(samples, np.int64, "seq_id"),
+                position=np.arange(first_row, first_row + count, dtype=np.int32)
+                if positions is None
+                else _integers(positions, np.int32, "pos"),
+                source_rank=None,
+                phase=np.full(count, PHASES.index(phase), np.int8),
+                ids=ids_TLK,
+                weights=weights_TLK,
+            )
+            first_row += count
+        for stream in filter(None, streams):
+            next(stream, None)  # the end of an archive's member checks its CRC
+        if reordered:
+            self.notes.append(f"{reordered:,} cells were not in the order of their weights and have been put in it")
+
+    @property
+    def _columns(self) -> tuple[NpyArray | None, NpyArray | None, NpyArray | None]:
+        return self._weights, self._samples, self._positions
+
+
+def _shape_of_ids(ids: NpyArray) -> tuple[int, int, int]:
+    if ids.dtype.kind not in "iu":
+        raise InputError(f"expert ids of type {ids.dtype}; expected integers")
+    if len(ids.shape) not in (2, 3) or min(ids.shape) < 1 or ids.shape[1] > MAX_LAYERS or ids.shape[0] > MAX_TOKENS:
+        raise InputError(
+            f"expert ids of shape {ids.shape}; expected [tokens, layers] or [tokens, layers, experts a token],"
+            f" at least one token and at most {MAX_LAYERS} layers"
+        )
+    return ids.shape[0], ids.shape[1], ids.shape[2] if len(ids.shape) == 3 else 1
+
+
+def _companion(arrays: dict[str, NpyArray], name: str, shape: tuple[int, ...], kinds: str) -> NpyArray | None:
+    array = arrays.get(name)
+    if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
+        expected = "floats" if kinds == "f" else "integers"
+        raise InputError(f"{name} is {array.dtype} {array.shape}; expected {expected} of shape {shape}")
+    return array
+
+
+def _number_of_experts(arrays: dict[str, NpyArray]) -> int | None:
+    if "num_experts" not in arrays:
+        return None
+    value = arrays["num_experts"].scalar()
+    if not isinstance(value, np.integer) or not 1 <= value < NOT_ROUTED:
+        raise InputError(f"num_experts is {value}; expected an integer from 1 to {NOT_ROUTED - 1}")
+    return int(value)
+
+
+def _experts(raw: NDArray[Any]) -> NDArray[np.uint16]:
+    """Ids as a trace has them."""
+    if raw.dtype == np.uint8:
+        return raw.astype(np.uint16)
+    low, high = int(raw.min()), int(raw.max())
+    if low < -1 or high > NOT_ROUTED:
+        raise InputError(f"expert id {low if low < -1 else high}; expected 0 to {NOT_ROUTED - 1}, or -1 for not routed")
+    return raw.astype(np.int32).astype(np.uint16)
+
+
+def _largest(ids: NDArray[np.uint16]) -> int:
+    routed = ids[ids != NOT_ROUTED]
+    return int(routed.max()) if routed.size else -1
+
+
+def _gates(raw: NDArray[Any]) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        return raw.astype(np.float16)
+
+
+def _is_unordered(weights_TLK: NDArray[np.float16]) -> NDArray[np.bool_]:
+    """Whether a cell's weights rise anywhere, `[T, L]`; non-negative float16 compare as their bits, much faster."""
+    bits = weights_TLK.view(np.int16)
+    values = weights_TLK if bits.min() < 0 else bits
+    return np.asarray((values[..., 1:] > values[..., :-1]).any(-1))
+
+
+def _by_weight(
+    ids_TLK: NDArray[np.uint16], weights_TLK: NDArray[np.float16]
+) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
+    """Each cell's choices by descending weight, ties as they were."""
+    order_TLK = np.argsort(-weights_TLK, axis=-1, kind="stable")
+    return np.take_along_axis(ids_TLK, order_TLK, -1), np.take_along_axis(weights_TLK, order_TLK, -1)
+
+
+def _integers(raw: NDArray[Any], kind: type[np.integer[Any]], name: str) -> NDArray[Any]:
+    if int(raw.min()) < np.iinfo(kind).min or int(raw.max()) > np.iinfo(kind).max:
+        raise InputError(f"{name} from {raw.min()} to {raw.max()}; expected {np.dtype(kind)}")
+    return raw.astype(kind)

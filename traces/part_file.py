@@ -1,0 +1,106 @@
+"""Part files: what a directory of them is called, who may add to it, and how one is written whole or not at all."""
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import MismatchError, StorageError, UsageError
+from ..files import atomic_path
+from .metadata import read_meta
+from .schema import TraceMeta
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ROW_GROUP_ROWS", "PartSeries", "is_part", "is_unfinished", "reading_order"]
+
+ROW_GROUP_ROWS = 65_536
+KEYS = ["step", "sample", "position", "source_rank", "layer"]  # columns worth Parquet statistics
+
+
+class PartSeries:
+    """The parts that one writer adds to a directory: `part-{rank}-{start_ns}-{n}.parquet`.
+
+    Parameters
+    ----------
+    resume
+        Add to a directory that already holds parts of this rank.
+
+    Raises
+    ------
+    MismatchError
+        The directory holds a trace of another kind: model, form, tokenizer or recorder differ.
+    UsageError
+        It already holds parts of this rank and `resume` is not set.
+    StorageError
+        It cannot be made.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], meta: TraceMeta, *, rank: int = 0, resume: bool = False
+    ) -> None:
+        self.directory = Path(directory)
+        self.rank = rank
+        self.start_ns = time.time_ns()
+        self.paths: list[Path] = []
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            names = sorted(filter(is_part, os.listdir(self.directory)))
+        except OSError as error:
+            raise StorageError(f"{directory}: cannot be a directory of parts ({error.strerror})") from error
+        for name in names:
+            self._accept(name, meta, resume)
+
+    def write(self, table: "pa.Table") -> Path:
+        """Write a table as the next part, atomically.
+
+        Raises
+        ------
+        StorageError
+            The disk is full or the directory gone; no unfinished file is left.
+        """
+        import pyarrow.parquet as pq
+
+        path = self.directory / f"part-{self.rank}-{self.start_ns}-{len(self.paths)}.parquet"
+        statistics = [name for name in KEYS if name in table.column_names]
+        with atomic_path(path) as temporary:
+            pq.write_table(
+                table,
+                temporary,
+                compression="zstd",
+                row_group_size=ROW_GROUP_ROWS,
+                write_statistics=statistics,
+                write_page_checksum=True,
+            )
+        self.paths.append(path)
+        return path
+
+    def _accept(self, name: str, meta: TraceMeta, resume: bool) -> None:
+        """Refuse to mix with a part that is already there."""
+        if read_meta(self.directory / name) != meta:
+            raise MismatchError(
+                f"{self.directory}: {name} belongs to another trace (model, form, tokenizer or recorder differ);"
+                " choose an empty directory"
+            )
+        if name.startswith(f"part-{self.rank}-") and not resume:
+            raise UsageError(
+                f"{self.directory}: already holds parts of rank {self.rank}, {name} for one; choose an empty directory"
+                " or remove it"
+            )
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of this name is a finished part of a trace."""
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file of this name is a part whose writer was killed, or is still at it."""
+    return name.startswith(".part-")
+
+
+def reading_order(name: str) -> tuple[tuple[int, int | str], ...]:
+    """A sort key by which part 10 follows part 9."""
+    return tuple((0, int(piece)) if piece.isdigit() else (1, piece) for piece in re.split(r"([0-9]+)", name))

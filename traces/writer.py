@@ -1,0 +1,179 @@
+"""The writer of a token trace: bounded memory, and whatever was flushed survives the death of the process.
+
+Legend: T tokens; L MoE layers; K experts a token; C tokens the buffer holds.
+"""
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .part_file import PartSeries
+from .schema import PHASES, TokenBatch, TraceMeta, token_schema
+from .validity import check_tokens
+
+__all__ = ["TraceWriter"]
+
+NULLABLE = ("step", "sample", "source_rank")
+SCALARS = {"step": np.int32, "sample": np.int64, "position": np.int32, "source_rank": np.int32, "phase": np.int8}
+
+
+class TraceWriter:
+    """A stream of tokens into part files; a context manager that closes, also after an exception, with what it has.
+
+    A part is complete when its name has no leading dot. SIGKILL loses the tokens since the last flush, no more.
+
+    Parameters
+    ----------
+    directory
+        Made where it is missing. Several ranks may write to one, each under its own `rank`.
+    weights
+        Keep the gate weights too.
+    max_bytes
+        A flush at this much Arrow memory, the most that is buffered.
+    max_seconds
+        A flush when the oldest unflushed token is this old, looked at in each `append`.
+    resume
+        Add to what this rank wrote before.
+
+    Raises
+    ------
+    MismatchError, UsageError, StorageError
+        See `PartSeries`.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        meta: TraceMeta,
+        *,
+        rank: int = 0,
+        weights: bool = False,
+        max_bytes: int = 64 * 2**20,
+        max_seconds: float = 30.0,
+        resume: bool = False,
+    ) -> None:
+        if meta.form != "tokens":
+            raise ValueError(f"meta of form {meta.form!r}; expected 'tokens' (write_counts writes the count form)")
+        self.meta = meta
+        self.weights = weights
+        self.num_tokens = 0
+        self.max_seconds = max_seconds
+        self._series = PartSeries(directory, meta, rank=rank, resume=resume)
+        self._schema = token_schema(meta, weights=weights)
+        self._shape = (meta.model.num_layers, meta.model.top_k)
+        cell_bytes = 4 if weights else 2
+        row_bytes = sum(np.dtype(kind).itemsize for kind in SCALARS.values()) + cell_bytes * int(np.prod(self._shape))
+        self._capacity = max(1, max_bytes // row_bytes)
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._filled = 0
+        self._oldest_s = 0.0
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The parts written so far."""
+        return tuple(self._series.paths)
+
+    def append(self, batch: TokenBatch) -> None:
+        """Take the tokens of a batch with all L layers.
+
+        Raises
+        ------
+        ValueError
+            An array has another shape than the model says, or a column comes in some batches only.
+        InputError
+            A value breaks a rule of `check_tokens`; nothing of the batch is taken.
+        StorageError
+            A flush failed.
+        """
+        self._check_shape(batch)
+        check_tokens(batch, self.meta.model.num_experts, self.num_tokens)
+        taken = 0
+        while taken < len(batch):
+            rows = min(len(batch) - taken, self._capacity - self._filled)
+            self._take(batch.select(slice(taken, taken + rows)))
+            taken += rows
+            if self._filled == self._capacity or time.monotonic() - self._oldest_s >= self.max_seconds:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write the buffered tokens as a finished part; no part where there are none."""
+        if self._filled:
+            self._series.write(self._table())
+            self._filled = 0
+
+    def close(self) -> None:
+        """Flush and let the buffer go."""
+        self.flush()
+        self._columns = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take(self, batch: TokenBatch) -> None:
+        if not self._columns:
+            self._columns = self._buffers(batch)
+        if not self._filled:
+            self._oldest_s = time.monotonic()
+        rows = slice(self._filled, self._filled + len(batch))
+        for name, buffer in self._columns.items():
+            values = getattr(batch, name)
+            if name in SCALARS:
+                buffer[rows] = values
+            else:
+                buffer[:, rows] = values.transpose(1, 0, 2)
+        self._filled += len(batch)
+        self.num_tokens += len(batch)
+
+    def _buffers(self, batch: TokenBatch) -> dict[str, NDArray[Any]]:
+        """Arrays of the buffer by column: scalars `[C]`, ids and weights `[L, C, K]`; none for an unknown column."""
+        num_layers, top_k = self._shape
+        known = [name for name in SCALARS if getattr(batch, name) is not None]
+        buffers: dict[str, NDArray[Any]] = {name: np.empty(self._capacity, SCALARS[name]) for name in known}
+        buffers["ids"] = np.empty((num_layers, self._capacity, top_k), np.uint16)
+        if self.weights:
+            buffers["weights"] = np.empty((num_layers, self._capacity, top_k), np.float16)
+        return buffers
+
+    def _table(self) -> Any:
+        """The filled part of the buffer as an Arrow table, without a copy."""
+        import pyarrow as pa
+
+        top_k = self.meta.model.top_k
+        filled = {name: buffer[: self._filled] for name, buffer in self._columns.items() if name in SCALARS}
+        columns: dict[str, Any] = {
+            name: pa.array(filled[name]) if name in filled else pa.nulls(self._filled, self._schema.field(name).type)
+            for name in SCALARS
+        }
+        columns["phase"] = pa.DictionaryArray.from_arrays(filled["phase"], list(PHASES))
+        for prefix, name in (("layer", "ids"), ("weight", "weights")):
+            for layer, buffer_CK in enumerate(self._columns.get(name, ())):
+                cells = pa.array(buffer_CK[: self._filled].reshape(-1))
+                columns[f"{prefix}_{layer}"] = pa.FixedSizeListArray.from_arrays(cells, top_k)
+        return pa.table(columns, schema=self._schema)
+
+    def _check_shape(self, batch: TokenBatch) -> None:
+        cells = (len(batch), *self._shape)
+        expected: dict[str, tuple[tuple[int, ...], Any]] = {name: ((len(batch),), SCALARS[name]) for name in SCALARS}
+        expected["ids"] = cells, np.uint16
+        if self.weights:
+            expected["weights"] = cells, np.float16
+        for name, (shape, kind) in expected.items():
+            values = getattr(batch, name)
+            if values is None and name in NULLABLE:
+                found = "None"
+            else:
+                found = "None" if values is None else f"{values.dtype} {values.shape}"
+                if values is None or values.shape != shape or values.dtype != kind:
+                    raise ValueError(f"{name}: {found}; expected {np.dtype(kind)} {shape}")
+            if self._columns and (values is not None) != (name in self._columns):
+                raise ValueError(f"{name} is {found} after batches where it was not so; give it always or never")
