@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str], *, what: str, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The value in the JSON file `path`, refusing NaN, duplicate keys, deep nesting and absurd sizes.
+    """The value in the JSON file `path`, refusing NaN, infinity, duplicate keys, deep nesting and absurd sizes.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def read_json(path: str | os.PathLike[str], *, what: str, max_bytes: int = MAX_J
         if size > max_bytes:
             raise InputError(f"{path}: {size:,} bytes, expected {what} of at most {max_bytes:,}")
         text = Path(path).read_text(encoding="utf-8")
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique_keys)
     except OSError as error:
         raise InputError(f"{path}: cannot be read as {what} ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
@@ -87,8 +88,14 @@ def sha256_json(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        _refuse(text[:20])
+    return number
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

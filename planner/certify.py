@@ -150,6 +150,7 @@ def _check_part(
     certificate.agree(f"{name}: tokens", part.num_tokens, len(tokens.unit))
     certificate.agree(f"{name}: samples", part.num_samples, tokens.num_units)
     certificate.agree(f"{name}: steps", part.num_steps, tokens.num_steps)
+    certificate.agree(f"{name}: dropped samples", part.dropped_samples, tokens.num_dropped)
     draws = {}
     for contender in part.contenders:
         label = f"{contender.name}/{contender.dispatch_model}"
@@ -188,7 +189,8 @@ def _check_verdict(plan: Plan, draws: Mapping[str, Draws], certificate: Certific
     if claimed is None:
         return
     ours, theirs = draws[f"plan/{plan.dispatch_model}"], draws[claimed.against]
-    low, high = quantiles(theirs[claimed.metric] - ours[claimed.metric]) if claimed.metric in ours else (None, None)
+    paired = claimed.metric in ours and claimed.metric in theirs
+    low, high = quantiles(theirs[claimed.metric] - ours[claimed.metric]) if paired else (None, None)
     gain = float(theirs[f"={claimed.metric}"][0] - ours[f"={claimed.metric}"][0])
     certificate.agree("gain", claimed.gain.value, gain)
     certificate.agree("gain low", claimed.gain.low, low)

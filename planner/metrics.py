@@ -53,7 +53,8 @@ class Figures:
 
     def gain(self, metric: str, against: "Figures") -> Metric:
         """How much less of `metric` there is than in `against`, paired draw by draw."""
-        low, high = interval(against.draws[metric] - self.draws[metric])
+        paired = metric in self.draws and metric in against.draws
+        low, high = interval(against.draws[metric] - self.draws[metric]) if paired else (None, None)
         return Metric(value=against.value[metric] - self.value[metric], low=low, high=high)
 
     def _metric(self, name: str) -> Metric:

@@ -18,7 +18,7 @@ from ..traces.reader import Trace
 
 __all__ = ["Layout", "Ledger", "Tokens", "read_part", "recount"]
 
-BLOCK_ROWS = 256
+BLOCK_ROWS = 64
 NOT_ROUTED = 65_535
 
 
@@ -44,6 +44,7 @@ class Tokens:
     turn: NDArray[np.int64]
     num_units: int
     num_steps: int
+    num_dropped: int
 
 
 @dataclass(slots=True)
@@ -71,13 +72,14 @@ def read_part(
     if step is not None:
         names = sorted(set(step.tolist()))
         step_T = np.array([names.index(s) for s in step[rows].tolist()], dtype=np.int64)
-        num_steps = len(names)
+        num_steps, dropped = len(names), 0
     else:
         num_steps = max(len(wanted) // samples_per_step, 1)
+        dropped = max(len(wanted) - num_steps * samples_per_step, 0)
         step_T = ordinal_T // samples_per_step
         step_T[step_T >= num_steps] = -1
     turn_T = unit[rows] + table.position[rows]
-    return Tokens(table.ids[rows], ordinal_T, home_T.astype(np.int64), step_T, turn_T, len(wanted), num_steps)
+    return Tokens(table.ids[rows], ordinal_T, home_T.astype(np.int64), step_T, turn_T, len(wanted), num_steps, dropped)
 
 
 def recount(tokens: Tokens, layout: Layout) -> Ledger:

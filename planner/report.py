@@ -36,11 +36,16 @@ def show_report(plan: Plan, path: Path, console: "Console") -> None:
         console.print(line)
 
 
-def contender_table(part: Part, title: str) -> "Table":
-    """Contenders side by side; a column only where somebody has its metric."""
+def contender_table(part: Part, title: str, *, several_nodes: bool) -> "Table":
+    """Contenders side by side; columns that somebody has a metric for, those of nodes where there are several."""
     from rich.table import Table
 
-    columns = [column for column in _COLUMNS if any(column[1] in c.metrics for c in part.contenders)]
+    hidden = () if several_nodes else ("node_copies", "node_hops_kept", "inter_bytes")
+    columns = [
+        column
+        for column in _COLUMNS
+        if column[1] not in hidden and any(column[1] in contender.metrics for contender in part.contenders)
+    ]
     table = Table(title, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for header, *_ in columns:
         table.add_column(header, justify="right")
@@ -107,7 +112,8 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
         return
     part = plan.evaluation.held_out or plan.evaluation.fit
     console.print()
-    console.print(contender_table(part, "held out" if plan.evaluation.held_out else "fitted (nothing held out)"))
+    title = "held out" if plan.evaluation.held_out else "fitted (nothing held out)"
+    console.print(contender_table(part, title, several_nodes=plan.cluster.num_nodes > 1))
     console.print()
     for line in [*_verdict(plan), *_balance_price(part), *_coherence_price(plan, part)]:
         console.print(line)
@@ -138,7 +144,7 @@ def _range(gain: Metric) -> str:
 
 
 def _balance_price(part: Part) -> Iterable[str]:
-    ours, base = part.contenders[0].metrics.get("balance"), part.contenders[1].metrics.get("balance")
+    ours, base = (contender.metrics.get("balance") for contender in _ours_and_base(part))
     if ours and base and ours.value > base.value:
         yield (
             f"costs balance: the busiest device carries {ours.value:.2f} times the mean (contiguous {base.value:.2f})"
@@ -153,7 +159,7 @@ def _coherence_price(plan: Plan, part: Part) -> Iterable[str]:
     A token and layer moves, in hidden vectors, c_standard copies when tokens return home, and c_coherent + (D-1) kv/d
     when K and V are gathered; equal at kv/d = (c_standard - c_coherent) / (D - 1) (SYSTEMS, KV cache).
     """
-    ours, base = part.contenders[0], part.contenders[1]
+    ours, base = _ours_and_base(part)
     if ours.dispatch_model != "coherent":
         return
     saved = base.metrics["device_copies"].value - ours.metrics["device_copies"].value
@@ -166,6 +172,12 @@ def _coherence_price(plan: Plan, part: Part) -> Iterable[str]:
         yield f"this model's kv/d is {kv_size / hidden:.2f}{cost} ({word})"
     else:
         yield "this model's kv/d is not in the trace (2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA)"
+
+
+def _ours_and_base(part: Part) -> tuple[Contender, Contender]:
+    """The plan, and what engines do without one."""
+    base = next(c for c in part.contenders if (c.name, c.dispatch_model) == ("contiguous", "standard"))
+    return part.contenders[0], base
 
 
 def _cell(contender: Contender, name: str, form: str) -> str:
@@ -186,6 +198,7 @@ _COLUMNS = (
     ("hops kept", "hops_kept", ".1%"),
     ("on node", "node_hops_kept", ".1%"),
     ("balance (p95)", "balance", "balance"),
-    ("MB intra", "intra_bytes", "MB"),
-    ("MB inter", "inter_bytes", "MB"),
+    ("MB/step", "intra_bytes", "MB"),
+    ("MB/step between nodes", "inter_bytes", "MB"),
+    ("K/V MB/step", "kv_bytes", "MB"),
 )

@@ -109,8 +109,8 @@ def _routes(
     contiguous = STRATEGIES["contiguous"].place(counts, request, slots_D).placement
     eplb = STRATEGIES["eplb"].place(counts, request, slots_D).placement
     routes = [Route("plan", dispatch_model, placed.placement), Route("contiguous", "standard", contiguous)]
-    if dispatch_model == "coherent":
-        routes.append(Route("contiguous", "coherent", contiguous))
+    if dispatch_model == "coherent":  # tell coherence and placement apart
+        routes += [Route("contiguous", "coherent", contiguous), Route("plan", "standard", placed.placement)]
     return [*routes, Route("eplb", "standard", eplb)]
 
 

@@ -10,7 +10,7 @@ from .world import World
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AllToAll", "algbw_bytes_per_s", "busbw_bytes_per_s"]
+__all__ = ["AllToAll"]
 
 CPU_BYTES, CUDA_BYTES = 32 * 2**20, 2 * 2**30  # the largest buffer of a rank
 SMALLEST_BYTES = 256
@@ -27,7 +27,17 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """`all_to_all_single` with equal blocks; the work is the bytes that leave a rank for others, (P-1) blocks."""
+    """`all_to_all_single` with equal blocks; the work is the bytes that leave a rank for others.
+
+    Notes
+    -----
+    As in nccl-tests, with P ranks, b bytes a pair and t seconds: a rank's buffer has P b bytes, of which it keeps one
+    block and sends P-1 through its port, hence
+
+        algbw = P b / t,        busbw = algbw (P-1) / P = (P-1) b / t = work / t
+
+    busbw compares with the hardware's figure for one direction of a port, whatever P is.
+    """
 
     name: str = "all_to_all"
     unit: Literal["bytes"] = "bytes"
@@ -67,27 +77,6 @@ class AllToAll:
             if wrong:
                 return f"{wrong} of {block.numel()} bytes from rank {peer} differ"
         return None
-
-
-def algbw_bytes_per_s(work: int, num_ranks: int, seconds: float) -> float:
-    """Algorithm bandwidth: the bytes of a rank's whole buffer, own block included, a second.
-
-    Notes
-    -----
-    As in nccl-tests: a rank's buffer has S = P b bytes (b a pair), so algbw = S / t; `work` is (P-1) b.
-    """
-    return work * num_ranks / (num_ranks - 1) / seconds
-
-
-def busbw_bytes_per_s(work: int, seconds: float) -> float:
-    """Bus bandwidth: the bytes that cross a rank's port in one direction, a second.
-
-    Notes
-    -----
-    Of its P blocks a rank keeps one and sends P-1, hence busbw = algbw (P-1)/P = (P-1) b / t = work / t. Comparable
-    with the hardware's figure whatever P is.
-    """
-    return work / seconds
 
 
 def _block(sender: int, receiver: int, length: int, device: str) -> "Tensor":

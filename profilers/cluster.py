@@ -30,7 +30,7 @@ class Link:
     @classmethod
     def parse(cls, text: str) -> tuple[str, "Link"]:
         """`KIND=GBps:us` as (kind, link), e.g. `inter=25:4.5`."""
-        found = re.fullmatch(r"(intra|inter)=([0-9.]+(?:e-?\d+)?):([0-9.]+(?:e-?\d+)?)", text)
+        found = re.fullmatch(r"(intra|inter)=([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)", text)
         try:
             if found is None:
                 raise ValueError
@@ -69,7 +69,7 @@ class Cluster:
     @classmethod
     def parse(cls, text: str, links: Iterable[str] = ()) -> "Cluster":
         """`NxG`, e.g. `2x8`, with links as `KIND=GBps:us`."""
-        found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
+        found = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", text)
         if found is None:
             raise UsageError(f"cluster {text!r}; expected NxG with N nodes of G devices, for example 2x8")
         return cls(int(found[1]), int(found[2]), dict(map(Link.parse, links)))

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 
-__all__ = ["AlphaBeta", "Fit", "HeldOut", "Model", "alpha_beta", "fit"]
+__all__ = ["MIN_SLOPE", "AlphaBeta", "Fit", "HeldOut", "Model", "alpha_beta", "fit"]
 
-MIN_SLOPE = 1e-18  # seconds a unit, beyond any hardware: stands for "time does not grow with work"
+MIN_SLOPE = 1e-30  # seconds a unit, beyond any hardware: stands for "time does not grow with work"
 
 
 class Model(Protocol):

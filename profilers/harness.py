@@ -22,15 +22,7 @@ BUDGET_S, QUICK_BUDGET_S = 0.8, 0.25  # a size, beyond the minimal repeats
 
 
 class Case(Protocol):
-    """One thing to measure; picklable.
-
-    Parameters
-    ----------
-    unit
-        What `work` counts: bytes, or multiply-adds ("macs").
-    min_ranks
-        The smallest world that the case says anything about.
-    """
+    """One thing to measure; picklable."""
 
     @property
     def name(self) -> str:
@@ -38,7 +30,7 @@ class Case(Protocol):
 
     @property
     def unit(self) -> Literal["bytes", "macs"]:
-        """What `work` counts."""
+        """What `work` counts: bytes, or multiply-adds ("macs")."""
 
     @property
     def min_ranks(self) -> int:

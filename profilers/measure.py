@@ -7,7 +7,7 @@ from itertools import groupby
 from ..errors import UsageError
 from .cases import CASES
 from .cluster import Cluster, Link
-from .fit import Fit, fit
+from .fit import MIN_SLOPE, Fit, fit
 from .harness import Case, Request, Start, Step, measure_cases
 from .launch import found_launch
 from .profile import CaseResult, Profile
@@ -23,7 +23,6 @@ def measure(
     num_ranks: int | None = None,
     device: str = "auto",
     quick: bool = False,
-    cluster: Cluster | None = None,
     timeout_s: float = 120.0,
     on_progress: Callable[[Step], None] | None = None,
     cases: Sequence[Case] = tuple(CASES.values()),
@@ -36,8 +35,6 @@ def measure(
         Local processes; by default 4 on CPU and one a GPU on CUDA. In a launched world, None or its size.
     device
         "cpu", "cuda", or "auto": cuda where there is a GPU.
-    cluster
-        The cluster to plan for instead of the ranks' own; links it lacks are those measured.
     timeout_s
         The longest silence before a rank counts as hung.
     on_progress
@@ -73,7 +70,7 @@ def measure(
         if not log.steps:
             raise
         complete = False
-    return None if log.start is None else _profile(log.start, log.steps, cluster, complete=complete, cases=cases)
+    return None if log.start is None else _profile(log.start, log.steps, complete=complete, cases=cases)
 
 
 class _Log:
@@ -96,24 +93,28 @@ class _Log:
 
 
 def _device(device: str) -> str:
-    import torch
-
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"device {device!r}; expected auto, cpu or cuda")
+    if device == "cpu":
+        return device
+    import torch
+
     found = torch.cuda.is_available()
     if device == "cuda" and not found:
         raise UsageError(
             "device cuda, but PyTorch finds no GPU here; use --device cpu, or install a CUDA build of torch"
         )
-    return device if device != "auto" else "cuda" if found else "cpu"
+    return "cuda" if found else "cpu"
 
 
 def _ranks(num_ranks: int | None, device: str) -> int | None:
-    import torch
-
     if num_ranks is not None or found_launch() is not None:
         return num_ranks
-    return DEFAULT_CPU_RANKS if device == "cpu" else torch.cuda.device_count()
+    if device == "cpu":
+        return DEFAULT_CPU_RANKS
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _cluster(hosts: Sequence[str]) -> Cluster:
@@ -127,9 +128,7 @@ def _cluster(hosts: Sequence[str]) -> Cluster:
     return Cluster(len(runs), runs[0])
 
 
-def _profile(
-    start: Start, steps: Sequence[Step], asked: Cluster | None, *, complete: bool, cases: Sequence[Case]
-) -> Profile:
+def _profile(start: Start, steps: Sequence[Step], *, complete: bool, cases: Sequence[Case]) -> Profile:
     units = {case.name: case.unit for case in cases}
     results = {
         name: CaseResult(unit=units[name], measurements=tuple(step.measurement for step in steps if step.case == name))
@@ -137,13 +136,11 @@ def _profile(
         if any(step.case == name for step in steps)
     }
     fits = {name: found for name, result in results.items() if (found := _fit(result)) is not None}
-    own = _cluster(start.hosts)
-    links = _links(own, fits.get("all_to_all"))
-    cluster = own if asked is None else asked
+    cluster = _cluster(start.hosts)
     return Profile.make(
         source="measured",
         complete=complete,
-        cluster=dataclasses.replace(cluster, links={**links, **cluster.links}),
+        cluster=dataclasses.replace(cluster, links=_links(cluster, fits.get("all_to_all"))),
         environment=start.environment,
         cases=results,
         fits=fits,
@@ -156,7 +153,7 @@ def _fit(result: CaseResult) -> Fit | None:
 
 
 def _links(cluster: Cluster, all_to_all: Fit | None) -> dict[str, Link]:
-    """The link class that the all-to-all was bound by.
+    """The link class that the all-to-all was bound by; none where its time did not grow with size.
 
     Notes
     -----
@@ -165,7 +162,7 @@ def _links(cluster: Cluster, all_to_all: Fit | None) -> dict[str, Link]:
 
         b_inter = b (P-1) / (P-G)
     """
-    if all_to_all is None:
+    if all_to_all is None or all_to_all.model.b_s == MIN_SLOPE:
         return {}
     latency_s, s_per_byte = all_to_all.model.a_s, all_to_all.model.b_s
     if cluster.num_nodes == 1:

@@ -177,8 +177,8 @@ def _collect(ranks: Sequence[_Rank], timeout_s: float, on_progress: Progress | N
             if kind in filed:
                 filed[kind][rank.index] = content
                 del silent[rank.pipe]
-    for index, reason in filed["lost"].items():
-        raise RankError(f"rank {index} lost the others, which are alive: {reason}")
+    if lost := filed["lost"]:
+        raise RankError(f"rank {min(lost)} lost the others, which are alive: {lost[min(lost)]}")
     return [filed["result"][rank.index] for rank in ranks]
 
 

@@ -14,8 +14,13 @@ ACTIVE = Path(".moeplan", "active.json")
 VARIABLE = "MOEPLAN_PLAN"
 
 
-def activate(plan_path: str | os.PathLike[str]) -> Path:
-    """Where the working directory's active plan now is: a byte copy of `plan_path`.
+def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str] = "") -> Path:
+    """Where the directory's active plan now is: a byte copy of `plan_path`.
+
+    Parameters
+    ----------
+    directory
+        By default the working directory.
 
     Raises
     ------
@@ -25,9 +30,10 @@ def activate(plan_path: str | os.PathLike[str]) -> Path:
         The copy cannot be written; the plan that was active stays so.
     """
     load(plan_path)
-    with atomic_path(ACTIVE) as temporary:
+    active = Path(directory, ACTIVE)
+    with atomic_path(active) as temporary:
         shutil.copyfile(plan_path, temporary)
-    return ACTIVE
+    return active
 
 
 def load_plan(path: str | os.PathLike[str] | None = None) -> Plan:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
+from .cbc import cbc
 from .cycles import cancel_cycles
 
 __all__ = ["Method", "assign_places", "balanced_assignment"]
@@ -139,13 +140,13 @@ def _pulp(cost_IN: NDArray[np.float64], capacity_N: NDArray[np.int64]) -> NDArra
     scaled = (units_IN / max(1, units_IN.max())).tolist()
     items, sinks = range(cost_IN.shape[0]), range(cost_IN.shape[1])
     model = pulp.LpProblem("assignment", pulp.LpMinimize)
-    x = [[pulp.LpVariable(f"x_{i}_{n}", cat="Binary") for n in sinks] for i in items]
+    x = [[model.add_variable(f"x_{i}_{n}", cat="Binary") for n in sinks] for i in items]
     model += pulp.lpSum(scaled[i][n] * x[i][n] for i in items for n in sinks)
     for i in items:
         model += pulp.lpSum(x[i]) == 1  # (1)
     for n in sinks:
         model += pulp.lpSum(x[i][n] for i in items) <= int(capacity_N[n])  # (2)
-    model.solve(pulp.PULP_CBC_CMD(msg=False))
+    model.solve(cbc())
     sink_I = np.array([[x[i][n].value() for n in sinks] for i in items]).argmax(axis=1)
     return cancel_cycles(cost_IN, capacity_N, sink_I)  # CBC reads 12 digits and stops at a tolerance
 

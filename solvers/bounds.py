@@ -3,6 +3,7 @@
 Legend: L MoE layers; E experts a layer; D devices (or nodes), S slots of each.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ class KeptBound:
     kind: str
 
 
-def kept_bound(transitions: NDArray[np.float64], slots: NDArray[np.int64]) -> KeptBound:
+def kept_bound(transitions: Iterable[NDArray[np.float64]], slots: NDArray[np.int64]) -> KeptBound:
     """The better of the transportation and the spectral bound for each layer pair, summed.
 
     Parameters

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..profilers.cluster import Cluster
 from .balance import balance
+from .counts import checked_counts
 from .outcome import Objective, Outcome, Status, relative_gap
 from .placement import Placement, ReplicaRule, slots_for
 from .result import PlacementResult
@@ -54,7 +55,7 @@ def solve(
     max/mean below max(1, largest replica load / mean).
     """
     started = time.perf_counter()
-    loads_LE = _checked(loads)
+    loads_LE = checked_counts(loads, "loads", (None, None))
     slots_D = slots_for(loads_LE.shape[1], cluster.num_devices, slots)
     expert_LP, repaired = _replicate(loads_LE, int(slots_D.sum()), int((slots_D > 0).sum()))
     bound = _bound(loads_LE, expert_LP, int((slots_D > 0).sum()))
@@ -75,18 +76,6 @@ def solve(
         backend="moeplan",
     )
     return PlacementResult(placement, outcome, repaired + moved)
-
-
-def _checked(loads: ArrayLike) -> NDArray[np.float64]:
-    found = np.asarray(loads)
-    if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "biuf":
-        raise ValueError(
-            f"loads of shape {list(found.shape)} and type {found.dtype}; expected numbers [layers, experts]"
-        )
-    loads_LE = found.astype(np.float64)
-    if not (np.isfinite(loads_LE).all() and (loads_LE >= 0).all() and np.isfinite(loads_LE.sum())):
-        raise ValueError("loads are negative or not finite; expected numbers of at least 0 with a finite sum")
-    return loads_LE
 
 
 def _replicate(loads_LE: NDArray[np.float64], num_slots: int, most: int) -> tuple[NDArray[np.int64], int]:

@@ -35,23 +35,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(next(out.glob("*.whl")))
 
 
-def test_the_list_of_packages_is_the_tree():
+def test_the_list_of_packages_is_the_tree() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     assert len(declared) == len(set(declared))
     assert set(declared) == tree_packages()
 
 
-def test_the_wheel_has_every_file_of_the_rooms_and_no_other(wheel):
+def test_the_wheel_has_every_file_of_the_rooms_and_no_other(wheel: zipfile.ZipFile) -> None:
     shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert shipped == tree_files()
 
 
-def test_the_wheel_installs_no_name_but_moeplan(wheel):
+def test_the_wheel_installs_no_name_but_moeplan(wheel: zipfile.ZipFile) -> None:
     assert {name.split("/")[0].split("-")[0] for name in wheel.namelist()} == {"moeplan"}
 
 
 @pytest.mark.parametrize("order", ["pulp, ortools.sat.python.cp_model", "ortools.sat.python.cp_model, pulp"])
-def test_pulp_and_ortools_import_in_both_orders(order):
+def test_pulp_and_ortools_import_in_both_orders(order: str) -> None:
     first, second = order.split(", ")
     code = f"import {first}\nimport {second}\nimport pulp\nassert pulp.PULP_CBC_CMD().available()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -65,12 +65,15 @@ class PartSeries:
 
         path = self.directory / f"part-{self.rank}-{self.start_ns}-{len(self.paths)}.parquet"
         statistics = [name for name in KEYS if name in table.column_names]
+        repetitive = [name for name in table.column_names if not name.startswith("weight_")]
+        leaves = [f"{name}.list.element" if name.startswith("layer_") else name for name in repetitive]
         with atomic_path(path) as temporary:
             pq.write_table(
                 table,
                 temporary,
                 compression="zstd",
                 row_group_size=ROW_GROUP_ROWS,
+                use_dictionary=leaves,  # gate weights hardly repeat: plain is a fifth faster
                 write_statistics=statistics,
                 write_page_checksum=True,
             )

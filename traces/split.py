@@ -15,7 +15,7 @@ from .schema import TokenBatch
 __all__ = ["BLOCK_ROWS", "Unit", "fitted", "unit_kind", "units", "with_units"]
 
 Unit = Literal["sample", "step", "block"]
-BLOCK_ROWS = 256
+BLOCK_ROWS = 64
 
 
 def unit_kind(batch: TokenBatch) -> Unit:

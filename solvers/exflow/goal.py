@@ -55,10 +55,10 @@ class Goal:
 
     def bound(self, programme: Programme) -> KeptBound:
         """No placement in the programme's slots has more value."""
-        transitions, slots_D = np.asarray(programme.weights), programme.slots
-        device = node = kept_bound(transitions, slots_D)
+        slots_D = programme.slots
+        device = node = kept_bound(programme.weights, slots_D)
         if self.cluster.num_nodes > 1 and self.cluster.devices_per_node > 1:
-            node = kept_bound(transitions, slots_D.reshape(self.cluster.num_nodes, -1).sum(axis=1))
+            node = kept_bound(programme.weights, slots_D.reshape(self.cluster.num_nodes, -1).sum(axis=1))
         kind = device.kind if device.kind == node.kind else "transportation and spectral"
         return KeptBound((self.rho - 1) * node.value + device.value, kind)
 

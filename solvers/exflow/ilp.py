@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..cbc import cbc
 from .programme import Layout, Programme
 
 __all__ = ["Backend", "IlpResult", "solve_ilp"]
@@ -125,7 +126,7 @@ def _pulp(programme: Programme, start: Layout, time_limit_s: float, seed: int) -
     model = pulp.LpProblem("exflow", pulp.LpMinimize)
     devices = range(len(programme.slots))
     x = [
-        [[pulp.LpVariable(f"x_{layer}_{e}_{d}", cat="Binary") for d in devices] for e in range(size)]
+        [[model.add_variable(f"x_{layer}_{e}_{d}", cat="Binary") for d in devices] for e in range(size)]
         for layer, size in enumerate(programme.sizes)
     ]
     pairs, largest = _pairs(programme), max((float(w.max()) for w in programme.weights), default=1.0) or 1.0
@@ -133,7 +134,7 @@ def _pulp(programme: Programme, start: Layout, time_limit_s: float, seed: int) -
     for number, pair in enumerate(pairs):
         here, there = x[pair.layer][pair.a], x[pair.layer + 1][pair.b]
         for level, loss, size in (("R", pair.device_loss, 1), ("Q", pair.node_loss, programme.devices_per_node)):
-            left = pulp.LpVariable(f"{level}_{number}", 0, 1)
+            left = model.add_variable(f"{level}_{number}", 0, 1)
             objective.append(loss / largest * left)
             for run in _groups(programme, loss, size):
                 model += left >= pulp.lpSum(here[d] - there[d] for d in run)  # (3), (4)
@@ -146,7 +147,7 @@ def _pulp(programme: Programme, start: Layout, time_limit_s: float, seed: int) -
         for d in devices:
             model += pulp.lpSum(expert[d] for expert in layer) <= int(programme.slots[d])  # (2)
     options = [f"randomSeed {seed % 2**31}", "ratioGap 0", "allowableGap 0"]
-    model.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, warmStart=True, options=options))
+    model.solve(cbc(timeLimit=time_limit_s, warmStart=True, options=options))
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return IlpResult(None, np.inf)
     layout = [np.array([[v.value() for v in expert] for expert in layer]).argmax(axis=1) for layer in x]

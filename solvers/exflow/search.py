@@ -53,6 +53,8 @@ class Incumbent:
 
 def search(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
     """Improve `incumbent` until the budget is spent or its bound is met."""
+    if incumbent.optimal or budget.late:
+        return
     _start(programme, budget, rng, incumbent)
     movable = np.flatnonzero(programme.slots)
     if len(movable) > 1 and programme.weights:

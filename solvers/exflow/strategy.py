@@ -14,6 +14,7 @@ from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..bounds import KeptBound
 from ..cost import hops_kept
+from ..counts import checked_counts
 from ..outcome import Outcome, Status, relative_gap
 from ..placement import slots_for
 from ..result import PlacementResult
@@ -22,7 +23,6 @@ from .chain import chain
 from .goal import Goal
 from .hierarchy import staged
 from .ilp import Backend, solve_ilp
-from .inputs import checked_loads, checked_transitions
 from .programme import Programme
 from .replicas import with_replicas
 from .search import ROUNDING, Incumbent, search
@@ -31,7 +31,7 @@ from .sweeps import polish
 __all__ = ["solve"]
 
 WORK = 1.5e8  # cells of assignment matrices: 3 s for 24 layers x 32 experts
-ILP_START_SHARE = 0.1  # of the work, before the integer programme
+ILP_START_WORK = 1e7  # before the integer programme
 STAGED_SHARE = 0.5  # of the work, where there are several nodes
 MAX_CELLS = 2**24
 BACKENDS = {"ortools": "ortools cp-sat", "pulp": "pulp cbc"}
@@ -98,27 +98,27 @@ def solve(
             f"method {method!r}, backend {backend!r}, time limit {time_limit_s} s;"
             " expected sweeps or ilp, ortools or pulp, more than 0 s"
         )
-    budget = Budget(WORK, time_limit_s)
-    weights_LEE = checked_transitions(transitions)
-    loads_LE = checked_loads(loads, weights_LEE)
+    budget = Budget(WORK if method == "sweeps" else ILP_START_WORK, time_limit_s)
+    num_cuts, num_experts = (*np.shape(transitions), 0, 0)[:2]
+    weights_LEE = checked_counts(transitions, "transitions", (num_cuts, num_experts, num_experts))
+    loads_LE = _default_loads(weights_LEE)
+    if loads is not None:
+        loads_LE = checked_counts(loads, "loads", loads_LE.shape)
     goal = Goal(cluster, float(weights_LEE.sum()))
-    programme = _programme(weights_LEE, cluster, slots, goal.near)
-    bound = goal.bound(programme)
+    programme = _programme(weights_LEE, goal, slots)
+    bound, status = goal.bound(programme), Status.FEASIBLE
     report = None if on_progress is None else lambda value: on_progress(goal.objective(value).value)
     incumbent = Incumbent(programme, bound.value, report)
-    status = Status.FEASIBLE
     try:
-        part = budget.part(ILP_START_SHARE if method == "ilp" else 1.0)
-        _improve(programme, incumbent, part, np.random.default_rng(seed))
-        budget.settle(part)
+        _improve(programme, incumbent, budget, np.random.default_rng(seed))
         if method == "ilp" and not incumbent.optimal:
             bound = _improve_by_ilp(programme, incumbent, bound, backend, budget, seed)
+        if budget.capped:
+            status = Status.TIME_LIMIT
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     placement = with_replicas(programme, incumbent.layout, loads_LE)
     value = goal.value(hops_kept(weights_LEE, placement, cluster.devices_per_node))
-    if status is Status.FEASIBLE and budget.capped:
-        status = Status.TIME_LIMIT
     if value >= bound.value * (1 - ROUNDING):
         status, bound = Status.OPTIMAL, KeptBound(value, bound.kind)
     objective, limit = goal.objective(value), goal.objective(bound.value).value
@@ -134,13 +134,17 @@ def solve(
     return PlacementResult(placement, outcome)
 
 
+def _default_loads(weights_LEE: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The transitions that leave each expert, in the last layer those that enter it, `[L, E]`."""
+    if not len(weights_LEE):
+        return np.ones((1, weights_LEE.shape[1]))
+    return np.concatenate([weights_LEE.sum(axis=2), weights_LEE[-1:].sum(axis=1)])
+
+
 def _programme(
-    weights_LEE: NDArray[np.float64],
-    cluster: Cluster,
-    slots: int | Sequence[int] | NDArray[np.integer] | None,
-    near_DD: NDArray[np.float64],
+    weights_LEE: NDArray[np.float64], goal: Goal, slots: int | Sequence[int] | NDArray[np.integer] | None
 ) -> Programme:
-    num_experts, num_devices = weights_LEE.shape[1], cluster.num_devices
+    num_experts, num_devices = weights_LEE.shape[1], goal.cluster.num_devices
     slots_D = slots_for(num_experts, num_devices, slots)
     if max(num_devices**2, num_experts * int(slots_D.sum())) > MAX_CELLS:
         raise UsageError(
@@ -148,12 +152,12 @@ def _programme(
             f" {int(MAX_CELLS**0.5):,} devices, and experts x slots up to {MAX_CELLS:,}"
         )
     sizes = (num_experts,) * (len(weights_LEE) + 1)
-    return Programme(list(weights_LEE), sizes, slots_D, near_DD, cluster.devices_per_node)
+    return Programme(list(weights_LEE), sizes, slots_D, goal.near, goal.cluster.devices_per_node)
 
 
 def _improve(programme: Programme, incumbent: Incumbent, budget: Budget, rng: np.random.Generator) -> None:
     """Search at one level of links; where there are two, from the staged solution too."""
-    if 1 < programme.devices_per_node < len(programme.slots):
+    if 1 < programme.devices_per_node < len(programme.slots) and not incumbent.optimal:
         layout = chain(programme, 0, rng)
         incumbent.offer(layout, programme.value(layout))
         part = budget.part(STAGED_SHARE)

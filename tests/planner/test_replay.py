@@ -1,16 +1,20 @@
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.planner.recount import Layout, read_part, recount
+from moeplan.planner.recount import Layout, Ledger, read_part, recount
 from moeplan.planner.replay import COUNTS, Route, Tally, replay
 from moeplan.planner.survey import Part, survey
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
 
 
-def random_placement(rng, layers, experts, slots, rule):
+def random_placement(rng: np.random.Generator, layers: int, experts: int, slots: Any, rule: ReplicaRule) -> Placement:
     """Any legal placement: slots differ by device, experts are replicated at random."""
     while True:
         held = [[rng.choice(experts, size=s, replace=False).tolist() for s in slots] for _ in range(layers)]
@@ -18,11 +22,19 @@ def random_placement(rng, layers, experts, slots, rule):
             return Placement.from_sets(held, experts, rule)
 
 
-def holders(placement):
+def holders(placement: Placement) -> list[list[list[int]]]:
     return [[np.flatnonzero(row).tolist() for row in placement.holds(layer)] for layer in range(placement.num_layers)]
 
 
-def both(trace, placement, cluster, dispatch, *, fraction=0.5, samples_per_step=4) -> tuple[Tally, object, Part]:
+def both(
+    trace: Any,
+    placement: Placement,
+    cluster: Cluster,
+    dispatch: Any,
+    *,
+    fraction: float = 0.5,
+    samples_per_step: int = 4,
+) -> tuple[Tally, Ledger, Part]:
     found = survey(trace)
     part = found.part(
         found.fitted(seed=3, fraction=fraction), num_devices=cluster.num_devices, samples_per_step=samples_per_step
@@ -57,8 +69,8 @@ def both(trace, placement, cluster, dispatch, *, fraction=0.5, samples_per_step=
     top_k=st.integers(1, 3),
 )
 def test_replay_and_the_naive_recount_agree_on_every_count_and_load(
-    make_trace, seed, rule, dispatch, cluster, columns, top_k
-):
+    make_trace: Any, seed: int, rule: ReplicaRule, dispatch: str, cluster: str, columns: Any, top_k: int
+) -> None:
     where = Cluster.parse(cluster)
     trace = make_trace(
         samples=30, tokens=9, top_k=top_k, seed=seed, unrouted=0.1, columns=columns, ranks=where.num_devices
@@ -73,7 +85,7 @@ def test_replay_and_the_naive_recount_agree_on_every_count_and_load(
     np.testing.assert_array_equal(tally.loads, ledger.loads)
 
 
-def test_one_token_by_hand_in_standard_and_coherent(make_trace):
+def test_one_token_by_hand_in_standard_and_coherent(make_trace: Any) -> None:
     """Experts 0-3 on device 0, 4-7 on device 1; a token at device 0 picks (5, 1), then (2, 3), then (6, 7)."""
     trace = make_trace(samples=1, tokens=1)
     trace = WithIds(trace, np.array([[[5, 1], [2, 3], [6, 7]]], dtype=np.uint16))
@@ -90,7 +102,7 @@ def test_one_token_by_hand_in_standard_and_coherent(make_trace):
     assert counts["coherent"]["hops"] == 2
 
 
-def test_top_1_coherent_moves_a_token_once_a_layer_and_standard_twice(make_trace):
+def test_top_1_coherent_moves_a_token_once_a_layer_and_standard_twice(make_trace: Any) -> None:
     trace = make_trace(samples=8, tokens=20, top_k=1)
     placement = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
     coherent, *_ = both(trace, placement, Cluster.parse("1x2"), "coherent", fraction=1.0)
@@ -99,7 +111,7 @@ def test_top_1_coherent_moves_a_token_once_a_layer_and_standard_twice(make_trace
     assert sums["device_copies"] == sums["hops"] - sums["hops_kept"] + first_hop
 
 
-def test_relabelling_the_devices_of_a_node_keeps_hops_and_swaps_loads(make_trace):
+def test_relabelling_the_devices_of_a_node_keeps_hops_and_swaps_loads(make_trace: Any) -> None:
     trace = make_trace(samples=20)
     cluster = Cluster.parse("1x2")
     ours = Placement.from_sets([[[0, 2, 4, 6], [1, 3, 5, 7]]] * 3, 8)
@@ -110,7 +122,7 @@ def test_relabelling_the_devices_of_a_node_keeps_hops_and_swaps_loads(make_trace
     np.testing.assert_array_equal(one.loads, other.loads[:, :, ::-1])
 
 
-def test_an_incomplete_last_step_is_left_out_of_loads_and_counted(make_trace):
+def test_an_incomplete_last_step_is_left_out_of_loads_and_counted(make_trace: Any) -> None:
     trace = make_trace(samples=11, tokens=5)
     placement = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
     tally, _, part = both(trace, placement, Cluster.parse("1x2"), "standard", fraction=1.0)
@@ -120,7 +132,9 @@ def test_an_incomplete_last_step_is_left_out_of_loads_and_counted(make_trace):
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_recorded_source_ranks_are_homes_only_where_the_recording_had_as_many_ranks(make_trace, ranks):
+def test_recorded_source_ranks_are_homes_only_where_the_recording_had_as_many_ranks(
+    make_trace: Any, ranks: int
+) -> None:
     trace = make_trace(samples=6, columns=("sample", "source_rank"), ranks=ranks)
     part = survey(trace).part(np.ones(6, dtype=bool), num_devices=2, samples_per_step=8)
     assert (part.home is None) == (ranks == 2)
@@ -129,15 +143,13 @@ def test_recorded_source_ranks_are_homes_only_where_the_recording_had_as_many_ra
 class WithIds:
     """A trace whose ids are replaced."""
 
-    def __init__(self, trace, ids):
+    def __init__(self, trace: Any, ids: Any) -> None:
         self.trace, self.ids = trace, ids
 
-    def batches(self, layers=None, *, phases=None):
-        import dataclasses
-
+    def batches(self, layers: Any = None, *, phases: Any = None) -> Iterator[Any]:
         for batch in self.trace.batches(layers, phases=phases):
             yield dataclasses.replace(batch, ids=self.ids) if layers is None else batch
 
 
-def trace_ids(trace):
+def trace_ids(trace: Any) -> Any:
     return np.concatenate([batch.ids for batch in trace.batches()])

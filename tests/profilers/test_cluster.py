@@ -20,14 +20,14 @@ def test_a_cluster_reads_what_it_prints(nodes: int, devices: int) -> None:
 
 def test_links_are_read_in_gigabytes_a_second_and_microseconds() -> None:
     cluster = Cluster.parse("2x8", ["intra=400:2", "inter=50:4.5"])
-    assert cluster.links["intra"] == Link(latency_s=2e-6, s_per_byte=1 / 400e9)
+    assert cluster.links["intra"] == Link(latency_s=2e-6, s_per_byte=1e-9 / 400)
     assert cluster.links["inter"].latency_s == pytest.approx(4.5e-6)
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "8", "2*8", "x8", "2x", "0x8", "8x0", "-1x8", "2x8x2", "2.0x8", " 2x8", "2x8\n", "9999999x1", "999999x999999",
-     "65537x1", "twoxeight", "٢x٨" * 9, "1e3x1"],
+     "65537x1", "twoxeight", "٢x٨", "1e3x1"],
 )  # fmt: skip
 def test_an_impossible_cluster_is_one_clear_line(text: str) -> None:
     with pytest.raises(UsageError, match="expected NxG") as caught:
@@ -37,8 +37,9 @@ def test_an_impossible_cluster_is_one_clear_line(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "intra", "intra=400", "intra=400:", "intra=:2", "up=400:2", "intra=0:2", "intra=nan:2", "intra=inf:2", "intra=-4:2",
-     "intra=400:-2", "intra=1e-30:2", "intra=400:1e30", "intra=1.2.3:4", "intra=400:2:3", "INTRA=400:2", "intra=4e999:2"],
+    ["", "intra", "intra=400", "intra=400:", "intra=:2", "up=400:2", "intra=0:2", "intra=nan:2", "intra=inf:2",
+     "intra=-4:2", "intra=400:-2", "intra=1e-30:2", "intra=400:1e30", "intra=1.2.3:4", "intra=400:2:3", "INTRA=400:2",
+     "intra=4e999:2"],
 )  # fmt: skip
 def test_an_impossible_link_is_one_clear_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"expected (KIND=GBps:us|0 <= latency)") as caught:

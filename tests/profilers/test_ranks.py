@@ -40,6 +40,12 @@ def hangs(rank: int, channel: Channel) -> None:
     channel.deliver(rank)
 
 
+def talks_and_hangs(rank: int, channel: Channel) -> None:
+    channel.greet()
+    channel.report(f"up {rank}")
+    time.sleep(600)
+
+
 def hangs_while_others_wait(rank: int, channel: Channel) -> None:
     channel.greet()
     if rank == 1:
@@ -123,11 +129,10 @@ def test_an_entry_that_a_rank_cannot_import_is_told(monkeypatch: pytest.MonkeyPa
 SCRIPT = """
 import sys
 from moeplan.profilers.ranks import run_ranks
-from tests.profilers.test_ranks import hangs
+from tests.profilers.test_ranks import talks_and_hangs
 if __name__ == "__main__":
-    print("started", flush=True)
     try:
-        run_ranks(3, hangs, timeout_s=600, on_progress=print)
+        run_ranks(3, talks_and_hangs, timeout_s=600, on_progress=lambda said: print(said, flush=True))
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
@@ -146,21 +151,18 @@ def test_no_rank_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> Non
         text=True,
         start_new_session=True,
     )
-    children = _wait_for(lambda: len(found) == 3 and found if (found := _children(parent.pid)) else [])
+    assert parent.stdout is not None
+    assert sorted(parent.stdout.readline() for _ in range(3)) == ["up 0\n", "up 1\n", "up 2\n"]
+    children = _children(parent.pid)
+    assert len(children) == 3
     os.killpg(parent.pid, signal.SIGINT) if how is signal.SIGINT else parent.kill()
     output, errors = parent.communicate(timeout=20)
-    assert _wait_for(lambda: [1] if not any(map(_alive, children)) else [])
+    end = time.monotonic() + 20
+    while any(map(_alive, children)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(_alive, children))
     assert "Traceback" not in errors
     assert ("interrupted" in output) == (how is signal.SIGINT)
-
-
-def _wait_for(condition: object) -> list[int]:
-    found: list[int] = []
-    end = time.monotonic() + 20
-    while not found and time.monotonic() < end:
-        time.sleep(0.05)
-        found = condition()  # type: ignore[operator]
-    return found
 
 
 def _children(pid: int) -> list[int]:

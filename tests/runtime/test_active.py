@@ -35,6 +35,14 @@ def test_the_active_plan_is_a_byte_copy(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / ".moeplan").iterdir()] == ["active.json"]
 
 
+def test_another_directory_gets_its_own_active_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = written(tmp_path / "plan.json", 1)
+    assert activate(plan, tmp_path / "job") == tmp_path / "job" / ".moeplan" / "active.json"
+    assert not (tmp_path / ".moeplan").exists()
+    monkeypatch.chdir(tmp_path / "job")
+    assert load_plan().seed == 1
+
+
 def test_activating_again_replaces_it(tmp_path: Path) -> None:
     for seed in (1, 2):
         activate(written(tmp_path / "plan.json", seed))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from moeplan.traces.model import NOT_ROUTED, ModelSpec
 from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import TokenBatch, TraceMeta
@@ -31,7 +32,9 @@ def meta() -> TraceMeta:
 
 @pytest.fixture
 def make_batch(meta: TraceMeta) -> Callable[..., TokenBatch]:
-    def make(tokens: int = 100, *, seed: int = 0, dropped: float = 0.1, known: tuple[str, ...] = ("sample",)) -> TokenBatch:
+    def make(
+        tokens: int = 100, *, seed: int = 0, dropped: float = 0.1, known: tuple[str, ...] = ("sample",)
+    ) -> TokenBatch:
         rng = np.random.default_rng(seed)
         cells = (tokens, meta.model.num_layers, meta.model.top_k)
         ids = rng.integers(0, meta.model.num_experts, cells).astype(np.uint16)

@@ -12,7 +12,12 @@ from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
 
 HEAVY = ("torch", "ortools", "pulp", "scipy", "pyarrow", "numba")
 REPORT = "import json, sys; print(json.dumps([m for m in sys.modules if '.' not in m]), file=sys.stderr)"
-HELP = "import sys; sys.argv = ['moeplan', *{args!r}]\nfrom moeplan.planner.cli import main\ntry: main()\nfinally:\n {report}"
+HELP = """
+import sys; sys.argv = ['moeplan', *{args!r}]
+from moeplan.planner.cli import main
+try: main()
+finally: {report}
+"""
 
 
 def loaded(code: str) -> set[str]:
@@ -30,18 +35,18 @@ def seconds(code: str) -> float:
 
 
 @pytest.mark.parametrize("code", ["import moeplan.runtime", "import moeplan.profilers.cluster"])
-def test_a_training_script_imports_the_runtime_without_anything_heavy(code):
+def test_a_training_script_imports_the_runtime_without_anything_heavy(code: str) -> None:
     assert not loaded(f"{code}\n{REPORT}") & set(HEAVY)
 
 
-def test_the_top_level_help_loads_neither_pydantic_nor_numpy_nor_anything_heavy():
+def test_the_top_level_help_loads_neither_pydantic_nor_numpy_nor_anything_heavy() -> None:
     found = loaded(HELP.format(args=["--help"], report=REPORT))
     assert not found & {"pydantic", "numpy", *HEAVY}
     assert "typer" in found
 
 
 @pytest.mark.parametrize("args", [*([c] for c in COMMANDS), *(["trace", c] for c in TRACE_COMMANDS)], ids=" ".join)
-def test_a_commands_help_loads_nothing_heavy_and_has_an_example(args):
+def test_a_commands_help_loads_nothing_heavy_and_has_an_example(args: list[str]) -> None:
     assert not loaded(HELP.format(args=[*args, "--help"], report=REPORT)) & set(HEAVY)
     done = subprocess.run(
         [sys.executable, "-m", "moeplan.planner.cli", *args, "--help"], capture_output=True, text=True
@@ -52,14 +57,14 @@ def test_a_commands_help_loads_nothing_heavy_and_has_an_example(args):
         assert "--json" in done.stdout
 
 
-def test_the_lists_of_commands_and_their_modules_are_the_same():
+def test_the_lists_of_commands_and_their_modules_are_the_same() -> None:
     for listed, of in ((COMMANDS, group), (TRACE_COMMANDS, group.load("trace"))):
         for name in listed:
             assert of.load(name).name == name
             assert of.load(name).help
 
 
-def test_help_takes_at_most_three_and_five_times_the_import_of_typer():
+def test_help_takes_at_most_three_and_five_times_the_import_of_typer() -> None:
     base = seconds("import typer")
     assert seconds(HELP.format(args=["--help"], report="pass")) < 3 * base
     assert seconds(HELP.format(args=["solve", "--help"], report="pass")) < 5 * base

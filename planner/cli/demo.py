@@ -1,0 +1,46 @@
+"""`moeplan demo`: the whole chain on the embedded model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .screen import Json, console, print_json, progress
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder for its files.")] = Path("moeplan-demo"),
+    as_json: Json = False,
+) -> None:
+    r"""Profile this machine, record the embedded model, solve, apply, and run it on 4 processes under the plan.
+
+    \b
+    Example:
+      moeplan demo -o moeplan-demo
+    """
+    from dataclasses import asdict
+
+    from ..demo.job import run_demo
+    from ..demo.report import demo_report
+    from ..profile_report import profile_report
+    from ..report import solve_report
+
+    with progress() as say:
+        done = run_demo(output, on_progress=say)
+    if as_json:
+        runs = [asdict(run) | {"replayed": copies} for run, copies in zip(done.runs, done.replayed, strict=True)]
+        print_json({"folder": str(output), "plan_sha256": done.plan.plan_sha256, "runs": runs})
+        return
+    screen = console()
+    print("$ moeplan profile --quick")
+    profile_report(done.profile, output / "profile.json", screen)
+    print("\n$ moeplan solve --strategy exflow")
+    solve_report(done.plan, output / "plan.json", screen)
+    print("\n$ moeplan apply plan.json")
+    print(done.certificate.summary(output / "plan.json", output / "traces"))
+    demo_report(done, screen)

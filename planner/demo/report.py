@@ -1,0 +1,87 @@
+"""What `moeplan demo` prints at the end: the runs beside their prediction."""
+
+from typing import TYPE_CHECKING
+
+from ...runtime.plan import Metric
+from .job import Demo
+from .run import Measured
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["demo_report"]
+
+
+def demo_report(demo: Demo, console: "Console") -> None:
+    """Outputs against the single process, copies and bytes before and after, the price, and where the files are."""
+    console.print(
+        f"\nran       the model on {demo.plan.cluster.num_devices} processes, on {demo.num_samples} other samples"
+        f" ({demo.num_tokens:,} tokens)\n"
+    )
+    console.print(_table(demo))
+    worst = max(run.largest_difference for run in demo.runs)
+    misrouted = sum(run.misrouted for run in demo.runs)
+    console.print(
+        f"\nagainst the single process: largest difference of any logit {worst:.1e}, {misrouted} expert choices differ"
+    )
+    console.print(
+        "predicted: copies on held-out samples of the recorded text; replayed: on the very text that ran, which must"
+        " equal what was measured"
+    )
+    for line in (*_coherent_lines(demo), *_standard_lines(demo)):
+        console.print(line)
+    console.print(f"files     {demo.folder}: profile.json, traces/, plan.json, .moeplan/active.json, other-traces/")
+
+
+def _table(demo: Demo) -> "Table":
+    from rich.table import Table
+
+    table = Table("measured", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for header in ("copies", "replayed", "predicted", "MB crossed", "K/V MB", "balance"):
+        table.add_column(header, justify="right")
+    for run, replayed in zip(demo.runs, demo.replayed, strict=True):
+        predicted = _predicted(demo, run)
+        table.add_row(
+            f"{run.name}, {run.dispatch_model}",
+            f"{run.copies:.3f}",
+            f"{replayed:.3f}",
+            "-" if predicted is None else f"{predicted.value:.3f}",
+            f"{run.payload_bytes / 1e6:.1f}",
+            f"{run.kv_bytes / 1e6:.1f}" if run.kv_bytes else "-",
+            f"{run.balance:.2f}",
+        )
+    return table
+
+
+def _predicted(demo: Demo, run: Measured) -> Metric | None:
+    """The copies that the plan's held-out evaluation foresaw for such a run."""
+    assert demo.plan.evaluation is not None
+    part = demo.plan.evaluation.held_out or demo.plan.evaluation.fit
+    for contender in part.contenders:
+        if (contender.name, contender.dispatch_model) == (run.name, run.dispatch_model):
+            return contender.metrics["device_copies"]
+    return None
+
+
+def _coherent_lines(demo: Demo) -> list[str]:
+    before, after = (run for run in demo.runs if run.dispatch_model == "coherent")
+    home = next(run for run in demo.runs if (run.name, run.dispatch_model) == ("contiguous", "standard"))
+    total = (after.payload_bytes + after.kv_bytes) / 1e6
+    return [
+        f"coherent: the plan moves {before.payload_bytes / 1e6:.1f} -> {after.payload_bytes / 1e6:.1f} MB of hidden"
+        f" vectors ({1 - after.payload_bytes / before.payload_bytes:.0%} less); gathering K and V costs"
+        f" {after.kv_bytes / 1e6:.1f} MB: {total:.1f} MB in all against {home.payload_bytes / 1e6:.1f} MB of"
+        " contiguous, standard"
+    ]
+
+
+def _standard_lines(demo: Demo) -> list[str]:
+    before, after = (run for run in demo.runs if run.dispatch_model == "standard")
+    change = 1 - after.copies / before.copies
+    word = f"{change:.1%} fewer" if change > 0 else f"{-change:.1%} more"
+    return [
+        "standard: tokens return home after every layer, so keeping hops saves nothing here; what is left is"
+        f" co-activation: {word} copies ({before.copies / 2:.2f} -> {after.copies / 2:.2f} distinct remote devices a"
+        f" token), balance {before.balance:.2f} -> {after.balance:.2f}"
+    ]

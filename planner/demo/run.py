@@ -1,0 +1,132 @@
+"""Running the embedded model on real processes under plans, and holding it against the single process.
+
+Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; T tokens; K experts a token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...profilers.world import World, run_world
+from ...runtime import parallelize
+from ...runtime.parallel import Dispatch
+from ...runtime.plan import Plan
+from ...runtime.traffic import Traffic
+from .model import load_embedded
+
+__all__ = ["Measured", "Trial", "run_trials"]
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A plan to run under a dispatch model, by the name it has on the screen."""
+
+    name: str
+    dispatch_model: Dispatch
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run showed, over all ranks.
+
+    Parameters
+    ----------
+    largest_difference
+        Between any logit and the single process's.
+    misrouted
+        Choices that differ from those of the single process, of all tokens, layers and K.
+    copies
+        Copies that crossed devices, a token and layer.
+    payload_bytes, kv_bytes
+        Bytes that crossed devices in the whole run: hidden vectors, and K and V.
+    balance
+        Token-expert pairs of the busiest device over the mean, mean over layers.
+    """
+
+    name: str
+    dispatch_model: Dispatch
+    largest_difference: float
+    misrouted: int
+    copies: float
+    payload_bytes: int
+    kv_bytes: int
+    balance: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every rank is given: the trials, the text int64 `[I, S]`, and its routing in one process `[I * S, L, K]`."""
+
+    trials: tuple[Trial, ...]
+    tokens: NDArray[np.int64]
+    ids: NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one rank saw of one trial."""
+
+    largest_difference: float
+    misrouted: int
+    traffic: Traffic
+
+
+def run_trials(trials: Sequence[Trial], tokens_IS: NDArray[np.int64], ids_TLK: NDArray[np.uint16]) -> list[Measured]:
+    """Run every trial on one process a device, with sample i on rank i mod D.
+
+    Parameters
+    ----------
+    tokens_IS
+        The samples; each rank holds its logits against its own single-process run.
+    ids_TLK
+        The experts of every token as a single process chose them.
+
+    Raises
+    ------
+    RankError
+        A rank died or hung.
+    """
+    num_ranks = trials[0].plan.cluster.num_devices
+    shares = run_world(num_ranks, _run_rank, _Job(tuple(trials), tokens_IS, ids_TLK), timeout_s=TIMEOUT_S)
+    assert shares is not None  # the demo starts its own ranks
+    return [_measured(trial, [rank[i] for rank in shares], tokens_IS.size) for i, trial in enumerate(trials)]
+
+
+def _run_rank(world: World, job: _Job) -> list[_Share]:
+    sample_B = torch.arange(world.rank, len(job.tokens), world.size)
+    tokens_BS = torch.from_numpy(job.tokens)[sample_B]
+    shares = []
+    with torch.inference_mode():
+        expected_BSV = load_embedded()(tokens_BS)
+        for trial in job.trials:
+            model = parallelize(load_embedded(), trial.plan, dispatch=trial.dispatch_model)
+            difference_BSV = (model(tokens_BS, sample_B) - expected_BSV).abs()
+            largest = float(difference_BSV.max()) if difference_BSV.numel() else 0.0
+            misrouted = 0
+            for layer, routed in enumerate(model.routed):
+                token_T = (routed.sample * job.tokens.shape[1] + routed.position).numpy()
+                misrouted += int((routed.ids.numpy() != job.ids[token_T, layer]).sum())
+            shares.append(_Share(largest, misrouted, model.traffic))
+            world.report(trial.name)
+    return shares
+
+
+def _measured(trial: Trial, shares: list[_Share], num_tokens: int) -> Measured:
+    loads_DL = np.array([share.traffic.loads for share in shares], dtype=np.float64)
+    copies = sum(share.traffic.copies for share in shares)
+    return Measured(
+        name=trial.name,
+        dispatch_model=trial.dispatch_model,
+        largest_difference=max(share.largest_difference for share in shares),
+        misrouted=sum(share.misrouted for share in shares),
+        copies=copies / (num_tokens * trial.plan.model.num_layers),
+        payload_bytes=sum(share.traffic.payload_bytes for share in shares),
+        kv_bytes=sum(share.traffic.kv_bytes for share in shares),
+        balance=float((loads_DL.max(axis=0) / loads_DL.mean(axis=0)).mean()),
+    )

@@ -1,0 +1,34 @@
+"""Counts from a caller, checked: transitions, loads."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["checked_counts"]
+
+
+def checked_counts(values: ArrayLike, what: str, shape: tuple[int | None, ...]) -> NDArray[np.float64]:
+    """`values` as floats of this shape (None: any length from 1), finite, at least 0.
+
+    Parameters
+    ----------
+    what
+        Their name, for the message: "loads".
+
+    Raises
+    ------
+    ValueError
+        Another shape, an empty trailing axis, or values that are negative, not finite or too large to add up.
+    """
+    found = np.asarray(values)
+    lengths = zip(shape, found.shape, strict=False)
+    fits = found.ndim == len(shape) and all(m > 0 if n is None else m == n for n, m in lengths)
+    if not fits or 0 in found.shape[1:] or found.dtype.kind not in "biuf":
+        wanted = ", ".join("*" if n is None else str(n) for n in shape)
+        raise ValueError(
+            f"{what} of shape {list(found.shape)} and type {found.dtype}; expected numbers [{wanted}], no axis empty"
+        )
+    counts = found.astype(np.float64)
+    bad = counts[~(np.isfinite(counts) & (counts >= 0) & (counts <= np.finfo(np.float64).max / (4 * counts.size)))]
+    if len(bad):
+        raise ValueError(f"{what} contain {bad[0]}; expected numbers of at least 0 with a finite sum")
+    return counts

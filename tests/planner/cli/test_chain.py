@@ -1,0 +1,110 @@
+"""The main job, as typed: profile, solve, apply in an empty directory without flags, and what else looks at it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROUTER = "import moeplan.runtime as r; print(r.load_plan().plan_sha256)"
+
+
+@pytest.fixture(scope="module")
+def home(moeplan: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the three commands ran one after another."""
+    folder = tmp_path_factory.mktemp("home")
+    done = moeplan("profile", "--quick", cwd=folder)
+    assert "TOY model" in done.stdout
+    assert "next: moeplan solve" in done.stdout
+    moeplan("solve", "--strategy", "exflow", cwd=folder)
+    moeplan("apply", "plan.json", cwd=folder)
+    return folder
+
+
+def test_the_three_commands_leave_their_four_files(home: Path) -> None:
+    assert {path.name for path in home.iterdir()} == {"profile.json", "traces", "plan.json", ".moeplan"}
+    assert (home / ".moeplan" / "active.json").read_bytes() == (home / "plan.json").read_bytes()
+
+
+def test_the_plan_names_what_it_was_made_from_and_pays_on_the_embedded_model(home: Path) -> None:
+    plan = json.loads((home / "plan.json").read_text())
+    assert plan["cluster"]["devices_per_node"] == 4
+    assert set(plan["cluster"]["links"]) == {"intra"}
+    assert plan["inputs"]["profile"]["path"] == "profile.json"
+    assert plan["inputs"]["trace"]["path"] == "traces"
+    assert plan["verdict"]["value"] == "benefit"
+
+
+def test_apply_certifies_against_the_plans_own_trace(moeplan: Any, home: Path) -> None:
+    assert "against traces" in moeplan("apply", "plan.json", cwd=home).stdout
+
+
+def test_a_command_started_by_apply_finds_the_plan(moeplan: Any, home: Path) -> None:
+    done = moeplan("apply", "plan.json", "--", sys.executable, "-c", ROUTER, cwd=home)
+    assert done.stdout.splitlines()[-1] == json.loads((home / "plan.json").read_text())["plan_sha256"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("show",),
+        ("certify", "plan.json", "--trace", "traces"),
+        ("certify", "plan.json"),
+        ("apply",),
+        ("solve", "--strategy", "eplb", "--cluster", "2x2", "--redundant", "4", "-o", "other.json"),
+        ("trace", "info"),
+        ("trace", "count", "traces", "-o", "counts"),
+        ("profile", "--cluster", "2x8", "--link", "inter=25:4.5", "-o", "described.json"),
+    ],
+    ids=" ".join,
+)
+def test_json_is_one_document_on_stdout_and_text_fits_80_columns(moeplan: Any, home: Path, args: Any) -> None:
+    json.loads(moeplan(*args, "--json", cwd=home).stdout)
+    if args[:2] == ("trace", "count"):
+        args = (*args[:-1], "counts-again")
+    lines = moeplan(*args, cwd=home).stdout.splitlines()
+    assert lines
+    if args[0] in ("show", "solve"):
+        assert max(map(len, lines)) <= 80
+
+
+def test_show_draws_every_expert_of_every_layer(moeplan: Any, home: Path) -> None:
+    rows = [line.split()[-1] for line in moeplan("show", cwd=home).stdout.splitlines() if line.startswith("layer ")]
+    assert len(rows) == 6
+    assert all(sorted(row) == sorted("0123" * 4) for row in rows)
+
+
+def test_record_import_info_and_count_from_a_users_own_files(moeplan: Any, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("To be, or not to be, that is the question.\n" * 40)
+    moeplan("trace", "record", "embedded", "--text", "book.txt", "-o", "mine", "--sample-tokens", "32", cwd=tmp_path)
+    found = json.loads(moeplan("trace", "info", "mine", "--json", cwd=tmp_path).stdout)
+    assert (found["num_tokens"], found["num_samples"]) == (1696, 53)
+    ids = np.random.default_rng(0).integers(8, size=(300, 3, 2)).astype(np.uint8)
+    ids[:, :, 1] = (ids[:, :, 0] + 1) % 8
+    np.save(tmp_path / "plain.npy", ids)
+    done = moeplan("trace", "import", "plain.npy", "-o", "plain", cwd=tmp_path)
+    assert "8" in done.stdout
+    moeplan("trace", "count", "plain", "-o", "counts", cwd=tmp_path)
+    done = moeplan("solve", "--trace", "plain", "--cluster", "1x2", cwd=tmp_path)
+    assert "blocks" in done.stdout
+
+
+def test_ctrl_c_during_profile_ends_with_130_or_keeps_what_was_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moeplan.planner.cli", "profile", "--ranks", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(9)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    left = {path.name for path in tmp_path.iterdir()}
+    if process.returncode == 130:
+        assert not left
+    else:
+        assert process.returncode == 0
+        assert json.loads((tmp_path / "profile.json").read_text())["complete"] is False
+    assert not [name for name in left if name.startswith(".profile")]

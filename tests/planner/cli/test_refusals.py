@@ -1,0 +1,126 @@
+"""What a user may get wrong: one clear line on stderr, the right exit code, no file."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeplan.planner.request import Request
+from moeplan.planner.solve import solve
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.plan import save
+
+
+@pytest.fixture(scope="module")
+def folder(make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a good trace, a good plan and many bad files."""
+    home = tmp_path_factory.mktemp("refusals")
+    trace = make_trace()
+    (home / "traces").symlink_to(trace.path)
+    plan = solve(Request(strategy="exflow", trace=str(trace.path), cluster=Cluster.parse("1x2")))
+    save(plan, home / "plan.json")
+    text = (home / "plan.json").read_text()
+    (home / "truncated.json").write_text(text[: len(text) // 2])
+    (home / "binary.json").write_bytes(os.urandom(4096))
+    (home / "deep.json").write_text("[" * 100_000)
+    (home / "nan.json").write_text(text.replace('"seed": 0', '"seed": NaN', 1))
+    (home / "edited.json").write_text(text.replace('"num_nodes": 1', '"num_nodes": 2', 1))
+    (home / "newer.json").write_text(text.replace('"schema_version": 1', '"schema_version": 99', 1))
+    (home / "empty.json").write_text("")
+    (home / "empty").mkdir()
+    (home / "junk").mkdir()
+    (home / "junk" / "part-0-1-0.parquet").write_bytes(b"PAR1 not really PAR1")
+    np.save(home / "floats.npy", np.ones((10, 2, 2)))
+    (home / "cluster.yaml").write_text("num_nodes: [1, 2]\n")
+    (home / "book.bin").write_bytes(b"\xff\xfe" * 100)
+    return home
+
+
+REFUSALS = [
+    (("solve", "--trace", "nowhere", "--cluster", "1x2"), 3, "nowhere"),
+    (("solve", "--trace", "empty", "--cluster", "1x2"), 3, "empty"),
+    (("solve", "--trace", "junk", "--cluster", "1x2"), 3, "part-0-1-0.parquet"),
+    (("solve",), 2, "--cluster NxG"),
+    (("solve", "--cluster", "1x1"), 2, "nothing to place"),
+    (("solve", "--cluster", "0x4"), 2, "0x4"),
+    (("solve", "--cluster", "four"), 2, "NxG"),
+    (("solve", "--cluster", "999999x999999"), 2, "at most"),
+    (("solve", "--cluster", "1x2", "--slots", "1"), 2, "at least 4 a device"),
+    (("solve", "--cluster", "1x2", "--redundant", "3"), 2, "--redundant"),
+    (("solve", "--cluster", "1x2", "--fit-fraction", "7"), 2, "--fit-fraction"),
+    (("solve", "--cluster", "1x2", "--fit-fraction", "nan"), 2, "--fit-fraction"),
+    (("solve", "--cluster", "1x2", "--time-limit", "-1"), 2, "--time-limit"),
+    (("solve", "--cluster", "1x2", "--phase", "decode"), 2, "decode"),
+    (("solve", "--cluster", "1x2", "--profile", "none.json"), 3, "none.json"),
+    (("solve", "--cluster", "1x2", "--profile", "binary.json"), 3, "binary.json"),
+    (("solve", "--cluster", "1x2", "--strategy", "magic"), 2, "exflow"),
+    (("solve", "--cluster", "1x2", "--strategy", "eplb", "--dispatch", "coherent"), 2, "--dispatch"),
+    (("solve", "--cluster", "1x2", "-o", "plan.json/inside"), 7, "plan.json"),
+    (("show", "none.json"), 3, "none.json"),
+    (("show", "truncated.json"), 3, "truncated.json"),
+    (("show", "binary.json"), 3, "binary.json"),
+    (("show", "deep.json"), 3, "nested too deeply"),
+    (("show", "nan.json"), 3, "NaN"),
+    (("show", "edited.json"), 3, "plan_sha256"),
+    (("show", "newer.json"), 3, "99"),
+    (("show", "empty.json"), 3, "empty.json"),
+    (("show", "traces"), 3, "traces"),
+    (("certify", "plan.json", "--trace", "junk"), 3, "junk"),
+    (("apply", "edited.json"), 3, "plan_sha256"),
+    (("apply", "plan.json", "--", "no-such-command-here"), 2, "no-such-command-here"),
+    (("trace", "info", "nowhere"), 3, "nowhere"),
+    (("trace", "info", "book.bin"), 3, "book.bin"),
+    (("trace", "import", "floats.npy", "-o", "out"), 3, "floats.npy"),
+    (("trace", "import", "book.bin", "-o", "out"), 3, "book.bin"),
+    (("trace", "import", "floats.npy", "-o", "traces"), 2, "not empty"),
+    (("trace", "record", "gpt-5", "--text", "plan.json", "-o", "out"), 2, "embedded"),
+    (("trace", "record", "embedded", "--text", "book.bin", "-o", "out"), 3, "UTF-8"),
+    (("trace", "record", "embedded", "--text", "empty.json", "-o", "out"), 2, "0"),
+    (("trace", "count", "nowhere", "-o", "out"), 3, "nowhere"),
+    (("profile", "--link", "inter=1:1"), 2, "--cluster"),
+    (("profile", "--cluster", "2x8", "--link", "inter=fast"), 2, "GBps"),
+    (("profile", "--cluster", "cluster.yaml"), 3, "cluster.yaml"),
+    (("profile", "--ranks", "0"), 2, "0"),
+    (("profile", "--device", "tpu"), 2, "tpu"),
+    (("demo", "-o", "empty/../junk"), 2, "not empty"),
+]
+
+
+@pytest.mark.parametrize(("args", "code", "words"), REFUSALS, ids=[" ".join(row[0]) for row in REFUSALS])
+def test_it_is_refused_in_one_line_with_its_code_and_nothing_is_written(
+    moeplan: Any, folder: Path, args: tuple[str, ...], code: int, words: str
+) -> None:
+    before = sorted(folder.rglob("*"))
+    done = moeplan(*args, cwd=folder, code=code)
+    assert words in done.stderr
+    if done.stderr.startswith("moeplan:"):
+        assert done.stderr.count("\n") == 1
+    assert not done.stdout
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_full_disk_leaves_the_old_plan_as_it_was(folder: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("the old plan")
+    limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+    argv = ["moeplan", "solve", "--trace", str(folder / "traces"), "--cluster", "1x2", "-o", str(plan)]
+    code = f"{limit}import sys; sys.argv = {argv!r}\nfrom moeplan.planner.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 7
+    assert done.stderr.count("\n") == 1
+    assert plan.read_text() == "the old plan"
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_an_edited_figure_is_found_by_certify_with_code_5(moeplan: Any, folder: Path, tmp_path: Path) -> None:
+    value = json.loads((folder / "plan.json").read_text())
+    value["evaluation"]["held_out"]["contenders"][0]["metrics"]["hops_kept"]["value"] += 0.01
+    (tmp_path / "plan.json").write_text(json.dumps(value))
+    done = moeplan("certify", "plan.json", "--trace", folder / "traces", cwd=tmp_path, code=5)
+    assert "hops_kept" in done.stderr

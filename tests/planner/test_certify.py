@@ -1,0 +1,115 @@
+from typing import Any
+
+import pytest
+
+from moeplan.errors import CertificationError, MismatchError
+from moeplan.planner.certify import certifiable_trace, certify
+from moeplan.planner.request import Request
+from moeplan.planner.solve import solve
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.plan import Plan, parse
+
+
+def make_plan(trace: Any, **changes: Any) -> Plan:
+    return solve(Request(**{"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("1x4")} | changes))
+
+
+def edited(plan: Plan, path: str, change: Any) -> Plan:
+    """The plan with one value of its JSON changed."""
+    value = plan.model_dump(mode="json")
+    *way, last = [int(step) if step.isdigit() else step for step in path.split(".")]
+    place: Any = value
+    for step in way:
+        place = place[step]
+    place[last] = change(place[last]) if callable(change) else change
+    return parse(value, "edited")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"strategy": "eplb", "redundant": 8},
+        {"strategy": "contiguous", "redundant": 4},
+        {"redundant": 4, "cluster": Cluster.parse("2x2")},
+        {"dispatch_model": "standard"},
+        {"fit_fraction": 1.0},
+        {"samples_per_step": 3, "seed": 5},
+        {"phases": ("prefill",)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("columns", [("sample",), ("step",), ()], ids=["sample", "step", "neither"])
+def test_every_figure_of_a_fresh_plan_is_recomputed(make_trace: Any, changes: Any, columns: Any) -> None:
+    trace = make_trace(samples=80, tokens=40, unrouted=0.05, columns=columns)
+    certificate = certify(make_plan(trace, **changes), trace.path)
+    assert certificate.figures > 20
+    assert certificate.largest_difference < 1e-12
+    assert "verdict" in certificate.checks
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("evaluation.held_out.contenders.0.metrics.device_copies.value", lambda x: x * 0.999),
+        ("evaluation.held_out.contenders.0.metrics.device_copies.low", lambda x: x * 0.999),
+        ("evaluation.held_out.contenders.1.metrics.balance.value", lambda x: x + 1e-6),
+        ("evaluation.held_out.contenders.4.metrics.hops_kept.high", lambda x: x + 1e-6),
+        ("evaluation.fit.contenders.2.metrics.kv_bytes.value", lambda x: x + 1),
+        ("evaluation.fit.contenders.3.metrics.intra_bytes.value", lambda x: x + 1),
+        ("evaluation.fit.num_tokens", lambda x: x + 1),
+        ("evaluation.held_out.num_samples", lambda x: x + 1),
+        ("evaluation.held_out.num_steps", lambda x: x + 1),
+        ("evaluation.held_out.dropped_samples", lambda x: x + 1),
+        ("outcome.placement.objective.value", lambda x: x - 1e-6),
+        ("outcome.placement.gap", lambda x: x / 2),
+        ("outcome.placement.bound", 0.0),
+        ("verdict.gain.value", lambda x: x + 1e-6),
+        ("verdict.gain.low", lambda x: x + 1e-6),
+        ("verdict.value", lambda x: "none" if x == "benefit" else "benefit"),
+        ("inputs.trace.num_tokens", lambda x: x + 1),
+        ("inputs.trace.split.seed", 9),
+        ("seed", 9),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_figure_that_the_trace_does_not_give_is_refused(make_trace: Any, path: str, change: Any) -> None:
+    trace = make_trace(samples=40, tokens=20)
+    plan = edited(make_plan(trace), path, change)
+    with pytest.raises(CertificationError):
+        certify(plan, trace.path)
+
+
+def test_a_missing_or_invented_metric_is_refused(make_trace: Any) -> None:
+    trace = make_trace()
+    plan = make_plan(trace, cluster=Cluster.parse("1x2"))
+    for change in (lambda m: {**m, "speed": {"value": 9.0, "low": None, "high": None}}, lambda _: {}):
+        with pytest.raises(CertificationError, match="metrics"):
+            certify(edited(plan, "evaluation.held_out.contenders.0.metrics", change), trace.path)
+
+
+def test_another_trace_is_refused_by_its_hash(make_trace: Any) -> None:
+    plan = make_plan(make_trace(seed=1))
+    with pytest.raises(MismatchError, match="hash"):
+        certify(plan, make_trace(seed=2).path)
+
+
+def test_without_a_trace_only_the_structure_is_checked_and_it_says_so(make_trace: Any) -> None:
+    trace = make_trace()
+    certificate = certify(make_plan(trace))
+    assert certificate.checks == ["placement rules", "gap of placement"]
+    assert "structure only" in certificate.summary("plan.json", None)
+
+
+def test_a_plan_finds_its_own_trace_only_while_that_has_its_hash(make_trace: Any, tmp_path: Any) -> None:
+    import shutil
+
+    trace = make_trace()
+    folder = tmp_path / "trace"
+    shutil.copytree(trace.path, folder)
+    plan = make_plan(type("Trace", (), {"path": folder}))
+    assert certifiable_trace(plan) == str(folder)
+    shutil.copy(next(folder.glob("*.parquet")), folder / "part-0-1-1.parquet")
+    assert certifiable_trace(plan) is None
+    shutil.rmtree(folder)
+    assert certifiable_trace(plan) is None

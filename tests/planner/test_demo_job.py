@@ -1,0 +1,69 @@
+"""The main job on real processes, and what it must show."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from moeplan.errors import UsageError
+from moeplan.planner.demo.job import Demo, run_demo
+from moeplan.planner.demo.report import demo_report
+from moeplan.runtime.active import load_plan
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    return run_demo(tmp_path_factory.mktemp("demo") / "out")
+
+
+def test_every_run_gives_the_outputs_and_the_routing_of_the_single_process(demo: Demo) -> None:
+    assert [(run.name, run.dispatch_model) for run in demo.runs] == [
+        ("contiguous", "coherent"),
+        ("plan", "coherent"),
+        ("contiguous", "standard"),
+        ("plan", "standard"),
+    ]
+    assert all(run.misrouted == 0 for run in demo.runs)
+    assert all(run.largest_difference < 1e-3 for run in demo.runs)  # float32 logits of about 20
+
+
+def test_measured_copies_are_those_of_a_replay_to_the_last_one(demo: Demo) -> None:
+    assert [run.copies for run in demo.runs] == pytest.approx(demo.replayed, rel=1e-12)
+
+
+def test_the_plan_moves_fewer_bytes_than_contiguous_in_coherent(demo: Demo) -> None:
+    before, after, *_ = demo.runs
+    assert after.payload_bytes < 0.9 * before.payload_bytes
+    assert after.kv_bytes == before.kv_bytes == demo.num_tokens * 6 * 3 * 32 * 4
+    spec = demo.plan.model
+    for run in demo.runs:
+        assert run.payload_bytes == round(run.copies * demo.num_tokens * 6) * (spec.hidden_size or 0) * 4
+
+
+def test_the_files_are_where_it_says(demo: Demo) -> None:
+    assert {path.name for path in demo.folder.iterdir()} == {
+        "profile.json",
+        "traces",
+        "plan.json",
+        ".moeplan",
+        "other-traces",
+    }
+    assert load_plan(demo.folder / ".moeplan" / "active.json") == demo.plan
+    assert json.loads((demo.folder / "profile.json").read_text())["complete"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_its_report_fits_the_screen_and_names_every_run(demo: Demo, width: int) -> None:
+    console = Console(width=width, record=True, highlight=False)
+    demo_report(demo, console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    for words in ("plan, coherent", "contiguous, standard", "K and V", "saves nothing"):
+        assert words in text
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        run_demo(tmp_path)

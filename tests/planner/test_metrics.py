@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeplan.planner.intervals import interval, resampled_sums
+from moeplan.planner.metrics import figures
+from moeplan.planner.replay import COUNTS, Tally
+from moeplan.traces.model import Attention, ModelSpec
+
+MODEL = ModelSpec(
+    name="m",
+    layer_ids=(0, 1),
+    num_experts=4,
+    top_k=1,
+    hidden_size=10,
+    dtype_bytes=2,
+    attention=Attention(kv_size=5),
+)
+
+
+def tally(rows: list[dict[str, int]], loads: list[list[list[int]]]) -> Tally:
+    counts = np.array([[row.get(name, 0) for name in COUNTS] for row in rows], dtype=np.int64)
+    return Tally(counts, np.array(loads, dtype=np.int64))
+
+
+def test_shares_copies_balance_and_bytes_by_hand() -> None:
+    rows = [
+        {"tokens": 4, "hops": 4, "hops_kept": 1, "node_hops_kept": 3, "device_copies": 6, "node_copies": 2},
+        {"tokens": 6, "hops": 6, "hops_kept": 4, "node_hops_kept": 6, "device_copies": 4, "node_copies": 0},
+    ]
+    found = figures(
+        tally(rows, [[[6, 4], [9, 1]], [[5, 5], [0, 0]]]), MODEL, coherent=True, tokens_per_step=5, seed=0
+    ).value
+    assert found["hops_kept"] == 0.5
+    assert found["node_hops_kept"] == 0.9
+    assert found["device_copies"] == 10 / 20
+    assert found["node_copies"] == 2 / 20
+    assert found["balance"] == pytest.approx((6 / 5 + 9 / 5 + 5 / 5) / 3)  # the idle layer of step 1 has no balance
+    assert found["inter_bytes"] == pytest.approx(0.1 * 2 * 5 * 10 * 2)
+    assert found["intra_bytes"] == pytest.approx(0.4 * 2 * 5 * 10 * 2)
+    assert found["kv_bytes"] == pytest.approx(5 * 2 * 1 * 5 * 2)
+
+
+def test_sizes_that_are_unknown_leave_their_metrics_out() -> None:
+    bare = ModelSpec(name="m", layer_ids=(0,), num_experts=4, top_k=1)
+    found = figures(tally([{"tokens": 4}], [[[1, 1]]]), bare, coherent=True, tokens_per_step=4, seed=0).value
+    assert found.keys() == {"device_copies", "node_copies", "balance", "balance_p95"}
+
+
+def test_a_gain_is_paired_so_that_a_constant_gain_has_no_width() -> None:
+    rng = np.random.default_rng(0)
+    tokens, copies = rng.integers(5, 50, size=40), rng.integers(0, 90, size=40)
+    base = [{"tokens": int(t), "device_copies": int(c + t)} for t, c in zip(tokens, copies, strict=True)]
+    less = [{"tokens": int(t), "device_copies": int(c)} for t, c in zip(tokens, copies, strict=True)]
+    theirs, ours = (
+        figures(tally(rows, [[[1, 1], [1, 1]]]), MODEL, coherent=False, tokens_per_step=1, seed=1)
+        for rows in (base, less)
+    )
+    gain = ours.gain("device_copies", theirs)
+    assert (gain.value, gain.low, gain.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert interval(ours.draws["device_copies"])[0] < interval(ours.draws["device_copies"])[1]
+
+
+@given(st.integers(2, 30), st.integers(0, 2**31))
+def test_resampled_sums_are_sums_of_as_many_rows_drawn_with_replacement(num_rows: int, seed: int) -> None:
+    ones_and_powers = np.stack([np.ones(num_rows), 2.0 ** np.arange(num_rows)], axis=1)
+    sums = resampled_sums(ones_and_powers, seed=seed)
+    assert (sums[:, 0] == num_rows).all()
+    draw = np.random.default_rng(seed).integers(num_rows, size=num_rows)
+    assert sums[0, 1] == ones_and_powers[draw, 1].sum()
+
+
+def test_a_95_percent_interval_covers_the_truth_about_95_times_in_100() -> None:
+    rng = np.random.default_rng(5)
+    hits = 0
+    for seed in range(100):
+        tokens = rng.integers(1, 60, size=80)
+        values = np.stack([tokens, rng.binomial(tokens, 0.3)], axis=1)
+        sums = resampled_sums(values, seed=seed)
+        low, high = interval(sums[:, 1] / sums[:, 0])
+        assert low is not None
+        assert high is not None
+        hits += low <= 0.3 <= high
+    assert 85 <= hits <= 100
+
+
+def test_an_undefined_figure_has_no_interval() -> None:
+    assert interval(np.full(10, np.nan)) == (None, None)

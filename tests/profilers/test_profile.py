@@ -1,0 +1,239 @@
+"""The Profile's JSON: round trips, and one clear line for every file that is none."""
+
+import copy
+import datetime
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeplan.errors import InputError, StorageError
+from moeplan.profilers.cluster import Cluster, Link
+from moeplan.profilers.environment import Environment
+from moeplan.profilers.fit import AlphaBeta, Fit, HeldOut
+from moeplan.profilers.measurement import Measurement
+from moeplan.profilers.profile import CaseResult, Profile, load, parse, save
+
+SECONDS = st.floats(1e-9, 1e4)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+MEASUREMENTS = st.builds(
+    Measurement.of,
+    st.dictionaries(NAMES, st.integers(0, 2**62), min_size=1, max_size=3),
+    st.integers(1, 2**62),
+    st.lists(SECONDS, min_size=1, max_size=8),
+)
+HELD_OUT = st.builds(
+    lambda works, errors: HeldOut(works=tuple(works), median_error=min(errors), worst_error=max(errors)),
+    st.lists(st.integers(1, 2**62), min_size=1, max_size=3),
+    st.tuples(st.floats(0, 10), st.floats(0, 10)),
+)
+FITS = st.builds(
+    lambda a_s, b_s, held_out: Fit(model=AlphaBeta(a_s=a_s, b_s=b_s), held_out=held_out),
+    st.floats(0, 1e3),
+    st.floats(1e-18, 1e3),
+    st.none() | HELD_OUT,
+)
+LINKS = st.dictionaries(
+    st.sampled_from(["intra", "inter"]), st.builds(Link, st.floats(0, 3599), st.floats(1e-18, 0.9)), max_size=2
+)
+CLUSTERS = st.builds(Cluster, st.integers(1, 256), st.integers(1, 256), LINKS)
+ENVIRONMENTS = st.builds(
+    Environment,
+    device=NAMES,
+    backend=NAMES,
+    torch=NAMES,
+    driver=st.none() | NAMES,
+    nccl=st.none() | NAMES,
+    cpu=NAMES,
+    cpus=st.integers(1, 512),
+    threads=st.integers(1, 512),
+    num_ranks=st.integers(1, 512),
+    num_hosts=st.integers(1, 512),
+    python=NAMES,
+    system=NAMES,
+)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Measured and described profiles."""
+    if draw(st.booleans()):
+        return Profile.make(source="described", cluster=draw(CLUSTERS))
+    results = st.builds(
+        lambda unit, found: CaseResult(unit=unit, measurements=tuple(found)),
+        st.sampled_from(["bytes", "macs"]),
+        st.lists(MEASUREMENTS, min_size=1, max_size=3),
+    )
+    cases = draw(st.dictionaries(NAMES, results, min_size=1, max_size=2))
+    return Profile.make(
+        source="measured",
+        complete=draw(st.booleans()),
+        cluster=draw(CLUSTERS),
+        environment=draw(ENVIRONMENTS),
+        cases=cases,
+        fits=draw(st.dictionaries(st.sampled_from(sorted(cases)), FITS, max_size=2)),
+    )
+
+
+@given(profile=profiles())
+def test_a_profile_is_what_its_json_says(profile: Profile) -> None:
+    assert parse(json.loads(json.dumps(profile.model_dump(mode="json"))), "profile.json") == profile
+
+
+@pytest.fixture
+def profile() -> Profile:
+    measurement = Measurement.of({"bytes_per_pair": 8}, 8, [1.0, 3.0, 2.0])
+    held_out = HeldOut(works=(8,), median_error=0.1, worst_error=0.2)
+    return Profile.make(
+        source="measured",
+        cluster=Cluster(1, 2, {"intra": Link(1e-5, 1e-9)}),
+        environment=Environment(
+            device="x", backend="gloo", torch="2", driver=None, nccl=None, cpu="x", cpus=2, threads=1, num_ranks=2,
+            num_hosts=1, python="3.11", system="Linux",
+        ),
+        cases={"all_to_all": CaseResult(unit="bytes", measurements=(measurement,))},
+        fits={"all_to_all": Fit(model=AlphaBeta(a_s=1e-5, b_s=1e-9), held_out=held_out)},
+    )  # fmt: skip
+
+
+def test_a_saved_profile_loads_as_it_was(profile: Profile, tmp_path: Path) -> None:
+    save(profile, tmp_path / "deep" / "profile.json")
+    assert load(tmp_path / "deep" / "profile.json") == profile
+    assert profile.created_at.tzinfo == datetime.UTC
+
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+def first(value: dict[str, Any]) -> dict[str, Any]:
+    """The first measurement in a decoded profile."""
+    found: dict[str, Any] = value["cases"]["all_to_all"]["measurements"][0]
+    return found
+
+
+EDITS: dict[str, Edit] = {
+    "no version": lambda v: v.pop("schema_version"),
+    "a later version": lambda v: v.update(schema_version=2),
+    "a version of a wrong type": lambda v: v.update(schema_version=[1] * 10_000),
+    "a version as text": lambda v: v.update(schema_version="1"),
+    "no cluster": lambda v: v.pop("cluster"),
+    "an extra key": lambda v: v.update(comment="hello"),
+    "an extra key that breaks lines": lambda v: v.update({"a\nb\x1b[31m" * 99: 1}),
+    "an extra key in a measurement": lambda v: first(v).update(note=1),
+    "an extra key in the cluster": lambda v: v["cluster"].update(racks=1),
+    "a cluster of no nodes": lambda v: v["cluster"].update(num_nodes=0),
+    "an absurd cluster": lambda v: v["cluster"].update(num_nodes=10**30),
+    "a cluster in words": lambda v: v.update(cluster="1x2"),
+    "half a node": lambda v: v["cluster"].update(num_nodes=1.5),
+    "nodes as text": lambda v: v["cluster"].update(num_nodes="1"),
+    "an unknown link": lambda v: v["cluster"]["links"].update(up={"latency_s": 1e-6, "s_per_byte": 1e-9}),
+    "a link backwards in time": lambda v: v["cluster"]["links"]["intra"].update(latency_s=-1e-6),
+    "an infinitely fast link": lambda v: v["cluster"]["links"]["intra"].update(s_per_byte=0),
+    "negative seconds": lambda v: first(v)["samples_s"].__setitem__(0, -1.0),
+    "zero seconds": lambda v: first(v)["samples_s"].__setitem__(0, 0),
+    "absurd seconds": lambda v: first(v)["samples_s"].__setitem__(0, 1e300),
+    "seconds as text": lambda v: first(v)["samples_s"].__setitem__(0, "1.0"),
+    "no samples": lambda v: first(v).update(samples_s=[]),
+    "samples of another shape": lambda v: first(v).update(samples_s=[[1.0, 2.0, 3.0]]),
+    "percentiles of other samples": lambda v: first(v).update(median_s=1.5),
+    "no size": lambda v: first(v).update(size={}),
+    "a negative size": lambda v: first(v)["size"].update(bytes_per_pair=-8),
+    "no work": lambda v: first(v).update(work=0),
+    "work that is true": lambda v: first(v).update(work=True),
+    "an unknown unit": lambda v: v["cases"]["all_to_all"].update(unit="miles"),
+    "a fit of nothing": lambda v: v["fits"].update(gemm=v["fits"]["all_to_all"]),
+    "a falling fit": lambda v: v["fits"]["all_to_all"]["model"].update(b_s=-1e-9),
+    "an unknown model": lambda v: v["fits"]["all_to_all"]["model"].update(kind="oracle"),
+    "a median error above the worst": lambda v: v["fits"]["all_to_all"]["held_out"].update(median_error=9.0),
+    "measured nowhere": lambda v: v.update(environment=None),
+    "measurements in a description": lambda v: v.update(source="described", environment=None),
+    "a date that is none": lambda v: v.update(created_at="yesterday"),
+    "cases in a list": lambda v: v.update(cases=[]),
+    "a lone surrogate": lambda v: v["environment"].update(cpu="\ud800"),
+}
+TEXTS: dict[str, bytes] = {
+    "empty": b"",
+    "a list": b"[]",
+    "null": b"null",
+    "a number": b"7",
+    "binary": bytes(range(256)) * 8,
+    "Parquet": b"PAR1" + bytes(64),
+    "UTF-16": '{"schema_version": 1}'.encode("utf-16"),
+    "NaN": b'{"schema_version": 1, "complete": NaN}',
+    "infinity": b'{"schema_version": 1, "cluster": -Infinity}',
+    "a number beyond floats": b'{"schema_version": 1, "cluster": {"num_nodes": 1e999}}',
+    "a number of 5,000 digits": b'{"schema_version": ' + b"9" * 5000 + b"}",
+    "a key twice": b'{"schema_version": 1, "schema_version": 1}',
+    "deep nesting": b'{"schema_version": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "two values": b'{"schema_version": 1} {}',
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_changed_profile_is_refused_in_one_clear_line(profile: Profile, tmp_path: Path, name: str) -> None:
+    value = copy.deepcopy(profile.model_dump(mode="json"))
+    EDITS[name](value)
+    _refused(tmp_path / "profile.json", json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_file_that_is_no_profile_is_refused_in_one_clear_line(tmp_path: Path, name: str) -> None:
+    _refused(tmp_path / "profile.json", TEXTS[name])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_profile_is_refused_in_one_clear_line(profile: Profile, tmp_path: Path, share: float) -> None:
+    whole = json.dumps(profile.model_dump(mode="json")).encode()
+    _refused(tmp_path / "profile.json", whole[: int(len(whole) * share)])
+
+
+def test_a_file_of_absurd_size_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    with path.open("wb") as stream:
+        stream.truncate(2**40)
+    with pytest.raises(InputError, match="bytes, expected a profile of at most"):
+        load(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(InputError, match="cannot be read as a profile"):
+            load(path)
+
+
+def _refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert message.isprintable(), message
+    assert len(message) - len(str(path)) < 300, message
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [(OSError(errno.ENOSPC, "No space left"), StorageError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_a_write_that_breaks_off_leaves_the_old_profile_and_nothing_else(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException, told: type[BaseException]
+) -> None:
+    path = tmp_path / "profile.json"
+    save(profile, path)
+    before = path.read_bytes()
+    write = Path.write_text
+
+    def broken(self: Path, data: str, **kwargs: Any) -> int:
+        write(self, data[: len(data) // 2], **kwargs)
+        raise fault
+
+    monkeypatch.setattr(Path, "write_text", broken)
+    with pytest.raises(told):
+        save(profile.model_copy(update={"complete": False}), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,91 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import exflow
+from moeplan.solvers.exflow import strategy
+from moeplan.solvers.exflow.ilp import Backend, solve_ilp
+from moeplan.solvers.exflow.programme import Programme
+from moeplan.solvers.outcome import Status
+
+Array = NDArray[Any]
+BruteForce = Callable[[Array, list[int], Array], float]
+TWO_NODES = 8.0 - np.array([[0, 1, 8, 8], [1, 0, 8, 8], [8, 8, 0, 1], [8, 8, 1, 0]])
+CASES = {
+    "two devices": (4, [2, 2], np.eye(2), 2),
+    "unequal slots": (4, [3, 1], np.eye(2), 2),
+    "room to spare": (4, [3, 2], np.eye(2), 2),
+    "two nodes of two": (4, [1, 1, 1, 1], TWO_NODES, 2),
+    "nodes of one device": (4, [2, 2], 8 * np.eye(2), 1),
+}
+
+
+@pytest.mark.parametrize("backend", ["ortools", "pulp"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("whole", [True, False])
+def test_both_backends_reach_brute_force_from_the_worst_start(
+    brute_force: BruteForce, rng: np.random.Generator, backend: Backend, case: str, whole: bool
+) -> None:
+    num_experts, slots, near, group = CASES[case]
+    weights = rng.dirichlet(np.full(num_experts, 0.4), (2, num_experts))
+    weights = np.round(weights * 50) if whole else weights
+    programme = Programme(list(weights), (num_experts,) * 3, np.array(slots), near, group)
+    found = solve_ilp(programme, programme.first_layout(), backend, time_limit_s=60, seed=0)
+    best = brute_force(weights, slots, near)
+    assert found.layout is not None
+    assert programme.value(found.layout) == pytest.approx(best, rel=1e-9)
+    assert found.bound == pytest.approx(best, rel=1e-9)
+    assert all((np.bincount(device, minlength=len(slots)) <= slots).all() for device in found.layout)
+
+
+@pytest.mark.parametrize("backend", ["ortools", "pulp"])
+def test_the_method_ilp_proves_what_simple_bounds_cannot(rng: np.random.Generator, backend: Backend) -> None:
+    weights = rng.poisson(rng.dirichlet(np.full(6, 0.5), (2, 6)) * 100)
+    found = exflow.solve(weights, Cluster(1, 2), method="ilp", backend=backend, time_limit_s=60).outcome
+    assert found.backend == {"ortools": "ortools cp-sat", "pulp": "pulp cbc"}[backend]
+    assert (found.status, found.gap, found.bound_kind) == (Status.OPTIMAL, 0, "ilp")
+
+
+@pytest.mark.parametrize("backend", ["ortools", "pulp"])
+def test_at_the_time_limit_the_integer_programme_gives_the_best_found_with_bound_and_gap(
+    rng: np.random.Generator, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy, "ILP_START_WORK", 1e5)
+    weights = rng.poisson(rng.dirichlet(np.full(12, 0.5), (5, 12)) * 100)
+    found = exflow.solve(weights, Cluster(1, 4), method="ilp", backend=backend, time_limit_s=2).outcome
+    assert found.status is Status.TIME_LIMIT
+    assert found.wall_s < 5
+    assert found.bound is not None
+    assert found.gap is not None
+    assert found.gap > 0
+    assert found.objective.value < found.bound <= 1
+
+
+def test_with_replicas_the_integer_programme_claims_no_bound_of_its_own(rng: np.random.Generator) -> None:
+    weights = rng.poisson(rng.dirichlet(np.full(4, 0.5), (2, 4)) * 100)
+    found = exflow.solve(weights, Cluster(1, 3), slots=2, method="ilp", time_limit_s=20)
+    assert found.placement.has_replicas
+    assert found.outcome.bound_kind != "ilp"
+
+
+@pytest.mark.parametrize("order", [("ortools", "pulp"), ("pulp", "ortools")])
+def test_both_backends_work_in_one_process_in_either_order(order: tuple[str, str]) -> None:
+    code = f"""
+import numpy as np
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import exflow
+weights = np.arange(32).reshape(2, 4, 4) % 5
+values = [exflow.solve(weights, Cluster(1, 2), method="ilp", backend=b).outcome.objective.value for b in {order}]
+assert abs(values[0] - values[1]) < 1e-9, values
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

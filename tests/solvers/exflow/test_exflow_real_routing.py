@@ -1,0 +1,41 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import exflow
+from moeplan.solvers.cost import hops_kept
+from moeplan.traces.split import fitted
+
+Array = NDArray[Any]
+GATE = {4: 0.69, 8: 0.56, 16: 0.435, 32: 0.335}
+
+
+@pytest.fixture(scope="module")
+def routing(real_data: Path) -> tuple[Array, Array]:
+    path = real_data / "gpt-oss-20b" / "routing.npz"
+    if not path.exists():
+        pytest.skip(f"real routing absent: {path}")
+    with np.load(path) as data:
+        return data["expert_ids"][:, :, 0].astype(np.int64), data["seq_id"].astype(np.int64)
+
+
+def transitions(ids: Array) -> Array:
+    pairs = ids[:, :-1] * 32 + ids[:, 1:]
+    return np.stack([np.bincount(pair, minlength=1024) for pair in pairs.T]).reshape(-1, 32, 32)
+
+
+@pytest.mark.parametrize("num_devices", GATE)
+def test_placements_of_real_routing_keep_the_hops_of_unseen_samples(
+    routing: tuple[Array, Array], num_devices: int
+) -> None:
+    ids, sample = routing
+    samples, of_sample = np.unique(sample, return_inverse=True)
+    fit = fitted(samples, seed=0, fraction=0.5)[of_sample]
+    found = exflow.solve(transitions(ids[fit]), Cluster(1, num_devices), time_limit_s=30)
+    unseen = transitions(ids[~fit]).astype(float)
+    assert hops_kept(unseen, found.placement, num_devices).device.sum() / unseen.sum() >= GATE[num_devices]
+    assert found.outcome.wall_s < 30

@@ -1,0 +1,195 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from moeplan.errors import UsageError
+from moeplan.profilers.cluster import Cluster, Link
+from moeplan.solvers import exflow
+from moeplan.solvers.exflow import strategy
+from moeplan.solvers.outcome import Status
+from moeplan.solvers.placement import Placement, ReplicaRule
+
+Array = NDArray[Any]
+BruteForce = Callable[[Array, list[int], Array], float]
+
+
+@pytest.fixture(autouse=True)
+def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "WORK", 2e6)
+
+
+def skewed(seed: int, num_layers: int, num_experts: int) -> Array:
+    rng = np.random.default_rng(seed)
+    rows = rng.dirichlet(np.full(num_experts, 0.2), (num_layers - 1, num_experts))
+    return np.asarray(rng.poisson(rows * 200))
+
+
+def mean_cost(weights: Array, placement: Placement, cost: Array) -> float:
+    """The mean cost of a transition, token by token, from nothing but the table of slots."""
+    device = np.zeros((placement.num_layers, placement.num_experts), dtype=int)
+    first = 0
+    for d, size in enumerate(placement.slots.tolist()):
+        for layer in range(placement.num_layers):
+            device[layer, placement.physical_to_logical[layer, first : first + size]] = d
+        first += size
+    total = sum(weights[l, a, b] * cost[device[l, a], device[l + 1, b]] for l, a, b in np.ndindex(weights.shape))
+    return float(total / weights.sum())
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.sampled_from([(1, 4), (2, 2), (4, 1), (2, 3), (3, 2)]), st.sampled_from([12, 24]))
+def test_the_objective_is_what_the_placement_gives_and_the_bound_holds(
+    seed: int, shape: tuple[int, int], num_experts: int
+) -> None:
+    links = {"intra": Link(0, 1e-11), "inter": Link(0, 4e-11)}
+    cluster, weights = Cluster(*shape, links), skewed(seed, 4, num_experts)
+    node = np.arange(cluster.num_devices) // shape[1]
+    cost = np.where(node[:, None] == node, 1.0, 4.0) - np.eye(cluster.num_devices)
+    found = exflow.solve(weights, cluster, seed=seed % 7, time_limit_s=60)
+    outcome = found.outcome
+    assert outcome.bound is not None
+    if shape[0] == 1:
+        assert outcome.objective.name == "hops_kept"
+        assert outcome.objective.value == pytest.approx(1 - mean_cost(weights, found.placement, cost))
+        assert outcome.objective.value <= outcome.bound <= 1
+    else:
+        assert outcome.objective.name == "hop_cost"
+        assert outcome.objective.value == pytest.approx(mean_cost(weights, found.placement, cost))
+        assert 0 <= outcome.bound <= outcome.objective.value
+    assert found.placement.replica_rule is ReplicaRule.NEAREST
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_any_experts_and_slots_give_a_legal_placement_within_its_bound(data: st.DataObject) -> None:
+    nodes, group, num_experts = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9)))
+    slots = data.draw(st.lists(st.integers(0, num_experts), min_size=nodes * group, max_size=nodes * group))
+    slots[-1] = num_experts if sum(slots) < num_experts else slots[-1]
+    weights = skewed(data.draw(st.integers(0, 99)), data.draw(st.integers(1, 4)), num_experts)
+    found = exflow.solve(weights, Cluster(nodes, group), slots=slots, time_limit_s=60)
+    outcome = found.outcome
+    assert found.placement.slots.tolist() == slots  # Placement itself refuses whatever else is wrong
+    assert outcome.bound is not None
+    assert (
+        outcome.objective.value * (1 if outcome.objective.sense == "min" else -1)
+        >= outcome.bound * (1 if outcome.objective.sense == "min" else -1) - 1e-12
+    )
+
+
+def test_surplus_slots_go_to_the_highest_loads_a_replica() -> None:
+    loads = np.array([[9.0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 8.0], [1, 1, 4, 4, 1, 1]])
+    found = exflow.solve(skewed(0, 3, 6), Cluster(1, 4), loads=loads)
+    counts = [np.bincount(row, minlength=6).tolist() for row in found.placement.physical_to_logical]
+    assert counts == [[3, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 3], [1, 1, 2, 2, 1, 1]]
+
+
+def test_every_expert_everywhere_keeps_every_hop() -> None:
+    found = exflow.solve(skewed(1, 3, 4), Cluster(1, 3), slots=4)
+    assert found.outcome.objective.value == 1
+    assert found.outcome.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("scale", [1, 1e-7])
+def test_one_expert_a_device_is_proven_optimal(brute_force: BruteForce, scale: float) -> None:
+    weights = skewed(3, 4, 5) * scale
+    found = exflow.solve(weights, Cluster(1, 5)).outcome
+    assert found.status is Status.OPTIMAL
+    assert found.gap == 0
+    assert found.objective.value == pytest.approx(brute_force(weights, [1] * 5, np.eye(5)) / weights.sum())
+
+
+def test_renaming_experts_and_devices_leaves_the_objective_of_the_optimum_unchanged() -> None:
+    weights, order = skewed(4, 3, 8), np.random.default_rng(0).permutation(8)
+    as_given = exflow.solve(weights, Cluster(1, 2), slots=[5, 3]).outcome.objective.value
+    experts_renamed = exflow.solve(weights[:, order][:, :, order], Cluster(1, 2), slots=[5, 3]).outcome.objective.value
+    devices_renamed = exflow.solve(weights, Cluster(1, 2), slots=[3, 5]).outcome.objective.value
+    assert as_given == pytest.approx(experts_renamed) == pytest.approx(devices_renamed)
+
+
+@pytest.mark.parametrize("cluster", [Cluster(1, 4), Cluster(2, 2)])
+def test_a_seed_gives_the_same_placement_again(cluster: Cluster) -> None:
+    weights = skewed(5, 6, 16)
+    tables = [exflow.solve(weights, cluster, seed=s).placement.physical_to_logical for s in (3, 3)]
+    assert (tables[0] == tables[1]).all()
+
+
+@pytest.mark.parametrize(("cluster", "name"), [(Cluster(1, 2), "hops_kept"), (Cluster(2, 2), "hop_cost")])
+@pytest.mark.parametrize("weights", [np.zeros((2, 4, 4)), np.zeros((0, 4, 4), dtype=int)])
+def test_without_transitions_nothing_hops(cluster: Cluster, name: str, weights: Array) -> None:
+    found = exflow.solve(weights, cluster)
+    assert found.outcome.objective.name == name
+    assert found.outcome.objective.value == (1 if name == "hops_kept" else 0)
+    assert (found.outcome.status, found.outcome.gap) == (Status.OPTIMAL, 0)
+    assert found.placement.num_layers == len(weights) + 1
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_ctrl_c_gives_the_best_found_so_far(after: int) -> None:
+    seen: list[float] = []
+
+    def interrupt(value: float) -> None:
+        seen.append(value)
+        if len(seen) == after:
+            raise KeyboardInterrupt
+
+    found = exflow.solve(skewed(6, 8, 32), Cluster(1, 4), on_progress=interrupt)
+    assert found.outcome.status is Status.INTERRUPTED
+    assert found.outcome.objective.value == pytest.approx(seen[-1])
+    assert seen == sorted(seen)
+
+
+def test_the_time_limit_is_kept_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "WORK", 1e12)
+    found = exflow.solve(skewed(7, 16, 64), Cluster(1, 8), time_limit_s=1.0)
+    assert found.outcome.status is Status.TIME_LIMIT
+    assert found.outcome.wall_s < 2
+
+
+BAD_TRANSITIONS = {
+    "one axis": np.ones(3),
+    "two axes": np.ones((3, 3)),
+    "not square": np.ones((1, 3, 4)),
+    "no experts": np.ones((1, 0, 0)),
+    "a scalar": np.float64(1),
+    "text": np.array([[["a"]]]),
+    "complex": np.ones((1, 2, 2)) * 1j,
+    "negative": -np.ones((1, 2, 2)),
+    "NaN": np.full((1, 2, 2), np.nan),
+    "infinite": np.full((1, 2, 2), np.inf),
+    "too large to add": np.full((1, 2, 2), 1e308),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TRANSITIONS)
+def test_transitions_that_are_none_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"transitions .*expected"):
+        exflow.solve(BAD_TRANSITIONS[name], Cluster(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"loads": np.ones((1, 4))}, ValueError),
+        ({"loads": -np.ones((3, 4))}, ValueError),
+        ({"method": "guess"}, ValueError),
+        ({"backend": "abacus"}, ValueError),
+        ({"time_limit_s": 0}, ValueError),
+        ({"time_limit_s": float("nan")}, ValueError),
+        ({"slots": 1}, UsageError),
+        ({"slots": [4, 4, 4]}, UsageError),
+        ({"slots": 5}, UsageError),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match="expected"):
+        exflow.solve(skewed(0, 3, 4), Cluster(1, 2), **options)
+
+
+def test_absurd_clusters_are_refused_before_anything_is_allocated() -> None:
+    with pytest.raises(UsageError, match="65,536 devices"):
+        exflow.solve(skewed(0, 2, 4), Cluster(1, 65_536))

@@ -1,0 +1,143 @@
+import itertools
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from moeplan.errors import UsageError
+from moeplan.solvers.assignment import Method, balanced_assignment
+from moeplan.solvers.cycles import cancel_cycles
+
+Array = NDArray[Any]
+
+METHODS: tuple[Method, ...] = ("flow", "km", "pulp")
+integers = st.integers(-5, 5) | st.integers(-(2**45), 2**45)
+floats = st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1e-9, 1 / 3, 1e12, -1e12])
+
+
+def exact_cost(cost: Array, sink: list[int] | tuple[int, ...]) -> Fraction:
+    return sum((Fraction(cost[i][n].item()) for i, n in enumerate(sink)), Fraction(0))
+
+
+def best_cost(cost: Array, capacity: list[int]) -> Fraction:
+    deals = itertools.product(range(len(capacity)), repeat=len(cost))
+    return min(exact_cost(cost, d) for d in deals if all(d.count(n) <= c for n, c in enumerate(capacity)))
+
+
+@st.composite
+def problems(draw: st.DrawFn, entries: st.SearchStrategy[Any]) -> tuple[Array, list[int]]:
+    num_items, num_sinks = draw(st.integers(0, 5)), draw(st.integers(1, 3))
+    capacity = draw(st.lists(st.integers(0, 4), min_size=num_sinks, max_size=num_sinks))
+    capacity[-1] += max(0, num_items - sum(capacity))
+    cells = draw(st.lists(entries, min_size=num_items * num_sinks, max_size=num_items * num_sinks))
+    return np.array(cells).reshape(num_items, num_sinks), capacity
+
+
+def certify(cost: Array, capacity: list[int], method: Method) -> bool:
+    sink = balanced_assignment(cost, capacity, method)
+    assert sink.shape == (len(cost),)
+    assert (np.bincount(sink, minlength=len(capacity)) <= capacity).all()
+    found, best = exact_cost(cost, sink.tolist()), best_cost(cost, capacity)
+    terms = sum(abs(Fraction(cost[i, n].item())) for i, n in enumerate(sink.tolist()))
+    assert abs(found - best) <= terms * Fraction(1, 2**48)
+    return found == best
+
+
+@settings(deadline=None, max_examples=150)
+@given(problems(integers))
+def test_integer_costs_are_assigned_at_exactly_the_cost_of_brute_force(problem: tuple[Array, list[int]]) -> None:
+    cost, capacity = problem
+    assert certify(cost, capacity, "flow")
+    assert certify(cost, capacity, "km")
+
+
+@settings(deadline=None, max_examples=150)
+@given(problems(floats))
+def test_float_costs_of_any_range_are_assigned_at_the_cost_of_brute_force(problem: tuple[Array, list[int]]) -> None:
+    for method in ("flow", "km"):
+        certify(*problem, method)
+
+
+@settings(deadline=None, max_examples=12)
+@given(problems(floats) | problems(integers))
+def test_cbc_agrees_with_brute_force(problem: tuple[Array, list[int]]) -> None:
+    certify(*problem, "pulp")
+
+
+@pytest.mark.parametrize("kind", ["float", "integer", "equal", "skewed"])
+def test_all_methods_agree_on_a_problem_beyond_brute_force(kind: str, rng: np.random.Generator) -> None:
+    cost = {
+        "float": rng.normal(size=(40, 6)),
+        "integer": rng.integers(-100, 100, (40, 6)),
+        "equal": np.full((40, 6), 3.5),
+        "skewed": rng.normal(size=(40, 6)) * 10.0 ** rng.integers(-9, 9, (40, 6)),
+    }[kind]
+    capacity = [0, 3, 20, 10, 5, 9]
+    costs = [float(exact_cost(cost, balanced_assignment(cost, capacity, m).tolist())) for m in METHODS]
+    assert costs == pytest.approx([costs[0]] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_items_need_no_sink_and_one_sink_takes_all(method: Method) -> None:
+    assert balanced_assignment(np.zeros((0, 3)), 0, method).shape == (0,)
+    assert balanced_assignment([[2.0], [-1.0]], 2, method).tolist() == [0, 0]
+
+
+def test_costs_near_the_largest_float_do_not_overflow() -> None:
+    cost = np.array([[1e308, -1e308], [-1e308, 1e308]])
+    for method in METHODS:
+        assert balanced_assignment(cost, 1, method).tolist() == [1, 0]
+
+
+def test_cancelling_cycles_mends_the_worst_assignment_through_spare_room() -> None:
+    cost = np.array([[0.0, 5.0, 9.0], [5.0, 0.0, 9.0], [1.0, 7.0, 3.0]])
+    assert cancel_cycles(cost, np.array([2, 1, 1]), np.array([1, 0, 2])).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_costs_that_are_not_finite_are_refused(method: Method, bad: float) -> None:
+    with pytest.raises(ValueError, match=r"cost\[0, 1\]"):
+        balanced_assignment([[0.0, bad]], 1, method)
+
+
+def test_too_little_capacity_is_told_with_what_would_do() -> None:
+    with pytest.raises(UsageError, match=r"5 items for 2 sinks that take 4 in all; .* at least 3"):
+        balanced_assignment(np.zeros((5, 2)), 2)
+
+
+@pytest.mark.parametrize(
+    ("cost", "capacity", "method"),
+    [
+        ([1.0, 2.0], 1, "flow"),
+        (np.zeros((2, 0)), 1, "flow"),
+        ([["a"]], 1, "flow"),
+        ([[1.0]], -1, "flow"),
+        ([[1.0]], 1.5, "flow"),
+        ([[1.0]], [1, 1], "flow"),
+        ([[1.0]], 1, "simplex"),
+    ],
+)
+def test_misuse_is_refused(cost: Array, capacity: list[int], method: Method) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        balanced_assignment(cost, capacity, method)
+
+
+@pytest.mark.parametrize("order", [("flow", "pulp"), ("pulp", "flow")])
+def test_ortools_and_pulp_load_in_both_orders(order: tuple[str, str]) -> None:
+    code = f"""
+from moeplan.solvers.assignment import balanced_assignment
+for method in {order}:
+    assert balanced_assignment([[1, 0], [0, 3]], 1, method).tolist() == [1, 0]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
