@@ -7,7 +7,6 @@ gain and verdict are computed here again. Only the baselines' placements come fr
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,47 +15,14 @@ from ..errors import CertificationError, InputError, MismatchError
 from ..runtime.plan import Contender, Part, Plan
 from ..solvers import contiguous, eplb
 from ..traces.reader import Trace, open_trace
-from .recount import Layout, Tokens, read_part, recount
+from .certificate import TOLERANCE, Certificate
+from .recount import Layout, Ledger, Roster, enroll, recount, tokens_of
 from .recount_metrics import quantiles, recounted_metrics
 
-__all__ = ["Certificate", "certifiable_trace", "certify"]
+__all__ = ["certifiable_trace", "certify"]
 
-TOLERANCE = 1e-9
 Holders = list[list[list[int]]]
 Draws = dict[str, NDArray[np.float64]]
-
-
-@dataclass(slots=True)
-class Certificate:
-    """What was checked: names of the checks, figures recomputed, and the largest relative difference found."""
-
-    checks: list[str] = field(default_factory=list)
-    figures: int = 0
-    largest_difference: float = 0.0
-
-    def summary(self, plan: object, trace: object) -> str:
-        """One line: what was checked, against what."""
-        if trace is None:
-            return f"certified {plan}: structure only ({', '.join(self.checks)}); no trace to hold its figures against"
-        return (
-            f"certified {plan} against {trace}: {self.figures} figures recomputed, largest relative difference"
-            f" {self.largest_difference:.1g} ({', '.join(self.checks)})"
-        )
-
-    def agree(self, what: str, claimed: float | None, found: float | None) -> None:
-        """Record a figure, refusing one that differs."""
-        if (claimed is None) != (found is None):
-            raise CertificationError(f"{what}: the plan says {claimed}, the recount {found}")
-        if claimed is None or found is None:
-            return
-        difference = abs(claimed - found) / max(abs(claimed), abs(found), 1e-300)
-        if difference > TOLERANCE:
-            raise CertificationError(
-                f"{what}: the plan says {claimed:.12g}, the recount {found:.12g}; the plan was not made from this"
-                " trace by this version, or was edited. Re-run moeplan solve"
-            )
-        self.figures += 1
-        self.largest_difference = max(self.largest_difference, difference)
 
 
 def certify(
@@ -131,38 +97,36 @@ def _check_structure(plan: Plan, certificate: Certificate) -> None:
 def _check_evaluation(plan: Plan, trace: Trace, certificate: Certificate, on_progress: Callable[[str], None]) -> None:
     if plan.evaluation is None:
         return
-    fit = _tokens(plan, trace, fit=True)
-    layouts = _layouts(plan, fit)
     on_progress("recounting the fitted samples")
-    draws = _check_part(plan, "fit", plan.evaluation.fit, fit, layouts, certificate)
+    layouts = _layouts(plan, trace)
+    draws = _check_part(plan, trace, plan.evaluation.fit, layouts, certificate, fit=True)
     _check_objective(plan, plan.evaluation.fit, certificate)
     if plan.evaluation.held_out is not None:
         on_progress("recounting the held-out samples")
-        held_out = _tokens(plan, trace, fit=False)
-        draws = _check_part(plan, "held out", plan.evaluation.held_out, held_out, layouts, certificate)
+        draws = _check_part(plan, trace, plan.evaluation.held_out, layouts, certificate, fit=False)
     certificate.checks.append("metrics of every contender")
     _check_verdict(plan, draws, certificate)
 
 
 def _check_part(
-    plan: Plan, name: str, part: Part, tokens: Tokens, layouts: Mapping[str, Layout], certificate: Certificate
+    plan: Plan, trace: Trace, part: Part, layouts: Mapping[str, Layout], certificate: Certificate, *, fit: bool
 ) -> dict[str, Draws]:
-    certificate.agree(f"{name}: tokens", part.num_tokens, len(tokens.unit))
-    certificate.agree(f"{name}: samples", part.num_samples, tokens.num_units)
-    certificate.agree(f"{name}: steps", part.num_steps, tokens.num_steps)
-    certificate.agree(f"{name}: dropped samples", part.dropped_samples, tokens.num_dropped)
-    draws = {}
-    for contender in part.contenders:
-        label = f"{contender.name}/{contender.dispatch_model}"
-        draws[label] = _check_contender(plan, f"{name}: {label}", tokens, contender, layouts[label], certificate)
-    return draws
+    name = "fit" if fit else "held out"
+    roster = _roster(plan, trace, fit=fit)
+    certificate.agree(f"{name}: tokens", part.num_tokens, roster.num_tokens)
+    certificate.agree(f"{name}: samples", part.num_samples, len(roster.ordinal_of))
+    certificate.agree(f"{name}: steps", part.num_steps, roster.num_steps)
+    certificate.agree(f"{name}: dropped samples", part.dropped_samples, roster.num_dropped)
+    ledgers = recount(tokens_of(trace, roster, _phases(plan)), roster, plan.model.num_layers, layouts)
+    return {
+        label: _check_contender(plan, f"{name}: {label}", ledgers[label], contender, certificate)
+        for label, contender in _labelled(part).items()
+    }
 
 
-def _check_contender(
-    plan: Plan, label: str, tokens: Tokens, contender: Contender, layout: Layout, certificate: Certificate
-) -> Draws:
+def _check_contender(plan: Plan, label: str, ledger: Ledger, contender: Contender, certificate: Certificate) -> Draws:
     """Every metric of a contender with its interval; returns the resampled figures, and the values under "=name"."""
-    value, draws = recounted_metrics(plan, tokens, recount(tokens, layout), coherent=layout.coherent)
+    value, draws = recounted_metrics(plan, ledger, coherent=contender.dispatch_model == "coherent")
     if value.keys() != contender.metrics.keys():
         raise CertificationError(f"{label}: metrics {sorted(contender.metrics)}; the recount gives {sorted(value)}")
     for name, metric in contender.metrics.items():
@@ -200,36 +164,44 @@ def _check_verdict(plan: Plan, draws: Mapping[str, Draws], certificate: Certific
     certificate.checks.append("verdict")
 
 
-def _tokens(plan: Plan, trace: Trace, *, fit: bool) -> Tokens:
+def _labelled(part: Part) -> dict[str, Contender]:
+    return {f"{contender.name}/{contender.dispatch_model}": contender for contender in part.contenders}
+
+
+def _phases(plan: Plan) -> list[str]:
+    phases: list[str] = plan.options["evaluation"]["phases"]
+    return phases
+
+
+def _roster(plan: Plan, trace: Trace, *, fit: bool) -> Roster:
     assert plan.inputs.trace is not None
-    split, options = plan.inputs.trace.split, plan.options["evaluation"]
-    return read_part(
+    split = plan.inputs.trace.split
+    return enroll(
         trace,
         seed=split.seed,
         fraction=split.fit_fraction,
         fit=fit,
         num_devices=plan.cluster.num_devices,
-        samples_per_step=options["samples_per_step"],
-        phases=options["phases"],
+        samples_per_step=plan.options["evaluation"]["samples_per_step"],
+        phases=_phases(plan),
     )
 
 
-def _layouts(plan: Plan, fit: Tokens) -> dict[str, Layout]:
-    """The placement of every contender, by "name/dispatch model"; baselines are made again from the fitted tokens."""
+def _layouts(plan: Plan, trace: Trace) -> dict[str, Layout]:
+    """The placement of every contender; baselines are made again from the fitted tokens."""
     assert plan.evaluation is not None
     assert plan.decisions.placement is not None
     decision, num_experts = plan.decisions.placement, plan.model.num_experts
-    slots_D = np.array(_widths(plan))
-    loads_LE = np.array([np.bincount(row[row < num_experts], minlength=num_experts) for row in _by_layer(fit.ids)])
+    slots_D, num_layers = np.array(_widths(plan)), plan.model.num_layers
     baselines = {
-        "contiguous": contiguous.solve(plan.model.num_layers, num_experts, plan.cluster, slots=slots_D).placement,
-        "eplb": eplb.solve(loads_LE, plan.cluster, slots=slots_D).placement,
+        "contiguous": contiguous.solve(num_layers, num_experts, plan.cluster, slots=slots_D).placement,
+        "eplb": eplb.solve(_fitted_loads(plan, trace), plan.cluster, slots=slots_D).placement,
     }
     layouts = {}
-    for contender in plan.evaluation.fit.contenders:
+    for label, contender in _labelled(plan.evaluation.fit).items():
         made = baselines.get(contender.name)
         rows = decision.physical_to_logical if made is None else made.physical_to_logical.tolist()
-        layouts[f"{contender.name}/{contender.dispatch_model}"] = Layout(
+        layouts[label] = Layout(
             coherent=contender.dispatch_model == "coherent",
             nearest=(decision if made is None else made).replica_rule == "nearest",
             holders=_holders(rows, _widths(plan), num_experts),
@@ -239,8 +211,14 @@ def _layouts(plan: Plan, fit: Tokens) -> dict[str, Layout]:
     return layouts
 
 
-def _by_layer(ids_TLK: NDArray[np.uint16]) -> list[NDArray[np.uint16]]:
-    return [ids_TLK[:, layer].ravel() for layer in range(ids_TLK.shape[1])]
+def _fitted_loads(plan: Plan, trace: Trace) -> NDArray[np.int64]:
+    """Tokens of every expert over the fitted samples, `[L, E]`."""
+    loads_LE = np.zeros((plan.model.num_layers, plan.model.num_experts), np.int64)
+    for tokens in tokens_of(trace, _roster(plan, trace, fit=True), _phases(plan)):
+        for layer, row in enumerate(loads_LE):
+            ids = tokens.ids[:, layer]
+            np.add.at(row, ids[ids < len(row)], 1)
+    return loads_LE
 
 
 def _widths(plan: Plan) -> list[int]:

@@ -7,19 +7,19 @@ Legend: T tokens; L MoE layers; K experts a token; E experts; D devices; U units
 """
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..traces.reader import Trace
+from ..traces.schema import TokenBatch
 
-__all__ = ["Layout", "Ledger", "Tokens", "read_part", "recount"]
+__all__ = ["Layout", "Ledger", "Roster", "Tokens", "enroll", "recount", "tokens_of"]
 
 BLOCK_ROWS = 64
-NOT_ROUTED = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,108 +34,137 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Roster:
+    """The units of one part of a trace: the ordinal of each, and how homes and steps follow from it."""
+
+    ordinal_of: dict[int, int]
+    num_tokens: int
+    num_steps: int
+    num_dropped: int
+    samples_per_step: int
+    num_devices: int
+    recorded_home: bool
+    step_names: dict[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of one part of a trace: ids `[T, L, K]`, unit ordinal, home, step (-1: none) and turn, each `[T]`."""
+    """Some tokens of a part: ids `[T, L, K]`, unit ordinal, home, step (-1: none) and turn, each `[T]`."""
 
     ids: NDArray[np.uint16]
     unit: NDArray[np.int64]
     home: NDArray[np.int64]
     step: NDArray[np.int64]
     turn: NDArray[np.int64]
-    num_units: int
-    num_steps: int
-    num_dropped: int
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What a recount found: per-unit sums by name `[U]`, and loads `[B, L, D]`."""
+    """What a recount found: per-unit sums by name `[U]`, loads `[B, L, D]`, and tokens in counted steps."""
 
+    sums: dict[str, NDArray[np.int64]]
     loads: NDArray[np.int64]
-    sums: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    step_tokens: int = 0
 
 
-def read_part(
+def enroll(
     trace: Trace, *, seed: int, fraction: float, fit: bool, num_devices: int, samples_per_step: int, phases: list[str]
-) -> Tokens:
-    """The fitted (or held-out) tokens of a trace, located by DESIGN's rules from the columns themselves."""
-    table = _columns(trace, phases)
-    unit, step, rank = table.unit, table.step, table.rank
+) -> Roster:
+    """The units of the fitted (or held-out) part, by DESIGN's rules, from the scalar columns."""
+    tokens_of: Counter[int] = Counter()
+    steps: set[int] = set()
+    highest_rank = -1
+    for batch, unit in _units(trace, (), phases):
+        tokens_of.update(unit.tolist())
+        steps.update(() if batch.step is None else batch.step.tolist())
+        highest_rank = max(highest_rank, *(() if batch.source_rank is None else batch.source_rank.tolist()), -1)
     limit = int(fraction * 2**64)
-    digest = {u: hashlib.sha256(f"{seed}:{u}".encode()).hexdigest()[:16] for u in set(unit.tolist())}
-    wanted = sorted(u for u, text in digest.items() if (int(text, 16) < limit) == fit)
-    ordinal_of = {u: i for i, u in enumerate(wanted)}
-    rows = np.array([u in ordinal_of for u in unit.tolist()], dtype=bool)
-    ordinal_T = np.array([ordinal_of[u] for u in unit[rows].tolist()], dtype=np.int64)
-    recorded_home = rank is not None and int(rank.max()) + 1 == num_devices
-    home_T = rank[rows] if rank is not None and recorded_home else ordinal_T % num_devices
-    if step is not None:
-        names = sorted(set(step.tolist()))
-        step_T = np.array([names.index(s) for s in step[rows].tolist()], dtype=np.int64)
-        num_steps, dropped = len(names), 0
-    else:
-        num_steps = max(len(wanted) // samples_per_step, 1)
-        dropped = max(len(wanted) - num_steps * samples_per_step, 0)
-        step_T = ordinal_T // samples_per_step
-        step_T[step_T >= num_steps] = -1
-    turn_T = unit[rows] + table.position[rows]
-    return Tokens(table.ids[rows], ordinal_T, home_T.astype(np.int64), step_T, turn_T, len(wanted), num_steps, dropped)
+    wanted = [unit for unit in sorted(tokens_of) if (_hash(f"{seed}:{unit}") < limit) == fit]
+    whole_steps = max(len(wanted) // samples_per_step, 1)
+    return Roster(
+        ordinal_of={unit: ordinal for ordinal, unit in enumerate(wanted)},
+        num_tokens=sum(tokens_of[unit] for unit in wanted),
+        num_steps=len(steps) or whole_steps,
+        num_dropped=0 if steps else max(len(wanted) - whole_steps * samples_per_step, 0),
+        samples_per_step=samples_per_step,
+        num_devices=num_devices,
+        recorded_home=highest_rank + 1 == num_devices,
+        step_names={step: index for index, step in enumerate(sorted(steps))} if steps else None,
+    )
 
 
-def recount(tokens: Tokens, layout: Layout) -> Ledger:
-    """Walk every token of a part through every layer of a layout."""
-    total, num_layers, _ = tokens.ids.shape
-    ledger = Ledger(np.zeros((tokens.num_steps, num_layers, layout.num_devices), np.int64))
-    per_token: dict[str, NDArray[np.int64]] = defaultdict(lambda: np.zeros(total, np.int64))
-    per_token["tokens"] += 1
+def tokens_of(trace: Trace, roster: Roster, phases: list[str]) -> Iterator[Tokens]:
+    """The tokens of a part, batch by batch."""
+    for batch, unit in _units(trace, None, phases):
+        ordinals = [roster.ordinal_of.get(one, -1) for one in unit.tolist()]
+        rows = [row for row, ordinal in enumerate(ordinals) if ordinal >= 0]
+        unit_T = np.array(ordinals, dtype=np.int64)[rows]
+        home_T = unit_T % roster.num_devices
+        if roster.recorded_home and batch.source_rank is not None:
+            home_T = batch.source_rank[rows].astype(np.int64)
+        step_T = unit_T // roster.samples_per_step
+        step_T[step_T >= roster.num_steps] = -1
+        if roster.step_names is not None and batch.step is not None:
+            step_T = np.array([roster.step_names[one] for one in batch.step[rows].tolist()], dtype=np.int64)
+        yield Tokens(batch.ids[rows], unit_T, home_T, step_T, unit[rows] + batch.position[rows])
+
+
+def recount(
+    parts: Iterable[Tokens], roster: Roster, num_layers: int, layouts: Mapping[str, Layout]
+) -> dict[str, Ledger]:
+    """Walk every token of a part through every layer of every layout; ledgers by the layouts' names."""
+    shape = (roster.num_steps, num_layers, roster.num_devices)
+    names = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies")
+    ledgers = {
+        label: Ledger({name: np.zeros(len(roster.ordinal_of), np.int64) for name in names}, np.zeros(shape, np.int64))
+        for label in layouts
+    }
+    for tokens in parts:
+        for label, layout in layouts.items():
+            _walk(tokens, layout, ledgers[label])
+    return ledgers
+
+
+def _walk(tokens: Tokens, layout: Layout, ledger: Ledger) -> None:
+    total = len(tokens.unit)
+    seen = {name: np.zeros(total, np.int64) for name in ledger.sums}
+    seen["tokens"] += 1
     here_T, last_T = tokens.home.copy(), np.full(total, -1)
-    for layer in range(num_layers):
+    group = layout.devices_per_node
+    for layer in range(tokens.ids.shape[1]):
         device_TK = _devices(tokens, layer, here_T, layout)
         first_T = _first(device_TK)
         after_T = np.where(first_T >= 0, first_T, here_T) if layout.coherent else here_T
-        for name, width in (("device_copies", 1), ("node_copies", layout.devices_per_node)):
+        for name, width in (("device_copies", 1), ("node_copies", group)):
             visited = _visited(device_TK, width, layout.num_devices)
-            per_token[name] += _without(visited, here_T // width) + _without(visited, after_T // width)
+            seen[name] += _without(visited, here_T // width) + _without(visited, after_T // width)
         hop = (last_T >= 0) & (device_TK[:, 0] >= 0)
-        per_token["hops"] += hop
-        per_token["hops_kept"] += hop & (last_T == device_TK[:, 0])
-        group = layout.devices_per_node
-        per_token["node_hops_kept"] += hop & (last_T // group == device_TK[:, 0] // group)
+        seen["hops"] += hop
+        seen["hops_kept"] += hop & (last_T == device_TK[:, 0])
+        seen["node_hops_kept"] += hop & (last_T // group == device_TK[:, 0] // group)
         last_T, here_T = device_TK[:, 0], after_T
-        routed_TK = (device_TK >= 0) & (tokens.step >= 0)[:, None]
-        step_TK = np.broadcast_to(tokens.step[:, None], device_TK.shape)
-        np.add.at(ledger.loads[:, layer], (step_TK[routed_TK], device_TK[routed_TK]), 1)
-    for name, values_T in per_token.items():
-        ledger.sums[name] = np.zeros(tokens.num_units, np.int64)
+        token, choice = np.nonzero((device_TK >= 0) & (tokens.step >= 0)[:, None])
+        np.add.at(ledger.loads[:, layer], (tokens.step[token], device_TK[token, choice]), 1)
+    ledger.step_tokens += int((tokens.step >= 0).sum())
+    for name, values_T in seen.items():
         np.add.at(ledger.sums[name], tokens.unit, values_T)
-    return ledger
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The columns of a trace, whole; `unit` is the sample, else the step, else the block of rows."""
+def _units(
+    trace: Trace, layers: tuple[int, ...] | None, phases: list[str]
+) -> Iterator[tuple[TokenBatch, NDArray[np.int64]]]:
+    """Batches with the unit of each token: its sample, else its step, else its block of rows."""
+    row = 0
+    for batch in trace.batches(layers, phases=phases or None):
+        unit = batch.sample if batch.sample is not None else batch.step
+        if unit is None:
+            unit = np.arange(row, row + len(batch)) // BLOCK_ROWS
+        row += len(batch)
+        yield batch, unit.astype(np.int64)
 
-    ids: NDArray[np.uint16]
-    unit: NDArray[np.int64]
-    position: NDArray[np.int64]
-    step: NDArray[np.int64] | None
-    rank: NDArray[np.int64] | None
 
-
-def _columns(trace: Trace, phases: list[str]) -> _Columns:
-    batches = list(trace.batches(phases=phases or None))
-
-    def whole(name: str) -> NDArray[np.int64] | None:
-        parts = [getattr(batch, name) for batch in batches]
-        return None if parts[0] is None else np.concatenate(parts).astype(np.int64)
-
-    position = whole("position")
-    assert position is not None
-    sample, step = whole("sample"), whole("step")
-    unit = sample if sample is not None else step
-    if unit is None:
-        unit = np.arange(len(position)) // BLOCK_ROWS
-    return _Columns(np.concatenate([batch.ids for batch in batches]), unit, position, step, whole("source_rank"))
+def _hash(text: str) -> int:
+    return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
 
 
 def _devices(tokens: Tokens, layer: int, here_T: NDArray[np.int64], layout: Layout) -> NDArray[np.int64]:

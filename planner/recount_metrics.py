@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.plan import Plan
-from .recount import Ledger, Tokens
+from .recount import Ledger
 
 __all__ = ["quantiles", "recounted_metrics"]
 
@@ -12,7 +12,7 @@ DRAWS = 1000
 
 
 def recounted_metrics(
-    plan: Plan, tokens: Tokens, ledger: Ledger, *, coherent: bool
+    plan: Plan, ledger: Ledger, *, coherent: bool
 ) -> tuple[dict[str, float], dict[str, NDArray[np.float64]]]:
     """Metric name to value, and metric name to its resampled values, from a ledger."""
     names = list(ledger.sums)
@@ -28,7 +28,7 @@ def recounted_metrics(
         with np.errstate(invalid="ignore"):
             figures |= {name: sums[name] / sums["hops"] for name in ("hops_kept", "node_hops_kept")}
     model = plan.model
-    step_tokens = (tokens.step >= 0).sum() / tokens.num_steps
+    step_tokens = ledger.step_tokens / len(ledger.loads)
     per_copy = step_tokens * model.num_layers * (model.dtype_bytes or 0) * (model.hidden_size or 0)
     if per_copy:
         figures["inter_bytes"] = per_copy * figures["node_copies"]
@@ -52,9 +52,10 @@ def _add_balance(
     value["balance"], value["balance_p95"] = sum(flat) / len(flat), float(np.quantile(flat, 0.95))
     if len(cells) > 1:
         rng = np.random.default_rng(seed)
+        total_B, number_B = np.array([sum(step) for step in cells]), np.array([len(step) for step in cells])
         picks = [rng.integers(len(cells), size=len(cells)) for _ in range(DRAWS)]
-        means = [[c for i in pick for c in cells[i]] for pick in picks]
-        draws["balance"] = np.array([sum(m) / len(m) if m else np.nan for m in means])
+        with np.errstate(invalid="ignore"):
+            draws["balance"] = np.array([total_B[pick].sum() / number_B[pick].sum() for pick in picks])
 
 
 def quantiles(draws: NDArray[np.float64] | None) -> tuple[float | None, float | None]:

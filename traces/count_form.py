@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,14 @@ from ..errors import InputError
 from .dataset import Dataset
 from .loads import By, grouped_loads
 from .metadata import refusing
+from .new_directory import new_directory
 from .part_file import PartSeries
 from .reader import Trace
 from .schema import TraceMeta, count_schema
 from .validity import check_counts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["CountTable", "CountTrace", "read_counts", "tabulate", "write_counts"]
 
@@ -85,35 +89,21 @@ def read_counts(path: str | os.PathLike[str]) -> CountTrace:
 
 
 def write_counts(directory: str | os.PathLike[str], meta: TraceMeta, tables: Iterable[CountTable]) -> tuple[Path, ...]:
-    """Write tables as the parts of a count-form trace; on an error those already written are taken back.
+    """Write tables as the parts of a new count-form trace, all or none; returns the parts.
 
     Raises
     ------
-    MismatchError, UsageError, StorageError
-        See `PartSeries`.
+    UsageError
+        The directory is not empty.
+    StorageError
+        It cannot be written.
     InputError
         A count is negative or a layer is not the model's.
     """
-    import pyarrow as pa
-
-    schema = count_schema(meta)
-    series = PartSeries(directory, meta)
-    try:
-        for table in tables:
-            check_counts(table.layer, table.counts, meta.model.num_layers)
-            columns: dict[str, Any] = {
-                name: pa.nulls(len(table), schema.field(name).type)
-                if (values := getattr(table, name)) is None
-                else values
-                for name in (*KEYS, "layer")
-            }
-            columns["counts"] = pa.FixedSizeListArray.from_arrays(table.counts.reshape(-1), meta.model.num_experts)
-            series.write(pa.table(columns, schema=schema))
-    except BaseException:
-        for path in series.paths:
-            path.unlink(missing_ok=True)
-        raise
-    return tuple(series.paths)
+    with new_directory(directory) as temporary:
+        series = PartSeries(temporary, meta)
+        names = [series.write(_arrow(table, meta), number).name for number, table in enumerate(tables)]
+    return tuple(Path(directory) / name for name in names)
 
 
 def tabulate(
@@ -138,6 +128,20 @@ def tabulate(
             layer=np.tile(layers, len(part.keys)),
             counts=part.loads.reshape(-1, part.loads.shape[2]),
         )
+
+
+def _arrow(table: CountTable, meta: TraceMeta) -> "pa.Table":
+    """A table as the columns of a part."""
+    import pyarrow as pa
+
+    check_counts(table.layer, table.counts, meta.model.num_layers)
+    schema = count_schema(meta)
+    columns: dict[str, Any] = {name: getattr(table, name) for name in (*KEYS, "layer")}
+    for name in KEYS:
+        if columns[name] is None:
+            columns[name] = pa.nulls(len(table), schema.field(name).type)
+    columns["counts"] = pa.FixedSizeListArray.from_arrays(table.counts.reshape(-1), meta.model.num_experts)
+    return pa.table(columns, schema=schema)
 
 
 def _filled(column: Any) -> NDArray[Any] | None:

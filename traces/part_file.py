@@ -44,7 +44,6 @@ class PartSeries:
         self.directory = Path(directory)
         self.rank = rank
         self.start_ns = time.time_ns()
-        self.paths: list[Path] = []
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             names = sorted(filter(is_part, os.listdir(self.directory)))
@@ -53,8 +52,12 @@ class PartSeries:
         for name in names:
             self._accept(name, meta, resume)
 
-    def write(self, table: "pa.Table") -> Path:
-        """Write a table as the next part, atomically.
+    def path(self, number: int) -> Path:
+        """Where part `number` of this writer goes."""
+        return self.directory / f"part-{self.rank}-{self.start_ns}-{number}.parquet"
+
+    def write(self, table: "pa.Table", number: int) -> Path:
+        """Write a table as part `number`, atomically; again under the same number replaces it.
 
         Raises
         ------
@@ -63,7 +66,7 @@ class PartSeries:
         """
         import pyarrow.parquet as pq
 
-        path = self.directory / f"part-{self.rank}-{self.start_ns}-{len(self.paths)}.parquet"
+        path = self.path(number)
         statistics = [name for name in KEYS if name in table.column_names]
         repetitive = [name for name in table.column_names if not name.startswith("weight_")]
         leaves = [f"{name}.list.element" if name.startswith("layer_") else name for name in repetitive]
@@ -77,7 +80,6 @@ class PartSeries:
                 write_statistics=statistics,
                 write_page_checksum=True,
             )
-        self.paths.append(path)
         return path
 
     def _accept(self, name: str, meta: TraceMeta, resume: bool) -> None:

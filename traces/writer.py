@@ -71,12 +71,13 @@ class TraceWriter:
         self._capacity = max(1, max_bytes // row_bytes)
         self._columns: dict[str, NDArray[Any]] = {}
         self._filled = 0
+        self._num_parts = 0
         self._oldest_s = 0.0
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The parts written so far."""
-        return tuple(self._series.paths)
+        return tuple(map(self._series.path, range(self._num_parts)))
 
     def append(self, batch: TokenBatch) -> None:
         """Take the tokens of a batch with all L layers.
@@ -103,8 +104,8 @@ class TraceWriter:
     def flush(self) -> None:
         """Write the buffered tokens as a finished part; no part where there are none."""
         if self._filled:
-            self._series.write(self._table())
-            self._filled = 0
+            self._series.write(self._table(), self._num_parts)
+            self._filled, self._num_parts = 0, self._num_parts + 1  # in one: a part is never counted twice
 
     def close(self) -> None:
         """Flush and let the buffer go."""

@@ -15,7 +15,8 @@ from ...runtime.active import activate
 from ...runtime.plan import Plan
 from ...solvers.placement import Placement
 from ...traces.reader import Trace
-from ..certify import Certificate, certify
+from ..certificate import Certificate
+from ..certify import certify
 from ..replay import COUNTS, Route, replay
 from ..request import Request
 from ..solve import solve

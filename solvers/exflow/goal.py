@@ -12,7 +12,6 @@ from ...profilers.cluster import Cluster
 from ..bounds import KeptBound, kept_bound
 from ..cost import HopsKept, inter_ratio, link_cost
 from ..outcome import Objective
-from .programme import Programme
 
 __all__ = ["Goal"]
 
@@ -53,12 +52,11 @@ class Goal:
         """The value of what a placement keeps."""
         return (self.rho - 1) * float(kept.node.sum()) + float(kept.device.sum())
 
-    def bound(self, programme: Programme) -> KeptBound:
-        """No placement in the programme's slots has more value."""
-        slots_D = programme.slots
-        device = node = kept_bound(programme.weights, slots_D)
+    def bound(self, transitions: NDArray[np.float64], slots: NDArray[np.int64]) -> KeptBound:
+        """No placement of experts and replicas in these slots `[D]` has more value."""
+        device = node = kept_bound(transitions, slots)
         if self.cluster.num_nodes > 1 and self.cluster.devices_per_node > 1:
-            node = kept_bound(programme.weights, slots_D.reshape(self.cluster.num_nodes, -1).sum(axis=1))
+            node = kept_bound(transitions, slots.reshape(self.cluster.num_nodes, -1).sum(axis=1))
         kind = device.kind if device.kind == node.kind else "transportation and spectral"
         return KeptBound((self.rho - 1) * node.value + device.value, kind)
 

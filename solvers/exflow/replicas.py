@@ -22,8 +22,9 @@ def with_replicas(programme: Programme, layout: Layout, loads: NDArray[np.float6
 
     Notes
     -----
-    Each free slot goes to the expert with the highest load a replica that some device with room lacks, on the device
-    where its transitions stay nearest. Since no device has more than E slots, every slot finds one.
+    Each free slot in turn goes to the expert with the highest load a replica, on the device with room where its
+    transitions stay nearest. Where every device with room holds that expert already, another expert moves there and
+    leaves it its slot.
     """
     held_LED = np.stack([np.eye(len(programme.slots), dtype=np.bool_)[device_E] for device_E in layout])
     for layer, load_E in enumerate(loads):
@@ -36,14 +37,36 @@ def _fill(
     held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], load_E: NDArray[np.float64], worth_ED: NDArray[np.float64]
 ) -> None:
     """Fill one layer's free slots, in place."""
-    free_D = slots_D - held_ED.sum(axis=0)
-    for _ in range(int(free_D.sum())):
-        allowed_ED = ~held_ED & (free_D > 0)
-        a_replica_E = np.where(allowed_ED.any(axis=1), load_E / held_ED.sum(axis=1), -1.0)
-        expert = int(a_replica_E.argmax())
-        device = int(np.where(allowed_ED[expert], worth_ED[expert], -1.0).argmax())
+    for _ in range(int(slots_D.sum() - held_ED.sum())):
+        count_E, room_D = held_ED.sum(axis=1), held_ED.sum(axis=0) < slots_D
+        for expert in np.argsort(-load_E / count_E, kind="stable"):
+            if (open_D := room_D & ~held_ED[expert]).any():
+                device = int(np.where(open_D, worth_ED[expert], -1.0).argmax())
+                break
+            if (move := _cheapest_move(held_ED, expert, room_D, slots_D, worth_ED)) is not None:
+                moved, device, target = move
+                held_ED[moved, [device, target]] = False, True
+                break
         held_ED[expert, device] = True
-        free_D[device] -= 1
+
+
+def _cheapest_move(
+    held_ED: NDArray[np.bool_],
+    expert: int,
+    room_D: NDArray[np.bool_],
+    slots_D: NDArray[np.int64],
+    worth_ED: NDArray[np.float64],
+) -> tuple[int, int, int] | None:
+    """Which other expert to move from which device to which with room, so that `expert` can take its place."""
+    sources = np.flatnonzero(~held_ED[expert] & (slots_D > 0))
+    targets = np.flatnonzero(room_D)
+    movable_EUV = held_ED[:, sources, None] & ~held_ED[:, None, targets]
+    if not movable_EUV.any():
+        return None
+    loss_EU = worth_ED[:, sources] - worth_ED[expert, sources]
+    loss_EUV = np.where(movable_EUV, loss_EU[:, :, None] - worth_ED[:, None, targets], np.inf)
+    moved, source, target = np.unravel_index(loss_EUV.argmin(), loss_EUV.shape)
+    return int(moved), int(sources[source]), int(targets[target])
 
 
 def _worth(programme: Programme, held_LED: NDArray[np.bool_], layer: int) -> NDArray[np.float64]:

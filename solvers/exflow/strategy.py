@@ -105,8 +105,9 @@ def solve(
     if loads is not None:
         loads_LE = checked_counts(loads, "loads", loads_LE.shape)
     goal = Goal(cluster, float(weights_LEE.sum()))
-    programme = _programme(weights_LEE, goal, slots)
-    bound, status = goal.bound(programme), Status.FEASIBLE
+    slots_D = slots_for(num_experts, cluster.num_devices, slots)
+    programme = _programme(weights_LEE, goal, slots_D)
+    bound, status = goal.bound(weights_LEE, slots_D), Status.FEASIBLE
     report = None if on_progress is None else lambda value: on_progress(goal.objective(value).value)
     incumbent = Incumbent(programme, bound.value, report)
     try:
@@ -141,11 +142,9 @@ def _default_loads(weights_LEE: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([weights_LEE.sum(axis=2), weights_LEE[-1:].sum(axis=1)])
 
 
-def _programme(
-    weights_LEE: NDArray[np.float64], goal: Goal, slots: int | Sequence[int] | NDArray[np.integer] | None
-) -> Programme:
-    num_experts, num_devices = weights_LEE.shape[1], goal.cluster.num_devices
-    slots_D = slots_for(num_experts, num_devices, slots)
+def _programme(weights_LEE: NDArray[np.float64], goal: Goal, slots_D: NDArray[np.int64]) -> Programme:
+    """One home for every expert."""
+    num_experts, num_devices = weights_LEE.shape[1], len(slots_D)
     if max(num_devices**2, num_experts * int(slots_D.sum())) > MAX_CELLS:
         raise UsageError(
             f"{num_experts} experts in {slots_D.sum():,} slots on {num_devices:,} devices; exflow takes at most"

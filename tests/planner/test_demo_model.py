@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moeplan.errors import UsageError
 from moeplan.planner.demo import train as train_module
-from moeplan.planner.demo.model import Experts, ModelConfig, MoELanguageModel, Router, load_embedded
+from moeplan.planner.demo.model import Experts, Layer, ModelConfig, MoELanguageModel, Router, load_embedded
 from moeplan.planner.demo.text import other_text, record_text, samples, training_text
 from moeplan.planner.demo.train import Recipe, expert_loads, held_out_loss, train
 from moeplan.traces.reader import open_trace
@@ -72,7 +72,7 @@ def test_tokens_of_several_samples_in_one_shuffled_flat_list_give_the_batched_lo
     sample, position = order // 6, order % 6
     mask = (sample[:, None] == sample) & (position[:, None] >= position)
     x = tiny.embed(tokens.flatten()[order])
-    for layer in tiny.layers:
+    for layer in layers_of(tiny):
         q, k, v = layer.attention.project(layer.attention_norm(x), position)
         x = x + torch.cat([layer.attention.attend(q[i : i + 5], k, v, mask[i : i + 5]) for i in range(0, 18, 5)])
         x = x + layer.moe(layer.moe_norm(x))
@@ -81,7 +81,7 @@ def test_tokens_of_several_samples_in_one_shuffled_flat_list_give_the_batched_lo
 
 @torch.inference_mode()
 def test_a_rank_without_tokens_gets_empty_results(tiny: MoELanguageModel) -> None:
-    layer, none = tiny.layers[0], torch.zeros(0, TINY.hidden_size)
+    layer, none = layers_of(tiny)[0], torch.zeros(0, TINY.hidden_size)
     q, k, v = layer.attention.project(none, torch.zeros(0, dtype=torch.int64))
     assert (q.shape, k.shape, v.shape) == ((0, 4, 4), (0, 2, 4), (0, 2, 4))
     assert layer.attention.attend(q, torch.zeros(3, 2, 4), torch.zeros(3, 2, 4), torch.ones(0, 3) > 0).shape == (0, 16)
@@ -130,11 +130,11 @@ def test_the_balance_loss_is_experts_times_share_times_probability_and_only_ther
 
 def test_the_spec_says_what_the_modules_are(embedded: MoELanguageModel) -> None:
     config, spec = embedded.config, embedded.config.spec(dtype_bytes=2)
-    first = embedded.layers[0]
+    first = layers_of(embedded)[0]
     shape = (spec.num_experts, spec.ffn_size, spec.hidden_size)
     assert first.moe.experts.w_in.shape == shape
     assert spec.layer_ids == tuple(range(len(embedded.layers)))
-    assert spec.attention.kv_size == first.attention.key_value.weight.shape[0] == spec.hidden_size // 4
+    assert spec.attention.kv_size == first.attention.key_value.weight.shape[0] == config.hidden_size // 4
     assert (spec.top_k, spec.dtype_bytes) == (config.top_k, 2)
     assert (spec.attention.num_heads, spec.attention.num_kv_heads) == (config.num_heads, config.num_kv_heads)
     names = [name for name, module in embedded.named_modules() if isinstance(module, Router)]
@@ -256,6 +256,10 @@ def test_the_data_files_and_the_licence_of_the_text_are_found_as_package_resourc
     assert "Copyright (c) 2001-2023 Python Software Foundation" in notice
     assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in notice
     assert "Summary of changes" in notice
+
+
+def layers_of(model: MoELanguageModel) -> list[Layer]:
+    return [module for module in model.layers if isinstance(module, Layer)]
 
 
 def naive_logits(model: MoELanguageModel, tokens: list[int]) -> np.ndarray[Any, Any]:

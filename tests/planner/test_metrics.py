@@ -59,7 +59,7 @@ def test_a_gain_is_paired_so_that_a_constant_gain_has_no_width() -> None:
     )
     gain = ours.gain("device_copies", theirs)
     assert (gain.value, gain.low, gain.high) == pytest.approx((0.5, 0.5, 0.5))
-    assert interval(ours.draws["device_copies"])[0] < interval(ours.draws["device_copies"])[1]
+    assert np.ptp(ours.draws["device_copies"]) > 0
 
 
 @given(st.integers(2, 30), st.integers(0, 2**31))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.planner.recount import Layout, Ledger, read_part, recount
+from moeplan.planner.recount import Layout, Ledger, enroll, recount, tokens_of
 from moeplan.planner.replay import COUNTS, Route, Tally, replay
 from moeplan.planner.survey import Part, survey
 from moeplan.profilers.cluster import Cluster
@@ -40,7 +40,7 @@ def both(
         found.fitted(seed=3, fraction=fraction), num_devices=cluster.num_devices, samples_per_step=samples_per_step
     )
     tally = replay(trace, [part], [Route("plan", dispatch, placement)], cluster)[0][0]
-    tokens = read_part(
+    roster = enroll(
         trace,
         seed=3,
         fraction=fraction,
@@ -56,7 +56,8 @@ def both(
         num_devices=cluster.num_devices,
         devices_per_node=cluster.devices_per_node,
     )
-    return tally, recount(tokens, layout), part
+    ledgers = recount(tokens_of(trace, roster, []), roster, placement.num_layers, {"plan": layout})
+    return tally, ledgers["plan"], part
 
 
 @settings(max_examples=40)

@@ -12,7 +12,7 @@ from moeplan.traces.counts import Counter, Pairs, count
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import PHASES, TokenBatch
-from moeplan.traces.split import fitted
+from moeplan.traces.split import BLOCK_ROWS, fitted
 
 Make = Callable[..., TokenBatch]
 MakeTrace = Callable[..., Trace]
@@ -57,7 +57,7 @@ def test_counts_are_those_of_plain_loops(make_trace: MakeTrace, make_batch: Make
 @pytest.mark.parametrize("known", [("sample",), ("step",), ()])
 def test_only_kept_units_are_counted(make_trace: MakeTrace, make_batch: Make, known: tuple[str, ...]) -> None:
     batch = make_batch(900, known=known)
-    unit_T = batch.sample if "sample" in known else batch.step if "step" in known else np.arange(900) // 256
+    unit_T = batch.sample if "sample" in known else batch.step if "step" in known else np.arange(900) // BLOCK_ROWS
     assert unit_T is not None
     counts = count(make_trace(batch), keep=lambda unit_U: unit_U % 2 == 0)
     rows = unit_T % 2 == 0

@@ -85,7 +85,7 @@ def inputs(*shape: int) -> Tensor:
 
 def expected_routing(model: Model, x: Tensor) -> tuple[Any, Any]:
     flat = x.flatten(0, -2)
-    gates = [(flat @ layer.moe["router"].weight.T).softmax(-1).detach().topk(K) for layer in model.layers]  # type: ignore[index]
+    gates = [(flat @ layer.moe["router"].weight.T).softmax(-1).detach().topk(K) for layer in model.layers]  # type: ignore[index, union-attr]
     return np.stack([g.indices.numpy() for g in gates], 1), np.stack([g.values.numpy() for g in gates], 1)
 
 

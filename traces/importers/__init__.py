@@ -1,15 +1,14 @@
 """Importers of foreign recordings, one a module, found by the content of the file."""
 
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from ...errors import InputError, StorageError, UsageError
+from ...errors import InputError, UsageError
 from ..model import ModelSpec
+from ..new_directory import new_directory
 from ..schema import PHASES, TraceMeta
 from ..writer import TraceWriter
 from .source import Importer, Source
@@ -70,19 +69,23 @@ def import_trace(
     StorageError
         The destination cannot be written.
     """
-    source, destination = Path(source), Path(destination)
+    source = Path(source)
     if phase not in PHASES:
         raise UsageError(f"phase {phase!r}; expected {', '.join(PHASES)}")
-    _check_vacant(destination)
     try:
         importer = _importer_of(source)
         opened = cast(Importer, import_module(IMPORTERS[importer], __package__)).open_source(source)
         model = _model_of(opened, num_experts, name or source.stem)
         meta = TraceMeta(form="tokens", model=model, recorder=f"import {importer}")
-        num_tokens = _write(opened, destination, meta, phase)
+        with (
+            new_directory(destination) as directory,
+            TraceWriter(directory, meta, weights=opened.has_weights) as writer,
+        ):
+            for batch in opened.batches(phase):
+                writer.append(batch)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
-    return ImportSummary(importer, str(destination), model, num_tokens, opened.has_weights, tuple(opened.notes))
+    return ImportSummary(importer, str(destination), model, writer.num_tokens, opened.has_weights, tuple(opened.notes))
 
 
 def _importer_of(source: Path) -> str:
@@ -105,36 +108,3 @@ def _model_of(source: Source, num_experts: int | None, name: str) -> ModelSpec:
         experts = source.largest_id() + 1
         source.notes.append(f"the file does not say how many experts there are: {experts} taken, the largest id + 1")
     return ModelSpec(name=name, layer_ids=tuple(range(source.num_layers)), num_experts=experts, top_k=source.top_k)
-
-
-def _write(source: Source, destination: Path, meta: TraceMeta, phase: str) -> int:
-    """Write beside the destination, under a dot-name, and rename at the end."""
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-    except OSError as error:
-        raise StorageError(f"{destination}: cannot be written ({error.strerror})") from error
-    try:
-        with TraceWriter(temporary, meta, weights=source.has_weights) as writer:
-            for batch in source.batches(phase):
-                writer.append(batch)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o777 & ~umask)
-        temporary.replace(destination)
-        return writer.num_tokens
-    except StorageError as error:
-        raise StorageError(str(error).replace(str(temporary), str(destination))) from error
-    except OSError as error:
-        raise StorageError(f"{destination}: cannot be written ({error.strerror})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _check_vacant(destination: Path) -> None:
-    try:
-        if not destination.exists() or (destination.is_dir() and not any(destination.iterdir())):
-            return
-    except OSError as error:
-        raise StorageError(f"{destination}: cannot be looked into ({error.strerror})") from error
-    raise UsageError(f"{destination}: already there and not empty; choose another destination or remove it")
