@@ -6,6 +6,7 @@ Run: python benchmarks/exflow.py [--seeds N] [--data DIR]
 """
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -77,7 +78,7 @@ def _row(fit: Array, unseen: Array, num_devices: int, seed: int) -> tuple[float,
     started = time.perf_counter()
     layout = chain(programme, 0, np.random.default_rng(seed))
     chain_s = time.perf_counter() - started
-    same = np.array([here[:, None] == there for here, there in zip(layout, layout[1:], strict=False)])
+    same = np.array([here[:, None] == there for here, there in itertools.pairwise(layout)])
     chain_share = float(unseen[same].sum() / unseen.sum())
     bound = kept_bound(fit, slots).value / fit.sum()
     return share, chain_share, found.outcome.objective.value, float(bound), found.outcome.wall_s, chain_s

@@ -168,17 +168,19 @@ def _hash(text: str) -> int:
 
 
 def _devices(tokens: Tokens, layer: int, here_T: NDArray[np.int64], layout: Layout) -> NDArray[np.int64]:
-    """The device every routed cell of a layer goes to `[T, K]`, -1 where not routed; expert by expert."""
-    device_TK = np.full(tokens.ids[:, layer].shape, -1, dtype=np.int64)
-    for expert, holders in enumerate(layout.holders[layer]):
-        token, slot = np.nonzero(tokens.ids[:, layer] == expert)
-        if len(holders) == 1:
-            device_TK[token, slot] = holders[0]
+    """The device every routed cell of a layer goes to `[T, K]`, -1 where not routed; replicated experts one by one."""
+    holders = layout.holders[layer]
+    ids_TK = tokens.ids[:, layer]
+    only_E = np.array([*(held[0] for held in holders), -1])  # the last entry is for cells not routed
+    device_TK = only_E[np.minimum(ids_TK, len(holders))]
+    for expert, held in enumerate(holders):
+        if len(held) == 1:
             continue
+        token, choice = np.nonzero(ids_TK == expert)
         for here in np.unique(here_T[token]):
             at = here_T[token] == here
-            offered = np.array(_offered(list(holders), int(here), layout))
-            device_TK[token[at], slot[at]] = offered[tokens.turn[token[at]] % len(offered)]
+            offered = np.array(_offered(list(held), int(here), layout))
+            device_TK[token[at], choice[at]] = offered[tokens.turn[token[at]] % len(offered)]
     return device_TK
 
 

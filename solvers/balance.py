@@ -8,10 +8,18 @@ from numpy.typing import NDArray
 
 from .placement import Placement
 
-__all__ = ["balance", "device_loads"]
+__all__ = ["balance"]
 
 
-def device_loads(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:
+def balance(loads: NDArray[np.float64], placement: Placement) -> float:
+    """The mean over layers of the busiest device's load over the mean of devices that have slots; 1 without load."""
+    load_LD = _device_loads(loads, placement)[:, placement.slots > 0]
+    mean_L = load_LD.mean(axis=1)
+    ratio_L = np.divide(load_LD.max(axis=1), mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
+    return float(ratio_L.mean())
+
+
+def _device_loads(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:
     """The load of every device `[L, D]` for loads `[L, E]`."""
     layer = np.arange(placement.num_layers)[:, None]
     count_LE = np.zeros(loads.shape)
@@ -20,11 +28,3 @@ def device_loads(loads: NDArray[np.float64], placement: Placement) -> NDArray[np
     load_LD = np.zeros((placement.num_layers, placement.num_devices))
     np.add.at(load_LD, (layer, placement.device_of_slot[None, :]), load_LP)
     return load_LD
-
-
-def balance(loads: NDArray[np.float64], placement: Placement) -> float:
-    """The mean over layers of the busiest device's load over the mean of devices that have slots; 1 without load."""
-    load_LD = device_loads(loads, placement)[:, placement.slots > 0]
-    mean_L = load_LD.mean(axis=1)
-    ratio_L = np.divide(load_LD.max(axis=1), mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
-    return float(ratio_L.mean())

@@ -28,9 +28,8 @@ def checked_counts(values: ArrayLike, what: str, shape: tuple[int | None, ...]) 
             f"{what} of shape {list(found.shape)} and type {found.dtype}; expected numbers [{wanted}], no axis empty"
         )
     counts = found.astype(np.float64)
-    bad = counts[
-        ~(np.isfinite(counts) & (counts >= 0) & (counts <= np.finfo(np.float64).max / (4 * max(1, counts.size))))
-    ]
+    largest = np.finfo(np.float64).max / (4 * max(1, counts.size))
+    bad = counts[~((counts >= 0) & (counts <= largest))]
     if len(bad):
         raise ValueError(f"{what} contain {bad[0]}; expected numbers of at least 0 with a finite sum")
     return counts

@@ -26,9 +26,12 @@ def exact_cost(cost: Array, sink: list[int] | tuple[int, ...]) -> Fraction:
     return sum((Fraction(cost[i][n].item()) for i, n in enumerate(sink)), Fraction(0))
 
 
-def best_cost(cost: Array, capacity: list[int]) -> Fraction:
+def best_deal(cost: Array, capacity: list[int]) -> tuple[int, ...]:
     deals = itertools.product(range(len(capacity)), repeat=len(cost))
-    return min(exact_cost(cost, d) for d in deals if all(d.count(n) <= c for n, c in enumerate(capacity)))
+    return min(
+        (deal for deal in deals if all(deal.count(n) <= c for n, c in enumerate(capacity))),
+        key=lambda deal: exact_cost(cost, deal),
+    )
 
 
 @st.composite
@@ -44,8 +47,9 @@ def certify(cost: Array, capacity: list[int], method: Method) -> bool:
     sink = balanced_assignment(cost, capacity, method)
     assert sink.shape == (len(cost),)
     assert (np.bincount(sink, minlength=len(capacity)) <= capacity).all()
-    found, best = exact_cost(cost, sink.tolist()), best_cost(cost, capacity)
-    terms = sum(abs(Fraction(cost[i, n].item())) for i, n in enumerate(sink.tolist()))
+    best_sink = best_deal(cost, capacity)
+    found, best = exact_cost(cost, sink.tolist()), exact_cost(cost, best_sink)
+    terms = exact_cost(abs(cost), sink.tolist()) + exact_cost(abs(cost), best_sink)
     assert abs(found - best) <= terms * Fraction(1, 2**48)
     return found == best
 
