@@ -6,7 +6,8 @@ SOURCES := $(shell find . -path ./.venv -prune -o \( -name '*.py' -o -name '*.sa
 
 .PHONY: demo test check clean
 demo: .venv/installed
-	@$(BIN) -m moeplan.planner.cli demo
+	@rm -rf moeplan-demo
+	@$(BIN) -m moeplan.planner.cli demo -o moeplan-demo
 
 test: .venv/installed
 	@.venv/bin/python -m pytest -q -rs tests

@@ -30,8 +30,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     subprocess.run(["tar", "--null", "-T-", "-cf", out / "tree.tar"], cwd=ROOT, input=files, check=True)
     subprocess.run(["tar", "-xf", out / "tree.tar"], cwd=source, check=True)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", out, source]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w"]
+    subprocess.run([*command, str(out), str(source)], check=True)
     return zipfile.ZipFile(next(out.glob("*.whl")))
 
 

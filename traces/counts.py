@@ -5,7 +5,7 @@ Legend: T tokens; L MoE layers; E experts; K experts a token; U units (samples, 
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,7 +121,7 @@ class Counter:
             )
         kind = np.float64 if pairs == "weighted" else np.int64
         self._loads = np.zeros((layers, size), np.int64)
-        self._transitions: NDArray[np.int64 | np.float64] = np.zeros((layers - 1, size, size), kind)
+        self._transitions: NDArray[Any] = np.zeros((layers - 1, size, size), kind)
         self._together = np.zeros((layers, size, size), np.int64) if coactivation else None
 
     def add(self, batch: TokenBatch) -> None:
@@ -147,7 +147,7 @@ class Counter:
 
     def _pairs_between(
         self, before_KT: NDArray[np.intp], after_KT: NDArray[np.intp], batch: TokenBatch, layer: int
-    ) -> NDArray[np.int64 | np.float64]:
+    ) -> NDArray[Any]:
         """Transitions into `layer`, `[E+1, E+1]`."""
         size = self._loads.shape[1]
         if self.pairs == "top1":

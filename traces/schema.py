@@ -64,8 +64,9 @@ class TokenBatch:
 
     def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> "TokenBatch":
         """The batch of these tokens only."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return TokenBatch(**{name: None if column is None else column[rows] for name, column in columns.items()})
+        whole = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {name: None if column is None else column[rows] for name, column in whole.items()}
+        return TokenBatch(**chosen)
 
 
 def token_schema(meta: TraceMeta, *, weights: bool) -> "pa.Schema":

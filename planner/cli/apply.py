@@ -26,7 +26,7 @@ def apply(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    r"""Certify a plan and make it this directory's active plan, which moeplan.runtime.load_plan() finds.
+    """Certify a plan and make it this directory's active plan, which moeplan.runtime.load_plan() finds.
 
     Certifies against the plan's own trace where that is still there with its hash, else the structure only.
 

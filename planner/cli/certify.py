@@ -21,7 +21,7 @@ def certify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    r"""Recompute everything a plan claims, by code that shares nothing with the solvers.
+    """Recompute everything a plan claims, by code that shares nothing with the solvers.
 
     Exits with 5 when a figure differs and with 4 when the trace is another one.
 

@@ -17,7 +17,7 @@ def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="A new folder for its files.")] = Path("moeplan-demo"),
     as_json: Json = False,
 ) -> None:
-    r"""Profile this machine, record the embedded model, solve, apply, and run it on 4 processes under the plan.
+    """Profile this machine, record the embedded model, solve, apply, and run it on 4 processes under the plan.
 
     \b
     Example:

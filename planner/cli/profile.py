@@ -33,7 +33,7 @@ def profile(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the profile goes.")] = Path("profile.json"),
     as_json: Json = False,
 ) -> None:
-    r"""Measure GEMM and all-to-all on this machine, or describe a cluster without measuring.
+    """Measure GEMM and all-to-all on this machine, or describe a cluster without measuring.
 
     Under torchrun or srun it joins that world. Where there is no traces/ yet, and it is not in such a world, it also
     records the routing of the small embedded model there, so that moeplan solve has something to plan with.

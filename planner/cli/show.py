@@ -17,7 +17,7 @@ def show(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
-    r"""Print a plan: where it came from, what it buys, and a picture of its placement.
+    """Print a plan: where it came from, what it buys, and a picture of its placement.
 
     \b
     Example:

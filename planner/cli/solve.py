@@ -44,7 +44,7 @@ def solve(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
-    r"""Compute a plan from a trace, and judge it on samples it has not seen.
+    """Compute a plan from a trace, and judge it on samples it has not seen.
 
     \b
     Example:

@@ -22,7 +22,7 @@ def count(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    r"""Reduce a token trace to its count form: tokens of every expert, by step, sample and source rank.
+    """Reduce a token trace to its count form: tokens of every expert, by step, sample and source rank.
 
     \b
     Example:

@@ -24,7 +24,7 @@ def import_(
     phase: Annotated[Phase, typer.Option(help="The phase of its tokens.")] = Phase.DECODE,
     as_json: Json = False,
 ) -> None:
-    r"""Turn a foreign recording into a trace; which kind it is, is seen from its content.
+    """Turn a foreign recording into a trace; which kind it is, is seen from its content.
 
     An .npz holds expert_ids [tokens, layers, k] with optional weights, seq_id, pos and num_experts; an .npy is
     [tokens, layers] or [tokens, layers, k].

@@ -16,7 +16,7 @@ def info(
     trace: Annotated[str, typer.Argument(help="The trace: a directory, a file or a URI.")] = "traces",
     as_json: Json = False,
 ) -> None:
-    r"""Say what is in a trace: tokens, samples, phases, skew of every layer, affinity between layers.
+    """Say what is in a trace: tokens, samples, phases, skew of every layer, affinity between layers.
 
     \b
     Example:

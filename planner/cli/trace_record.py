@@ -23,7 +23,7 @@ def record(
     weights: Annotated[bool, typer.Option("--weights", help="Record gate weights too.")] = False,
     as_json: Json = False,
 ) -> None:
-    r"""Record which experts the tokens of a text go to. No token ids are recorded.
+    """Record which experts the tokens of a text go to. No token ids are recorded.
 
     \b
     Example:

@@ -120,19 +120,23 @@ def solve(
         status = Status.INTERRUPTED
     placement = with_replicas(programme, incumbent.layout, loads_LE)
     value = goal.value(hops_kept(weights_LEE, placement, cluster.devices_per_node))
+    solver = BACKENDS[backend] if method == "ilp" else "moeplan"
+    return PlacementResult(placement, _outcome(goal, value, bound, status, solver, time.perf_counter() - started))
+
+
+def _outcome(goal: Goal, value: float, bound: KeptBound, status: Status, solver: str, wall_s: float) -> Outcome:
     if value >= bound.value * (1 - ROUNDING):
         status, bound = Status.OPTIMAL, KeptBound(value, bound.kind)
     objective, limit = goal.objective(value), goal.objective(bound.value).value
-    outcome = Outcome(
+    return Outcome(
         status=status,
         objective=objective,
         bound=limit,
         bound_kind=bound.kind,
         gap=relative_gap(objective.value, limit),
-        wall_s=time.perf_counter() - started,
-        backend=BACKENDS[backend] if method == "ilp" else "moeplan",
+        wall_s=wall_s,
+        backend=solver,
     )
-    return PlacementResult(placement, outcome)
 
 
 def _default_loads(weights_LEE: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -11,7 +11,8 @@ from moeplan.runtime.plan import Plan, parse
 
 
 def make_plan(trace: Any, **changes: Any) -> Plan:
-    return solve(Request(**{"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("1x4")} | changes))
+    settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("1x4")}
+    return solve(Request(**settings | changes))
 
 
 def edited(plan: Plan, path: str, change: Any) -> Plan:

@@ -11,7 +11,8 @@ from moeplan.runtime.plan import Plan, load, save
 
 
 def request(trace: Any, **changes: Any) -> Request:
-    return Request(**{"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("1x2")} | changes)
+    settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("1x2")}
+    return Request(**settings | changes)
 
 
 def labels(plan: Plan) -> list[str]:
