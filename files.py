@@ -89,7 +89,7 @@ def sha256_json(value: Any) -> str:
 
 
 def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not a finite number")
 
 
 def _finite(text: str) -> float:

@@ -49,6 +49,10 @@ class Budget:
         """A budget with a share of the work and of the time that is left; `settle` gives back what it keeps."""
         return Budget(self.left * share, self.remaining_s * share)
 
+    def cap(self) -> None:
+        """Note that time ended what others did within this budget."""
+        self._capped = True
+
     def settle(self, part: "Budget") -> None:
         """Charge what a part has spent."""
         self.left -= part.total - part.left

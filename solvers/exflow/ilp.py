@@ -19,10 +19,11 @@ Backend = Literal["ortools", "pulp"]
 
 @dataclass(frozen=True, slots=True)
 class IlpResult:
-    """What a backend found: a layout (None: nothing in time) and a bound on the value (infinite: none known)."""
+    """A layout (None: nothing in time), a bound on the value (infinite: none known), whether both are proven to meet."""
 
     layout: Layout | None
     bound: float
+    proven: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,9 @@ def _ortools(programme: Programme, start: Layout, time_limit_s: float, seed: int
     solver.parameters.num_workers = 1  # repeatable
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return IlpResult(None, np.inf)
+        return IlpResult(None, np.inf, False)
     layout = [np.array([[solver.value(v) for v in expert] for expert in layer]).argmax(axis=1) for layer in x]
-    return IlpResult(layout, _most(programme) - solver.best_objective_bound / scale)
+    return IlpResult(layout, _most(programme) - solver.best_objective_bound / scale, status == cp_model.OPTIMAL)
 
 
 def _integer_scale(losses: list[float]) -> float:
@@ -149,10 +150,10 @@ def _pulp(programme: Programme, start: Layout, time_limit_s: float, seed: int) -
     options = [f"randomSeed {seed % 2**31}", "ratioGap 0", "allowableGap 0"]
     model.solve(cbc(timeLimit=time_limit_s, warmStart=True, options=options))
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        return IlpResult(None, np.inf)
+        return IlpResult(None, np.inf, False)
     layout = [np.array([[v.value() for v in expert] for expert in layer]).argmax(axis=1) for layer in x]
     proven = model.sol_status == pulp.LpSolutionOptimal
-    return IlpResult(layout, programme.value(layout) if proven else np.inf)
+    return IlpResult(layout, programme.value(layout) if proven else np.inf, proven)
 
 
 _BACKENDS: dict[str, Callable[[Programme, Layout, float, int], IlpResult]] = {"ortools": _ortools, "pulp": _pulp}

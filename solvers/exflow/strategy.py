@@ -178,5 +178,7 @@ def _improve_by_ilp(
     found = solve_ilp(programme, incumbent.layout, backend, time_limit_s=budget.remaining_s, seed=seed)
     if found.layout is not None:
         incumbent.offer(found.layout, programme.value(found.layout))
+    if not found.proven:
+        budget.cap()
     has_replicas = len(programme.places) > programme.sizes[0]  # which the integer programme knows nothing of
     return bound if has_replicas or found.bound >= bound.value else KeptBound(found.bound, "ilp")

@@ -78,16 +78,17 @@ def test_an_unknown_device_is_refused() -> None:
 
 LAUNCHER = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SCRIPT = """
-import sys
+import os, sys
 from moeplan.errors import MoeplanError
 from moeplan.profilers.world import run_world
 from tests.profilers.test_world import TARGETS
 try:
     for name in sys.argv[1:]:
         results = run_world(None, TARGETS[name], 1.0, timeout_s=6)
-        print("result", None if results is None else [result["total"].item() for result in results], flush=True)
+        totals = None if results is None else [result["total"].item() for result in results]
+        os.write(1, f"result {totals}\\n".encode())  # one write: lines of ranks must not mix
 except MoeplanError as error:
-    print("error", error, flush=True)
+    os.write(1, f"error {error}\\n".encode())
     sys.exit(error.exit_code)
 """
 

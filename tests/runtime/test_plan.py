@@ -218,7 +218,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "unknown key": (lambda p: p.update({"a\nb": 1}), "a b: Extra inputs"),
     "no hash": (lambda p: p.update(plan_sha256="none"), "plan_sha256"),
     "infinite metric": (lambda p: p.update(verdict=infinite_verdict()), "finite number"),
-    "infinite option": (lambda p: p.update(options={"placement": {"x": float("inf")}}), "not JSON compliant"),
+    "infinite option": (lambda p: p.update(options={"placement": {"x": float("inf")}}), "finite number"),
     "deep option": (lambda p: p.update(options={"placement": {"x": nested(400)}}), "depth"),
     "zero tokens": (lambda p: p["inputs"].update(trace=empty_trace()), "inputs.trace.num_tokens"),
 }
@@ -229,7 +229,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "a Parquet file": (b"PAR1" + bytes(64) + b"PAR1", "not a plan"),
     "a list": (b"[1, 2]", "no schema_version"),
     "a number": (b"1", "no schema_version"),
-    "NaN": (b'{"schema_version": NaN}', "NaN is not a JSON number"),
+    "NaN": (b'{"schema_version": NaN}', "NaN is not a finite number"),
     "a key twice": (b'{"schema_version": 1, "schema_version": 1}', "names a key twice"),
     "deep nesting": (b"[" * 100_000, "nested too deeply"),
     "a huge number": (b'{"schema_version": 1' + b"0" * 5000 + b"}", "not a plan"),

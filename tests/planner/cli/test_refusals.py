@@ -36,6 +36,7 @@ def folder(make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "junk").mkdir()
     (home / "junk" / "part-0-1-0.parquet").write_bytes(b"PAR1 not really PAR1")
     np.save(home / "floats.npy", np.ones((10, 2, 2)))
+    np.save(home / "good.npy", np.zeros((10, 2, 2), np.uint8))
     (home / "cluster.yaml").write_text("num_nodes: [1, 2]\n")
     (home / "book.bin").write_bytes(b"\xff\xfe" * 100)
     return home
@@ -77,7 +78,7 @@ REFUSALS = [
     (("trace", "info", "book.bin"), 3, "book.bin"),
     (("trace", "import", "floats.npy", "-o", "out"), 3, "floats.npy"),
     (("trace", "import", "book.bin", "-o", "out"), 3, "book.bin"),
-    (("trace", "import", "floats.npy", "-o", "traces"), 2, "not empty"),
+    (("trace", "import", "good.npy", "-o", "traces"), 2, "not empty"),
     (("trace", "record", "gpt-5", "--text", "plan.json", "-o", "out"), 2, "embedded"),
     (("trace", "record", "embedded", "--text", "book.bin", "-o", "out"), 3, "UTF-8"),
     (("trace", "record", "embedded", "--text", "empty.json", "-o", "out"), 2, "0"),
