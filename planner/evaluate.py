@@ -3,13 +3,16 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import InputError
 from ..profilers.cluster import Cluster
 from ..runtime.plan import Contender, Evaluation, Verdict
 from ..runtime.plan import Part as PlanPart
 from ..traces.reader import Trace
 from .metrics import Figures, figures
-from .replay import Route, replay
+from .replay import Route, Tally, replay
 from .survey import Part, Survey
 
 __all__ = ["Evaluated", "evaluate", "verdict"]
@@ -48,30 +51,12 @@ def evaluate(
     InputError
         The split leaves one side empty.
     """
-    fitted_U = survey.fitted(seed=seed, fraction=fit_fraction)
-    if not fitted_U.any() or (fit_fraction < 1 and fitted_U.all()):
-        raise InputError(
-            f"{trace.path}: {len(fitted_U)} {survey.kind}s split into {fitted_U.sum()} to fit and"
-            f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
-        )
-    masks = [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U]
     parts = [
-        survey.part(mask_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step) for mask_U in masks
+        survey.part(mask_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step)
+        for mask_U in _masks(trace, survey, seed, fit_fraction)
     ]
     tallies = replay(trace, parts, routes, cluster, phases=phases)
-    measured = [
-        {
-            _label(route): figures(
-                tally,
-                trace.model,
-                coherent=route.dispatch_model == "coherent",
-                tokens_per_step=part.tokens_per_step,
-                seed=seed,
-            )
-            for route, tally in zip(routes, row, strict=True)
-        }
-        for part, row in zip(parts, tallies, strict=True)
-    ]
+    measured = [_figures(trace, part, routes, row, seed) for part, row in zip(parts, tallies, strict=True)]
     shown = [_plan_part(part, routes, found) for part, found in zip(parts, measured, strict=True)]
     held_out = shown[1] if len(shown) > 1 else None
     return Evaluated(Evaluation(fit=shown[0], held_out=held_out), measured[-1])
@@ -83,6 +68,30 @@ def verdict(evaluated: Evaluated, metric: str, against: str) -> Verdict:
     gain = plan.gain(metric, evaluated.judged[against])
     pays = gain.low is not None and gain.low > 0
     return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain)
+
+
+def _masks(trace: Trace, survey: Survey, seed: int, fit_fraction: float) -> list[NDArray[np.bool_]]:
+    """Which units are fitted, and which are held out unless all are fitted, each `[U]`."""
+    fitted_U = survey.fitted(seed=seed, fraction=fit_fraction)
+    if not fitted_U.any() or (fit_fraction < 1 and fitted_U.all()):
+        raise InputError(
+            f"{trace.path}: {len(fitted_U)} {survey.kind}s split into {fitted_U.sum()} to fit and"
+            f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
+        )
+    return [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U]
+
+
+def _figures(trace: Trace, part: Part, routes: Sequence[Route], tallies: list[Tally], seed: int) -> dict[str, Figures]:
+    return {
+        _label(route): figures(
+            tally,
+            trace.model,
+            coherent=route.dispatch_model == "coherent",
+            tokens_per_step=part.tokens_per_step,
+            seed=seed,
+        )
+        for route, tally in zip(routes, tallies, strict=True)
+    }
 
 
 def _label(route: Route) -> str:

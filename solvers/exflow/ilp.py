@@ -19,7 +19,7 @@ Backend = Literal["ortools", "pulp"]
 
 @dataclass(frozen=True, slots=True)
 class IlpResult:
-    """A layout (None: nothing in time), a bound on the value (infinite: none known), whether both are proven to meet."""
+    """A layout (None: nothing in time), a bound on the value (infinite: none known), and whether they meet."""
 
     layout: Layout | None
     bound: float

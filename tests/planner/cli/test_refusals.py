@@ -36,7 +36,7 @@ def folder(make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "junk").mkdir()
     (home / "junk" / "part-0-1-0.parquet").write_bytes(b"PAR1 not really PAR1")
     np.save(home / "floats.npy", np.ones((10, 2, 2)))
-    np.save(home / "good.npy", np.zeros((10, 2, 2), np.uint8))
+    np.save(home / "good.npy", np.arange(40, dtype=np.uint8).reshape(10, 2, 2) % 8)
     (home / "cluster.yaml").write_text("num_nodes: [1, 2]\n")
     (home / "book.bin").write_bytes(b"\xff\xfe" * 100)
     return home
