@@ -97,14 +97,14 @@ def _print_outcomes(plan: Plan, console: "Console") -> None:
 
 
 def _objective(outcome: Outcome) -> str:
+    """The objective's value on the fitted samples, its bound and its kind."""
     objective = outcome.objective
-    limit = "at most" if objective.sense == "max" else "at least"
-    share = objective.name == "hops_kept"
-    value = f"{objective.value:.1%}" if share else f"{objective.value:.4g}"
+    words, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
+    value = f"{words} {objective.value:{form}}"
     if outcome.bound is None:
-        return f"{objective.name} {value} on the fitted samples (no bound)"
-    bound = f"{outcome.bound:.1%}" if share else f"{outcome.bound:.4g}"
-    return f"{objective.name} {value} of {limit} {bound} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
+        return f"{value} (no bound)"
+    limit = "at most" if objective.sense == "max" else "at least"
+    return f"{value} of {limit} {outcome.bound:{form}} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
 
 
 def _print_evaluation(plan: Plan, console: "Console") -> None:
@@ -192,6 +192,10 @@ def _cell(contender: Contender, name: str, form: str) -> str:
     return f"{metric.value:{form}}"
 
 
+_OBJECTIVES = {
+    "hops_kept": ("hops kept", ".1%"),
+    "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),
+}
 _COLUMNS = (
     ("copies", "device_copies", ".2f"),
     ("node copies", "node_copies", ".2f"),
