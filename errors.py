@@ -10,7 +10,8 @@
     |-- RankError           6   a rank died, hung or disagreed
     `-- StorageError        7   writing failed: no space, no permission
 
-Ctrl-C ends a command with 130. A message says what was found, what was expected and what to do.
+Ctrl-C ends a command with 130. A message says what was found, what was expected and what to do; it stays one line that
+steers no terminal, whatever the names and files that it quotes hold.
 """
 
 from typing import ClassVar
@@ -23,13 +24,22 @@ __all__ = [
     "RankError",
     "StorageError",
     "UsageError",
+    "printable",
 ]
+
+
+def printable(text: str) -> str:
+    """`text` with everything that does not print (line ends, terminal escapes, lone surrogates) as its escape."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 class MoeplanError(Exception):
     """An expected failure, told to the user as one line."""
 
     exit_code: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UsageError(MoeplanError):

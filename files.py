@@ -1,20 +1,39 @@
-"""Files on disk: atomic writes, canonical JSON, hashes, and reading that checks sizes first."""
+"""Files on disk: atomic writes, canonical JSON, hashes, and reading that checks kind and size first."""
 
 import contextlib
 import hashlib
 import json
 import math
 import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import InputError, StorageError
+from .errors import InputError, MoeplanError, StorageError, UsageError, printable
 
-__all__ = ["atomic_path", "canonical_json", "read_json", "sha256_file", "sha256_json", "write_json"]
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+    Kind = TypeVar("Kind", bound=BaseModel)
+
+__all__ = [
+    "atomic_directory",
+    "atomic_path",
+    "canonical_json",
+    "read_json",
+    "read_text",
+    "sha256_file",
+    "sha256_json",
+    "size_of",
+    "validated",
+    "write_json",
+]
 
 MAX_JSON_BYTES = 256 * 2**20
+MAX_REASON = 240  # characters of a refusal, which may quote the file
 
 
 @contextlib.contextmanager
@@ -24,25 +43,32 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises
     ------
     StorageError
-        The directory cannot be written or the disk is full; nothing is left behind.
+        There is something else than a file, the directory cannot be written or the disk is full; nothing is left
+        behind.
     """
     target = Path(path)
-    temporary: Path | None = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
+    with _appearing(target, directory=False) as temporary:
+        if target.exists() and not target.is_file():
+            raise StorageError(f"{target}: already there and no regular file; choose another name")
         yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(target)
-    except OSError as error:
-        raise StorageError(f"{target}: cannot be written ({error.strerror or error}); nothing was changed") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary directory beside `path` that becomes it when the block ends well.
+
+    Raises
+    ------
+    UsageError
+        There is something, and it is no empty directory.
+    StorageError
+        It cannot be written; nothing is left behind.
+    """
+    target = Path(path)
+    with _appearing(target, directory=True) as temporary:
+        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+            raise UsageError(f"{target}: already there and not empty; choose another destination or remove it")
+        yield temporary
 
 
 def canonical_json(value: Any) -> bytes:
@@ -57,6 +83,48 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
+def size_of(path: str | os.PathLike[str], *, what: str) -> int:
+    """The bytes of a regular file, looked at before it is opened: a pipe or a device could block or never end.
+
+    Parameters
+    ----------
+    what
+        What the file should be, for the message: "a plan".
+
+    Raises
+    ------
+    InputError
+        It is missing, or no regular file.
+    """
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read as {what} ({reason})") from error
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "a pipe or device"
+        raise InputError(f"{path}: cannot be read as {what} ({kind}, expected a regular file)")
+    return found.st_size
+
+
+def read_text(path: str | os.PathLike[str], *, what: str, max_bytes: int) -> str:
+    """The text of a UTF-8 file; `what` as in `size_of`.
+
+    Raises
+    ------
+    InputError
+        It is missing, no regular file, larger than `max_bytes` or not UTF-8.
+    """
+    if (size := size_of(path, what=what)) > max_bytes:
+        raise InputError(f"{path}: {size:,} bytes, expected {what} of at most {max_bytes:,}")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as {what} ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not {what}: not UTF-8 at byte {error.start:,}") from error
+
+
 def read_json(path: str | os.PathLike[str], *, what: str, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """The value in the JSON file `path`, refusing NaN, infinity, duplicate keys, deep nesting and absurd sizes.
 
@@ -65,16 +133,41 @@ def read_json(path: str | os.PathLike[str], *, what: str, max_bytes: int = MAX_J
     what
         What the file should be, for the message: "a plan".
     """
+    text = read_text(path, what=what, max_bytes=max_bytes)
     try:
-        size = Path(path).stat().st_size
-        if size > max_bytes:
-            raise InputError(f"{path}: {size:,} bytes, expected {what} of at most {max_bytes:,}")
-        text = Path(path).read_text(encoding="utf-8")
         return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique_keys)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read as {what} ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not {what}: {_reason(error)}") from error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InputError(f"{path}: not {what}: {reason}") from error
+
+
+def validated(kind: "type[Kind]", value: Any, *, source: str, what: str) -> "Kind":
+    """`value` as a pydantic model of `kind`: bytes are JSON, anything else has been decoded; types are not coerced.
+
+    Parameters
+    ----------
+    source
+        Where the value is from, for the message: a path.
+    what
+        What it should be: "a plan".
+
+    Raises
+    ------
+    InputError
+        In one line of bounded length: the problem nested deepest, which in a union is that of the form that was meant,
+        and how many there are; or the rule of ours that the value breaks.
+    """
+    from pydantic import ValidationError
+
+    try:
+        if isinstance(value, bytes):
+            return kind.model_validate_json(value, strict=True)
+        return kind.model_validate(value, strict=True)
+    except ValidationError as error:
+        reason = _problem(error, what)
+        raise InputError(f"{source}: {reason}") from error
+    except MoeplanError as error:
+        raise InputError(f"{source}: {_bounded(str(error))}") from error
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
@@ -86,6 +179,38 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
 def sha256_json(value: Any) -> str:
     """The SHA-256 of `value`'s canonical JSON, in hex."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+@contextlib.contextmanager
+def _appearing(target: Path, *, directory: bool) -> Iterator[Path]:
+    """A temporary file or directory beside `target` that becomes it when the block ends well, else goes."""
+    temporary: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary(target, directory)
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod((0o777 if directory else 0o666) & ~umask)
+        temporary.replace(target)
+    except StorageError as error:  # of a file inside the directory
+        raise StorageError(str(error).replace(str(temporary), str(target))) from error
+    except OSError as error:
+        raise StorageError(f"{target}: cannot be written ({error.strerror or error}); nothing was changed") from error
+    finally:
+        if temporary is not None and directory:
+            shutil.rmtree(temporary, ignore_errors=True)
+        elif temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _temporary(target: Path, directory: bool) -> Path:
+    prefix = f".{target.name}."
+    if directory:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    handle, name = tempfile.mkstemp(prefix=prefix, dir=target.parent)
+    os.close(handle)
+    return Path(name)
 
 
 def _refuse(name: str) -> Any:
@@ -105,5 +230,19 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return keys
 
 
-def _reason(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+def _problem(error: "ValidationError", what: str) -> str:
+    """What is wrong with a value, on one line."""
+    problems = error.errors()
+    deepest = max(problems, key=lambda problem: len(problem["loc"]))
+    version = next((problem for problem in problems if problem["loc"] == ("schema_version",)), None)
+    if version is not None:
+        expected = version.get("ctx", {}).get("expected", "one")
+        return f"{what} of schema version {_bounded(repr(version['input']))}; this moeplan reads {expected}"
+    where = ".".join(map(str, deepest["loc"])) or "value"
+    return f"not {what}: {_bounded(where, 80)}: {_bounded(deepest['msg'])} ({len(problems)} problems)"
+
+
+def _bounded(text: str, most: int = MAX_REASON) -> str:
+    """`text` as one line of bounded length."""
+    line = printable(" ".join(text[: 2 * most].split()))
+    return line if len(line) <= most else f"{line[:most]}..."

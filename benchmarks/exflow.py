@@ -18,6 +18,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
 from moeplan.solvers.bounds import kept_bound
 from moeplan.solvers.cost import hops_kept
+from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.chain import chain
 from moeplan.solvers.exflow.programme import Programme
 from moeplan.traces.split import fitted
@@ -76,7 +77,7 @@ def _row(fit: Array, unseen: Array, num_devices: int, seed: int) -> tuple[float,
     slots = np.full(num_devices, num_experts // num_devices)
     programme = Programme(list(fit), (num_experts,) * num_layers, slots, np.eye(num_devices), num_devices)
     started = time.perf_counter()
-    layout = chain(programme, 0, np.random.default_rng(seed))
+    layout = chain(programme, 0, Budget(0, 60), np.random.default_rng(seed))
     chain_s = time.perf_counter() - started
     same = np.array([here[:, None] == there for here, there in itertools.pairwise(layout)])
     chain_share = float(unseen[same].sum() / unseen.sum())

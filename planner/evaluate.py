@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..profilers.cluster import Cluster
-from ..runtime.plan import Contender, Evaluation, Verdict
-from ..runtime.plan import Part as PlanPart
+from ..runtime.plan import Contender, Evaluation, Part, Verdict
 from ..traces.reader import Trace
 from .metrics import Figures, figures
 from .replay import Route, Tally, replay
-from .survey import Part, Survey
+from .survey import Cohort, Survey
 
 __all__ = ["Evaluated", "evaluate", "verdict"]
 
@@ -51,13 +50,13 @@ def evaluate(
     InputError
         The split leaves one side empty.
     """
-    parts = [
-        survey.part(mask_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step)
+    cohorts = [
+        survey.cohort(mask_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step)
         for mask_U in _masks(trace, survey, seed, fit_fraction)
     ]
-    tallies = replay(trace, parts, routes, cluster, phases=phases)
-    measured = [_figures(trace, part, routes, row, seed) for part, row in zip(parts, tallies, strict=True)]
-    shown = [_plan_part(part, routes, found) for part, found in zip(parts, measured, strict=True)]
+    tallies = replay(trace, cohorts, routes, cluster, phases=phases)
+    measured = [_figures(trace, cohort, routes, row, seed) for cohort, row in zip(cohorts, tallies, strict=True)]
+    shown = [_shown(cohort, routes, found) for cohort, found in zip(cohorts, measured, strict=True)]
     held_out = shown[1] if len(shown) > 1 else None
     return Evaluated(Evaluation(fit=shown[0], held_out=held_out), measured[-1])
 
@@ -81,13 +80,15 @@ def _masks(trace: Trace, survey: Survey, seed: int, fit_fraction: float) -> list
     return [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U]
 
 
-def _figures(trace: Trace, part: Part, routes: Sequence[Route], tallies: list[Tally], seed: int) -> dict[str, Figures]:
+def _figures(
+    trace: Trace, cohort: Cohort, routes: Sequence[Route], tallies: list[Tally], seed: int
+) -> dict[str, Figures]:
     return {
         _label(route): figures(
             tally,
             trace.model,
             coherent=route.dispatch_model == "coherent",
-            tokens_per_step=part.tokens_per_step,
+            tokens_per_step=cohort.tokens_per_step,
             seed=seed,
         )
         for route, tally in zip(routes, tallies, strict=True)
@@ -98,15 +99,15 @@ def _label(route: Route) -> str:
     return f"{route.name}/{route.dispatch_model}"
 
 
-def _plan_part(part: Part, routes: Sequence[Route], found: dict[str, Figures]) -> PlanPart:
+def _shown(cohort: Cohort, routes: Sequence[Route], found: dict[str, Figures]) -> Part:
     contenders = [
         Contender(name=route.name, dispatch_model=route.dispatch_model, metrics=found[_label(route)].metrics())
         for route in routes
     ]
-    return PlanPart(
-        num_samples=len(part.unit_ids),
-        num_tokens=part.num_tokens,
-        num_steps=part.num_steps,
-        dropped_samples=part.dropped,
+    return Part(
+        num_samples=len(cohort.unit_ids),
+        num_tokens=cohort.num_tokens,
+        num_steps=cohort.num_steps,
+        dropped_samples=cohort.dropped,
         contenders=tuple(contenders),
     )

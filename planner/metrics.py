@@ -5,31 +5,28 @@ hops_kept          share of first-choice transitions between MoE layers that sta
 node_hops_kept     the same for the node
 device_copies      dispatch + combine copies to distinct remote devices, a token and layer
 node_copies        the same for nodes
-balance            busiest device's token-expert pairs over the mean device's, mean over layers and steps
+balance            busiest device's token-expert pairs over the mean of devices with slots, mean over layers and steps
 balance_p95        95th percentile of the same
-inter_bytes        bytes between nodes a step: node_copies x hidden_size x dtype
-intra_bytes        bytes between devices of a node a step: (device_copies - node_copies) x hidden_size x dtype
+inter_bytes        bytes a step of the device copies that cross nodes: copies x hidden_size x dtype
+intra_bytes        bytes a step of those that stay inside a node
 kv_bytes           bytes of K and V that coherence gathers a step: (D - 1) x kv_size x dtype, a token and layer
 =================  ==========================================================================================
 
 Legend: U units; B steps; L MoE layers; D devices; R bootstrap draws.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError
 from ..runtime.plan import Metric
 from ..traces.model import ModelSpec
 from .intervals import interval, resampled_sums
 from .replay import COUNTS, Tally
 
 __all__ = ["Figures", "figures"]
-
-Number = TypeVar("Number", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,8 @@ class Figures:
 
     def gain(self, metric: str, against: "Figures") -> Metric:
         """How much less of `metric` there is than in `against`, paired draw by draw."""
+        if metric not in self.value or metric not in against.value:
+            raise InputError(f"no {metric} to judge by: no step of the judged samples routes a token")
         paired = metric in self.draws and metric in against.draws
         low, high = interval(against.draws[metric] - self.draws[metric]) if paired else (None, None)
         return Metric(value=against.value[metric] - self.value[metric], low=low, high=high)
@@ -66,13 +65,15 @@ def figures(tally: Tally, model: ModelSpec, *, coherent: bool, tokens_per_step: 
     """All metrics of a tally; those that need an unknown size of the model are left out."""
     value = {name: float(x[0]) for name, x in _ratios(tally.counts.sum(axis=0)[None], model.num_layers).items()}
     draws = _ratios(resampled_sums(tally.counts, seed=seed), model.num_layers)
-    cells_per_step = tokens_per_step * model.num_layers * (model.dtype_bytes or 0)
+    cell_bytes = tokens_per_step * model.num_layers * (model.dtype_bytes or 0)
+    far, far_R = value.pop("far_copies"), draws.pop("far_copies")
     if model.hidden_size and model.dtype_bytes:
-        value |= _bytes(value, cells_per_step * model.hidden_size)
-        draws |= _bytes(draws, cells_per_step * model.hidden_size)
+        copy_bytes = cell_bytes * model.hidden_size
+        value |= {"inter_bytes": copy_bytes * far, "intra_bytes": copy_bytes * (value["device_copies"] - far)}
+        draws |= {"inter_bytes": copy_bytes * far_R, "intra_bytes": copy_bytes * (draws["device_copies"] - far_R)}
     if coherent and model.attention.kv_size and model.dtype_bytes:
-        value["kv_bytes"] = cells_per_step * model.attention.kv_size * (tally.loads.shape[2] - 1)
-    _add_balance(tally.loads, seed, value, draws)
+        value["kv_bytes"] = cell_bytes * model.attention.kv_size * (tally.loads.shape[2] - 1)
+    _add_balance(tally.loads[:, :, tally.active], seed, value, draws)
     return Figures(value, draws)
 
 
@@ -80,17 +81,11 @@ def _ratios(sums_RC: NDArray[np.number], num_layers: int) -> dict[str, NDArray[n
     """Shares and copies from summed counts, each `[R]`."""
     sums = dict(zip(COUNTS, sums_RC.T.astype(np.float64), strict=True))
     cells_R = sums["tokens"] * num_layers
-    ratios = {name: sums[name] / cells_R for name in ("device_copies", "node_copies")}
+    ratios = {name: sums[name] / cells_R for name in ("device_copies", "node_copies", "far_copies")}
     if sums["hops"].any():
         with np.errstate(invalid="ignore"):
             ratios |= {name: sums[name] / sums["hops"] for name in ("hops_kept", "node_hops_kept")}
     return ratios
-
-
-def _bytes(copies: Mapping[str, Number], scale: float) -> dict[str, Number]:
-    """Bytes a step between nodes and inside them; `scale` is the bytes a step of one copy a token and layer."""
-    inside = copies["device_copies"] - copies["node_copies"]
-    return {"inter_bytes": copies["node_copies"] * scale, "intra_bytes": inside * scale}
 
 
 def _add_balance(

@@ -36,7 +36,7 @@ def profile_report(profile: Profile, path: Path, console: "Console") -> None:
 def _case_table(name: str, result: CaseResult) -> "Table":
     from rich.table import Table
 
-    rate = "GB/s" if result.unit == "bytes" else "GFLOP/s"
+    rate = "GB/s sent a rank" if result.unit == "bytes" else "GFLOP/s"
     table = Table(name, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for header in ("median", "min", "p95", "n", rate):
         table.add_column(header, justify="right")
@@ -44,7 +44,7 @@ def _case_table(name: str, result: CaseResult) -> "Table":
         size = " ".join(f"{key}={value}" for key, value in one.size.items())
         operations = one.work * (1 if result.unit == "bytes" else 2)
         seconds = [f"{s * 1e6:,.0f} us" for s in (one.median_s, one.min_s, one.p95_s)]
-        table.add_row(size, *seconds, str(len(one.samples_s)), f"{operations / one.median_s * 1e-9:,.2f}")
+        table.add_row(size, *seconds, str(len(one.samples_s)), f"{operations / one.median_s * 1e-9:.3g}")
     return table
 
 
@@ -52,7 +52,7 @@ def _fit_line(profile: Profile, name: str) -> str:
     fit = profile.fits.get(name)
     if fit is None:
         return "no fit: fewer than two sizes"
-    unit = "byte" if profile.cases[name].unit == "bytes" else "multiply-add"
+    unit = "byte a rank sends" if profile.cases[name].unit == "bytes" else "multiply-add"
     line = f"t = {fit.model.a_s * 1e6:.3g} us + {fit.model.b_s:.3g} s a {unit}"
     if fit.held_out is None:
         return line

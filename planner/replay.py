@@ -5,12 +5,14 @@ This composes `solvers.cost` and `solvers.replicas`; `planner.certify` recounts 
 Legend: T tokens; L MoE layers; K experts a token; U units; B steps; D devices.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from ..runtime.plan import DispatchModel
 from ..solvers.cost import remote_copies
@@ -18,11 +20,12 @@ from ..solvers.placement import Placement
 from ..solvers.replicas import ReplicaTable
 from ..traces.reader import Trace
 from ..traces.split import with_units
-from .survey import Located, Part
+from .survey import Cohort, Located
 
 __all__ = ["COUNTS", "Route", "Tally", "replay"]
 
-COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies")
+MAX_LOAD_CELLS = 2**27
+COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +39,38 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a route did with a part of a trace.
+    """What a route did with a cohort of a trace.
 
     Parameters
     ----------
     counts
         int64 `[U, len(COUNTS)]`: tokens, transitions of a routed first choice, those that stayed on the device and on
-        the node, copies to distinct remote devices and nodes over all layers.
+        the node, copies to distinct remote devices and nodes, and those to devices of other nodes, over all layers.
     loads
         Token-expert pairs of every device, int64 `[B, L, D]`.
+    active
+        Whether each device has slots, `[D]`.
     """
 
     counts: NDArray[np.int64]
     loads: NDArray[np.int64]
+    active: NDArray[np.bool_]
 
 
 def replay(
     trace: Trace,
-    parts: Sequence[Part],
+    cohorts: Sequence[Cohort],
     routes: Sequence[Route],
     cluster: Cluster,
     *,
     phases: Collection[str] | None = None,
 ) -> list[list[Tally]]:
-    """The tally of every route on every part, `[part][route]`, in one pass over the trace."""
+    """The tally of every route on every cohort, `[cohort][route]`, in one pass over the trace."""
     walkers = [_Walker(route, cluster) for route in routes]
-    tallies = [[walker.empty(part) for walker in walkers] for part in parts]
+    tallies = [[walker.empty(cohort) for walker in walkers] for cohort in cohorts]
     for batch, unit_T in with_units(trace.batches(phases=phases)):
-        for part, row in zip(parts, tallies, strict=True):
-            located = part.locate(batch, unit_T)
+        for cohort, row in zip(cohorts, tallies, strict=True):
+            located = cohort.locate(batch, unit_T)
             ids_LTK = np.ascontiguousarray(batch.ids[located.rows].transpose(1, 0, 2))
             for walker, tally in zip(walkers, row, strict=True):
                 walker.walk(ids_LTK, located, tally)
@@ -83,55 +89,53 @@ class _Walker:
             ReplicaTable.of(route.placement, layer, self.group) for layer in range(route.placement.num_layers)
         ]
 
-    def empty(self, part: Part) -> Tally:
+    def empty(self, cohort: Cohort) -> Tally:
         """A tally of nothing."""
-        shape = (part.num_steps, self.placement.num_layers, self.num_devices)
-        return Tally(np.zeros((len(part.unit_ids), len(COUNTS)), np.int64), np.zeros(shape, np.int64))
+        shape = (cohort.num_steps, self.placement.num_layers, self.num_devices)
+        if (cells := math.prod(shape)) > MAX_LOAD_CELLS:
+            raise UsageError(
+                f"{shape[0]:,} steps x {shape[1]} layers x {shape[2]:,} devices are {cells:,} loads; expected at most"
+                f" {MAX_LOAD_CELLS:,}: plan for fewer devices or a part of the trace"
+            )
+        counts = np.zeros((len(cohort.unit_ids), len(COUNTS)), np.int64)
+        return Tally(counts, np.zeros(shape, np.int64), self.placement.slots > 0)
 
     def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally) -> None:
         """Add the tokens of a batch to a tally."""
-        counts_TC = np.zeros((len(at.rows), len(COUNTS)), dtype=np.int64)
-        counts_TC[:, 0] = 1
-        here_T, before_T = at.home, None
+        counts = {name: np.zeros(len(at.rows), dtype=np.int64) for name in COUNTS}
+        counts["tokens"] += 1
+        here_T, before_T = at.home, np.full(len(at.rows), -1)
         for layer, ids_TK in enumerate(ids_LTK):
             device_TK = self.tables[layer].choose(ids_TK, here_T, at.turn)
-            first_T = _first_routed(device_TK, here_T)
-            after_T = first_T if self.coherent else here_T
-            self._count_copies(device_TK, here_T, after_T, counts_TC)
-            routed_T = device_TK[:, 0] >= 0
-            if before_T is not None:
-                self._count_hops(*before_T, first_T, routed_T, counts_TC)
-            before_T, here_T = (first_T, routed_T), after_T
+            after_T = _first_routed(device_TK, here_T) if self.coherent else here_T
+            self._count_copies(device_TK, here_T, counts)
+            self._count_copies(device_TK, after_T, counts)
+            self._count_hops(before_T, device_TK[:, 0], counts)
             self._count_loads(device_TK, at.step, tally.loads, layer)
-        for column in range(len(COUNTS)):
-            tally.counts[:, column] += np.bincount(at.unit, counts_TC[:, column], len(tally.counts)).astype(np.int64)
+            before_T, here_T = device_TK[:, 0], after_T
+        for column, of_token_T in enumerate(counts.values()):
+            tally.counts[:, column] += np.bincount(at.unit, of_token_T, len(tally.counts)).astype(np.int64)
 
     def _count_copies(
-        self,
-        device_TK: NDArray[np.int32],
-        here_T: NDArray[np.int64],
-        after_T: NDArray[np.int64],
-        counts_TC: NDArray[np.int64],
+        self, device_TK: NDArray[np.int32], end_T: NDArray[np.int64], counts: dict[str, NDArray[np.int64]]
     ) -> None:
-        """Dispatch from `here` and combine to `after`, a copy a distinct remote device or node."""
+        """The copies between a token's devices and one end, where it is dispatched from or combined at."""
+        counts["device_copies"] += remote_copies(device_TK, end_T)
+        if self.group == self.num_devices:
+            return
         node_TK = np.where(device_TK >= 0, device_TK // self.group, -1)
-        for column, place_TK, width in ((4, device_TK, 1), (5, node_TK, self.group)):
-            dispatched_T = remote_copies(place_TK, here_T // width)
-            combined_T = remote_copies(place_TK, after_T // width) if self.coherent else dispatched_T
-            counts_TC[:, column] += dispatched_T + combined_T
+        end_node_T = end_T // self.group
+        counts["node_copies"] += remote_copies(node_TK, end_node_T)
+        counts["far_copies"] += remote_copies(np.where(node_TK != end_node_T[:, None], device_TK, -1), end_T)
 
     def _count_hops(
-        self,
-        before_T: NDArray[np.int64],
-        was_routed_T: NDArray[np.bool_],
-        first_T: NDArray[np.int64],
-        routed_T: NDArray[np.bool_],
-        counts_TC: NDArray[np.int64],
+        self, before_T: NDArray[np.int64], first_T: NDArray[np.int32], counts: dict[str, NDArray[np.int64]]
     ) -> None:
-        hop_T = was_routed_T & routed_T
-        counts_TC[:, 1] += hop_T
-        counts_TC[:, 2] += hop_T & (before_T == first_T)
-        counts_TC[:, 3] += hop_T & (before_T // self.group == first_T // self.group)
+        """Transitions between the devices of two first choices, -1 where a layer has none."""
+        hop_T = (before_T >= 0) & (first_T >= 0)
+        counts["hops"] += hop_T
+        counts["hops_kept"] += hop_T & (before_T == first_T)
+        counts["node_hops_kept"] += hop_T & (before_T // self.group == first_T // self.group)
 
     def _count_loads(
         self, device_TK: NDArray[np.int32], step_T: NDArray[np.int64], loads_BLD: NDArray[np.int64], layer: int

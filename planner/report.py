@@ -1,11 +1,17 @@
 """What `solve` and `show` print of a plan."""
 
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
 from ..runtime.plan import Contender, Metric, Part, Plan
 from ..solvers.outcome import Outcome
+from ..solvers.placement import Placement
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +52,9 @@ def contender_table(part: Part, title: str, *, several_nodes: bool) -> "Table":
         for column in _COLUMNS
         if column[1] not in hidden and any(column[1] in contender.metrics for contender in part.contenders)
     ]
-    table = Table(title, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    gap = 1 if several_nodes else 2  # more columns must fit 80 signs
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="")
+    table.add_column(title, no_wrap=True)
     for header, *_ in columns:
         table.add_column(header, justify="right")
     for contender in part.contenders:
@@ -56,32 +64,38 @@ def contender_table(part: Part, title: str, *, several_nodes: bool) -> "Table":
 
 
 def placement_picture(plan: Plan, width: int) -> Iterable[str]:
-    """One row a layer, one sign an expert: the device it lives on (`*`: several)."""
+    """Where experts live: one sign an expert where each has one device, else the experts of every device."""
     placement = plan.placement
     if placement is None:
         return
-    per_row = max(width - 12, 16)
     yield ""
-    yield f"where experts live: column = expert, sign = device ({placement.num_devices} devices), * = replicated"
+    if placement.has_replicas:
+        yield f"where experts live: device: its experts ({placement.num_devices} devices)"
+    else:
+        yield f"where experts live: column = expert, sign = device ({placement.num_devices} devices)"
     for layer in range(placement.num_layers):
         held_ED = placement.holds(layer)
-        signs = "".join(_sign(row.nonzero()[0].tolist()) for row in held_ED)
-        for start in range(0, len(signs), per_row):
-            label = f"layer {layer:<4}" if start == 0 else " " * 10
-            yield f"{label}  {signs[start : start + per_row]}"
+        text = _listed(held_ED) if placement.has_replicas else _signs(held_ED)
+        wrapped = textwrap.wrap(text, max(width - 12, 16), break_on_hyphens=False)
+        for row, line in enumerate(wrapped):
+            yield f"{f'layer {layer}' if row == 0 else '':<10}  {line}"
 
 
-def _sign(devices: list[int]) -> str:
-    if len(devices) > 1:
-        return "*"
-    return DIGITS[devices[0] % len(DIGITS)]
+def _signs(held_ED: NDArray[np.bool_]) -> str:
+    return "".join(DIGITS[device % len(DIGITS)] for device in held_ED.argmax(axis=1).tolist())
+
+
+def _listed(held_ED: NDArray[np.bool_]) -> str:
+    held = (",".join(map(str, np.flatnonzero(column))) for column in held_ED.T)
+    return "  ".join(f"{device}:{experts}" for device, experts in enumerate(held))
 
 
 def _print_inputs(plan: Plan, console: "Console") -> None:
     model, source = plan.model, plan.inputs.trace
+    slots = "" if (placed := plan.placement) is None else _slots(placed)
     console.print(
         f"model     {model.name}: {model.num_layers} MoE layers x {model.num_experts} experts, top-{model.top_k};"
-        f" cluster {plan.cluster}"
+        f" cluster {plan.cluster}{slots}"
     )
     if source is not None and plan.evaluation is not None:
         held_out = plan.evaluation.held_out
@@ -89,6 +103,15 @@ def _print_inputs(plan: Plan, console: "Console") -> None:
         held = f"held out {held_out.num_samples}" if held_out else "nothing held out"
         split = f"{unit}s: fit {plan.evaluation.fit.num_samples}, {held}"
         console.print(f"trace     {source.path}  {source.num_tokens:,} tokens; {split}")
+
+
+def _slots(placement: Placement) -> str:
+    """What the slots are, where they are more than one an expert."""
+    if not placement.has_replicas:
+        return ""
+    extra = placement.num_slots - placement.num_experts
+    more = extra / placement.num_experts
+    return f", {placement.num_slots} slots a layer: {extra} replicas, {more:.0%} more expert memory"
 
 
 def _print_outcomes(plan: Plan, console: "Console") -> None:
@@ -101,7 +124,7 @@ def _objective(outcome: Outcome) -> str:
     objective = outcome.objective
     words, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
     value = f"{words} {objective.value:{form}}"
-    if outcome.bound is None:
+    if outcome.bound is None or outcome.gap is None:
         return f"{value} (no bound)"
     limit = "at most" if objective.sense == "max" else "at least"
     return f"{value} of {limit} {outcome.bound:{form}} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
@@ -111,30 +134,52 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
     if plan.evaluation is None:
         return
     part = plan.evaluation.held_out or plan.evaluation.fit
+    title = "held out" if plan.evaluation.held_out else "fitted"
     console.print()
-    title = "held out" if plan.evaluation.held_out else "fitted (nothing held out)"
-    console.print(contender_table(part, title, several_nodes=plan.cluster.num_nodes > 1))
+    several_nodes = plan.cluster.num_nodes > 1
+    console.print(contender_table(part, title, several_nodes=several_nodes))
+    console.print(_LEGEND_OF_NODES if several_nodes else _LEGEND)
     console.print()
-    for line in [*_verdict(plan), *_balance_price(part), *_coherence_price(plan, part)]:
+    lines = [*_verdict(plan), *_split_gain(part), *_balance_price(part), *_coherence_price(plan, part)]
+    for line in [*lines, *_steps(plan, part)]:
         console.print(line)
-    if part.dropped_samples:
-        console.print(
-            f"balance is over {part.num_steps} whole steps; the last {part.dropped_samples} samples fill none"
-        )
 
 
 def _verdict(plan: Plan) -> Iterable[str]:
     verdict = plan.verdict
     if verdict is None:
         return
-    name, _, dispatch = verdict.against.partition("/")
-    against = f"{name}, {dispatch}"
-    if verdict.value == "none":
+    if plan.evaluation is not None and plan.evaluation.held_out is None:
+        yield "judged on the very samples it was fitted to, because nothing was held out: expect less on others"
+    against = verdict.against.replace("/", ", ")
+    if verdict.value == "none" and verdict.gain.low is None:
+        yield f"no benefit shown: {verdict.metric} gains {_range(verdict.gain)}; one step shows nothing, record more"
+    elif verdict.value == "none":
         yield f"no benefit expected: {verdict.metric} gains {_range(verdict.gain)} over {against}"
     elif verdict.metric == "device_copies":
-        yield f"benefit expected: {_range(verdict.gain)} fewer copies a token and layer than {against}"
+        yield f"benefit expected: {_range(verdict.gain)} fewer copies than {against}"
     else:
         yield f"benefit expected: {verdict.metric} lower by {_range(verdict.gain)} than {against}"
+
+
+def _split_gain(part: Part) -> Iterable[str]:
+    """What of a coherent plan's copies is the placement's doing, and what coherence's."""
+    ours = part.contenders[0]
+    if ours.dispatch_model != "coherent":
+        return
+    home, stays = _find(part, "contiguous", "standard"), _find(part, "contiguous", "coherent")
+    coherence = _value(home, "device_copies") - _value(stays, "device_copies")
+    placement = _value(stays, "device_copies") - _value(ours, "device_copies")
+    yield f"of these, {coherence:.3f} come from coherence alone and {placement:.3f} from the placement"
+
+
+def _steps(plan: Plan, part: Part) -> Iterable[str]:
+    options = plan.options.get("evaluation", {})
+    unit = options.get("unit", "sample")
+    if options.get("step") == "derived" and part.num_samples < options.get("samples_per_step", 0):
+        yield f"balance and MB are of one incomplete step of {part.num_samples} {unit}s (--samples-per-step)"
+    elif part.dropped_samples:
+        yield f"balance is over {part.num_steps} whole step(s); the last {part.dropped_samples} {unit}(s) fill none"
 
 
 def _range(gain: Metric) -> str:
@@ -162,22 +207,43 @@ def _coherence_price(plan: Plan, part: Part) -> Iterable[str]:
     ours, base = _ours_and_base(part)
     if ours.dispatch_model != "coherent":
         return
-    saved = base.metrics["device_copies"].value - ours.metrics["device_copies"].value
+    saved = _value(base, "device_copies") - _value(ours, "device_copies")
     even = saved / (plan.cluster.num_devices - 1)
     kv_size, hidden = plan.model.attention.kv_size, plan.model.hidden_size
     yield f"coherence gathers K and V on every device: it moves fewer bytes in all while kv/d is below {even:.2f}"
-    if kv_size and hidden:
-        word = "below: it pays" if kv_size / hidden < even else "above: the K and V cost more than the copies saved"
-        cost = f", {ours.metrics['kv_bytes'].value / 1e6:.2f} MB a step" if "kv_bytes" in ours.metrics else ""
-        yield f"this model's kv/d is {kv_size / hidden:.2f}{cost} ({word})"
-    else:
+    if not (kv_size and hidden):
         yield "this model's kv/d is not in the trace (2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA)"
+        return
+    yield f"this model's kv/d is {kv_size / hidden:.2f}" + _bytes_in_all(ours, base)
+    if kv_size / hidden >= even:
+        yield "NO BENEFIT IN BYTES: K and V cost more than the copies save; use --dispatch standard, or fewer devices"
+
+
+def _bytes_in_all(ours: Contender, base: Contender) -> str:
+    """What coherence and its baseline move a step, where the sizes are known."""
+    if "kv_bytes" not in ours.metrics or "intra_bytes" not in ours.metrics:
+        return ""
+    hidden, theirs = (sum(_value(one, f"{kind}_bytes") for kind in ("intra", "inter")) / 1e6 for one in (ours, base))
+    kv = _value(ours, "kv_bytes") / 1e6
+    return f": {hidden:.3g} + {kv:.3g} = {hidden + kv:.3g} MB a step, against {theirs:.3g} of contiguous, standard"
 
 
 def _ours_and_base(part: Part) -> tuple[Contender, Contender]:
     """The plan, and what engines do without one."""
-    base = next(c for c in part.contenders if (c.name, c.dispatch_model) == ("contiguous", "standard"))
-    return part.contenders[0], base
+    return part.contenders[0], _find(part, "contiguous", "standard")
+
+
+def _find(part: Part, name: str, dispatch_model: str) -> Contender:
+    for contender in part.contenders:
+        if (contender.name, contender.dispatch_model) == (name, dispatch_model):
+            return contender
+    raise InputError(f"the plan's evaluation lacks {name}, {dispatch_model}; re-run moeplan solve")
+
+
+def _value(contender: Contender, metric: str) -> float:
+    if metric not in contender.metrics:
+        raise InputError(f"the plan's evaluation of {contender.name} lacks {metric}; re-run moeplan solve")
+    return contender.metrics[metric].value
 
 
 def _cell(contender: Contender, name: str, form: str) -> str:
@@ -192,17 +258,28 @@ def _cell(contender: Contender, name: str, form: str) -> str:
     return f"{metric.value:{form}}"
 
 
+_LEGEND = (
+    "copies: hidden vectors to other devices, a token and layer; kept: hops that stay on the device; balance: busiest"
+    " device over the mean, over layers and steps (95th percentile); MB a step: hidden vectors, K and V"
+)
+_LEGEND_OF_NODES = (
+    "copies: hidden vectors to other devices (nodes: nodes), a token and layer; kept: hops that stay on the device (on"
+    " node: node); balance: busiest device over the mean, over layers and steps (95th percentile); MB a step: hidden"
+    " vectors inside nodes, between nodes (inter), K and V"
+)
 _OBJECTIVES = {
     "hops_kept": ("hops kept", ".1%"),
     "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),
+    "expected_hops_kept": ("hops kept, as expected with replicas,", ".1%"),
+    "expected_hop_cost": ("a transition costs, as expected with replicas, in hops inside a node,", ".3f"),
 }
 _COLUMNS = (
     ("copies", "device_copies", ".2f"),
-    ("node copies", "node_copies", ".2f"),
-    ("hops kept", "hops_kept", ".1%"),
+    ("nodes", "node_copies", ".2f"),
+    ("kept", "hops_kept", ".1%"),
     ("on node", "node_hops_kept", ".1%"),
     ("balance (p95)", "balance", "balance"),
-    ("MB/step", "intra_bytes", "MB"),
-    ("MB/step between nodes", "inter_bytes", "MB"),
-    ("K/V MB/step", "kv_bytes", "MB"),
+    ("MB", "intra_bytes", "MB"),
+    ("inter", "inter_bytes", "MB"),
+    ("K/V", "kv_bytes", "MB"),
 )

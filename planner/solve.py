@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..errors import InputError, UsageError
 from ..files import sha256_file
 from ..runtime.plan import (
     Decisions,
@@ -23,6 +23,7 @@ from ..solvers.result import PlacementResult
 from ..traces.counts import Counts, count
 from ..traces.reader import Trace, open_trace
 from .evaluate import evaluate, verdict
+from .options import EvaluationOptions, PlacementOptions
 from .replay import Route
 from .request import Request
 from .strategy import STRATEGIES, Strategy, strategy
@@ -55,6 +56,8 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
     on_progress("reading the trace")
     surveyed = survey(trace, phases=request.phases or None)
     counts = _count_fitted(trace, surveyed, request)
+    if counts.num_tokens and not counts.loads.any():
+        raise InputError(f"{trace.path}: no token of the fitted samples is routed; there is nothing to place by")
     on_progress(f"solving {chosen.name}")
     placed = chosen.place(counts, request, slots_D)
     on_progress("replaying the trace under the plan and its baselines")
@@ -123,20 +126,18 @@ def _inputs(trace: Trace, request: Request) -> Inputs:
 
 
 def _options(request: Request, dispatch_model: DispatchModel, surveyed: Survey) -> dict[str, dict[str, Any]]:
-    recorded_home = surveyed.num_source_ranks == request.cluster.num_devices
-    return {
-        "placement": {
-            "strategy": request.strategy,
-            "dispatch_model": dispatch_model,
-            "method": request.method,
-            "backend": request.backend,
-            "time_limit_s": request.time_limit_s,
-        },
-        "evaluation": {
-            "unit": surveyed.kind,
-            "phases": list(request.phases),
-            "samples_per_step": request.step_samples,
-            "home": "source_rank" if recorded_home else "unit ordinal mod devices",
-            "step": "recorded" if surveyed.step_ids is not None else "samples by ascending id",
-        },
-    }
+    placement = PlacementOptions(
+        strategy=request.strategy,
+        dispatch_model=dispatch_model,
+        method=request.method,
+        backend=request.backend,
+        time_limit_s=request.time_limit_s,
+    )
+    evaluation = EvaluationOptions(
+        unit=surveyed.kind,
+        phases=request.phases,
+        samples_per_step=request.step_samples,
+        home="source_rank" if surveyed.num_source_ranks == request.cluster.num_devices else "ordinal",
+        step="derived" if surveyed.steps is None else "recorded",
+    )
+    return {"placement": placement.model_dump(mode="json"), "evaluation": evaluation.model_dump(mode="json")}

@@ -4,7 +4,6 @@ To add one: a module here with a `place` call, and a row in `STRATEGIES`.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from ..errors import UsageError
 from ..runtime.plan import DispatchModel
 from ..solvers.result import PlacementResult
 from ..traces.counts import Counts
+from . import contiguous, eplb, exflow
 from .request import Request
 
 __all__ = ["STRATEGIES", "Place", "Strategy", "strategy"]
@@ -40,22 +40,17 @@ class Strategy:
     """
 
     name: str
+    place: Place
     dispatch_models: tuple[DispatchModel, ...]
     metric: str
-
-    @property
-    def place(self) -> Place:
-        """The strategy's own call, imported when asked for."""
-        call: Place = import_module(f".{self.name}", __package__).place
-        return call
 
 
 STRATEGIES = {
     row.name: row
     for row in (
-        Strategy("exflow", ("coherent", "standard"), "device_copies"),
-        Strategy("eplb", ("standard",), "balance"),
-        Strategy("contiguous", ("standard", "coherent"), "device_copies"),
+        Strategy("exflow", exflow.place, ("coherent", "standard"), "device_copies"),
+        Strategy("eplb", eplb.place, ("standard",), "balance"),
+        Strategy("contiguous", contiguous.place, ("standard", "coherent"), "device_copies"),
     )
 }
 

@@ -13,12 +13,12 @@ from ..traces.reader import Trace
 from ..traces.schema import TokenBatch
 from ..traces.split import Unit, fitted, unit_kind, with_units
 
-__all__ = ["Located", "Part", "Survey", "survey"]
+__all__ = ["Cohort", "Located", "Survey", "survey"]
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The tokens of a batch that belong to a part: rows of the batch `[T]`, and for each its place.
+    """The tokens of a batch that belong to a cohort: rows of the batch `[T]`, and for each its place.
 
     `step` is -1 in the incomplete last step, `turn` is sample + position (what replica rules count by).
     """
@@ -31,7 +31,7 @@ class Located:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Cohort:
     """Some units of a trace as they run on D devices.
 
     Parameters
@@ -68,7 +68,7 @@ class Part:
         return float(self.unit_tokens[counted_U].sum()) / self.num_steps
 
     def locate(self, batch: TokenBatch, unit_T: NDArray[np.int64]) -> Located:
-        """The batch's tokens that belong to this part; `unit_T` is the unit of each of its tokens."""
+        """The batch's tokens that belong to this cohort; `unit_T` is the unit of each of its tokens."""
         ordinal_T = np.minimum(np.searchsorted(self.unit_ids, unit_T), len(self.unit_ids) - 1)
         rows = np.flatnonzero(self.unit_ids[ordinal_T] == unit_T)
         ordinal_T = ordinal_T[rows]
@@ -91,8 +91,8 @@ class Survey:
         What the trace splits by.
     unit_ids, unit_tokens
         int64 `[U]`: the units, ascending, and the tokens of each.
-    step_ids
-        The recorded steps, ascending; None without.
+    steps
+        The recorded steps of each unit, int64 `[P, 2]` rows of (unit, step), sorted; None without.
     num_source_ranks
         One more than the largest recorded source rank; None without.
     """
@@ -100,47 +100,52 @@ class Survey:
     kind: Unit
     unit_ids: NDArray[np.int64]
     unit_tokens: NDArray[np.int64]
-    step_ids: NDArray[np.int64] | None
+    steps: NDArray[np.int64] | None
     num_source_ranks: int | None
 
     def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
         """Whether each unit is fitted, `[U]`."""
         return fitted(self.unit_ids, seed=seed, fraction=fraction)
 
-    def part(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Part:
+    def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
         """The chosen units as they run on `num_devices` devices.
 
         A unit starts on the source rank recorded where the recording had as many ranks, else on ordinal mod D; steps
-        are the recorded ones, else `samples_per_step` units each by ascending id.
+        are the recorded ones of these units, else `samples_per_step` units each by ascending id; fewer units than that
+        make one step of what there is.
         """
         unit_ids = self.unit_ids[chosen_U]
         ordinal_U = np.arange(len(unit_ids))
         home_U = None if self.num_source_ranks == num_devices else ordinal_U % num_devices
         tokens_U = self.unit_tokens[chosen_U]
-        if self.step_ids is not None:
-            return Part(unit_ids, tokens_U, home_U, None, self.step_ids, len(self.step_ids), 0)
+        if self.steps is not None:
+            step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
+            return Cohort(unit_ids, tokens_U, home_U, None, step_ids, len(step_ids), 0)
         num_steps = max(len(unit_ids) // samples_per_step, 1)
         step_U = ordinal_U // samples_per_step
         step_U[step_U >= num_steps] = -1
-        return Part(unit_ids, tokens_U, home_U, step_U, None, num_steps, int((step_U < 0).sum()))
+        return Cohort(unit_ids, tokens_U, home_U, step_U, None, num_steps, int((step_U < 0).sum()))
 
 
 def survey(trace: Trace, *, phases: Collection[str] | None = None) -> Survey:
     """Read the scalar columns of a trace once."""
     tokens_of: dict[int, int] = {}
-    steps: set[int] = set()
+    steps = np.zeros((0, 2), np.int64)
     ranks, kind = -1, None
     for batch, unit_T in with_units(trace.batches((), phases=phases)):
         kind = kind or unit_kind(batch)
         found, tokens = np.unique(unit_T, return_counts=True)
         for unit, count in zip(found.tolist(), tokens.tolist(), strict=True):
             tokens_of[unit] = tokens_of.get(unit, 0) + count
-        steps.update([] if batch.step is None else np.unique(batch.step).tolist())
+        if batch.step is not None:
+            pairs = np.stack([unit_T, batch.step.astype(np.int64)], axis=1)
+            steps = np.unique(np.concatenate([steps, pairs]), axis=0)
         ranks = ranks if batch.source_rank is None else max(ranks, int(batch.source_rank.max()))
     unit_ids = np.array(sorted(tokens_of), dtype=np.int64)
     unit_tokens = np.array([tokens_of[unit] for unit in unit_ids.tolist()], dtype=np.int64)
-    step_ids = np.array(sorted(steps), dtype=np.int64) if steps else None
-    return Survey(kind or "sample", unit_ids, unit_tokens, step_ids, ranks + 1 if ranks >= 0 else None)
+    return Survey(
+        kind or "sample", unit_ids, unit_tokens, steps if len(steps) else None, ranks + 1 if ranks >= 0 else None
+    )
 
 
 def _column(values: NDArray[np.integer] | None) -> NDArray[np.integer]:

@@ -79,9 +79,5 @@ class Cluster:
         """Devices in all."""
         return self.num_nodes * self.devices_per_node
 
-    def node_of(self, device: int) -> int:
-        """The node of a device."""
-        return device // self.devices_per_node
-
     def __str__(self) -> str:
         return f"{self.num_nodes}x{self.devices_per_node}"

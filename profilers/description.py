@@ -14,9 +14,10 @@ from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import InputError, UsageError
+from ..files import read_text, validated
 from .cluster import Cluster, Link
 from .profile import Profile
 
@@ -72,13 +73,9 @@ def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
 
 def _read(path: Path) -> Cluster:
     """The cluster in a YAML file."""
+    text = validated(_ClusterText, _yaml(path), source=str(path), what="a cluster description")
     try:
-        text = _ClusterText.model_validate(_yaml(path))
         return Cluster(text.num_nodes, text.devices_per_node, {kind: _link(link) for kind, link in text.links.items()})
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        where = ascii(".".join(map(str, first["loc"])) or "file")[1:-1]
-        raise InputError(f"{path}: {where[:80]}: {first['msg']} ({error.error_count()} problems)") from error
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -99,12 +96,9 @@ def _yaml(path: Path) -> Any:
                 raise yaml.constructor.ConstructorError(None, None, "a mapping names a key twice", node.start_mark)
             return super().construct_mapping(node, deep)
 
+    text = read_text(path, what="a cluster description", max_bytes=MAX_YAML_BYTES)
     try:
-        if (size := path.stat().st_size) > MAX_YAML_BYTES:
-            raise InputError(f"{path}: {size:,} bytes, expected a cluster description of at most {MAX_YAML_BYTES:,}")
-        return yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506  a SafeLoader
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+        return yaml.load(text, Loader)  # noqa: S506  a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise InputError(f"{path}: not YAML: {reason[:160]}") from error

@@ -3,10 +3,11 @@
 import os
 import platform
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
+from ..errors import InputError
 from .world import World
 
 __all__ = ["Environment"]
@@ -40,6 +41,10 @@ class Environment:
     system: str
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        if not "".join(text for text in astuple(self) if isinstance(text, str)).isprintable():
+            raise InputError("environment with text that does not print; expected names and versions")
 
     @classmethod
     def of(cls, world: World) -> Self:

@@ -5,23 +5,16 @@ Legend: n work (bytes, multiply-adds); t seconds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
 
-__all__ = ["MIN_SLOPE", "AlphaBeta", "Fit", "HeldOut", "Model", "alpha_beta", "fit"]
+__all__ = ["MIN_SLOPE", "AlphaBeta", "Fit", "HeldOut", "alpha_beta", "fit"]
 
 MIN_SLOPE = 1e-30  # seconds a unit, beyond any hardware: stands for "time does not grow with work"
-
-
-class Model(Protocol):
-    """A model of the seconds that work takes."""
-
-    def seconds(self, n: float) -> float:
-        """Seconds of `n` units of work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +95,8 @@ def fit(works: Sequence[int], seconds: Sequence[float]) -> Fit | None:
     model = alpha_beta(n[~unseen], t[~unseen])
     if not unseen.any():
         return Fit(model=model, held_out=None)
-    error = np.abs(model.a_s + model.b_s * n[unseen] - t[unseen]) / t[unseen]
+    predicted = np.array([model.seconds(work) for work in n[unseen]])
+    error = np.abs(predicted - t[unseen]) / t[unseen]
     return Fit(
         model=model,
         held_out=HeldOut(

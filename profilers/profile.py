@@ -5,18 +5,17 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from ..errors import InputError, MoeplanError
-from ..files import canonical_json, read_json, write_json
+from ..errors import InputError
+from ..files import canonical_json, read_json, validated, write_json
 from .cluster import Cluster
 from .environment import Environment
 from .fit import Fit
 from .measurement import Measurement
 
-__all__ = ["SCHEMA_VERSION", "CaseResult", "Profile", "load", "parse", "save"]
+__all__ = ["CaseResult", "Profile", "load", "parse", "save"]
 
-SCHEMA_VERSION = 1
 MAX_PROFILE_BYTES = 64 * 2**20
 
 
@@ -64,6 +63,8 @@ class Profile(BaseModel):
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
+        if not "".join(self.cases).isprintable():
+            raise InputError("a case whose name does not print; expected names of cases")
         if unmeasured := sorted(set(self.fits) - set(self.cases)):
             raise InputError(
                 f"{len(unmeasured)} fits of cases that are not in it; expected a fit only of what was measured"
@@ -92,20 +93,7 @@ def parse(value: Any, source: str) -> Profile:
     """The profile in a decoded JSON value; `source` names it in errors."""
     if not isinstance(value, dict) or "schema_version" not in value:
         raise InputError(f"{source}: no schema_version; expected a profile written by moeplan profile")
-    version = value["schema_version"]
-    if version != SCHEMA_VERSION:
-        found = version if isinstance(version, int) else type(version).__name__
-        raise InputError(f"{source}: profile of schema version {found}; this moeplan reads {SCHEMA_VERSION}")
-    try:
-        return Profile.model_validate_json(canonical_json(value), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        where = ascii(".".join(map(str, first["loc"])) or "profile")[1:-1]
-        raise InputError(f"{source}: {where[:80]}: {first['msg']} ({error.error_count()} problems)") from error
-    except MoeplanError as error:
-        raise InputError(f"{source}: {error}") from error
-    except ValueError as error:
-        raise InputError(f"{source}: not a profile: {error}") from error
+    return validated(Profile, canonical_json(value), source=source, what="a profile")
 
 
 def save(profile: Profile, path: str | os.PathLike[str]) -> None:

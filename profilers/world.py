@@ -48,16 +48,6 @@ class World:
     hosts: tuple[str, ...]
     report: Progress
 
-    @property
-    def local_rank(self) -> int:
-        """The rank's ordinal on its host."""
-        return self.hosts[: self.rank].count(self.hosts[self.rank])
-
-    @property
-    def local_size(self) -> int:
-        """Ranks on this rank's host."""
-        return self.hosts.count(self.hosts[self.rank])
-
 
 Target = Callable[[World, Any], Any]
 

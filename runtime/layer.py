@@ -21,8 +21,8 @@ __all__ = ["ExpertParallelMoE"]
 class ExpertParallelMoE(nn.Module):
     """A routed block whose experts are spread over the ranks of `group` by a placement.
 
-    Its forward is `standard`: tokens travel to their experts' devices and return. Gradients of an expert with
-    replicas are those of each replica alone.
+    Its forward is `standard`: tokens travel to their experts' devices and return. Gradients of replicas of an expert
+    are not summed.
 
     Parameters
     ----------

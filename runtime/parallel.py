@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import MismatchError, UsageError
+from ..traces.schema import RANK_BITS
 from .coherent import coherent_forward
 from .layer import ExpertParallelMoE
 from .model import LanguageModel
@@ -20,7 +21,6 @@ from .traffic import Traffic
 __all__ = ["ExpertParallelModel", "parallelize"]
 
 Dispatch = Literal["standard", "coherent"]
-RANK_BITS = 40  # default sample ids are rank << 40 | ordinal, as recorded traces have them
 
 
 def parallelize(
@@ -60,7 +60,7 @@ def parallelize(
         layer.moe = ExpertParallelMoE(
             layer.moe, placement, ordinal, devices_per_node=cluster.devices_per_node, group=group
         )
-    return ExpertParallelModel(model, chosen, group)
+    return ExpertParallelModel(model, chosen, group, has_replicas=placement.has_replicas)
 
 
 class ExpertParallelModel(nn.Module):
@@ -75,9 +75,11 @@ class ExpertParallelModel(nn.Module):
     traffic: Traffic
     routed: tuple[RoutedTokens, ...]
 
-    def __init__(self, model: nn.Module, dispatch: Dispatch, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, model: nn.Module, dispatch: Dispatch, group: dist.ProcessGroup | None, *, has_replicas: bool
+    ) -> None:
         super().__init__()
-        self.model, self.dispatch, self.group = model, dispatch, group
+        self.model, self.dispatch, self.group, self.has_replicas = model, dispatch, group, has_replicas
 
     def forward(self, tokens: Tensor, samples: Tensor | None = None) -> Tensor:
         """Logits `[B, S, V]` of this rank's tokens, int64 `[B, S]`; all ranks call it together, B may be 0.
@@ -89,16 +91,26 @@ class ExpertParallelModel(nn.Module):
         """
         if samples is None:
             samples = torch.arange(len(tokens), device=tokens.device) + (dist.get_rank(self.group) << RANK_BITS)
+        if self.training and torch.is_grad_enabled():
+            self._refuse_training()
         if self.dispatch == "coherent":
             return self._coherent(tokens, samples)
         return self._standard(tokens, samples)
 
-    def _coherent(self, tokens_BS: Tensor, sample_B: Tensor) -> Tensor:
-        if self.training and torch.is_grad_enabled():
+    def _refuse_training(self) -> None:
+        """Raise where training would not give what one process gives."""
+        if self.dispatch == "coherent":
             raise UsageError(
                 "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
                 " dispatch='standard'"
             )
+        if self.has_replicas:
+            raise UsageError(
+                "training under a placement with replicas, whose weights would drift apart: their gradients are not"
+                " summed; call eval(), or solve with one slot an expert"
+            )
+
+    def _coherent(self, tokens_BS: Tensor, sample_B: Tensor) -> Tensor:
         model = cast("LanguageModel", self.model)
         logits_BSV, self.traffic = coherent_forward(model, tokens_BS, sample_B, self.group)
         self.routed = tuple(moe.routed for moe in self._blocks())

@@ -4,15 +4,16 @@
 """
 
 import datetime
+import json
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..errors import InputError, MoeplanError
-from ..files import canonical_json, read_json, sha256_json, write_json
+from ..errors import InputError
+from ..files import canonical_json, read_json, sha256_json, validated, write_json
 from ..profilers.cluster import Cluster
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement, ReplicaRule
@@ -22,7 +23,6 @@ __all__ = ["SCHEMA_VERSION", "Plan", "load", "save"]
 
 SCHEMA_VERSION = 1
 BOUND = ("decisions", "cluster", "model")  # what plan_sha256 covers
-MAX_REASON = 300  # characters of a refusal, which may quote the file
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ExpertId = Annotated[int, Field(ge=0, lt=NOT_ROUTED)]
 NumSlots = Annotated[int, Field(ge=0, le=NOT_ROUTED)]
@@ -39,7 +39,7 @@ class Split(Record):
     """Which samples were fitted: those hashed below `fit_fraction` under `seed`."""
 
     fit_fraction: float = Field(gt=0, le=1)
-    seed: int
+    seed: int = Field(ge=0)
 
 
 class TraceInput(Record):
@@ -142,7 +142,7 @@ class Plan(Record):
     created_at: datetime.datetime
     plan_sha256: Sha256
     strategies: tuple[str, ...]
-    seed: int
+    seed: int = Field(ge=0)
     cluster: Cluster
     model: ModelSpec
     inputs: Inputs
@@ -164,8 +164,11 @@ class Plan(Record):
     @property
     def dispatch_model(self) -> DispatchModel:
         """How tokens travel under the placement: what `options.placement` says, else standard."""
-        chosen: DispatchModel = self.options.get("placement", {}).get("dispatch_model", "standard")
-        return chosen
+        chosen = self.options.get("placement", {}).get("dispatch_model", "standard")
+        if chosen not in get_args(DispatchModel):
+            raise InputError(f"options.placement: dispatch_model {chosen!r}; expected one of {get_args(DispatchModel)}")
+        found: DispatchModel = chosen
+        return found
 
     @property
     def placement(self) -> Placement | None:
@@ -192,6 +195,7 @@ class Plan(Record):
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
         written = self.model_dump(mode="json")
+        _check_text(written)
         canonical_json(written)  # raises where a part is not finite JSON, which could not be saved
         found = sha256_json({part: written[part] for part in BOUND})
         if found != self.plan_sha256:
@@ -200,7 +204,19 @@ class Plan(Record):
                 f" {self.plan_sha256[:12]}..; the file was changed after it was written"
             )
         self.placement  # noqa: B018  raises where the placement breaks a rule
+        self.dispatch_model  # noqa: B018
         return self
+
+
+def _check_text(value: Any) -> None:
+    """Refuse text that a terminal would act on, anywhere in a plan."""
+    if isinstance(value, str) and not all(sign.isprintable() for sign in value):
+        raise InputError(f"text with unprintable characters: {ascii(value)[:80]}; a plan holds printable text only")
+    if isinstance(value, dict):
+        _check_text([*value, *value.values()])
+    elif isinstance(value, list) and not (value and isinstance(value[0], int)):
+        for item in value:
+            _check_text(item)
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
@@ -219,25 +235,11 @@ def parse(value: Any, source: str) -> Plan:
     if not isinstance(value, dict) or "schema_version" not in value:
         raise InputError(f"{source}: no schema_version; expected a plan written by moeplan solve")
     if value["schema_version"] != SCHEMA_VERSION:
-        found = _line(repr(value["schema_version"]))
+        found = repr(value["schema_version"])[:40]
         raise InputError(f"{source}: plan of schema version {found}; this moeplan reads {SCHEMA_VERSION}")
-    try:
-        return Plan.model_validate(value)
-    except ValidationError as error:
-        deepest = max(error.errors(), key=lambda problem: len(problem["loc"]))  # of a union, the form that was meant
-        where = ".".join(map(str, deepest["loc"])) or "plan"
-        reason = _line(f"{where}: {deepest['msg']}")
-        raise InputError(f"{source}: {reason} ({error.error_count()} problems)") from error
-    except MoeplanError as error:
-        raise InputError(f"{source}: {_line(str(error))}") from error
+    return validated(Plan, json.dumps(value).encode(), source=source, what="a plan")
 
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan as JSON, atomically."""
     write_json(path, plan.model_dump(mode="json"))
-
-
-def _line(text: str) -> str:
-    """`text` as one line of bounded length."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_REASON else f"{line[:MAX_REASON]}..."

@@ -31,8 +31,7 @@ class Replicas:
     @classmethod
     def seen_from(cls, home: int, table: ReplicaTable, device: torch.device) -> "Replicas":
         """The candidates that `table` offers to tokens at `home`, as tensors on `device`."""
-        row = home if table.count.shape[1] > 1 else 0
-        devices_ER, count_E = torch.from_numpy(table.devices[:, row]), torch.from_numpy(table.count[:, row])
+        devices_ER, count_E = map(torch.from_numpy, table.seen_from(home))
         return cls(devices_ER.to(device, torch.int64), count_E.to(device, torch.int64))
 
     def choose(self, ids_TK: Tensor, turn_T: Tensor) -> Tensor:

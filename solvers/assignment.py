@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import UsageError
 from .cbc import cbc
 from .cycles import cancel_cycles
+from .integers import flow_units
 
 __all__ = ["Method", "assign_places", "balanced_assignment"]
 
 Method = Literal["flow", "km", "pulp"]
-EXACT_COST = 2**40  # integers up to here go through min-cost flow unrounded
 HUGE_COST = 2.0**500  # beyond, sums could overflow
 
 
@@ -107,7 +107,8 @@ def _flow(cost_IN: NDArray[np.float64], capacity_N: NDArray[np.int64]) -> NDArra
     from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
 
     num_items, num_sinks = cost_IN.shape
-    units_IN, exact = _integers(cost_IN)
+    above_IN = cost_IN - cost_IN.min(axis=1, keepdims=True)
+    units_IN, _ = flow_units(above_IN)
     items, sinks, drain = np.arange(num_items), num_items + np.arange(num_sinks), num_items + num_sinks
     graph = SimpleMinCostFlow()
     arcs = graph.add_arcs_with_capacity_and_unit_cost(
@@ -121,22 +122,13 @@ def _flow(cost_IN: NDArray[np.float64], capacity_N: NDArray[np.int64]) -> NDArra
     status = graph.solve()
     assert status == graph.OPTIMAL, status
     sink_I = graph.flows(arcs).reshape(cost_IN.shape).argmax(axis=1)
-    return sink_I if exact else cancel_cycles(cost_IN, capacity_N, sink_I)
-
-
-def _integers(cost_IN: NDArray[np.float64]) -> tuple[NDArray[np.int64], bool]:
-    """`cost_IN` less each row's least as integers for the flow, and whether nothing was rounded."""
-    above_IN = cost_IN - cost_IN.min(axis=1, keepdims=True)
-    whole = bool((cost_IN == np.rint(cost_IN)).all()) and np.abs(cost_IN).max() <= EXACT_COST
-    if not whole:
-        above_IN = above_IN / max(above_IN.max(), np.finfo(np.float64).tiny) * EXACT_COST
-    return np.rint(above_IN).astype(np.int64), whole
+    return sink_I if (units_IN == above_IN).all() else cancel_cycles(cost_IN, capacity_N, sink_I)
 
 
 def _pulp(cost_IN: NDArray[np.float64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
     import pulp
 
-    units_IN, _ = _integers(cost_IN)
+    units_IN, _ = flow_units(cost_IN - cost_IN.min(axis=1, keepdims=True))
     scaled = (units_IN / max(1, units_IN.max())).tolist()
     items, sinks = range(cost_IN.shape[0]), range(cost_IN.shape[1])
     model = pulp.LpProblem("assignment", pulp.LpMinimize)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .placement import Placement
 
-__all__ = ["balance"]
+__all__ = ["balance", "replica_loads"]
 
 
 def balance(loads: NDArray[np.float64], placement: Placement) -> float:
@@ -19,12 +19,17 @@ def balance(loads: NDArray[np.float64], placement: Placement) -> float:
     return float(ratio_L.mean())
 
 
+def replica_loads(loads: NDArray[np.float64], experts: NDArray[np.integer]) -> NDArray[np.float64]:
+    """The load of every replica `[L, P]`, for loads `[L, E]` and the expert in every slot `[L, P]`."""
+    layer = np.arange(len(loads))[:, None]
+    count_LE = np.zeros(loads.shape)
+    np.add.at(count_LE, (layer, experts), 1)
+    return np.asarray((loads / count_LE)[layer, experts])
+
+
 def _device_loads(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:
     """The load of every device `[L, D]` for loads `[L, E]`."""
-    layer = np.arange(placement.num_layers)[:, None]
-    count_LE = np.zeros(loads.shape)
-    np.add.at(count_LE, (layer, placement.physical_to_logical), 1)
-    load_LP = (loads / count_LE)[layer, placement.physical_to_logical]
     load_LD = np.zeros((placement.num_layers, placement.num_devices))
-    np.add.at(load_LD, (layer, placement.device_of_slot[None, :]), load_LP)
+    layer = np.arange(placement.num_layers)[:, None]
+    np.add.at(load_LD, (layer, placement.device_of_slot), replica_loads(loads, placement.physical_to_logical))
     return load_LD

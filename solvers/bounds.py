@@ -3,26 +3,34 @@
 Legend: L MoE layers; E experts a layer; D devices (or nodes), S slots of each.
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KeptBound", "kept_bound", "spectral_bound", "transportation_bound"]
+from .integers import flow_units
 
-EXACT_WEIGHT = 2**40  # integers up to here go through min-cost flow unrounded
+__all__ = ["KeptBound", "kept_bound", "row_bound", "spectral_bound", "transportation_bound"]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBound:
-    """No placement keeps more transitions than `value`; `kind` says which bounds made it."""
+    """No placement keeps more transitions than `value`, by these `kinds` of bounds."""
 
     value: float
-    kind: str
+    kinds: frozenset[str]
+
+    @property
+    def kind(self) -> str:
+        """The kinds in words."""
+        return " and ".join(sorted(self.kinds, reverse=True)) or "transportation"
 
 
-def kept_bound(transitions: Iterable[NDArray[np.float64]], slots: NDArray[np.int64]) -> KeptBound:
+def kept_bound(
+    transitions: Iterable[NDArray[np.float64]], slots: NDArray[np.int64], *, time_limit_s: float = np.inf
+) -> KeptBound:
     """The better of the transportation and the spectral bound for each layer pair, summed.
 
     Parameters
@@ -31,14 +39,18 @@ def kept_bound(transitions: Iterable[NDArray[np.float64]], slots: NDArray[np.int
         W `[L-1, E, E]`, at least 0.
     slots
         S `[D]`, their sum at least E; of nodes for a bound on node hops.
+    time_limit_s
+        Seconds after which the layer pairs that are left get the row bound, which costs next to nothing.
     """
-    total, kinds = 0.0, set()
+    deadline = time.perf_counter() + time_limit_s
+    total, kinds = 0.0, frozenset[str]()
     for weight_EE in transitions:
-        found = {"transportation": transportation_bound(weight_EE, slots), "spectral": spectral_bound(weight_EE, slots)}
+        bounds = {"row": row_bound} if time.perf_counter() >= deadline else _BOUNDS
+        found = {kind: bound(weight_EE, slots) for kind, bound in bounds.items()}
         kind = min(found, key=found.__getitem__)
         total += found[kind]
-        kinds.add(kind)
-    return KeptBound(total, " and ".join(sorted(kinds, reverse=True)) or "transportation")
+        kinds |= {kind}
+    return KeptBound(total, kinds)
 
 
 def transportation_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) -> float:
@@ -68,7 +80,7 @@ def transportation_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) 
     from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
 
     num_experts, most = len(weight), int(slots.max())
-    units_EE, scale = _integers(weight)
+    units_EE, scale = flow_units(weight)
     a_E, b_E = np.arange(num_experts), num_experts + np.arange(num_experts)
     source, extra_out, extra_in, sink = range(2 * num_experts, 2 * num_experts + 4)
     spare = max(0, int(slots.sum()) - num_experts) * most
@@ -121,10 +133,18 @@ def spectral_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) -> flo
     return float(min(bound * (1 + 1e-12), weight.sum()))
 
 
-def _integers(weight_EE: NDArray[np.float64]) -> tuple[NDArray[np.int64], float]:
-    """The weights as integers, rounded up so that a bound stays one, and their scale."""
-    largest = float(weight_EE.max(initial=0.0))
-    if largest <= EXACT_WEIGHT and (weight_EE == np.rint(weight_EE)).all():
-        return weight_EE.astype(np.int64), 1.0
-    scale = EXACT_WEIGHT / largest
-    return np.ceil(weight_EE * scale).astype(np.int64), scale
+def row_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) -> float:
+    """The heaviest max(S) transitions from each expert, or to each, whichever is less; with replicas the whole weight.
+
+    Notes
+    -----
+    The transportation bound with nothing but its (1), or its (3).
+    """
+    num_experts, most = len(weight), int(slots.max())
+    if slots.sum() != num_experts:
+        return float(weight.sum())
+    heaviest = [np.partition(w, num_experts - most, axis=1)[:, num_experts - most :].sum() for w in (weight, weight.T)]
+    return float(min(heaviest) * (1 + 1e-12))
+
+
+_BOUNDS = {"transportation": transportation_bound, "spectral": spectral_bound}

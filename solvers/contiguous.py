@@ -41,13 +41,10 @@ def solve(
     expert_P = np.arange(len(device_P)) % num_experts
     row_P = expert_P[np.lexsort((expert_P, device_P))].astype(np.int32)
     placement = Placement(np.tile(row_P, (num_layers, 1)), slots_D, num_experts, ReplicaRule.EVEN)
-    outcome = Outcome(
+    outcome = Outcome.of(
         status=Status.FEASIBLE,
         objective=Objective("balance", balance(np.ones((num_layers, num_experts)), placement), "min"),
-        bound=None,
-        bound_kind=None,
-        gap=None,
-        wall_s=time.perf_counter() - started,
+        started=started,
         backend="moeplan",
     )
     return PlacementResult(placement, outcome)

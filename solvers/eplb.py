@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..profilers.cluster import Cluster
-from .balance import balance
-from .counts import checked_counts
-from .outcome import Objective, Outcome, Status, relative_gap
+from .balance import balance, replica_loads
+from .checked_counts import checked_counts
+from .outcome import ROUNDING, Objective, Outcome, Status
 from .placement import Placement, ReplicaRule, slots_for
 from .result import PlacementResult
 
 __all__ = ["solve"]
-
-ROUNDING = 1e-12
 
 
 def solve(
@@ -65,14 +63,13 @@ def solve(
         expert_N.reshape(expert_LP.shape).astype(np.int32), slots_D, loads_LE.shape[1], ReplicaRule.EVEN
     )
     value = balance(loads_LE, placement)
-    proven = value <= bound * (1 + ROUNDING)
-    outcome = Outcome(
-        status=Status.OPTIMAL if proven else Status.FEASIBLE,
+    outcome = Outcome.of(
+        status=Status.FEASIBLE,
         objective=Objective("balance", value, "min"),
-        bound=value if proven else bound,
+        bound=bound,
         bound_kind="mean and largest replica",
-        gap=0.0 if proven else relative_gap(value, bound),
-        wall_s=time.perf_counter() - started,
+        proven=value <= bound * (1 + ROUNDING),
+        started=started,
         backend="moeplan",
     )
     return PlacementResult(placement, outcome, repaired + moved)
@@ -95,17 +92,9 @@ def _replicate(loads_LE: NDArray[np.float64], num_slots: int, most: int) -> tupl
 
 def _bound(loads_LE: NDArray[np.float64], expert_LP: NDArray[np.int64], num_devices: int) -> float:
     mean_L = loads_LE.sum(axis=1) / num_devices
-    largest_L = _replica_loads(loads_LE, expert_LP).max(axis=1)
+    largest_L = replica_loads(loads_LE, expert_LP).max(axis=1)
     ratio_L = np.divide(largest_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
     return float(np.maximum(ratio_L, 1.0).mean())
-
-
-def _replica_loads(loads_LE: NDArray[np.float64], expert_LP: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The load of every replica, `[L, P]`."""
-    layer = np.arange(len(loads_LE))[:, None]
-    count_LE = np.zeros(loads_LE.shape)
-    np.add.at(count_LE, (layer, expert_LP), 1)
-    return np.asarray((loads_LE / count_LE)[layer, expert_LP])
 
 
 def _pack(
@@ -113,7 +102,7 @@ def _pack(
 ) -> tuple[NDArray[np.bool_], int]:
     """Which device holds which expert `[L, D, E]`, all layers abreast, and the choices repaired."""
     num_layers = len(expert_LP)
-    layer, replica_LP = np.arange(num_layers), _replica_loads(loads_LE, expert_LP)
+    layer, replica_LP = np.arange(num_layers), replica_loads(loads_LE, expert_LP)
     held_LDE = np.zeros((num_layers, len(slots_D), loads_LE.shape[1]), dtype=np.bool_)
     load_LD, free_LD, repaired = np.zeros((num_layers, len(slots_D))), np.tile(slots_D, (num_layers, 1)), 0
     for place_L in np.argsort(-replica_LP, axis=1, kind="stable").T:

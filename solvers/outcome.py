@@ -1,10 +1,13 @@
 """The outcome of a solve: how it ended, what it reached and what bounds it."""
 
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal
 
-__all__ = ["Objective", "Outcome", "Status", "relative_gap"]
+__all__ = ["ROUNDING", "Objective", "Outcome", "Status", "relative_gap"]
+
+ROUNDING = 1e-9  # a value this close to its bound, relatively, meets it
 
 
 class Status(StrEnum):
@@ -36,7 +39,7 @@ class Outcome:
     bound
         No solution is better than this; None where nothing is proven ("no bound").
     bound_kind
-        Which bound: "transportation", "spectral", "ilp", "exact"; None without a bound.
+        Which bound: "transportation", "spectral", "ilp" and others, or several; None without a bound.
     wall_s
         Seconds the solve took.
     backend
@@ -52,6 +55,39 @@ class Outcome:
     backend: str
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        status: Status,
+        objective: Objective,
+        bound: float | None = None,
+        bound_kind: str | None = None,
+        proven: bool = False,
+        started: float,
+        backend: str,
+    ) -> "Outcome":
+        """The outcome of a solve that ends now.
+
+        Parameters
+        ----------
+        proven
+            The value meets its bound up to rounding: it is optimal, and the bound.
+        started
+            `time.perf_counter()` at the start.
+        """
+        if proven:
+            status, bound = Status.OPTIMAL, objective.value
+        return cls(
+            status=status,
+            objective=objective,
+            bound=bound,
+            bound_kind=bound_kind,
+            gap=relative_gap(objective.value, bound),
+            wall_s=time.perf_counter() - started,
+            backend=backend,
+        )
 
 
 def relative_gap(value: float, bound: float | None) -> float | None:

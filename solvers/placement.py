@@ -154,8 +154,8 @@ def slots_for(
                 f" the next that does is --redundant {redundant + (-total) % num_devices}"
             )
         slots = -(-total // num_devices)
-    slots_D = np.full(num_devices, slots) if isinstance(slots, int) else np.asarray(slots, dtype=np.int64)
-    if slots_D.size != num_devices:
+    slots_D = np.full(num_devices, slots) if np.ndim(slots) == 0 else np.asarray(slots)
+    if slots_D.shape != (num_devices,):
         raise UsageError(f"slots given for {slots_D.size} devices; expected one number or {num_devices}")
     if (slots_D < 0).any() or (slots_D > num_experts).any():
         raise UsageError(

@@ -1,6 +1,6 @@
 """Which replica of an expert a token uses: the replica rules as lookup tables.
 
-Legend: E experts; D devices; R most candidates; T tokens; K experts a token.
+Legend: E experts; D devices; N nodes; R most candidates; T tokens; K experts a token.
 """
 
 from dataclasses import dataclass
@@ -17,32 +17,43 @@ __all__ = ["ReplicaTable"]
 class ReplicaTable:
     """The devices that a token may use for each expert of one layer, by where the token is.
 
-    A token at device h uses `devices[e, h, (sample + position) mod count[e, h]]` for expert e. `nearest` offers the
-    own device if it holds e, else the holders on the own node, else all holders; `even` offers all holders always
-    (h is then an axis of length 1). Candidates ascend and are padded with -1.
+    `nearest` offers a token its own device if that holds the expert, else the holders on its node, else all holders;
+    `even` offers all holders always. Among n candidates a token takes number (sample + position) mod n.
 
     Parameters
     ----------
     devices
-        int32 `[E, D or 1, R]`.
+        int32 `[E, N or 1, R]`: candidates by the token's node (an axis of 1: all nodes alike), ascending, -1 behind.
     count
-        int32 `[E, D or 1]`, at least 1.
+        int32 `[E, N or 1]`, at least 1.
+    own
+        Whether a device holds the expert and is therefore taken by its own tokens, `[E, D]`; None: never.
+    devices_per_node
+        D / N.
     """
 
     devices: NDArray[np.int32]
     count: NDArray[np.int32]
+    own: NDArray[np.bool_] | None
+    devices_per_node: int
 
     @classmethod
     def of(cls, placement: Placement, layer: int, devices_per_node: int) -> "ReplicaTable":
         """The table of one layer of a placement."""
         held_ED = placement.holds(layer)
-        offered_EHD = held_ED[:, None, :]
-        if placement.replica_rule is ReplicaRule.NEAREST and placement.has_replicas:
-            offered_EHD = _nearest(held_ED, devices_per_node)
-        count_EH = offered_EHD.sum(axis=2, dtype=np.int32)
-        order_EHR = np.argsort(~offered_EHD, axis=2, kind="stable")[:, :, : count_EH.max()]
-        valid_EHR = np.arange(order_EHR.shape[2]) < count_EH[:, :, None]
-        return cls(np.where(valid_EHR, order_EHR, -1).astype(np.int32), count_EH)
+        holders_E = [np.flatnonzero(held_D) for held_D in held_ED]
+        nearest = placement.replica_rule is ReplicaRule.NEAREST and placement.has_replicas
+        num_nodes = placement.num_devices // devices_per_node if nearest and devices_per_node > 1 else 1
+        count_EN = np.repeat([[len(held)] for held in holders_E], num_nodes, axis=1).astype(np.int32)
+        devices_ENR = np.full((len(held_ED), num_nodes, count_EN.max()), -1, dtype=np.int32)
+        for expert, held in enumerate(holders_E):
+            devices_ENR[expert, :, : len(held)] = held
+            for node in np.unique(held // devices_per_node) if num_nodes > 1 else ():
+                near = held[held // devices_per_node == node]
+                devices_ENR[expert, node] = -1
+                devices_ENR[expert, node, : len(near)] = near
+                count_EN[expert, node] = len(near)
+        return cls(devices_ENR, count_EN, held_ED if nearest else None, devices_per_node)
 
     def choose(
         self, ids: NDArray[np.integer], home: NDArray[np.integer], turn: NDArray[np.integer]
@@ -58,25 +69,24 @@ class ReplicaTable:
         turn
             `sample + position` of each token, `[T]`.
         """
-        num_experts, num_homes = self.count.shape
+        num_experts, num_nodes = self.count.shape
         routed_TK = ids < num_experts
         e_TK = np.where(routed_TK, ids, 0).astype(np.int64)
-        h_T1 = home[:, None] if num_homes > 1 else np.zeros((1, 1), dtype=np.int64)
+        n_T1 = home[:, None] // self.devices_per_node if num_nodes > 1 else np.zeros((1, 1), dtype=np.int64)
         if self.devices.shape[2] == 1:
-            chosen_TK = self.devices[e_TK, h_T1, 0]
+            chosen_TK = self.devices[e_TK, n_T1, 0]
         else:
-            chosen_TK = self.devices[e_TK, h_T1, turn[:, None] % self.count[e_TK, h_T1]]
-        return np.where(routed_TK, chosen_TK, np.int32(-1))
+            chosen_TK = self.devices[e_TK, n_T1, turn[:, None] % self.count[e_TK, n_T1]]
+        if self.own is not None:
+            chosen_TK = np.where(self.own[e_TK, home[:, None]], home[:, None], chosen_TK)
+        return np.where(routed_TK, chosen_TK, -1).astype(np.int32, copy=False)
 
-
-def _nearest(held_ED: NDArray[np.bool_], devices_per_node: int) -> NDArray[np.bool_]:
-    """Candidates `[E, H, D]` of the rule `nearest`."""
-    num_devices = held_ED.shape[1]
-    node_D = np.arange(num_devices) // devices_per_node
-    own_HD = np.eye(num_devices, dtype=np.bool_)
-    same_node_HD = node_D[:, None] == node_D
-    offered_EHD = np.broadcast_to(held_ED[:, None, :], (len(held_ED), num_devices, num_devices))
-    for wanted_HD in (same_node_HD, own_HD):  # the nearer one found last wins
-        nearer_EHD = held_ED[:, None, :] & wanted_HD
-        offered_EHD = np.where(nearer_EHD.any(axis=2, keepdims=True), nearer_EHD, offered_EHD)
-    return offered_EHD
+    def seen_from(self, home: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The candidates `[E, R]` and their number `[E]` for tokens on device `home`."""
+        node = home // self.devices_per_node if self.count.shape[1] > 1 else 0
+        devices_ER, count_E = self.devices[:, node].copy(), self.count[:, node].copy()
+        if self.own is not None:
+            devices_ER[self.own[:, home]] = -1
+            devices_ER[self.own[:, home], 0] = home
+            count_E[self.own[:, home]] = 1
+        return devices_ER, count_E

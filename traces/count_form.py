@@ -15,21 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..files import atomic_directory
 from .dataset import Dataset
-from .loads import By, grouped_loads
+from .loads import grouped_loads
 from .metadata import refusing
-from .new_directory import new_directory
 from .part_file import PartSeries
 from .reader import Trace
-from .schema import TraceMeta, count_schema
+from .schema import KEYS, TraceMeta, count_schema
 from .validity import check_counts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["CountTable", "CountTrace", "read_counts", "tabulate", "write_counts"]
-
-KEYS: tuple[By, ...] = ("step", "sample", "source_rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,23 +98,15 @@ def write_counts(directory: str | os.PathLike[str], meta: TraceMeta, tables: Ite
     InputError
         A count is negative or a layer is not the model's.
     """
-    with new_directory(directory) as temporary:
+    with atomic_directory(directory) as temporary:
         series = PartSeries(temporary, meta)
         names = [series.write(_arrow(table, meta), number).name for number, table in enumerate(tables)]
     return tuple(Path(directory) / name for name in names)
 
 
-def tabulate(
-    trace: Trace, *, by: Collection[By] | None = None, phases: Collection[str] | None = None
-) -> Iterator[CountTable]:
-    """The counts of a token trace by the given keys, by default by all it has.
-
-    Raises
-    ------
-    UsageError
-        The trace lacks a key.
-    """
-    keys = tuple(key for key in KEYS if key in (trace.known if by is None else by))
+def tabulate(trace: Trace, *, phases: Collection[str] | None = None) -> Iterator[CountTable]:
+    """The counts of a token trace by all the keys it has."""
+    keys = tuple(key for key in KEYS if key in trace.known)
     layers = np.arange(trace.model.num_layers, dtype=np.int32)
     for part in grouped_loads(trace, keys, phases=phases):
         columns = {

@@ -15,14 +15,13 @@ from ..errors import InputError, MismatchError
 from ..files import sha256_json
 from .metadata import parse_meta, refusing
 from .part_file import is_part, is_unfinished, reading_order
-from .schema import TraceMeta, count_schema, token_schema
+from .schema import KEYS, TraceMeta, count_schema, token_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Dataset"]
 
-NULLABLE = ("step", "sample", "source_rank")
 MAX_ROW_GROUP_ROWS = 2**27
 BATCH_BYTES = 32 * 2**20
 BATCH_ROWS = 65_536
@@ -204,8 +203,8 @@ def _check_sizes(metadata: Any, width: int, file_bytes: int) -> None:
 
 def _filled(part: Any) -> frozenset[str]:
     """Which nullable columns are filled in the first rows; that the others are alike is held where they are read."""
-    for batch in part.iter_batches(1, columns=list(NULLABLE)):
-        return frozenset(name for name in NULLABLE if not batch.column(name).null_count)
+    for batch in part.iter_batches(1, columns=list(KEYS)):
+        return frozenset(name for name in KEYS if not batch.column(name).null_count)
     return frozenset()
 
 

@@ -6,18 +6,16 @@ them apart.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
 from .reader import Trace
-from .schema import TokenBatch
+from .schema import Key, TokenBatch
 
-__all__ = ["By", "Loads", "grouped_loads", "loads_by"]
+__all__ = ["Loads", "grouped_loads", "loads_by"]
 
-By = Literal["step", "sample", "source_rank"]
 GROUPS_BYTES = 64 * 2**20
 MAX_LOADS_BYTES = 4 * 2**30
 
@@ -39,7 +37,7 @@ class Loads:
 
 
 def loads_by(
-    trace: Trace, by: By, *, layers: Sequence[int] | None = None, phases: Collection[str] | None = None
+    trace: Trace, by: Key, *, layers: Sequence[int] | None = None, phases: Collection[str] | None = None
 ) -> Loads:
     """The loads of every step, sample or source rank, by ascending key; `loads[:, l]` is samples x experts of a layer.
 
@@ -64,7 +62,7 @@ def loads_by(
 
 def grouped_loads(
     trace: Trace,
-    by: Sequence[By],
+    by: Sequence[Key],
     *,
     layers: Sequence[int] | None = None,
     phases: Collection[str] | None = None,
@@ -108,7 +106,7 @@ def _pieces(batches: Iterator[TokenBatch], most: int) -> Iterator[TokenBatch]:
             yield batch.select(slice(start, start + most))
 
 
-def _groups(batch: TokenBatch, by: Sequence[By]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+def _groups(batch: TokenBatch, by: Sequence[Key]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
     """The distinct keys in a batch `[G, B]`, and the group of each token `[T]`."""
     if not by:
         return np.zeros((1, 0), np.int64), np.zeros(len(batch), np.intp)

@@ -5,10 +5,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from ..errors import InputError, MoeplanError
-from .schema import METADATA_KEY, SCHEMA_VERSION, TraceMeta
+from ..files import size_of, validated
+from .schema import METADATA_KEY, TraceMeta
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +27,7 @@ def read_meta(path: str | os.PathLike[str]) -> TraceMeta:
     """
     import pyarrow.parquet as pq
 
+    size_of(path, what="a trace")
     with refusing(str(path)), pq.ParquetFile(path) as part:
         return parse_meta(part.schema_arrow)
 
@@ -46,16 +46,7 @@ def parse_meta(schema: "pa.Schema") -> TraceMeta:
         raise InputError("Parquet without metadata of moeplan; expected a trace of moeplan trace record or import")
     if len(text) > MAX_METADATA_BYTES:
         raise InputError(f"metadata of {len(text):,} bytes; expected at most {MAX_METADATA_BYTES:,}")
-    try:
-        return TraceMeta.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        if where == "schema_version":
-            raise InputError(
-                f"trace of schema version {first['input']!r}; this moeplan reads {SCHEMA_VERSION}"
-            ) from error
-        raise InputError(f"damaged metadata: {where + ': ' if where else ''}{first['msg']}") from error
+    return validated(TraceMeta, text, source="metadata", what="a trace")
 
 
 @contextlib.contextmanager

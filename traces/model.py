@@ -1,6 +1,6 @@
 """What a trace and a plan know of the model they are about."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..errors import InputError
@@ -9,6 +9,17 @@ __all__ = ["Attention", "ModelSpec"]
 
 NOT_ROUTED = 65_535  # the id of a dropped or padded cell
 MAX_LAYERS = 4096
+MAX_NAME = 256  # characters of a name that reports show
+MAX_SIZE = 2**31 - 1
+MAY_BE_ZERO = ("num_mtp_layers", "num_shared_experts")
+
+
+def _check_sizes(spec: "Attention | ModelSpec") -> None:
+    """Refuse a size below 1 (a count of parts that a model may lack: below 0) or absurd."""
+    for name in (field.name for field in fields(spec)):
+        size, least = getattr(spec, name), int(name not in MAY_BE_ZERO)
+        if isinstance(size, int) and not least <= size <= MAX_SIZE:
+            raise InputError(f"model with {name} {size}; expected {least} to {MAX_SIZE:,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +31,9 @@ class Attention:
     num_kv_heads: int | None = None
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +68,11 @@ class ModelSpec:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
+        if not (self.name.isprintable() and len(self.name) <= MAX_NAME):
+            raise InputError(
+                f"model name {self.name[:40]!r} of {len(self.name):,} characters; expected at most {MAX_NAME},"
+                " all printable"
+            )
         ascending = all(a < b for a, b in zip(self.layer_ids, self.layer_ids[1:], strict=False))
         if not self.layer_ids or not ascending or self.layer_ids[0] < 0 or len(self.layer_ids) > MAX_LAYERS:
             raise InputError(
@@ -64,6 +83,7 @@ class ModelSpec:
                 f"model {self.name!r} with {self.num_experts} experts, top-{self.top_k};"
                 f" expected 1 <= top-k <= experts < {NOT_ROUTED}"
             )
+        _check_sizes(self)
 
     @property
     def num_layers(self) -> int:

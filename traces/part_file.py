@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import MismatchError, StorageError, UsageError
 from ..files import atomic_path
 from .metadata import read_meta
-from .schema import TraceMeta
+from .schema import KEYS, TraceMeta
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,30 +17,23 @@ if TYPE_CHECKING:
 __all__ = ["ROW_GROUP_ROWS", "PartSeries", "is_part", "is_unfinished", "reading_order"]
 
 ROW_GROUP_ROWS = 65_536
-KEYS = ["step", "sample", "position", "source_rank", "layer"]  # columns worth Parquet statistics
+MEASURED = [*KEYS, "position", "layer"]  # columns worth Parquet statistics
 
 
 class PartSeries:
     """The parts that one writer adds to a directory: `part-{rank}-{start_ns}-{n}.parquet`.
-
-    Parameters
-    ----------
-    resume
-        Add to a directory that already holds parts of this rank.
 
     Raises
     ------
     MismatchError
         The directory holds a trace of another kind: model, form, tokenizer or recorder differ.
     UsageError
-        It already holds parts of this rank and `resume` is not set.
+        It already holds parts of this rank.
     StorageError
         It cannot be made.
     """
 
-    def __init__(
-        self, directory: str | os.PathLike[str], meta: TraceMeta, *, rank: int = 0, resume: bool = False
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str], meta: TraceMeta, *, rank: int = 0) -> None:
         self.directory = Path(directory)
         self.rank = rank
         self.start_ns = time.time_ns()
@@ -50,11 +43,7 @@ class PartSeries:
         except OSError as error:
             raise StorageError(f"{directory}: cannot be a directory of parts ({error.strerror})") from error
         for name in names:
-            self._accept(name, meta, resume)
-
-    def path(self, number: int) -> Path:
-        """Where part `number` of this writer goes."""
-        return self.directory / f"part-{self.rank}-{self.start_ns}-{number}.parquet"
+            self._accept(name, meta)
 
     def write(self, table: "pa.Table", number: int) -> Path:
         """Write a table as part `number`, atomically; again under the same number replaces it.
@@ -66,8 +55,8 @@ class PartSeries:
         """
         import pyarrow.parquet as pq
 
-        path = self.path(number)
-        statistics = [name for name in KEYS if name in table.column_names]
+        path = self.directory / f"part-{self.rank}-{self.start_ns}-{number}.parquet"
+        statistics = [name for name in MEASURED if name in table.column_names]
         repetitive = [name for name in table.column_names if not name.startswith("weight_")]
         leaves = [f"{name}.list.element" if name.startswith("layer_") else name for name in repetitive]
         with atomic_path(path) as temporary:
@@ -82,14 +71,14 @@ class PartSeries:
             )
         return path
 
-    def _accept(self, name: str, meta: TraceMeta, resume: bool) -> None:
+    def _accept(self, name: str, meta: TraceMeta) -> None:
         """Refuse to mix with a part that is already there."""
         if read_meta(self.directory / name) != meta:
             raise MismatchError(
                 f"{self.directory}: {name} belongs to another trace (model, form, tokenizer or recorder differ);"
                 " choose an empty directory"
             )
-        if name.startswith(f"part-{self.rank}-") and not resume:
+        if name.startswith(f"part-{self.rank}-"):
             raise UsageError(
                 f"{self.directory}: already holds parts of rank {self.rank}, {name} for one; choose an empty directory"
                 " or remove it"

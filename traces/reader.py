@@ -43,21 +43,6 @@ class Trace(Dataset):
         """Tokens of all phases."""
         return self.num_rows
 
-    @property
-    def has_samples(self) -> bool:
-        """Whether it says which sample a token is of."""
-        return "sample" in self.known
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether it says in which step a token ran."""
-        return "step" in self.known
-
-    @property
-    def has_source_ranks(self) -> bool:
-        """Whether it says on which rank a token's sample sat."""
-        return "source_rank" in self.known
-
     def batches(
         self,
         layers: Sequence[int] | None = None,

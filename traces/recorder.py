@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError, UsageError
 from .model import ModelSpec
-from .schema import PHASES, TokenBatch
+from .schema import PHASES, RANK_BITS, TokenBatch
 from .writer import TraceWriter
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def routers(model: "torch.nn.Module", pattern: str) -> list[tuple[str, "torch.nn
 
 def sample_ids(source_rank: int, ordinals: ArrayLike) -> NDArray[np.int64]:
     """Sample ids that ranks need not agree on: `source_rank << 40 | ordinal`, for ordinals counted on each rank."""
-    return np.int64(source_rank) << np.int64(40) | np.asarray(ordinals, np.int64)
+    return np.int64(source_rank) << np.int64(RANK_BITS) | np.asarray(ordinals, np.int64)
 
 
 class Recorder:

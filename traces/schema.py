@@ -4,22 +4,35 @@ Legend: T tokens; L MoE layers; K experts a token.
 """
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from .model import ModelSpec
+from .model import MAX_NAME, ModelSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["METADATA_KEY", "PHASES", "SCHEMA_VERSION", "TokenBatch", "TraceMeta", "count_schema", "token_schema"]
+__all__ = [
+    "KEYS",
+    "METADATA_KEY",
+    "PHASES",
+    "RANK_BITS",
+    "Key",
+    "TokenBatch",
+    "TraceMeta",
+    "count_schema",
+    "token_schema",
+]
 
-SCHEMA_VERSION = 1
 METADATA_KEY = b"moeplan"
 PHASES = ("prefill", "decode", "train")
+RANK_BITS = 40  # sample ids that ranks need not agree on are rank << 40 | ordinal
+Key = Literal["step", "sample", "source_rank"]
+KEYS: tuple[Key, ...] = ("step", "sample", "source_rank")  # columns that may be unknown
+Text = Annotated[str, Field(max_length=MAX_NAME, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$")]  # steers no terminal
 
 
 class TraceMeta(BaseModel):
@@ -30,8 +43,8 @@ class TraceMeta(BaseModel):
     schema_version: Literal[1] = 1
     form: Literal["tokens", "counts"]
     model: ModelSpec
-    tokenizer: str | None = None
-    recorder: str
+    tokenizer: Text | None = None
+    recorder: Text
     step_order: Literal["known", "unknown"] = "known"
 
 

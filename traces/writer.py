@@ -5,7 +5,6 @@ Legend: T tokens; L MoE layers; K experts a token; C tokens the buffer holds.
 
 import os
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .part_file import PartSeries
-from .schema import PHASES, TokenBatch, TraceMeta, token_schema
+from .schema import KEYS, PHASES, TokenBatch, TraceMeta, token_schema
 from .validity import check_tokens
 
 __all__ = ["TraceWriter"]
 
-NULLABLE = ("step", "sample", "source_rank")
 SCALARS = {"step": np.int32, "sample": np.int64, "position": np.int32, "source_rank": np.int32, "phase": np.int8}
 
 
@@ -37,8 +35,6 @@ class TraceWriter:
         A flush at this much Arrow memory, the most that is buffered.
     max_seconds
         A flush when the oldest unflushed token is this old, looked at in each `append`.
-    resume
-        Add to what this rank wrote before.
 
     Raises
     ------
@@ -55,7 +51,6 @@ class TraceWriter:
         weights: bool = False,
         max_bytes: int = 64 * 2**20,
         max_seconds: float = 30.0,
-        resume: bool = False,
     ) -> None:
         if meta.form != "tokens":
             raise ValueError(f"meta of form {meta.form!r}; expected 'tokens' (write_counts writes the count form)")
@@ -63,7 +58,7 @@ class TraceWriter:
         self.weights = weights
         self.num_tokens = 0
         self.max_seconds = max_seconds
-        self._series = PartSeries(directory, meta, rank=rank, resume=resume)
+        self._series = PartSeries(directory, meta, rank=rank)
         self._schema = token_schema(meta, weights=weights)
         self._shape = (meta.model.num_layers, meta.model.top_k)
         cell_bytes = 4 if weights else 2
@@ -73,11 +68,6 @@ class TraceWriter:
         self._filled = 0
         self._num_parts = 0
         self._oldest_s = 0.0
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The parts written so far."""
-        return tuple(map(self._series.path, range(self._num_parts)))
 
     def append(self, batch: TokenBatch) -> None:
         """Take the tokens of a batch with all L layers.
@@ -170,7 +160,7 @@ class TraceWriter:
             expected["weights"] = cells, np.float16
         for name, (shape, kind) in expected.items():
             values = getattr(batch, name)
-            if values is None and name in NULLABLE:
+            if values is None and name in KEYS:
                 found = "None"
             else:
                 found = "None" if values is None else f"{values.dtype} {values.shape}"

@@ -1,21 +1,23 @@
 """The command line: one command a module, each a thin wrapper of a documented call."""
 
 import os
+import signal
 import sys
+from types import FrameType
 
-from ...errors import MoeplanError
+from ...errors import MoeplanError, StorageError
 from .lazy import LazyGroup
 
 __all__ = ["COMMANDS", "group", "main"]
 
 COMMANDS = {
-    "profile": "Measure this machine's GEMM and all-to-all, or describe a cluster.",
-    "trace": "Record, import, inspect and count routing traces.",
+    "profile": "Measure this machine, or describe a cluster.",
+    "trace": "Record, import, inspect and count routing.",
     "solve": "Compute a plan from a trace.",
-    "show": "Print a plan: tables and a picture of the placement.",
-    "certify": "Recompute everything a plan claims, by independent code.",
-    "apply": "Certify a plan and make it this directory's active plan.",
-    "demo": "Run the whole chain on the embedded model and measure it.",
+    "show": "Print a plan and a picture of it.",
+    "certify": "Recompute what a plan claims.",
+    "apply": "Make a plan this directory's active plan.",
+    "demo": "Run the whole chain on the embedded model.",
 }
 
 group = LazyGroup(
@@ -29,11 +31,26 @@ group = LazyGroup(
 
 def main() -> None:
     """Run the command line; an expected failure is one line on stderr and its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         group.main(prog_name="moeplan")
+        sys.stdout.flush()
     except MoeplanError as error:
-        print(f"moeplan: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _tell(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        _tell(StorageError(f"cannot write to stdout ({error.strerror})"))
+
+
+def _tell(error: MoeplanError) -> None:
+    """The error as one line, and its exit code."""
+    print(f"moeplan: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Unwind on SIGTERM, so that temporary files and local ranks are cleaned up."""
+    del frame
+    sys.exit(128 + number)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...errors import UsageError
-from .screen import Json, print_json, progress
+from .screen import Json, console, print_json, progress
 
 __all__ = ["app"]
 
@@ -49,7 +49,7 @@ def apply(
     if as_json:
         print_json({"plan": str(plan), "active": str(active), "certified_against": against})
     else:
-        print(certificate.summary(plan, against))
+        console().print(certificate.summary(plan, against))
         print(f"active    {active}    moeplan.runtime.load_plan() finds it from here downward")
     if command:
         os.environ["MOEPLAN_PLAN"] = str(active.resolve())

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .screen import Json, print_json, progress
+from .screen import Json, console, print_json, progress
 
 __all__ = ["app"]
 
@@ -21,7 +21,7 @@ def certify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Recompute everything a plan claims, by code that shares nothing with the solvers.
+    """Recompute what a plan claims, by code that shares nothing with the solvers; what it cannot, it lists.
 
     Exits with 5 when a figure differs and with 4 when the trace is another one.
 
@@ -38,4 +38,4 @@ def certify(
     if as_json:
         print_json({"plan": str(plan), "trace": trace} | asdict(certificate))
     else:
-        print(certificate.summary(plan, trace))
+        console().print(certificate.summary(plan, trace))

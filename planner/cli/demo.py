@@ -37,10 +37,10 @@ def demo(
         print_json({"folder": str(output), "plan_sha256": done.plan.plan_sha256, "runs": runs})
         return
     screen = console()
-    print("$ moeplan profile --quick")
+    print("$ moeplan profile --quick                    (in its own folder)")
     profile_report(done.profile, output / "profile.json", screen)
     print("\n$ moeplan solve --strategy exflow")
     solve_report(done.plan, output / "plan.json", screen)
     print("\n$ moeplan apply plan.json")
-    print(done.certificate.summary(output / "plan.json", output / "traces"))
+    screen.print(done.certificate.summary(output / "plan.json", output / "traces"))
     demo_report(done, screen)

@@ -1,5 +1,6 @@
 """`moeplan profile`: measure this machine, or describe a cluster."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,23 +48,33 @@ def profile(
     from ...profilers.profile import save
     from ..profile_report import profile_report
 
+    if not 1 <= timeout <= 86_400:
+        raise UsageError(f"--timeout {timeout}; expected 1 to 86400 seconds")
     if link and cluster is None:
         raise UsageError("--link describes a cluster; give --cluster NxG beside it")
     found = describe(cluster, link or ()) if cluster is not None else _measure(device, ranks, quick, timeout)
     if found is None:  # not rank 0 of a launched world
         return
     save(found, output)
-    recorded = _record_embedded() if cluster is None and found.complete else None
+    recorded = _record_embedded() if found.complete else None
     if as_json:
         print_json({"profile": str(output), "traces": recorded} | found.model_dump(mode="json"))
-        return
-    profile_report(found, output, console())
+    else:
+        profile_report(found, output, console())
+        _print_next(recorded, output)
+    if not found.complete:
+        print(f"moeplan: interrupted; {output} holds what was measured until then", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _print_next(recorded: str | None, output: Path) -> None:
     if recorded is not None:
-        print(
+        console().print(
             f"NOTE      {recorded}/ was missing: it now holds the routing of moeplan's small embedded TOY model, to try"
             " things out with; record your own model before you plan for it"
         )
-    print("next: moeplan solve --strategy exflow")
+    profile = "" if output == Path("profile.json") else f" --profile {output}"
+    print(f"next: moeplan solve --strategy exflow{profile}")
 
 
 def _measure(device: str, ranks: int | None, quick: bool, timeout_s: float) -> "Profile | None":

@@ -44,4 +44,5 @@ def progress() -> Iterator[Callable[[str], None]]:
 def _piped_width() -> int:
     import os
 
-    return int(os.environ.get("COLUMNS", "0")) or 100
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else 100

@@ -1,5 +1,6 @@
 """`moeplan solve`: compute a plan from a trace."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -76,7 +77,11 @@ def solve(
     with progress() as say:
         plan = make_plan(request, on_progress=say)
     save(plan, output)
+    interrupted = any(outcome.status == "interrupted" for outcome in plan.outcome.values())
     if as_json:
         print_json({"plan": str(output)} | plan.model_dump(mode="json", exclude={"decisions"}))
     else:
         solve_report(plan, output, console())
+    if interrupted:
+        print(f"moeplan: interrupted; {output} holds the best found until then", file=sys.stderr)
+        raise typer.Exit(130)

@@ -18,7 +18,7 @@ def import_(
     source: Annotated[Path, typer.Argument(help="The recording: .npz or .npy.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")] = Path("traces"),
     num_experts: Annotated[
-        int | None, typer.Option(help="Experts a layer, where the file does not say.", show_default=False)
+        int | None, typer.Option(help="Experts a layer, where the file does not say.", min=1, show_default=False)
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name; the file's.", show_default=False)] = None,
     phase: Annotated[Phase, typer.Option(help="The phase of its tokens.")] = Phase.DECODE,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ...errors import InputError, UsageError
+from ...errors import UsageError
 from .screen import Json, print_json, progress
 
 __all__ = ["app"]
@@ -29,26 +29,17 @@ def record(
     Example:
       moeplan trace record embedded --text book.txt -o traces
     """
+    from ...files import read_text
     from ..demo.record import MODEL_NAME, record_embedded
 
     if model != MODEL_NAME:
         raise UsageError(f"model {model!r}; expected {MODEL_NAME}, the small model that moeplan carries")
+    content = read_text(text, what="a text", max_bytes=MAX_TEXT_BYTES)
     with progress() as say:
         say(f"recording {model} on {text}")
-        trace = record_embedded(_read(text), output, sample_tokens=sample_tokens, weights=weights)
+        trace = record_embedded(content, output, sample_tokens=sample_tokens, weights=weights)
     if as_json:
         print_json({"trace": str(output), "num_tokens": trace.num_tokens, "model": trace.model.name})
     else:
         print(f"recorded  {trace.num_tokens:,} tokens of {text} through {trace.model.name}")
         print(f"wrote     {output}    next: moeplan solve --strategy exflow --trace {output} --cluster 1x4")
-
-
-def _read(path: Path) -> str:
-    try:
-        if (size := path.stat().st_size) > MAX_TEXT_BYTES:
-            raise InputError(f"{path}: {size:,} bytes of text; expected at most {MAX_TEXT_BYTES:,}")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error

@@ -15,8 +15,7 @@ from ...runtime.active import activate
 from ...runtime.plan import Plan
 from ...solvers.placement import Placement
 from ...traces.reader import Trace
-from ..certificate import Certificate
-from ..certify import certify
+from ..certify import Certificate, certify
 from ..replay import COUNTS, Route, replay
 from ..request import Request
 from ..solve import solve
@@ -119,7 +118,7 @@ def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
 def _replay(trace: Trace, trials: list[Trial]) -> list[float]:
     """Copies a token and layer on a trace, run by run."""
     found, cluster = survey(trace), trials[0].plan.cluster
-    everything = found.part(
+    everything = found.cohort(
         np.ones(len(found.unit_ids), dtype=np.bool_), num_devices=cluster.num_devices, samples_per_step=1
     )
     routes = [Route(trial.name, trial.dispatch_model, _placement(trial.plan)) for trial in trials]

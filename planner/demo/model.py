@@ -203,7 +203,7 @@ class MoELanguageModel(nn.Module):
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         """Logits `[B, S, V]` of samples at positions 0 to S - 1, each token seeing those before it and itself."""
-        position_S = torch.arange(tokens_BS.shape[1])
+        position_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         mask_SS = position_S[:, None] >= position_S
         x_BSM = self.embed(tokens_BS)
         for layer in self.layers:
@@ -237,7 +237,8 @@ def _balance_loss(logits_TE: Tensor, ids_TK: Tensor) -> Tensor:
 def _rotate(x: Tensor, position_T: Tensor) -> Tensor:
     """`x` `[..., T, heads, C]` with each pair of elements turned by its position times its frequency."""
     half = x.shape[-1] // 2
-    frequency = ROTARY_BASE ** (-torch.arange(half) / half)
-    angle = (position_T[:, None] * frequency)[:, None, :]
+    frequency = ROTARY_BASE ** (-torch.arange(half, device=x.device) / half)
+    angle = (position_T[:, None] * frequency)[:, None, :]  # float32: half precision cannot tell positions apart
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

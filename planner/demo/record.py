@@ -5,6 +5,7 @@ import os
 import numpy as np
 import torch
 
+from ...files import atomic_directory
 from ...traces.reader import Trace, open_trace
 from ...traces.recorder import Recorder
 from ...traces.schema import TraceMeta
@@ -33,14 +34,17 @@ def record_embedded(
     Raises
     ------
     UsageError
-        The text does not fill one sample.
+        The text does not fill one sample, or the destination is there and not empty.
+    StorageError
+        The destination cannot be written; it appears whole or not at all.
     """
     model = load_embedded()
     tokens_IS = torch.from_numpy(samples(text, sample_tokens))
     meta = TraceMeta(form="tokens", model=model.config.spec(), tokenizer="bytes", recorder="moeplan router hooks")
     position_S = np.arange(sample_tokens, dtype=np.int32)
     with (
-        TraceWriter(destination, meta, weights=weights) as writer,
+        atomic_directory(destination) as directory,
+        TraceWriter(directory, meta, weights=weights) as writer,
         Recorder(model, ROUTERS, writer) as recorder,
         torch.inference_mode(),
     ):

@@ -27,7 +27,7 @@ def demo_report(demo: Demo, console: "Console") -> None:
     )
     console.print(
         "predicted: copies on held-out samples of the recorded text; replayed: on the very text that ran, which must"
-        " equal what was measured"
+        " equal what was measured; balance: over the whole run as one step"
     )
     for line in (*_coherent_lines(demo), *_standard_lines(demo)):
         console.print(line)
@@ -65,23 +65,24 @@ def _predicted(demo: Demo, run: Measured) -> Metric | None:
 
 
 def _coherent_lines(demo: Demo) -> list[str]:
-    before, after = (run for run in demo.runs if run.dispatch_model == "coherent")
-    home = next(run for run in demo.runs if (run.name, run.dispatch_model) == ("contiguous", "standard"))
-    total = (after.payload_bytes + after.kv_bytes) / 1e6
+    before, after, *_ = demo.runs
+    total = after.payload_bytes + after.kv_bytes + after.return_bytes
+    standard = {run.name: f"{run.payload_bytes / 1e6:.1f} MB" for run in demo.runs if run.dispatch_model == "standard"}
     return [
         f"coherent: the plan moves {before.payload_bytes / 1e6:.1f} -> {after.payload_bytes / 1e6:.1f} MB of hidden"
         f" vectors ({1 - after.payload_bytes / before.payload_bytes:.0%} less); gathering K and V costs"
-        f" {after.kv_bytes / 1e6:.1f} MB: {total:.1f} MB in all against {home.payload_bytes / 1e6:.1f} MB of"
-        " contiguous, standard"
+        f" {after.kv_bytes / 1e6:.1f} MB and going home at the end {after.return_bytes / 1e6:.1f} MB:"
+        f" {total / 1e6:.1f} MB in all, against {standard['contiguous']} of contiguous and {standard['plan']} of the"
+        " plan in standard"
     ]
 
 
 def _standard_lines(demo: Demo) -> list[str]:
-    before, after = (run for run in demo.runs if run.dispatch_model == "standard")
+    *_, before, after = demo.runs
     change = 1 - after.copies / before.copies
     word = f"{change:.1%} fewer" if change > 0 else f"{-change:.1%} more"
     return [
         "standard: tokens return home after every layer, so keeping hops saves nothing here; what is left is"
         f" co-activation: {word} copies ({before.copies / 2:.2f} -> {after.copies / 2:.2f} distinct remote devices a"
-        f" token), balance {before.balance:.2f} -> {after.balance:.2f}"
+        f" token and layer), balance {before.balance:.2f} -> {after.balance:.2f}"
     ]

@@ -43,8 +43,9 @@ class Measured:
         Choices that differ from those of the single process, of all tokens, layers and K.
     copies
         Copies that crossed devices, a token and layer.
-    payload_bytes, kv_bytes
-        Bytes that crossed devices in the whole run: hidden vectors, and K and V.
+    payload_bytes, kv_bytes, return_bytes
+        Bytes that crossed devices in the whole run: hidden vectors, K and V, and tokens going home after the last
+        layer of a coherent forward.
     balance
         Token-expert pairs of the busiest device over the mean, mean over layers.
     """
@@ -56,6 +57,7 @@ class Measured:
     copies: float
     payload_bytes: int
     kv_bytes: int
+    return_bytes: int
     balance: float
 
 
@@ -128,5 +130,6 @@ def _measured(trial: Trial, shares: list[_Share], num_tokens: int) -> Measured:
         copies=copies / (num_tokens * trial.plan.model.num_layers),
         payload_bytes=sum(share.traffic.payload_bytes for share in shares),
         kv_bytes=sum(share.traffic.kv_bytes for share in shares),
+        return_bytes=sum(share.traffic.return_bytes for share in shares),
         balance=float((loads_DL.max(axis=0) / loads_DL.mean(axis=0)).mean()),
     )

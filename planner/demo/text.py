@@ -51,7 +51,10 @@ def samples(text: str, length: int) -> NDArray[np.int64]:
     """
     tokens = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
     if not 1 <= length <= len(tokens):
-        raise UsageError(f"samples of {length} tokens from a text of {len(tokens)}; expected 1 to {len(tokens)}")
+        raise UsageError(
+            f"a text of {len(tokens)} bytes does not fill a sample of {length} (a token is a byte); give more text or"
+            " another --sample-tokens"
+        )
     return tokens[: len(tokens) // length * length].reshape(-1, length)
 
 

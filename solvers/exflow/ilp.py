@@ -5,11 +5,12 @@ Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from ..cbc import cbc
+from .budget import Budget
 from .programme import Layout, Programme
 
 __all__ = ["Backend", "IlpResult", "solve_ilp"]
@@ -26,15 +27,12 @@ class IlpResult:
     proven: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A transition a -> b between layers l and l+1 and the loss when it leaves the device, the node."""
+class Pair(NamedTuple):
+    """A transition from expert a of a layer to expert b of the next."""
 
     layer: int
     a: int
     b: int
-    device_loss: float
-    node_loss: float
 
 
 def solve_ilp(programme: Programme, start: Layout, backend: Backend, *, time_limit_s: float, seed: int) -> IlpResult:
@@ -54,18 +52,19 @@ def solve_ilp(programme: Programme, start: Layout, backend: Backend, *, time_lim
 
     Its value is W.sum() max(near) minus the minimum.
     """
-    return _BACKENDS[backend](programme, start, time_limit_s, seed)
+    return _BACKENDS[backend](programme, start, Budget(0, time_limit_s), seed)
 
 
-def _pairs(programme: Programme) -> list[Pair]:
-    near_DD, group = programme.near, programme.devices_per_node
-    node_gain = float(near_DD[0, 1]) if group > 1 else 0.0
-    device_gain = float(near_DD[0, 0]) - node_gain
-    return [
-        Pair(cut, int(a), int(b), device_gain * float(weight_EE[a, b]), node_gain * float(weight_EE[a, b]))
-        for cut, weight_EE in enumerate(programme.weights)
-        for a, b in np.argwhere(weight_EE > 0)
-    ]
+def _pairs(programme: Programme) -> Iterator[tuple[Pair, float, list[range]]]:
+    """Transitions, what each loses when it leaves a device or a node, and the runs of devices that it may leave."""
+    group, num_devices = programme.devices_per_node, len(programme.slots)
+    node_gain = float(programme.near[0, 1]) if group > 1 else 0.0
+    gains = {1: float(programme.near[0, 0]) - node_gain, group: node_gain} if node_gain else {1: programme.near[0, 0]}
+    runs = {size: [range(first, first + size) for first in range(0, num_devices, size)] for size in gains}
+    for cut, weight_EE in enumerate(programme.weights):
+        for a, b in np.argwhere(weight_EE > 0).tolist():
+            for size, gain in gains.items():
+                yield Pair(cut, a, b), float(gain * weight_EE[a, b]), runs[size]
 
 
 def _most(programme: Programme) -> float:
@@ -73,13 +72,7 @@ def _most(programme: Programme) -> float:
     return float(programme.near.max()) * sum(float(weight_EE.sum()) for weight_EE in programme.weights)
 
 
-def _groups(programme: Programme, level_loss: float, size: int) -> Iterator[range]:
-    """The runs of devices that a transition may leave at a level of links; none where leaving costs nothing."""
-    if level_loss > 0:
-        yield from (range(first, first + size) for first in range(0, len(programme.slots), size))
-
-
-def _ortools(programme: Programme, start: Layout, time_limit_s: float, seed: int) -> IlpResult:
+def _ortools(programme: Programme, start: Layout, budget: Budget, seed: int) -> IlpResult:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -93,23 +86,23 @@ def _ortools(programme: Programme, start: Layout, time_limit_s: float, seed: int
         for d in devices:
             model.add(sum(expert[d] for expert in layer) <= int(programme.slots[d]))  # (2)
     leaves, losses = [], []
-    for pair in _pairs(programme):
+    for pair, loss, runs in _pairs(programme):
+        if budget.late:
+            return _NOTHING
         here, there = x[pair.layer][pair.a], x[pair.layer + 1][pair.b]
-        for loss, size in ((pair.device_loss, 1), (pair.node_loss, programme.devices_per_node)):
-            left = model.new_bool_var("")
-            for run in _groups(programme, loss, size):
-                model.add(left >= sum(here[d] - there[d] for d in run))  # (3), (4)
-            leaves.append(left)
-            losses.append(loss)
+        leaves.append(left := model.new_bool_var(""))
+        losses.append(loss)
+        for run in runs:
+            model.add(left >= sum(here[d] - there[d] for d in run))  # (3), (4)
     scale = _integer_scale(losses)
     model.minimize(sum(int(loss * scale) * left for loss, left in zip(losses, leaves, strict=True)))
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.max_time_in_seconds = budget.remaining_s
     solver.parameters.random_seed = seed % 2**31
     solver.parameters.num_workers = 1  # repeatable
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return IlpResult(None, np.inf, False)
+        return _NOTHING
     layout = [np.array([[solver.value(v) for v in expert] for expert in layer]).argmax(axis=1) for layer in x]
     return IlpResult(layout, _most(programme) - solver.best_objective_bound / scale, status == cp_model.OPTIMAL)
 
@@ -121,7 +114,7 @@ def _integer_scale(losses: list[float]) -> float:
     return 2.0**60 / sum(losses)
 
 
-def _pulp(programme: Programme, start: Layout, time_limit_s: float, seed: int) -> IlpResult:
+def _pulp(programme: Programme, start: Layout, budget: Budget, seed: int) -> IlpResult:
     import pulp
 
     model = pulp.LpProblem("exflow", pulp.LpMinimize)
@@ -130,15 +123,16 @@ def _pulp(programme: Programme, start: Layout, time_limit_s: float, seed: int) -
         [[model.add_variable(f"x_{layer}_{e}_{d}", cat="Binary") for d in devices] for e in range(size)]
         for layer, size in enumerate(programme.sizes)
     ]
-    pairs, largest = _pairs(programme), max((float(w.max()) for w in programme.weights), default=1.0) or 1.0
+    largest = max((float(w.max()) for w in programme.weights), default=1.0) or 1.0
     objective = []
-    for number, pair in enumerate(pairs):
+    for number, (pair, loss, runs) in enumerate(_pairs(programme)):
+        if budget.late:
+            return _NOTHING
         here, there = x[pair.layer][pair.a], x[pair.layer + 1][pair.b]
-        for level, loss, size in (("R", pair.device_loss, 1), ("Q", pair.node_loss, programme.devices_per_node)):
-            left = model.add_variable(f"{level}_{number}", 0, 1)
-            objective.append(loss / largest * left)
-            for run in _groups(programme, loss, size):
-                model += left >= pulp.lpSum(here[d] - there[d] for d in run)  # (3), (4)
+        left = model.add_variable(f"left_{number}", 0, 1)
+        objective.append(loss / largest * left)
+        for run in runs:
+            model += left >= pulp.lpSum(here[d] - there[d] for d in run)  # (3), (4)
     model += pulp.lpSum(objective)
     for layer, device_E in zip(x, start, strict=True):
         for expert, home in zip(layer, device_E.tolist(), strict=True):
@@ -148,12 +142,13 @@ def _pulp(programme: Programme, start: Layout, time_limit_s: float, seed: int) -
         for d in devices:
             model += pulp.lpSum(expert[d] for expert in layer) <= int(programme.slots[d])  # (2)
     options = [f"randomSeed {seed % 2**31}", "ratioGap 0", "allowableGap 0"]
-    model.solve(cbc(timeLimit=time_limit_s, warmStart=True, options=options))
+    model.solve(cbc(timeLimit=budget.remaining_s, warmStart=True, options=options))
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        return IlpResult(None, np.inf, False)
+        return _NOTHING
     layout = [np.array([[v.value() for v in expert] for expert in layer]).argmax(axis=1) for layer in x]
     proven = model.sol_status == pulp.LpSolutionOptimal
     return IlpResult(layout, programme.value(layout) if proven else np.inf, proven)
 
 
-_BACKENDS: dict[str, Callable[[Programme, Layout, float, int], IlpResult]] = {"ortools": _ortools, "pulp": _pulp}
+_NOTHING = IlpResult(None, np.inf, False)
+_BACKENDS: dict[str, Callable[[Programme, Layout, Budget, int], IlpResult]] = {"ortools": _ortools, "pulp": _pulp}

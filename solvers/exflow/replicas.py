@@ -3,37 +3,70 @@
 Legend: L MoE layers; E experts a layer; D devices, S slots of each.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..placement import Placement
+from .budget import Budget
 from .programme import Layout, Programme
 
 __all__ = ["with_replicas"]
 
 
-def with_replicas(programme: Programme, layout: Layout, loads: NDArray[np.float64]) -> Placement:
-    """The placement of `layout` whose free slots hold replicas of the highest loads.
+def with_replicas(
+    programme: Programme,
+    layout: Layout,
+    loads: NDArray[np.float64],
+    value: Callable[[Placement], float],
+    budget: Budget,
+) -> Placement:
+    """The placement of `layout` whose free slots hold replicas: of the highest loads or the nearest, the better of two.
 
     Parameters
     ----------
     loads
         `[L, E]`.
+    value
+        What a placement is worth, more is better; of equals the one by loads is taken.
+    budget
+        When its time is out, replicas are the nearest ones, which takes next to none.
 
     Notes
     -----
-    Each free slot in turn goes to the expert with the highest load a replica, on the device with room where its
-    transitions stay nearest. Where every device with room holds that expert already, another expert moves there and
-    leaves it its slot.
+    By loads, each free slot in turn goes to the expert with the highest load a replica, on the device with room where
+    its transitions stay nearest; where every device with room holds that expert already, another expert moves there
+    and leaves it its slot. The nearest replicas on a device are those that it is worth most to.
     """
+    if len(programme.places) == programme.sizes[0] or budget.late:
+        return _filled(programme, layout, None)
+    return max((_filled(programme, layout, by) for by in (loads, None)), key=value)
+
+
+def _filled(programme: Programme, layout: Layout, loads: NDArray[np.float64] | None) -> Placement:
+    """The placement filled by loads, or with the nearest replicas."""
     held_LED = np.stack([np.eye(len(programme.slots), dtype=np.bool_)[device_E] for device_E in layout])
-    for layer, load_E in enumerate(loads):
-        _fill(held_LED[layer], programme.slots, load_E, _worth(programme, held_LED, layer))
+    for layer, held_ED in enumerate(held_LED):
+        if held_ED.sum() == len(programme.places):
+            continue
+        worth_ED = _worth(programme, held_LED, layer)
+        if loads is None:
+            _fill_nearest(held_ED, programme.slots, worth_ED)
+        else:
+            _fill_by_load(held_ED, programme.slots, loads[layer], worth_ED)
     experts = [[np.flatnonzero(held_E).tolist() for held_E in held_ED.T] for held_ED in held_LED]
-    return Placement.from_sets(experts, loads.shape[1])
+    return Placement.from_sets(experts, programme.sizes[0])
 
 
-def _fill(
+def _fill_nearest(held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], worth_ED: NDArray[np.float64]) -> None:
+    """Fill every device's free slots with the experts that it lacks and is worth most to, in place."""
+    order_ED = np.argsort(np.where(held_ED, np.inf, -worth_ED), axis=0, kind="stable")
+    for device, free in enumerate((slots_D - held_ED.sum(axis=0)).tolist()):
+        held_ED[order_ED[:free, device], device] = True
+
+
+def _fill_by_load(
     held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], load_E: NDArray[np.float64], worth_ED: NDArray[np.float64]
 ) -> None:
     """Fill one layer's free slots, in place."""

@@ -4,18 +4,20 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..outcome import ROUNDING
 from .budget import Budget
 from .chain import chain
 from .programme import Layout, Programme
 from .sweeps import polish, sweep
 
-__all__ = ["ROUNDING", "Incumbent", "search"]
+__all__ = ["Incumbent", "search"]
 
 STARTS = 8
 START_SHARE = 0.3  # of the work; the first start always runs to its end
 WIDEST_KICK = 6  # layers
-PATIENCE = 500, 4  # kicks without gain that end a search: so many, and so many an expert
-ROUNDING = 1e-9  # a value this close to its bound, relatively, meets it
+# Kicks without gain that end a search: so many, and so many an expert, because the places that a kick can be tried at
+# grow with the experts and each should see a few; it ends small programmes that no bound proves, WORK ends the others.
+PATIENCE = 500, 4
 
 
 class Incumbent:
@@ -64,7 +66,7 @@ def search(programme: Programme, budget: Budget, rng: np.random.Generator, incum
 def _start(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
     until = budget.left * (1 - START_SHARE)
     for _ in range(STARTS):
-        layout = chain(programme, int(rng.integers(programme.num_layers)), rng)
+        layout = chain(programme, int(rng.integers(programme.num_layers)), budget, rng)
         polish(programme, layout, budget)
         incumbent.offer(layout, programme.value(layout))
         if incumbent.optimal or budget.late or budget.left <= until:

@@ -90,7 +90,9 @@ def _best_labels(worth_DD: NDArray[np.float64], programme: Programme) -> NDArray
     group = programme.devices_per_node
     num_nodes = len(worth_DD) // group
     unequal_DD = programme.slots[:, None] != programme.slots
-    cost_NNGG = np.where(unequal_DD, worth_DD.sum() + 1.0, -worth_DD).reshape(num_nodes, group, num_nodes, group)
+    # Dearer than everything that could be kept: never taken, since leaving every name as it is takes none of it.
+    never = worth_DD.sum() + 1.0
+    cost_NNGG = np.where(unequal_DD, never, -worth_DD).reshape(num_nodes, group, num_nodes, group)
     cost_NNGG = cost_NNGG.swapaxes(1, 2)
     inner_NNG = np.empty((num_nodes, num_nodes, group), dtype=np.int64)
     for node in np.ndindex(num_nodes, num_nodes):

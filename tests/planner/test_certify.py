@@ -65,6 +65,28 @@ def test_every_figure_of_a_fresh_plan_is_recomputed(make_trace: Any, changes: An
         ("outcome.placement.objective.value", lambda x: x - 1e-6),
         ("outcome.placement.gap", lambda x: x / 2),
         ("outcome.placement.bound", 0.0),
+        ("outcome.placement.status", "optimal"),
+        ("outcome.placement", lambda x: {**x, "bound": x["objective"]["value"], "gap": 0.0, "status": "optimal"}),
+        ("outcome.placement", lambda x: {**x, "bound": x["bound"] * 0.99, "gap": None}),
+        ("outcome", {}),
+        ("verdict", None),
+        ("verdict.metric", "node_copies"),
+        ("verdict.against", "eplb/standard"),
+        ("verdict.against", "nobody"),
+        ("strategies", ["eplb"]),
+        ("options", {}),
+        ("options.evaluation.samples_per_step", 0),
+        ("options.evaluation.samples_per_step", "x"),
+        ("options.evaluation.samples_per_step", 3),
+        ("options.evaluation.unit", "step"),
+        ("options.evaluation.home", "source_rank"),
+        ("options.evaluation.phases", ["decode", "train"]),
+        ("options.placement.strategy", "eplb"),
+        ("evaluation.fit.contenders", []),
+        ("evaluation.fit.contenders.1.name", "rival"),
+        ("evaluation.held_out.contenders", lambda x: x[:-1]),
+        ("evaluation.held_out.contenders", lambda x: [*x, x[-1]]),
+        ("evaluation.held_out", None),
         ("verdict.gain.value", lambda x: x + 1e-6),
         ("verdict.gain.low", lambda x: x + 1e-6),
         ("verdict.value", lambda x: "none" if x == "benefit" else "benefit"),
@@ -79,6 +101,26 @@ def test_a_figure_that_the_trace_does_not_give_is_refused(make_trace: Any, path:
     plan = edited(make_plan(trace), path, change)
     with pytest.raises(CertificationError):
         certify(plan, trace.path)
+
+
+def forge_objective(trace: Any, strategy: str, cluster: str) -> Plan:
+    plan = make_plan(trace, strategy=strategy, cluster=Cluster.parse(cluster), redundant=0)
+    return edited(plan, "outcome.placement.objective.value", lambda x: x * 1.001)
+
+
+@pytest.mark.parametrize(("strategy", "cluster"), [("eplb", "1x4"), ("contiguous", "1x3"), ("exflow", "2x2")])
+def test_a_forged_objective_is_refused_for_every_strategy(make_trace: Any, strategy: str, cluster: str) -> None:
+    trace = make_trace(samples=40)
+    with pytest.raises(CertificationError):
+        certify(forge_objective(trace, strategy, cluster), trace.path)
+
+
+def test_what_is_not_recomputed_is_listed(make_trace: Any) -> None:
+    trace = make_trace(samples=40)
+    certificate = certify(make_plan(trace, redundant=4), trace.path)
+    assert "objective (expected_hops_kept)" in certificate.unchecked
+    assert "objective" not in certificate.checks
+    assert "unchecked" in certificate.summary("plan.json", trace.path)
 
 
 def test_a_missing_or_invented_metric_is_refused(make_trace: Any) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from moeplan.errors import UsageError
 from moeplan.planner.demo import train as train_module
 from moeplan.planner.demo.model import Experts, Layer, ModelConfig, MoELanguageModel, Router, load_embedded
+from moeplan.planner.demo.record import record_embedded
 from moeplan.planner.demo.text import other_text, record_text, samples, training_text
 from moeplan.planner.demo.train import Recipe, expert_loads, held_out_loss, train
 from moeplan.traces.reader import open_trace
@@ -87,6 +88,50 @@ def test_a_rank_without_tokens_gets_empty_results(tiny: MoELanguageModel) -> Non
     assert layer.attention.attend(q, torch.zeros(3, 2, 4), torch.zeros(3, 2, 4), torch.ones(0, 3) > 0).shape == (0, 16)
     assert layer.moe(none).shape == (0, 16)
     assert layer.moe.experts(none, 3).shape == (0, 16)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_half_precision_and_near_the_whole_one(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    model = MoELanguageModel(TINY).eval()
+    tokens = tiny_tokens(2, 8)
+    whole = model(tokens)
+    attention, norm = layers_of(model)[0].attention, layers_of(model)[0].attention_norm
+    model.to(dtype)
+    queries, keys, values = attention.project(norm(model.embed(tokens)), torch.arange(8))
+    assert {queries.dtype, keys.dtype, values.dtype, model(tokens).dtype} == {dtype}
+    assert (model(tokens).float() - whole).abs().mean() < 0.05 * whole.abs().mean()
+
+
+def test_positions_are_made_where_the_tokens_are() -> None:
+    model = MoELanguageModel(TINY).to("meta")
+    for layer in layers_of(model):
+        layer.add_module("moe", torch.nn.Identity())  # it asks for numbers, which meta tensors lack
+    assert model(tiny_tokens(2, 8).to("meta")).device.type == "meta"
+
+
+def test_a_recording_that_breaks_off_leaves_no_trace_and_one_that_is_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, passes = "abcdefgh" * 40, 0
+    forward = MoELanguageModel.forward
+
+    def breaks_off(model: MoELanguageModel, tokens: Tensor) -> Tensor:
+        nonlocal passes
+        passes += 1
+        if passes == 2:
+            raise KeyboardInterrupt
+        return forward(model, tokens)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MoELanguageModel, "forward", breaks_off)
+        with pytest.raises(KeyboardInterrupt):
+            record_embedded(text, tmp_path / "traces", sample_tokens=8)
+    assert list(tmp_path.iterdir()) == []
+    assert record_embedded(text, tmp_path / "traces", sample_tokens=8).num_tokens == 320
+    with pytest.raises(UsageError, match="not empty"):
+        record_embedded(text, tmp_path / "traces", sample_tokens=8)
 
 
 @torch.inference_mode()
@@ -219,7 +264,7 @@ def test_samples_are_the_bytes_in_order_without_the_incomplete_last() -> None:
 
 @pytest.mark.parametrize(("text", "length"), [("", 1), ("abc", 4), ("abc", 0), ("abc", -1)])
 def test_a_text_that_fills_no_sample_is_refused(text: str, length: int) -> None:
-    with pytest.raises(UsageError, match=f"samples of {length} tokens from a text of {len(text)}"):
+    with pytest.raises(UsageError, match=f"a text of {len(text)} bytes does not fill a sample of {length} "):
         samples(text, length)
 
 

@@ -21,12 +21,21 @@ MODEL = ModelSpec(
 
 def tally(rows: list[dict[str, int]], loads: list[list[list[int]]]) -> Tally:
     counts = np.array([[row.get(name, 0) for name in COUNTS] for row in rows], dtype=np.int64)
-    return Tally(counts, np.array(loads, dtype=np.int64))
+    active = np.ones(len(loads[0][0]), dtype=bool)
+    return Tally(counts, np.array(loads, dtype=np.int64), active)
 
 
 def test_shares_copies_balance_and_bytes_by_hand() -> None:
     rows = [
-        {"tokens": 4, "hops": 4, "hops_kept": 1, "node_hops_kept": 3, "device_copies": 6, "node_copies": 2},
+        {
+            "tokens": 4,
+            "hops": 4,
+            "hops_kept": 1,
+            "node_hops_kept": 3,
+            "device_copies": 6,
+            "node_copies": 2,
+            "far_copies": 3,
+        },
         {"tokens": 6, "hops": 6, "hops_kept": 4, "node_hops_kept": 6, "device_copies": 4, "node_copies": 0},
     ]
     found = figures(
@@ -37,8 +46,8 @@ def test_shares_copies_balance_and_bytes_by_hand() -> None:
     assert found["device_copies"] == 10 / 20
     assert found["node_copies"] == 2 / 20
     assert found["balance"] == pytest.approx((6 / 5 + 9 / 5 + 5 / 5) / 3)  # the idle layer of step 1 has no balance
-    assert found["inter_bytes"] == pytest.approx(0.1 * 2 * 5 * 10 * 2)
-    assert found["intra_bytes"] == pytest.approx(0.4 * 2 * 5 * 10 * 2)
+    assert found["inter_bytes"] == pytest.approx(3 / 20 * 2 * 5 * 10 * 2)
+    assert found["intra_bytes"] == pytest.approx(7 / 20 * 2 * 5 * 10 * 2)
     assert found["kv_bytes"] == pytest.approx(5 * 2 * 1 * 5 * 2)
 
 

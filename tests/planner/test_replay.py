@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.planner.recount import Layout, Ledger, enroll, recount, tokens_of
+from moeplan.planner.certify.recount import Ledger, Residence, enroll, recount, tokens_of
 from moeplan.planner.replay import COUNTS, Route, Tally, replay
-from moeplan.planner.survey import Part, survey
+from moeplan.planner.survey import Cohort, survey
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
 
@@ -34,9 +34,9 @@ def both(
     *,
     fraction: float = 0.5,
     samples_per_step: int = 4,
-) -> tuple[Tally, Ledger, Part]:
+) -> tuple[Tally, Ledger, Cohort]:
     found = survey(trace)
-    part = found.part(
+    part = found.cohort(
         found.fitted(seed=3, fraction=fraction), num_devices=cluster.num_devices, samples_per_step=samples_per_step
     )
     tally = replay(trace, [part], [Route("plan", dispatch, placement)], cluster)[0][0]
@@ -49,7 +49,7 @@ def both(
         samples_per_step=samples_per_step,
         phases=[],
     )
-    layout = Layout(
+    layout = Residence(
         coherent=dispatch == "coherent",
         nearest=placement.replica_rule == "nearest",
         holders=holders(placement),
@@ -126,10 +126,10 @@ def test_relabelling_the_devices_of_a_node_keeps_hops_and_swaps_loads(make_trace
 def test_an_incomplete_last_step_is_left_out_of_loads_and_counted(make_trace: Any) -> None:
     trace = make_trace(samples=11, tokens=5)
     placement = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
-    tally, _, part = both(trace, placement, Cluster.parse("1x2"), "standard", fraction=1.0)
-    assert (part.num_steps, part.dropped) == (2, 3)
+    tally, _, cohort = both(trace, placement, Cluster.parse("1x2"), "standard", fraction=1.0)
+    assert (cohort.num_steps, cohort.dropped) == (2, 3)
     assert tally.loads.sum() == 8 * 5 * 3 * 2
-    assert part.tokens_per_step == 20
+    assert cohort.tokens_per_step == 20
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -137,7 +137,7 @@ def test_recorded_source_ranks_are_homes_only_where_the_recording_had_as_many_ra
     make_trace: Any, ranks: int
 ) -> None:
     trace = make_trace(samples=6, columns=("sample", "source_rank"), ranks=ranks)
-    part = survey(trace).part(np.ones(6, dtype=bool), num_devices=2, samples_per_step=8)
+    part = survey(trace).cohort(np.ones(6, dtype=bool), num_devices=2, samples_per_step=8)
     assert (part.home is None) == (ranks == 2)
 
 
@@ -154,3 +154,26 @@ class WithIds:
 
 def trace_ids(trace: Any) -> Any:
     return np.concatenate([batch.ids for batch in trace.batches()])
+
+
+def test_a_cohort_has_only_the_recorded_steps_of_its_own_units(make_trace: Any) -> None:
+    found = survey(make_trace(samples=12, tokens=5, columns=("step",)))
+    assert found.unit_ids.tolist() == [0, 1, 2, 3]  # three samples of five tokens a step
+    cohort = found.cohort(np.array([True, False, True, False]), num_devices=2, samples_per_step=8)
+    assert (cohort.num_steps, cohort.num_tokens, cohort.tokens_per_step) == (2, 30, 15)
+
+
+def test_copies_to_another_node_count_once_a_device_and_once_a_node(make_trace: Any) -> None:
+    """A token at device 0 of 2x2 picks experts on devices 2 and 3: two far copies each way, one remote node."""
+    trace = WithIds(make_trace(samples=1, tokens=1), np.array([[[4, 6], [0, 1], [0, 2]]], dtype=np.uint16))
+    placement = Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8)
+    tally, *_ = both(trace, placement, Cluster.parse("2x2"), "standard", fraction=1.0)
+    counts = dict(zip(COUNTS, tally.counts[0].tolist(), strict=True))
+    assert (counts["device_copies"], counts["far_copies"], counts["node_copies"]) == (6, 4, 2)
+
+
+def test_a_device_without_slots_does_not_count_as_idle(make_trace: Any) -> None:
+    trace = make_trace(samples=8)
+    placement = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7], []]] * 3, 8)
+    tally, *_ = both(trace, placement, Cluster.parse("1x3"), "standard", fraction=1.0)
+    assert tally.active.tolist() == [True, True, False]

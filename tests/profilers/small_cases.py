@@ -27,12 +27,13 @@ class SmallAllToAll(AllToAll):
 
 
 class Misdelivering(SmallAllToAll):
-    """An all-to-all that changes one byte on the last rank, at one size only."""
+    """An all-to-all that changes a byte of the larger sizes; for a world of one rank."""
+
+    def work(self, size: Size, num_ranks: int) -> int:
+        return super().work(size, num_ranks + 1)
 
     def run(self, inputs: Blocks) -> "Tensor":
-        import torch.distributed as dist
-
         output = super().run(inputs)
-        if dist.get_rank() == dist.get_world_size() - 1 and output.numel() >= 2 * 4**7:
+        if output.numel() >= 4**7:
             output[4] ^= 1
         return output

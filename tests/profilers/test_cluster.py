@@ -13,9 +13,7 @@ def test_a_cluster_reads_what_it_prints(nodes: int, devices: int) -> None:
     cluster = Cluster.parse(f"{nodes}x{devices}")
     assert str(cluster) == f"{nodes}x{devices}"
     assert Cluster.parse(str(cluster)) == cluster
-    assert [cluster.node_of(device) for device in range(cluster.num_devices)] == sorted(
-        node for node in range(nodes) for _ in range(devices)
-    )
+    assert cluster.num_devices == nodes * devices
 
 
 def test_links_are_read_in_gigabytes_a_second_and_microseconds() -> None:

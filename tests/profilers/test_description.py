@@ -1,5 +1,6 @@
 """A cluster described without measuring: as text and as cluster.yaml."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -90,13 +91,15 @@ def test_a_file_that_describes_no_cluster_is_one_clear_line(tmp_path: Path, name
 
 
 def test_a_missing_or_huge_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
-        describe(str(tmp_path / "none.yaml"))
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for name in ("none.yaml", "pipe.yaml"):
+        with pytest.raises(InputError, match="cannot be read"):
+            describe(str(tmp_path / name))
     path = tmp_path / "cluster.yml"
     with path.open("wb") as stream:
         stream.truncate(2**40)
     with pytest.raises(InputError, match="expected a cluster description of at most"):
         describe(str(path))
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not YAML"):
+    with pytest.raises(InputError, match="not UTF-8"):
         describe(str(path))

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from moeplan.errors import RankError, UsageError
 from moeplan.profilers.all_to_all import AllToAll
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.profilers.environment import Environment
-from moeplan.profilers.fit import AlphaBeta, Fit, fit
+from moeplan.profilers.fit import MIN_SLOPE, AlphaBeta, Fit, fit
 from moeplan.profilers.gemm import Gemm
-from moeplan.profilers.harness import MIN_REPEATS, Case, Start, Step
+from moeplan.profilers.harness import MIN_REPEATS, Case, Request, Start, Step, measure_cases
 from moeplan.profilers.measure import _cluster, _links, measure
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.profile import Profile, load, save
@@ -59,9 +60,11 @@ def test_work_counts_multiply_adds_and_bytes_that_leave_a_rank(measured: Profile
 
 
 def test_one_host_of_ranks_is_a_cluster_with_an_intra_link_from_the_all_to_all(measured: Profile) -> None:
-    fitted = measured.fits["all_to_all"].model
-    assert measured.cluster == Cluster(1, NUM_RANKS, {"intra": Link(fitted.a_s, fitted.b_s)})
-    assert measured.fits["all_to_all"].held_out is not None
+    found = measured.fits["all_to_all"]
+    assert found.held_out is not None
+    grows = found.model.b_s > MIN_SLOPE  # four small sizes on a busy machine may not
+    links = {"intra": Link(found.model.a_s, found.model.b_s)} if grows else {}
+    assert measured.cluster == Cluster(1, NUM_RANKS, links)
 
 
 def test_the_environment_is_told(measured: Profile) -> None:
@@ -79,10 +82,20 @@ def test_a_measured_profile_survives_its_file(measured: Profile, tmp_path: Path)
     assert load(tmp_path / "profile.json") == measured
 
 
-def test_a_wrong_answer_ends_the_run_with_case_size_and_rank() -> None:
-    message = r"^rank 1: all_to_all at bytes_per_pair 16384 gave a wrong answer: 1 of 16384 bytes from rank 0"
-    with pytest.raises(RankError, match=message):
-        measure(num_ranks=NUM_RANKS, device="cpu", cases=(Misdelivering(),))
+def test_a_wrong_answer_ends_the_run_with_case_and_size(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    request = Request((Misdelivering(min_ranks=1),), quick=True)
+    told: list[Start | Step] = []
+    message = r"^all_to_all at bytes_per_pair 16384 gave a wrong answer: 1 of 16384 bytes from rank 0"
+    try:
+        with pytest.raises(RankError, match=message):
+            measure_cases(World(0, 1, "cpu", ("host",), told.append), request)
+    finally:
+        dist.destroy_process_group()
+    assert [report.measurement.size for report in told if isinstance(report, Step)] == [
+        {"bytes_per_pair": 64},
+        {"bytes_per_pair": 1024},
+    ]
 
 
 def test_an_exchange_that_never_ran_is_a_wrong_answer() -> None:
@@ -199,7 +212,7 @@ import sys
 from moeplan.profilers.measure import measure
 from moeplan.profilers.profile import save
 if __name__ == "__main__":
-    profile = measure(num_ranks=2, device="cpu", on_progress=lambda step: print("step", step.done, flush=True))
+    profile = measure(num_ranks=1, device="cpu", on_progress=lambda step: print("step", step.done, flush=True))
     save(profile, sys.argv[1])
 """
 

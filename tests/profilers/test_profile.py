@@ -20,7 +20,7 @@ from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.profile import CaseResult, Profile, load, parse, save
 
 SECONDS = st.floats(1e-9, 1e4)
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=12)
 MEASUREMENTS = st.builds(
     Measurement.of,
     st.dictionaries(NAMES, st.integers(0, 2**62), min_size=1, max_size=3),
@@ -153,6 +153,8 @@ EDITS: dict[str, Edit] = {
     "measured nowhere": lambda v: v.update(environment=None),
     "measurements in a description": lambda v: v.update(source="described", environment=None),
     "a date that is none": lambda v: v.update(created_at="yesterday"),
+    "a device that steers terminals": lambda v: v["environment"].update(device="\x1b]0;owned\x07"),
+    "a case that steers terminals": lambda v: v["cases"].update({"\x1b[2J": v["cases"]["all_to_all"]}),
     "cases in a list": lambda v: v.update(cases=[]),
     "a lone surrogate": lambda v: v["environment"].update(cpu="\ud800"),
 }

@@ -82,7 +82,7 @@ def has_a_bug(rank: int, channel: Channel) -> None:
 
 def slow_but_talking(rank: int, channel: Channel) -> None:
     channel.greet()
-    for _ in range(8):
+    for _ in range(6):
         time.sleep(0.25)
         if rank == 0:
             channel.report("alive")
@@ -101,8 +101,8 @@ def test_results_come_back_by_rank_and_reports_on_the_way() -> None:
         (killed, RankError, r"^rank 2 died \(SIGKILL\)"),
         (leaves, RankError, r"^rank 1 died \(exit code 3\)"),
         (dies_and_takes_others_along, RankError, r"^rank 2 died \(SIGSEGV\)"),
-        (hangs, RankError, r"^rank 1 did not answer within 1\.5 s"),
-        (hangs_while_others_wait, RankError, r"^rank 1 did not answer within 1\.5 s"),
+        (hangs, RankError, r"^rank 1 did not answer within 1 s"),
+        (hangs_while_others_wait, RankError, r"^rank 1 did not answer within 1 s"),
         (all_lose_each_other, RankError, r"^rank 0 lost the others, which are alive: .*Connection closed"),
         (refuses, InputError, r"^rank 1: trace/: no tokens$"),
         (has_a_bug, RankError, r"^rank 1: failed at .*test_ranks\.py:\d+: TypeError: no such thing$"),
@@ -110,7 +110,7 @@ def test_results_come_back_by_rank_and_reports_on_the_way() -> None:
 )
 def test_a_rank_that_fails_ends_the_run_by_its_name(entry: object, error: type[MoeplanError], message: str) -> None:
     with pytest.raises(error, match=message) as caught:
-        run_ranks(3, entry, timeout_s=1.5)  # type: ignore[arg-type]
+        run_ranks(3, entry, timeout_s=1)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
     assert not _children(os.getpid())
 

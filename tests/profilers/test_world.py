@@ -21,7 +21,7 @@ def adds(world: World, payload: float) -> dict[str, Any]:
     total = torch.tensor([payload * world.rank])
     dist.all_reduce(total)
     world.report(world.rank)
-    place = world.local_rank, world.local_size, world.size, len(set(world.hosts)), world.device
+    place = world.size, len(world.hosts), len(set(world.hosts)), world.device
     return {"rank": world.rank, "total": total, "place": place, "threads": torch.get_num_threads()}
 
 
@@ -46,13 +46,13 @@ TARGETS = {"adds": adds, "hangs": hangs_before_a_collective}
 
 def test_every_rank_runs_in_one_group_and_its_tensors_come_back() -> None:
     heard: list[int] = []
-    results = run_world(3, adds, 2.0, on_progress=heard.append)
+    results = run_world(2, adds, 2.0, on_progress=heard.append)
     assert results is not None
-    assert [result["rank"] for result in results] == [0, 1, 2]
-    assert [result["total"].item() for result in results] == [6.0] * 3
-    assert [result["place"] for result in results] == [(rank, 3, 3, 1, "cpu") for rank in range(3)]
-    assert all(result["threads"] * 3 <= max(3, len(os.sched_getaffinity(0))) for result in results)
-    assert sorted(heard) == [0, 1, 2]
+    assert [result["rank"] for result in results] == [0, 1]
+    assert [result["total"].item() for result in results] == [2.0] * 2
+    assert [result["place"] for result in results] == [(2, 2, 1, "cpu")] * 2
+    assert all(result["threads"] * 2 <= max(2, len(os.sched_getaffinity(0))) for result in results)
+    assert sorted(heard) == [0, 1]
 
 
 def test_a_rank_that_dies_in_a_collective_is_named_and_not_its_peers() -> None:
@@ -61,8 +61,8 @@ def test_a_rank_that_dies_in_a_collective_is_named_and_not_its_peers() -> None:
 
 
 def test_a_rank_that_hangs_is_named_and_not_those_that_wait_for_it() -> None:
-    with pytest.raises(RankError, match=r"^rank 1 did not answer within 3 s"):
-        run_world(2, hangs_before_a_collective, timeout_s=3)
+    with pytest.raises(RankError, match=r"^rank 1 did not answer within 2 s"):
+        run_world(2, hangs_before_a_collective, timeout_s=2)
 
 
 @pytest.mark.parametrize("num_ranks", [None, 0, -1, 257])

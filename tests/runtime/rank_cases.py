@@ -113,6 +113,7 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
         strategies=(), seed=0, cluster=plan.cluster, model=plan.model, inputs=Inputs(), decisions=Decisions()
     )
     migrating = plan.model_copy(update={"options": {"placement": {"dispatch_model": "migrating"}}})
+    twice = replace(case, slots=(5, 4))
     wide = MoELanguageModel(replace(case.config, hidden_size=32))
     return {
         "world size": attempt(plan=replace(case, slots=(2, 2, 2, 2)).plan()),
@@ -128,6 +129,7 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
         "not such a model": attempt(torch.nn.Linear(2, 2)),
         "unchanged": lambda: _check_whole(whole, case),
         "coherent training": lambda: parallelize(whole.train(), plan, dispatch="coherent")(case.tokens()[:1]),
+        "training of replicas": lambda: parallelize(twice.model().train(), twice.plan())(case.tokens()[:1]),
     }
 
 

@@ -16,9 +16,7 @@ def loaded_after(code: str) -> set[str]:
     return set(result.stdout.split())
 
 
-@pytest.mark.parametrize(
-    "code", ["import moeplan.runtime", "import moeplan.runtime.active", "from moeplan.runtime import load_plan"]
-)
+@pytest.mark.parametrize("code", ["import moeplan.runtime.active", "from moeplan.runtime import load_plan"])
 def test_importing_the_runtime_and_the_plan_loads_nothing_heavy(code: str) -> None:
     assert loaded_after(code).isdisjoint(HEAVY)
 

@@ -34,7 +34,7 @@ SHAPES = {
     "no token at all": Case("", EVEN_4, (0, 0, 0, 0), seed=13),
     "float32": Case("", EVEN_4, BATCHES, dtype=torch.float32, seed=14),
 }
-TRAINED = ["random placement", "top-4", "replicas, even", "a device without slots", "an empty rank", "one token"]
+TRAINED = ["random placement", "top-4", "unequal slots", "a device without slots", "an empty rank", "one token"]
 CASES = [
     *(replace(shape, dispatch=dispatch) for shape in SHAPES.values() for dispatch in ("standard", "coherent")),
     *(replace(SHAPES[name], dispatch="standard", gradients=True) for name in TRAINED),
@@ -171,6 +171,7 @@ def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], di
         ("not such a model", "UsageError: Linear is no model that can be parallelized"),
         ("unchanged", "UsageError: whole"),
         ("coherent training", "UsageError: dispatch model 'coherent' in training"),
+        ("training of replicas", "UsageError: training under a placement with replicas"),
     ],
 )
 def test_what_does_not_belong_together_is_refused_on_every_rank(

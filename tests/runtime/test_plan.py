@@ -35,8 +35,10 @@ from moeplan.traces.model import Attention, ModelSpec
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(1, 10**12)
+sizes = st.integers(1, 2**31 - 1)
 hashes = st.text("0123456789abcdef", min_size=64, max_size=64)
-names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+names = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=12)
+printed = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=12)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | finite | names,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
@@ -73,7 +75,7 @@ traces = st.builds(
     path=names,
     sha256=hashes,
     num_tokens=counts,
-    split=st.builds(Split, fit_fraction=st.floats(1e-6, 1), seed=st.integers()),
+    split=st.builds(Split, fit_fraction=st.floats(1e-6, 1), seed=st.integers(0, 2**63)),
 )
 files = st.builds(FileInput, path=st.none() | names, sha256=hashes)
 verdicts = st.builds(Verdict, value=st.sampled_from(["benefit", "none"]), metric=names, against=names, gain=metrics)
@@ -99,16 +101,16 @@ def plans(draw: st.DrawFn) -> Plan:
     placement = draw(placements(len(layer_ids), num_experts, cluster.num_devices))
     decision = PlacementDecision.of(placement, repaired=draw(st.integers(0, 9)))
     model = ModelSpec(
-        name=draw(names),
+        name=draw(printed),
         layer_ids=layer_ids,
         num_experts=num_experts,
         top_k=draw(st.integers(1, num_experts)),
-        hidden_size=draw(st.none() | counts),
-        attention=Attention(kv_size=draw(st.none() | counts)),
+        hidden_size=draw(st.none() | sizes),
+        attention=Attention(kv_size=draw(st.none() | sizes)),
     )
     return Plan.make(
         strategies=tuple(draw(st.lists(names, max_size=2))),
-        seed=draw(st.integers()),
+        seed=draw(st.integers(0, 2**63)),
         cluster=cluster,
         model=model,
         inputs=draw(st.builds(Inputs, trace=st.none() | traces, profile=st.none() | files, base=st.none() | files)),
@@ -219,7 +221,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "no hash": (lambda p: p.update(plan_sha256="none"), "plan_sha256"),
     "infinite metric": (lambda p: p.update(verdict=infinite_verdict()), "finite number"),
     "infinite option": (lambda p: p.update(options={"placement": {"x": float("inf")}}), "finite number"),
-    "deep option": (lambda p: p.update(options={"placement": {"x": nested(400)}}), "depth"),
+    "deep option": (lambda p: p.update(options={"placement": {"x": nested(400)}}), "recursion"),
     "zero tokens": (lambda p: p["inputs"].update(trace=empty_trace()), "inputs.trace.num_tokens"),
 }
 # Whole files that are no plan.

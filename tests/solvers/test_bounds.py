@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moeplan.solvers.bounds import kept_bound, spectral_bound, transportation_bound
+from moeplan.solvers.bounds import kept_bound, row_bound, spectral_bound, transportation_bound
 
 Array = NDArray[Any]
 BruteForce = Callable[[Array, list[int], Array], float]
@@ -18,7 +18,7 @@ SLOTS = [[2, 2], [3, 1], [1, 1, 2], [1, 1, 1, 1], [4, 0], [2, 3], [2, 2, 2]]
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(SLOTS), st.integers(0, 2**32), st.sampled_from([1.0, 1e-7, 3e13]))
-def test_no_placement_keeps_more_than_either_bound(
+def test_no_placement_keeps_more_than_any_bound(
     brute_force: BruteForce, slots: list[int], seed: int, scale: float
 ) -> None:
     num_experts = 4 if sum(slots) == 4 else sum(slots) - 1  # the last ones leave room
@@ -27,6 +27,7 @@ def test_no_placement_keeps_more_than_either_bound(
     best = brute_force(weight[None], slots, np.eye(len(slots)))
     assert transportation_bound(weight, np.array(slots)) >= best * (1 - 1e-12)
     assert spectral_bound(weight, np.array(slots)) >= best * (1 - 1e-12)
+    assert row_bound(weight, np.array(slots)) >= best * (1 - 1e-12)
 
 
 def keep_with_replicas(weight: Array, here: tuple[tuple[int, ...], ...], there: tuple[tuple[int, ...], ...]) -> float:
@@ -66,3 +67,18 @@ def test_the_spectral_bound_of_equal_slots_is_the_published_one_and_can_be_the_b
 def test_block_structure_is_bounded_by_what_it_keeps() -> None:
     weight = np.kron(np.eye(3), np.ones((2, 2)))
     assert kept_bound(np.stack([weight, weight]), np.full(3, 2)).value == 2 * weight.sum()
+
+
+def test_the_row_bound_lets_every_expert_meet_its_heaviest_transitions(rng: np.random.Generator) -> None:
+    weight = rng.integers(0, 100, (6, 6)).astype(float)
+    by_loops = [sum(sum(sorted(row)[-3:]) for row in w.tolist()) for w in (weight, weight.T)]
+    assert row_bound(weight, np.array([3, 2, 1])) == pytest.approx(min(by_loops), rel=1e-11)
+    assert row_bound(weight, np.array([3, 2, 2])) == weight.sum()
+
+
+def test_layer_pairs_that_time_does_not_reach_get_the_row_bound(rng: np.random.Generator) -> None:
+    weights, slots = rng.dirichlet(np.full(8, 0.3), (3, 8)), np.full(4, 2)
+    late = kept_bound(weights, slots, time_limit_s=0)
+    assert late.kind == "row"
+    assert late.value == pytest.approx(sum(row_bound(weight, slots) for weight in weights))
+    assert late.value > kept_bound(weights, slots).value

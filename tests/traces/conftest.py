@@ -1,6 +1,5 @@
 """Small random traces, in memory and on disk."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,14 +11,12 @@ from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import TokenBatch, TraceMeta
 from moeplan.traces.writer import TraceWriter
 
-REAL = Path(os.environ.get("MOEPLAN_DATA") or Path(__file__).parents[3] / "shared" / "data")
-
 
 @pytest.fixture(scope="session")
-def gpt_oss() -> Path:
-    path = REAL / "gpt-oss-20b" / "routing.npz"
+def gpt_oss(real_data: Path) -> Path:
+    path = real_data / "gpt-oss-20b" / "routing.npz"
     if not path.is_file():
-        pytest.skip(f"no real data at {path}; set MOEPLAN_DATA")
+        pytest.skip(f"real routing absent: {path}")
     return path
 
 

@@ -47,21 +47,12 @@ def test_tabulated_counts_add_up_to_the_loads(
     assert written.known == {"step", "sample"}
 
 
-def test_tabulating_by_nothing_gives_one_row_a_layer(make_trace: MakeTrace, make_batch: Make) -> None:
-    trace = make_trace(make_batch(300))
-    (table,) = tabulate(trace, by=())
+def test_tabulating_a_trace_without_keys_gives_one_row_a_layer(make_trace: MakeTrace, make_batch: Make) -> None:
+    trace = make_trace(make_batch(300, known=()))
+    (table,) = tabulate(trace)
     assert table.sample is None
     assert table.layer.tolist() == [0, 1, 2]
     np.testing.assert_array_equal(table.counts, count(trace).loads)
-
-
-def test_tabulating_by_one_of_the_keys(make_trace: MakeTrace, make_batch: Make) -> None:
-    batch = make_batch(300, known=("step", "sample"))
-    (table,) = tabulate(make_trace(batch), by=["step"])
-    assert batch.step is not None
-    assert table.step is not None
-    assert set(table.step.tolist()) == set(batch.step.tolist())
-    assert table.sample is None
 
 
 @settings(deadline=None, max_examples=30)

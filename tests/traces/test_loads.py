@@ -7,9 +7,9 @@ import pytest
 
 from moeplan.errors import UsageError
 from moeplan.traces import loads
-from moeplan.traces.loads import By, grouped_loads, loads_by
+from moeplan.traces.loads import grouped_loads, loads_by
 from moeplan.traces.reader import Trace
-from moeplan.traces.schema import TokenBatch
+from moeplan.traces.schema import Key, TokenBatch
 
 Make = Callable[..., TokenBatch]
 MakeTrace = Callable[..., Trace]
@@ -31,7 +31,7 @@ def naive(batch: TokenBatch, by: tuple[str, ...]) -> dict[tuple[int, ...], np.nd
 @pytest.mark.parametrize("by", ALL)
 @pytest.mark.parametrize("most_bytes", [64 * 2**20, 1000])
 def test_loads_by_a_column_are_those_of_plain_loops(
-    make_trace: MakeTrace, make_batch: Make, monkeypatch: pytest.MonkeyPatch, by: By, most_bytes: int
+    make_trace: MakeTrace, make_batch: Make, monkeypatch: pytest.MonkeyPatch, by: Key, most_bytes: int
 ) -> None:
     monkeypatch.setattr(loads, "GROUPS_BYTES", most_bytes)
     batch = make_batch(400, known=ALL)

@@ -92,7 +92,7 @@ def test_no_part_holds_more_arrow_memory_than_allowed(tmp_path: Path, meta: Trac
     with TraceWriter(tmp_path, meta, weights=True, max_bytes=3000) as writer:
         for seed in range(5):
             writer.append(make_batch(100, seed=seed))
-    sizes = [pq.read_table(path).nbytes for path in writer.paths]
+    sizes = [pq.read_table(path).nbytes for path in tmp_path.iterdir()]
     assert len(sizes) > 5
     assert max(sizes) <= 3000 + 64  # the names of the phases
 
@@ -105,10 +105,11 @@ def test_parts_are_zstd_with_row_groups_of_65536_named_by_rank_start_and_number(
         writer.append(make_batch(70_000))
         writer.flush()
         writer.append(make_batch(10))
-    names = [path.stem.split("-") for path in writer.paths]
+    paths = sorted(tmp_path.iterdir())
+    names = [path.stem.split("-") for path in paths]
     assert [(name[0], name[1], name[3]) for name in names] == [("part", "3", "0"), ("part", "3", "1")]
     assert before_ns <= int(names[0][2]) <= time.time_ns()
-    metadata = pq.ParquetFile(writer.paths[0]).metadata
+    metadata = pq.ParquetFile(paths[0]).metadata
     assert [metadata.row_group(i).num_rows for i in range(2)] == [65_536, 4_464]
     assert metadata.row_group(0).column(5).compression == "ZSTD"
 
@@ -116,7 +117,7 @@ def test_parts_are_zstd_with_row_groups_of_65536_named_by_rank_start_and_number(
 def test_an_old_token_is_flushed_by_the_next_append(tmp_path: Path, meta: TraceMeta, make_batch: Make) -> None:
     with TraceWriter(tmp_path, meta, max_seconds=0.0) as writer:
         writer.append(make_batch(5))
-        assert len(writer.paths) == 1
+        assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_an_exception_in_the_block_keeps_what_was_appended(tmp_path: Path, meta: TraceMeta, make_batch: Make) -> None:
@@ -128,7 +129,7 @@ def test_an_exception_in_the_block_keeps_what_was_appended(tmp_path: Path, meta:
 
 
 WRITE_FOREVER = """
-import sys, numpy as np
+import os, sys, numpy as np
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.schema import TokenBatch, TraceMeta
 from moeplan.traces.writer import TraceWriter
@@ -139,7 +140,7 @@ with TraceWriter(sys.argv[1], TraceMeta(form="tokens", model=model, recorder="te
         position = np.arange(writer.num_tokens, writer.num_tokens + 1000, dtype=np.int32)
         ids = rng.integers(0, 64, (1000, 8, 4)).astype(np.uint16)
         writer.append(TokenBatch(None, position.astype(np.int64), position, None, np.zeros(1000, np.int8), ids))
-        print(len(writer.paths), flush=True)
+        print(sum(name.startswith("part-") for name in os.listdir(sys.argv[1])), flush=True)
 """
 
 
@@ -205,9 +206,7 @@ def test_ranks_share_a_directory_but_a_second_run_of_one_is_refused(
             writer.append(make_batch(5))
     with pytest.raises(UsageError, match="already holds parts of rank 1"):
         TraceWriter(tmp_path, meta, rank=1)
-    with TraceWriter(tmp_path, meta, rank=1, resume=True) as writer:
-        writer.append(make_batch(5))
-    assert open_trace(tmp_path).num_tokens == 15
+    assert open_trace(tmp_path).num_tokens == 10
 
 
 def test_a_directory_of_another_trace_is_refused(tmp_path: Path, meta: TraceMeta, make_batch: Make) -> None:

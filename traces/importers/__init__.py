@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import cast
 
 from ...errors import InputError, UsageError
+from ...files import atomic_directory, size_of
 from ..model import ModelSpec
-from ..new_directory import new_directory
 from ..schema import PHASES, TraceMeta
 from ..writer import TraceWriter
 from .source import Importer, Source
@@ -72,13 +72,14 @@ def import_trace(
     source = Path(source)
     if phase not in PHASES:
         raise UsageError(f"phase {phase!r}; expected {', '.join(PHASES)}")
+    size_of(source, what="a recording")
     try:
         importer = _importer_of(source)
         opened = cast(Importer, import_module(IMPORTERS[importer], __package__)).open_source(source)
         model = _model_of(opened, num_experts, name or source.stem)
         meta = TraceMeta(form="tokens", model=model, recorder=f"import {importer}")
         with (
-            new_directory(destination) as directory,
+            atomic_directory(destination) as directory,
             TraceWriter(directory, meta, weights=opened.has_weights) as writer,
         ):
             for batch in opened.batches(phase):

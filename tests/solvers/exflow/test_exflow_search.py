@@ -48,7 +48,7 @@ def test_with_one_expert_a_device_the_chain_is_optimal(
     rng = np.random.default_rng(seed)
     weights = skewed(rng, num_layers, num_experts)
     programme = programme_of(weights, [1] * num_experts)
-    layout = chain(programme, int(rng.integers(num_layers)), rng)
+    layout = chain(programme, int(rng.integers(num_layers)), Budget(1e9, 60), rng)
     assert programme.value(layout) == brute_force(weights, [1] * num_experts, programme.near)
 
 
@@ -60,7 +60,8 @@ def test_sweeps_and_relabelling_never_lose_value_and_stay_in_the_slots(
     rng = np.random.default_rng(seed)
     near, group = (TWO_NODES, 2) if two_nodes else (None, None)
     programme = programme_of(skewed(rng, 5, 16), slots, near, group)
-    layout, budget = chain(programme, 2, rng), Budget(1e9, 60)
+    budget = Budget(1e9, 60)
+    layout = chain(programme, 2, budget, rng)
     values = [programme.value(layout)]
     for step in (
         lambda: sweep(programme, layout, budget, [1, 3]),
@@ -105,7 +106,8 @@ def test_the_search_finds_the_optimum_of_small_programmes(
 
 def test_kicks_gain_over_polished_chains(rng: np.random.Generator) -> None:
     programme = programme_of(skewed(rng, 8, 16), [4, 4, 4, 4])
-    layout, budget = chain(programme, 0, rng), Budget(1e9, 60)
+    budget = Budget(1e9, 60)
+    layout = chain(programme, 0, budget, rng)
     polish(programme, layout, budget)
     incumbent = Incumbent(programme)
     search(programme, Budget(1e7, 60), rng, incumbent)

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -80,9 +80,9 @@ def test_any_experts_and_slots_give_a_legal_placement_within_its_bound(data: st.
     assert better >= 0
 
 
-def test_surplus_slots_go_to_the_highest_loads_a_replica() -> None:
+def test_surplus_slots_go_to_the_highest_loads_a_replica_where_nothing_else_counts() -> None:
     loads = np.array([[9.0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 8.0], [1, 1, 4, 4, 1, 1]])
-    found = exflow.solve(skewed(0, 3, 6), Cluster(1, 4), loads=loads)
+    found = exflow.solve(np.zeros((2, 6, 6)), Cluster(1, 4), loads=loads)
     counts = [np.bincount(row, minlength=6).tolist() for row in found.placement.physical_to_logical]
     assert counts == [[3, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 3], [1, 1, 2, 2, 1, 1]]
 
@@ -147,6 +147,36 @@ def test_the_time_limit_is_kept_and_told(monkeypatch: pytest.MonkeyPatch) -> Non
     found = exflow.solve(skewed(7, 16, 64), Cluster(1, 8), time_limit_s=1.0)
     assert found.outcome.status is Status.TIME_LIMIT
     assert found.outcome.wall_s < 2
+
+
+@pytest.mark.parametrize("method", ["sweeps", "ilp"])
+@pytest.mark.parametrize("slots", [8, 10])
+def test_next_to_no_time_still_gives_a_legal_placement_with_a_bound(
+    method: Literal["sweeps", "ilp"], slots: int
+) -> None:
+    found = exflow.solve(skewed(8, 24, 64), Cluster(2, 4), slots=slots, method=method, time_limit_s=1e-3)
+    assert found.placement.slots.tolist() == [slots] * 8
+    assert found.outcome.status is Status.TIME_LIMIT
+    assert found.outcome.bound_kind is not None
+    assert "row" in found.outcome.bound_kind
+    assert found.outcome.bound is not None
+    assert 0 <= found.outcome.bound <= found.outcome.objective.value
+    assert found.outcome.wall_s < 5
+
+
+def test_bounds_take_no_more_than_their_share_of_the_time() -> None:
+    weights = skewed(9, 20, 192)
+    found = exflow.solve(weights, Cluster(8, 8), time_limit_s=1.0).outcome
+    assert found.wall_s < 2
+    assert found.bound_kind is not None
+    assert "row" in found.bound_kind
+
+
+@pytest.mark.parametrize(("cluster", "name"), [(Cluster(1, 4), "hops_kept"), (Cluster(2, 2), "hop_cost")])
+def test_with_replicas_the_objective_is_named_an_expectation(cluster: Cluster, name: str) -> None:
+    weights = skewed(10, 3, 8)
+    assert exflow.solve(weights, cluster, slots=2).outcome.objective.name == name
+    assert exflow.solve(weights, cluster, slots=3).outcome.objective.name == f"expected_{name}"
 
 
 BAD_TRANSITIONS: dict[str, Any] = {

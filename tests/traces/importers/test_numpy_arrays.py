@@ -1,6 +1,7 @@
 """The importer of NumPy arrays: layouts, order, and everything it must refuse."""
 
 import io
+import os
 import struct
 import zipfile
 from collections.abc import Callable
@@ -257,9 +258,13 @@ def test_a_malformed_recording_is_one_clear_line_and_leaves_nothing(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_an_absent_source_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
-        import_trace(tmp_path / "absent.npz", tmp_path / "trace")
+def test_an_absent_source_a_folder_or_a_pipe_is_an_input_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    for source in (tmp_path / "absent.npz", tmp_path, tmp_path / "pipe.npz"):
+        with pytest.raises(InputError, match="cannot be read") as refused:
+            import_trace(source, tmp_path / "trace")
+        assert str(refused.value).count(str(source)) == 1
+    assert not (tmp_path / "trace").exists()
 
 
 @pytest.mark.parametrize("options", [{"num_experts": 9}, {"phase": "sleep"}])

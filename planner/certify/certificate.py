@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ..errors import CertificationError
+from ...errors import CertificationError
 
 __all__ = ["TOLERANCE", "Certificate"]
 
@@ -11,29 +11,34 @@ TOLERANCE = 1e-9  # relative
 
 @dataclass(slots=True)
 class Certificate:
-    """What was checked: names of the checks, figures recomputed, and the largest relative difference found."""
+    """What was checked and what was not, figures recomputed, and the largest relative difference found."""
 
     checks: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
     figures: int = 0
     largest_difference: float = 0.0
 
     def summary(self, plan: object, trace: object) -> str:
-        """One line: what was checked, against what."""
+        """What was checked against what, and what was not, a line each."""
         if trace is None:
             return f"certified {plan}: structure only ({', '.join(self.checks)}); no trace to hold its figures against"
-        return (
+        lines = [
             f"certified {plan} against {trace}: {self.figures} figures recomputed, largest relative difference"
-            f" {self.largest_difference:.1g} ({', '.join(self.checks)})"
-        )
+            f" {self.largest_difference:.1g}",
+            f"checked   {', '.join(self.checks)}",
+        ]
+        if self.unchecked:
+            lines.append(f"unchecked {', '.join(self.unchecked)}")
+        return "\n".join(lines)
 
-    def agree(self, what: str, claimed: float | None, found: float | None) -> None:
+    def agree(self, what: str, claimed: float | None, found: float | None, *, tolerance: float = TOLERANCE) -> None:
         """Record a figure, refusing one that differs."""
         if (claimed is None) != (found is None):
             raise CertificationError(f"{what}: the plan says {claimed}, the recount {found}")
         if claimed is None or found is None:
             return
         difference = abs(claimed - found) / max(abs(claimed), abs(found), 1e-300)
-        if difference > TOLERANCE:
+        if difference > tolerance:
             raise CertificationError(
                 f"{what}: the plan says {claimed:.12g}, the recount {found:.12g}; the plan was not made from this"
                 " trace by this version, or was edited. Re-run moeplan solve"

@@ -1,45 +1,56 @@
 """Metrics and intervals from a recount: the naive twin of `planner.metrics` and `planner.intervals`."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.plan import Plan
+from ...runtime.plan import Plan
 from .recount import Ledger
+from .structure import slot_widths
 
-__all__ = ["quantiles", "recounted_metrics"]
+__all__ = ["Recounted", "interval_of", "recounted"]
 
 DRAWS = 1000
 
 
-def recounted_metrics(
-    plan: Plan, ledger: Ledger, *, coherent: bool
-) -> tuple[dict[str, float], dict[str, NDArray[np.float64]]]:
-    """Metric name to value, and metric name to its resampled values, from a ledger."""
-    names = list(ledger.sums)
-    rows_UC = np.stack([ledger.sums[name] for name in names], axis=1)
-    rng = np.random.default_rng(plan.seed)
-    samples = [rows_UC.sum(axis=0)]
-    samples += [rows_UC[rng.integers(len(rows_UC), size=len(rows_UC))].sum(axis=0) for _ in range(DRAWS)]
-    sums = {name: np.array([row[i] for row in samples], dtype=float) for i, name in enumerate(names)}
-    figures: dict[str, NDArray[np.float64]] = {}
-    for name in ("device_copies", "node_copies"):
-        figures[name] = sums[name] / (sums["tokens"] * plan.model.num_layers)
+@dataclass(frozen=True, slots=True)
+class Recounted:
+    """Metric name to value, and to its resampled values where it has an interval."""
+
+    value: dict[str, float]
+    draws: dict[str, NDArray[np.float64]]
+
+
+def recounted(plan: Plan, ledger: Ledger, *, coherent: bool) -> Recounted:
+    """Every metric of a ledger."""
+    model, sums = plan.model, _resampled(ledger, plan.seed)
+    cells = sums["tokens"] * model.num_layers
+    figures = {name: sums[name] / cells for name in ("device_copies", "node_copies")}
     if ledger.sums["hops"].any():
         with np.errstate(invalid="ignore"):
             figures |= {name: sums[name] / sums["hops"] for name in ("hops_kept", "node_hops_kept")}
-    model = plan.model
     step_tokens = ledger.step_tokens / len(ledger.loads)
     per_copy = step_tokens * model.num_layers * (model.dtype_bytes or 0) * (model.hidden_size or 0)
     if per_copy:
-        figures["inter_bytes"] = per_copy * figures["node_copies"]
-        figures["intra_bytes"] = per_copy * (figures["device_copies"] - figures["node_copies"])
+        figures["inter_bytes"] = per_copy * sums["far_copies"] / cells
+        figures["intra_bytes"] = per_copy * (sums["device_copies"] - sums["far_copies"]) / cells
     value = {name: float(x[0]) for name, x in figures.items()}
     draws = {name: x[1:] for name, x in figures.items()}
     if coherent and model.attention.kv_size and model.dtype_bytes:
         others = plan.cluster.num_devices - 1
         value["kv_bytes"] = step_tokens * model.num_layers * model.attention.kv_size * model.dtype_bytes * others
-    _add_balance(ledger.loads, plan.seed, value, draws)
-    return value, draws
+    _add_balance(ledger.loads[:, :, np.array(slot_widths(plan)) > 0], plan.seed, value, draws)
+    return Recounted(value, draws)
+
+
+def _resampled(ledger: Ledger, seed: int) -> dict[str, NDArray[np.float64]]:
+    """Sums over all units, then over each resampling of them, by name."""
+    rows_UC = np.stack(list(ledger.sums.values()), axis=1)
+    rng = np.random.default_rng(seed)
+    samples = [rows_UC.sum(axis=0)]
+    samples += [rows_UC[rng.integers(len(rows_UC), size=len(rows_UC))].sum(axis=0) for _ in range(DRAWS)]
+    return {name: np.array([row[i] for row in samples], dtype=float) for i, name in enumerate(ledger.sums)}
 
 
 def _add_balance(
@@ -58,7 +69,7 @@ def _add_balance(
             draws["balance"] = np.array([total_B[pick].sum() / number_B[pick].sum() for pick in picks])
 
 
-def quantiles(draws: NDArray[np.float64] | None) -> tuple[float | None, float | None]:
+def interval_of(draws: NDArray[np.float64] | None) -> tuple[float | None, float | None]:
     """The 95 % interval of resampled figures; None where there are none."""
     if draws is None or not np.isfinite(draws).any():
         return None, None

@@ -1,0 +1,166 @@
+"""Every metric, interval, gain and verdict of a plan, recounted from its trace."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import CertificationError, UsageError
+from ...runtime.plan import Contender, Part, Plan
+from ...solvers import contiguous, eplb
+from ...traces.reader import Trace
+from .certificate import Certificate
+from .figures import Recounted, interval_of, recounted
+from .recount import Ledger, Residence, Roster, Tokens, enroll, recount, tokens_of
+from .structure import evaluation_options, holders_of, labelled, slot_widths
+
+__all__ = ["Fitted", "check_evaluation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What the fitted tokens show: loads `[L, E]` over all choices, first-choice transitions `[L-1, E, E]`."""
+
+    loads: NDArray[np.int64]
+    transitions: NDArray[np.int64]
+
+
+def check_evaluation(plan: Plan, trace: Trace, certificate: Certificate, on_progress: Callable[[str], None]) -> Fitted:
+    """Hold every figure of the evaluation and the verdict against a recount; returns the fitted counts."""
+    assert plan.evaluation is not None
+    assert plan.inputs.trace is not None
+    phases = evaluation_options(plan).phases
+    on_progress("recounting the fitted samples")
+    roster = _roster(plan, trace, fit=True)
+    fitted = _count(plan, tokens_of(trace, roster, phases))
+    residences = _residences(plan, fitted)
+    found = _check_part(plan, trace, plan.evaluation.fit, roster, residences, certificate, "fit")
+    if (plan.evaluation.held_out is None) != (plan.inputs.trace.split.fit_fraction == 1):
+        raise CertificationError(f"fit fraction {plan.inputs.trace.split.fit_fraction} with the wrong parts")
+    if plan.evaluation.held_out is not None:
+        on_progress("recounting the held-out samples")
+        roster = _roster(plan, trace, fit=False)
+        found = _check_part(plan, trace, plan.evaluation.held_out, roster, residences, certificate, "held out")
+    certificate.checks.append("metrics of every contender")
+    _check_verdict(plan, found, certificate)
+    certificate.unchecked.append("solver seconds, method and backend")
+    if plan.inputs.profile is not None:
+        certificate.unchecked.append("the profile's hash")
+    return fitted
+
+
+def _roster(plan: Plan, trace: Trace, *, fit: bool) -> Roster:
+    assert plan.inputs.trace is not None
+    split, options = plan.inputs.trace.split, evaluation_options(plan)
+    if split.seed != plan.seed:
+        raise CertificationError(f"seed {plan.seed} with a split by seed {split.seed}")
+    try:
+        roster = enroll(
+            trace,
+            seed=split.seed,
+            fraction=split.fit_fraction,
+            fit=fit,
+            num_devices=plan.cluster.num_devices,
+            samples_per_step=options.samples_per_step,
+            phases=options.phases,
+        )
+    except UsageError as error:
+        raise CertificationError(f"options.evaluation: {error}") from error
+    home = "source_rank" if roster.recorded_home else "ordinal"
+    step = "recorded" if roster.step_names is not None else "derived"
+    if (options.unit, options.home, options.step) != (roster.kind, home, step):
+        raise CertificationError(
+            f"options say {options.unit}, {options.home}, {options.step}; the trace gives {roster.kind}, {home}, {step}"
+        )
+    return roster
+
+
+def _count(plan: Plan, parts: Iterable[Tokens]) -> Fitted:
+    num_layers, num_experts = plan.model.num_layers, plan.model.num_experts
+    loads = np.zeros((num_layers, num_experts), np.int64)
+    transitions = np.zeros((num_layers - 1, num_experts, num_experts), np.int64)
+    for tokens in parts:
+        for layer in range(num_layers):
+            ids = tokens.ids[:, layer]
+            np.add.at(loads[layer], ids[ids < num_experts], 1)
+            if layer:
+                pair = np.stack([tokens.ids[:, layer - 1, 0], ids[:, 0]])
+                np.add.at(transitions[layer - 1], tuple(pair[:, (pair < num_experts).all(axis=0)]), 1)
+    return Fitted(loads, transitions)
+
+
+def _residences(plan: Plan, fitted: Fitted) -> dict[str, Residence]:
+    """Where every contender's experts live; baselines are made again from the fitted tokens."""
+    assert plan.evaluation is not None
+    assert plan.decisions.placement is not None
+    decision, num_experts, widths = plan.decisions.placement, plan.model.num_experts, slot_widths(plan)
+    slots_D = np.array(widths)
+    baselines = {
+        "contiguous": contiguous.solve(plan.model.num_layers, num_experts, plan.cluster, slots=slots_D).placement,
+        "eplb": eplb.solve(fitted.loads, plan.cluster, slots=slots_D).placement,
+    }
+    residences = {}
+    for label, contender in labelled(plan.evaluation.fit).items():
+        made = baselines.get(contender.name)
+        rows = decision.physical_to_logical if made is None else made.physical_to_logical.tolist()
+        residences[label] = Residence(
+            coherent=contender.dispatch_model == "coherent",
+            nearest=(decision if made is None else made).replica_rule == "nearest",
+            holders=holders_of(rows, widths, num_experts),
+            num_devices=plan.cluster.num_devices,
+            devices_per_node=plan.cluster.devices_per_node,
+        )
+    return residences
+
+
+def _check_part(
+    plan: Plan,
+    trace: Trace,
+    part: Part,
+    roster: Roster,
+    residences: Mapping[str, Residence],
+    certificate: Certificate,
+    name: str,
+) -> dict[str, Recounted]:
+    certificate.agree(f"{name}: tokens", part.num_tokens, roster.num_tokens)
+    certificate.agree(f"{name}: samples", part.num_samples, len(roster.ordinal_of))
+    certificate.agree(f"{name}: steps", part.num_steps, roster.num_steps)
+    certificate.agree(f"{name}: dropped samples", part.dropped_samples, roster.num_dropped)
+    phases = evaluation_options(plan).phases
+    ledgers = recount(tokens_of(trace, roster, phases), roster, plan.model.num_layers, residences)
+    return {
+        label: _check_contender(plan, f"{name}: {label}", ledgers[label], contender, certificate)
+        for label, contender in labelled(part).items()
+    }
+
+
+def _check_contender(
+    plan: Plan, label: str, ledger: Ledger, contender: Contender, certificate: Certificate
+) -> Recounted:
+    """Every metric of a contender with its interval."""
+    found = recounted(plan, ledger, coherent=contender.dispatch_model == "coherent")
+    if found.value.keys() != contender.metrics.keys():
+        raise CertificationError(
+            f"{label}: metrics {sorted(contender.metrics)}; the recount gives {sorted(found.value)}"
+        )
+    for name, metric in contender.metrics.items():
+        low, high = interval_of(found.draws.get(name))
+        certificate.agree(f"{label}: {name}", metric.value, found.value[name])
+        certificate.agree(f"{label}: {name} low", metric.low, low)
+        certificate.agree(f"{label}: {name} high", metric.high, high)
+    return found
+
+
+def _check_verdict(plan: Plan, found: Mapping[str, Recounted], certificate: Certificate) -> None:
+    claimed = plan.verdict
+    assert claimed is not None
+    ours, theirs = found[f"plan/{plan.dispatch_model}"], found[claimed.against]
+    paired = claimed.metric in ours.draws and claimed.metric in theirs.draws
+    low, high = interval_of(theirs.draws[claimed.metric] - ours.draws[claimed.metric]) if paired else (None, None)
+    certificate.agree("gain", claimed.gain.value, theirs.value[claimed.metric] - ours.value[claimed.metric])
+    certificate.agree("gain low", claimed.gain.low, low)
+    certificate.agree("gain high", claimed.gain.high, high)
+    if (claimed.value == "benefit") != (low is not None and low > 0):
+        raise CertificationError(f"verdict {claimed.value} with a gain from {low}; a benefit needs a gain above 0")
+    certificate.checks.append("verdict")
