@@ -99,6 +99,6 @@ def _yaml(path: Path) -> Any:
     text = read_text(path, what="a cluster description", max_bytes=MAX_YAML_BYTES)
     try:
         return yaml.load(text, Loader)  # noqa: S506  a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise InputError(f"{path}: not YAML: {reason[:160]}") from error

@@ -5,7 +5,7 @@ import signal
 import sys
 from types import FrameType
 
-from ...errors import MoeplanError, StorageError
+from ...errors import MoeplanError, StorageError, UsageError
 from .lazy import LazyGroup
 
 __all__ = ["COMMANDS", "group", "main"]
@@ -33,8 +33,9 @@ def main() -> None:
     """Run the command line; an expected failure is one line on stderr and its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        group.main(prog_name="moeplan")
+        code = group.main(prog_name="moeplan", standalone_mode=False)
         sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
     except MoeplanError as error:
         _tell(error)
     except BrokenPipeError:
@@ -42,6 +43,18 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         _tell(StorageError(f"cannot write to stdout ({error.strerror})"))
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's own say what was wrong with the words of the command
+            raise
+        _tell_usage(error.format_message())
+
+
+def _tell_usage(message: str) -> None:
+    """What typer found wrong, in one line; a group called without a command gets its help."""
+    if message.startswith("Usage:"):
+        print(message, file=sys.stderr)
+        sys.exit(UsageError.exit_code)
+    _tell(UsageError(f"{message.rstrip('.')}; see moeplan COMMAND --help"))
 
 
 def _tell(error: MoeplanError) -> None:

@@ -38,6 +38,8 @@ def folder(make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(home / "floats.npy", np.ones((10, 2, 2)))
     np.save(home / "good.npy", np.arange(40, dtype=np.uint8).reshape(10, 2, 2) % 8)
     (home / "cluster.yaml").write_text("num_nodes: [1, 2]\n")
+    (home / "exotic.yaml").write_text("num_nodes: !!timestamp x\n")
+    os.mkfifo(home / "pipe")
     (home / "book.bin").write_bytes(b"\xff\xfe" * 100)
     return home
 
@@ -81,13 +83,26 @@ REFUSALS = [
     (("trace", "import", "good.npy", "-o", "traces"), 2, "not empty"),
     (("trace", "record", "gpt-5", "--text", "plan.json", "-o", "out"), 2, "embedded"),
     (("trace", "record", "embedded", "--text", "book.bin", "-o", "out"), 3, "UTF-8"),
-    (("trace", "record", "embedded", "--text", "empty.json", "-o", "out"), 2, "0"),
+    (("trace", "record", "embedded", "--text", "empty.json", "-o", "out"), 2, "does not fill a sample"),
     (("trace", "count", "nowhere", "-o", "out"), 3, "nowhere"),
     (("profile", "--link", "inter=1:1"), 2, "--cluster"),
     (("profile", "--cluster", "2x8", "--link", "inter=fast"), 2, "GBps"),
     (("profile", "--cluster", "cluster.yaml"), 3, "cluster.yaml"),
-    (("profile", "--ranks", "0"), 2, "0"),
+    (("profile", "--ranks", "0"), 2, "expected 1 to"),
     (("profile", "--device", "tpu"), 2, "tpu"),
+    (("solve", "--cluster", "1x2", "--seed", "-1"), 2, "at least 0"),
+    (("solve", "--cluster", "1x2", "--samples-per-step", "9" * 20), 2, "below 2^31"),
+    (("solve", "--cluster", "128x128"), 2, "at most 4,096"),
+    (("solve", "--cluster", "1x2", "--strategy", "eplb", "--method", "ilp"), 2, "only exflow"),
+    (("solve", "--cluster", "1x2", "--backend", "pulp"), 2, "--method ilp"),
+    (("solve", "--cluster", "1x2", "-o", "/dev/null"), 7, "no regular file"),
+    (("solve", "--no-such-flag"), 2, "--no-such-flag"),
+    (("profile", "--timeout", "inf"), 2, "1 to 86400"),
+    (("profile", "--cluster", "exotic.yaml"), 3, "not YAML"),
+    (("trace", "import", "good.npy", "-o", "out", "--num-experts", "0"), 2, "--num-experts"),
+    (("show", "pipe"), 3, "expected a regular file"),
+    (("trace", "record", "embedded", "--text", "pipe", "-o", "out"), 3, "expected a regular file"),
+    (("nonsense",), 2, "nonsense"),
     (("demo", "-o", "empty/../junk"), 2, "not empty"),
 ]
 
@@ -99,8 +114,8 @@ def test_it_is_refused_in_one_line_with_its_code_and_nothing_is_written(
     before = sorted(folder.rglob("*"))
     done = moeplan(*args, cwd=folder, code=code)
     assert words in done.stderr
-    if done.stderr.startswith("moeplan:"):
-        assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("moeplan: ")
+    assert done.stderr.count("\n") == 1
     assert not done.stdout
     assert sorted(folder.rglob("*")) == before
 
