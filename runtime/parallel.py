@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import MismatchError, UsageError
+from ..errors import MismatchError, MoeplanError, UsageError
 from ..traces.schema import RANK_BITS
 from .coherent import coherent_forward
 from .layer import ExpertParallelMoE
@@ -47,16 +47,13 @@ def parallelize(
     UsageError
         There is no process group, the model has another shape, or the dispatch model is not one of these two.
     """
-    chosen = dispatch or plan.dispatch_model
-    if chosen not in ("standard", "coherent"):
-        raise UsageError(f"dispatch model {chosen!r}; the runtime carries out standard and coherent")
     if not dist.is_initialized():
         raise UsageError("no process group; call torch.distributed.init_process_group, or start under torchrun")
-    shaped = _shaped(model)
-    _agree(plan, chosen, _mismatch(shaped, plan, dist.get_world_size(group)), group)
+    chosen = cast("Dispatch", dispatch or plan.dispatch_model)
+    _agree(plan, chosen, _problem(model, plan, chosen, dist.get_world_size(group)), group)
     placement, cluster = plan.placement, plan.cluster
     assert placement is not None
-    for ordinal, layer in enumerate(shaped.layers):
+    for ordinal, layer in enumerate(cast("LanguageModel", model).layers):
         layer.moe = ExpertParallelMoE(
             layer.moe, placement, ordinal, devices_per_node=cluster.devices_per_node, group=group
         )
@@ -130,26 +127,28 @@ class ExpertParallelModel(nn.Module):
         return [cast("ExpertParallelMoE", layer.moe) for layer in cast("LanguageModel", self.model).layers]
 
 
-def _shaped(model: nn.Module) -> LanguageModel:
-    """The model, once it has been seen to have the parts that are replaced."""
-    shaped = cast("LanguageModel", model)
+def _problem(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> MoeplanError | None:
+    """What keeps this rank from carrying the plan out, None when nothing does."""
+    if dispatch not in ("standard", "coherent"):
+        return UsageError(f"dispatch model {dispatch!r}; the runtime carries out standard and coherent")
+    if plan.placement is None:
+        return MismatchError("the plan decides no placement; solve one with moeplan solve --strategy exflow")
+    if num_ranks != plan.cluster.num_devices:
+        return MismatchError(
+            f"{num_ranks} ranks for a plan of {plan.cluster.num_devices} devices; start one rank a device"
+        )
     try:
-        for layer in shaped.layers:
-            _ = layer.moe.router.top_k, layer.moe.experts.w_in.shape
+        mismatch = _mismatch(cast("LanguageModel", model), plan)
     except AttributeError as error:
-        raise UsageError(
+        return UsageError(
             f"{type(model).__name__} is no model that can be parallelized ({error}); expected the shape of"
             " moeplan.runtime.model.LanguageModel, not parallelized before"
-        ) from error
-    return shaped
+        )
+    return None if mismatch is None else MismatchError(mismatch)
 
 
-def _mismatch(model: LanguageModel, plan: Plan, num_ranks: int) -> str | None:
-    """What keeps this rank from carrying the plan out, None when nothing does."""
-    if plan.placement is None:
-        return "the plan decides no placement; solve one with moeplan solve --strategy exflow"
-    if num_ranks != plan.cluster.num_devices:
-        return f"{num_ranks} ranks for a plan of {plan.cluster.num_devices} devices; start one rank a device"
+def _mismatch(model: LanguageModel, plan: Plan) -> str | None:
+    """Where the model's sizes are not the plan's."""
     layers = model.layers
     if len(layers) != plan.model.num_layers:
         return f"the model has {len(layers)} MoE layers, the plan {plan.model.num_layers}"
@@ -165,13 +164,13 @@ def _mismatch(model: LanguageModel, plan: Plan, num_ranks: int) -> str | None:
     return None
 
 
-def _agree(plan: Plan, dispatch: Dispatch, mismatch: str | None, group: dist.ProcessGroup | None) -> None:
+def _agree(plan: Plan, dispatch: str, problem: MoeplanError | None, group: dist.ProcessGroup | None) -> None:
     """Raise on every rank what any rank found wrong, or that ranks hold different plans; a collective call."""
-    statements: list[tuple[str, str, str | None]] = [("", "", None)] * dist.get_world_size(group)
-    dist.all_gather_object(statements, (plan.plan_sha256, dispatch, mismatch), group=group)
-    for rank, (sha256, how, problem) in enumerate(statements):
-        if problem is not None:
-            raise MismatchError(f"rank {rank}: {problem}")
+    statements: list[tuple[str, str, MoeplanError | None]] = [("", "", None)] * dist.get_world_size(group)
+    dist.all_gather_object(statements, (plan.plan_sha256, dispatch, problem), group=group)
+    for rank, (sha256, how, found) in enumerate(statements):
+        if found is not None:
+            raise type(found)(f"rank {rank}: {found}")
         if (sha256, how) != statements[0][:2]:
             raise MismatchError(
                 f"rank {rank} holds plan {sha256[:12]}.. in {how}, rank 0 plan {statements[0][0][:12]}.. in"
