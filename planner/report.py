@@ -190,7 +190,7 @@ def _range(gain: Metric) -> str:
 
 def _balance_price(part: Part) -> Iterable[str]:
     ours, base = (contender.metrics.get("balance") for contender in _ours_and_base(part))
-    if ours and base and ours.value > base.value:
+    if ours and base and ours.value > 1.01 * base.value:
         yield (
             f"costs balance: the busiest device carries {ours.value:.2f} times the mean (contiguous {base.value:.2f})"
         )
@@ -223,9 +223,10 @@ def _bytes_in_all(ours: Contender, base: Contender) -> str:
     """What coherence and its baseline move a step, where the sizes are known."""
     if "kv_bytes" not in ours.metrics or "intra_bytes" not in ours.metrics:
         return ""
-    hidden, theirs = (sum(_value(one, f"{kind}_bytes") for kind in ("intra", "inter")) / 1e6 for one in (ours, base))
-    kv = _value(ours, "kv_bytes") / 1e6
-    return f": {hidden:.3g} + {kv:.3g} = {hidden + kv:.3g} MB a step, against {theirs:.3g} of contiguous, standard"
+    hidden, theirs = (sum(_value(one, f"{kind}_bytes") for kind in ("intra", "inter")) for one in (ours, base))
+    kv = _value(ours, "kv_bytes")
+    summed = f"{_megabytes(hidden)} + {_megabytes(kv)} = {_megabytes(hidden + kv)} MB a step"
+    return f": {summed}, against {_megabytes(theirs)} of contiguous, standard"
 
 
 def _ours_and_base(part: Part) -> tuple[Contender, Contender]:
@@ -246,6 +247,10 @@ def _value(contender: Contender, metric: str) -> float:
     return contender.metrics[metric].value
 
 
+def _megabytes(value: float) -> str:
+    return f"{value / 1e6:.3g}" if value < 1e9 else f"{value / 1e6:,.0f}"
+
+
 def _cell(contender: Contender, name: str, form: str) -> str:
     metric = contender.metrics.get(name)
     if metric is None:
@@ -254,7 +259,7 @@ def _cell(contender: Contender, name: str, form: str) -> str:
         p95 = contender.metrics.get("balance_p95")
         return f"{metric.value:.2f} ({p95.value:.2f})" if p95 else f"{metric.value:.2f}"
     if form == "MB":
-        return f"{metric.value / 1e6:.3g}"
+        return _megabytes(metric.value)
     return f"{metric.value:{form}}"
 
 

@@ -14,7 +14,8 @@ from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import TokenBatch, TraceMeta
 from moeplan.traces.writer import TraceWriter
 
-settings.register_profile("moeplan", deadline=None)  # machines are noisy
+# Machines are noisy; a gate tries the same examples every time.
+settings.register_profile("moeplan", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("moeplan")
 
 MakeTrace = Callable[..., Trace]
