@@ -212,21 +212,27 @@ def _coherence_price(plan: Plan, part: Part) -> Iterable[str]:
     kv_size, hidden = plan.model.attention.kv_size, plan.model.hidden_size
     yield f"coherence gathers K and V on every device: it moves fewer bytes in all while kv/d is below {even:.2f}"
     if not (kv_size and hidden):
-        yield "this model's kv/d is not in the trace (2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA)"
+        yield "this model's kv/d is not in the trace (2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA);"
+        yield "import it with --hidden-size and --kv-size to see which side it is on"
         return
-    yield f"this model's kv/d is {kv_size / hidden:.2f}" + _bytes_in_all(ours, base)
+    yield f"this model's kv/d is {kv_size / hidden:.2f}"
     if kv_size / hidden >= even:
         yield "NO BENEFIT IN BYTES: K and V cost more than the copies save; use --dispatch standard, or fewer devices"
+    if "kv_bytes" in ours.metrics and "intra_bytes" in ours.metrics:
+        yield _bytes_in_all(part)
 
 
-def _bytes_in_all(ours: Contender, base: Contender) -> str:
-    """What coherence and its baseline move a step, where the sizes are known."""
-    if "kv_bytes" not in ours.metrics or "intra_bytes" not in ours.metrics:
-        return ""
-    hidden, theirs = (sum(_value(one, f"{kind}_bytes") for kind in ("intra", "inter")) for one in (ours, base))
+def _bytes_in_all(part: Part) -> str:
+    """What the plan moves a step with K and V, beside contiguous and itself in standard."""
+    ours, base = _ours_and_base(part)
+    stays, theirs, back = (
+        sum(_value(one, f"{kind}_bytes") for kind in ("intra", "inter"))
+        for one in (ours, base, _find(part, "plan", "standard"))
+    )
     kv = _value(ours, "kv_bytes")
-    summed = f"{_megabytes(hidden)} + {_megabytes(kv)} = {_megabytes(hidden + kv)} MB a step"
-    return f": {summed}, against {_megabytes(theirs)} of contiguous, standard"
+    summed = f"{_megabytes(stays)} + {_megabytes(kv)} = {_megabytes(stays + kv)} MB a step in coherent"
+    line = f"in all {summed}, against {_megabytes(theirs)} of contiguous and {_megabytes(back)} of the plan in standard"
+    return line + ("; in standard it moves least" if back < min(stays + kv, theirs) else "")
 
 
 def _ours_and_base(part: Part) -> tuple[Contender, Contender]:

@@ -22,6 +22,15 @@ def import_(
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name; the file's.", show_default=False)] = None,
     phase: Annotated[Phase, typer.Option(help="The phase of its tokens.")] = Phase.DECODE,
+    hidden_size: Annotated[
+        int | None, typer.Option(help="The model's hidden size, to predict bytes.", min=1, show_default=False)
+    ] = None,
+    kv_size: Annotated[
+        int | None, typer.Option(help="Elements of K and V, a token and layer.", min=1, show_default=False)
+    ] = None,
+    dtype_bytes: Annotated[
+        int | None, typer.Option(help="Bytes of an element, e.g. 2 for bf16.", min=1, show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn a foreign recording into a trace; which kind it is, is seen from its content.
@@ -31,13 +40,22 @@ def import_(
 
     \b
     Example:
-      moeplan trace import routing.npz -o traces
+      moeplan trace import routing.npz -o traces --hidden-size 2880 --kv-size 1024 --dtype-bytes 2
     """
     from ...traces.importers import import_trace
 
     with progress() as say:
         say(f"importing {source}")
-        summary = import_trace(source, output, num_experts=num_experts, name=name, phase=phase.value)
+        summary = import_trace(
+            source,
+            output,
+            num_experts=num_experts,
+            name=name,
+            phase=phase.value,
+            hidden_size=hidden_size,
+            kv_size=kv_size,
+            dtype_bytes=dtype_bytes,
+        )
     if as_json:
         print_json({"trace": summary.destination, "num_tokens": summary.num_tokens, "notes": list(summary.notes)})
         return

@@ -1,5 +1,6 @@
 """Importers of foreign recordings, one a module, found by the content of the file."""
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from importlib import import_module
@@ -8,7 +9,7 @@ from typing import cast
 
 from ...errors import InputError, UsageError
 from ...files import atomic_directory, size_of
-from ..model import ModelSpec
+from ..model import Attention, ModelSpec
 from ..schema import PHASES, TraceMeta
 from ..writer import TraceWriter
 from .source import Importer, Source
@@ -48,6 +49,9 @@ def import_trace(
     num_experts: int | None = None,
     name: str | None = None,
     phase: str = "decode",
+    hidden_size: int | None = None,
+    kv_size: int | None = None,
+    dtype_bytes: int | None = None,
 ) -> ImportSummary:
     """Turn a foreign recording into a trace; the destination appears whole or not at all.
 
@@ -59,6 +63,8 @@ def import_trace(
         The model's name, by default the name of the file.
     phase
         The phase of all its tokens, which such files do not say; recordings of generated text are "decode".
+    hidden_size, kv_size, dtype_bytes
+        Of the model (see `ModelSpec`), which such files do not say; bytes are predicted only where they are known.
 
     Raises
     ------
@@ -76,7 +82,12 @@ def import_trace(
     try:
         importer = _importer_of(source)
         opened = cast(Importer, import_module(IMPORTERS[importer], __package__)).open_source(source)
-        model = _model_of(opened, num_experts, name or source.stem)
+        model = dataclasses.replace(
+            _model_of(opened, num_experts, name or source.stem),
+            hidden_size=hidden_size,
+            dtype_bytes=dtype_bytes,
+            attention=Attention(kv_size=kv_size),
+        )
         meta = TraceMeta(form="tokens", model=model, recorder=f"import {importer}")
         with (
             atomic_directory(destination) as directory,

@@ -88,11 +88,13 @@ def test_record_import_info_and_count_from_a_users_own_files(moeplan: Any, tmp_p
     ids = np.random.default_rng(0).integers(8, size=(300, 3, 2)).astype(np.uint8)
     ids[:, :, 1] = (ids[:, :, 0] + 1) % 8
     np.save(tmp_path / "plain.npy", ids)
-    done = moeplan("trace", "import", "plain.npy", "-o", "plain", cwd=tmp_path)
+    sizes = ("--hidden-size", "64", "--kv-size", "16", "--dtype-bytes", "2")
+    done = moeplan("trace", "import", "plain.npy", "-o", "plain", *sizes, cwd=tmp_path)
     assert "3 layers x 8 experts, top-2" in done.stdout
     moeplan("trace", "count", "plain", "-o", "counts", cwd=tmp_path)
     done = moeplan("solve", "--trace", "plain", "--cluster", "1x2", cwd=tmp_path)
     assert "blocks" in done.stdout
+    assert "kv/d is 0.25" in done.stdout
 
 
 def test_ctrl_c_during_profile_ends_with_130_and_keeps_only_a_profile_that_says_it_is_incomplete(
