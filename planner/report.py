@@ -1,25 +1,20 @@
 """What `solve` and `show` print of a plan."""
 
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..runtime.plan import Contender, Metric, Part, Plan
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement
+from .picture import placement_picture
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 __all__ = ["contender_table", "show_report", "solve_report"]
-
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def solve_report(plan: Plan, path: Path, console: "Console") -> None:
@@ -61,33 +56,6 @@ def contender_table(part: Part, title: str, *, several_nodes: bool) -> "Table":
         cells = [_cell(contender, name, form) for _, name, form in columns]
         table.add_row(f"{contender.name}, {contender.dispatch_model}", *cells)
     return table
-
-
-def placement_picture(plan: Plan, width: int) -> Iterable[str]:
-    """Where experts live: one sign an expert where each has one device, else the experts of every device."""
-    placement = plan.placement
-    if placement is None:
-        return
-    yield ""
-    if placement.has_replicas:
-        yield f"where experts live: device: its experts ({placement.num_devices} devices)"
-    else:
-        yield f"where experts live: column = expert, sign = device ({placement.num_devices} devices)"
-    for layer in range(placement.num_layers):
-        held_ED = placement.holds(layer)
-        text = _listed(held_ED) if placement.has_replicas else _signs(held_ED)
-        wrapped = textwrap.wrap(text, max(width - 12, 16), break_on_hyphens=False)
-        for row, line in enumerate(wrapped):
-            yield f"{f'layer {layer}' if row == 0 else '':<10}  {line}"
-
-
-def _signs(held_ED: NDArray[np.bool_]) -> str:
-    return "".join(DIGITS[device % len(DIGITS)] for device in held_ED.argmax(axis=1).tolist())
-
-
-def _listed(held_ED: NDArray[np.bool_]) -> str:
-    held = (",".join(map(str, np.flatnonzero(column))) for column in held_ED.T)
-    return "  ".join(f"{device}:{experts}" for device, experts in enumerate(held))
 
 
 def _print_inputs(plan: Plan, console: "Console") -> None:

@@ -41,6 +41,7 @@ class _CudaClock:
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def time(self, call: Callable[[], Any]) -> float:
+        """Seconds of one call, with the L2 cache flushed before it."""
         self._scratch.zero_()  # also keeps the GPU busy while the launches below queue, so that they are not timed
         self._start.record()
         call()
