@@ -1,6 +1,7 @@
 """What tests of all rooms share: where the real data is, and traces made of random tokens."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from moeplan.traces.model import Attention, ModelSpec
 from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import TokenBatch, TraceMeta
 from moeplan.traces.writer import TraceWriter
+
+# A shell's `&` leaves Ctrl-C ignored, in every child too; tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines are noisy; a gate tries the same examples every time.
 settings.register_profile("moeplan", deadline=None, derandomize=bool(os.environ.get("CI")))
