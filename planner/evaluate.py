@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
 from ..profilers.cluster import Cluster
 from ..runtime.plan import Contender, Evaluation, Part, Verdict
 from ..traces.reader import Trace
@@ -28,10 +27,10 @@ class Evaluated:
 def evaluate(
     trace: Trace,
     survey: Survey,
+    fitted_U: NDArray[np.bool_],
     routes: Sequence[Route],
     cluster: Cluster,
     *,
-    fit_fraction: float,
     seed: int,
     samples_per_step: int,
     phases: Collection[str] | None = None,
@@ -40,19 +39,14 @@ def evaluate(
 
     Parameters
     ----------
+    fitted_U
+        Whether each unit of the survey was fitted, some of them at least; all leaves nothing held out.
     routes
         The plan first, then its baselines.
-    fit_fraction
-        The share of units that was fitted; 1.0 leaves nothing held out.
-
-    Raises
-    ------
-    InputError
-        The split leaves one side empty.
     """
     cohorts = [
         survey.cohort(mask_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step)
-        for mask_U in _masks(trace, survey, seed, fit_fraction)
+        for mask_U in ([fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U])
     ]
     tallies = replay(trace, cohorts, routes, cluster, phases=phases)
     measured = [_figures(trace, cohort, routes, row, seed) for cohort, row in zip(cohorts, tallies, strict=True)]
@@ -69,22 +63,11 @@ def verdict(evaluated: Evaluated, metric: str, against: str) -> Verdict:
     return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain)
 
 
-def _masks(trace: Trace, survey: Survey, seed: int, fit_fraction: float) -> list[NDArray[np.bool_]]:
-    """Which units are fitted, and which are held out unless all are fitted, each `[U]`."""
-    fitted_U = survey.fitted(seed=seed, fraction=fit_fraction)
-    if not fitted_U.any() or (fit_fraction < 1 and fitted_U.all()):
-        raise InputError(
-            f"{trace.path}: {len(fitted_U)} {survey.kind}s split into {fitted_U.sum()} to fit and"
-            f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
-        )
-    return [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U]
-
-
 def _figures(
     trace: Trace, cohort: Cohort, routes: Sequence[Route], tallies: list[Tally], seed: int
 ) -> dict[str, Figures]:
     return {
-        _label(route): figures(
+        route.label: figures(
             tally,
             trace.model,
             coherent=route.dispatch_model == "coherent",
@@ -95,13 +78,9 @@ def _figures(
     }
 
 
-def _label(route: Route) -> str:
-    return f"{route.name}/{route.dispatch_model}"
-
-
 def _shown(cohort: Cohort, routes: Sequence[Route], found: dict[str, Figures]) -> Part:
     contenders = [
-        Contender(name=route.name, dispatch_model=route.dispatch_model, metrics=found[_label(route)].metrics())
+        Contender(name=route.name, dispatch_model=route.dispatch_model, metrics=found[route.label].metrics())
         for route in routes
     ]
     return Part(

@@ -36,6 +36,11 @@ class Route:
     dispatch_model: DispatchModel
     placement: Placement
 
+    @property
+    def label(self) -> str:
+        """Its contender's label."""
+        return f"{self.name}/{self.dispatch_model}"
+
 
 @dataclass(frozen=True, slots=True)
 class Tally:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["contender_table", "show_report", "solve_report"]
+__all__ = ["show_report", "solve_report"]
 
 
 def solve_report(plan: Plan, path: Path, console: "Console") -> None:
@@ -35,27 +35,6 @@ def show_report(plan: Plan, path: Path, console: "Console") -> None:
     _print_evaluation(plan, console)
     for line in placement_picture(plan, console.width):
         console.print(line)
-
-
-def contender_table(part: Part, title: str, *, several_nodes: bool) -> "Table":
-    """Contenders side by side; columns that somebody has a metric for, those of nodes where there are several."""
-    from rich.table import Table
-
-    hidden = () if several_nodes else ("node_copies", "node_hops_kept", "inter_bytes")
-    columns = [
-        column
-        for column in _COLUMNS
-        if column[1] not in hidden and any(column[1] in contender.metrics for contender in part.contenders)
-    ]
-    gap = 1 if several_nodes else 2  # more columns must fit 80 signs
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="")
-    table.add_column(title, no_wrap=True)
-    for header, *_ in columns:
-        table.add_column(header, justify="right")
-    for contender in part.contenders:
-        cells = [_cell(contender, name, form) for _, name, form in columns]
-        table.add_row(f"{contender.name}, {contender.dispatch_model}", *cells)
-    return table
 
 
 def _print_inputs(plan: Plan, console: "Console") -> None:
@@ -105,12 +84,33 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
     title = "held out" if plan.evaluation.held_out else "fitted"
     console.print()
     several_nodes = plan.cluster.num_nodes > 1
-    console.print(contender_table(part, title, several_nodes=several_nodes))
+    console.print(_contender_table(part, title, several_nodes=several_nodes))
     console.print(_LEGEND_OF_NODES if several_nodes else _LEGEND)
     console.print()
     lines = [*_verdict(plan), *_split_gain(part), *_balance_price(part), *_coherence_price(plan, part)]
     for line in [*lines, *_steps(plan, part)]:
         console.print(line)
+
+
+def _contender_table(part: Part, title: str, *, several_nodes: bool) -> "Table":
+    """Contenders side by side; columns that somebody has a metric for, those of nodes where there are several."""
+    from rich.table import Table
+
+    hidden = () if several_nodes else ("node_copies", "node_hops_kept", "inter_bytes")
+    columns = [
+        column
+        for column in _COLUMNS
+        if column[1] not in hidden and any(column[1] in contender.metrics for contender in part.contenders)
+    ]
+    gap = 1 if several_nodes else 2  # more columns must fit 80 signs
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="")
+    table.add_column(title, no_wrap=True)
+    for header, *_ in columns:
+        table.add_column(header, justify="right")
+    for contender in part.contenders:
+        cells = [_cell(contender, name, form) for _, name, form in columns]
+        table.add_row(f"{contender.name}, {contender.dispatch_model}", *cells)
+    return table
 
 
 def _verdict(plan: Plan) -> Iterable[str]:
@@ -135,7 +135,7 @@ def _split_gain(part: Part) -> Iterable[str]:
     ours = part.contenders[0]
     if ours.dispatch_model != "coherent":
         return
-    home, stays = _find(part, "contiguous", "standard"), _find(part, "contiguous", "coherent")
+    home, stays = _find(part, "contiguous/standard"), _find(part, "contiguous/coherent")
     coherence = _value(home, "device_copies") - _value(stays, "device_copies")
     placement = _value(stays, "device_copies") - _value(ours, "device_copies")
     yield f"of these, {coherence:.3f} come from coherence alone and {placement:.3f} from the placement"
@@ -195,7 +195,7 @@ def _bytes_in_all(part: Part) -> str:
     ours, base = _ours_and_base(part)
     stays, theirs, back = (
         sum(_value(one, f"{kind}_bytes") for kind in ("intra", "inter"))
-        for one in (ours, base, _find(part, "plan", "standard"))
+        for one in (ours, base, _find(part, "plan/standard"))
     )
     kv = _value(ours, "kv_bytes")
     summed = f"{_megabytes(stays)} + {_megabytes(kv)} = {_megabytes(stays + kv)} MB a step in coherent"
@@ -205,14 +205,14 @@ def _bytes_in_all(part: Part) -> str:
 
 def _ours_and_base(part: Part) -> tuple[Contender, Contender]:
     """The plan, and what engines do without one."""
-    return part.contenders[0], _find(part, "contiguous", "standard")
+    return part.contenders[0], _find(part, "contiguous/standard")
 
 
-def _find(part: Part, name: str, dispatch_model: str) -> Contender:
+def _find(part: Part, label: str) -> Contender:
     for contender in part.contenders:
-        if (contender.name, contender.dispatch_model) == (name, dispatch_model):
+        if contender.label == label:
             return contender
-    raise InputError(f"the plan's evaluation lacks {name}, {dispatch_model}; re-run moeplan solve")
+    raise InputError(f"the plan's evaluation lacks {label}; re-run moeplan solve")
 
 
 def _value(contender: Contender, metric: str) -> float:

@@ -55,8 +55,9 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
     )
     on_progress("reading the trace")
     surveyed = survey(trace, phases=request.phases or None)
-    counts = _count_fitted(trace, surveyed, request)
-    if counts.num_tokens and not counts.loads.any():
+    fitted_U = _fitted(trace, surveyed, request)
+    counts = _count(trace, surveyed.unit_ids[fitted_U], request)
+    if not counts.loads.any():
         raise InputError(f"{trace.path}: no token of the fitted samples is routed; there is nothing to place by")
     on_progress(f"solving {chosen.name}")
     placed = chosen.place(counts, request, slots_D)
@@ -65,9 +66,9 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
     evaluated = evaluate(
         trace,
         surveyed,
+        fitted_U,
         routes,
         request.cluster,
-        fit_fraction=request.fit_fraction,
         seed=request.seed,
         samples_per_step=request.step_samples,
         phases=request.phases or None,
@@ -95,12 +96,22 @@ def _dispatch_model(chosen: Strategy, request: Request) -> DispatchModel:
     return model
 
 
-def _count_fitted(trace: Trace, surveyed: Survey, request: Request) -> Counts:
+def _fitted(trace: Trace, surveyed: Survey, request: Request) -> NDArray[np.bool_]:
+    """Whether each unit is fitted, `[U]`; some are, and unless all were asked for some are held out."""
     fitted_U = surveyed.fitted(seed=request.seed, fraction=request.fit_fraction)
-    kept = surveyed.unit_ids[fitted_U]
+    if not fitted_U.any() or (request.fit_fraction < 1 and fitted_U.all()):
+        raise InputError(
+            f"{trace.path}: {len(fitted_U)} {surveyed.kind}s split into {fitted_U.sum()} to fit and"
+            f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
+        )
+    return fitted_U
+
+
+def _count(trace: Trace, fitted_ids: NDArray[np.int64], request: Request) -> Counts:
+    """The counts of the fitted units."""
 
     def is_fitted(units: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.isin(units, kept)
+        return np.isin(units, fitted_ids)
 
     return count(trace, keep=is_fitted, phases=request.phases or None)
 

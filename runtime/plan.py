@@ -107,6 +107,11 @@ class Contender(Record):
     dispatch_model: DispatchModel
     metrics: Mapping[str, Metric]
 
+    @property
+    def label(self) -> str:
+        """What a verdict calls it: "name/dispatch model"."""
+        return f"{self.name}/{self.dispatch_model}"
+
 
 class Part(Record):
     """The contenders on one part of the trace (fit or held out)."""

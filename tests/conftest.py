@@ -35,6 +35,15 @@ def real_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def gpt_oss(real_data: Path) -> Path:
+    """The recorded routing of gpt-oss-20b."""
+    path = real_data / "gpt-oss-20b" / "routing.npz"
+    if not path.is_file():
+        pytest.skip(f"real routing absent: {path}")
+    return path
+
+
+@pytest.fixture(scope="session")
 def make_trace(tmp_path_factory: pytest.TempPathFactory) -> MakeTrace:
     """Write a trace of random tokens whose next expert depends on the last one."""
 

@@ -19,17 +19,9 @@ NUM_DEVICES = 8
 
 
 @pytest.fixture(scope="module")
-def routing(real_data: Path) -> Path:
-    path = real_data / "gpt-oss-20b" / "routing.npz"
-    if not path.is_file():
-        pytest.skip(f"real routing absent: {path}")
-    return path
-
-
-@pytest.fixture(scope="module")
-def trace(routing: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trace(gpt_oss: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt-oss") / "trace"
-    import_trace(routing, folder)
+    import_trace(gpt_oss, folder)
     return folder
 
 
@@ -80,8 +72,8 @@ def test_the_certificate_agrees(plan: Plan, trace: Path) -> None:
     assert "trace hash" in certify(plan, trace).checks
 
 
-def test_a_recount_from_the_file_gives_the_same_share_to_the_last_token(plan: Plan, routing: Path) -> None:
-    with np.load(routing) as arrays:
+def test_a_recount_from_the_file_gives_the_same_share_to_the_last_token(plan: Plan, gpt_oss: Path) -> None:
+    with np.load(gpt_oss) as arrays:
         unseen_T = unseen_tokens(arrays["seq_id"], seed=0)
         first_TL = arrays["expert_ids"][unseen_T, :, 0]
     device_TL = device_table(plan)[np.arange(24), first_TL]

@@ -43,8 +43,8 @@ def evaluation_options(plan: Plan) -> EvaluationOptions:
 
 
 def labelled(part: Part) -> dict[str, Contender]:
-    """The contenders by "name/dispatch model"."""
-    return {f"{contender.name}/{contender.dispatch_model}": contender for contender in part.contenders}
+    """The contenders by their labels."""
+    return {contender.label: contender for contender in part.contenders}
 
 
 def slot_widths(plan: Plan) -> list[int]:
@@ -102,10 +102,10 @@ def _check_evidence(plan: Plan) -> None:
             f" {chosen.metric} against contiguous/standard"
         )
     _check_objective_name(plan)
-    expected = expected_labels(options.dispatch_model)
+    expected = _expected_labels(options.dispatch_model)
     assert plan.evaluation is not None
     for part in (plan.evaluation.fit, plan.evaluation.held_out):
-        found = [f"{one.name}/{one.dispatch_model}" for one in part.contenders] if part else expected
+        found = [contender.label for contender in part.contenders] if part else expected
         if found != expected:
             raise CertificationError(f"contenders {found}; expected {expected}")
 
@@ -126,7 +126,7 @@ def _check_objective_name(plan: Plan) -> None:
         )
 
 
-def expected_labels(dispatch_model: str) -> list[str]:
+def _expected_labels(dispatch_model: str) -> list[str]:
     """The contenders of a plan under its dispatch model, the plan first."""
     both = ["contiguous/coherent", "plan/standard"] if dispatch_model == "coherent" else []
     return [f"plan/{dispatch_model}", "contiguous/standard", *both, "eplb/standard"]

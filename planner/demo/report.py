@@ -58,10 +58,8 @@ def _predicted(demo: Demo, run: Measured) -> Metric | None:
     """The copies that the plan's held-out evaluation foresaw for such a run."""
     assert demo.plan.evaluation is not None
     part = demo.plan.evaluation.held_out or demo.plan.evaluation.fit
-    for contender in part.contenders:
-        if (contender.name, contender.dispatch_model) == (run.name, run.dispatch_model):
-            return contender.metrics["device_copies"]
-    return None
+    found = {contender.label: contender for contender in part.contenders}.get(f"{run.name}/{run.dispatch_model}")
+    return None if found is None else found.metrics["device_copies"]
 
 
 def _coherent_lines(demo: Demo) -> list[str]:

@@ -12,14 +12,6 @@ from moeplan.traces.schema import TokenBatch, TraceMeta
 from moeplan.traces.writer import TraceWriter
 
 
-@pytest.fixture(scope="session")
-def gpt_oss(real_data: Path) -> Path:
-    path = real_data / "gpt-oss-20b" / "routing.npz"
-    if not path.is_file():
-        pytest.skip(f"real routing absent: {path}")
-    return path
-
-
 @pytest.fixture
 def meta() -> TraceMeta:
     """A model of 3 layers, 6 experts, top-2."""

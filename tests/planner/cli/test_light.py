@@ -4,11 +4,16 @@ import json
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import pytest
 
+from moeplan.planner import request
 from moeplan.planner.cli import COMMANDS, group
+from moeplan.planner.cli.options import Backend, Dispatch, Method, Phase, Strategy
 from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
+from moeplan.planner.strategy import STRATEGIES
+from moeplan.traces.schema import PHASES
 
 HEAVY = ("torch", "ortools", "pulp", "scipy", "pyarrow", "numba")
 REPORT = "import json, sys; print(json.dumps([m for m in sys.modules if '.' not in m]), file=sys.stderr)"
@@ -62,6 +67,14 @@ def test_the_lists_of_commands_and_their_modules_are_the_same() -> None:
         for name in listed:
             assert of.load(name).name == name
             assert of.load(name).help
+
+
+def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:
+    assert [word.value for word in Strategy] == list(STRATEGIES)
+    assert {word.value for word in Dispatch} == {model for row in STRATEGIES.values() for model in row.dispatch_models}
+    assert tuple(word.value for word in Phase) == PHASES
+    assert tuple(word.value for word in Method) == get_args(request.Method)
+    assert tuple(word.value for word in Backend) == get_args(request.Backend)
 
 
 def test_help_takes_at_most_three_and_five_times_the_import_of_typer() -> None:

@@ -15,11 +15,8 @@ GATE = {4: 0.69, 8: 0.56, 16: 0.435, 32: 0.335}
 
 
 @pytest.fixture(scope="module")
-def routing(real_data: Path) -> tuple[Array, Array]:
-    path = real_data / "gpt-oss-20b" / "routing.npz"
-    if not path.exists():
-        pytest.skip(f"real routing absent: {path}")
-    with np.load(path) as data:
+def routing(gpt_oss: Path) -> tuple[Array, Array]:
+    with np.load(gpt_oss) as data:
         return data["expert_ids"][:, :, 0].astype(np.int64), data["seq_id"].astype(np.int64)
 
 
