@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..profilers.profile import CaseResult, Profile
+from ..profilers.profile import Profile
+from ..profilers.series import Series
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,10 +23,10 @@ def profile_report(profile: Profile, path: Path, console: "Console") -> None:
             f"measured  {environment.num_ranks} ranks on {environment.num_hosts} host(s), {environment.device},"
             f" {environment.backend}, torch {environment.torch}, {environment.threads} thread(s) a rank"
         )
-    for name, result in profile.cases.items():
+    for series in profile.series.values():
         console.print()
-        console.print(_case_table(name, result))
-        console.print(_fit_line(profile, name))
+        console.print(_case_table(series))
+        console.print(_fit_line(series))
     for kind, link in profile.cluster.links.items():
         console.print(f"link      {kind}: {1e-9 / link.s_per_byte:.3g} GB/s, {link.latency_s * 1e6:.3g} us")
     if not profile.complete:
@@ -33,11 +34,11 @@ def profile_report(profile: Profile, path: Path, console: "Console") -> None:
     console.print(f"wrote     {path}    cluster {profile.cluster}")
 
 
-def _case_table(name: str, result: CaseResult) -> "Table":
+def _case_table(result: Series) -> "Table":
     from rich.table import Table
 
     rate = "GB/s sent a rank" if result.unit == "bytes" else "GFLOP/s"
-    table = Table(name, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    table = Table(result.key, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for header in ("median", "min", "p95", "n", rate):
         table.add_column(header, justify="right")
     for one in result.measurements:
@@ -48,11 +49,11 @@ def _case_table(name: str, result: CaseResult) -> "Table":
     return table
 
 
-def _fit_line(profile: Profile, name: str) -> str:
-    fit = profile.fits.get(name)
+def _fit_line(series: Series) -> str:
+    fit = series.fit
     if fit is None:
         return "no fit: fewer than two sizes"
-    unit = "byte a rank sends" if profile.cases[name].unit == "bytes" else "multiply-add"
+    unit = "byte a rank sends" if series.unit == "bytes" else "multiply-add"
     line = f"t = {fit.model.a_s * 1e6:.3g} us + {fit.model.b_s:.3g} s a {unit}"
     if fit.held_out is None:
         return line

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..errors import InputError, UsageError
 from ..files import read_text, validated
 from .cluster import Cluster, Link
+from .origin import Origin, now
 from .profile import Profile
 
 __all__ = ["describe"]
@@ -68,7 +69,8 @@ def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
         found = dataclasses.replace(found, links={**found.links, **stated})
     else:
         found = Cluster.parse(cluster, links)
-    return Profile.make(source="described", cluster=found)
+    origin = Origin(kind="described", created_at=now(), name=cluster)
+    return Profile.make(origins=(origin,), cluster=found, link_origins=dict.fromkeys(found.links, 0))
 
 
 def _read(path: Path) -> Cluster:

@@ -36,13 +36,16 @@ class Case(Protocol):
     def min_ranks(self) -> int:
         """The smallest world in which the case means something."""
 
+    def dtypes(self, device: str) -> Sequence[str]:
+        """The dtypes to measure it in on "cpu" or "cuda:i", most wanted first."""
+
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """The grid, small to large; the same on all ranks."""
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Units of work of one rank in one call."""
 
-    def prepare(self, size: Size, world: World) -> Any:
+    def prepare(self, size: Size, dtype: str, world: World) -> Any:
         """Inputs and output buffers of a rank, on its device; the buffers hold no right answer."""
 
     def run(self, inputs: Any) -> Any:
@@ -73,6 +76,7 @@ class Step:
     """A report of rank 0: one size measured, `done` of `total`."""
 
     case: str
+    dtype: str
     measurement: Measurement
     done: int
     total: int
@@ -87,20 +91,25 @@ def measure_cases(world: World, request: Request) -> None:
         This rank got a wrong answer.
     """
     cases = [case for case in request.cases if world.size >= case.min_ranks]
-    grid = [(case, size) for case in cases for size in case.sizes(world, quick=request.quick)]
+    grid = [
+        (case, dtype, size)
+        for case in cases
+        for dtype in case.dtypes(world.device)
+        for size in case.sizes(world, quick=request.quick)
+    ]
     clock = clock_for(world.device)
     if world.rank == 0:
         world.report(Start(Environment.of(world), world.hosts))
-    for done, (case, size) in enumerate(grid, 1):
-        samples = _samples(case, size, world, clock, QUICK_BUDGET_S if request.quick else BUDGET_S)
+    for done, (case, dtype, size) in enumerate(grid, 1):
+        samples = _samples(case, size, dtype, world, clock, QUICK_BUDGET_S if request.quick else BUDGET_S)
         if world.rank == 0:
             measurement = Measurement.of(size, case.work(size, world.size), samples)
-            world.report(Step(case.name, measurement, done, len(grid)))
+            world.report(Step(case.name, dtype, measurement, done, len(grid)))
 
 
-def _samples(case: Case, size: Size, world: World, clock: Clock, budget_s: float) -> list[float]:
+def _samples(case: Case, size: Size, dtype: str, world: World, clock: Clock, budget_s: float) -> list[float]:
     """Seconds of each timed call, the slowest rank's."""
-    inputs = case.prepare(size, world)
+    inputs = case.prepare(size, dtype, world)
 
     def call() -> Any:
         return case.run(inputs)

@@ -7,10 +7,12 @@ from itertools import groupby
 from ..errors import UsageError
 from .cases import CASES
 from .cluster import Cluster, Link
-from .fit import MIN_SLOPE, Fit, fit
+from .fits.fit import MIN_SLOPE, Fit, fit
 from .harness import Case, Request, Start, Step, measure_cases
 from .launch import found_launch
-from .profile import CaseResult, Profile
+from .origin import Origin, now
+from .profile import Profile
+from .series import Series
 from .world import run_world
 
 __all__ = ["DEFAULT_CPU_RANKS", "measure"]
@@ -129,27 +131,36 @@ def _cluster(hosts: Sequence[str]) -> Cluster:
 
 
 def _profile(start: Start, steps: Sequence[Step], *, complete: bool, cases: Sequence[Case]) -> Profile:
-    units = {case.name: case.unit for case in cases}
-    results = {
-        name: CaseResult(unit=units[name], measurements=tuple(step.measurement for step in steps if step.case == name))
-        for name in units
-        if any(step.case == name for step in steps)
-    }
-    fits = {name: found for name, result in results.items() if (found := _fit(result)) is not None}
     cluster = _cluster(start.hosts)
+    found = [one for case in cases for dtype in _dtypes(case, steps) if (one := _series(case, dtype, steps, cluster))]
+    series = {one.key: one for one in found}
+    all_to_all = next((one.fit for one in found if one.case == "all_to_all"), None)
+    links = _links(cluster, all_to_all)
     return Profile.make(
-        source="measured",
         complete=complete,
-        cluster=dataclasses.replace(cluster, links=_links(cluster, fits.get("all_to_all"))),
-        environment=start.environment,
-        cases=results,
-        fits=fits,
+        origins=(Origin(kind="measured", created_at=now(), environment=start.environment),),
+        cluster=dataclasses.replace(cluster, links=links),
+        link_origins=dict.fromkeys(links, 0),
+        series=series,
     )
 
 
-def _fit(result: CaseResult) -> Fit | None:
-    works = [measurement.work for measurement in result.measurements]
-    return fit(works, [measurement.median_s for measurement in result.measurements])
+def _dtypes(case: Case, steps: Sequence[Step]) -> list[str]:
+    return list(dict.fromkeys(step.dtype for step in steps if step.case == case.name))
+
+
+def _series(case: Case, dtype: str, steps: Sequence[Step], cluster: Cluster) -> Series:
+    measurements = tuple(step.measurement for step in steps if (step.case, step.dtype) == (case.name, dtype))
+    together = case.min_ranks > 1
+    return Series(
+        case=case.name,
+        dtype=dtype,
+        ranks=cluster.num_devices if together else 1,
+        link=("intra" if cluster.num_nodes == 1 else "inter") if together else None,
+        unit=case.unit,
+        measurements=measurements,
+        fit=fit([one.work for one in measurements], [one.median_s for one in measurements]),
+    )
 
 
 def _links(cluster: Cluster, all_to_all: Fit | None) -> dict[str, Link]:

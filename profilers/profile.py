@@ -1,4 +1,4 @@
-"""The Profile: what was measured or described of the hardware, and its JSON form."""
+"""The Profile: what was measured, described or read from tables of the hardware, and its JSON form."""
 
 import datetime
 import os
@@ -11,21 +11,12 @@ from ..errors import InputError
 from ..files import canonical_json, read_json, validated, write_json
 from .cluster import Cluster
 from .environment import Environment
-from .fit import Fit
-from .measurement import Measurement
+from .origin import Origin, now
+from .series import LinkKind, Series
 
-__all__ = ["CaseResult", "Profile", "load", "parse", "save"]
+__all__ = ["Profile", "load", "parse", "save"]
 
 MAX_PROFILE_BYTES = 64 * 2**20
-
-
-class CaseResult(BaseModel):
-    """The measurements of one case, in the order taken; `unit` is what their work counts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    unit: Literal["bytes", "macs"]
-    measurements: tuple[Measurement, ...]
 
 
 class Profile(BaseModel):
@@ -33,48 +24,48 @@ class Profile(BaseModel):
 
     Parameters
     ----------
-    source
-        "measured", or "described": then there is no environment, no case and no fit, only the cluster.
     complete
-        False where the measuring was interrupted: the cases hold what was measured until then.
-    fits
-        Case to its fitted seconds over work.
+        False where the measuring was interrupted: the series hold what was measured until then.
+    origins
+        Where its parts come from; one unless profiles were merged.
+    link_origins
+        Link class of the cluster to the index of its origin.
+    series
+        Key (`Series.key`) to measurements and fit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     moeplan_version: str
     created_at: datetime.datetime
-    source: Literal["measured", "described"]
     complete: bool = True
+    origins: tuple[Origin, ...]
     cluster: Cluster
-    environment: Environment | None = None
-    cases: Mapping[str, CaseResult] = {}
-    fits: Mapping[str, Fit] = {}
+    link_origins: Mapping[LinkKind, int] = {}
+    series: Mapping[str, Series] = {}
 
     @classmethod
     def make(cls, **fields: Any) -> Self:
         """A profile of these fields, dated and versioned."""
         from importlib.metadata import version
 
-        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        return cls(moeplan_version=version("moeplan"), created_at=now, **fields)
+        return cls(moeplan_version=version("moeplan"), created_at=now(), **fields)
+
+    @property
+    def environment(self) -> Environment | None:
+        """Of the first part that was measured."""
+        return next((origin.environment for origin in self.origins if origin.environment), None)
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
-        if not "".join(self.cases).isprintable():
-            raise InputError("a case whose name does not print; expected names of cases")
-        if unmeasured := sorted(set(self.fits) - set(self.cases)):
-            raise InputError(
-                f"{len(unmeasured)} fits of cases that are not in it; expected a fit only of what was measured"
-            )
-        if (self.source == "measured") != (self.environment is not None) or (self.source == "described" and self.cases):
-            raise InputError(
-                f"source {self.source!r} with {len(self.cases)} cases and"
-                f" {'an' if self.environment else 'no'} environment; expected both of a measured profile, neither of a"
-                " described one"
-            )
+        if misnamed := [key for key, series in self.series.items() if key != series.key]:
+            raise InputError(f"{len(misnamed)} series under another key than their own; expected case/dtype@ranks/link")
+        used = {*self.link_origins.values(), *(series.origin for series in self.series.values())}
+        if not self.origins or not used <= set(range(len(self.origins))):
+            raise InputError(f"parts of {len(self.origins)} origins that name others; expected indices into origins")
+        if set(self.link_origins) != set(self.cluster.links):
+            raise InputError("link_origins of other links than the cluster's; expected one origin a link")
         return self
 
 

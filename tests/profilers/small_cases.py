@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from moeplan.profilers.all_to_all import AllToAll, Blocks
-from moeplan.profilers.gemm import Gemm
+from moeplan.profilers.cases.all_to_all import AllToAll, Blocks
+from moeplan.profilers.cases.gemm import Gemm
 from moeplan.profilers.measurement import Size
 from moeplan.profilers.world import World
 

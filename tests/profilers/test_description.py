@@ -21,10 +21,9 @@ links:
 
 def test_a_described_profile_says_that_nothing_was_measured(tmp_path: Path) -> None:
     profile = describe("2x8", ["intra=400:2", "inter=50:5"])
-    assert profile.source == "described"
+    assert [origin.kind for origin in profile.origins] == ["described"]
     assert profile.environment is None
-    assert not profile.cases
-    assert not profile.fits
+    assert not profile.series
     assert profile.cluster == Cluster.parse("2x8", ["intra=400:2", "inter=50:5"])
     save(profile, tmp_path / "profile.json")
     assert load(tmp_path / "profile.json") == profile

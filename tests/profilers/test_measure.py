@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from moeplan.errors import RankError, UsageError
-from moeplan.profilers.all_to_all import AllToAll
 from moeplan.profilers.cases import CASES
+from moeplan.profilers.cases.all_to_all import AllToAll
+from moeplan.profilers.cases.gemm import Gemm
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.profilers.environment import Environment
-from moeplan.profilers.fit import MIN_SLOPE, AlphaBeta, Fit, fit
-from moeplan.profilers.gemm import Gemm
+from moeplan.profilers.fits.fit import MIN_SLOPE, AlphaBeta, Fit, fit
 from moeplan.profilers.harness import MIN_REPEATS, Case, Request, Start, Step, measure_cases
 from moeplan.profilers.measure import _cluster, _links, measure
 from moeplan.profilers.measurement import Measurement
@@ -44,24 +44,24 @@ def test_every_size_is_measured_and_told_on_the_way(measured: Profile) -> None:
     assert measured.complete
     assert [(step.done, step.total) for step in HEARD] == [(done, 7) for done in range(1, 8)]
     told = [(step.case, step.measurement) for step in HEARD]
-    assert told == [(name, one) for name, result in measured.cases.items() for one in result.measurements]
+    assert told == [(result.case, one) for result in measured.series.values() for one in result.measurements]
 
 
 def test_samples_are_kept_raw_and_enough(measured: Profile) -> None:
-    for result in measured.cases.values():
+    for result in measured.series.values():
         for one in result.measurements:
             assert len(one.samples_s) >= MIN_REPEATS
             assert min(one.samples_s) == one.min_s <= one.median_s <= one.p95_s <= one.max_s == max(one.samples_s)
 
 
 def test_work_counts_multiply_adds_and_bytes_that_leave_a_rank(measured: Profile) -> None:
-    assert [one.work for one in measured.cases["gemm"].measurements] == [m * 32 * 32 for m in (8, 64, 512)]
-    assert [one.work for one in measured.cases["all_to_all"].measurements] == [64, 1024, 16384, 262144]
+    assert [one.work for one in measured.series["gemm/fp32"].measurements] == [m * 32 * 32 for m in (8, 64, 512)]
+    assert [one.work for one in measured.series["all_to_all/uint8@2/intra"].measurements] == [64, 1024, 16384, 262144]
 
 
 def test_one_host_of_ranks_is_a_cluster_with_an_intra_link_from_the_all_to_all(measured: Profile) -> None:
-    found = measured.fits["all_to_all"]
-    assert found.held_out is not None
+    found = measured.series["all_to_all/uint8@2/intra"].fit
+    assert found is not None
     grows = found.model.b_s > MIN_SLOPE  # four small sizes on a busy machine may not
     links = {"intra": Link(found.model.a_s, found.model.b_s)} if grows else {}
     assert measured.cluster == Cluster(1, NUM_RANKS, links)
@@ -100,14 +100,14 @@ def test_a_wrong_answer_ends_the_run_with_case_and_size(tmp_path: Path) -> None:
 
 def test_an_exchange_that_never_ran_is_a_wrong_answer() -> None:
     world = World(0, 2, "cpu", ("host",) * 2, print)
-    blocks = AllToAll().prepare({"bytes_per_pair": 64}, world)
+    blocks = AllToAll().prepare({"bytes_per_pair": 64}, "uint8", world)
     assert "64 of 64 bytes from rank 0" in str(AllToAll().check(blocks, blocks.received, world))
 
 
 @pytest.mark.parametrize("m", [1, 3, 64])
 def test_a_product_a_little_off_or_never_computed_is_a_wrong_answer(m: int) -> None:
     world = World(0, 1, "cpu", ("host",), print)
-    operands = Gemm().prepare({"m": m, "n": 8, "k": 256}, world)
+    operands = Gemm().prepare({"m": m, "n": 8, "k": 256}, "fp32", world)
     assert "off by nan" in str(Gemm().check(operands, operands.c_mn, world))
     output = Gemm().run(operands)
     assert Gemm().check(operands, output, world) is None
@@ -118,7 +118,8 @@ def test_a_product_a_little_off_or_never_computed_is_a_wrong_answer(m: int) -> N
 def test_a_block_of_another_rank_is_a_wrong_answer() -> None:
     world = World(0, 3, "cpu", ("host",) * 3, print)
     blocks = [
-        AllToAll().prepare({"bytes_per_pair": 300}, World(rank, 3, "cpu", world.hosts, print)) for rank in range(3)
+        AllToAll().prepare({"bytes_per_pair": 300}, "uint8", World(rank, 3, "cpu", world.hosts, print))
+        for rank in range(3)
     ]
     right = torch.cat([block.send[:300] for block in blocks])
     assert AllToAll().check(blocks[0], right, world) is None
@@ -187,7 +188,7 @@ def test_an_interrupt_keeps_what_was_measured_and_says_that_it_is_not_all(monkey
         on_progress(Start(Environment.of(World(0, 2, "cpu", hosts, print)), hosts))
         for done, work in enumerate((10, 1000, 100_000), 1):
             one = Measurement.of({"bytes_per_pair": work}, work, [1e-6 + 1e-9 * work])
-            on_progress(Step("all_to_all", one, done, 4))
+            on_progress(Step("all_to_all", "uint8", one, done, 4))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("moeplan.profilers.measure.run_world", run)
@@ -195,7 +196,7 @@ def test_an_interrupt_keeps_what_was_measured_and_says_that_it_is_not_all(monkey
     assert profile is not None
     assert not profile.complete
     assert profile.cluster.links["intra"].s_per_byte == pytest.approx(1e-9)
-    assert len(profile.cases["all_to_all"].measurements) == 3
+    assert len(profile.series["all_to_all/uint8@2/intra"].measurements) == 3
 
 
 def test_an_interrupt_before_the_first_figure_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,5 +236,5 @@ def test_ctrl_c_in_a_terminal_leaves_a_profile_of_what_was_measured(tmp_path: Pa
     assert errors == ""
     profile = load(tmp_path / "profile.json")
     assert not profile.complete
-    assert profile.cases["gemm"].measurements
+    assert profile.series["gemm/fp32"].measurements
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profile.json", "script.py"]

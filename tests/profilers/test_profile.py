@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from moeplan.errors import InputError, StorageError
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.profilers.environment import Environment
-from moeplan.profilers.fit import AlphaBeta, Fit, HeldOut
+from moeplan.profilers.fits.fit import AlphaBeta, Fit, HeldOut
 from moeplan.profilers.measurement import Measurement
-from moeplan.profilers.profile import CaseResult, Profile, load, parse, save
+from moeplan.profilers.origin import Origin, now
+from moeplan.profilers.profile import Profile, load, parse, save
+from moeplan.profilers.series import Series
 
 SECONDS = st.floats(1e-9, 1e4)
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=12)
@@ -59,24 +61,33 @@ ENVIRONMENTS = st.builds(
 )
 
 
+SERIES = st.builds(
+    Series,
+    case=NAMES,
+    dtype=NAMES,
+    ranks=st.integers(1, 512),
+    link=st.sampled_from([None, "intra", "inter"]),
+    unit=st.sampled_from(["bytes", "macs"]),
+    measurements=st.lists(MEASUREMENTS, min_size=1, max_size=3).map(tuple),
+    fit=st.none() | FITS,
+)
+
+
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
     """Measured and described profiles."""
+    cluster = draw(CLUSTERS)
     if draw(st.booleans()):
-        return Profile.make(source="described", cluster=draw(CLUSTERS))
-    results = st.builds(
-        lambda unit, found: CaseResult(unit=unit, measurements=tuple(found)),
-        st.sampled_from(["bytes", "macs"]),
-        st.lists(MEASUREMENTS, min_size=1, max_size=3),
-    )
-    cases = draw(st.dictionaries(NAMES, results, min_size=1, max_size=2))
+        origin, series = Origin(kind="described", created_at=now(), name=draw(NAMES)), []
+    else:
+        origin = Origin(kind="measured", created_at=now(), environment=draw(ENVIRONMENTS))
+        series = draw(st.lists(SERIES, max_size=2))
     return Profile.make(
-        source="measured",
         complete=draw(st.booleans()),
-        cluster=draw(CLUSTERS),
-        environment=draw(ENVIRONMENTS),
-        cases=cases,
-        fits=draw(st.dictionaries(st.sampled_from(sorted(cases)), FITS, max_size=2)),
+        origins=(origin,),
+        cluster=cluster,
+        link_origins=dict.fromkeys(cluster.links, 0),
+        series={one.key: one for one in series},
     )
 
 
@@ -85,20 +96,32 @@ def test_a_profile_is_what_its_json_says(profile: Profile) -> None:
     assert parse(json.loads(json.dumps(profile.model_dump(mode="json"))), "profile.json") == profile
 
 
+KEY = "all_to_all/uint8@2/intra"
+
+
 @pytest.fixture
 def profile() -> Profile:
     measurement = Measurement.of({"bytes_per_pair": 8}, 8, [1.0, 3.0, 2.0])
     held_out = HeldOut(works=(8,), median_error=0.1, worst_error=0.2)
-    return Profile.make(
-        source="measured",
-        cluster=Cluster(1, 2, {"intra": Link(1e-5, 1e-9)}),
-        environment=Environment(
-            device="x", backend="gloo", torch="2", driver=None, nccl=None, cpu="x", cpus=2, threads=1, num_ranks=2,
-            num_hosts=1, python="3.11", system="Linux",
-        ),
-        cases={"all_to_all": CaseResult(unit="bytes", measurements=(measurement,))},
-        fits={"all_to_all": Fit(model=AlphaBeta(a_s=1e-5, b_s=1e-9), held_out=held_out)},
+    environment = Environment(
+        device="x", backend="gloo", torch="2", driver=None, nccl=None, cpu="x", cpus=2, threads=1, num_ranks=2,
+        num_hosts=1, python="3.11", system="Linux",
     )  # fmt: skip
+    series = Series(
+        case="all_to_all",
+        dtype="uint8",
+        ranks=2,
+        link="intra",
+        unit="bytes",
+        measurements=(measurement,),
+        fit=Fit(model=AlphaBeta(a_s=1e-5, b_s=1e-9), held_out=held_out),
+    )
+    return Profile.make(
+        origins=(Origin(kind="measured", created_at=now(), environment=environment),),
+        cluster=Cluster(1, 2, {"intra": Link(1e-5, 1e-9)}),
+        link_origins={"intra": 0},
+        series={KEY: series},
+    )
 
 
 def test_a_saved_profile_loads_as_it_was(profile: Profile, tmp_path: Path) -> None:
@@ -112,13 +135,13 @@ Edit = Callable[[dict[str, Any]], object]
 
 def first(value: dict[str, Any]) -> dict[str, Any]:
     """The first measurement in a decoded profile."""
-    found: dict[str, Any] = value["cases"]["all_to_all"]["measurements"][0]
+    found: dict[str, Any] = value["series"][KEY]["measurements"][0]
     return found
 
 
 EDITS: dict[str, Edit] = {
     "no version": lambda v: v.pop("schema_version"),
-    "a later version": lambda v: v.update(schema_version=2),
+    "a later version": lambda v: v.update(schema_version=3),
     "a version of a wrong type": lambda v: v.update(schema_version=[1] * 10_000),
     "a version as text": lambda v: v.update(schema_version="1"),
     "no cluster": lambda v: v.pop("cluster"),
@@ -145,18 +168,22 @@ EDITS: dict[str, Edit] = {
     "a negative size": lambda v: first(v)["size"].update(bytes_per_pair=-8),
     "no work": lambda v: first(v).update(work=0),
     "work that is true": lambda v: first(v).update(work=True),
-    "an unknown unit": lambda v: v["cases"]["all_to_all"].update(unit="miles"),
-    "a fit of nothing": lambda v: v["fits"].update(gemm=v["fits"]["all_to_all"]),
-    "a falling fit": lambda v: v["fits"]["all_to_all"]["model"].update(b_s=-1e-9),
-    "an unknown model": lambda v: v["fits"]["all_to_all"]["model"].update(kind="oracle"),
-    "a median error above the worst": lambda v: v["fits"]["all_to_all"]["held_out"].update(median_error=9.0),
-    "measured nowhere": lambda v: v.update(environment=None),
-    "measurements in a description": lambda v: v.update(source="described", environment=None),
+    "an unknown unit": lambda v: v["series"][KEY].update(unit="miles"),
+    "a series under another key": lambda v: v["series"].update(gemm=v["series"][KEY]),
+    "a series of no origin": lambda v: v["series"][KEY].update(origin=1),
+    "a link of no origin": lambda v: v.update(link_origins={}),
+    "a link of a wrong origin": lambda v: v.update(link_origins={"intra": 3}),
+    "no origins": lambda v: v.update(origins=[]),
+    "a falling fit": lambda v: v["series"][KEY]["fit"]["model"].update(b_s=-1e-9),
+    "an unknown model": lambda v: v["series"][KEY]["fit"]["model"].update(kind="oracle"),
+    "a median error above the worst": lambda v: v["series"][KEY]["fit"]["held_out"].update(median_error=9.0),
+    "measured nowhere": lambda v: v["origins"][0].update(environment=None),
+    "an environment of a description": lambda v: v["origins"][0].update(kind="described"),
     "a date that is none": lambda v: v.update(created_at="yesterday"),
-    "a device that steers terminals": lambda v: v["environment"].update(device="\x1b]0;owned\x07"),
-    "a case that steers terminals": lambda v: v["cases"].update({"\x1b[2J": v["cases"]["all_to_all"]}),
-    "cases in a list": lambda v: v.update(cases=[]),
-    "a lone surrogate": lambda v: v["environment"].update(cpu="\ud800"),
+    "a device that steers terminals": lambda v: v["origins"][0]["environment"].update(device="\x1b]0;owned\x07"),
+    "a case that steers terminals": lambda v: v["series"][KEY].update(case="\x1b[2J"),
+    "series in a list": lambda v: v.update(series=[]),
+    "a lone surrogate": lambda v: v["origins"][0]["environment"].update(cpu="\ud800"),
 }
 TEXTS: dict[str, bytes] = {
     "empty": b"",

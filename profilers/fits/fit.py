@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ...errors import InputError
 
 __all__ = ["MIN_SLOPE", "AlphaBeta", "Fit", "HeldOut", "alpha_beta", "fit"]
 

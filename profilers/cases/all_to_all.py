@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .measurement import Size
-from .world import World
+from ..measurement import Size
+from ..world import World
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,10 @@ class AllToAll:
     unit: Literal["bytes"] = "bytes"
     min_ranks: int = 2
 
+    def dtypes(self, device: str) -> Sequence[str]:  # noqa: ARG002  bytes are bytes
+        """Bytes of any element."""
+        return ("uint8",)
+
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """Bytes a rank pair: powers of two, of four when quick, while all blocks of a rank fit its buffer."""
         largest = (CPU_BYTES if world.device == "cpu" else CUDA_BYTES) // world.size
@@ -55,7 +59,7 @@ class AllToAll:
         """Bytes that leave a rank."""
         return size["bytes_per_pair"] * (num_ranks - 1)
 
-    def prepare(self, size: Size, world: World) -> Blocks:
+    def prepare(self, size: Size, dtype: str, world: World) -> Blocks:  # noqa: ARG002
         """Blocks that tell sender, receiver and position; the receiving buffer holds a value none of them has."""
         import torch
 

@@ -1,8 +1,8 @@
 """The cases a profile measures, in order; every list of them derives from this one."""
 
+from ..harness import Case
 from .all_to_all import AllToAll
 from .gemm import Gemm
-from .harness import Case
 
 __all__ = ["CASES"]
 

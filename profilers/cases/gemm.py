@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .measurement import Size
-from .world import World
+from ..measurement import Size
+from ..world import World
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,10 @@ class Gemm:
     unit: Literal["macs"] = "macs"
     min_ranks: int = 1
 
+    def dtypes(self, device: str) -> Sequence[str]:
+        """fp32 on CPU, bf16 on CUDA."""
+        return ("fp32",) if device == "cpu" else ("bf16",)
+
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """The grid, by work."""
         rows, layers = CUDA_GRID if world.device != "cpu" else QUICK_GRID if quick else CPU_GRID
@@ -48,17 +52,17 @@ class Gemm:
         """Multiply-adds of one product."""
         return size["m"] * size["n"] * size["k"]
 
-    def prepare(self, size: Size, world: World) -> Operands:
+    def prepare(self, size: Size, dtype: str, world: World) -> Operands:
         """Normal operands, seeded by the rank."""
         import torch
 
-        dtype = torch.float32 if world.device == "cpu" else torch.bfloat16
+        kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
         generator = torch.Generator(world.device).manual_seed(world.rank)
         m, n, k = size["m"], size["n"], size["k"]
         return Operands(
-            torch.randn(m, k, generator=generator, dtype=dtype, device=world.device),
-            torch.randn(k, n, generator=generator, dtype=dtype, device=world.device),
-            torch.full((m, n), torch.nan, dtype=dtype, device=world.device),
+            torch.randn(m, k, generator=generator, dtype=kind, device=world.device),
+            torch.randn(k, n, generator=generator, dtype=kind, device=world.device),
+            torch.full((m, n), torch.nan, dtype=kind, device=world.device),
         )
 
     def run(self, inputs: Operands) -> "Tensor":

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
 from moeplan.errors import InputError
-from moeplan.profilers.fit import AlphaBeta, HeldOut, alpha_beta, fit
+from moeplan.profilers.fits.fit import AlphaBeta, HeldOut, alpha_beta, fit
 
 POINTS = st.lists(
     st.tuples(st.integers(1, 2**34), st.floats(1e-7, 1e2)), min_size=2, max_size=20, unique_by=lambda point: point[0]

@@ -1,0 +1,64 @@
+"""A series: the measurements of one case in one dtype on one set of ranks, and the model fitted to them."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ..errors import InputError
+from .fits.fit import Fit
+from .measurement import Measurement
+
+__all__ = ["LinkKind", "Series", "series_key"]
+
+LinkKind = Literal["intra", "inter"]
+
+
+class Series(BaseModel):
+    """What was measured of a case in one dtype.
+
+    Parameters
+    ----------
+    case
+        The case's name.
+    dtype
+        Of the elements: fp32, bf16, fp16, fp8, fp8_block, int8, uint8.
+    ranks
+        Ranks that take part in a call; 1: each alone.
+    link
+        The link class the call crosses: "intra" (inside a node), "inter" (between nodes); None where it crosses none.
+    unit
+        What work counts: bytes through a rank's port, or multiply-adds ("macs").
+    origin
+        Index of the profile's origin that it came from.
+    measurements
+        In the order taken; empty where a published table holds them.
+    fit
+        None for fewer than two sizes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    case: str
+    dtype: str
+    ranks: Annotated[int, Field(ge=1)]
+    link: LinkKind | None = None
+    unit: Literal["bytes", "macs"]
+    origin: Annotated[int, Field(ge=0)] = 0
+    measurements: tuple[Measurement, ...] = ()
+    fit: Fit | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in a profile."""
+        return series_key(self.case, self.dtype, self.ranks, self.link)
+
+    @model_validator(mode="after")
+    def _prints(self) -> "Series":
+        if not (self.case + self.dtype).isprintable():
+            raise InputError("a series whose case or dtype does not print; expected names")
+        return self
+
+
+def series_key(case: str, dtype: str, ranks: int = 1, link: LinkKind | None = None) -> str:
+    """`case/dtype`, `@ranks` where several take part, `/link` where one is crossed: `all_to_all/uint8@4/intra`."""
+    return f"{case}/{dtype}" + (f"@{ranks}" if ranks > 1 else "") + (f"/{link}" if link else "")
