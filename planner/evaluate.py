@@ -10,18 +10,32 @@ from ..profilers.cluster import Cluster
 from ..runtime.plan import Contender, Evaluation, Part, Verdict
 from ..traces.reader import Trace
 from .metrics import Figures, figures
-from .replay import Route, Tally, replay
+from .predicted import Predicted, predicted
+from .replay import replay
+from .speeds import Speeds
 from .survey import Cohort, Survey
+from .tally import Route, Tally
 
 __all__ = ["Evaluated", "evaluate", "verdict"]
+
+STEP = "step_s"
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation as the plan stores it, and the figures of its contenders on the part that judges."""
+    """An evaluation as the plan stores it, and what it rests on.
+
+    Parameters
+    ----------
+    judged
+        The figures of the contenders on the part that judges.
+    extrapolated
+        Metric of seconds to the largest share, over these contenders, of calls outside the sizes measured.
+    """
 
     evaluation: Evaluation
     judged: dict[str, Figures]
+    extrapolated: dict[str, float]
 
 
 def evaluate(
@@ -34,6 +48,7 @@ def evaluate(
     seed: int,
     samples_per_step: int,
     phases: Collection[str] | None = None,
+    speeds: Speeds | None = None,
 ) -> Evaluated:
     """Replay every route on the fitted and on the held-out units of a trace.
 
@@ -43,28 +58,55 @@ def evaluate(
         Whether each unit of the survey was fitted, some of them at least; all leaves nothing held out.
     routes
         The plan first, then its baselines.
+    speeds
+        None: no seconds.
     """
     cohorts = [
         survey.cohort(mask_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step)
         for mask_U in ([fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U])
     ]
-    tallies = replay(trace, cohorts, routes, cluster, phases=phases)
-    measured = [_figures(trace, cohort, routes, row, seed) for cohort, row in zip(cohorts, tallies, strict=True)]
+    tallies = replay(trace, cohorts, routes, cluster, phases=phases, ports=speeds is not None)
+    timed = [
+        [_predicted(trace, route, tally, speeds, cluster) for route, tally in zip(routes, row, strict=True)]
+        for row in tallies
+    ]
+    measured = [
+        _figures(trace, cohort, routes, row, seconds, seed)
+        for cohort, row, seconds in zip(cohorts, tallies, timed, strict=True)
+    ]
     shown = [_shown(cohort, routes, found) for cohort, found in zip(cohorts, measured, strict=True)]
     held_out = shown[1] if len(shown) > 1 else None
-    return Evaluated(Evaluation(fit=shown[0], held_out=held_out), measured[-1])
+    return Evaluated(Evaluation(fit=shown[0], held_out=held_out), measured[-1], _outside(timed[-1]))
 
 
 def verdict(evaluated: Evaluated, metric: str, against: str) -> Verdict:
-    """Whether the plan has less of `metric` than the contender `against`, with a paired interval."""
-    plan = next(iter(evaluated.judged.values()))
-    gain = plan.gain(metric, evaluated.judged[against])
+    """Whether the plan has less than the contender `against`, with a paired interval: `step_s` where both have it.
+
+    Parameters
+    ----------
+    metric
+        What to judge by without `step_s`.
+    """
+    plan, base = next(iter(evaluated.judged.values())), evaluated.judged[against]
+    metric = STEP if STEP in plan.value and STEP in base.value else metric
+    gain = plan.gain(metric, base)
     pays = gain.low is not None and gain.low > 0
     return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain)
 
 
+def _predicted(trace: Trace, route: Route, tally: Tally, speeds: Speeds | None, cluster: Cluster) -> Predicted:
+    if speeds is None:
+        return Predicted({}, {})
+    return predicted(tally, speeds, cluster, trace.model, route.dispatch_model)
+
+
+def _outside(timed: Sequence[Predicted]) -> dict[str, float]:
+    names = sorted({name for found in timed for name in found.extrapolated})
+    return {name: max(found.extrapolated.get(name, 0.0) for found in timed) for name in names}
+
+
 def _figures(
-    trace: Trace, cohort: Cohort, routes: Sequence[Route], tallies: list[Tally], seed: int
+    trace: Trace, cohort: Cohort, routes: Sequence[Route], tallies: list[Tally], timed: list[Predicted], seed: int
 ) -> dict[str, Figures]:
     return {
         route.label: figures(
@@ -73,8 +115,9 @@ def _figures(
             coherent=route.dispatch_model == "coherent",
             tokens_per_step=cohort.tokens_per_step,
             seed=seed,
+            seconds=found.seconds,
         )
-        for route, tally in zip(routes, tallies, strict=True)
+        for route, tally, found in zip(routes, tallies, timed, strict=True)
     }
 
 

@@ -1,10 +1,11 @@
 """Where a command finds its inputs when it is not told: profile.json, its cluster."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import InputError, UsageError
-from ..profilers.cluster import Cluster
+from ..profilers.cluster import Cluster, Link
 
 __all__ = ["cluster_for", "profile_for"]
 
@@ -18,14 +19,19 @@ def profile_for(path: Path | None) -> Path | None:
     return path
 
 
-def cluster_for(text: str | None, profile: Path | None) -> Cluster:
-    """The cluster a plan is for: `NxG` as given (with the profile's links), else the profile's."""
+def cluster_for(text: str | None, profile: Path | None, links: Iterable[str] = ()) -> Cluster:
+    """The cluster a plan is for: `NxG` as given (with the profile's links), else the profile's.
+
+    Parameters
+    ----------
+    links
+        `KIND=GBps:us` each, in place of the profile's.
+    """
     from ..profilers.profile import load
 
     known = load(profile).cluster if profile is not None else None
-    if text is not None:
-        asked = Cluster.parse(text)
-        return dataclasses.replace(asked, links=known.links) if known is not None else asked
-    if known is None:
+    asked = known if text is None else Cluster.parse(text)
+    if asked is None:
         raise UsageError("no cluster: there is no profile.json here; run moeplan profile, or give --cluster NxG")
-    return known
+    stated = dict(map(Link.parse, links))
+    return dataclasses.replace(asked, links={**(known.links if known is not None else {}), **stated})

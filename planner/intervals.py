@@ -1,6 +1,7 @@
 """95 % bootstrap intervals, paired: every figure of a part is resampled with the same draws.
 
-Legend: U units (samples) or steps; C columns to sum; R draws.
+Legend: U units (samples) or steps; C columns to sum; R draws; Q levels (low, middle and high
+curves).
 """
 
 import numpy as np
@@ -29,9 +30,16 @@ def resampled_sums(values_UC: NDArray[np.number], *, seed: int) -> NDArray[np.fl
 
 
 def interval(figures_R: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """The 2.5 % and 97.5 % quantiles of a resampled figure; None for both where it is undefined."""
-    finite_R = figures_R[np.isfinite(figures_R)]
-    if not len(finite_R):
+    """The 2.5 % and 97.5 % quantiles of a resampled figure; None for both where it is undefined.
+
+    Of a figure at several levels, `[Q, R]`, the widest: the least of the low and the largest of the high quantiles.
+    """
+    found = [
+        np.quantile(row, [0.025, 0.975])
+        for row in np.atleast_2d(figures_R)
+        for row in [row[np.isfinite(row)]]
+        if len(row)
+    ]
+    if not found:
         return None, None
-    low, high = np.quantile(finite_R, [0.025, 0.975])
-    return float(low), float(high)
+    return float(min(low for low, _ in found)), float(max(high for _, high in found))

@@ -10,21 +10,26 @@ balance_p95        95th percentile of the same
 inter_bytes        bytes a step of the device copies that cross nodes: copies x hidden_size x dtype
 intra_bytes        bytes a step of those that stay inside a node
 kv_bytes           bytes of K and V that coherence gathers a step: (D - 1) x kv_size x dtype, a token and layer
+*_s                predicted seconds of a step and of its parts (`solvers.seconds`), mean over steps
 =================  ==========================================================================================
 
-Legend: U units; B steps; L MoE layers; D devices; R bootstrap draws.
+Legend: U units; B steps; L MoE layers; D devices; M metrics of seconds; R bootstrap draws; Q levels of
+the curves (low, middle, high).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..profilers.fits.prediction import Prediction
 from ..runtime.plan import Metric
 from ..traces.model import ModelSpec
 from .intervals import interval, resampled_sums
-from .replay import COUNTS, Tally
+from .tally import COUNTS, Tally
 
 __all__ = ["Figures", "figures"]
 
@@ -38,7 +43,7 @@ class Figures:
     value
         Metric name to value.
     draws
-        Metric name to its R resampled values; absent without an interval.
+        Metric name to its resampled values `[R]`, of seconds `[Q, R]`; absent without an interval.
     """
 
     value: dict[str, float]
@@ -61,8 +66,22 @@ class Figures:
         return Metric(value=self.value[name], low=low, high=high)
 
 
-def figures(tally: Tally, model: ModelSpec, *, coherent: bool, tokens_per_step: float, seed: int) -> Figures:
-    """All metrics of a tally; those that need an unknown size of the model are left out."""
+def figures(
+    tally: Tally,
+    model: ModelSpec,
+    *,
+    coherent: bool,
+    tokens_per_step: float,
+    seed: int,
+    seconds: Mapping[str, Prediction] = MappingProxyType({}),
+) -> Figures:
+    """All metrics of a tally; those that need an unknown size of the model are left out.
+
+    Parameters
+    ----------
+    seconds
+        By metric, of every step `[B]`.
+    """
     value = {name: float(x[0]) for name, x in _ratios(tally.counts.sum(axis=0)[None], model.num_layers).items()}
     draws = _ratios(resampled_sums(tally.counts, seed=seed), model.num_layers)
     cell_bytes = tokens_per_step * model.num_layers * (model.dtype_bytes or 0)
@@ -73,7 +92,8 @@ def figures(tally: Tally, model: ModelSpec, *, coherent: bool, tokens_per_step: 
         draws |= {"inter_bytes": copy_bytes * far_R, "intra_bytes": copy_bytes * (draws["device_copies"] - far_R)}
     if coherent and model.attention.kv_size and model.dtype_bytes:
         value["kv_bytes"] = cell_bytes * model.attention.kv_size * (tally.loads.shape[2] - 1)
-    _add_balance(tally.loads[:, :, tally.active], seed, value, draws)
+    _add_balance(tally.loads[:, :, tally.slots > 0], seed, value, draws)
+    _add_seconds(seconds, seed, value, draws)
     return Figures(value, draws)
 
 
@@ -102,3 +122,16 @@ def _add_balance(
         sums_R2 = resampled_sums(np.stack([balance_BL.sum(axis=1), busy_BL.sum(axis=1)], axis=1), seed=seed)
         with np.errstate(invalid="ignore"):
             draws["balance"] = sums_R2[:, 0] / sums_R2[:, 1]
+
+
+def _add_seconds(
+    seconds: Mapping[str, Prediction], seed: int, value: dict[str, float], draws: dict[str, NDArray[np.float64]]
+) -> None:
+    if not seconds:
+        return
+    levels_BMQ = np.stack([np.stack([part.low, part.seconds, part.high], axis=1) for part in seconds.values()], axis=1)
+    value |= dict(zip(seconds, levels_BMQ[:, :, 1].mean(axis=0).tolist(), strict=True))
+    if len(levels_BMQ) > 1:
+        sums_RC = resampled_sums(levels_BMQ.reshape(len(levels_BMQ), -1), seed=seed)
+        means_MQR = sums_RC.T.reshape(len(seconds), 3, -1) / len(levels_BMQ)
+        draws |= dict(zip(seconds, means_MQR, strict=True))

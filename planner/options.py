@@ -1,12 +1,13 @@
 """What a plan's `options` say, so that its figures can be made again."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ..runtime.plan import DispatchModel, Record
 
-__all__ = ["EvaluationOptions", "PlacementOptions"]
+__all__ = ["EvaluationOptions", "PlacementOptions", "SecondsOptions"]
 
 
 class PlacementOptions(Record):
@@ -27,3 +28,21 @@ class EvaluationOptions(Record):
     samples_per_step: int = Field(ge=1)
     home: Literal["source_rank", "ordinal"]
     step: Literal["recorded", "derived"]
+
+
+class SecondsOptions(Record):
+    """How seconds were predicted.
+
+    Parameters
+    ----------
+    sources
+        Part (and link class) to the profile's series, or the link, that times it.
+    missing
+        Part without seconds to the reason.
+    extrapolated
+        Metric to the largest share, over the judged contenders, of calls outside the sizes measured.
+    """
+
+    sources: Mapping[str, str]
+    missing: Mapping[str, str]
+    extrapolated: Mapping[str, Annotated[float, Field(ge=0, le=1)]]

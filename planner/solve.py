@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, UsageError
 from ..files import sha256_file
+from ..profilers.profile import load as load_profile
 from ..runtime.plan import (
     Decisions,
     DispatchModel,
@@ -22,12 +23,13 @@ from ..solvers.placement import slots_for
 from ..solvers.result import PlacementResult
 from ..traces.counts import Counts, count
 from ..traces.reader import Trace, open_trace
-from .evaluate import evaluate, verdict
-from .options import EvaluationOptions, PlacementOptions
-from .replay import Route
+from .evaluate import Evaluated, evaluate, verdict
+from .options import EvaluationOptions, PlacementOptions, SecondsOptions
 from .request import Request
+from .speeds import Speeds
 from .strategy import STRATEGIES, Strategy, strategy
 from .survey import Survey, survey
+from .tally import Route
 
 __all__ = ["solve"]
 
@@ -63,6 +65,7 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
     placed = chosen.place(counts, request, slots_D)
     on_progress("replaying the trace under the plan and its baselines")
     routes = _routes(placed, dispatch_model, counts, request, slots_D)
+    speeds = _speeds(trace, surveyed, request)
     evaluated = evaluate(
         trace,
         surveyed,
@@ -72,6 +75,7 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
         seed=request.seed,
         samples_per_step=request.step_samples,
         phases=request.phases or None,
+        speeds=speeds,
     )
     return Plan.make(
         strategies=(chosen.name,),
@@ -80,7 +84,7 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
         model=trace.model,
         inputs=_inputs(trace, request),
         decisions=Decisions(placement=PlacementDecision.of(placed.placement, repaired=placed.repaired)),
-        options=_options(request, dispatch_model, surveyed),
+        options=_options(request, dispatch_model, surveyed) | _seconds_options(speeds, evaluated),
         outcome={"placement": placed.outcome},
         evaluation=evaluated.evaluation,
         verdict=verdict(evaluated, chosen.metric, "contiguous/standard"),
@@ -126,6 +130,18 @@ def _routes(
     if dispatch_model == "coherent":  # tell coherence and placement apart
         routes += [Route("contiguous", "coherent", contiguous), Route("plan", "standard", placed.placement)]
     return [*routes, Route("eplb", "standard", eplb)]
+
+
+def _speeds(trace: Trace, surveyed: Survey, request: Request) -> Speeds | None:
+    profile = None if request.profile is None else load_profile(request.profile)
+    return Speeds.of(profile, request.cluster, trace.model, samples=surveyed.kind == "sample")
+
+
+def _seconds_options(speeds: Speeds | None, evaluated: Evaluated) -> dict[str, dict[str, Any]]:
+    if speeds is None:
+        return {}
+    seconds = SecondsOptions(sources=speeds.sources, missing=speeds.missing, extrapolated=evaluated.extrapolated)
+    return {"seconds": seconds.model_dump(mode="json")}
 
 
 def _inputs(trace: Trace, request: Request) -> Inputs:

@@ -20,13 +20,15 @@ __all__ = ["Cohort", "Located", "Survey", "survey"]
 class Located:
     """The tokens of a batch that belong to a cohort: rows of the batch `[T]`, and for each its place.
 
-    `step` is -1 in the incomplete last step, `turn` is sample + position (what replica rules count by).
+    `step` is -1 in the incomplete last step, `position` counts in the sample, `turn` is sample + position (what replica
+    rules count by).
     """
 
     rows: NDArray[np.int64]
     unit: NDArray[np.int64]
     home: NDArray[np.int64]
     step: NDArray[np.int64]
+    position: NDArray[np.int64]
     turn: NDArray[np.int64]
 
 
@@ -74,8 +76,8 @@ class Cohort:
         ordinal_T = ordinal_T[rows]
         home_T = _column(batch.source_rank)[rows] if self.home is None else self.home[ordinal_T]
         step_T = self._recorded_step(batch)[rows] if self.step is None else self.step[ordinal_T]
-        turn_T = unit_T[rows] + batch.position[rows]
-        return Located(rows, ordinal_T, home_T.astype(np.int64), step_T, turn_T)
+        position_T = batch.position[rows].astype(np.int64)
+        return Located(rows, ordinal_T, home_T.astype(np.int64), step_T, position_T, unit_T[rows] + position_T)
 
     def _recorded_step(self, batch: TokenBatch) -> NDArray[np.int64]:
         return np.searchsorted(_column(self.step_ids), _column(batch.step))

@@ -1,24 +1,33 @@
-"""The measuring harness: warm-up, barriers, repeats and checks, the same for every case.
+"""The measuring harness: the list of what is measured, and its loop: the same on every rank and for every case.
 
-Each size is run once to warm up and its answer checked; then timed call by call, a barrier before each, first a few
-times and then as often as fits into the time given; then checked again. A sample is the slowest rank's seconds.
+Each size is run once to warm up and its answer checked; then timed call by call until its median is known well
+(`sampling.py`) or its share of the time is spent; then the last answer is checked too. Where the ranks lie on several
+nodes, the collectives are also run inside each node, on all nodes at once. Every case is measured in its most wanted
+dtype before any is in the next; a quick run measures that one only, and leaves out what its time does not allow.
 """
 
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ..errors import RankError
+from ..files import sha256_json
 from .clock import Clock, clock_for
 from .environment import Environment
 from .measurement import Measurement, Size
+from .rendezvous import Terms
+from .sampling import sample, slowest
+from .series import LinkKind, series_key
+from .topology import numbered
 from .world import World
 
-__all__ = ["Case", "Request", "Start", "Step", "measure_cases"]
+__all__ = ["Case", "Place", "Request", "Start", "Step", "measure_cases", "terms"]
 
-MIN_REPEATS, MAX_REPEATS = 5, 200
-BUDGET_S, QUICK_BUDGET_S = 0.8, 0.25  # a size, beyond the minimal repeats
+BUDGET_S, QUICK_BUDGET_S = 0.8, 0.25  # a size
+QUICK_TOTAL_S = 24.0  # all sizes; the rest of a minute is for starting ranks and fitting
+REFERENCE_SIDE, REFERENCE_CALLS = 192, 3  # of the matrices whose product tells how quiet the machine is
 
 
 class Case(Protocol):
@@ -34,13 +43,13 @@ class Case(Protocol):
 
     @property
     def min_ranks(self) -> int:
-        """The smallest world in which the case means something."""
+        """The smallest world in which the case means something; 1: each rank works alone."""
 
     def dtypes(self, device: str) -> Sequence[str]:
         """The dtypes to measure it in on "cpu" or "cuda:i", most wanted first."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """The grid, small to large; the same on all ranks."""
+        """The grid, small to large; the same on all ranks. Sizes of a pair of ranks name it: first, second."""
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Units of work of one rank in one call."""
@@ -56,11 +65,28 @@ class Case(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a measurement belongs: a size of the series of a case in a dtype on some ranks."""
+
+    case: str
+    dtype: str
+    ranks: int
+    link: LinkKind | None
+    size: tuple[tuple[str, int], ...]
+
+    @property
+    def key(self) -> str:
+        """Of the series."""
+        return series_key(self.case, self.dtype, self.ranks, self.link)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """What to measure."""
+    """What to measure: these cases, but for the places that are `done` already (as rank 0 has them)."""
 
     cases: tuple[Case, ...]
     quick: bool = False
+    done: frozenset[Place] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +99,45 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A report of rank 0: one size measured, `done` of `total`."""
+    """A report of rank 0: one size measured, `done` of `total`, with seconds to go and a sample of the reference."""
 
-    case: str
-    dtype: str
+    place: Place
     measurement: Measurement
+    reference_s: float
     done: int
     total: int
+    remaining_s: float
+
+    @property
+    def case(self) -> str:
+        """The name of the case."""
+        return self.place.case
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One size to measure in a world, all ranks or those of the node; the dtypes of a case take turns."""
+
+    turn: int
+    case: Case
+    world: World
+    size: Size
+    place: Place
+
+
+def terms(world: World, request: Request) -> Terms:
+    """What the ranks of a launched world have to agree on, by name."""
+    from importlib.metadata import version
+
+    return {
+        "version": version("moeplan"),
+        "device": world.device.partition(":")[0],
+        "quick": str(request.quick),
+        "cases": ", ".join(case.name for case in request.cases),
+        "dtypes": ", ".join(f"{case.name} {'/'.join(case.dtypes(world.device))}" for case in request.cases),
+        "sizes": sha256_json([[job.place.key, job.place.size] for job in _jobs(request, world, None)])[:16],
+        "timeout": f"{world.timeout_s:g} s",
+    }
 
 
 def measure_cases(world: World, request: Request) -> None:
@@ -90,61 +148,89 @@ def measure_cases(world: World, request: Request) -> None:
     RankError
         This rank got a wrong answer.
     """
-    cases = [case for case in request.cases if world.size >= case.min_ranks]
-    grid = [
-        (case, dtype, size)
-        for case in cases
-        for dtype in case.dtypes(world.device)
-        for size in case.sizes(world, quick=request.quick)
-    ]
-    clock = clock_for(world.device)
     if world.rank == 0:
         world.report(Start(Environment.of(world), world.hosts))
-    for done, (case, dtype, size) in enumerate(grid, 1):
-        samples = _samples(case, size, dtype, world, clock, QUICK_BUDGET_S if request.quick else BUDGET_S)
+    done = _from_rank_0(request.done)
+    node = world.of_node() if len(set(world.hosts)) > 1 else None
+    grid = sorted(_jobs(request, world, node), key=lambda job: job.turn)
+    missing = [job for job in grid if job.place not in done]
+    clock, reference, start = clock_for(world.device), _reference(world), time.perf_counter()
+    for index, job in enumerate(missing):
+        reference_s = min(clock.time(reference) for _ in range(REFERENCE_CALLS))
+        reference_s, elapsed_s = slowest([reference_s, time.perf_counter() - start])
+        if request.quick and elapsed_s > QUICK_TOTAL_S:
+            break
+        samples = _samples(job, clock, _budget_s(request, elapsed_s, len(missing) - index))
         if world.rank == 0:
-            measurement = Measurement.of(size, case.work(size, world.size), samples)
-            world.report(Step(case.name, dtype, measurement, done, len(grid)))
+            measured, to_go = index + 1, len(missing) - index - 1
+            measurement = Measurement.of(job.size, job.case.work(job.size, job.place.ranks), samples)
+            remaining_s = (time.perf_counter() - start) / measured * to_go
+            world.report(Step(job.place, measurement, reference_s, len(grid) - to_go, len(grid), remaining_s))
 
 
-def _samples(case: Case, size: Size, dtype: str, world: World, clock: Clock, budget_s: float) -> list[float]:
-    """Seconds of each timed call, the slowest rank's."""
-    inputs = case.prepare(size, dtype, world)
-
-    def call() -> Any:
-        return case.run(inputs)
-
-    _check(case, size, inputs, call(), world)
-    start = time.perf_counter()
-    samples = _timed(clock, call, MIN_REPEATS)
-    (elapsed_s,) = _slowest([time.perf_counter() - start])
-    repeats = min(MAX_REPEATS, int(budget_s / elapsed_s * MIN_REPEATS))
-    samples += _timed(clock, call, repeats - MIN_REPEATS)
-    _check(case, size, inputs, call(), world)
-    return _slowest(samples)
+def _jobs(request: Request, world: World, node: World | None) -> Iterator[_Job]:
+    """The grid: each case in this world and, where it is a collective of no single pair, inside the node."""
+    for case in request.cases:
+        for inside in (world, node):
+            if inside is None or inside.size < case.min_ranks or (inside is node and case.min_ranks == 1):
+                continue
+            dtypes = case.dtypes(inside.device)
+            for turn, dtype in enumerate(dtypes[:1] if request.quick else dtypes):
+                for size in case.sizes(inside, quick=request.quick):
+                    if inside is world or "first" not in size:
+                        yield _Job(turn, case, inside, size, _place(case, dtype, size, inside))
 
 
-def _timed(clock: Clock, call: Callable[[], Any], repeats: int) -> list[float]:
-    """Seconds of each call on this rank, after a barrier on the CPU wherever the ranks compute."""
-    samples = []
-    for _ in range(repeats):
-        _slowest([0.0])
-        samples.append(clock.time(call))
+def _place(case: Case, dtype: str, size: Size, world: World) -> Place:
+    ranks = 1
+    link: LinkKind | None = None
+    if case.min_ranks > 1:
+        together = (size["first"], size["second"]) if "first" in size else range(world.size)
+        nodes = {numbered(world.hosts)[rank] for rank in together}
+        ranks, link = len(together), "intra" if len(nodes) == 1 else "inter"
+    return Place(case.name, dtype, ranks, link, tuple(sorted(size.items())))
+
+
+def _budget_s(request: Request, elapsed_s: float, sizes: int) -> float:
+    """The seconds of one of the `sizes` that are left; the same on every rank, like `elapsed_s`."""
+    return min(QUICK_BUDGET_S, (QUICK_TOTAL_S - elapsed_s) / sizes) if request.quick else BUDGET_S
+
+
+def _samples(job: _Job, clock: Clock, budget_s: float) -> list[float]:
+    inputs = job.case.prepare(job.size, job.place.dtype, job.world)
+    output: Any = None
+
+    def call() -> None:
+        nonlocal output
+        output = job.case.run(inputs)
+
+    call()
+    _check(job, inputs, output)
+    samples = sample(clock, call, budget_s)
+    _check(job, inputs, output)
     return samples
 
 
-def _slowest(seconds: list[float]) -> list[float]:
-    """The largest over ranks of each number."""
+def _check(job: _Job, inputs: Any, output: Any) -> None:
+    if wrong := job.case.check(inputs, output, job.world):
+        at = ", ".join(f"{name} {value}" for name, value in job.size.items())
+        raise RankError(f"{job.case.name} at {at} gave a wrong answer: {wrong}; its figures would mean nothing")
+
+
+def _reference(world: World) -> Callable[[], Any]:
+    """A product of two small matrices, warmed up."""
     import torch
+
+    side = torch.ones(REFERENCE_SIDE, REFERENCE_SIDE, device=world.device)
+    product = torch.empty_like(side)
+    torch.mm(side, side, out=product)
+    return lambda: torch.mm(side, side, out=product)
+
+
+def _from_rank_0(done: frozenset[Place]) -> frozenset[Place]:
+    """What rank 0 has, on every rank: the others of a launched world cannot read its file."""
     import torch.distributed as dist
 
-    largest = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    found: list[float] = largest.tolist()
-    return found
-
-
-def _check(case: Case, size: Size, inputs: Any, output: Any, world: World) -> None:
-    if wrong := case.check(inputs, output, world):
-        at = ", ".join(f"{name} {value}" for name, value in size.items())
-        raise RankError(f"{case.name} at {at} gave a wrong answer: {wrong}; its figures would mean nothing")
+    told = [[dataclasses.astuple(place) for place in done]]
+    dist.broadcast_object_list(told, src=0)
+    return frozenset(Place(*place) for place in told[0])

@@ -1,19 +1,29 @@
-"""A launch: the place of this process in a world that torchrun or srun started."""
+"""A launch: the place of this process in a world that torchrun or srun started, and where rank 0 listens.
+
+torchrun exports all of it. srun exports ranks and host names; where `MASTER_ADDR` or `MASTER_PORT` is missing, rank 0
+is taken to be on the first host of the step (srun's block and cyclic distributions put it there), and to listen on a
+port made of the job's and the step's number, so that two jobs on a host do not meet. Export both to say otherwise.
+"""
 
 import os
+import re
 from dataclasses import dataclass
 
 from ..errors import UsageError
 
 __all__ = ["Launch", "found_launch"]
 
+FIRST_PORT, NUM_PORTS = 15_000, 17_000  # below the ports that Linux hands out by itself
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The rank of this process and the size of its world."""
+    """The rank of this process, the size of its world, and the host and port of rank 0."""
 
     rank: int
     size: int
+    address: str
+    port: int
 
 
 def found_launch() -> Launch | None:
@@ -38,9 +48,32 @@ def _launch(rank: str, size: str) -> Launch:
     told = os.environ[rank], os.environ[size]
     if not (told[0].isdecimal() and told[1].isdecimal() and int(told[0]) < int(told[1])):
         raise UsageError(f"{rank}={told[0]} and {size}={told[1]}; expected 0 <= {rank} < {size}")
-    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+    step = _slurm_step() if rank == "SLURM_PROCID" else {}
+    place = {name: os.environ.get(name) or step.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
+    address, port = place.values()
+    if address is None or port is None:
+        missing = " and ".join(name for name, value in place.items() if value is None)
         raise UsageError(
-            f"{rank} is set but {' and '.join(missing)} is not; export the address of rank 0 and a free port,"
+            f"{rank} is set but {missing} is not; export the address of rank 0 and a free port,"
             f" or unset {rank} to start local ranks"
         )
-    return Launch(int(told[0]), int(told[1]))
+    if not (port.isdecimal() and 0 < int(port) < 65_536):
+        raise UsageError(f"MASTER_PORT={port}; expected a port, 1 to 65535")
+    return Launch(int(told[0]), int(told[1]), address, int(port))
+
+
+def _slurm_step() -> dict[str, str]:
+    """Address and port as Slurm's variables give them; what they do not give is missing."""
+    found = {}
+    if hosts := os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST"):
+        found["MASTER_ADDR"] = _first_host(hosts)
+    job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "0")
+    if job.isdecimal() and step.isdecimal():
+        found["MASTER_PORT"] = str(FIRST_PORT + (int(job) + 97 * int(step)) % NUM_PORTS)
+    return found
+
+
+def _first_host(hosts: str) -> str:
+    """The first name of a Slurm host list: `gpu[007-012,20]-b,login` -> `gpu007-b`."""
+    first = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", hosts)
+    return first.split(",")[0]

@@ -1,7 +1,8 @@
 """What was measured of one size of a case: the raw samples and what they come to."""
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -9,10 +10,11 @@ import numpy as np
 
 from ..errors import InputError
 
-__all__ = ["Measurement", "Size"]
+__all__ = ["MIN_SAMPLES", "Measurement", "Size", "median_interval"]
 
 Size = Mapping[str, int]
 MAX_SECONDS = 86_400.0
+MIN_SAMPLES, MAX_SAMPLES = 6, 10_000  # 6 are the fewest with a 95 % interval of the median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class Measurement:
         Raw samples in the order taken.
     min_s, median_s, p95_s, max_s
         Their percentiles, linearly interpolated.
+    median_low_s, median_high_s
+        The 95 % interval of the median (`median_interval`).
     """
 
     size: Size
@@ -38,29 +42,78 @@ class Measurement:
     median_s: float
     p95_s: float
     max_s: float
+    median_low_s: float
+    median_high_s: float
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     def __post_init__(self) -> None:
         if self.work < 1 or not self.size or min(self.size.values()) < 0:
             raise InputError(f"measurement of {self.work} units of work; expected at least 1 and sizes of at least 0")
-        if not self.samples_s or not all(0 < sample < MAX_SECONDS for sample in self.samples_s):
-            raise InputError(f"{len(self.samples_s)} samples; expected at least one, all above 0 s and below a day")
-        told = (self.min_s, self.median_s, self.p95_s, self.max_s)
-        if not all(map(_close, told, _percentiles(self.samples_s))):
+        timed = all(0 < sample < MAX_SECONDS for sample in self.samples_s)
+        if not (timed and 1 <= len(self.samples_s) <= MAX_SAMPLES):
+            raise InputError(
+                f"{len(self.samples_s)} samples; expected 1 to {MAX_SAMPLES:,}, all above 0 s and below a day"
+            )
+        told = (self.min_s, self.median_s, self.p95_s, self.max_s, self.median_low_s, self.median_high_s)
+        if not all(map(_close, told, _figures(self.samples_s))):
             raise InputError("percentiles differ from those of the samples; the file was changed after it was written")
 
     @classmethod
     def of(cls, size: Size, work: int, samples_s: Iterable[float]) -> Self:
         """The measurement that these samples make."""
         samples = tuple(samples_s)
-        low, median, p95, high = _percentiles(samples)
-        return cls(size=size, work=work, samples_s=samples, min_s=low, median_s=median, p95_s=p95, max_s=high)
+        least, median, p95, most, low, high = _figures(samples)
+        return cls(
+            size=size,
+            work=work,
+            samples_s=samples,
+            min_s=least,
+            median_s=median,
+            p95_s=p95,
+            max_s=most,
+            median_low_s=low,
+            median_high_s=high,
+        )
+
+    @property
+    def relative_width(self) -> float:
+        """The width of the median's interval over the median; infinite where there are too few samples for one."""
+        if len(self.samples_s) < MIN_SAMPLES:
+            return math.inf
+        return (self.median_high_s - self.median_low_s) / self.median_s
 
 
-def _percentiles(samples_s: tuple[float, ...]) -> list[float]:
-    found: list[float] = np.percentile(samples_s, (0, 50, 95, 100)).tolist()
-    return found
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median of what the samples are drawn from; fewer than 6 give their range, which is less.
+
+    Notes
+    -----
+    Of n samples, the number below the median is binomial, whatever their distribution. With the samples sorted,
+
+        P(x_(k) <= median <= x_(n+1-k)) = 1 - 2 P(Bin(n, 1/2) < k),
+
+    and k is the largest for which this is at least 0.95 (k = 1, 94 % and less, for n < 6).
+    """
+    ascending = sorted(samples)
+    k = _order(len(ascending))
+    return ascending[k - 1], ascending[-k]
+
+
+@functools.cache
+def _order(n: int) -> int:
+    """The largest k with P(Bin(n, 1/2) < k) <= 0.025, at least 1."""
+    k, ways, tail = 0, 1, 1  # ways = C(n, k), tail = C(n, 0) + .. + C(n, k)
+    while 40 * tail <= 2**n:
+        k += 1
+        ways = ways * (n - k + 1) // k
+        tail += ways
+    return max(1, k)
+
+
+def _figures(samples_s: tuple[float, ...]) -> list[float]:
+    percentiles: list[float] = np.percentile(samples_s, (0, 50, 95, 100)).tolist()
+    return [*percentiles, *median_interval(samples_s)]
 
 
 def _close(told: float, found: float) -> bool:

@@ -1,12 +1,14 @@
 """An origin: where a part of a profile comes from."""
 
 import datetime
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import InputError
 from .environment import Environment
+from .noise import Noise
+from .topology import Topology
 
 __all__ = ["Origin", "now"]
 
@@ -20,6 +22,12 @@ class Origin(BaseModel):
         "measured" on this hardware, "described" in words, or read from published "tables".
     environment
         Of what was measured; None otherwise.
+    quick
+        Whether a short grid was measured, in a short time.
+    left_out
+        Sizes of the grid that this time did not allow.
+    topology, noise
+        Which ranks share a node, and how quiet the machine was; None where nothing was measured.
     name
         A description's text, the tables' system and versions, or the merged profile's path; informational.
     """
@@ -29,6 +37,10 @@ class Origin(BaseModel):
     kind: Literal["measured", "described", "tables"]
     created_at: datetime.datetime
     environment: Environment | None = None
+    quick: bool = False
+    left_out: Annotated[int, Field(ge=0)] = 0
+    topology: Topology | None = None
+    noise: Noise | None = None
     name: str | None = None
 
     @model_validator(mode="after")
@@ -38,6 +50,8 @@ class Origin(BaseModel):
                 f"origin {self.kind!r} with {'an' if self.environment else 'no'} environment; expected one of what was"
                 " measured, none of what was described or read"
             )
+        if self.kind != "measured" and (self.topology or self.noise or self.quick):
+            raise InputError(f"origin {self.kind!r} with a topology or noise; expected them of what was measured only")
         if not (self.name or "").isprintable():
             raise InputError("an origin whose name does not print; expected a description, a system or a path")
         return self

@@ -12,7 +12,7 @@ from ..files import canonical_json, read_json, validated, write_json
 from .cluster import Cluster
 from .environment import Environment
 from .origin import Origin, now
-from .series import LinkKind, Series
+from .series import Series
 
 __all__ = ["Profile", "load", "parse", "save"]
 
@@ -42,7 +42,7 @@ class Profile(BaseModel):
     complete: bool = True
     origins: tuple[Origin, ...]
     cluster: Cluster
-    link_origins: Mapping[LinkKind, int] = {}
+    link_origins: Mapping[str, int] = {}
     series: Mapping[str, Series] = {}
 
     @classmethod

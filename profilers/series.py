@@ -33,7 +33,7 @@ class Series(BaseModel):
     measurements
         In the order taken; empty where a published table holds them.
     fit
-        None for fewer than two sizes.
+        None for fewer than two sizes, and in what a killed run left.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -5,41 +5,46 @@ import datetime
 import functools
 import itertools
 import os
-import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MoeplanError, RankError, UsageError
+from .host import this_host
 from .launch import Launch, found_launch
 from .ranks import Channel, Progress, lost_peers, run_ranks, where
+from .rendezvous import JOIN_TIMEOUT_S, Terms, agreed, gathered, launched_store, lost, told, watched
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]
+    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 __all__ = ["Target", "World", "run_world"]
 
 TIMEOUT_S = 60.0
-JOIN_TIMEOUT_S = 300.0  # the nodes of a job start minutes apart
 MAX_LOCAL_RANKS = 256
 _joins = itertools.count()  # keys of one world never meet those of the next in a shared store
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What one rank knows of the world it runs in; `torch.distributed`'s default group joins it.
+    """What one rank knows of the world it runs in, all ranks or those of its node.
 
     Parameters
     ----------
+    rank, size
+        In this world: those of the node, where it is the world of one.
     device
         Where the rank computes: "cpu" or "cuda:i".
     hosts
-        The host name of each rank, `[size]`.
+        What tells the host of each rank from others, `[size]`.
     report
         Hands a picklable value to the caller's `on_progress`; it also counts as a sign of life.
+    group
+        The process group that joins it; None: `torch.distributed`'s default group.
+    timeout_s
+        The longest silence of a rank.
     """
 
     rank: int
@@ -47,6 +52,21 @@ class World:
     device: str
     hosts: tuple[str, ...]
     report: Progress
+    group: "ProcessGroup | None" = None
+    timeout_s: float = TIMEOUT_S
+
+    def of_node(self) -> "World":
+        """The world of the ranks on this rank's node; every rank calls it, since every node makes its group."""
+        import torch.distributed as dist
+
+        mine = self
+        for host in dict.fromkeys(self.hosts):
+            ranks = [rank for rank in range(self.size) if self.hosts[rank] == host]
+            group = dist.new_group(ranks, timeout=_patience(self.timeout_s))
+            if self.rank in ranks:
+                place = ranks.index(self.rank), len(ranks)
+                mine = World(*place, self.device, (host,) * len(ranks), self.report, group, self.timeout_s)
+        return mine
 
 
 Target = Callable[[World, Any], Any]
@@ -60,6 +80,8 @@ def run_world(
     device: str = "cpu",
     timeout_s: float = TIMEOUT_S,
     on_progress: Progress | None = None,
+    terms: Callable[["World", Any], Terms] | None = None,
+    host_of: Callable[[int], str] = this_host,
 ) -> list[Any] | None:
     """The results of `target(world, payload)` on every rank, by rank; None on ranks other than 0 of a launched world.
 
@@ -77,11 +99,18 @@ def run_world(
         The longest silence: seconds in which no rank reports or finishes.
     on_progress
         Receives what ranks pass to `world.report` (in a launched world: rank 0's only).
+    terms
+        `terms(world, payload)` on every rank of a launched world, before its group is joined: what all must agree on.
+    host_of
+        What tells the host of a rank from others, asked in its process. Tests put the ranks of one machine on several
+        "nodes" with it; there is no other use.
 
     Raises
     ------
     RankError
         A rank died, hung or failed; it is named, and every local process is ended first.
+    MismatchError
+        The ranks of a launched world disagree about the terms; the same message on every rank.
     MoeplanError
         The error of that class which a rank raised, its number in front.
     UsageError
@@ -91,18 +120,13 @@ def run_world(
     if launch is None:
         local = _checked(num_ranks, device)
         with tempfile.TemporaryDirectory(prefix="moeplan-") as folder:
-            entry = functools.partial(_local_rank, local, target, payload, device, timeout_s, f"{folder}/store")
+            entry = functools.partial(
+                _local_rank, local, target, payload, device, timeout_s, f"{folder}/store", host_of
+            )
             return run_ranks(local, entry, timeout_s=timeout_s, on_progress=on_progress)
     if num_ranks not in (None, launch.size):
         raise UsageError(f"{num_ranks} ranks asked for in a launched world of {launch.size}; leave the number out")
-    try:
-        return _run_launched(launch, target, payload, device, timeout_s, on_progress)
-    except MoeplanError as error:
-        raise type(error)(f"rank {launch.rank}: {error}") from error
-    except Exception as error:
-        if lost_peers(error):
-            raise RankError(_absent(launch, timeout_s)) from error
-        raise RankError(f"rank {launch.rank}: failed at {where(error)}: {type(error).__name__}: {error}") from error
+    return _run_launched(launch, target, payload, device, timeout_s, on_progress, terms, host_of)
 
 
 def _checked(num_ranks: int | None, device: str) -> int:
@@ -120,7 +144,15 @@ def _checked(num_ranks: int | None, device: str) -> int:
 
 
 def _local_rank(
-    size: int, target: Target, payload: Any, device: str, timeout_s: float, store_path: str, rank: int, channel: Channel
+    size: int,
+    target: Target,
+    payload: Any,
+    device: str,
+    timeout_s: float,
+    store_path: str,
+    host_of: Callable[[int], str],
+    rank: int,
+    channel: Channel,
 ) -> None:
     """One local process: join, run, deliver."""
     import torch
@@ -130,74 +162,100 @@ def _local_rank(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # host names of containers often do not resolve
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
     store = FileStore(store_path, size)
-    with _joined(store, rank, size, device, timeout_s, channel.report) as world:
+    world = _met(store, rank, size, device, timeout_s, channel.report, host_of)
+    with _joined(store, world):
         channel.greet()
         channel.deliver(target(world, payload))
 
 
 def _run_launched(
-    launch: Launch, target: Target, payload: Any, device: str, timeout_s: float, on_progress: Progress | None
+    launch: Launch,
+    target: Target,
+    payload: Any,
+    device: str,
+    timeout_s: float,
+    on_progress: Progress | None,
+    terms: Callable[[World, Any], Terms] | None,
+    host_of: Callable[[int], str],
 ) -> list[Any] | None:
-    import torch.distributed as dist
+    """What every launched process does: meet, agree, join, run; a failure is told to all ranks."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    store = PrefixStore(f"moeplan/{next(_joins)}", _environment_store(launch))
+    store = PrefixStore(f"moeplan/{next(_joins)}", launched_store(launch))
     report = on_progress if on_progress is not None and launch.rank == 0 else _ignore
-    with _joined(store, launch.rank, launch.size, device, timeout_s, report) as world:
-        results: list[Any] | None = [None] * launch.size if launch.rank == 0 else None
-        dist.gather_object(target(world, payload), results)
-        dist.barrier()
+    world = _met(store, launch.rank, launch.size, device, timeout_s, report, host_of)
+    if terms is not None:
+        agreed(store, terms(world, payload), launch.rank, launch.size)
+    try:
+        with watched(store, launch.rank, timeout_s), _joined(store, world):
+            return _gathered_results(world, target(world, payload))
+    except Exception as error:
+        if lost_peers(error):
+            raise RankError(lost(store, launch.rank, launch.size, timeout_s)) from error
+        failure = _failure(error)
+        told(store, launch.rank, launch.size, failure)
+        raise type(failure)(f"rank {launch.rank}: {failure}") from error
+
+
+def _gathered_results(world: World, result: Any) -> list[Any] | None:
+    import torch.distributed as dist
+
+    results: list[Any] | None = [None] * world.size if world.rank == 0 else None
+    dist.gather_object(result, results)
+    dist.barrier()
     return results
 
 
-@functools.cache
-def _environment_store(launch: Launch) -> Any:
-    """The store of the launcher; kept, because rank 0 may be its server."""
-    from torch.distributed import rendezvous  # type: ignore[attr-defined]
+def _failure(error: Exception) -> MoeplanError:
+    """A rank's own failure as an error of ours."""
+    if isinstance(error, MoeplanError):
+        return error
+    return RankError(f"failed at {where(error)}: {type(error).__name__}: {error}")
 
-    store, _, _ = next(rendezvous("env://", launch.rank, launch.size, timeout=_seconds(JOIN_TIMEOUT_S)))
-    return store
+
+def _met(
+    store: "Store",
+    rank: int,
+    size: int,
+    device: str,
+    timeout_s: float,
+    report: Progress,
+    host_of: Callable[[int], str],
+) -> World:
+    """The world as the store tells it: who is on which host, and so which device is this rank's."""
+    store.set_timeout(_seconds(JOIN_TIMEOUT_S))
+    hosts = gathered(store, "host", host_of(rank), rank, size)
+    if device == "cuda":
+        import torch
+
+        device = f"cuda:{hosts[:rank].count(hosts[rank]) % torch.cuda.device_count()}"
+    return World(rank, size, device, hosts, report, timeout_s=timeout_s)
 
 
 @contextlib.contextmanager
-def _joined(store: "Store", rank: int, size: int, device: str, timeout_s: float, report: Progress) -> Iterator[World]:
+def _joined(store: "Store", world: World) -> Iterator[None]:
     """The default process group while the block runs well; a failed rank leaves it to the end of its process."""
     import torch
     import torch.distributed as dist
 
-    store.set_timeout(_seconds(JOIN_TIMEOUT_S))
-    store.set(f"host/{rank}", socket.gethostname())
-    hosts = tuple(store.get(f"host/{peer}").decode() for peer in range(size))
-    index = hosts[:rank].count(hosts[rank])
-    place = torch.device("cpu")
-    if device == "cuda":
-        place = torch.device("cuda", index % torch.cuda.device_count())
-        torch.cuda.set_device(place)
+    cuda = world.device != "cpu"
+    if cuda:
+        torch.cuda.set_device(world.device)
     dist.init_process_group(
-        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=store,
-        rank=rank,
-        world_size=size,
-        # Half the silence allowed: peers of a hung rank then give up first, and the one that stays silent is it.
-        timeout=_seconds(timeout_s / 2),
-        device_id=None if device == "cpu" else place,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=_patience(world.timeout_s),
+        device_id=torch.device(world.device) if cuda else None,
     )
-    yield World(rank, size, str(place), hosts, report)
+    yield
     dist.destroy_process_group()
 
 
-def _absent(launch: Launch, timeout_s: float) -> str:
-    """Which ranks of a launched world do not say that they are there, asked through its store."""
-    try:
-        store = _environment_store(launch)
-        store.set(f"lost/{launch.rank}", "1")
-        time.sleep(min(5.0, timeout_s / 4))
-        absent = [peer for peer in range(launch.size) if not store.check([f"lost/{peer}"])]
-    except RuntimeError:
-        return f"rank {launch.rank} cannot reach rank 0, which keeps the store of this world"
-    if not absent:
-        return f"rank {launch.rank} lost the others, which are alive; the network between them failed"
-    return f"rank {', '.join(map(str, absent))} did not answer within {timeout_s:g} s (noticed by rank {launch.rank})"
+def _patience(timeout_s: float) -> datetime.timedelta:
+    """Half the silence allowed: peers of a hung rank then give up first, and the one that stays silent is it."""
+    return _seconds(timeout_s / 2)
 
 
 def _seconds(seconds: float) -> datetime.timedelta:

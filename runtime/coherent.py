@@ -15,6 +15,7 @@ from .contexts import Contexts
 from .exchange import Splits, dispatch
 from .layer import ExpertParallelMoE
 from .model import Attention, LanguageModel, Layer
+from .stopwatch import lap
 from .traffic import Traffic
 
 __all__ = ["coherent_forward"]
@@ -93,7 +94,9 @@ def _migrate(layer: Layer, held: Held, contexts: Contexts) -> tuple[Held, Traffi
     moved = _ascending(copies.x[home_m == rank], token_m[home_m == rank])
     order = home_m.argsort(stable=True)
     splits = Splits.agree(home_m.bincount(minlength=dist.get_world_size(contexts.group)), contexts.group)
-    partial = splits.exchange(moe.contributions(copies, layer.moe_norm(copies.x))[order])
+    partial_mM = moe.contributions(copies, layer.moe_norm(copies.x))[order]
+    with lap("combine"):
+        partial = splits.exchange(partial_mM)
     token = splits.exchange(copies.tags[order, 1])
     row = torch.searchsorted(moved.token, token.long())
     combined = Traffic(splits.crossing, splits.crossing_bytes(partial), splits.crossing_bytes(token))

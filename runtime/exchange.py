@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .stopwatch import lap
 from .traffic import Traffic
 
 __all__ = ["Copies", "Splits", "dispatch"]
@@ -138,6 +139,7 @@ def dispatch(
     splits = Splits.agree(device_n.bincount(minlength=num_devices), group)
     asked_nK = ids_TK[row_n].where(device_TK[row_n] == device_n[:, None], -1)
     beside = torch.cat([asked_nK, *(tag[row_n, None] for tag in tags)], dim=1).to(torch.int32)
-    beside = splits.exchange(beside)
-    x, weight = splits.exchange(x_TM[row_n]), splits.exchange(weight_TK[row_n])
+    beside, weight, x_nM = splits.exchange(beside), splits.exchange(weight_TK[row_n]), x_TM[row_n]
+    with lap("dispatch"):
+        x = splits.exchange(x_nM)
     return Copies(splits, row_n, x, beside[:, :top_k], weight, beside[:, top_k:])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .model import Experts
+from .stopwatch import lap
 
 __all__ = ["keep_experts", "partial_sums"]
 
@@ -32,6 +33,7 @@ def partial_sums(experts: Experts, x_mM: Tensor, slot_mK: Tensor, weight_mK: Ten
     pair_P = slot_P.argsort(stable=True)[sizes[0] :]
     row_P = pair_P // top_k
     groups = torch.split(x_mM[row_P], sizes[1:])
-    y_PM = torch.cat([x_mM[:0], *(experts(group, slot) for slot, group in enumerate(groups))])
+    with lap("experts"):
+        y_PM = torch.cat([x_mM[:0], *(experts(group, slot) for slot, group in enumerate(groups))])
     weighted_PM = (weight_mK.flatten()[pair_P, None] * y_PM).to(x_mM.dtype)
     return torch.zeros_like(x_mM).index_add(0, row_P, weighted_PM)

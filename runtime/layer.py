@@ -13,6 +13,7 @@ from .exchange import Copies, dispatch
 from .experts import keep_experts, partial_sums
 from .model import Experts, MoE, Router
 from .routing import Replicas, RoutedTokens
+from .stopwatch import lap
 from .traffic import Traffic
 
 __all__ = ["ExpertParallelMoE"]
@@ -66,7 +67,9 @@ class ExpertParallelMoE(nn.Module):
         ids_TK, weight_TK, device_TK = self.route(x_TM)
         copies = dispatch(x_TM, ids_TK, weight_TK, device_TK, self.group)
         back = copies.splits.reversed()
-        partial_nM = back.exchange(self.contributions(copies, copies.x))
+        partial_mM = self.contributions(copies, copies.x)
+        with lap("combine"):
+            partial_nM = back.exchange(partial_mM)
         self.traffic = copies.traffic + Traffic(back.crossing, back.crossing_bytes(partial_nM))
         return torch.zeros_like(x_TM).index_add(0, copies.row, partial_nM).view_as(x)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..profilers.cluster import Cluster
 from .placement import Placement
+from .ports import remote_visits
 
 __all__ = ["INTER_RATIO", "HopsKept", "hops_kept", "inter_ratio", "link_cost", "remote_copies"]
 
@@ -26,13 +27,7 @@ def remote_copies(devices: NDArray[np.integer], origin: NDArray[np.integer]) -> 
     origin
         The device (or node) each token starts from, `[T]`.
     """
-    copies_T = np.zeros(len(origin), dtype=np.int64)
-    device_KT = np.ascontiguousarray(devices.T)
-    for k, device_T in enumerate(device_KT):
-        new_T = (device_T >= 0) & (device_T != origin)
-        for earlier_T in device_KT[:k]:
-            new_T &= device_T != earlier_T
-        copies_T += new_T
+    copies_T: NDArray[np.int64] = remote_visits(devices, origin).sum(axis=0)
     return copies_T
 
 

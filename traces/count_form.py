@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..files import atomic_directory
-from .dataset import Dataset
+from .dataset import Dataset, form_of
 from .loads import grouped_loads
 from .metadata import refusing
-from .part_file import PartSeries
-from .reader import Trace
+from .part_file import PartSeries, local_directory
+from .reader import Trace, open_trace
 from .schema import KEYS, TraceMeta, count_schema
 from .validity import check_counts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["CountTable", "CountTrace", "read_counts", "tabulate", "write_counts"]
+__all__ = ["CountTable", "CountTrace", "open_any", "read_counts", "tabulate", "write_counts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,22 +86,28 @@ def read_counts(path: str | os.PathLike[str]) -> CountTrace:
     return CountTrace.open(path)
 
 
+def open_any(path: str | os.PathLike[str]) -> Trace | CountTrace:
+    """The trace of either form in a directory, a file or at a URI; errors as in `open_trace`."""
+    return read_counts(path) if form_of(path) == "counts" else open_trace(path)
+
+
 def write_counts(directory: str | os.PathLike[str], meta: TraceMeta, tables: Iterable[CountTable]) -> tuple[Path, ...]:
     """Write tables as the parts of a new count-form trace, all or none; returns the parts.
 
     Raises
     ------
     UsageError
-        The directory is not empty.
+        The directory is not empty, or not local (see `local_directory`).
     StorageError
         It cannot be written.
     InputError
         A count is negative or a layer is not the model's.
     """
-    with atomic_directory(directory) as temporary:
+    target = local_directory(directory)
+    with atomic_directory(target) as temporary:
         series = PartSeries(temporary, meta)
         names = [series.write(_arrow(table, meta), number).name for number, table in enumerate(tables)]
-    return tuple(Path(directory) / name for name in names)
+    return tuple(target / name for name in names)
 
 
 def tabulate(trace: Trace, *, phases: Collection[str] | None = None) -> Iterator[CountTable]:

@@ -20,7 +20,7 @@ from .schema import KEYS, TraceMeta, count_schema, token_schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "form_of"]
 
 MAX_ROW_GROUP_ROWS = 2**27
 BATCH_BYTES = 32 * 2**20
@@ -76,12 +76,7 @@ class Dataset:
         """
         text = os.fspath(path)
         with refusing(text):
-            filesystem, folder, names = _listing(text)
-        files = sorted(filter(is_part, names), key=reading_order)
-        unfinished = tuple(sorted(filter(is_unfinished, names)))
-        if not files:
-            left = f" ({len(unfinished)} unfinished: {unfinished[0]}, ...)" if unfinished else ""
-            raise InputError(f"{text}: no finished part of a trace{left}; expected part-*.parquet")
+            filesystem, folder, files, unfinished = _parts(text)
         parts = [_look(filesystem, posixpath.join(folder, name), cls.form) for name in files]
         for name, part in zip(files, parts, strict=True):
             if (part.meta, part.known, part.has_weights) != (parts[0].meta, parts[0].known, parts[0].has_weights):
@@ -92,9 +87,7 @@ class Dataset:
         if not num_rows:
             raise InputError(f"{text}: zero rows in {len(files)} part(s); expected at least one")
         first = parts[0]
-        return cls(
-            text, first.meta, tuple(files), unfinished, num_rows, first.known, first.has_weights, folder, filesystem
-        )
+        return cls(text, first.meta, files, unfinished, num_rows, first.known, first.has_weights, folder, filesystem)
 
     @cached_property
     def sha256(self) -> str:
@@ -129,6 +122,18 @@ class Dataset:
         return digest.hexdigest()
 
 
+def form_of(path: str | os.PathLike[str]) -> str:
+    """The form that the first part at `path` says it is of: "tokens" or "counts"; errors as in `Dataset.open`."""
+    import pyarrow.parquet as pq
+
+    text = os.fspath(path)
+    with refusing(text):
+        filesystem, folder, files, _ = _parts(text)
+    first = posixpath.join(folder, files[0])
+    with refusing(first), filesystem.open_input_file(first) as stream, pq.ParquetFile(stream) as part:
+        return parse_meta(part.schema_arrow).form
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """What a part's footer says."""
@@ -137,6 +142,17 @@ class _Part:
     num_rows: int
     known: frozenset[str]
     has_weights: bool
+
+
+def _parts(path: str) -> tuple[Any, str, tuple[str, ...], tuple[str, ...]]:
+    """The file system, the folder, the parts in it in reading order, and the unfinished ones."""
+    filesystem, folder, names = _listing(path)
+    files = tuple(sorted(filter(is_part, names), key=reading_order))
+    unfinished = tuple(sorted(filter(is_unfinished, names)))
+    if not files:
+        left = f" ({len(unfinished)} unfinished: {unfinished[0]}, ...)" if unfinished else ""
+        raise InputError(f"no finished part of a trace{left}; expected part-*.parquet")
+    return filesystem, folder, files, unfinished
 
 
 def _listing(path: str) -> tuple[Any, str, list[str]]:

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from .reader import Trace
 from .schema import Key, TokenBatch
 
-__all__ = ["Loads", "grouped_loads", "loads_by"]
+__all__ = ["Loads", "batch_loads", "grouped_loads", "loads_by"]
 
 GROUPS_BYTES = 64 * 2**20
 MAX_LOADS_BYTES = 4 * 2**30
@@ -87,23 +87,28 @@ def grouped_loads(
     most = max(1, GROUPS_BYTES // (8 * max(1, num_layers) * trace.model.num_experts))
     rows: dict[tuple[int, ...], int] = {}
     table = np.zeros((most, num_layers, trace.model.num_experts), np.int64)
-    for batch in _pieces(trace.batches(layers, phases=phases), most):
-        keys_GB, group_T = _groups(batch, by)
-        keys = list(map(tuple, keys_GB.tolist()))
-        if len(rows.keys() | keys) > most:
-            yield _taken(rows, table, len(by))
-            rows, table = {}, np.zeros_like(table)
-        slots = [rows.setdefault(key, len(rows)) for key in keys]
-        for layer in range(num_layers):
-            table[slots, layer] += _loads(batch.ids[:, layer], group_T, len(keys), trace.model.num_experts)
+    for batch in trace.batches(layers, phases=phases):
+        for piece in batch_loads(batch, by, trace.model.num_experts, most=most):
+            keys = list(map(tuple, piece.keys.tolist()))
+            if len(rows.keys() | keys) > most:
+                yield _taken(rows, table, len(by))
+                rows, table = {}, np.zeros_like(table)
+            table[[rows.setdefault(key, len(rows)) for key in keys]] += piece.loads
     yield _taken(rows, table, len(by))
 
 
-def _pieces(batches: Iterator[TokenBatch], most: int) -> Iterator[TokenBatch]:
-    """Batches of at most `most` tokens, so that one never has more groups."""
-    for batch in batches:
-        for start in range(0, len(batch), most):
-            yield batch.select(slice(start, start + most))
+def batch_loads(batch: TokenBatch, by: Sequence[Key], num_experts: int, *, most: int) -> Iterator[Loads]:
+    """The loads of the groups in a batch, at most `most` groups at a time; a group may come out again."""
+    keys_GB, group_T = _groups(batch, by)
+    if len(keys_GB) > most:
+        middle = len(batch) // 2
+        for half in (slice(middle), slice(middle, None)):
+            yield from batch_loads(batch.select(half), by, num_experts, most=most)
+        return
+    loads_GLE = np.empty((len(keys_GB), batch.ids.shape[1], num_experts), np.int64)
+    for layer in range(batch.ids.shape[1]):
+        loads_GLE[:, layer] = _loads(batch.ids[:, layer], group_T, len(keys_GB), num_experts)
+    yield Loads(keys_GB, loads_GLE)
 
 
 def _groups(batch: TokenBatch, by: Sequence[Key]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:

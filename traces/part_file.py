@@ -14,7 +14,7 @@ from .schema import KEYS, TraceMeta
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ROW_GROUP_ROWS", "PartSeries", "is_part", "is_unfinished", "reading_order"]
+__all__ = ["ROW_GROUP_ROWS", "PartSeries", "is_part", "is_unfinished", "local_directory", "reading_order"]
 
 ROW_GROUP_ROWS = 65_536
 MEASURED = [*KEYS, "position", "layer"]  # columns worth Parquet statistics
@@ -28,13 +28,13 @@ class PartSeries:
     MismatchError
         The directory holds a trace of another kind: model, form, tokenizer or recorder differ.
     UsageError
-        It already holds parts of this rank.
+        It already holds parts of this rank, or is no local directory (see `local_directory`).
     StorageError
         It cannot be made.
     """
 
     def __init__(self, directory: str | os.PathLike[str], meta: TraceMeta, *, rank: int = 0) -> None:
-        self.directory = Path(directory)
+        self.directory = local_directory(directory)
         self.rank = rank
         self.start_ns = time.time_ns()
         try:
@@ -83,6 +83,28 @@ class PartSeries:
                 f"{self.directory}: already holds parts of rank {self.rank}, {name} for one; choose an empty directory"
                 " or remove it"
             )
+
+
+def local_directory(path: str | os.PathLike[str]) -> Path:
+    """The local directory that a path or a file:// URI names.
+
+    Raises
+    ------
+    UsageError
+        It is a URI of another file system: parts are renamed when they are complete, which object stores cannot do.
+    """
+    from urllib.parse import unquote, urlsplit
+
+    text = os.fspath(path)
+    if "://" not in text:
+        return Path(text)
+    scheme, host, place, *_ = urlsplit(text)
+    if scheme != "file" or host not in ("", "localhost"):
+        raise UsageError(
+            f"{text}: traces are read from any file system and written to local ones only; expected a directory or"
+            " file:///DIRECTORY, to copy from afterwards"
+        )
+    return Path(unquote(place))
 
 
 def is_part(name: str) -> bool:

@@ -1,20 +1,21 @@
-"""The recorder: hooks on a model's routers that turn its forward passes into a trace. Token ids are never recorded.
+"""The recorder: hooks on a model's MoE layers that turn its forward passes into a trace. Token ids are never recorded.
 
-Legend: T tokens; L MoE layers; E experts; K experts a token.
+Legend: T tokens; L MoE layers; K experts a token.
 """
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import InputError, UsageError
-from .model import ModelSpec
+from ..errors import UsageError
+from .recording.capture import Capture
+from .recording.embeddings import EmbeddingWriter
+from .recording.kept import Kept
+from .recording.layers import moe_layers, routers
 from .schema import PHASES, RANK_BITS, TokenBatch
 from .writer import TraceWriter
 
@@ -24,35 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["Recorder", "routers", "sample_ids"]
 
 
-def routers(model: "torch.nn.Module", pattern: str) -> list[tuple[str, "torch.nn.Module"]]:
-    """The modules whose whole qualified name matches a regular expression, in the model's own order.
-
-    Raises
-    ------
-    UsageError
-        The pattern is no regular expression or matches no module.
-    """
-    try:
-        found = [(name, module) for name, module in model.named_modules() if re.fullmatch(pattern, name)]
-    except re.error as error:
-        raise UsageError(
-            rf"router pattern {pattern!r} is no regular expression ({error}); expected one such as .*\.mlp\.router"
-        ) from error
-    if not found:
-        some = [name for name, _ in model.named_modules() if re.search("rout|gate", name)][:3]
-        raise UsageError(
-            f"router pattern {pattern!r} matches no module; names that may be meant: {', '.join(some) or 'none'}"
-        )
-    return found
-
-
 def sample_ids(source_rank: int, ordinals: ArrayLike) -> NDArray[np.int64]:
     """Sample ids that ranks need not agree on: `source_rank << 40 | ordinal`, for ordinals counted on each rank."""
     return np.int64(source_rank) << np.int64(RANK_BITS) | np.asarray(ordinals, np.int64)
 
 
 class Recorder:
-    """Forward hooks on the routers of a model, a context manager that removes them at its end.
+    """Hooks on the MoE layers of a model, a context manager that removes them at its end.
 
     A router may give logits `[..., E]` (the top-k of their softmax is recorded), or a tuple that holds expert ids
     `[..., K]` (integers) and perhaps their gate weights `[..., K]` (floats). Layers are numbered in the model's order.
@@ -60,28 +39,52 @@ class Recorder:
     Parameters
     ----------
     pattern
-        A regular expression for the whole qualified names of the routers, e.g. `layers[.][0-9]+[.]moe[.]router`.
+        A regular expression for the whole qualified names of the routers, e.g. `layers[.][0-9]+[.]moe[.]router`; None:
+        found by themselves (`moe_layers`).
     writer
         Takes the tokens; it knows the model and stays open.
+    kept
+        Which tokens are recorded.
+    embeddings
+        Takes the hidden states entering its layers; it stays open.
 
     Raises
     ------
     UsageError
-        The pattern matches another number of modules than the model has MoE layers.
+        There is another number of them than the model has MoE layers.
     """
 
-    def __init__(self, model: "torch.nn.Module", pattern: str, writer: TraceWriter) -> None:
-        found = routers(model, pattern)
-        self.names = tuple(name for name, _ in found)
-        self._modules = [module for _, module in found]
-        self._writer = writer
-        self._handles: list[Any] = []
-        self._outputs: dict[int, Any] | None = None
-        if len(found) != self._spec.num_layers:
+    def __init__(
+        self,
+        model: "torch.nn.Module",
+        pattern: str | None,
+        writer: TraceWriter,
+        *,
+        kept: Kept | None = None,
+        embeddings: EmbeddingWriter | None = None,
+    ) -> None:
+        spec = writer.meta.model
+        found = moe_layers(model, pattern)
+        self.names = tuple(layer.name for layer in found)
+        if len(found) != spec.num_layers:
             raise UsageError(
-                f"router pattern {pattern!r} matches {len(found)} modules ({', '.join(self.names[:3])}, ...);"
-                f" {self._spec.name} has {self._spec.num_layers} MoE layers"
+                f"{_source(pattern)} {len(found)} modules ({', '.join(self.names[:3])}, ...);"
+                f" {spec.name} has {spec.num_layers} MoE layers"
             )
+        self._writer = writer
+        self._kept = kept or Kept()
+        self._embeddings = embeddings
+        self._capture = Capture(found, spec, embeddings.layers if embeddings else ())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens recorded."""
+        return self._writer.num_tokens
+
+    @property
+    def full(self) -> bool:
+        """Whether as many tokens are recorded as were wanted."""
+        return self._kept.full(self._writer.num_tokens)
 
     @contextmanager
     def tokens(
@@ -98,7 +101,7 @@ class Recorder:
         Parameters
         ----------
         position
-            Of any shape with T elements.
+            Of any shape with T elements; negative: padding, left out.
         sample, step, source_rank
             T elements, or one number for all; None: unknown (see `sample_ids` for several ranks).
 
@@ -109,107 +112,66 @@ class Recorder:
         """
         if phase not in PHASES:
             raise UsageError(f"phase {phase!r}; expected {', '.join(PHASES)}")
-        self._outputs = {}
+        self.start()
         try:
             yield
-            outputs = self._outputs
+            self.finish(position=position, sample=sample, step=step, source_rank=source_rank, phase=phase)
         finally:
-            self._outputs = None
-        positions = np.asarray(position, np.int32).reshape(-1)
-        ids, weights = self._cells(outputs, len(positions))
-        self._writer.append(
-            TokenBatch(
-                step=_column(step, len(positions), np.int32),
-                sample=_column(sample, len(positions), np.int64),
-                position=positions,
-                source_rank=_column(source_rank, len(positions), np.int32),
-                phase=np.full(len(positions), PHASES.index(phase), np.int8),
-                ids=ids,
-                weights=weights,
-            )
-        )
+            self._capture.stop()
+
+    def start(self) -> None:
+        """Watch the forward pass that follows, for `finish`; in vain once as many tokens are there as were wanted."""
+        if not self.full:
+            self._capture.start()
+
+    def finish(
+        self,
+        *,
+        position: ArrayLike,
+        sample: ArrayLike | None = None,
+        step: ArrayLike | None = None,
+        source_rank: ArrayLike | None = None,
+        phase: str = "prefill",
+    ) -> None:
+        """Record the pass watched since `start`; see `tokens`."""
+        if self.full:
+            return
+        position_T = np.asarray(position, np.int32).reshape(-1)
+        num_tokens = len(position_T)
+        sample_T = _column(sample, num_tokens, np.int64)
+        rows = self._kept.rows(position_T, sample_T, self._writer.num_tokens)
+        cells = self._capture.take(num_tokens, rows, weights=self._writer.weights)
+        columns = {
+            "step": _column(step, num_tokens, np.int32),
+            "sample": sample_T,
+            "position": position_T,
+            "source_rank": _column(source_rank, num_tokens, np.int32),
+            "phase": np.full(num_tokens, PHASES.index(phase), np.int8),
+        }
+        kept: dict[str, Any] = {n: c if c is None or rows is None else c[rows] for n, c in columns.items()}
+        batch = TokenBatch(**kept, ids=cells.ids, weights=cells.weights)
+        self._writer.append(batch)
+        if self._embeddings is not None:
+            self._embeddings.append(batch, cells.inputs)
+
+    def flush(self) -> None:
+        """Write what is buffered, so that a kill does not lose it."""
+        self._writer.flush()
+        if self._embeddings is not None:
+            self._embeddings.flush()
 
     def __enter__(self) -> Self:
-        for layer, module in enumerate(self._modules):
-            self._handles.append(module.register_forward_hook(partial(self._fired, layer)))
+        self._capture.attach()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    @property
-    def _spec(self) -> ModelSpec:
-        return self._writer.meta.model
-
-    def _fired(self, layer: int, module: "torch.nn.Module", inputs: Any, output: Any) -> None:  # noqa: ARG002
-        if self._outputs is None:
-            return
-        if layer in self._outputs:
-            raise InputError(f"router {self.names[layer]} ran twice in a pass; record one forward pass at a time")
-        self._outputs[layer] = _routing(output, self._spec, self.names[layer])
-
-    def _cells(self, outputs: dict[int, Any], num_tokens: int) -> tuple[NDArray[np.uint16], NDArray[np.float16] | None]:
-        """Ids and, where the writer keeps them, weights of all layers, `[T, L, K]`."""
-        for layer, name in enumerate(self.names):
-            if layer not in outputs:
-                raise InputError(f"router {name} did not run in the pass; expected every router to run once")
-            if len(outputs[layer][0]) != num_tokens:
-                raise InputError(
-                    f"router {name} gave {len(outputs[layer][0])} tokens; positions were given for {num_tokens}"
-                )
-        layers = [outputs[layer] for layer in range(len(self.names))]
-        ids = np.stack([ids for ids, _ in layers], axis=1)
-        if not self._writer.weights:
-            return ids, None
-        for name, (_, gates) in zip(self.names, layers, strict=True):
-            if gates is None:
-                raise InputError(f"router {name} gives no gate weights; record without them")
-        return ids, np.stack([gates for _, gates in layers], axis=1)
+        self._capture.detach()
 
 
-def _routing(output: Any, model: ModelSpec, name: str) -> tuple[NDArray[np.uint16], NDArray[np.float16] | None]:
-    """Ids `[T, K]` and gate weights, where there are any, of a router's output, by descending weight."""
-    import torch
-
-    parts = output if isinstance(output, Sequence) else (output,)
-    tensors = [part.detach() for part in parts if isinstance(part, torch.Tensor) and part.ndim >= 1]
-    ids = next((t for t in tensors if not _is_gates(t) and t.shape[-1] == model.top_k), None)
-    if ids is not None:
-        gates = next((t for t in tensors if _is_gates(t) and t.shape == ids.shape), None)
-    else:
-        logits = next((t for t in tensors if _is_gates(t) and t.shape[-1] == model.num_experts), None)
-        if logits is None:
-            shapes = [tuple(t.shape) for t in tensors]
-            raise InputError(
-                f"router {name} gives tensors of shapes {shapes}; expected integer ids [..., {model.top_k}] or"
-                f" logits [..., {model.num_experts}]"
-            )
-        gates, ids = logits.float().softmax(-1).topk(model.top_k)
-    ids = ids.reshape(-1, model.top_k).long()
-    if gates is not None:
-        if not bool(gates.isfinite().all()):
-            raise InputError(f"router {name} gives a gate weight or logit that is not finite; expected numbers")
-        gates, order = gates.reshape(ids.shape).float().sort(dim=-1, descending=True, stable=True)
-        ids = ids.gather(1, order)
-    _check_ids(ids, model, name)
-    return ids.cpu().numpy().astype(np.uint16), None if gates is None else gates.cpu().numpy().astype(np.float16)
-
-
-def _is_gates(tensor: "torch.Tensor") -> bool:
-    return bool(tensor.is_floating_point())
-
-
-def _check_ids(ids: "torch.Tensor", model: ModelSpec, name: str) -> None:
-    """Refuse what would not survive as uint16; -1 does, as 65535, not routed."""
-    if ids.numel() and not -1 <= int(ids.min()) <= int(ids.max()) < model.num_experts:
-        raise InputError(
-            f"router {name} gives expert ids {int(ids.min())} to {int(ids.max())}; expected 0 to"
-            f" {model.num_experts - 1}, or -1 for not routed"
-        )
+def _source(pattern: str | None) -> str:
+    return "the model shows" if pattern is None else f"router pattern {pattern!r} matches"
 
 
 def _column(value: ArrayLike | None, num_tokens: int, kind: type[np.generic]) -> NDArray[Any] | None:

@@ -1,6 +1,6 @@
 """What a trace holds, in one pass: how much, of what, how skewed, and how much a layer tells of the next.
 
-Legend: L MoE layers; E experts.
+Legend: L MoE layers; E experts; R rows of the count form.
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,48 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .counts import Counter
-from .model import NOT_ROUTED
+from .count_form import CountTable, CountTrace
+from .counts import Counter, Counts
+from .distinct import Distinct
+from .information import Information, affinity_information
+from .loads import batch_loads
+from .locality import Locality, SampleLoads, locality
 from .reader import Trace
-from .schema import PHASES
+from .schema import PHASES, TokenBatch
 
-__all__ = ["Statistics", "describe"]
+__all__ = ["Statistics", "TokenStatistics", "describe", "describe_counts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStatistics:
+    """Figures that only single tokens give.
+
+    Parameters
+    ----------
+    phase_tokens
+        Tokens of each phase that occurs.
+    not_routed, cells
+        Choices that were dropped or padded, of all tokens x layers x choices.
+    counts
+        Loads, top-1 transitions W and, if asked for, co-activation.
+    affinity
+        `[L-1]`: the share of tokens whose next first choice is the likeliest one given the current,
+
+            affinity_l = sum_a max_b W[l, a, b] / sum_ab W[l, a, b]      (1)
+    chance
+        `[L-1]`: the same share without knowing the current expert, max_b sum_a W[l, a, b] / sum_ab W[l, a, b]; what
+        affinity is above it is what a placement can use.
+    information
+        `[L-1]`: the bits that a first choice tells of the next, beside those of shuffled tokens.
+    """
+
+    phase_tokens: Mapping[str, int]
+    not_routed: int
+    cells: int
+    counts: Counts
+    affinity: NDArray[np.float64]
+    chance: NDArray[np.float64]
+    information: Information
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,70 +59,114 @@ class Statistics:
 
     Parameters
     ----------
-    phase_tokens
-        Tokens of each phase that occurs.
-    not_routed, cells
-        Choices that were dropped or padded, of all tokens x layers x choices.
+    loads
+        int64 `[L, E]`: tokens that go to an expert.
     skew
         `[L]`: the load of the busiest expert over the mean, 1 where all are equal.
-    affinity
-        `[L-1]`: the share of tokens whose next first choice is the likeliest one given the current,
-
-            affinity_l = sum_a max_b W[l, a, b] / sum_ab W[l, a, b]      (1)
-
-        with W the top-1 transitions.
-    chance
-        `[L-1]`: the same share without knowing the current expert, max_b sum_a W[l, a, b] / sum_ab W[l, a, b]; what
-        affinity is above it is what a placement can use.
+    locality
+        How much samples keep to experts of their own.
+    tokens
+        What a trace in count form lacks.
+    seed
+        Of the nulls that information and locality stand beside.
     """
 
-    num_tokens: int
     num_samples: int | None
     num_steps: int | None
     num_source_ranks: int | None
-    phase_tokens: Mapping[str, int]
-    not_routed: int
-    cells: int
+    loads: NDArray[np.int64]
     skew: NDArray[np.float64]
-    affinity: NDArray[np.float64]
-    chance: NDArray[np.float64]
+    locality: Locality | None
+    tokens: TokenStatistics | None
+    seed: int
 
 
-def describe(trace: Trace) -> Statistics:
-    """The figures of a trace; memory grows only with the number of its samples and steps.
+def describe(trace: Trace, *, coactivation: bool = False, seed: int = 0) -> Statistics:
+    """The figures of a token trace; memory grows only with the number of its samples and steps.
 
     Raises
     ------
     InputError
         The trace is damaged.
+    UsageError
+        The tables of its transitions would pass 4 GiB.
     """
-    counter = Counter(trace.model)
-    seen: dict[str, NDArray[np.int64]] = {name: np.zeros(0, np.int64) for name in sorted(trace.known)}
+    model = trace.model
+    counter, keys = Counter(model, coactivation=coactivation), _Keys(trace)
     phases = np.zeros(len(PHASES), np.int64)
-    not_routed = 0
     for batch in trace.batches():
         counter.add(batch)
         phases += np.bincount(batch.phase, minlength=len(PHASES))
-        not_routed += int((batch.ids == NOT_ROUTED).sum())
-        for name, values in seen.items():
-            seen[name] = np.union1d(values, getattr(batch, name))
+        keys.add(batch)
+        if keys.samples is not None and batch.sample is not None:
+            _add_samples(keys.samples, batch, model.num_experts)
     counts = counter.counts()
-    number = {name: len(values) for name, values in seen.items()}
-    W = counts.transitions
-    return Statistics(
-        num_tokens=counts.num_tokens,
-        num_samples=number.get("sample"),
-        num_steps=number.get("step"),
-        num_source_ranks=number.get("source_rank"),
+    W, cells = counts.transitions.astype(np.int64, copy=False), counts.num_tokens * model.num_layers * model.top_k
+    tokens = TokenStatistics(
         phase_tokens={phase: int(tokens) for phase, tokens in zip(PHASES, phases, strict=True) if tokens},
-        not_routed=not_routed,
-        cells=counts.num_tokens * trace.model.num_layers * trace.model.top_k,
-        skew=_share(counts.loads.max(1) * trace.model.num_experts, counts.loads.sum(1)),
+        not_routed=cells - int(counts.loads.sum()),
+        cells=cells,
+        counts=counts,
         affinity=_share(W.max(2).sum(1), W.sum((1, 2))),  # (1)
         chance=_share(W.sum(1).max(1), W.sum((1, 2))),
+        information=affinity_information(W, seed=seed),
     )
+    return keys.statistics(counts.loads, tokens, seed)
 
 
-def _share(part: NDArray[np.int64 | np.float64], whole: NDArray[np.int64 | np.float64]) -> NDArray[np.float64]:
+def describe_counts(trace: CountTrace, *, seed: int = 0) -> Statistics:
+    """The figures of a trace in count form; memory and errors as in `describe`."""
+    model, keys = trace.meta.model, _Keys(trace)
+    loads = np.zeros((model.num_layers, model.num_experts), np.int64)
+    for table in trace.tables():
+        np.add.at(loads, table.layer, table.counts)
+        keys.add(table)
+        if keys.samples is not None and table.sample is not None:
+            keys.samples.add(table.sample, table.layer, table.counts)
+    return keys.statistics(loads, None, seed)
+
+
+class _Keys:
+    """What the columns step, sample and source_rank come to."""
+
+    def __init__(self, trace: Trace | CountTrace) -> None:
+        self._model = model = trace.meta.model
+        self._values = {name: Distinct() for name in trace.known}
+        self.samples = SampleLoads(model.num_layers, model.num_experts) if "sample" in trace.known else None
+
+    def add(self, source: TokenBatch | CountTable) -> None:
+        """Note the values of the columns that are known."""
+        for name, values in self._values.items():
+            values.add(getattr(source, name))
+
+    def statistics(self, loads: NDArray[np.int64], tokens: TokenStatistics | None, seed: int) -> Statistics:
+        """All figures together."""
+        number = {name: len(values) for name, values in self._values.items()}
+        return Statistics(
+            num_samples=number.get("sample"),
+            num_steps=number.get("step"),
+            num_source_ranks=number.get("source_rank"),
+            loads=loads,
+            skew=_share(loads.max(1) * self._model.num_experts, loads.sum(1)),
+            locality=None if self.samples is None else locality(self.samples.loads(), self._model.top_k, seed=seed),
+            tokens=tokens,
+            seed=seed,
+        )
+
+
+def _add_samples(samples: SampleLoads, batch: TokenBatch, num_experts: int) -> None:
+    """Add the loads of those samples in a batch that are looked at."""
+    assert batch.sample is not None
+    kept_T = samples.keeps(batch.sample)
+    if not kept_T.any():
+        return
+    kept = batch if kept_T.all() else batch.select(kept_T)
+    for part in batch_loads(kept, ("sample",), num_experts, most=samples.most):
+        num_layers = part.loads.shape[1]
+        layer_R = np.tile(np.arange(num_layers, dtype=np.int32), len(part.keys))
+        samples.add(np.repeat(part.keys[:, 0], num_layers), layer_R, part.loads.reshape(-1, num_experts))
+
+
+def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
     """`part / whole`, 0 where nothing was routed."""
     return np.asarray(part / np.maximum(whole, 1), dtype=np.float64)

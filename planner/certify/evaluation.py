@@ -7,13 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError, UsageError
+from ...profilers.profile import Profile
 from ...runtime.plan import Contender, Part, Plan
 from ...solvers import contiguous, eplb
 from ...traces.reader import Trace
 from .certificate import Certificate
 from .figures import Recounted, interval_of, recounted
-from .recount import Ledger, Residence, Roster, Tokens, enroll, recount, tokens_of
-from .structure import evaluation_options, holders_of, labelled, slot_widths
+from .recount import Ledger, Residence, recount
+from .roster import Roster, Tokens, enroll, tokens_of
+from .seconds import Clock
+from .structure import evaluation_options, holders_of, labelled, seconds_options, slot_widths
 
 __all__ = ["Fitted", "check_evaluation"]
 
@@ -26,26 +29,39 @@ class Fitted:
     transitions: NDArray[np.int64]
 
 
-def check_evaluation(plan: Plan, trace: Trace, certificate: Certificate, on_progress: Callable[[str], None]) -> Fitted:
-    """Hold every figure of the evaluation and the verdict against a recount; returns the fitted counts."""
+def check_evaluation(
+    plan: Plan,
+    trace: Trace,
+    profile: Profile | None,
+    certificate: Certificate,
+    on_progress: Callable[[str], None],
+) -> Fitted:
+    """Hold every figure of the evaluation and the verdict against a recount; returns the fitted counts.
+
+    Parameters
+    ----------
+    profile
+        The plan's; None leaves its seconds unchecked.
+    """
     assert plan.evaluation is not None
     assert plan.inputs.trace is not None
     phases = evaluation_options(plan).phases
     on_progress("recounting the fitted samples")
     roster = _roster(plan, trace, fit=True)
     fitted = _count(plan, tokens_of(trace, roster, phases))
-    residences = _residences(plan, fitted)
-    found = _check_part(plan, trace, plan.evaluation.fit, roster, residences, certificate, "fit")
+    residences, clock = _residences(plan, fitted), _clock(plan, profile, roster)
+    found = _check_part(plan, trace, plan.evaluation.fit, roster, residences, clock, certificate, "fit")
     if (plan.evaluation.held_out is None) != (plan.inputs.trace.split.fit_fraction == 1):
         raise CertificationError(f"fit fraction {plan.inputs.trace.split.fit_fraction} with the wrong parts")
     if plan.evaluation.held_out is not None:
         on_progress("recounting the held-out samples")
         roster = _roster(plan, trace, fit=False)
-        found = _check_part(plan, trace, plan.evaluation.held_out, roster, residences, certificate, "held out")
+        found = _check_part(plan, trace, plan.evaluation.held_out, roster, residences, clock, certificate, "held out")
     certificate.checks.append("metrics of every contender")
+    _check_seconds(plan, clock, certificate)
     _check_verdict(plan, found, certificate)
     certificate.unchecked.append("solver seconds, method and backend")
-    if plan.inputs.profile is not None:
+    if plan.inputs.profile is not None and profile is None:
         certificate.unchecked.append("the profile's hash")
     return fitted
 
@@ -120,6 +136,7 @@ def _check_part(
     part: Part,
     roster: Roster,
     residences: Mapping[str, Residence],
+    clock: Clock | None,
     certificate: Certificate,
     name: str,
 ) -> dict[str, Recounted]:
@@ -129,22 +146,34 @@ def _check_part(
     certificate.agree(f"{name}: dropped samples", part.dropped_samples, roster.num_dropped)
     phases = evaluation_options(plan).phases
     ledgers = recount(tokens_of(trace, roster, phases), roster, plan.model.num_layers, residences)
+    if clock is not None:
+        clock.outside.clear()
     return {
-        label: _check_contender(plan, f"{name}: {label}", ledgers[label], contender, certificate)
+        label: _check_contender(plan, f"{name}: {label}", ledgers[label], contender, clock, certificate)
         for label, contender in labelled(part).items()
     }
 
 
+def _clock(plan: Plan, profile: Profile | None, roster: Roster) -> Clock | None:
+    """What times the recount; None where the plan has no seconds or its profile is not at hand."""
+    if "seconds" not in plan.options or (profile is None and plan.inputs.profile is not None):
+        return None
+    return Clock(plan, profile, samples=roster.kind == "sample")
+
+
 def _check_contender(
-    plan: Plan, label: str, ledger: Ledger, contender: Contender, certificate: Certificate
+    plan: Plan, label: str, ledger: Ledger, contender: Contender, clock: Clock | None, certificate: Certificate
 ) -> Recounted:
-    """Every metric of a contender with its interval."""
-    found = recounted(plan, ledger, coherent=contender.dispatch_model == "coherent")
-    if found.value.keys() != contender.metrics.keys():
-        raise CertificationError(
-            f"{label}: metrics {sorted(contender.metrics)}; the recount gives {sorted(found.value)}"
-        )
-    for name, metric in contender.metrics.items():
+    """Every metric of a contender with its interval; seconds where there is a clock."""
+    coherent = contender.dispatch_model == "coherent"
+    found = recounted(
+        plan, ledger, coherent=coherent, seconds=clock.seconds(ledger, coherent=coherent) if clock else {}
+    )
+    untimed = clock is None and "seconds" in plan.options
+    claimed = {name: metric for name, metric in contender.metrics.items() if not (untimed and name.endswith("_s"))}
+    if found.value.keys() != claimed.keys():
+        raise CertificationError(f"{label}: metrics {sorted(claimed)}; the recount gives {sorted(found.value)}")
+    for name, metric in claimed.items():
         low, high = interval_of(found.draws.get(name))
         certificate.agree(f"{label}: {name}", metric.value, found.value[name])
         certificate.agree(f"{label}: {name} low", metric.low, low)
@@ -152,15 +181,30 @@ def _check_contender(
     return found
 
 
+def _check_seconds(plan: Plan, clock: Clock | None, certificate: Certificate) -> None:
+    """The curves that the plan names, and how often they were stretched."""
+    if "seconds" not in plan.options:
+        return
+    if clock is None:
+        certificate.unchecked.append("predicted seconds (give the plan's profile)")
+        return
+    clock.check_options(seconds_options(plan), certificate)
+    certificate.checks.append("predicted seconds")
+
+
 def _check_verdict(plan: Plan, found: Mapping[str, Recounted], certificate: Certificate) -> None:
     claimed = plan.verdict
     assert claimed is not None
     ours, theirs = found[f"plan/{plan.dispatch_model}"], found[claimed.against]
-    paired = claimed.metric in ours.draws and claimed.metric in theirs.draws
-    low, high = interval_of(theirs.draws[claimed.metric] - ours.draws[claimed.metric]) if paired else (None, None)
-    certificate.agree("gain", claimed.gain.value, theirs.value[claimed.metric] - ours.value[claimed.metric])
-    certificate.agree("gain low", claimed.gain.low, low)
-    certificate.agree("gain high", claimed.gain.high, high)
+    low, high = claimed.gain.low, claimed.gain.high
+    if claimed.metric in ours.value:
+        paired = claimed.metric in ours.draws and claimed.metric in theirs.draws
+        low, high = interval_of(theirs.draws[claimed.metric] - ours.draws[claimed.metric]) if paired else (None, None)
+        certificate.agree("gain", claimed.gain.value, theirs.value[claimed.metric] - ours.value[claimed.metric])
+        certificate.agree("gain low", claimed.gain.low, low)
+        certificate.agree("gain high", claimed.gain.high, high)
+        certificate.checks.append("verdict")
+    else:
+        certificate.unchecked.append("the gain of the verdict")
     if (claimed.value == "benefit") != (low is not None and low > 0):
         raise CertificationError(f"verdict {claimed.value} with a gain from {low}; a benefit needs a gain above 0")
-    certificate.checks.append("verdict")

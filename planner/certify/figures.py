@@ -1,5 +1,6 @@
 """Metrics and intervals from a recount: the naive twin of `planner.metrics` and `planner.intervals`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,8 @@ class Recounted:
     draws: dict[str, NDArray[np.float64]]
 
 
-def recounted(plan: Plan, ledger: Ledger, *, coherent: bool) -> Recounted:
-    """Every metric of a ledger."""
+def recounted(plan: Plan, ledger: Ledger, *, coherent: bool, seconds: Mapping[str, NDArray[np.float64]]) -> Recounted:
+    """Every metric of a ledger; seconds `[Q, B]` by metric."""
     model, sums = plan.model, _resampled(ledger, plan.seed)
     cells = sums["tokens"] * model.num_layers
     figures = {name: sums[name] / cells for name in ("device_copies", "node_copies")}
@@ -41,7 +42,18 @@ def recounted(plan: Plan, ledger: Ledger, *, coherent: bool) -> Recounted:
         others = plan.cluster.num_devices - 1
         value["kv_bytes"] = step_tokens * model.num_layers * model.attention.kv_size * model.dtype_bytes * others
     _add_balance(ledger.loads[:, :, np.array(slot_widths(plan)) > 0], plan.seed, value, draws)
+    picks = _picks(len(ledger.loads), plan.seed)
+    for name, levels_QB in seconds.items():
+        value[name] = float(levels_QB[1].mean())
+        if levels_QB.shape[1] > 1:
+            draws[name] = np.stack([levels_QB[:, pick].mean(axis=1) for pick in picks], axis=1)
     return Recounted(value, draws)
+
+
+def _picks(number: int, seed: int) -> list[NDArray[np.int64]]:
+    """The resamplings of so many steps."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(number, size=number) for _ in range(DRAWS)]
 
 
 def _resampled(ledger: Ledger, seed: int) -> dict[str, NDArray[np.float64]]:
@@ -62,16 +74,16 @@ def _add_balance(
         return
     value["balance"], value["balance_p95"] = sum(flat) / len(flat), float(np.quantile(flat, 0.95))
     if len(cells) > 1:
-        rng = np.random.default_rng(seed)
         total_B, number_B = np.array([sum(step) for step in cells]), np.array([len(step) for step in cells])
-        picks = [rng.integers(len(cells), size=len(cells)) for _ in range(DRAWS)]
+        picks = _picks(len(cells), seed)
         with np.errstate(invalid="ignore"):
             draws["balance"] = np.array([total_B[pick].sum() / number_B[pick].sum() for pick in picks])
 
 
 def interval_of(draws: NDArray[np.float64] | None) -> tuple[float | None, float | None]:
-    """The 95 % interval of resampled figures; None where there are none."""
+    """The 95 % interval of resampled figures, the widest of several levels; None where there are none."""
     if draws is None or not np.isfinite(draws).any():
         return None, None
-    ordered = np.sort(draws[np.isfinite(draws)])
-    return tuple(float(np.quantile(ordered, q)) for q in (0.025, 0.975))  # type: ignore[return-value]
+    levels = [np.sort(row[np.isfinite(row)]) for row in draws.reshape(-1, draws.shape[-1])]
+    ends = [(float(np.quantile(row, 0.025)), float(np.quantile(row, 0.975))) for row in levels if len(row)]
+    return min(low for low, _ in ends), max(high for _, high in ends)

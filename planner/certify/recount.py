@@ -1,4 +1,4 @@
-"""An independent recount of a trace under a placement: the naive twin of `planner.survey` and `planner.replay`.
+"""An independent recount of a trace under a placement: the naive twin of `planner.replay`.
 
 It shares no code with the solvers or the replay: membership matrices instead of pairwise comparisons, holders looked up
 expert by expert instead of in tables.
@@ -6,20 +6,17 @@ expert by expert instead of in tables.
 Legend: T tokens; L MoE layers; K experts a token; E experts; D devices; U units; B steps.
 """
 
-import hashlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...traces.reader import Trace
-from ...traces.schema import TokenBatch
+from .roster import Roster, Tokens
 
-__all__ = ["Ledger", "Residence", "Roster", "Tokens", "enroll", "recount", "tokens_of"]
+__all__ = ["Ledger", "Residence", "recount"]
 
-BLOCK_ROWS = 64
+NAMES = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,92 +30,35 @@ class Residence:
     devices_per_node: int
 
 
-@dataclass(frozen=True, slots=True)
-class Roster:
-    """The units of one part of a trace: the ordinal of each, and how homes and steps follow from it."""
-
-    kind: str
-    ordinal_of: dict[int, int]
-    num_tokens: int
-    num_steps: int
-    num_dropped: int
-    samples_per_step: int
-    num_devices: int
-    recorded_home: bool
-    step_names: dict[int, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Some tokens of a part: ids `[T, L, K]`, unit ordinal, home, step (-1: none) and turn, each `[T]`."""
-
-    ids: NDArray[np.uint16]
-    unit: NDArray[np.int64]
-    home: NDArray[np.int64]
-    step: NDArray[np.int64]
-    turn: NDArray[np.int64]
-
-
 @dataclass(slots=True)
 class Ledger:
-    """What a recount found: per-unit sums by name `[U]`, loads `[B, L, D]`, and tokens in counted steps."""
+    """What a recount found: per-unit sums by name `[U]`, loads `[B, L, D]`, and tokens in counted steps.
+
+    Parameters
+    ----------
+    ports
+        Copies of dispatch (0) and combine (1), `[2, B, L, class, direction, D]`: inside a node (0) or to another (1),
+        that leave (0) or reach (1) a device.
+    sitting
+        Tokens (0) on each device before a layer, and 2 x position + 1 summed over them (1), `[2, B, L, D]`.
+    """
 
     sums: dict[str, NDArray[np.int64]]
     loads: NDArray[np.int64]
+    ports: NDArray[np.int64]
+    sitting: NDArray[np.int64]
     step_tokens: int = 0
 
-
-def enroll(
-    trace: Trace,
-    *,
-    seed: int,
-    fraction: float,
-    fit: bool,
-    num_devices: int,
-    samples_per_step: int,
-    phases: Sequence[str],
-) -> Roster:
-    """The units of the fitted (or held-out) part, by DESIGN's rules, from the scalar columns."""
-    tokens_of: Counter[int] = Counter()
-    unit_steps: set[tuple[int, int]] = set()
-    highest_rank, kind = -1, "block"
-    for batch, unit in _units(trace, (), phases):
-        kind = "sample" if batch.sample is not None else "step" if batch.step is not None else "block"
-        tokens_of.update(unit.tolist())
-        unit_steps.update(() if batch.step is None else zip(unit.tolist(), batch.step.tolist(), strict=True))
-        highest_rank = max(highest_rank, *(() if batch.source_rank is None else batch.source_rank.tolist()), -1)
-    limit = int(fraction * 2**64)
-    wanted = [unit for unit in sorted(tokens_of) if (_hash(f"{seed}:{unit}") < limit) == fit]
-    ordinal_of = {unit: ordinal for ordinal, unit in enumerate(wanted)}
-    steps = sorted({step for unit, step in unit_steps if unit in ordinal_of})
-    whole_steps = max(len(wanted) // samples_per_step, 1)
-    return Roster(
-        kind=kind,
-        ordinal_of=ordinal_of,
-        num_tokens=sum(tokens_of[unit] for unit in wanted),
-        num_steps=len(steps) or whole_steps,
-        num_dropped=0 if steps else max(len(wanted) - whole_steps * samples_per_step, 0),
-        samples_per_step=samples_per_step,
-        num_devices=num_devices,
-        recorded_home=highest_rank + 1 == num_devices,
-        step_names={step: index for index, step in enumerate(steps)} if steps else None,
-    )
-
-
-def tokens_of(trace: Trace, roster: Roster, phases: Sequence[str]) -> Iterator[Tokens]:
-    """The tokens of a part, batch by batch."""
-    for batch, unit in _units(trace, None, phases):
-        ordinals = [roster.ordinal_of.get(one, -1) for one in unit.tolist()]
-        rows = [row for row, ordinal in enumerate(ordinals) if ordinal >= 0]
-        unit_T = np.array(ordinals, dtype=np.int64)[rows]
-        home_T = unit_T % roster.num_devices
-        if roster.recorded_home and batch.source_rank is not None:
-            home_T = batch.source_rank[rows].astype(np.int64)
-        step_T = unit_T // roster.samples_per_step
-        step_T[step_T >= roster.num_steps] = -1
-        if roster.step_names is not None and batch.step is not None:
-            step_T = np.array([roster.step_names[one] for one in batch.step[rows].tolist()], dtype=np.int64)
-        yield Tokens(batch.ids[rows], unit_T, home_T, step_T, unit[rows] + batch.position[rows])
+    @classmethod
+    def empty(cls, num_units: int, shape: tuple[int, int, int]) -> "Ledger":
+        """A ledger of nothing, for steps, layers and devices."""
+        steps, layers, devices = shape
+        return cls(
+            {name: np.zeros(num_units, np.int64) for name in NAMES},
+            np.zeros(shape, np.int64),
+            np.zeros((2, steps, layers, 2, 2, devices), np.int64),
+            np.zeros((2, *shape), np.int64),
+        )
 
 
 def recount(
@@ -126,11 +66,7 @@ def recount(
 ) -> dict[str, Ledger]:
     """Walk every token of a part through every layer of every residence; ledgers by the residences' names."""
     shape = (roster.num_steps, num_layers, roster.num_devices)
-    names = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
-    ledgers = {
-        label: Ledger({name: np.zeros(len(roster.ordinal_of), np.int64) for name in names}, np.zeros(shape, np.int64))
-        for label in residences
-    }
+    ledgers = {label: Ledger.empty(len(roster.ordinal_of), shape) for label in residences}
     for tokens in parts:
         for label, residence in residences.items():
             _walk(tokens, residence, ledgers[label])
@@ -151,9 +87,11 @@ def _walk(tokens: Tokens, residence: Residence, ledger: Ledger) -> None:
             visited = _visited(device_TK, width, residence.num_devices)
             seen[name] += _without(visited, here_T // width) + _without(visited, after_T // width)
         visited = _visited(device_TK, 1, residence.num_devices)
-        for end_T in (here_T, after_T):
+        for phase, end_T in enumerate((here_T, after_T)):
             other_node = np.arange(residence.num_devices) // group != (end_T // group)[:, None]
             seen["far_copies"] += (visited & other_node).sum(axis=1)
+            _move(ledger.ports[phase, :, layer], visited, end_T, tokens.step, group, returning=phase == 1)
+        _sit(ledger.sitting[:, :, layer], here_T, tokens)
         hop = (last_T >= 0) & (device_TK[:, 0] >= 0)
         seen["hops"] += hop
         seen["hops_kept"] += hop & (last_T == device_TK[:, 0])
@@ -166,21 +104,31 @@ def _walk(tokens: Tokens, residence: Residence, ledger: Ledger) -> None:
         np.add.at(ledger.sums[name], tokens.unit, values_T)
 
 
-def _units(
-    trace: Trace, layers: tuple[int, ...] | None, phases: Sequence[str]
-) -> Iterator[tuple[TokenBatch, NDArray[np.int64]]]:
-    """Batches with the unit of each token: its sample, else its step, else its block of rows."""
-    row = 0
-    for batch in trace.batches(layers, phases=phases or None):
-        unit = batch.sample if batch.sample is not None else batch.step
-        if unit is None:
-            unit = np.arange(row, row + len(batch)) // BLOCK_ROWS
-        row += len(batch)
-        yield batch, unit.astype(np.int64)
+def _move(
+    ports: NDArray[np.int64],
+    visited: NDArray[np.bool_],
+    end_T: NDArray[np.int64],
+    step_T: NDArray[np.int64],
+    group: int,
+    *,
+    returning: bool,
+) -> None:
+    """Add a layer's copies between each token's end and the other devices it visits, `[B, class, direction, D]`."""
+    token, device = np.nonzero(visited & (step_T >= 0)[:, None])
+    token, device = token[end_T[token] != device], device[end_T[token] != device]
+    step, end = step_T[token], end_T[token]
+    far = (end // group != device // group).astype(np.int64)
+    leaves, reaches = (device, end) if returning else (end, device)
+    np.add.at(ports, (step, far, 0, leaves), 1)
+    np.add.at(ports, (step, far, 1, reaches), 1)
 
 
-def _hash(text: str) -> int:
-    return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
+def _sit(sitting: NDArray[np.int64], here_T: NDArray[np.int64], tokens: Tokens) -> None:
+    """Add the tokens of a layer, and their contexts, where they are."""
+    counted = tokens.step >= 0
+    cells = (tokens.step[counted], here_T[counted])
+    np.add.at(sitting[0], cells, 1)
+    np.add.at(sitting[1], cells, 2 * tokens.position[counted] + 1)
 
 
 def _devices(tokens: Tokens, layer: int, here_T: NDArray[np.int64], residence: Residence) -> NDArray[np.int64]:

@@ -7,11 +7,19 @@ from pydantic import ValidationError
 from ...errors import CertificationError
 from ...runtime.plan import Contender, Part, Plan
 from ...solvers.outcome import Outcome, Status
-from ..options import EvaluationOptions, PlacementOptions
+from ..options import EvaluationOptions, PlacementOptions, SecondsOptions
 from ..strategy import STRATEGIES
 from .certificate import TOLERANCE, Certificate
 
-__all__ = ["Holders", "check_structure", "evaluation_options", "holders_of", "labelled", "slot_widths"]
+__all__ = [
+    "Holders",
+    "check_structure",
+    "evaluation_options",
+    "holders_of",
+    "labelled",
+    "seconds_options",
+    "slot_widths",
+]
 
 Holders = list[list[list[int]]]
 
@@ -40,6 +48,14 @@ def evaluation_options(plan: Plan) -> EvaluationOptions:
         return EvaluationOptions.model_validate(dict(plan.options.get("evaluation", {})))
     except ValidationError as error:
         raise CertificationError(f"options.evaluation: {error.error_count()} values missing or wrong") from error
+
+
+def seconds_options(plan: Plan) -> SecondsOptions:
+    """How the plan says its seconds were predicted."""
+    try:
+        return SecondsOptions.model_validate(dict(plan.options.get("seconds", {})))
+    except ValidationError as error:
+        raise CertificationError(f"options.seconds: {error.error_count()} values missing or wrong") from error
 
 
 def labelled(part: Part) -> dict[str, Contender]:
@@ -96,18 +112,27 @@ def _check_evidence(plan: Plan) -> None:
     chosen = STRATEGIES.get(options.strategy)
     if chosen is None or plan.strategies != (options.strategy,) or options.dispatch_model not in chosen.dispatch_models:
         raise CertificationError(f"strategies {list(plan.strategies)} with options of {options.strategy!r}")
-    if (plan.verdict.metric, plan.verdict.against) != (chosen.metric, "contiguous/standard"):
-        raise CertificationError(
-            f"verdict on {plan.verdict.metric} against {plan.verdict.against}; {chosen.name} is judged on"
-            f" {chosen.metric} against contiguous/standard"
-        )
-    _check_objective_name(plan)
     expected = _expected_labels(options.dispatch_model)
     assert plan.evaluation is not None
+    metric = _judged_metric(plan, chosen.metric)
+    if (plan.verdict.metric, plan.verdict.against) != (metric, "contiguous/standard"):
+        raise CertificationError(
+            f"verdict on {plan.verdict.metric} against {plan.verdict.against}; {chosen.name} is judged on"
+            f" {metric} here, against contiguous/standard"
+        )
+    _check_objective_name(plan)
     for part in (plan.evaluation.fit, plan.evaluation.held_out):
         found = [contender.label for contender in part.contenders] if part else expected
         if found != expected:
             raise CertificationError(f"contenders {found}; expected {expected}")
+
+
+def _judged_metric(plan: Plan, otherwise: str) -> str:
+    """`step_s` where the plan and contiguous both have it on the part that judges."""
+    assert plan.evaluation is not None
+    found = labelled(plan.evaluation.held_out or plan.evaluation.fit)
+    pair = [found.get(f"plan/{plan.dispatch_model}"), found.get("contiguous/standard")]
+    return "step_s" if all(one is not None and "step_s" in one.metrics for one in pair) else otherwise
 
 
 def _check_objective_name(plan: Plan) -> None:

@@ -24,11 +24,15 @@ def apply(
     trace: Annotated[
         str | None, typer.Option(help="The trace to certify against; the plan's own.", show_default=False)
     ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="The profile to certify seconds by; the plan's own.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Certify a plan and make it this directory's active plan, which moeplan.runtime.load_plan() finds.
 
-    Certifies against the plan's own trace where that is still there with its hash, else the structure only.
+    Certifies against the plan's own trace and profile where they are still there with their hashes; without the
+    trace the structure only, without the profile no seconds.
 
     \b
     Examples:
@@ -37,14 +41,14 @@ def apply(
     """
     from ...runtime.active import activate
     from ...runtime.plan import load
-    from ..certify import certifiable_trace, certify
+    from ..certify import certifiable_profile, certifiable_trace, certify
 
     loaded = load(plan)
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: no such command; nothing was applied")
     against = trace or certifiable_trace(loaded)
     with progress() as say:
-        certificate = certify(loaded, against, on_progress=say)
+        certificate = certify(loaded, against, profile or certifiable_profile(loaded), on_progress=say)
     active = activate(plan)
     if as_json:
         print_json({"plan": str(plan), "active": str(active), "certified_against": against})

@@ -19,23 +19,27 @@ def certify(
     trace: Annotated[
         str | None, typer.Option(help="The trace it was made from; without: structure only.", show_default=False)
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="The profile it was made from; without: seconds unchecked.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Recompute what a plan claims, by code that shares nothing with the solvers; what it cannot, it lists.
 
-    Exits with 5 when a figure differs and with 4 when the trace is another one.
+    Exits with 5 when a figure differs and with 4 when the trace or the profile is another one.
 
     \b
     Example:
-      moeplan certify plan.json --trace traces
+      moeplan certify plan.json --trace traces --profile profile.json
     """
     from ...runtime.plan import load
     from ..certify import certify as check
 
     loaded = load(plan)
     with progress() as say:
-        certificate = check(loaded, trace, on_progress=say)
+        certificate = check(loaded, trace, profile, on_progress=say)
     if as_json:
-        print_json({"plan": str(plan), "trace": trace} | asdict(certificate))
+        print_json({"plan": str(plan), "trace": trace, "profile": profile} | asdict(certificate))
     else:
         console().print(certificate.summary(plan, trace))

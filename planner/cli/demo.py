@@ -33,7 +33,7 @@ def demo(
     with progress() as say:
         done = run_demo(output, on_progress=say)
     if as_json:
-        runs = [asdict(run) | {"replayed": copies} for run, copies in zip(done.runs, done.replayed, strict=True)]
+        runs = [asdict(run) | one.as_json() for run, one in zip(done.runs, done.replayed, strict=True)]
         print_json({"folder": str(output), "plan_sha256": done.plan.plan_sha256, "runs": runs})
         return
     screen = console()

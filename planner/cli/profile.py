@@ -1,6 +1,7 @@
-"""`moeplan profile`: measure this machine, or describe a cluster."""
+"""`moeplan profile`: measure this machine, describe a cluster, read published tables, or merge profiles."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,47 +20,117 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def profile(
+    profiles: Annotated[
+        list[Path] | None, typer.Argument(help="With --merge: the profiles.", show_default=False)
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ranks: Annotated[
         int | None, typer.Option(help="Local processes; 4 on CPU, all GPUs on CUDA.", show_default=False)
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: under a minute.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the profile in the output file.")] = False,
     cluster: Annotated[
         str | None, typer.Option(help="NxG or a cluster.yaml: describe it, measure nothing.", show_default=False)
     ] = None,
     link: Annotated[
         list[str] | None, typer.Option(help="KIND=GBps:us of a described cluster; may repeat.", show_default=False)
     ] = None,
+    from_tables: Annotated[
+        Path | None, typer.Option(help="Folder of aiconfigurator's Parquet tables to read.", show_default=False)
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="With --from-tables: whose, e.g. h200_sxm.", show_default=False)
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Make one of the profiles given.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a rank counts as hung.")] = 120,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the fits: a page, and text on the screen.", show_default=False)
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the profile goes.")] = Path("profile.json"),
     as_json: Json = False,
 ) -> None:
-    """Measure GEMM and all-to-all on this machine, or describe a cluster without measuring.
+    """Measure this machine and its links; or describe a cluster, read published tables, merge profiles.
 
-    Under torchrun or srun it joins that world. Where there is no traces/ yet, and it is not in such a world, it also
-    records the routing of the small embedded model there, so that moeplan solve has something to plan with.
+    Under torchrun or srun it joins that world, of any number of nodes. Where there is no traces/ yet, and it is not in
+    such a world, it also records the routing of the small embedded model there, so that moeplan solve has something to
+    plan with. Ctrl-C keeps what was measured; --resume goes on from there.
 
     \b
     Examples:
       moeplan profile --quick
-      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12
+      srun moeplan profile --device cuda
+      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12 -o net.json
+      moeplan profile --merge node.json net.json
+      moeplan profile --from-tables systems/data --system h200_sxm
     """
-    from ...profilers.description import describe
     from ...profilers.profile import save
-    from ..profile_report import profile_report
 
-    if not 1 <= timeout <= 86_400:
-        raise UsageError(f"--timeout {timeout}; expected 1 to 86400 seconds")
     if link and cluster is None:
         raise UsageError("--link describes a cluster; give --cluster NxG beside it")
-    found = describe(cluster, link or ()) if cluster is not None else _measure(device, ranks, quick, timeout)
+    if not 1 <= timeout <= 86_400:
+        raise UsageError(f"--timeout {timeout}; expected 1 to 86400 seconds")
+    if (from_tables is None) != (system is None):
+        raise UsageError("--from-tables DIR and --system NAME go together; give both")
+    sources = {"--cluster": cluster, "--from-tables": from_tables, "--merge": merge, "--resume": resume}
+    _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output)
+    notes: tuple[str, ...] = ()
+    found: Profile | None
+    if merge or cluster is not None or (from_tables is not None and system is not None):
+        found, notes = _unmeasured(profiles or (), cluster, link or (), from_tables, system or "")
+    else:
+        found, notes = _measure(device, ranks, quick, timeout, output, resume=resume)
     if found is None:  # not rank 0 of a launched world
         return
     save(found, output)
+    _tell(found, notes, output, plot, as_json=as_json)
+
+
+def _unmeasured(
+    profiles: Sequence[Path], cluster: str | None, link: Sequence[str], tables: Path | None, system: str
+) -> "tuple[Profile, tuple[str, ...]]":
+    """The profile described, read or merged, and what is to be said of it."""
+    if cluster is not None:
+        from ...profilers.description import describe
+
+        return describe(cluster, link), ()
+    if tables is not None:
+        from ...profilers.tables import read_tables
+
+        return read_tables(tables, system), ()
+    from ...profilers.merge import merge_files
+
+    merged = merge_files(profiles)
+    return merged.profile, merged.notes
+
+
+def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], output: Path) -> None:
+    """Refuse flags that ask for two things at once."""
+    if profiles and "--merge" not in asked:
+        raise UsageError(f"{profiles[0]}: profiles are only given with --merge")
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} do different things; give one of them")
+    if any(path.resolve() == output.resolve() for path in profiles):
+        raise UsageError(f"{output} would be overwritten, and is one of the profiles to merge; choose another with -o")
+
+
+def _tell(found: "Profile", notes: Sequence[str], output: Path, plot: Path | None, *, as_json: bool) -> None:
+    """Print and draw a profile that was saved; the toy model's routing beside it where traces/ is missing."""
+    from ..profile_report import profile_report, remarks
+
+    if plot is not None:
+        from ..profile_picture import text_picture, write_profile_page
+
+        write_profile_page(found, plot)
+        notes = (*notes, f"pictures of the fits in {plot}")
     recorded = _record_embedded() if found.complete else None
     if as_json:
-        print_json({"profile": str(output), "traces": recorded} | found.model_dump(mode="json"))
+        told = {"profile": str(output), "traces": recorded, "notes": [*notes, *remarks(found)]}
+        print_json(told | found.model_dump(mode="json"))
     else:
+        for note in notes:
+            console().print(f"NOTE      {note}")
+        if plot is not None:
+            print(*text_picture(found, console().width), sep="\n")
         profile_report(found, output, console())
         _print_next(recorded, output)
     if not found.complete:
@@ -77,18 +148,43 @@ def _print_next(recorded: str | None, output: Path) -> None:
     print(f"next: moeplan solve --strategy exflow{profile}")
 
 
-def _measure(device: str, ranks: int | None, quick: bool, timeout_s: float) -> "Profile | None":
+def _measure(
+    device: str, ranks: int | None, quick: bool, timeout_s: float, output: Path, *, resume: bool
+) -> "tuple[Profile | None, tuple[str, ...]]":
+    """The profile measured, and what is to be said of resuming one."""
+    from ...profilers.log import Listeners
     from ...profilers.measure import measure
+    from ...profilers.profile import save
+    from ..profile_progress import profile_progress
 
-    with progress() as say:
-        say("starting ranks")
-        return measure(
+    earlier, notes = _earlier(output) if resume else (None, ())
+    with profile_progress() as tell:
+        found = measure(
             num_ranks=ranks,
             device=device,
             quick=quick,
             timeout_s=timeout_s,
-            on_progress=lambda step: say(f"{step.case}: {step.done} of {step.total} sizes"),
+            listeners=Listeners(on_progress=tell, on_profile=lambda so_far: save(so_far, output)),
+            resume=earlier,
         )
+    return found, notes
+
+
+def _earlier(output: Path) -> "tuple[Profile | None, tuple[str, ...]]":
+    """The profile to resume, as rank 0 reads it, and what that means."""
+    from ...profilers.launch import found_launch
+    from ...profilers.profile import load
+
+    launch = found_launch()
+    if launch is not None and launch.rank > 0:
+        return None, ()
+    if not output.exists():
+        return None, (f"{output} is not there yet: nothing to resume, everything was measured",)
+    found = load(output)
+    sizes = sum(len(series.measurements) for series in found.series.values())
+    if found.complete:
+        return found, (f"{output} is complete: nothing to do",)
+    return found, (f"resumed {output}: {sizes} sizes were there already",)
 
 
 def _record_embedded() -> str | None:

@@ -24,6 +24,10 @@ def solve(
     cluster: Annotated[
         str | None, typer.Option(help="NxG: N nodes of G devices, instead of the profile's.", show_default=False)
     ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="KIND=GBps:us, instead of the profile's; may repeat.", show_default=False),
+    ] = None,
     dispatch: Annotated[
         Dispatch | None, typer.Option(help="Instead of the strategy's own.", show_default=False)
     ] = None,
@@ -61,7 +65,7 @@ def solve(
     request = Request(
         strategy=strategy.value,
         trace=trace,
-        cluster=cluster_for(cluster, profile_path),
+        cluster=cluster_for(cluster, profile_path, link or ()),
         profile=profile_path,
         dispatch_model=None if dispatch is None else dispatch.value,
         method=method.value,

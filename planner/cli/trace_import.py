@@ -15,15 +15,21 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="The recording: .npz or .npy.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")] = Path("traces"),
+    source: Annotated[Path, typer.Argument(help="The recording: .npz, .npy, JSON lines or CSV.")],
+    output: Annotated[str, typer.Option("-o", "--output", help="Where the trace goes.")] = "traces",
     num_experts: Annotated[
         int | None, typer.Option(help="Experts a layer, where the file does not say.", min=1, show_default=False)
     ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Experts a token, where the file does not say.", min=1, show_default=False)
+    ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name; the file's.", show_default=False)] = None,
-    phase: Annotated[Phase, typer.Option(help="The phase of its tokens.")] = Phase.DECODE,
+    phase: Annotated[Phase, typer.Option(help="The phase of tokens that the file does not say it of.")] = Phase.DECODE,
     hidden_size: Annotated[
         int | None, typer.Option(help="The model's hidden size, to predict bytes.", min=1, show_default=False)
+    ] = None,
+    ffn_size: Annotated[
+        int | None, typer.Option(help="An expert's FFN size, to predict seconds.", min=1, show_default=False)
     ] = None,
     kv_size: Annotated[
         int | None, typer.Option(help="Elements of K and V, a token and layer.", min=1, show_default=False)
@@ -38,9 +44,15 @@ def import_(
     An .npz holds expert_ids [tokens, layers, k] with optional weights, seq_id, pos and num_experts; an .npy is
     [tokens, layers] or [tokens, layers, k].
 
+    JSON lines have an object a token, {"sample": 7, "position": 0, "experts": [[3, 1], [0, 2]]}, with optional
+    weights in the shape of experts, step, source_rank and phase; or an object a token and layer, {"sample": 7,
+    "position": 0, "layer": 12, "experts": [3, 1]}. The first line may be {"model": {"num_experts": 8, ...}}.
+
+    CSV has the columns layer, expert and count, and if there step, sample and source_rank: a trace of counts.
+
     \b
     Example:
-      moeplan trace import routing.npz -o traces --hidden-size 2880 --kv-size 1024 --dtype-bytes 2
+      moeplan trace import routing.npz -o traces --hidden-size 2880 --ffn-size 2880 --kv-size 1024 --dtype-bytes 2
     """
     from ...traces.importers import import_trace
 
@@ -50,9 +62,11 @@ def import_(
             source,
             output,
             num_experts=num_experts,
+            top_k=top_k,
             name=name,
             phase=phase.value,
             hidden_size=hidden_size,
+            ffn_size=ffn_size,
             kv_size=kv_size,
             dtype_bytes=dtype_bytes,
         )
@@ -60,8 +74,9 @@ def import_(
         print_json({"trace": summary.destination, "num_tokens": summary.num_tokens, "notes": list(summary.notes)})
         return
     model = summary.model
+    what = "counts" if summary.num_tokens is None else f"{summary.num_tokens:,} tokens"
     print(
-        f"imported {summary.num_tokens:,} tokens, {model.num_layers} layers x {model.num_experts} experts,"
+        f"imported {what}, {model.num_layers} layers x {model.num_experts} experts,"
         f" top-{model.top_k}{', with gate weights' if summary.has_weights else ''}"
     )
     for note in summary.notes:

@@ -3,30 +3,60 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ...errors import UsageError
 from ...profilers import measure, profile
 from ...profilers.cluster import Cluster
+from ...profilers.fits.prediction import Prediction
+from ...profilers.log import Listeners
 from ...profilers.profile import Profile
 from ...runtime import plan as plans
 from ...runtime.active import activate
-from ...runtime.plan import Plan
+from ...runtime.plan import Metric, Plan
 from ...solvers.placement import Placement
+from ...solvers.seconds import total
 from ...traces.reader import Trace
 from ..certify import Certificate, certify
-from ..replay import COUNTS, Route, replay
+from ..predicted import predicted
+from ..replay import replay
 from ..request import Request
 from ..solve import solve
+from ..speeds import Speeds
 from ..survey import survey
+from ..tally import COUNTS, Route
 from .record import SAMPLE_TOKENS, record_embedded
 from .run import Measured, Trial, run_trials
 from .text import other_text, record_text, samples
 
-__all__ = ["Demo", "run_demo"]
+__all__ = ["Demo", "Replayed", "run_demo"]
 
 NUM_RANKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay of the very text that ran foretells of a run.
+
+    Parameters
+    ----------
+    copies
+        A token and layer.
+    exchange, experts
+        Seconds of a forward's dispatches and combines, and of its experts, by the profile; None where it lacks them.
+    """
+
+    copies: float
+    exchange: Metric | None
+    experts: Metric | None
+
+    def as_json(self) -> dict[str, Any]:
+        """As `moeplan demo --json` prints it beside what was measured."""
+        seconds = {"exchange_s": self.exchange, "experts_s": self.experts}
+        dumped = {name: None if found is None else found.model_dump() for name, found in seconds.items()}
+        return {"replayed": self.copies, "predicted": dumped}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +72,7 @@ class Demo:
     runs
         Contiguous and plan, coherent and standard, measured on the other half.
     replayed
-        Copies a token and layer that replaying the other half's routing gives for each run.
+        What replaying the other half's routing gives for each run.
     num_samples, num_tokens
         Of the other half.
     """
@@ -52,7 +82,7 @@ class Demo:
     plan: Plan
     certificate: Certificate
     runs: list[Measured]
-    replayed: list[float]
+    replayed: list[Replayed]
     num_samples: int
     num_tokens: int
 
@@ -84,7 +114,9 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
     ids_TLK = np.concatenate([batch.ids for batch in other.batches()])
     on_progress(f"running the model on {NUM_RANKS} processes")
     runs = run_trials(trials, tokens_IS, ids_TLK)
-    return Demo(folder, measured, planned, certificate, runs, _replay(other, trials), len(tokens_IS), tokens_IS.size)
+    return Demo(
+        folder, measured, planned, certificate, runs, _replay(other, trials, measured), len(tokens_IS), tokens_IS.size
+    )
 
 
 def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
@@ -92,7 +124,9 @@ def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
         num_ranks=NUM_RANKS,
         device="cpu",
         quick=True,
-        on_progress=lambda step: on_progress(f"measuring {step.case}: {step.done} of {step.total} sizes"),
+        listeners=Listeners(
+            on_progress=lambda step: on_progress(f"measuring {step.case}: {step.done} of {step.total} sizes")
+        ),
     )
     assert found is not None  # not in a launched world
     profile.save(found, folder / "profile.json")
@@ -104,7 +138,7 @@ def _plan(folder: Path, cluster: Cluster, on_progress: Callable[[str], None]) ->
     planned = _solve(folder, cluster, "exflow")
     plans.save(planned, folder / "plan.json")
     on_progress("certifying the plan")
-    certificate = certify(planned, folder / "traces")
+    certificate = certify(planned, folder / "traces", folder / "profile.json")
     activate(folder / "plan.json", folder)
     return planned, certificate
 
@@ -115,16 +149,36 @@ def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
     )
 
 
-def _replay(trace: Trace, trials: list[Trial]) -> list[float]:
-    """Copies a token and layer on a trace, run by run."""
+def _replay(trace: Trace, trials: list[Trial], profile: Profile) -> list[Replayed]:
+    """What each run does on a trace that is one step."""
     found, cluster = survey(trace), trials[0].plan.cluster
     everything = found.cohort(
-        np.ones(len(found.unit_ids), dtype=np.bool_), num_devices=cluster.num_devices, samples_per_step=1
+        np.ones(len(found.unit_ids), dtype=np.bool_),
+        num_devices=cluster.num_devices,
+        samples_per_step=len(found.unit_ids),
     )
     routes = [Route(trial.name, trial.dispatch_model, _placement(trial.plan)) for trial in trials]
-    tallies = replay(trace, [everything], routes, cluster)[0]
+    tallies = replay(trace, [everything], routes, cluster, ports=True)[0]
+    speeds = Speeds.of(profile, cluster, trace.model, samples=True)
+    assert speeds is not None
     cells = trace.num_tokens * trace.model.num_layers
-    return [float(tally.counts[:, COUNTS.index("device_copies")].sum() / cells) for tally in tallies]
+    copies = [float(tally.counts[:, COUNTS.index("device_copies")].sum() / cells) for tally in tallies]
+    seconds = [
+        predicted(tally, speeds, cluster, trace.model, route.dispatch_model).seconds
+        for route, tally in zip(routes, tallies, strict=True)
+    ]
+    return [
+        Replayed(count, _summed(parts, "dispatch_s", "combine_s"), _summed(parts, "experts_s"))
+        for count, parts in zip(copies, seconds, strict=True)
+    ]
+
+
+def _summed(parts: dict[str, Prediction], *names: str) -> Metric | None:
+    """These parts of the one step."""
+    if not parts.keys() >= set(names):
+        return None
+    found = total([parts[name] for name in names])
+    return Metric(value=float(found.seconds[0]), low=float(found.low[0]), high=float(found.high[0]))
 
 
 def _placement(plan: Plan) -> Placement:

@@ -8,21 +8,28 @@ import torch
 from ...files import atomic_directory
 from ...traces.reader import Trace, open_trace
 from ...traces.recorder import Recorder
+from ...traces.recording.embeddings import EmbeddingWriter, embedded_layers
+from ...traces.recording.kept import Kept, chosen_samples
 from ...traces.schema import TraceMeta
 from ...traces.writer import TraceWriter
 from .model import load_embedded
 from .text import samples
 
-__all__ = ["MODEL_NAME", "ROUTERS", "SAMPLE_TOKENS", "record_embedded"]
+__all__ = ["SAMPLE_TOKENS", "record_embedded"]
 
-MODEL_NAME = "embedded"
-ROUTERS = r"layers\.\d+\.moe\.router"
 SAMPLE_TOKENS = 128
 BATCH_SAMPLES = 16
 
 
 def record_embedded(
-    text: str, destination: str | os.PathLike[str], *, sample_tokens: int = SAMPLE_TOKENS, weights: bool = False
+    text: str,
+    destination: str | os.PathLike[str],
+    *,
+    sample_tokens: int = SAMPLE_TOKENS,
+    weights: bool = False,
+    sample_rate: float = 1.0,
+    max_tokens: int | None = None,
+    embeddings: str = "",
 ) -> Trace:
     """Run the embedded model over a text cut into samples, and write where its tokens go as a trace.
 
@@ -30,6 +37,10 @@ def record_embedded(
     ----------
     sample_tokens
         Bytes of a sample; a rest at the end is left out.
+    sample_rate, max_tokens
+        See `Kept`.
+    embeddings
+        Layers whose inputs go to a sidecar (`embedded_layers`).
 
     Raises
     ------
@@ -39,18 +50,25 @@ def record_embedded(
         The destination cannot be written; it appears whole or not at all.
     """
     model = load_embedded()
+    spec = model.config.spec()
     tokens_IS = torch.from_numpy(samples(text, sample_tokens))
-    meta = TraceMeta(form="tokens", model=model.config.spec(), tokenizer="bytes", recorder="moeplan router hooks")
+    kept = Kept(sample_rate=sample_rate, max_tokens=max_tokens)
+    chosen = chosen_samples(len(tokens_IS), sample_rate)
+    layers = embedded_layers(embeddings, spec.num_layers)
+    meta = TraceMeta(form="tokens", model=spec, tokenizer="bytes", recorder="moeplan router hooks")
     position_S = np.arange(sample_tokens, dtype=np.int32)
     with (
         atomic_directory(destination) as directory,
         TraceWriter(directory, meta, weights=weights) as writer,
-        Recorder(model, ROUTERS, writer) as recorder,
+        EmbeddingWriter(directory, layers) as sidecar,
+        Recorder(model, None, writer, kept=kept, embeddings=sidecar) as recorder,
         torch.inference_mode(),
     ):
-        for start in range(0, len(tokens_IS), BATCH_SAMPLES):
-            batch_BS = tokens_IS[start : start + BATCH_SAMPLES]
-            sample_T = np.repeat(np.arange(start, start + len(batch_BS)), sample_tokens)
-            with recorder.tokens(sample=sample_T, position=np.tile(position_S, len(batch_BS)), phase="prefill"):
-                model(batch_BS)
+        for start in range(0, len(chosen), BATCH_SAMPLES):
+            if recorder.full:
+                break
+            batch_B = chosen[start : start + BATCH_SAMPLES]
+            position_T = np.tile(position_S, len(batch_B))
+            with recorder.tokens(sample=batch_B.repeat(sample_tokens), position=position_T, phase="prefill"):
+                model(tokens_IS[batch_B])
     return open_trace(destination)

@@ -31,6 +31,7 @@ def demo_report(demo: Demo, console: "Console") -> None:
     )
     for line in (*_coherent_lines(demo), *_standard_lines(demo)):
         console.print(line)
+    _print_seconds(demo, console)
     console.print(f"files     {demo.folder}: profile.json, traces/, plan.json, .moeplan/active.json, other-traces/")
 
 
@@ -45,13 +46,41 @@ def _table(demo: Demo) -> "Table":
         table.add_row(
             f"{run.name}, {run.dispatch_model}",
             f"{run.copies:.3f}",
-            f"{replayed:.3f}",
+            f"{replayed.copies:.3f}",
             "-" if predicted is None else f"{predicted.value:.3f}",
             f"{run.payload_bytes / 1e6:.1f}",
             f"{run.kv_bytes / 1e6:.1f}" if run.kv_bytes else "-",
             f"{run.balance:.2f}",
         )
     return table
+
+
+def _print_seconds(demo: Demo, console: "Console") -> None:
+    """Predicted and measured milliseconds of the exchanges and the experts of a forward."""
+    from rich.table import Table
+
+    table = Table("ms a forward", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for header in ("exchange", "predicted", "ratio", "experts", "predicted", "ratio"):
+        table.add_column(header, justify="right")
+    pairs = []
+    for run, replayed in zip(demo.runs, demo.replayed, strict=True):
+        both = [(run.exchange_s, replayed.exchange), (run.experts_s, replayed.experts)]
+        pairs += [(seconds, foretold) for seconds, foretold in both if foretold is not None]
+        table.add_row(f"{run.name}, {run.dispatch_model}", *(cell for pair in both for cell in _compared(*pair)))
+    inside = sum((foretold.low or 0) <= seconds <= (foretold.high or 0) for seconds, foretold in pairs)
+    console.print()
+    console.print(table)
+    console.print(
+        "exchange: dispatch and combine of hidden vectors (ids, weights and split sizes travel apart); experts: each"
+        " layer's slowest rank; median of some forwards. ratio: predicted over measured;"
+        f" {inside} of {len(pairs)} measured lie within the fit's interval\n"
+    )
+
+
+def _compared(seconds: float, foretold: Metric | None) -> tuple[str, str, str]:
+    if foretold is None:
+        return f"{seconds * 1e3:.2f}", "-", "-"
+    return f"{seconds * 1e3:.2f}", f"{foretold.value * 1e3:.2f}", f"{foretold.value / seconds:.2f}"
 
 
 def _predicted(demo: Demo, run: Measured) -> Metric | None:

@@ -5,6 +5,7 @@ Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,14 +13,16 @@ from numpy.typing import NDArray
 
 from ...profilers.world import World, run_world
 from ...runtime import parallelize
-from ...runtime.parallel import Dispatch
+from ...runtime.parallel import Dispatch, ExpertParallelModel
 from ...runtime.plan import Plan
+from ...runtime.stopwatch import Laps, stopwatch
 from ...runtime.traffic import Traffic
 from .model import load_embedded
 
 __all__ = ["Measured", "Trial", "run_trials"]
 
 TIMEOUT_S = 120.0
+REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,9 @@ class Measured:
         layer of a coherent forward.
     balance
         Token-expert pairs of the busiest device over the mean, mean over layers.
+    exchange_s, experts_s
+        Seconds of a forward's dispatches and combines of hidden vectors, and of its experts: the slowest rank of each
+        layer, the median over `REPEATS` forwards, summed over layers.
     """
 
     name: str
@@ -59,6 +65,8 @@ class Measured:
     kv_bytes: int
     return_bytes: int
     balance: float
+    exchange_s: float
+    experts_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +80,12 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one rank saw of one trial."""
+    """What one rank saw of one trial; laps are one a repeat."""
 
     largest_difference: float
     misrouted: int
     traffic: Traffic
+    laps: list[Laps]
 
 
 def run_trials(trials: Sequence[Trial], tokens_IS: NDArray[np.int64], ids_TLK: NDArray[np.uint16]) -> list[Measured]:
@@ -114,9 +123,19 @@ def _run_rank(world: World, job: _Job) -> list[_Share]:
             for layer, routed in enumerate(model.routed):
                 token_T = (routed.sample * job.tokens.shape[1] + routed.position).numpy()
                 misrouted += int((routed.ids.numpy() != job.ids[token_T, layer]).sum())
-            shares.append(_Share(largest, misrouted, model.traffic))
+            shares.append(_Share(largest, misrouted, model.traffic, _timed(model, tokens_BS, sample_B)))
             world.report(trial.name)
     return shares
+
+
+def _timed(model: ExpertParallelModel, tokens_BS: torch.Tensor, sample_B: torch.Tensor) -> list[Laps]:
+    """The laps of some more forwards."""
+    found = []
+    for _ in range(REPEATS):
+        with stopwatch() as laps:
+            model(tokens_BS, sample_B)
+        found.append(laps)
+    return found
 
 
 def _measured(trial: Trial, shares: list[_Share], num_tokens: int) -> Measured:
@@ -132,4 +151,12 @@ def _measured(trial: Trial, shares: list[_Share], num_tokens: int) -> Measured:
         kv_bytes=sum(share.traffic.kv_bytes for share in shares),
         return_bytes=sum(share.traffic.return_bytes for share in shares),
         balance=float((loads_DL.max(axis=0) / loads_DL.mean(axis=0)).mean()),
+        exchange_s=_seconds(shares, "dispatch") + _seconds(shares, "combine"),
+        experts_s=_seconds(shares, "experts"),
     )
+
+
+def _seconds(shares: list[_Share], part: Literal["dispatch", "experts", "combine"]) -> float:
+    """Seconds of a part in one forward."""
+    laps_DRL = np.array([[laps[part] for laps in share.laps] for share in shares])
+    return float(np.median(laps_DRL.max(axis=0), axis=0).sum())

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Literal
 
 from ..measurement import Size
 from ..world import World
+from .grid import buffer_sizes
+from .pattern import NOWHERE, of_sender, unlike
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 __all__ = ["AllToAll"]
-
-CPU_BYTES, CUDA_BYTES = 32 * 2**20, 2 * 2**30  # the largest buffer of a rank
-SMALLEST_BYTES = 256
-MODULUS = 251  # the largest prime of a byte: neighbouring ranks and positions never look alike
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What a rank sends and receives, uint8 `[P * bytes_per_pair]`, block p to and from rank p of P."""
+    """What a rank sends and receives, uint8 `[bytes]`: block p to and from rank p of the group."""
 
     send: "Tensor"
     received: "Tensor"
+    group: "ProcessGroup | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class AllToAll:
 
     Notes
     -----
-    As in nccl-tests, with P ranks, b bytes a pair and t seconds: a rank's buffer has P b bytes, of which it keeps one
-    block and sends P-1 through its port, hence
+    As in nccl-tests, with P ranks, a buffer of n bytes a rank and t seconds: a rank keeps one of its P blocks and sends
+    P-1 through its port, hence
 
-        algbw = P b / t,        busbw = algbw (P-1) / P = (P-1) b / t = work / t
+        algbw = n / t,        busbw = algbw (P-1) / P = work / t
 
     busbw compares with the hardware's figure for one direction of a port, whatever P is.
     """
@@ -48,44 +48,29 @@ class AllToAll:
         return ("uint8",)
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """Bytes a rank pair: powers of two, of four when quick, while all blocks of a rank fit its buffer."""
-        largest = (CPU_BYTES if world.device == "cpu" else CUDA_BYTES) // world.size
-        if quick:
-            largest //= 4
-        octaves = range(0, (largest // SMALLEST_BYTES).bit_length(), 2 if quick else 1)
-        return [{"bytes_per_pair": SMALLEST_BYTES << octave} for octave in octaves]
+        """Bytes of a rank's buffer."""
+        return [{"bytes": count} for count in buffer_sizes(world, quick=quick)]
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Bytes that leave a rank."""
-        return size["bytes_per_pair"] * (num_ranks - 1)
+        return size["bytes"] // num_ranks * (num_ranks - 1)
 
     def prepare(self, size: Size, dtype: str, world: World) -> Blocks:  # noqa: ARG002
         """Blocks that tell sender, receiver and position; the receiving buffer holds a value none of them has."""
         import torch
 
-        sent = [_block(world.rank, peer, size["bytes_per_pair"], world.device) for peer in range(world.size)]
-        send = torch.cat(sent)
-        return Blocks(send, torch.full_like(send, 255))
+        block = size["bytes"] // world.size
+        send = torch.cat([of_sender(world.rank, peer, block, world.device) for peer in range(world.size)])
+        return Blocks(send, torch.full_like(send, NOWHERE), world.group)
 
     def run(self, inputs: Blocks) -> "Tensor":
         """The exchange."""
         import torch.distributed as dist
 
-        dist.all_to_all_single(inputs.received, inputs.send)
+        dist.all_to_all_single(inputs.received, inputs.send, group=inputs.group)
         return inputs.received
 
     def check(self, inputs: Blocks, output: "Tensor", world: World) -> str | None:  # noqa: ARG002  it is all in the output
         """Every block is the one its sender made for this rank."""
-        for peer, block in enumerate(output.view(world.size, -1)):
-            wrong = (block != _block(peer, world.rank, block.numel(), world.device)).sum().item()
-            if wrong:
-                return f"{wrong} of {block.numel()} bytes from rank {peer} differ"
-        return None
-
-
-def _block(sender: int, receiver: int, length: int, device: str) -> "Tensor":
-    import torch
-
-    first = (31 * sender + 17 * receiver) % MODULUS
-    ramp = torch.arange(MODULUS, device=device, dtype=torch.uint8)
-    return ramp.repeat((first + length) // MODULUS + 1)[first : first + length]
+        found = (unlike(block, peer, world.rank) for peer, block in enumerate(output.view(world.size, -1)))
+        return next(filter(None, found), None)

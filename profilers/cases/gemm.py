@@ -9,44 +9,53 @@ from typing import TYPE_CHECKING, Literal
 
 from ..measurement import Size
 from ..world import World
+from .grid import Grid, Grids
+from .precision import deviation, float_dtypes, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Gemm"]
 
-CPU_GRID = ((16, 64, 256, 1024), ((256, 256), (256, 1024), (512, 512), (1024, 256), (1024, 1024)))
-CUDA_GRID = ((16, 64, 256, 1024, 4096), ((1024, 1024), (2048, 2048), (2048, 7168), (7168, 2048), (4096, 14336)))
-QUICK_GRID = ((16, 256, 1024), ((256, 256), (512, 512), (1024, 256)))
+LAYER = (64, 256, 1024, 2048)
+CUDA_LAYER = (1024, 2048, 4096, 8192, 16384)
+GRIDS = Grids(
+    quick_cpu=Grid({"m": (16, 128, 1024), "n": (64, 1024), "k": (64, 1024)}, most=2**30),
+    cpu=Grid({"m": (1, 16, 128, 512, 2048), "n": LAYER, "k": LAYER}, most=2**31),
+    quick_cuda=Grid({"m": (16, 128, 1024, 8192), "n": (1024, 4096, 16384), "k": (1024, 8192)}, most=2**41),
+    cuda=Grid({"m": (16, 64, 128, 512, 2048, 8192), "n": CUDA_LAYER, "k": CUDA_LAYER[:-1]}, most=2**41),
+)
 CHECKED_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A `[m, k]`, B `[k, n]` and the place of their product `[m, n]`."""
+    """A `[m, k]`, B `[k, n]`, the place of their product `[m, n]`, and the scale of both where they are fp8."""
 
     a_mk: "Tensor"
     b_kn: "Tensor"
     c_mn: "Tensor"
+    scale: "Tensor | None"
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """C = A B in fp32 on CPU and bf16 on CUDA; the work is its m n k multiply-adds (2 m n k FLOP)."""
+    """C = A B; the work is its m n k multiply-adds (2 m n k FLOP)."""
 
     name: str = "gemm"
     unit: Literal["macs"] = "macs"
     min_ranks: int = 1
 
     def dtypes(self, device: str) -> Sequence[str]:
-        """fp32 on CPU, bf16 on CUDA."""
-        return ("fp32",) if device == "cpu" else ("bf16",)
+        """Those of models; fp8 (e4m3, one scale a matrix, product in bf16) where the GPU multiplies it."""
+        import torch
+
+        has_fp8 = device != "cpu" and torch.cuda.get_device_capability(device) >= (8, 9)
+        return (*float_dtypes(device), "fp8") if has_fp8 else float_dtypes(device)
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """The grid, by work."""
-        rows, layers = CUDA_GRID if world.device != "cpu" else QUICK_GRID if quick else CPU_GRID
-        grid = [{"m": m, "n": n, "k": k} for m in rows for n, k in layers]
-        return sorted(grid, key=lambda size: (self.work(size, 1), size["m"]))
+        """A curve over m for every layer (n, k)."""
+        return GRIDS.sizes(world, self.work, quick=quick)
 
     def work(self, size: Size, num_ranks: int) -> int:  # noqa: ARG002  each rank multiplies alone
         """Multiply-adds of one product."""
@@ -56,27 +65,28 @@ class Gemm:
         """Normal operands, seeded by the rank."""
         import torch
 
-        kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
         generator = torch.Generator(world.device).manual_seed(world.rank)
         m, n, k = size["m"], size["n"], size["k"]
+        kind, product = torch_dtype(dtype), torch_dtype("bf16" if dtype == "fp8" else dtype)
+        a_mk = torch.randn(m, k, generator=generator, dtype=product, device=world.device)
+        b_nk = torch.randn(n, k, generator=generator, dtype=product, device=world.device)
         return Operands(
-            torch.randn(m, k, generator=generator, dtype=kind, device=world.device),
-            torch.randn(k, n, generator=generator, dtype=kind, device=world.device),
-            torch.full((m, n), torch.nan, dtype=kind, device=world.device),
+            a_mk.to(kind),
+            b_nk.to(kind).t() if dtype == "fp8" else b_nk.t().contiguous(),  # fp8 kernels want B by columns
+            torch.full((m, n), torch.nan, dtype=product, device=world.device),
+            torch.ones((), device=world.device) if dtype == "fp8" else None,
         )
 
     def run(self, inputs: Operands) -> "Tensor":
         """The product."""
         import torch
 
-        return torch.mm(inputs.a_mk, inputs.b_kn, out=inputs.c_mn)
+        a_mk, b_kn, c_mn, scale = inputs.a_mk, inputs.b_kn, inputs.c_mn, inputs.scale
+        if scale is None:
+            return torch.mm(a_mk, b_kn, out=c_mn)
+        return torch._scaled_mm(a_mk, b_kn, scale, scale, out_dtype=c_mn.dtype)
 
     def check(self, inputs: Operands, output: "Tensor", world: World) -> str | None:  # noqa: ARG002  no other rank is asked
-        """Compare the last rows with float64, within the rounding of the result and of a float32 sum of k terms."""
-        import torch
-
-        expected = inputs.a_mk[-CHECKED_ROWS:].double() @ inputs.b_kn.double()
-        error = (output[-CHECKED_ROWS:].double() - expected).abs().max().item()
-        rounding = 8 * torch.finfo(output.dtype).eps + len(inputs.b_kn) * torch.finfo(torch.float32).eps
-        allowed = rounding * expected.abs().max().item()
-        return None if error <= allowed else f"off by {error:.3g}, expected at most {allowed:.3g}"
+        """Compare the last rows with float64; a product split along k is rounded once more when it is put together."""
+        exact = inputs.a_mk[-CHECKED_ROWS:].double() @ inputs.b_kn.double()
+        return deviation(output[-CHECKED_ROWS:], exact, roundings=2, terms=len(inputs.b_kn))

@@ -1,129 +1,97 @@
-"""Fitted models of seconds over work, with their error on sizes they have not seen.
+"""A fit: the model of a series that predicts unseen sizes best, with the errors that say so."""
 
-Legend: n work (bytes, multiply-adds); t seconds.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+from pydantic import Field
 
-from ...errors import InputError
+from ...errors import InputError, UsageError
+from .alpha_beta import AlphaBeta
+from .attention import Attention
+from .held_out import HeldOut
+from .piecewise import Piecewise
+from .prediction import Prediction
+from .surface import Surface
 
-__all__ = ["MIN_SLOPE", "AlphaBeta", "Fit", "HeldOut", "alpha_beta", "fit"]
+__all__ = ["Fit", "Model"]
 
-MIN_SLOPE = 1e-30  # seconds a unit, beyond any hardware: stands for "time does not grow with work"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlphaBeta:
-    """t(n) = a + b n: seconds to start, seconds a unit of work."""
-
-    kind: Literal["alpha_beta"] = "alpha_beta"
-    a_s: float
-    b_s: float
-
-    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
-
-    def __post_init__(self) -> None:
-        if not (self.a_s >= 0 and self.b_s > 0):
-            raise InputError(f"alpha-beta model with a = {self.a_s} s, b = {self.b_s} s; expected a >= 0 and b > 0")
-
-    def seconds(self, n: float) -> float:
-        """Seconds of `n` units of work."""
-        return self.a_s + self.b_s * n
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """The error |model - t| / t of a model on sizes that it was not fitted to.
-
-    Parameters
-    ----------
-    works
-        The sizes held out, as work.
-    """
-
-    works: tuple[int, ...]
-    median_error: float
-    worst_error: float
-
-    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
-
-    def __post_init__(self) -> None:
-        if not (self.works and 0 <= self.median_error <= self.worst_error):
-            raise InputError(
-                f"held-out errors {self.median_error} (median) and {self.worst_error} (worst) on {len(self.works)}"
-                " sizes; expected 0 <= median <= worst on at least one"
-            )
+Model = Annotated[AlphaBeta | Piecewise | Attention | Surface, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A model fitted to some sizes and tried on the others (None where there are too few to hold any out)."""
-
-    model: AlphaBeta
-    held_out: HeldOut | None
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    def seconds(self, n: float) -> float:
-        """Seconds of `n` units of work."""
-        return self.model.seconds(n)
-
-
-def fit(works: Sequence[int], seconds: Sequence[float]) -> Fit | None:
-    """Alpha-beta of all sizes but every second one inside the range, and its error on these; None for under two sizes.
+    """Models fitted to the sizes of a series.
 
     Parameters
     ----------
-    works, seconds
-        The work and the median seconds of each measurement; measurements of equal work are one size, and are fitted or
-        held out together.
-
-    Notes
-    -----
-    What is reported is what was tried: the model is not refitted on the held-out sizes.
+    axes
+        What names a size: ("m", "n", "k").
+    model
+        The kind with the least median error on held-out sizes, fitted to all sizes.
+    alpha_beta
+        The line over work of all sizes, whatever was chosen: closed forms need it.
+    held_out
+        Of every kind tried, its errors on sizes that it was not fitted to (see `folds`); empty where there are too few
+        sizes to hold any out. They are errors of the protocol: `model` itself has seen every size. The choice among a
+        handful of kinds by these errors is itself a mild selection.
+    low_factor, high_factor
+        The 2.5th and 97.5th percentile of measured / predicted seconds over the held-out sizes of the chosen kind,
+        widened to hold 1.
+    measured
+        Axis to its least and largest measured value.
     """
-    n, t = np.array(works, dtype=np.float64), np.array(seconds, dtype=np.float64)
-    sizes = np.unique(n)
-    if len(sizes) < 2:
-        return None
-    unseen = np.isin(n, sizes[1:-1:2])
-    model = alpha_beta(n[~unseen], t[~unseen])
-    if not unseen.any():
-        return Fit(model=model, held_out=None)
-    predicted = np.array([model.seconds(work) for work in n[unseen]])
-    error = np.abs(predicted - t[unseen]) / t[unseen]
-    return Fit(
-        model=model,
-        held_out=HeldOut(
-            works=tuple(sizes[1:-1:2].astype(np.int64).tolist()),
-            median_error=float(np.median(error)),
-            worst_error=float(error.max()),
-        ),
-    )
 
+    axes: tuple[str, ...]
+    model: Model
+    alpha_beta: AlphaBeta
+    held_out: Mapping[str, HeldOut]
+    low_factor: float = 1.0
+    high_factor: float = 1.0
+    measured: Mapping[str, tuple[int, int]]
 
-def alpha_beta(n: NDArray[np.float64], t: NDArray[np.float64]) -> AlphaBeta:
-    """The line of least relative error.
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
-    Notes
-    -----
-    With x_i = 1 / t_i and y_i = n_i / t_i,
+    def __post_init__(self) -> None:
+        if not self.axes or set(self.measured) != set(self.axes) or not set(self.model.axes) <= {*self.axes, "work"}:
+            raise InputError(f"fit over {len(self.axes)} axes; expected those of its model, a measured range for each")
+        if any(low > high for low, high in self.measured.values()) or not (
+            0 < self.low_factor <= 1 <= self.high_factor
+        ):
+            raise InputError("fit with a range or an interval that ends before it starts; expected low <= high")
+        if any(len(size) != len(self.axes) for held in self.held_out.values() for size in held.sizes):
+            raise InputError(f"fit with a held-out size of another length than its {len(self.axes)} axes")
 
-        minimise  sum_i (a x_i + b y_i - 1)^2   over a >= 0, b > 0                                       (1)
+    def predict(self, size: Mapping[str, ArrayLike], work: ArrayLike) -> Prediction:
+        """Seconds at one or many sizes.
 
-    Two variables: either the free minimum is feasible, or one of them is 0 and the other x.1 / x.x or y.1 / y.y.
-    """
-    x, y = 1 / t, n / t
-    scale = np.linalg.norm(x), np.linalg.norm(y)  # a is seconds, b seconds a byte: far apart
-    columns = np.stack([x / scale[0], y / scale[1]], axis=1)
-    free, *_ = np.linalg.lstsq(columns, np.ones(len(t)), rcond=None)  # (1)
-    if free[0] < 0:
-        free = np.array([0.0, columns[:, 1].sum()])
-    elif free[1] < 0:
-        free = np.array([columns[:, 0].sum(), 0.0])
-    return AlphaBeta(a_s=float(free[0] / scale[0]), b_s=max(float(free[1] / scale[1]), MIN_SLOPE))
+        Parameters
+        ----------
+        size
+            Axis to values; scalars and arrays that broadcast.
+        work
+            Units of work at these sizes.
+
+        Raises
+        ------
+        UsageError
+            An axis is missing or unknown.
+        """
+        self.check_axes(size)
+        given = np.broadcast_arrays(*(np.asarray(column, dtype=np.float64) for column in (*size.values(), work)))
+        columns = dict(zip((*size, "work"), given, strict=True))
+        seconds = np.asarray(self.model.seconds(*(columns[axis] for axis in self.model.axes)))
+        outside = [(columns[axis] < low) | (columns[axis] > high) for axis, (low, high) in self.measured.items()]
+        return Prediction(
+            seconds=seconds,
+            low=np.asarray(seconds * self.low_factor),
+            high=np.asarray(seconds * self.high_factor),
+            extrapolated=np.asarray(np.any(outside, axis=0)),
+        )
+
+    def check_axes(self, size: Mapping[str, object]) -> None:
+        """Refuse a size that lacks an axis or has another."""
+        if set(size) != set(self.axes):
+            raise UsageError(f"a size of {', '.join(sorted(size)) or 'nothing'}; expected {', '.join(self.axes)}")

@@ -29,7 +29,18 @@ def test_every_run_gives_the_outputs_and_the_routing_of_the_single_process(demo:
 
 
 def test_measured_copies_are_those_of_a_replay_to_the_last_one(demo: Demo) -> None:
-    assert [run.copies for run in demo.runs] == pytest.approx(demo.replayed, rel=1e-12)
+    assert [run.copies for run in demo.runs] == pytest.approx([one.copies for one in demo.replayed], rel=1e-12)
+
+
+def test_predicted_seconds_stand_beside_what_the_run_took(demo: Demo) -> None:
+    for run, foretold in zip(demo.runs, demo.replayed, strict=True):
+        assert run.exchange_s > 0
+        assert run.experts_s > 0
+        for found in (foretold.exchange, foretold.experts):
+            assert found is not None
+            assert found.low is not None
+            assert found.high is not None
+            assert 0 < found.low <= found.value <= found.high
 
 
 def test_the_plan_moves_fewer_bytes_than_contiguous_in_coherent(demo: Demo) -> None:
@@ -59,7 +70,7 @@ def test_its_report_fits_the_screen_and_names_every_run(demo: Demo, width: int) 
     demo_report(demo, console)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
-    for words in ("plan, coherent", "contiguous, standard", "K and V", "saves nothing"):
+    for words in ("plan, coherent", "contiguous, standard", "K and V", "saves nothing", "ms a forward", "ratio"):
         assert words in text
 
 

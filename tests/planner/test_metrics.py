@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.planner.intervals import interval, resampled_sums
-from moeplan.planner.metrics import figures
-from moeplan.planner.replay import COUNTS, Tally
+from moeplan.planner.metrics import Figures, figures
+from moeplan.planner.tally import COUNTS, Tally
+from moeplan.profilers.fits.prediction import Prediction
 from moeplan.traces.model import Attention, ModelSpec
 
 MODEL = ModelSpec(
@@ -21,8 +22,7 @@ MODEL = ModelSpec(
 
 def tally(rows: list[dict[str, int]], loads: list[list[list[int]]]) -> Tally:
     counts = np.array([[row.get(name, 0) for name in COUNTS] for row in rows], dtype=np.int64)
-    active = np.ones(len(loads[0][0]), dtype=bool)
-    return Tally(counts, np.array(loads, dtype=np.int64), active)
+    return Tally(counts, np.array(loads, dtype=np.int64), np.ones(len(loads[0][0]), dtype=np.int64))
 
 
 def test_shares_copies_balance_and_bytes_by_hand() -> None:
@@ -96,3 +96,37 @@ def test_a_95_percent_interval_covers_the_truth_about_95_times_in_100() -> None:
 
 def test_an_undefined_figure_has_no_interval() -> None:
     assert interval(np.full(10, np.nan)) == (None, None)
+
+
+def prediction(seconds: list[float], low: float = 0.8, high: float = 1.5) -> Prediction:
+    t = np.array(seconds)
+    return Prediction(t, low * t, high * t, np.zeros(len(t), dtype=bool))
+
+
+def timed(seconds: list[float], **factors: float) -> Figures:
+    loads = [[[1, 1], [1, 1]]] * len(seconds)
+    found = {"step_s": prediction(seconds, **factors)}
+    return figures(tally([{"tokens": 4}], loads), MODEL, coherent=False, tokens_per_step=4, seed=2, seconds=found)
+
+
+def test_seconds_are_means_over_steps_whose_interval_holds_the_fits_error_and_the_steps() -> None:
+    found = timed([1.0, 2.0, 6.0, 3.0]).metrics()["step_s"]
+    assert found.value == 3.0
+    assert found.low is not None
+    assert found.high is not None
+    picks = np.random.default_rng(2)
+    means = np.array([np.array([1.0, 2, 6, 3])[picks.integers(4, size=4)].mean() for _ in range(1000)])
+    assert found.low == pytest.approx(0.8 * np.quantile(means, 0.025))
+    assert found.high == pytest.approx(1.5 * np.quantile(means, 0.975))
+
+
+def test_a_gain_in_seconds_is_the_widest_over_the_same_curves_low_middle_and_high() -> None:
+    theirs, ours = timed([2.0, 4.0, 8.0, 4.0]), timed([1.0, 2.0, 4.0, 2.0])
+    gain = ours.gain("step_s", theirs)
+    half = ours.metrics()["step_s"]
+    assert (gain.value, gain.low, gain.high) == pytest.approx((half.value, half.low, half.high))
+    assert timed([3.0, 3.0]).gain("step_s", timed([3.0, 3.0])).high == 0.0
+
+
+def test_one_step_has_seconds_without_an_interval() -> None:
+    assert timed([2.0]).metrics()["step_s"].low is None

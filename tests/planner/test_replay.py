@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.planner.certify.recount import Ledger, Residence, enroll, recount, tokens_of
-from moeplan.planner.replay import COUNTS, Route, Tally, replay
+from moeplan.errors import UsageError
+from moeplan.planner.certify.recount import Ledger, Residence, recount
+from moeplan.planner.certify.roster import enroll, tokens_of
+from moeplan.planner.replay import replay
 from moeplan.planner.survey import Cohort, survey
+from moeplan.planner.tally import COUNTS, Route, Tally
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
+from moeplan.solvers.ports import link_classes
 
 
 def random_placement(rng: np.random.Generator, layers: int, experts: int, slots: Any, rule: ReplicaRule) -> Placement:
@@ -39,7 +43,7 @@ def both(
     part = found.cohort(
         found.fitted(seed=3, fraction=fraction), num_devices=cluster.num_devices, samples_per_step=samples_per_step
     )
-    tally = replay(trace, [part], [Route("plan", dispatch, placement)], cluster)[0][0]
+    tally = replay(trace, [part], [Route("plan", dispatch, placement)], cluster, ports=True)[0][0]
     roster = enroll(
         trace,
         seed=3,
@@ -84,6 +88,12 @@ def test_replay_and_the_naive_recount_agree_on_every_count_and_load(
     for column, name in enumerate(COUNTS):
         np.testing.assert_array_equal(tally.counts[:, column], ledger.sums[name], err_msg=name)
     np.testing.assert_array_equal(tally.loads, ledger.loads)
+    assert tally.ports is not None
+    for phase, copies in enumerate((tally.ports.dispatch, tally.ports.combine)):
+        for c, link in enumerate(link_classes(where)):
+            np.testing.assert_array_equal(copies[:, :, c], ledger.ports[phase, :, :, ["intra", "inter"].index(link)])
+    for kind, held in enumerate((tally.ports.tokens, tally.ports.contexts)):
+        np.testing.assert_array_equal(np.broadcast_to(held, tally.loads.shape), ledger.sitting[kind])
 
 
 def test_one_token_by_hand_in_standard_and_coherent(make_trace: Any) -> None:
@@ -176,4 +186,48 @@ def test_a_device_without_slots_does_not_count_as_idle(make_trace: Any) -> None:
     trace = make_trace(samples=8)
     placement = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7], []]] * 3, 8)
     tally, *_ = both(trace, placement, Cluster.parse("1x3"), "standard", fraction=1.0)
-    assert tally.active.tolist() == [True, True, False]
+    assert (tally.slots > 0).tolist() == [True, True, False]
+
+
+def test_ports_are_those_of_tokens_walked_one_by_one(make_trace: Any) -> None:
+    """Experts 2d and 2d+1 on device d of 2x2; every token walked in Python."""
+    trace, where = make_trace(samples=9, tokens=7, unrouted=0.2, seed=3), Cluster.parse("2x2")
+    placement = Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8)
+    for dispatch in ("standard", "coherent"):
+        tally, _, cohort = both(trace, placement, where, dispatch, fraction=1.0, samples_per_step=4)
+        out, back = np.zeros((2, 2, 3, 2, 2, 4), int)
+        tokens, contexts = np.zeros((2, 2, 3, 4), int)
+        for row, ids in enumerate(trace_ids(trace).tolist()):
+            sample, position = divmod(row, 7)
+            step, here = sample // 4, sample % 4
+            if step >= cohort.num_steps:
+                continue
+            for layer in range(3):
+                devices = [expert // 2 for expert in ids[layer] if expert != 65_535]
+                after = devices[0] if devices and dispatch == "coherent" else here
+                tokens[step, layer, here] += 1
+                contexts[step, layer, here] += 2 * position + 1
+                for device in set(devices):
+                    if device != here:
+                        out[step, layer, int(device // 2 != here // 2), 0, here] += 1
+                        out[step, layer, int(device // 2 != here // 2), 1, device] += 1
+                    if device != after:
+                        back[step, layer, int(device // 2 != after // 2), 0, device] += 1
+                        back[step, layer, int(device // 2 != after // 2), 1, after] += 1
+                here = after
+        assert tally.ports is not None
+        np.testing.assert_array_equal(tally.ports.dispatch, out)
+        np.testing.assert_array_equal(tally.ports.combine, back)
+        np.testing.assert_array_equal(np.broadcast_to(tally.ports.tokens, tokens.shape), tokens)
+        np.testing.assert_array_equal(np.broadcast_to(tally.ports.contexts, contexts.shape), contexts)
+
+
+def test_too_many_ports_are_refused_before_they_take_memory(make_trace: Any) -> None:
+    trace, where = make_trace(samples=2, layers=1), Cluster.parse("2x4096")
+    found = survey(trace).cohort(np.ones(2, dtype=bool), num_devices=where.num_devices, samples_per_step=1)
+    huge = dataclasses.replace(found, num_steps=2**14)
+    slots = np.zeros(where.num_devices, int)
+    slots[0] = 8
+    placement = Placement(np.arange(8, dtype=np.int32)[None], slots, 8)
+    with pytest.raises(UsageError, match="loads; expected at most"):
+        Tally.empty(Route("plan", "standard", placement), huge, where, ports=True)

@@ -8,18 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.errors import InputError, StorageError
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.profilers.environment import Environment
-from moeplan.profilers.fits.fit import AlphaBeta, Fit, HeldOut
+from moeplan.profilers.fits.fit import Fit
+from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.measurement import Measurement
+from moeplan.profilers.noise import Noise
 from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.profile import Profile, load, parse, save
 from moeplan.profilers.series import Series
+from moeplan.profilers.topology import Topology
 
 SECONDS = st.floats(1e-9, 1e4)
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=12)
@@ -29,16 +33,21 @@ MEASUREMENTS = st.builds(
     st.integers(1, 2**62),
     st.lists(SECONDS, min_size=1, max_size=8),
 )
-HELD_OUT = st.builds(
-    lambda works, errors: HeldOut(works=tuple(works), median_error=min(errors), worst_error=max(errors)),
-    st.lists(st.integers(1, 2**62), min_size=1, max_size=3),
-    st.tuples(st.floats(0, 10), st.floats(0, 10)),
-)
+
+
+def fitted(works: list[int], a_s: float, b_s: float) -> Fit:
+    """The fit of a line measured at some bytes."""
+    bytes_S = np.array(sorted(works))
+    found = fit_arrays({"bytes": bytes_S}, bytes_S.astype(float), a_s + b_s * bytes_S)
+    assert found is not None
+    return found
+
+
 FITS = st.builds(
-    lambda a_s, b_s, held_out: Fit(model=AlphaBeta(a_s=a_s, b_s=b_s), held_out=held_out),
-    st.floats(0, 1e3),
-    st.floats(1e-18, 1e3),
-    st.none() | HELD_OUT,
+    fitted,
+    st.lists(st.integers(1, 2**40), min_size=2, max_size=6, unique=True),
+    st.floats(1e-6, 1),
+    st.floats(1e-12, 1e-6),
 )
 LINKS = st.dictionaries(
     st.sampled_from(["intra", "inter"]), st.builds(Link, st.floats(0, 3599), st.floats(1e-18, 0.9)), max_size=2
@@ -72,6 +81,15 @@ SERIES = st.builds(
     fit=st.none() | FITS,
 )
 
+TOPOLOGIES = st.none() | st.sampled_from(
+    [
+        Topology(node_of_rank=(0,)),
+        Topology(node_of_rank=(0, 0, 1, 1), island_of_rank=(0, 1, 0, 1), ratio=2.5),
+        Topology(node_of_rank=(0, 0, 0), island_of_rank=(0, 0, 0)),
+    ]
+)
+NOISES = st.none() | st.builds(Noise.of, st.lists(MEASUREMENTS, max_size=3), st.lists(SECONDS, max_size=3))
+
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
@@ -80,7 +98,14 @@ def profiles(draw: st.DrawFn) -> Profile:
     if draw(st.booleans()):
         origin, series = Origin(kind="described", created_at=now(), name=draw(NAMES)), []
     else:
-        origin = Origin(kind="measured", created_at=now(), environment=draw(ENVIRONMENTS))
+        origin = Origin(
+            kind="measured",
+            created_at=now(),
+            environment=draw(ENVIRONMENTS),
+            quick=draw(st.booleans()),
+            topology=draw(TOPOLOGIES),
+            noise=draw(NOISES),
+        )
         series = draw(st.lists(SERIES, max_size=2))
     return Profile.make(
         complete=draw(st.booleans()),
@@ -91,6 +116,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     )
 
 
+@settings(max_examples=40)
 @given(profile=profiles())
 def test_a_profile_is_what_its_json_says(profile: Profile) -> None:
     assert parse(json.loads(json.dumps(profile.model_dump(mode="json"))), "profile.json") == profile
@@ -101,8 +127,7 @@ KEY = "all_to_all/uint8@2/intra"
 
 @pytest.fixture
 def profile() -> Profile:
-    measurement = Measurement.of({"bytes_per_pair": 8}, 8, [1.0, 3.0, 2.0])
-    held_out = HeldOut(works=(8,), median_error=0.1, worst_error=0.2)
+    measurement = Measurement.of({"bytes": 8}, 8, [1.0, 3.0, 2.0])
     environment = Environment(
         device="x", backend="gloo", torch="2", driver=None, nccl=None, cpu="x", cpus=2, threads=1, num_ranks=2,
         num_hosts=1, python="3.11", system="Linux",
@@ -114,10 +139,18 @@ def profile() -> Profile:
         link="intra",
         unit="bytes",
         measurements=(measurement,),
-        fit=Fit(model=AlphaBeta(a_s=1e-5, b_s=1e-9), held_out=held_out),
+        fit=fitted([8, 64, 512, 4096], 1e-5, 1e-9),
     )
     return Profile.make(
-        origins=(Origin(kind="measured", created_at=now(), environment=environment),),
+        origins=(
+            Origin(
+                kind="measured",
+                created_at=now(),
+                environment=environment,
+                topology=Topology(node_of_rank=(0, 0)),
+                noise=Noise(sizes=1, wide=1, reference_s=(1e-3,)),
+            ),
+        ),
         cluster=Cluster(1, 2, {"intra": Link(1e-5, 1e-9)}),
         link_origins={"intra": 0},
         series={KEY: series},
@@ -164,8 +197,10 @@ EDITS: dict[str, Edit] = {
     "no samples": lambda v: first(v).update(samples_s=[]),
     "samples of another shape": lambda v: first(v).update(samples_s=[[1.0, 2.0, 3.0]]),
     "percentiles of other samples": lambda v: first(v).update(median_s=1.5),
+    "an interval of other samples": lambda v: first(v).update(median_low_s=1.5),
+    "more samples than a run takes": lambda v: first(v).update(samples_s=[1.0] * 20_000),
     "no size": lambda v: first(v).update(size={}),
-    "a negative size": lambda v: first(v)["size"].update(bytes_per_pair=-8),
+    "a negative size": lambda v: first(v)["size"].update(bytes=-8),
     "no work": lambda v: first(v).update(work=0),
     "work that is true": lambda v: first(v).update(work=True),
     "an unknown unit": lambda v: v["series"][KEY].update(unit="miles"),
@@ -174,11 +209,19 @@ EDITS: dict[str, Edit] = {
     "a link of no origin": lambda v: v.update(link_origins={}),
     "a link of a wrong origin": lambda v: v.update(link_origins={"intra": 3}),
     "no origins": lambda v: v.update(origins=[]),
-    "a falling fit": lambda v: v["series"][KEY]["fit"]["model"].update(b_s=-1e-9),
+    "a falling fit": lambda v: v["series"][KEY]["fit"]["alpha_beta"].update(b_s=-1e-9),
     "an unknown model": lambda v: v["series"][KEY]["fit"]["model"].update(kind="oracle"),
-    "a median error above the worst": lambda v: v["series"][KEY]["fit"]["held_out"].update(median_error=9.0),
+    "a median error above the worst": lambda v: v["series"][KEY]["fit"]["held_out"]["alpha_beta"].update(
+        median_error=9.0
+    ),
     "measured nowhere": lambda v: v["origins"][0].update(environment=None),
     "an environment of a description": lambda v: v["origins"][0].update(kind="described"),
+    "a topology of a description": lambda v: v["origins"][0].update(kind="described", environment=None),
+    "ranks on a node that no rank began": lambda v: v["origins"][0]["topology"].update(node_of_rank=[1, 0]),
+    "islands of other ranks": lambda v: v["origins"][0]["topology"].update(island_of_rank=[0, 0, 0]),
+    "islands that are no distance apart": lambda v: v["origins"][0]["topology"].update(island_of_rank=[0, 1]),
+    "more noise than sizes": lambda v: v["origins"][0]["noise"].update(wide=2),
+    "a reference of no time": lambda v: v["origins"][0]["noise"].update(reference_s=[0.0]),
     "a date that is none": lambda v: v.update(created_at="yesterday"),
     "a device that steers terminals": lambda v: v["origins"][0]["environment"].update(device="\x1b]0;owned\x07"),
     "a case that steers terminals": lambda v: v["series"][KEY].update(case="\x1b[2J"),

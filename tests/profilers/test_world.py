@@ -1,17 +1,14 @@
-"""Real worlds of gloo ranks: joined by our own processes, and by torchrun."""
+"""Real worlds of gloo ranks, joined by our own processes."""
 
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moeplan.errors import RankError, UsageError
-from moeplan.profilers.launch import found_launch
 from moeplan.profilers.world import World, run_world
+from tests.profilers.small_cases import by_halves
 
 
 def adds(world: World, payload: float) -> dict[str, Any]:
@@ -41,7 +38,14 @@ def hangs_before_a_collective(world: World, _payload: None) -> None:
     dist.barrier()
 
 
-TARGETS = {"adds": adds, "hangs": hangs_before_a_collective}
+def adds_on_its_node(world: World, _payload: None) -> tuple[int, int, float]:
+    import torch
+    import torch.distributed as dist
+
+    node = world.of_node()
+    total = torch.tensor([float(world.rank)])
+    dist.all_reduce(total, group=node.group)
+    return node.rank, node.size, total.item()
 
 
 def test_every_rank_runs_in_one_group_and_its_tensors_come_back() -> None:
@@ -53,6 +57,11 @@ def test_every_rank_runs_in_one_group_and_its_tensors_come_back() -> None:
     assert [result["place"] for result in results] == [(2, 2, 1, "cpu")] * 2
     assert all(result["threads"] * 2 <= max(2, len(os.sched_getaffinity(0))) for result in results)
     assert sorted(heard) == [0, 1]
+
+
+def test_the_ranks_of_a_node_are_a_world_of_their_own() -> None:
+    found = run_world(4, adds_on_its_node, host_of=by_halves)
+    assert found == [(0, 2, 1.0), (1, 2, 1.0), (0, 2, 5.0), (1, 2, 5.0)]
 
 
 def test_a_rank_that_dies_in_a_collective_is_named_and_not_its_peers() -> None:
@@ -76,86 +85,9 @@ def test_an_unknown_device_is_refused() -> None:
         run_world(1, adds, device="tpu")
 
 
-LAUNCHER = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-SCRIPT = """
-import os, sys
-from moeplan.errors import MoeplanError
-from moeplan.profilers.world import run_world
-from tests.profilers.test_world import TARGETS
-try:
-    for name in sys.argv[1:]:
-        results = run_world(None, TARGETS[name], 1.0, timeout_s=6)
-        totals = None if results is None else [result["total"].item() for result in results]
-        os.write(1, f"result {totals}\\n".encode())  # one write: lines of ranks must not mix
-except MoeplanError as error:
-    os.write(1, f"error {error}\\n".encode())
-    sys.exit(error.exit_code)
-"""
-
-
-def test_under_torchrun_it_joins_that_world_again_and_again_and_names_a_rank_that_hangs(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [*LAUNCHER, str(tmp_path / "script.py"), "adds", "adds", "hangs"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    lines = sorted(done.stdout.splitlines())
-    told = ["error rank 1 did not answer within 6 s", *["result None"] * 2, *["result [1.0, 1.0]"] * 2]
-    assert len(lines) == len(told), done.stderr
-    assert all(line.startswith(start) for line, start in zip(lines, told, strict=True)), lines
-
-
-ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "told"),
-    [
-        ({}, None),
-        ({"RANK": "3", "WORLD_SIZE": "4", **ADDRESS}, (3, 4)),
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", **ADDRESS}, (1, 2)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),
-        ({"RANK": "0"}, None),
-    ],
-)
-def test_the_environment_tells_of_a_launch(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], told: tuple[int, int] | None
-) -> None:
-    _only(monkeypatch, environment)
-    found = found_launch()
-    assert (found and (found.rank, found.size)) == told
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "MASTER_ADDR and MASTER_PORT is not"),
-        ({"RANK": "4", "WORLD_SIZE": "4", **ADDRESS}, "expected 0 <= RANK < WORLD_SIZE"),
-        ({"RANK": "-1", "WORLD_SIZE": "4", **ADDRESS}, "expected 0 <= RANK < WORLD_SIZE"),
-        ({"RANK": "one", "WORLD_SIZE": "4", **ADDRESS}, "expected 0 <= RANK < WORLD_SIZE"),
-    ],
-)
-def test_a_broken_launch_is_one_clear_line(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
-) -> None:
-    _only(monkeypatch, environment)
-    with pytest.raises(UsageError, match=message):
-        found_launch()
-
-
 def test_a_launched_world_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    _only(monkeypatch, {"RANK": "0", "WORLD_SIZE": "2", **ADDRESS})
+    launch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="4 ranks asked for in a launched world of 2"):
         run_world(4, adds)
-
-
-def _only(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
-    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)

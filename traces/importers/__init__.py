@@ -1,23 +1,29 @@
 """Importers of foreign recordings, one a module, found by the content of the file."""
 
-import dataclasses
+import codecs
 import os
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+from pydantic import BaseModel
 
 from ...errors import InputError, UsageError
-from ...files import atomic_directory, size_of
-from ..model import Attention, ModelSpec
+from ...files import atomic_directory, canonical_json, size_of, validated
+from ..count_form import write_counts
+from ..model import ModelSpec
+from ..part_file import local_directory
 from ..schema import PHASES, TraceMeta
 from ..writer import TraceWriter
-from .source import Importer, Source
+from .source import CountSource, Importer, Source
 
 __all__ = ["IMPORTERS", "ImportSummary", "import_trace"]
 
 IMPORTERS = {
     "numpy": ".numpy_arrays",
+    "json_lines": ".json_lines",
+    "csv": ".csv_counts",
 }
 HEAD_BYTES = 512
 
@@ -30,6 +36,8 @@ class ImportSummary:
     ----------
     importer
         Its name in `IMPORTERS`.
+    num_tokens
+        None for counts, which do not say.
     notes
         What was decided or left out on the way, a sentence each.
     """
@@ -37,7 +45,7 @@ class ImportSummary:
     importer: str
     destination: str
     model: ModelSpec
-    num_tokens: int
+    num_tokens: int | None
     has_weights: bool
     notes: tuple[str, ...]
 
@@ -47,9 +55,11 @@ def import_trace(
     destination: str | os.PathLike[str],
     *,
     num_experts: int | None = None,
+    top_k: int | None = None,
     name: str | None = None,
     phase: str = "decode",
     hidden_size: int | None = None,
+    ffn_size: int | None = None,
     kv_size: int | None = None,
     dtype_bytes: int | None = None,
 ) -> ImportSummary:
@@ -59,12 +69,14 @@ def import_trace(
     ----------
     num_experts
         Routed experts a layer, where the file does not say; None then takes the largest id + 1, and notes it.
+    top_k
+        Experts a token, which counts do not say; None then takes 1, and notes it.
     name
         The model's name, by default the name of the file.
     phase
-        The phase of all its tokens, which such files do not say; recordings of generated text are "decode".
-    hidden_size, kv_size, dtype_bytes
-        Of the model (see `ModelSpec`), which such files do not say; bytes are predicted only where they are known.
+        The phase of the tokens that the file does not say it of; recordings of generated text are "decode".
+    hidden_size, ffn_size, kv_size, dtype_bytes
+        Of the model (see `ModelSpec`), where the file does not say; bytes are predicted only where they are known.
 
     Raises
     ------
@@ -82,28 +94,33 @@ def import_trace(
     try:
         importer = _importer_of(source)
         opened = cast(Importer, import_module(IMPORTERS[importer], __package__)).open_source(source)
-        model = dataclasses.replace(
-            _model_of(opened, num_experts, name or source.stem),
-            hidden_size=hidden_size,
-            dtype_bytes=dtype_bytes,
-            attention=Attention(kv_size=kv_size),
-        )
-        meta = TraceMeta(form="tokens", model=model, recorder=f"import {importer}")
-        with (
-            atomic_directory(destination) as directory,
-            TraceWriter(directory, meta, weights=opened.has_weights) as writer,
-        ):
-            for batch in opened.batches(phase):
-                writer.append(batch)
+        sizes = {"hidden_size": hidden_size, "ffn_size": ffn_size, "dtype_bytes": dtype_bytes, "kv_size": kv_size}
+        model = _model_of(opened, {"num_experts": num_experts, "top_k": top_k, "name": name, **sizes}, source.stem)
+        tokens = _write(opened, model, importer, local_directory(destination), phase)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
-    return ImportSummary(importer, str(destination), model, writer.num_tokens, opened.has_weights, tuple(opened.notes))
+    has_weights = not isinstance(opened, CountSource) and opened.has_weights
+    return ImportSummary(importer, str(destination), model, tokens, has_weights, tuple(opened.notes))
+
+
+def _write(source: Source | CountSource, model: ModelSpec, importer: str, destination: Path, phase: str) -> int | None:
+    """Write the trace; the tokens in it, None for counts."""
+    recorder = f"import {importer}"
+    if isinstance(source, CountSource):
+        meta = TraceMeta(form="counts", model=model, recorder=recorder)
+        write_counts(destination, meta, source.tables(model.num_experts))
+        return None
+    meta = TraceMeta(form="tokens", model=model, recorder=recorder)
+    with atomic_directory(destination) as directory, TraceWriter(directory, meta, weights=source.has_weights) as writer:
+        for batch in source.batches(phase):
+            writer.append(batch)
+    return writer.num_tokens
 
 
 def _importer_of(source: Path) -> str:
     try:
         with source.open("rb") as stream:
-            head = stream.read(HEAD_BYTES)
+            head = stream.read(HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})") from error
     for name, module in IMPORTERS.items():
@@ -112,11 +129,28 @@ def _importer_of(source: Path) -> str:
     raise InputError(f"begins with {head[:8]!r}, of no kind that can be imported; known: {', '.join(IMPORTERS)}")
 
 
-def _model_of(source: Source, num_experts: int | None, name: str) -> ModelSpec:
-    if source.num_experts is not None and num_experts not in (None, source.num_experts):
-        raise UsageError(f"{num_experts} experts asked for; the file says {source.num_experts}")
-    experts = num_experts or source.num_experts
-    if experts is None:
-        experts = source.largest_id() + 1
-        source.notes.append(f"the file does not say how many experts there are: {experts} taken, the largest id + 1")
-    return ModelSpec(name=name, layer_ids=tuple(range(source.num_layers)), num_experts=experts, top_k=source.top_k)
+class _Model(BaseModel):
+    """A model, for pydantic to check what a file says of it."""
+
+    model: ModelSpec
+
+
+def _model_of(source: Source | CountSource, asked: dict[str, Any], stem: str) -> ModelSpec:
+    """What the file says of the model and what was asked for, which may not contradict it."""
+    attention = source.model.get("attention", {})
+    facts = {**source.model, "kv_size": attention.get("kv_size")}
+    for key, value in asked.items():
+        found = facts.get(key)
+        if key != "name" and value is not None and found not in (None, value):
+            raise UsageError(f"{key} {value} asked for; the file says {found}")
+        facts[key] = found if value is None else value
+    if facts["num_experts"] is None:
+        facts["num_experts"] = source.largest_id() + 1
+        taken = f"{facts['num_experts']} taken, the largest id + 1"
+        source.notes.append(f"the file does not say how many experts there are: {taken}")
+    if facts["top_k"] is None:
+        facts["top_k"] = 1
+        source.notes.append("the file does not say how many experts a token goes to: 1 taken")
+    facts["attention"] = {**attention, "kv_size": facts.pop("kv_size")}
+    facts["name"] = facts["name"] or stem
+    return validated(_Model, canonical_json({"model": facts}), source="model", what="a model").model

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..model import MAX_LAYERS, NOT_ROUTED
 from ..schema import PHASES, TokenBatch
+from .cells import by_weight, expert_ids, gates, largest
 from .npy import NpyArray, open_arrays
 
 __all__ = ["NumpySource", "open_source", "recognises"]
@@ -50,12 +51,14 @@ class NumpySource:
         if name not in arrays:
             raise InputError(f"arrays {', '.join(sorted(arrays)) or 'none'}; expected expert_ids, or one array only")
         self._ids = arrays[name]
-        self.num_tokens, self.num_layers, self.top_k = _shape_of_ids(self._ids)
-        per_token = (self.num_tokens,)
+        num_tokens, self._num_layers, self._top_k = _shape_of_ids(self._ids)
+        per_token = (num_tokens,)
         self._weights = _companion(arrays, "weights", self._ids.shape, "f")
         self._samples = _companion(arrays, "seq_id", per_token, "iu")
         self._positions = _companion(arrays, "pos", per_token, "iu")
-        self.num_experts = _number_of_experts(arrays)
+        self.model: dict[str, Any] = {"layer_ids": tuple(range(self._num_layers)), "top_k": self._top_k}
+        if (num_experts := _number_of_experts(arrays)) is not None:
+            self.model["num_experts"] = num_experts
         self.has_weights = self._weights is not None
         self.notes = [f"array {key} left out" for key in sorted(set(arrays) - {name, *COMPANIONS})]
         if self._samples is None:
@@ -66,7 +69,7 @@ class NumpySource:
 
     def largest_id(self) -> int:
         """The largest expert id, -1 where nothing is routed."""
-        return max(_largest(_experts(ids)) for ids in self._ids.rows(self._rows))
+        return max(largest(expert_ids(ids)) for ids in self._ids.rows(self._rows))
 
     def batches(self, phase: str) -> Iterator[TokenBatch]:
         """The tokens in order, each token's choices by descending weight."""
@@ -75,11 +78,11 @@ class NumpySource:
         for raw_ids in self._ids.rows(self._rows):
             raw_weights, samples, positions = (None if stream is None else next(stream) for stream in streams)
             count = len(raw_ids)
-            ids_TLK = _experts(raw_ids).reshape(count, self.num_layers, self.top_k)
-            weights_TLK = None if raw_weights is None else _gates(raw_weights).reshape(ids_TLK.shape)
-            if weights_TLK is not None and (unordered_TL := _is_unordered(weights_TLK)).any():
-                ids_TLK, weights_TLK = _by_weight(ids_TLK, weights_TLK)
-                reordered += int(unordered_TL.sum())
+            ids_TLK = expert_ids(raw_ids).reshape(count, self._num_layers, self._top_k)
+            weights_TLK = None if raw_weights is None else gates(raw_weights).reshape(ids_TLK.shape)
+            if weights_TLK is not None:
+                ids_TLK, weights_TLK, unordered = by_weight(ids_TLK, weights_TLK)
+                reordered += unordered
             yield TokenBatch(
                 step=None,
                 sample=None if samples is None else _integers(samples, np.int64, "seq_id"),
@@ -128,41 +131,6 @@ def _number_of_experts(arrays: dict[str, NpyArray]) -> int | None:
     if not isinstance(value, np.integer) or not 1 <= value < NOT_ROUTED:
         raise InputError(f"num_experts is {value}; expected an integer from 1 to {NOT_ROUTED - 1}")
     return int(value)
-
-
-def _experts(raw: NDArray[Any]) -> NDArray[np.uint16]:
-    """Ids as a trace has them."""
-    if raw.dtype == np.uint8:
-        return raw.astype(np.uint16)
-    low, high = int(raw.min()), int(raw.max())
-    if low < -1 or high > NOT_ROUTED:
-        raise InputError(f"expert id {low if low < -1 else high}; expected 0 to {NOT_ROUTED - 1}, or -1 for not routed")
-    return raw.astype(np.int32).astype(np.uint16)
-
-
-def _largest(ids: NDArray[np.uint16]) -> int:
-    routed = ids[ids != NOT_ROUTED]
-    return int(routed.max()) if routed.size else -1
-
-
-def _gates(raw: NDArray[Any]) -> NDArray[np.float16]:
-    with np.errstate(over="ignore"):
-        return raw.astype(np.float16)
-
-
-def _is_unordered(weights_TLK: NDArray[np.float16]) -> NDArray[np.bool_]:
-    """Whether a cell's weights rise anywhere, `[T, L]`; non-negative float16 compare as their bits, much faster."""
-    bits = weights_TLK.view(np.int16)
-    values = weights_TLK if bits.min() < 0 else bits
-    return np.asarray((values[..., 1:] > values[..., :-1]).any(-1))
-
-
-def _by_weight(
-    ids_TLK: NDArray[np.uint16], weights_TLK: NDArray[np.float16]
-) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
-    """Each cell's choices by descending weight, ties as they were."""
-    order_TLK = np.argsort(-weights_TLK, axis=-1, kind="stable")
-    return np.take_along_axis(ids_TLK, order_TLK, -1), np.take_along_axis(weights_TLK, order_TLK, -1)
 
 
 def _integers(raw: NDArray[Any], kind: type[np.integer[Any]], name: str) -> NDArray[Any]:

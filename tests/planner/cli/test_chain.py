@@ -32,17 +32,24 @@ def test_the_three_commands_leave_their_four_files(home: Path) -> None:
     assert (home / ".moeplan" / "active.json").read_bytes() == (home / "plan.json").read_bytes()
 
 
-def test_the_plan_names_what_it_was_made_from_and_pays_on_the_embedded_model(home: Path) -> None:
+def test_the_plan_names_what_it_was_made_from_and_judges_the_embedded_model_by_seconds(home: Path) -> None:
     plan = json.loads((home / "plan.json").read_text())
     assert plan["cluster"]["devices_per_node"] == 4
     assert set(plan["cluster"]["links"]) == {"intra"}
     assert plan["inputs"]["profile"]["path"] == "profile.json"
     assert plan["inputs"]["trace"]["path"] == "traces"
-    assert plan["verdict"]["value"] == "benefit"
+    assert plan["verdict"]["metric"] == "step_s"
+    ours, theirs = (plan["evaluation"]["held_out"]["contenders"][i]["metrics"] for i in (0, 1))
+    assert ours["device_copies"]["value"] < 0.8 * theirs["device_copies"]["value"]
+    assert ours["step_s"]["low"] < ours["step_s"]["value"] < ours["step_s"]["high"]
+    assert not plan["options"]["seconds"]["missing"]
 
 
-def test_apply_certifies_against_the_plans_own_trace(moeplan: Any, home: Path) -> None:
-    assert "against traces" in moeplan("apply", "plan.json", cwd=home).stdout
+def test_apply_certifies_against_the_plans_own_trace_and_profile(moeplan: Any, home: Path) -> None:
+    said = " ".join(moeplan("apply", "plan.json", cwd=home).stdout.split())
+    assert "against traces" in said
+    assert "predicted seconds, verdict" in said
+    assert "unchecked solver seconds, method and backend" in said
 
 
 def test_a_command_started_by_apply_finds_the_plan(moeplan: Any, home: Path) -> None:
@@ -55,6 +62,8 @@ def test_a_command_started_by_apply_finds_the_plan(moeplan: Any, home: Path) -> 
     [
         ("show",),
         ("certify", "plan.json", "--trace", "traces"),
+        ("certify", "plan.json", "--trace", "traces", "--profile", "profile.json"),
+        ("solve", "--cluster", "2x2", "--link", "inter=1:50", "-o", "linked.json"),
         ("certify", "plan.json"),
         ("apply",),
         ("solve", "--strategy", "eplb", "--cluster", "2x2", "--redundant", "4", "-o", "other.json"),

@@ -293,5 +293,11 @@ def test_a_destination_under_a_file_is_a_storage_error(tmp_path: Path) -> None:
 
 def test_every_module_of_the_folder_is_registered() -> None:
     folder = Path(numpy_arrays.__file__).parent
-    modules = {f".{path.stem}" for path in folder.glob("*.py")} - {".__init__", ".source", ".npy"}
+    modules = {f".{path.stem}" for path in folder.glob("*.py")} - {
+        ".__init__",
+        ".source",
+        ".npy",
+        ".cells",
+        ".json_tokens",
+    }
     assert set(IMPORTERS.values()) == modules

@@ -1,0 +1,83 @@
+"""The predicted seconds of a tally: every part of a step, by step.
+
+Legend: B steps; L MoE layers; D devices.
+"""
+
+from dataclasses import dataclass
+
+from ..profilers.cluster import Cluster
+from ..profilers.fits.prediction import Prediction
+from ..runtime.plan import DispatchModel
+from ..solvers.ports import link_classes
+from ..solvers.seconds import (
+    attention_seconds,
+    exchange_seconds,
+    expert_seconds,
+    gather_seconds,
+    no_seconds,
+    slowest,
+    step_seconds,
+    total,
+)
+from ..traces.model import ModelSpec
+from .speeds import Speeds
+from .tally import Tally
+
+__all__ = ["Predicted", "predicted"]
+
+NEEDED = ("dispatch_s", "experts_s", "combine_s")  # of step_s; coherent needs kv_s, too
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Seconds of the parts of a step `[B]`, by metric name, and the share of calls outside the measured sizes."""
+
+    seconds: dict[str, Prediction]
+    extrapolated: dict[str, float]
+
+
+def predicted(
+    tally: Tally, speeds: Speeds, cluster: Cluster, model: ModelSpec, dispatch_model: DispatchModel
+) -> Predicted:
+    """The seconds of those parts that have a curve; `step_s`, and its sum, where none but attention lacks."""
+    layers = _layers(tally, speeds, cluster, model, dispatch_model)
+    seconds = {name: step_seconds(found, model.num_layers) for name, found in layers.items()}
+    parts = [name for name in ("attention_s", "kv_s", *NEEDED) if name in seconds]
+    if {*NEEDED, *(["kv_s"] if dispatch_model == "coherent" else [])} <= set(parts):
+        seconds["step_s"] = total([seconds[name] for name in parts])
+    outside = {name: float(layers[name].extrapolated.mean()) for name in parts}
+    return Predicted(seconds, {name: share for name, share in outside.items() if share})
+
+
+def _layers(
+    tally: Tally, speeds: Speeds, cluster: Cluster, model: ModelSpec, dispatch_model: DispatchModel
+) -> dict[str, Prediction]:
+    """Seconds of the parts by layer, `[B, L]`."""
+    ports, coherent = tally.ports, dispatch_model == "coherent"
+    assert ports is not None
+    found: dict[str, Prediction] = {}
+    if speeds.attention:
+        found["attention_s"] = attention_seconds(ports.tokens, ports.contexts, speeds.attention)
+    if speeds.exchange:
+        copy_bytes = float((model.hidden_size or 0) * (model.dtype_bytes or 0))
+        dispatch = exchange_seconds(ports.dispatch, copy_bytes, speeds.exchange)
+        combine = exchange_seconds(ports.combine, copy_bytes, speeds.exchange)
+        if coherent and model.top_k == 1:  # the token is already where it lives next: nothing is called
+            combine = [no_seconds(part.seconds.shape) for part in combine]
+        found |= _by_class("dispatch", dispatch, cluster) | _by_class("combine", combine, cluster)
+    if speeds.experts:
+        found["experts_s"] = expert_seconds(tally.loads, tally.slots, speeds.experts)
+    if coherent and speeds.gather:
+        kv_bytes = float((model.attention.kv_size or 0) * (model.dtype_bytes or 0))
+        group, classes = cluster.devices_per_node, link_classes(cluster)
+        gather = gather_seconds(ports.tokens, kv_bytes, group, classes, speeds.gather)
+        found |= _by_class("kv", gather, cluster)
+    return found
+
+
+def _by_class(name: str, seconds: list[Prediction], cluster: Cluster) -> dict[str, Prediction]:
+    """A part that crosses links: `{name}_s`, the slowest class, and each class alone where there are two."""
+    found = {f"{name}_s": slowest(seconds)}
+    if len(seconds) > 1:
+        found |= {f"{name}_{link}_s": part for link, part in zip(link_classes(cluster), seconds, strict=True)}
+    return found

@@ -1,0 +1,51 @@
+"""How far a run of the profiler is, on stderr: a bar in a terminal, else a line every ten seconds."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..profilers.harness import Step
+
+__all__ = ["profile_progress"]
+
+LINE_S = 10.0
+Listener = Callable[["Step"], None]
+
+
+@contextlib.contextmanager
+def profile_progress() -> Iterator[Listener]:
+    """Yield what takes each step of the harness."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    words = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
+    with Progress(
+        words[0], BarColumn(), words[1], console=Console(stderr=True), transient=True, refresh_per_second=2
+    ) as bar:
+        task = bar.add_task("starting ranks", total=None, left="")
+        yield lambda step: bar.update(
+            task, description=step.place.key, completed=step.done, total=step.total, left=_left(step)
+        )
+
+
+def _left(step: "Step") -> str:
+    minutes, seconds = divmod(round(step.remaining_s), 60)
+    return f"{step.done} of {step.total} sizes, {minutes}:{seconds:02} left"
+
+
+def _lines() -> Listener:
+    told = time.monotonic()
+
+    def tell(step: "Step") -> None:
+        nonlocal told
+        if time.monotonic() - told >= LINE_S:
+            told = time.monotonic()
+            print(f"moeplan: {_left(step)} ({step.place.key})", file=sys.stderr, flush=True)
+
+    return tell

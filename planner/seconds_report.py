@@ -1,0 +1,127 @@
+"""What `solve` and `show` print of a plan's predicted seconds."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from ..errors import InputError
+from ..runtime.plan import Contender, Metric, Part, Plan
+from .options import SecondsOptions
+from .speeds import DTYPES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["TimeUnit", "print_seconds"]
+
+PARTS = (
+    ("attention", "attention_s"),
+    ("K/V", "kv_s"),
+    ("dispatch", "dispatch_s"),
+    ("experts", "experts_s"),
+    ("combine", "combine_s"),
+)
+CLASSES = tuple(
+    (f"{word} {link}", f"{part}_{link}_s")
+    for word, part in (("K/V", "kv"), ("dispatch", "dispatch"), ("combine", "combine"))
+    for link in ("intra", "inter")
+)
+
+
+def print_seconds(plan: Plan, part: Part, console: "Console") -> None:
+    """The parts of a step of every contender in milliseconds, by link class where there are two, and their origin."""
+    if "seconds" not in plan.options:
+        return
+    try:
+        options = SecondsOptions.model_validate(dict(plan.options["seconds"]))
+    except ValidationError as error:
+        raise InputError(f"options.seconds: {error.error_count()} values missing or wrong; re-run solve") from error
+    console.print()
+    if any(name in contender.metrics for contender in part.contenders for _, name in PARTS):
+        step = any("step_s" in contender.metrics for contender in part.contenders)
+        console.print(_table("{unit} a step", part, PARTS, step=step))
+        if plan.cluster.num_nodes > 1:
+            console.print()
+            console.print(_table("of these, by link", part, CLASSES, step=False))
+    for line in _origins(plan, options):
+        console.print(line)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUnit:
+    """The unit in which a plan's seconds are shown, so that the longest step has one to five digits."""
+
+    name: str
+    per_s: float
+
+    @classmethod
+    def of(cls, part: Part) -> "TimeUnit":
+        """That of the longest figure of a part of the evaluation."""
+        longest = max(
+            (found.value for one in part.contenders for name, found in one.metrics.items() if name.endswith("_s"))
+        )
+        if longest >= 10:
+            return cls("s", 1.0)
+        return cls("ms", 1e3) if longest >= 1e-2 else cls("us", 1e6)
+
+    def text(self, seconds: float) -> str:
+        """A figure, three digits at least."""
+        value = seconds * self.per_s
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def _table(title: str, part: Part, columns: Sequence[tuple[str, str]], *, step: bool) -> "Table":
+    from rich.table import Table
+
+    unit = TimeUnit.of(part)
+    shown = [column for column in columns if any(column[1] in found.metrics for found in part.contenders)]
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
+    table.add_column(title.format(unit=unit.name), no_wrap=True)
+    for header, _ in shown:
+        table.add_column(header, justify="right")
+    if step:
+        table.add_column("step (95 %)", justify="right")
+    for contender in part.contenders:
+        cells = [_cell(contender.metrics.get(name), unit) for _, name in shown]
+        table.add_row(_label(contender), *cells, *([_ranged(contender.metrics.get("step_s"), unit)] if step else []))
+    return table
+
+
+def _label(contender: Contender) -> str:
+    return f"{contender.name}, {contender.dispatch_model}"
+
+
+def _cell(metric: Metric | None, unit: TimeUnit) -> str:
+    return "-" if metric is None else unit.text(metric.value)
+
+
+def _ranged(metric: Metric | None, unit: TimeUnit) -> str:
+    if metric is None or metric.low is None or metric.high is None:
+        return _cell(metric, unit)
+    return f"{_cell(metric, unit)} ({unit.text(metric.low)}-{unit.text(metric.high)})"
+
+
+def _origins(plan: Plan, options: SecondsOptions) -> Iterable[str]:
+    """By which curves, what has none, and where they were stretched."""
+    if options.sources:
+        yield (
+            "predicted: the busiest rank and port of each layer, no overlap, mean over steps; intervals hold the fits'"
+            " error and the steps'"
+        )
+        yield f"timed by  {', '.join(f'{part}: {source}' for part, source in options.sources.items())}"
+    fitting = DTYPES.get(plan.model.dtype_bytes or 0, ())
+    other = [
+        part
+        for part, source in options.sources.items()
+        if part in ("experts", "attention") and not any(f"/{dtype}" in source for dtype in fitting)
+    ]
+    if other:
+        yield f"{' and '.join(other)} as measured in another dtype than the model's"
+    for part, reason in options.missing.items():
+        yield f"no seconds of {part}: {reason}"
+    stretched = ", ".join(f"{name} {share:.0%}" for name, share in options.extrapolated.items())
+    if stretched:
+        yield f"EXTRAPOLATED beyond the sizes measured, share of layers: {stretched}"

@@ -1,0 +1,105 @@
+"""Causal self-attention with its projections, every rank at the same time.
+
+Legend: B sequences; S tokens of each; M hidden size; A heads; C elements of a head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..measurement import Size
+from ..world import World
+from .grid import Grid, Grids
+from .precision import deviation, float_dtypes, torch_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Attention"]
+
+GRIDS = Grids(
+    quick_cpu=Grid({"length": (16, 64, 256), "batch": (1, 4), "hidden": (64, 1024)}, most=2**31),
+    cpu=Grid({"length": (16, 64, 256, 1024), "batch": (1, 4, 16), "hidden": (64, 256, 1024)}, most=2**33),
+    quick_cuda=Grid({"length": (64, 512, 4096), "batch": (1, 8), "hidden": (1024, 4096)}, most=2**41),
+    cuda=Grid({"length": (64, 256, 1024, 4096), "batch": (1, 4, 16), "hidden": (1024, 2048, 4096)}, most=2**41),
+)
+HEAD_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Tokens `[B, S, M]`, the projections to queries, keys and values `[M, 3 M]` and of the output `[M, M]`."""
+
+    x: "Tensor"
+    w_qkv: "Tensor"
+    w_out: "Tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Four projections and `scaled_dot_product_attention`, causal, heads of 64 elements.
+
+    The work is the multiply-adds that the answer needs: 4 B S M^2 of the projections, and for each of the S (S+1) / 2
+    pairs of a sequence M for the score and M for the value, B S (S+1) M.
+    """
+
+    name: str = "attention"
+    unit: Literal["macs"] = "macs"
+    min_ranks: int = 1
+
+    def dtypes(self, device: str) -> Sequence[str]:
+        """Those of models; no fp8, which `scaled_dot_product_attention` does not take."""
+        return float_dtypes(device)
+
+    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
+        """Every hidden size, batch and length."""
+        return GRIDS.sizes(world, self.work, quick=quick)
+
+    def work(self, size: Size, num_ranks: int) -> int:  # noqa: ARG002  each rank computes alone
+        """Multiply-adds of projections, scores and values."""
+        tokens, length, hidden = size["batch"] * size["length"], size["length"], size["hidden"]
+        return 4 * tokens * hidden * hidden + tokens * (length + 1) * hidden
+
+    def prepare(self, size: Size, dtype: str, world: World) -> Sequences:
+        """Normal tokens and weights that keep their scale, seeded by the rank."""
+        import torch
+
+        generator = torch.Generator(world.device).manual_seed(world.rank)
+        hidden = size["hidden"]
+
+        def normal(*shape: int) -> "Tensor":
+            return torch.randn(shape, generator=generator, dtype=torch_dtype(dtype), device=world.device)
+
+        return Sequences(
+            normal(size["batch"], size["length"], hidden),
+            normal(hidden, 3 * hidden).mul_(hidden**-0.5),
+            normal(hidden, hidden).mul_(hidden**-0.5),
+        )
+
+    def run(self, inputs: Sequences) -> "Tensor":
+        """The attended tokens, `[B, S, M]`."""
+        from torch.nn import functional
+
+        q, k, v = _heads(inputs.x @ inputs.w_qkv).unbind(-4)
+        y_BASC = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y_BASC.transpose(-3, -2).flatten(-2) @ inputs.w_out
+
+    def check(self, inputs: Sequences, output: "Tensor", world: World) -> str | None:  # noqa: ARG002  no other rank is asked
+        """Compare the first, middle and last rows of the last sequence with softmax(q k^T) v in float64.
+
+        Queries, keys and values, shares, their sum and the output are rounded.
+        """
+        _, length, hidden = inputs.x.shape
+        q, k, v = _heads(inputs.x[-1].double() @ inputs.w_qkv.double()).unbind(-4)
+        for row in sorted({0, length // 2, length - 1}):
+            scores = q[:, row : row + 1] @ k[:, : row + 1].transpose(-2, -1) * HEAD_SIZE**-0.5
+            attended = (scores.softmax(-1) @ v[:, : row + 1]).flatten()
+            exact = attended @ inputs.w_out.double()
+            if wrong := deviation(output[-1, row], exact, roundings=5, terms=max(hidden, length)):
+                return f"token {row} {wrong}"
+        return None
+
+
+def _heads(qkv: "Tensor") -> "Tensor":
+    """`[..., S, 3 M]` as queries, keys and values of heads, `[..., 3, A, S, C]`."""
+    return qkv.view(*qkv.shape[:-1], 3, -1, HEAD_SIZE).movedim(-4, -2)

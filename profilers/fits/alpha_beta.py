@@ -1,0 +1,58 @@
+"""PipeMoE's line: seconds to start, seconds a unit of work.
+
+Legend: n work (bytes, multiply-adds); t seconds.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+
+__all__ = ["MIN_SLOPE", "AlphaBeta"]
+
+MIN_SLOPE = 1e-30  # seconds a unit, beyond any hardware: stands for "time does not grow with work"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlphaBeta:
+    """t(n) = a + b n: seconds to start, seconds a unit of work."""
+
+    kind: Literal["alpha_beta"] = "alpha_beta"
+    a_s: float
+    b_s: float
+
+    axes: ClassVar[tuple[str, ...]] = ("work",)
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
+
+    def __post_init__(self) -> None:
+        if not (self.a_s >= 0 and self.b_s > 0):
+            raise InputError(f"alpha-beta model with a = {self.a_s} s, b = {self.b_s} s; expected a >= 0 and b > 0")
+
+    @classmethod
+    def of(cls, n: NDArray[np.float64], t: NDArray[np.float64]) -> Self:
+        """The line of least relative error.
+
+        Notes
+        -----
+        With x_i = 1 / t_i and y_i = n_i / t_i,
+
+            minimise  sum_i (a x_i + b y_i - 1)^2   over a >= 0, b > 0                                   (1)
+
+        Two variables: either the free minimum is feasible, or one of them is 0 and the other x.1 / x.x or y.1 / y.y.
+        """
+        x, y = 1 / t, n / t
+        scale = np.linalg.norm(x), np.linalg.norm(y)  # a is seconds, b seconds a byte: far apart
+        columns = np.stack([x / scale[0], y / scale[1]], axis=1)
+        free, *_ = np.linalg.lstsq(columns, np.ones(len(t)), rcond=None)  # (1)
+        if free[0] < 0:
+            free = np.array([0.0, columns[:, 1].sum()])
+        elif free[1] < 0:
+            free = np.array([columns[:, 0].sum(), 0.0])
+        return cls(a_s=float(free[0] / scale[0]), b_s=max(float(free[1] / scale[1]), MIN_SLOPE))
+
+    def seconds(self, n: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of `n` units of work."""
+        return self.a_s + self.b_s * n

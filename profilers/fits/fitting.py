@@ -1,0 +1,95 @@
+"""Fitting: every kind of model that suits the sizes, tried on sizes held out, the best kept."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..measurement import Measurement
+from .alpha_beta import AlphaBeta
+from .attention import Attention
+from .fit import Fit, Model
+from .held_out import HeldOut, folds
+from .piecewise import MAX_KNOTS, Piecewise
+from .sizes import Sizes, distinct
+from .surface import MAX_SITES, Surface
+
+if TYPE_CHECKING:
+    from ..harness import Case
+
+__all__ = ["fit_arrays", "fit_series"]
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Fitter = Callable[[Sizes], Model]
+FITTERS: dict[str, Fitter] = {  # simplest first
+    "alpha_beta": lambda seen: AlphaBeta.of(seen.works, seen.seconds),
+    "piecewise": lambda seen: Piecewise.of(seen.works, seen.seconds, "piecewise"),
+    "piecewise_linear": lambda seen: Piecewise.of(seen.works, seen.seconds, "piecewise_linear"),
+    "attention": lambda seen: Attention.of(*seen.along(Attention.axes), t=seen.seconds),
+    "surface": lambda seen: Surface.of(seen.varying, np.stack(seen.along(seen.varying), axis=1), seen.seconds),
+}
+
+
+def fit_series(case: "Case", ranks: int, measurements: Sequence[Measurement]) -> Fit | None:
+    """The fit of what was measured of a case on `ranks` ranks; None for fewer than two works."""
+    axes = tuple(measurements[0].size) if measurements else ()
+    size = {axis: np.array([one.size[axis] for one in measurements], dtype=np.int64) for axis in axes}
+    works = np.array([case.work(one.size, ranks) for one in measurements], dtype=np.float64)
+    return fit_arrays(size, works, np.array([one.median_s for one in measurements]))
+
+
+def fit_arrays(size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Array) -> Fit | None:
+    """The fit of seconds measured at sizes; None for fewer than two works.
+
+    Parameters
+    ----------
+    size
+        Axis to its value at each measurement; equal sizes are one, at the median of their seconds.
+    works, seconds
+        Units of work and seconds of each measurement, above 0.
+    """
+    if not len(works):
+        return None
+    sizes = Sizes.merged(size, works, seconds)
+    if len(np.unique(sizes.works)) < 2:
+        return None
+    held, ratios = _tried(sizes)
+    held_out = {kind: HeldOut.of(sizes.points[held], np.abs(1 / ratio - 1)) for kind, ratio in ratios.items()}
+    best = min(held_out, key=lambda kind: held_out[kind].median_error, default="alpha_beta")
+    low, high = np.percentile(ratios[best], (2.5, 97.5)).tolist() if ratios else (1.0, 1.0)
+    ranges = zip(sizes.points.min(axis=0).tolist(), sizes.points.max(axis=0).tolist(), strict=True)
+    return Fit(
+        axes=sizes.axes,
+        model=FITTERS[best](sizes),
+        alpha_beta=AlphaBeta.of(sizes.works, sizes.seconds),
+        held_out=held_out,
+        low_factor=min(low, 1.0),
+        high_factor=max(high, 1.0),
+        measured=dict(zip(sizes.axes, ranges, strict=True)),
+    )
+
+
+def _tried(sizes: Sizes) -> tuple[Mask, dict[str, Array]]:
+    """Which sizes were held out, `[S]`, and measured / predicted seconds of each kind on these."""
+    held = folds(sizes)
+    parts = [sizes, *(sizes.where(~unseen) for unseen in held)] if held else []
+    kinds = [kind for kind in FITTERS if parts and all(_suits(kind, part) for part in parts)]
+    predicted = {kind: np.full(len(sizes.works), np.nan) for kind in kinds}
+    for unseen, seen in zip(held, parts[1:], strict=True):
+        for kind in kinds:
+            model = FITTERS[kind](seen)
+            predicted[kind][unseen] = model.seconds(*sizes.where(unseen).along(model.axes))
+    tried = np.any(held, axis=0) if held else np.zeros(len(sizes.works), dtype=bool)
+    return tried, {kind: sizes.seconds[tried] / found[tried] for kind, found in predicted.items()}
+
+
+def _suits(kind: str, seen: Sizes) -> bool:
+    """Whether a kind can be fitted to these sizes."""
+    if kind == "attention":
+        return set(seen.axes) == set(Attention.axes)
+    if kind == "surface":
+        sites = seen.along(seen.varying[1:])
+        return len(sites) > 0 and len(distinct(sites)[0]) <= MAX_SITES
+    return kind == "alpha_beta" or 1 < len(np.unique(seen.works)) <= MAX_KNOTS

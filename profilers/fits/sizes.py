@@ -1,0 +1,77 @@
+"""Distinct sizes and their seconds: what models are fitted to.
+
+Legend: S sizes; A axes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Sizes", "distinct"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Distinct sizes, their work and their seconds.
+
+    Parameters
+    ----------
+    axes
+        What names a size.
+    points
+        Values along the axes, `[S, A]`.
+    works, seconds
+        Of each, `[S]`.
+    """
+
+    axes: tuple[str, ...]
+    points: NDArray[np.int64]
+    works: Array
+    seconds: Array
+
+    @classmethod
+    def merged(cls, size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Array) -> Self:
+        """Each size that was measured once, at the median of its seconds."""
+        first, place = distinct(list(size.values()))
+        ranked = seconds[np.lexsort((seconds, place))]
+        counts = np.bincount(place)
+        start = np.cumsum(counts) - counts
+        medians = (ranked[start + (counts - 1) // 2] + ranked[start + counts // 2]) / 2
+        points = np.stack([column[first] for column in size.values()], axis=1)
+        return cls(tuple(size), points, works[first], medians)
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """The axes with more than one value, the one with the most values first: m of a GEMM."""
+        counts = {axis: len(np.unique(column)) for axis, column in zip(self.axes, self.points.T, strict=True)}
+        found = [axis for axis in self.axes if counts[axis] > 1]
+        return tuple(sorted(found, key=lambda axis: axis != max(found, key=counts.__getitem__)))
+
+    def where(self, kept: NDArray[np.bool_]) -> Self:
+        """Some of them."""
+        return type(self)(self.axes, self.points[kept], self.works[kept], self.seconds[kept])
+
+    def along(self, axes: Sequence[str]) -> list[Array]:
+        """Values `[S]` along each of some axes, or of "work"."""
+        named = dict(zip(self.axes, self.points.T.astype(np.float64), strict=True), work=self.works)
+        return [named[axis] for axis in axes]
+
+
+def distinct(columns: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct rows of columns `[R]` in lexical order: where each is first, `[S]`, and which one a row is, `[R]`.
+
+    Notes
+    -----
+    Rows are numbered column by column, by sorting integers: ten times as fast as `np.unique` along an axis.
+    """
+    place = np.zeros(len(columns[0]), dtype=np.int64)
+    first = np.zeros(1, dtype=np.int64)
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        _, first, place = np.unique(place * len(values) + code, return_index=True, return_inverse=True)
+    return first, place

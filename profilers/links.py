@@ -1,0 +1,44 @@
+"""The links of a measured cluster: an alpha-beta of each class, from what crossed it."""
+
+from collections.abc import Mapping
+
+from .cluster import Cluster, Link
+from .fits.alpha_beta import MIN_SLOPE
+from .series import LinkKind, Series
+
+__all__ = ["measured_links"]
+
+SOURCES = ("all_to_all", "point_to_point")  # the exchange of expert parallelism itself before a pair alone on the wire
+
+
+def measured_links(cluster: Cluster, series: Mapping[str, Series]) -> dict[str, Link]:
+    """Each class that a series crossed and whose time grew with size.
+
+    Parameters
+    ----------
+    cluster
+        N nodes of G devices.
+
+    Notes
+    -----
+    From the all-to-all of the class, else from its point-to-point. Their fits t = a + b n count as n the bytes that
+    leave a rank; all of them cross the links of the node where the ranks share one, and the pair's link between two
+    ranks: Link(a, b). Of an all-to-all of all P ranks on several nodes, P - G of the P - 1 blocks that leave a rank go
+    between nodes, and are taken to decide the time, so that a byte between nodes costs
+
+        b_inter = b (P - 1) / (P - G)
+    """
+    kinds: tuple[LinkKind, ...] = ("intra", "inter")
+    return {kind: link for kind in kinds if (link := _link(kind, cluster, series)) is not None}
+
+
+def _link(kind: LinkKind, cluster: Cluster, series: Mapping[str, Series]) -> Link | None:
+    for case in SOURCES:
+        for one in series.values():
+            if (one.case, one.link) != (case, kind) or one.fit is None or one.fit.alpha_beta.b_s == MIN_SLOPE:
+                continue
+            line, share = one.fit.alpha_beta, 1.0
+            if kind == "inter" and case == "all_to_all":
+                share = (cluster.num_devices - 1) / (cluster.num_devices - cluster.devices_per_node)
+            return Link(line.a_s, line.b_s * share)
+    return None

@@ -1,0 +1,159 @@
+"""The log of a run: what the ranks have reported, and the profile it makes at any moment."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from ..errors import UsageError
+from .cluster import Cluster
+from .fits.fitting import fit_series
+from .harness import Case, Place, Start, Step
+from .links import measured_links
+from .measurement import Measurement
+from .noise import Noise
+from .origin import Origin, now
+from .profile import Profile
+from .resume import check_options, check_world, places
+from .series import Series
+from .topology import Pair, Topology, islands, numbered
+
+__all__ = ["Listeners", "Log", "cluster_of"]
+
+SAVE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who hears of a run as it goes.
+
+    Parameters
+    ----------
+    on_progress
+        Receives each size as it is measured.
+    on_profile
+        Receives, every 15 s, the profile so far: `complete` false, and no fits yet (they would disturb the ranks).
+    """
+
+    on_progress: Callable[[Step], None] | None = None
+    on_profile: Callable[[Profile], None] | None = None
+
+
+class Log:
+    """What the ranks have reported so far, after what an earlier run has measured.
+
+    Parameters
+    ----------
+    cases, quick
+        What is measured.
+    earlier
+        The profile that this run continues.
+    """
+
+    def __init__(self, cases: Sequence[Case], quick: bool, listeners: Listeners, earlier: Profile | None) -> None:
+        self.start: Start | None = None
+        self.measured: dict[Place, Measurement] = places(earlier)
+        self._cases = {case.name: case for case in cases}
+        self._quick = quick
+        self._earlier = earlier
+        self._listeners = listeners
+        origin = earlier.origins[0] if earlier else None
+        self._left_out = origin.left_out if origin else 0
+        self._reference_s = list(origin.noise.reference_s) if origin and origin.noise else []
+        self._saved = time.monotonic()
+
+    def receive(self, report: Start | Step) -> None:
+        """Keep a report and hand it on.
+
+        Raises
+        ------
+        UsageError
+            The ranks lie unevenly on hosts.
+        MismatchError
+            This world is not the one whose profile is continued.
+        """
+        if isinstance(report, Start):
+            self.start = report
+            cluster_of(report.hosts)  # refuses an uneven world before time is spent on it
+            if self._earlier is not None:
+                check_options(self._earlier, self._quick, tuple(self._cases.values()))
+                check_world(self._earlier, report)
+            return
+        self.measured[report.place] = report.measurement
+        self._reference_s.append(report.reference_s)
+        self._left_out = report.total - report.done
+        if self._listeners.on_progress is not None:
+            self._listeners.on_progress(report)
+        if self._listeners.on_profile is not None and time.monotonic() - self._saved > SAVE_S:
+            self._listeners.on_profile(self.profile(complete=False, fitted=False))
+            self._saved = time.monotonic()
+
+    def profile(self, *, complete: bool, fitted: bool = True) -> Profile:
+        """The profile of what was measured so far."""
+        assert self.start is not None
+        cluster = cluster_of(self.start.hosts)
+        series = self._series(fitted)
+        links = measured_links(cluster, series)
+        origin = Origin(
+            kind="measured",
+            created_at=now(),
+            environment=self.start.environment,
+            quick=self._quick,
+            left_out=self._left_out if complete else 0,
+            topology=_topology(self.start.hosts, self.measured),
+            noise=Noise.of(self.measured.values(), self._reference_s),
+        )
+        return Profile.make(
+            complete=complete,
+            origins=(origin,),
+            cluster=dataclasses.replace(cluster, links=links),
+            link_origins=dict.fromkeys(links, 0),
+            series=series,
+        )
+
+    def _series(self, fitted: bool) -> dict[str, Series]:
+        """The series of the cases, in their order."""
+        order = list(self._cases)
+        keyed: dict[str, list[Place]] = {}
+        for place in sorted(self.measured, key=lambda place: order.index(place.case)):
+            keyed.setdefault(place.key, []).append(place)
+        return {key: self._one(of, fitted) for key, of in keyed.items()}
+
+    def _one(self, of: Sequence[Place], fitted: bool) -> Series:
+        place, case = of[0], self._cases[of[0].case]
+        found = tuple(self.measured[one] for one in of)
+        return Series(
+            case=place.case,
+            dtype=place.dtype,
+            ranks=place.ranks,
+            link=place.link,
+            unit=case.unit,
+            measurements=found,
+            fit=fit_series(case, place.ranks, found) if fitted else None,
+        )
+
+
+def cluster_of(hosts: Sequence[str]) -> Cluster:
+    """The cluster the ranks form, without links: consecutive ranks share a host."""
+    runs = [len(list(run)) for _, run in groupby(hosts)]
+    if len(runs) != len(set(hosts)) or len(set(runs)) != 1:
+        raise UsageError(
+            f"{len(hosts)} ranks lie on {len(set(hosts))} hosts in runs of {runs}; expected consecutive ranks, the same"
+            " number on each host"
+        )
+    return Cluster(len(runs), runs[0])
+
+
+def _topology(hosts: Sequence[str], measured: Mapping[Place, Measurement]) -> Topology:
+    """Who shares a node, and the islands that the times of all pairs tell, if all were measured."""
+    pairs: dict[int, dict[Pair, float]] = {}
+    for one in measured.values():
+        if "first" in one.size:
+            pairs.setdefault(one.work, {})[one.size["first"], one.size["second"]] = one.median_s
+    every = len(hosts) * (len(hosts) - 1) // 2
+    whole = [pairs[work] for work in sorted(pairs) if len({frozenset(pair) for pair in pairs[work]}) == every]
+    if len(hosts) < 3 or not whole:
+        return Topology(node_of_rank=numbered(hosts))
+    island_of_rank, ratio = islands((whole[0], whole[-1]), len(hosts))
+    return Topology(node_of_rank=numbered(hosts), island_of_rank=island_of_rank, ratio=ratio)

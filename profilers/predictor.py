@@ -1,0 +1,84 @@
+"""Predicting: from a profile, the seconds of a case at any size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import UsageError
+from .fits.prediction import Prediction
+from .profile import Profile
+from .series import LinkKind, Series
+from .tables.works import work_of
+
+__all__ = ["predict"]
+
+ANY_BYTES = "uint8"
+
+
+def predict(
+    profile: Profile,
+    case: str,
+    size: Mapping[str, ArrayLike],
+    *,
+    dtype: str | None = None,
+    ranks: int | None = None,
+    link: LinkKind | None = None,
+) -> Prediction:
+    """The seconds of one call at one or many sizes.
+
+    Parameters
+    ----------
+    case, size
+        "gemm" and {"m": 64, "n": [2048, 4096], "k": 7168}: scalars and arrays that broadcast.
+    dtype, ranks, link
+        Which series; None where the profile has only one to choose from. A series over bytes that was measured in
+        "uint8" answers for any dtype. Where no series has so many ranks, the nearest number measured answers (in
+        ratio, the larger of equals) for its own work, and all is flagged as extrapolated.
+
+    Raises
+    ------
+    UsageError
+        There is no such series, or there are several; the message names what there is.
+    """
+    found = [series for series in profile.series.values() if series.case == case and series.fit]
+    if not found:
+        cases = sorted({series.case for series in profile.series.values() if series.fit})
+        raise UsageError(f"the profile has no fit of {case}; it has {', '.join(cases) or 'none at all'}")
+    found = _matching(found, "link", link)
+    found = _matching(found, "dtype", _dtype(found, dtype))
+    near = None if ranks is None else _nearest(ranks, sorted({series.ranks for series in found}))
+    (series,) = _matching(found, "ranks", near)
+    assert series.fit is not None
+    series.fit.check_axes(size)
+    columns = {axis: np.asarray(column) for axis, column in size.items()}
+    prediction = series.fit.predict(size, work_of(case, columns, series.ranks))
+    if ranks in (None, series.ranks):
+        return prediction
+    return replace(prediction, extrapolated=np.ones_like(prediction.extrapolated))
+
+
+def _matching(found: Sequence[Series], name: str, wanted: object) -> list[Series]:
+    """The series with this attribute; where none is wanted, all, which must then be alike in it."""
+    there = sorted({getattr(series, name) for series in found}, key=str)
+    choices = f"{found[0].case} is there in {name} {', '.join(map(str, there))}"
+    if wanted is None:
+        if len(there) > 1:
+            raise UsageError(f"{choices}; name one")
+        return list(found)
+    if wanted not in there:
+        raise UsageError(f"no {name} {wanted}: {choices}")
+    return [series for series in found if getattr(series, name) == wanted]
+
+
+def _dtype(found: Sequence[Series], dtype: str | None) -> str | None:
+    there = {series.dtype for series in found}
+    moved = any(series.unit == "bytes" and series.dtype == ANY_BYTES for series in found)
+    return ANY_BYTES if dtype is not None and dtype not in there and moved else dtype
+
+
+def _nearest(ranks: int, there: Sequence[int]) -> int:
+    if ranks < 1:
+        raise UsageError(f"{ranks} ranks; expected at least 1")
+    return min(there, key=lambda one: (abs(np.log(one / ranks)), -one))

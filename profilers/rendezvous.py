@@ -1,0 +1,155 @@
+"""The rendezvous of a launched world: the store that its ranks meet in, agree in, and leave word of failures in."""
+
+import contextlib
+import datetime
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MismatchError, RankError
+from .launch import Launch
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+__all__ = ["JOIN_TIMEOUT_S", "Terms", "agreed", "gathered", "launched_store", "lost", "told", "watched"]
+
+JOIN_TIMEOUT_S = 300.0  # the nodes of a job start minutes apart
+WORD_S = 5.0  # for which the others of a failed world are waited for
+POLL_S, WATCH_S = 0.1, 0.5  # between two looks at the store
+READ_S = 1.5  # for the others' last look before it goes
+FAILED = "failed"
+Terms = Mapping[str, str]
+
+
+@functools.cache
+def launched_store(launch: Launch) -> Any:
+    """The store of the launcher; kept, because rank 0 may be its server.
+
+    Raises
+    ------
+    RankError
+        Rank 0 does not answer.
+    """
+    import torch.distributed as dist
+    from torch.distributed import rendezvous  # type: ignore[attr-defined]
+
+    os.environ.setdefault("MASTER_ADDR", launch.address)
+    os.environ.setdefault("MASTER_PORT", str(launch.port))
+    timeout = datetime.timedelta(seconds=JOIN_TIMEOUT_S)
+    try:
+        store, _, _ = next(rendezvous("env://", launch.rank, launch.size, timeout=timeout))
+    except dist.DistError as error:
+        raise RankError(
+            f"rank 0 does not answer at {launch.address}:{launch.port}, where this world should meet"
+            f" (rank {launch.rank} waited {JOIN_TIMEOUT_S:g} s at most)"
+        ) from error
+    return store
+
+
+def gathered(store: "Store", key: str, value: str, rank: int, size: int) -> tuple[str, ...]:
+    """The value that each rank gives under `key`, by rank.
+
+    Raises
+    ------
+    RankError
+        Some do not come within the store's timeout; they are named.
+    """
+    store.set(f"{key}/{rank}", value)
+    keys = [f"{key}/{peer}" for peer in range(size)]
+    try:
+        store.wait(keys)
+    except RuntimeError as error:
+        absent = [peer for peer, name in enumerate(keys) if not store.check([name])]
+        raise RankError(
+            f"{_ranks(absent)} did not join within {JOIN_TIMEOUT_S:g} s (noticed by rank {rank})"
+        ) from error
+    return tuple(store.get(name).decode() for name in keys)
+
+
+def agreed(store: "Store", terms: Terms, rank: int, size: int) -> None:
+    """Return where every rank gives the same terms.
+
+    Raises
+    ------
+    MismatchError
+        Some differ from rank 0: on every rank the same message, with their numbers, the term and both values.
+    """
+    texts = gathered(store, "terms", json.dumps(dict(terms)), rank, size)
+    first, *others = map(json.loads, texts)
+    for peer, other in enumerate(others, 1):
+        if other != first:
+            name = next(name for name in {**first, **other} if first.get(name) != other.get(name))
+            differing = [peer for peer, text in enumerate(texts) if text != texts[0]]
+            raise MismatchError(
+                f"{_ranks(differing)} disagree{'s' * (len(differing) == 1)} with rank 0 about {name}: rank {peer} has"
+                f" {other.get(name)}, rank 0 {first.get(name)}; start every rank with the same command and version"
+            )
+
+
+def told(store: "Store", rank: int, size: int, error: Exception) -> None:
+    """Leave word of this rank's own failure for the others; rank 0, which may keep the store, waits for them."""
+    with contextlib.suppress(RuntimeError):
+        store.set(FAILED, f"rank {rank}: {error}")
+        if rank == 0:
+            end = time.monotonic() + WORD_S
+            while _unaware(store, rank, size) and time.monotonic() < end:
+                time.sleep(POLL_S)
+            time.sleep(READ_S)
+
+
+def lost(store: "Store", rank: int, size: int, timeout_s: float) -> str:
+    """Why this rank lost the others: the failure that one left word of, or who does not say that it is there."""
+    try:
+        store.set(f"lost/{rank}", "1")
+        end = time.monotonic() + min(WORD_S, timeout_s / 4)
+        while (absent := _unaware(store, rank, size)) and not store.check([FAILED]) and time.monotonic() < end:
+            time.sleep(POLL_S)
+        if absent and not store.check([FAILED]):
+            store.set(FAILED, f"{_ranks(absent)} did not answer within {timeout_s:g} s (noticed by rank {rank})")
+        word = store.get(FAILED).decode() if store.check([FAILED]) else None
+        time.sleep(READ_S if rank == 0 else 0)
+    except RuntimeError:
+        return _unreachable(rank)
+    return word or f"rank {rank} lost the others, which are alive; the network between them failed"
+
+
+@contextlib.contextmanager
+def watched(store: "Store", rank: int, timeout_s: float) -> Iterator[None]:
+    """End this process with the word that another left, should it hang in the block and so never read it itself."""
+    left = threading.Event()
+    threading.Thread(target=_watch, args=(store, rank, left, timeout_s), daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
+
+
+def _watch(store: "Store", rank: int, left: threading.Event, timeout_s: float) -> None:
+    word = None
+    while word is None and not left.wait(WATCH_S):
+        try:
+            word = store.get(FAILED).decode() if store.check([FAILED]) else None
+        except RuntimeError:
+            word = _unreachable(rank)
+    if not left.wait(READ_S + min(WORD_S, timeout_s / 4) + 1.0):
+        print(f"moeplan: {word}", file=sys.stderr, flush=True)
+        os._exit(RankError.exit_code)
+
+
+def _unreachable(rank: int) -> str:
+    return f"rank {rank} cannot reach rank 0, which keeps the store of this world"
+
+
+def _unaware(store: "Store", rank: int, size: int) -> list[int]:
+    """The other ranks that have not said that they noticed a failure."""
+    return [peer for peer in range(size) if peer != rank and not store.check([f"lost/{peer}"])]
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -1,0 +1,72 @@
+"""Resuming: what an earlier profile holds, and whether a run may continue it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..errors import MismatchError
+from .environment import Environment
+from .harness import Case, Place, Start
+from .measurement import Measurement
+from .profile import Profile
+from .topology import numbered
+
+__all__ = ["check_options", "check_world", "places"]
+
+
+def places(profile: Profile | None) -> dict[Place, Measurement]:
+    """What a profile holds, by its place; nothing where there is none."""
+    return {
+        Place(one.case, one.dtype, one.ranks, one.link, tuple(sorted(measured.size.items()))): measured
+        for one in (profile.series.values() if profile else ())
+        for measured in one.measurements
+    }
+
+
+def check_options(profile: Profile, quick: bool, cases: Sequence[Case]) -> None:
+    """Return where a run of these options may continue the profile.
+
+    Raises
+    ------
+    MismatchError
+        It was not measured in one run, or with other options; the first difference is named.
+    """
+    from importlib.metadata import version
+
+    origin = profile.origins[0]
+    if len(profile.origins) != 1 or origin.environment is None:
+        raise MismatchError(
+            f"the profile to resume has {len(profile.origins)} origins, the first {origin.kind}; expected one that"
+            " moeplan profile measured"
+        )
+    known = {case.name for case in cases}
+    unknown = sorted({series.case for series in profile.series.values()} - known)
+    _same("a grid that is", _grid(origin.quick), _grid(quick))
+    _same("moeplan", profile.moeplan_version, version("moeplan"))
+    _same("the case", unknown[0] if unknown else None, None)
+
+
+def check_world(profile: Profile, start: Start) -> None:
+    """Return where the ranks run in the environment and on the nodes that the profile was begun with.
+
+    Raises
+    ------
+    MismatchError
+        They do not; the first difference is named.
+    """
+    begun, found = profile.origins[0], start.environment
+    for field in dataclasses.fields(Environment):
+        _same(field.name, getattr(begun.environment, field.name), getattr(found, field.name))
+    if begun.topology is not None:
+        _same("ranks on the nodes", begun.topology.node_of_rank, numbered(start.hosts))
+
+
+def _grid(quick: bool) -> str:
+    return "quick" if quick else "full"
+
+
+def _same(name: str, was: object, found: object) -> None:
+    if was != found:
+        raise MismatchError(
+            f"the profile to resume has {name} {was}, this run {found}; figures of the two do not belong in one"
+            " profile: run it as it was begun, or without --resume"
+        )

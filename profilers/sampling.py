@@ -1,0 +1,76 @@
+"""Sampling: a call timed until the median of its seconds is known well, or its time is spent.
+
+Every decision is taken on figures that all ranks have alike, so that no rank repeats a call that another does not.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .clock import Clock
+from .measurement import MIN_SAMPLES, median_interval
+
+__all__ = ["MAX_REPEATS", "NARROW", "is_narrow", "sample", "slowest"]
+
+NARROW = 0.05  # width of the median's 95 % interval over its middle
+MAX_REPEATS = 200
+FIRST_BUDGETS = 4  # budgets that the first 6 may take
+
+
+def sample(clock: Clock, call: Callable[[], Any], budget_s: float) -> list[float]:
+    """Seconds of each timed call, the slowest rank's, with a barrier on the CPU before each.
+
+    Parameters
+    ----------
+    budget_s
+        Time beyond which no further call is begun, once there are 6; 6 may take four times as long, and of calls too
+        slow for that there are fewer, at least one.
+
+    Notes
+    -----
+    One call, then five, then as many as all before, and so on. After a batch the sampling ends when the 95 % interval
+    of the median is at most 5 % wide. Looking several times at an interval makes it hold a little less often than it
+    says.
+    """
+    start = time.perf_counter()
+    taken: list[float] = []
+    more = 1
+    while more > 0:
+        *batch, elapsed_s = slowest([*_timed(clock, call, more), time.perf_counter() - start])
+        taken += batch
+        more = 0 if is_narrow(taken) else _more(len(taken), elapsed_s, budget_s)
+    return taken
+
+
+def is_narrow(samples: Sequence[float]) -> bool:
+    """Whether the median is known well: at least 6 samples, and an interval at most 5 % wide."""
+    low, high = median_interval(samples)
+    return len(samples) >= MIN_SAMPLES and high - low <= NARROW * (high + low) / 2
+
+
+def slowest(seconds: Sequence[float]) -> list[float]:
+    """The largest over all ranks of each number; also a barrier."""
+    import torch
+    import torch.distributed as dist
+
+    largest = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    found: list[float] = largest.tolist()
+    return found
+
+
+def _timed(clock: Clock, call: Callable[[], Any], repeats: int) -> list[float]:
+    """Seconds of each call on this rank."""
+    samples = []
+    for _ in range(repeats):
+        slowest([0.0])
+        samples.append(clock.time(call))
+    return samples
+
+
+def _more(taken: int, elapsed_s: float, budget_s: float) -> int:
+    """How many calls more, given the time that those taken took."""
+    if taken < MIN_SAMPLES and elapsed_s * MIN_SAMPLES <= FIRST_BUDGETS * budget_s * taken:
+        return MIN_SAMPLES - taken
+    within = int((budget_s / elapsed_s - 1) * taken)
+    return min(max(taken, MIN_SAMPLES - taken), MAX_REPEATS - taken, within)

@@ -1,0 +1,68 @@
+"""Collectives measured with nccl-tests: `message_size` counts elements of `nccl_dtype`, `latency` milliseconds."""
+
+from pathlib import Path
+
+from ...errors import InputError
+from ..cases import CASES
+from ..fits.fitting import fit_series
+from ..measurement import Measurement
+from ..series import Series
+from .rows import Rows
+
+__all__ = ["nccl_series"]
+
+CASE_OF_OP = {
+    "alltoall": "all_to_all",
+    "all_gather": "all_gather",
+    "all_reduce": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+}
+MOVES = ("all_to_all", "all_gather")  # bytes are bytes, whatever their dtype
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "uint8": 1}
+MAX_GPUS = 4096
+
+
+def nccl_series(path: Path) -> list[Series]:
+    """A series a collective, dtype and number of GPUs.
+
+    Notes
+    -----
+    Sizes become bytes of the buffer as nccl-tests counts it. Collectives that only move bytes are one series "uint8",
+    to which the rows of all dtypes of equal bytes are samples; those that add numbers are one a dtype. Rows of other
+    operations, and of dtypes whose width is not known, are left out.
+    """
+    sizes = ("num_gpus", "message_size")
+    rows = Rows.read(path, names=("nccl_dtype", "op_name"), sizes=sizes, times=("latency",), s_per_unit=1e-3)
+    if (most := int(rows["num_gpus"].max())) > MAX_GPUS:
+        raise InputError(f"{path}: a collective of {most:,} GPUs; expected at most {MAX_GPUS:,}")
+    found: list[Series] = []
+    for op, case in CASE_OF_OP.items():
+        for ranks, some in rows.where(rows["op_name"] == op).by("num_gpus").items():
+            for dtype, samples in _samples(case, some).items():
+                found.append(_series(case, dtype, ranks, samples))
+    return [series for series in found if series.measurements]
+
+
+def _samples(case: str, rows: Rows) -> dict[str, dict[int, list[float]]]:
+    """Dtype to bytes to seconds."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for dtype, some in rows.above_zero(("latency",)).by_dtype("nccl_dtype").items():
+        if width := ELEMENT_BYTES.get(dtype):
+            sizes = found.setdefault("uint8" if case in MOVES else dtype, {})
+            for elements, seconds in zip(some["message_size"].tolist(), some["latency"].tolist(), strict=True):
+                sizes.setdefault(elements * width, []).append(seconds)
+    return found
+
+
+def _series(case: str, dtype: str, ranks: int, samples: dict[int, list[float]]) -> Series:
+    sizes = [{"bytes": num_bytes} for num_bytes in sorted(samples) if num_bytes >= ranks > 1]
+    measurements = [Measurement.of(size, int(CASES[case].work(size, ranks)), samples[size["bytes"]]) for size in sizes]
+    return Series(
+        case=case,
+        dtype=dtype,
+        ranks=ranks,
+        link="intra",
+        unit="bytes",
+        measurements=tuple(measurements),
+        fit=fit_series(CASES[case], ranks, measurements),
+    )

@@ -1,0 +1,53 @@
+"""A stopwatch over the parts of a forward; it runs only inside `stopwatch`."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Laps", "lap", "stopwatch"]
+
+Part = Literal["dispatch", "experts", "combine"]
+Laps = dict[Part, list[float]]  # seconds, in the order of the layers
+
+_running: ContextVar[Laps | None] = ContextVar("moeplan_stopwatch", default=None)
+
+
+@contextlib.contextmanager
+def stopwatch() -> Iterator[Laps]:
+    """Yield the seconds that this rank's dispatches, experts and combines take while the context lasts.
+
+    Dispatch and combine are those of hidden vectors; ids, weights and split sizes travel apart. All ranks of the
+    default group must time together: each lap begins with a barrier, so that nobody's waiting is counted.
+    """
+    laps: Laps = {"dispatch": [], "experts": [], "combine": []}
+    token = _running.set(laps)
+    try:
+        yield laps
+    finally:
+        _running.reset(token)
+
+
+@contextlib.contextmanager
+def lap(part: Part) -> Iterator[None]:
+    """Time what is inside as a part of the forward, where a stopwatch runs."""
+    laps = _running.get()
+    if laps is None:
+        yield
+        return
+    _settle()
+    dist.barrier()
+    start = time.perf_counter()
+    yield
+    _settle()
+    laps[part].append(time.perf_counter() - start)
+
+
+def _settle() -> None:
+    """Wait for what this rank's device still computes."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

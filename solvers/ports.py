@@ -1,0 +1,109 @@
+"""What crosses each device's port: the copies that a dispatch or a combine sends and receives, by link class.
+
+Legend: T tokens; K experts a token; B steps; C link classes (`link_classes`); D devices.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..profilers.cluster import Cluster
+
+__all__ = ["combined_at", "link_classes", "port_copies", "remote_visits"]
+
+LinkClass = Literal["intra", "inter"]
+
+
+def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
+    """The link classes that join the devices of a cluster, "intra" before "inter"."""
+    inside: tuple[LinkClass, ...] = ("intra",) if cluster.devices_per_node > 1 else ()
+    return (*inside, "inter") if cluster.num_nodes > 1 else inside
+
+
+def remote_visits(devices: NDArray[np.integer], end: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Which of a token's choices brings it to a device that is neither its end nor one met before, `[K, T]`.
+
+    Parameters
+    ----------
+    devices
+        The device of each chosen expert `[T, K]`, -1 where not routed; node ids serve the same way.
+    end
+        The device (or node) each token is dispatched from, or combined at, `[T]`.
+    """
+    device_KT = np.ascontiguousarray(devices.T)
+    new_KT = np.empty(device_KT.shape, dtype=bool)
+    for k, device_T in enumerate(device_KT):
+        new_KT[k] = (device_T >= 0) & (device_T != end)
+        for earlier_T in device_KT[:k]:
+            new_KT[k] &= device_T != earlier_T
+    return new_KT
+
+
+def combined_at(
+    dispatch_model: Literal["standard", "coherent", "migrating"],
+    here: NDArray[np.int64],
+    devices: NDArray[np.integer],
+    next_home: NDArray[np.int64] | None = None,
+) -> NDArray[np.int64]:
+    """The device at which each token's partial results meet, `[T]`: where it is before the next layer.
+
+    Parameters
+    ----------
+    here
+        The device it was dispatched from, `[T]`.
+    devices
+        Of its chosen experts `[T, K]`, largest gate weight first, -1 where not routed.
+    next_home
+        The device that runs its next attention, `[T]`; what `migrating` needs.
+
+    Notes
+    -----
+    standard: `here`. coherent: the device of its first routed choice, `here` without one. migrating: `next_home`.
+    """
+    if dispatch_model == "migrating":
+        if next_home is None:
+            raise ValueError("dispatch model migrating without next_home; give the device of each next attention")
+        return next_home
+    if dispatch_model == "standard":
+        return here
+    first_T = np.argmax(devices >= 0, axis=1)
+    device_T = devices[np.arange(len(devices)), first_T]
+    return np.where(device_T >= 0, device_T, here).astype(np.int64)
+
+
+def port_copies(
+    visits: NDArray[np.bool_],
+    devices: NDArray[np.integer],
+    end: NDArray[np.int64],
+    step: NDArray[np.int64],
+    *,
+    num_steps: int,
+    cluster: Cluster,
+) -> NDArray[np.int64]:
+    """The copies through every port, `[B, C, 2, D]`: those at the tokens' ends (0) and at their experts' devices (1).
+
+    A dispatch sends (0) and receives (1); a combine sends (1) and receives (0).
+
+    Parameters
+    ----------
+    visits
+        What `remote_visits` gives for these devices and ends, `[K, T]`.
+    step
+        The step of each token, `[T]`; -1 is not counted.
+    """
+    size, group = cluster.num_devices, cluster.devices_per_node
+    cells = num_steps * size
+    device_KT = np.ascontiguousarray(devices.T)
+    visits = visits & (step >= 0)
+    end_cell_T, device_cell_KT = np.maximum(step, 0) * size + end, step * size + device_KT
+    ports_C2 = []
+    for link in link_classes(cluster):
+        of_class_KT = visits
+        if cluster.num_nodes > 1:
+            same_KT = device_KT // group == end // group
+            of_class_KT = visits & (same_KT if link == "intra" else ~same_KT)
+        at_end = np.bincount(end_cell_T, of_class_KT.sum(axis=0), cells).astype(np.int64)
+        at_device = np.bincount(device_cell_KT[of_class_KT], minlength=cells)
+        ports_C2.append([at_end.reshape(num_steps, size), at_device.reshape(num_steps, size)])
+    return np.array(ports_C2, dtype=np.int64).transpose(2, 0, 1, 3)

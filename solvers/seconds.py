@@ -1,0 +1,184 @@
+"""The closed forms of a step's seconds: attention, dispatch, experts, combine and, where tokens do not return, K and V.
+
+Every part waits for its busiest rank or port, every layer for the part before it (no overlap; a pipeline changes that):
+
+    step_s = sum_l (attention_s + kv_s + dispatch_s + experts_s + combine_s)                                    (1)
+
+A curve gives the seconds of one call from its sizes, with the fit's error as `low` and `high`; both are carried through
+with all parts low, or all high, together: wider than independent errors would be.
+
+Legend: B steps; L MoE layers; C link classes; D devices.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..profilers.fits.prediction import Prediction
+
+__all__ = [
+    "Curve",
+    "Curve2",
+    "attention_seconds",
+    "exchange_seconds",
+    "expert_seconds",
+    "gather_seconds",
+    "no_seconds",
+    "slowest",
+    "step_seconds",
+    "total",
+]
+
+Numbers = NDArray[np.float64]
+Curve = Callable[[Numbers], Prediction]  # bytes through the busiest port in one direction -> seconds
+Curve2 = Callable[[Numbers, Numbers], Prediction]
+
+
+def exchange_seconds(copies: NDArray[np.int64], copy_bytes: float, curves: Sequence[Curve]) -> list[Prediction]:
+    """Seconds of one dispatch or combine in each link class, `[B, L]` each; the `slowest` is the whole.
+
+    Parameters
+    ----------
+    copies
+        Hidden vectors that leave (0) and reach (1) each device by link class, `[B, L, C, 2, D]`.
+    copy_bytes
+        Of a hidden vector.
+    curves
+        Of the all-to-all, one a link class.
+
+    Notes
+    -----
+    The classes work side by side, and the busiest port of each decides. The three dispatch models differ only in where
+    a combine's copies go (`ports.combined_at`): to the old home, to the first expert's device, or to the next home.
+
+        t = max_c t_c,        t_c = curve_c(copy_bytes max_{d, direction} copies[c, direction, d])               (2)
+    """
+    busiest_BLC = copy_bytes * copies.max(axis=(3, 4)).astype(np.float64)
+    return [curve(busiest_BLC[..., c]) for c, curve in enumerate(curves)]
+
+
+def expert_seconds(pairs: NDArray[np.int64], slots: NDArray[np.int64], curve: Curve2) -> Prediction:
+    """Seconds of the experts, `[B, L]`.
+
+    Parameters
+    ----------
+    pairs
+        Token-expert pairs of each device, `[B, L, D]`.
+    slots
+        Experts of each device, `[D]`.
+    curve
+        Of the expert FFN over (pairs, experts on the device).
+
+    Notes
+    -----
+    The busiest device among those of as many experts s decides; one without pairs takes no time.
+
+        t = max_s ffn(max_{d: slots[d] = s} pairs[d], s)                                                        (3)
+    """
+    found = []
+    for width in np.unique(slots[slots > 0]).tolist():
+        busiest_BL = pairs[:, :, slots == width].max(axis=2).astype(np.float64)
+        seconds = curve(np.maximum(busiest_BL, 1), np.full(busiest_BL.shape, float(width)))
+        found.append(_only_where(busiest_BL > 0, seconds))
+    return slowest(found)
+
+
+def attention_seconds(tokens: NDArray[np.int64], contexts: NDArray[np.int64], curve: Curve2) -> Prediction:
+    """Seconds of attention, `[B, L]`.
+
+    Parameters
+    ----------
+    tokens
+        On each device before the layer, `[B, L, D]`.
+    contexts
+        The sum over these tokens of 2 p + 1, p the token's position in its sample, `[B, L, D]`.
+    curve
+        Of causal attention over (batch, length).
+
+    Notes
+    -----
+    sum_{p < L} (2 p + 1) = L^2: over whole samples of lengths L_i, tokens n = sum L_i and contexts c = sum L_i^2, and
+    the equal samples
+
+        batch = n^2 / c,        length = c / n                                                                  (4)
+
+    keep both: exact for c0 + c1 B L + c2 B L^2. A token alone (coherent: where it sits; decoded: after its context)
+    has its own share of its sample's L^2, and all tokens of a step and rank are assumed to attend in one call.
+    """
+    held_BLD = np.maximum(tokens, 1).astype(np.float64)
+    over_BLD = np.maximum(contexts, 1).astype(np.float64)
+    seconds = curve(held_BLD**2 / over_BLD, over_BLD / held_BLD)  # (4)
+    return _reduced(_only_where(tokens > 0, seconds), lambda x: x.max(axis=2))
+
+
+def gather_seconds(
+    tokens: NDArray[np.int64], kv_bytes: float, devices_per_node: int, classes: Sequence[str], curves: Sequence[Curve]
+) -> list[Prediction]:
+    """Seconds of gathering K and V of all tokens on every device, in each link class, `[B, L]` each.
+
+    Parameters
+    ----------
+    tokens
+        On each device before the layer, `[B, L, D]`.
+    kv_bytes
+        Of K and V of a token in one layer.
+    curves
+        Of the all-gather, one a link class of `classes`.
+
+    Notes
+    -----
+    A device sends its own to its peers of a class and receives theirs; the classes work side by side:
+
+        t = max_c t_c,    t_c = curve_c(kv_bytes max_d max(tokens[d] peers_c, sum_{e in c of d} tokens[e]))     (5)
+    """
+    size = tokens.shape[2]
+    on_node_BLD = np.repeat(
+        tokens.reshape(*tokens.shape[:2], -1, devices_per_node).sum(axis=3), devices_per_node, axis=2
+    )
+    theirs = {"intra": on_node_BLD - tokens, "inter": tokens.sum(axis=2, keepdims=True) - on_node_BLD}
+    peers = {"intra": devices_per_node - 1, "inter": size - devices_per_node}
+    found = []
+    for name, curve in zip(classes, curves, strict=True):
+        busiest_BL = np.maximum(tokens * peers[name], theirs[name]).max(axis=2)
+        found.append(curve(kv_bytes * busiest_BL.astype(np.float64)))
+    return found
+
+
+def total(parts: Sequence[Prediction]) -> Prediction:
+    """The sum of parts that follow one another, (1)."""
+    return functools.reduce(lambda a, b: _joined(np.add, a, b), parts)
+
+
+def step_seconds(layers: Prediction, num_layers: int) -> Prediction:
+    """The sum over the layers `[B]` of seconds `[B, L]`, or `[B, 1]` where all layers take the same."""
+    return _reduced(layers, lambda x: x.mean(axis=1) * num_layers)
+
+
+def no_seconds(shape: tuple[int, ...]) -> Prediction:
+    """Of a part that is not called."""
+    return Prediction(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=bool))
+
+
+def slowest(parts: Sequence[Prediction]) -> Prediction:
+    """The longest of parts that run side by side."""
+    return functools.reduce(lambda a, b: _joined(np.maximum, a, b), parts)
+
+
+def _joined(how: np.ufunc, a: Prediction, b: Prediction) -> Prediction:
+    return Prediction(
+        how(a.seconds, b.seconds), how(a.low, b.low), how(a.high, b.high), np.asarray(a.extrapolated | b.extrapolated)
+    )
+
+
+def _reduced(seconds: Prediction, how: Callable[[Numbers], Any]) -> Prediction:
+    """Every level reduced alike; extrapolated where anything within was."""
+    flagged = how(seconds.extrapolated.astype(np.float64)) > 0
+    return Prediction(how(seconds.seconds), how(seconds.low), how(seconds.high), np.asarray(flagged))
+
+
+def _only_where(busy: NDArray[np.bool_], seconds: Prediction) -> Prediction:
+    """No seconds where there is nothing to do."""
+    return Prediction(seconds.seconds * busy, seconds.low * busy, seconds.high * busy, seconds.extrapolated & busy)

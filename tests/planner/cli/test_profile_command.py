@@ -1,0 +1,145 @@
+"""`moeplan profile` beside measuring: merging, resuming, refusals, and what it prints."""
+
+import io
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from moeplan.planner import profile_progress
+from moeplan.planner.profile_report import profile_report, remarks
+from moeplan.profilers.cases import CASES
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.description import describe
+from moeplan.profilers.environment import Environment
+from moeplan.profilers.fits.fitting import fit_series
+from moeplan.profilers.harness import Place, Step
+from moeplan.profilers.measurement import Measurement
+from moeplan.profilers.noise import Noise
+from moeplan.profilers.origin import Origin, now
+from moeplan.profilers.profile import Profile, load, save
+from moeplan.profilers.series import Series
+from moeplan.profilers.topology import Topology
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+COLLECTIVES = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
+
+
+def measured(complete: bool = True) -> Profile:
+    """A profile of many series on two nodes whose times tell other islands."""
+    environment = Environment(
+        device="x", backend="gloo", torch="2", driver=None, nccl=None, cpu="x", cpus=2, threads=1, num_ranks=16,
+        num_hosts=2, python="3.11", system="Linux",
+    )  # fmt: skip
+    found = []
+    for case in COLLECTIVES:
+        for dtype in ("uint8", "fp32", "bf16"):
+            ones = tuple(
+                Measurement.of({"bytes": 16 * 10**power}, 16 * 10**power, [1e-5 * 9**power] * 6) for power in range(5)
+            )
+            fit = fit_series(CASES[case], 16, ones)
+            found.append(
+                Series(case=case, dtype=dtype, ranks=16, link="inter", unit="bytes", measurements=ones, fit=fit)
+            )
+    origin = Origin(
+        kind="measured",
+        created_at=now(),
+        environment=environment,
+        topology=Topology(node_of_rank=(0,) * 8 + (1,) * 8, island_of_rank=(0, 1) * 8, ratio=3.0),
+        noise=Noise(sizes=60, wide=30),
+    )
+    return Profile.make(
+        complete=complete, origins=(origin,), cluster=Cluster(2, 8), series={one.key: one for one in found}
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_screen_has_a_line_a_series_and_says_what_was_noticed(width: int) -> None:
+    screen = io.StringIO()
+    profile = measured()
+    profile_report(profile, Path("profile.json"), Console(file=screen, width=width, highlight=False, markup=False))
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    for key in profile.series:
+        (line,) = [line for line in lines if line.startswith(key + " ")]
+        assert "GB/s" in line
+        assert "%" in line
+    words = " ".join(screen.getvalue().split())
+    assert "3.0 times apart: 2 islands" in words
+    assert "which is NOT what the hosts say" in words
+    assert "NOISY: the median of 30 of 60 sizes (50 %)" in words
+    assert len(remarks(profile)) == 3
+
+
+def test_a_merged_profile_says_which_part_came_from_where(moeplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    save(measured(), tmp_path / "node.json")
+    save(describe("2x8", ["intra=400:2"]), tmp_path / "net.json")
+    done = moeplan("profile", "--merge", "node.json", "net.json", "-o", "all.json", cwd=tmp_path)
+    words = " ".join(done.stdout.split())
+    assert "link intra: taken from net.json" in words
+    assert "measured [1] node.json: 16 ranks" in words
+    assert "described [2] 2x8 (net.json)" in words
+    assert "intra: 400 GB/s, 2 us, from [2]" in words
+    assert load(tmp_path / "all.json").link_origins == {"intra": 1}
+    done = moeplan("profile", "--merge", "net.json", "node.json", "-o", "all.json", "--json", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert "cluster 2x8: net.json says 2x8, node.json 2x8" in told["notes"]
+    assert any("NOISY" in note for note in told["notes"])
+
+
+def test_a_finished_profile_resumed_has_nothing_to_do(moeplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    save(measured(), tmp_path / "profile.json")
+    before = load(tmp_path / "profile.json")
+    done = moeplan("profile", "--resume", "--plot", "fits.html", cwd=tmp_path)
+    assert "profile.json is complete: nothing to do" in done.stdout
+    assert (tmp_path / "fits.html").stat().st_size > 1000
+    assert load(tmp_path / "profile.json") == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("node.json",), 2, "only given with --merge"),
+        (("--merge", "node.json"), 2, "expected two or more"),
+        (("--merge", "node.json", "none.json"), 3, "none.json"),
+        (("--merge", "node.json", "net.json", "-o", "net.json"), 2, "would be overwritten"),
+        (("--merge", "node.json", "net.json", "--resume"), 2, "--merge and --resume do different things"),
+        (("--cluster", "2x8", "--resume"), 2, "--cluster and --resume"),
+        (("--merge", "half.json", "small.json"), 4, "small.json 4"),
+        (("--resume", "--quick", "-o", "half.json"), 4, "a grid that is full, this run quick"),
+        (("--resume", "-o", "small.json"), 4, "the first described"),
+        (("--from-tables", "."), 2, "go together"),
+        (("--from-tables", ".", "--system", "abacus"), 3, "."),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(
+    moeplan: Run, tmp_path: Path, words: tuple[str, ...], code: int, told: str
+) -> None:
+    save(measured(), tmp_path / "node.json")
+    save(measured(complete=False), tmp_path / "half.json")
+    (tmp_path / "net.json").write_text((tmp_path / "node.json").read_text())
+    save(describe("2x4"), tmp_path / "small.json")
+    before = sorted((path.name, path.read_bytes()) for path in tmp_path.glob("*.json"))
+    done = moeplan("profile", *words, cwd=tmp_path, code=code)
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted((path.name, path.read_bytes()) for path in tmp_path.glob("*.json")) == before
+
+
+def test_progress_is_lines_with_the_time_to_go_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Measurement.of({"bytes": 8}, 8, [1.0] * 6)
+    step = Step(Place("all_to_all", "uint8", 4, "intra", (("bytes", 8),)), one, 1e-3, 3, 9, 75.4)
+    with profile_progress.profile_progress() as tell:
+        tell(step)
+        assert capsys.readouterr().err == ""
+    monkeypatch.setattr(profile_progress, "LINE_S", 0.0)
+    with profile_progress.profile_progress() as tell:
+        tell(step)
+    assert capsys.readouterr().err == "moeplan: 3 of 9 sizes, 1:15 left (all_to_all/uint8@4/intra)\n"

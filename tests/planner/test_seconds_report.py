@@ -1,0 +1,61 @@
+"""What the screen says of predicted seconds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from moeplan.errors import InputError
+from moeplan.planner.report import show_report
+from moeplan.planner.request import Request
+from moeplan.planner.seconds_report import TimeUnit
+from moeplan.planner.solve import solve
+from moeplan.profilers.profile import load
+from moeplan.runtime.plan import Plan, parse
+
+
+@pytest.fixture(scope="module")
+def plan(make_trace: Any, make_profile: Any) -> Plan:
+    """Of two nodes, timed by a profile without attention."""
+    profile = make_profile("2x2", cases=("all_to_all", "all_gather", "expert_ffn"))
+    trace = make_trace(samples=80, tokens=100)
+    return solve(Request(strategy="exflow", trace=str(trace.path), cluster=load(profile).cluster, profile=profile))
+
+
+def screen(plan: Plan, width: int) -> str:
+    console = Console(width=width, record=True, highlight=False, markup=False)
+    show_report(plan, Path("plan.json"), console)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_screen_shows_parts_links_origin_and_what_is_missing(plan: Plan, width: int) -> None:
+    text = screen(plan, width)
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    for part in ("dispatch", "experts", "combine", "K/V", "step (95 %)", "of these, by link", "a step takes"):
+        assert part in words
+    assert "experts: expert_ffn/fp32" in words
+    assert "experts as measured in another dtype" in words  # the model has 2 bytes an element
+    assert "no seconds of attention: the profile has no attention" in words
+    assert "EXTRAPOLATED" in words
+
+
+def test_options_that_are_no_options_are_refused_in_a_line(plan: Plan) -> None:
+    value = plan.model_dump(mode="json")
+    value["options"]["seconds"]["extrapolated"] = {"step_s": "much"}
+    with pytest.raises(InputError, match=r"options\.seconds"):
+        screen(parse(value, "edited"), 80)
+
+
+@pytest.mark.parametrize(
+    ("longest", "name", "text"), [(483.4, "s", "483"), (0.0539, "ms", "53.9"), (0.00144, "us", "1,440")]
+)
+def test_the_unit_is_that_of_the_longest_step(plan: Plan, longest: float, name: str, text: str) -> None:
+    assert plan.evaluation is not None
+    part = plan.evaluation.fit.model_dump(mode="json")
+    for contender in part["contenders"]:
+        contender["metrics"] = {"step_s": {"value": longest}}
+    unit = TimeUnit.of(type(plan.evaluation.fit).model_validate(part))
+    assert (unit.name, unit.text(longest)) == (name, text)

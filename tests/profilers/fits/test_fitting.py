@@ -1,0 +1,202 @@
+"""Fits: the best kind on held-out sizes, errors that no held-out size has influenced, predictions, JSON."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from moeplan.errors import InputError, UsageError
+from moeplan.files import canonical_json
+from moeplan.profilers.cases import CASES
+from moeplan.profilers.fits.alpha_beta import AlphaBeta
+from moeplan.profilers.fits.attention import Attention
+from moeplan.profilers.fits.fit import Fit
+from moeplan.profilers.fits.fitting import fit_arrays, fit_series
+from moeplan.profilers.fits.piecewise import Piecewise
+from moeplan.profilers.fits.surface import Surface
+from moeplan.profilers.measurement import Measurement
+
+BYTES = np.array([2**power for power in range(8, 24)])
+GEMMS = np.array(list(itertools.product((1, 8, 64, 512), (64, 256, 1024, 4096), (128, 512, 2048))))
+
+
+def fitted(size: dict[str, np.ndarray], seconds: np.ndarray) -> Fit:
+    works = np.prod([column.astype(float) for column in size.values()], axis=0)
+    found = fit_arrays(size, works, seconds)
+    assert found is not None
+    return found
+
+
+def gemm(seconds: np.ndarray) -> Fit:
+    return fitted(dict(zip("mnk", GEMMS.T, strict=True)), seconds)
+
+
+def steps(n: np.ndarray) -> np.ndarray:
+    """Two protocols: the second starts later and is faster."""
+    return np.where(n < 2**15, 5e-6 + 1e-9 * n, 3e-5 + 5e-11 * n)
+
+
+@given(
+    a_s=st.floats(1e-7, 1e-2),
+    b_s=st.floats(1e-12, 1e-8),
+    works=st.lists(st.integers(1, 2**30), min_size=3, max_size=12, unique=True),
+)
+def test_a_line_is_recovered_with_no_error_on_held_out_sizes(a_s: float, b_s: float, works: list[int]) -> None:
+    found = fitted({"bytes": np.array(works)}, a_s + b_s * np.array(works))
+    assert found.held_out["alpha_beta"].worst_error < 1e-6
+    assert found.alpha_beta.seconds(np.array(works)) == pytest.approx(a_s + b_s * np.array(works), rel=1e-6)
+
+
+def test_the_kind_with_the_least_median_error_is_chosen_and_alpha_beta_kept() -> None:
+    line = fitted({"bytes": BYTES}, 2e-6 + 1e-9 * BYTES)
+    assert isinstance(line.model, AlphaBeta)
+    bent = fitted({"bytes": BYTES}, steps(BYTES))
+    assert isinstance(bent.model, Piecewise)
+    assert bent.model.kind == "piecewise_linear"
+    power = fitted({"bytes": BYTES}, 1e-6 * BYTES**0.7)
+    assert power.model.kind == "piecewise"
+    for found in (line, bent, power):
+        least = min(found.held_out.values(), key=lambda held: held.median_error)
+        assert found.held_out[found.model.kind] == least
+        assert set(found.held_out) == {"alpha_beta", "piecewise", "piecewise_linear"}
+    assert bent.alpha_beta == AlphaBeta.of(BYTES.astype(float), steps(BYTES))
+
+
+def test_errors_are_those_of_models_fitted_by_hand_to_the_other_sizes() -> None:
+    found = fitted({"bytes": BYTES}, steps(BYTES))
+    for kind in ("piecewise", "piecewise_linear"):
+        errors: dict[int, float] = {}
+        for first in (1, 2):
+            out = list(range(first, len(BYTES) - 1, 2))
+            seen = np.delete(BYTES, out).astype(float)
+            model = Piecewise.of(seen, steps(seen), kind)
+            errors |= {BYTES[at]: abs(model.seconds(BYTES[at : at + 1])[0] / steps(BYTES[at]) - 1) for at in out}
+        held = found.held_out[kind]
+        assert held.num_sizes == len(BYTES) - 2
+        assert held.median_error == pytest.approx(np.median(list(errors.values())))
+        assert held.sizes[0] == (max(errors, key=errors.__getitem__),)
+        assert held.worst_error == pytest.approx(max(errors.values()))
+
+
+def test_spoiling_a_held_out_size_leaves_the_predictions_of_its_fold_as_they_were() -> None:
+    spoilt = steps(BYTES)
+    spoilt[7] *= 1000
+    before, after = (
+        dict(zip(held.sizes, held.errors, strict=True))
+        for held in (fitted({"bytes": BYTES}, seconds).held_out["piecewise"] for seconds in (steps(BYTES), spoilt))
+    )
+    seen = np.delete(BYTES, range(1, len(BYTES) - 1, 2)).astype(float)
+    (unseen,) = Piecewise.of(seen, steps(seen)).seconds(BYTES[7:8])
+    assert after[(BYTES[7],)] == pytest.approx(1 - unseen / spoilt[7])
+    for place in (1, 3, 5, 9, 11, 13):
+        assert after[(BYTES[place],)] == before[(BYTES[place],)]
+
+
+def test_spoiling_a_whole_unseen_layer_leaves_its_own_predictions_as_they_were() -> None:
+    times = 2e-6 + GEMMS.prod(axis=1) / 1e13
+    layer = (GEMMS[:, 1] == 256) & (GEMMS[:, 2] == 512)
+    spoilt = np.where(layer, times * 1e6, times)
+    worst = gemm(spoilt).held_out["surface"]
+    errors = dict(zip(worst.sizes, worst.errors, strict=True))
+    for size in GEMMS[layer]:
+        assert errors.get(tuple(size.tolist()), 1.0) == pytest.approx(1, abs=1e-4)  # predicted 1e6 times too low
+
+
+def test_an_n_dimensional_law_is_predicted_by_the_surface() -> None:
+    found = gemm(np.maximum(GEMMS.prod(axis=1) / 1e13, GEMMS[:, 1] * GEMMS[:, 2] / 1e11))
+    assert isinstance(found.model, Surface)
+    assert found.held_out["surface"].median_error < 0.15 < found.held_out["alpha_beta"].median_error
+
+
+def test_attention_is_predicted_by_its_own_law() -> None:
+    batch, length, hidden = np.array(list(itertools.product((1, 4, 16), (64, 256, 1024, 4096), (512,)))).T
+    seconds = 1e-5 + 2e-14 * batch * length * hidden**2 + 7e-14 * batch * length**2 * hidden
+    found = fitted({"batch": batch, "length": length, "hidden": hidden}, seconds)
+    assert isinstance(found.model, Attention)
+    assert found.held_out["attention"].worst_error < 1e-6
+
+
+def test_the_interval_holds_95_percent_of_the_held_out_sizes_and_the_prediction() -> None:
+    rng = np.random.default_rng(0)
+    n = np.unique(rng.integers(1, 10**9, 2000))
+    found = fitted({"bytes": n}, (1e-5 + 1e-9 * n) * rng.lognormal(0, 0.2, len(n)))
+    prediction = found.predict({"bytes": n}, n)
+    assert found.low_factor == pytest.approx(np.exp(-0.39), rel=0.1)
+    assert found.high_factor == pytest.approx(np.exp(0.39), rel=0.1)
+    assert prediction.low == pytest.approx(prediction.seconds * found.low_factor)
+    assert prediction.high == pytest.approx(prediction.seconds * found.high_factor)
+
+
+def test_sizes_outside_the_measured_range_of_any_axis_are_flagged() -> None:
+    found = gemm(2e-6 + GEMMS.prod(axis=1) / 1e13)
+    prediction = found.predict({"m": [1, 513, 64, 0], "n": 64, "k": [128, 128, 4096, 128]}, 1.0)
+    assert prediction.extrapolated.tolist() == [False, True, True, True]
+    assert prediction.seconds.shape == (4,)
+
+
+def test_a_size_of_other_axes_is_refused_with_those_expected() -> None:
+    found = fitted({"bytes": BYTES}, steps(BYTES))
+    with pytest.raises(UsageError, match="a size of m, n; expected bytes"):
+        found.predict({"m": 1, "n": 2}, 1.0)
+
+
+def test_too_few_sizes_give_no_fit_or_one_without_an_error() -> None:
+    assert fit_arrays({}, np.array([]), np.array([])) is None
+    assert fit_arrays({"bytes": np.array([5, 5])}, np.array([5.0, 5]), np.array([1.0, 2])) is None
+    two = fitted({"bytes": np.array([5, 6])}, np.array([1.0, 2.0]))
+    assert two.held_out == {}
+    assert isinstance(two.model, AlphaBeta)
+    prediction = two.predict({"bytes": 5}, 5.0)
+    assert prediction.low == prediction.seconds == prediction.high
+
+
+def test_measurements_are_fitted_over_the_work_of_their_case() -> None:
+    sizes = [{"bytes": int(size)} for size in BYTES]
+    works = [int(CASES["all_to_all"].work(size, 4)) for size in sizes]
+    measured = [Measurement.of(size, work, [3e-6 + 2e-9 * work] * 3) for size, work in zip(sizes, works, strict=True)]
+    found = fit_series(CASES["all_to_all"], 4, measured)
+    assert found is not None
+    assert (found.alpha_beta.a_s, found.alpha_beta.b_s) == pytest.approx((3e-6, 2e-9))
+    assert fit_series(CASES["all_to_all"], 4, []) is None
+
+
+FITS = st.one_of(
+    st.lists(
+        st.tuples(st.integers(1, 2**30), st.floats(1e-7, 1e2)), min_size=2, max_size=8, unique_by=lambda p: p[0]
+    ).map(lambda points: fitted({"bytes": np.array([n for n, _ in points])}, np.array([t for _, t in points]))),
+    st.lists(st.floats(1e-7, 1e2), min_size=len(GEMMS), max_size=len(GEMMS)).map(lambda times: gemm(np.array(times))),
+)
+
+
+@settings(max_examples=25)
+@given(found=FITS)
+def test_fits_come_back_from_json(found: Fit) -> None:
+    adapter = TypeAdapter(Fit)
+    text = canonical_json(adapter.dump_python(found, mode="json"))
+    again = adapter.validate_json(text, strict=True)
+    assert again == found
+    size = {axis: np.array([1, 100, 10**6]) for axis in found.axes}
+    assert (again.predict(size, 7.0).seconds == found.predict(size, 7.0).seconds).all()
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"measured": {"bytes": (5, 1)}},
+        {"measured": {"other": (1, 5)}},
+        {"axes": ()},
+        {"low_factor": 1.5},
+        {"high_factor": 0.5},
+        {"low_factor": float("nan")},
+        {"model": Attention(start_s=1.0, projection_s=0.0, score_s=0.0)},
+    ],
+)
+def test_impossible_fits_are_refused(spoilt: dict[str, object]) -> None:
+    line = AlphaBeta(a_s=1.0, b_s=1.0)
+    good = {"axes": ("bytes",), "model": line, "alpha_beta": line, "held_out": {}, "measured": {"bytes": (1, 5)}}
+    Fit(**good)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="fit"):
+        Fit(**good | spoilt)  # type: ignore[arg-type]

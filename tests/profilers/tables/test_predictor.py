@@ -1,0 +1,85 @@
+"""Which series predicts a case, and what is said where none does."""
+
+import numpy as np
+import pytest
+
+from moeplan.errors import UsageError
+from moeplan.profilers.cases import CASES
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.fits.fitting import fit_arrays
+from moeplan.profilers.origin import Origin, now
+from moeplan.profilers.predictor import predict
+from moeplan.profilers.profile import Profile
+from moeplan.profilers.series import LinkKind, Series
+
+BYTES = np.array([2**power for power in range(10, 20)])
+
+
+def series(case: str, dtype: str, ranks: int = 1, link: LinkKind | None = None, *, s_per_unit: float) -> Series:
+    """A series whose seconds are its work times `s_per_unit`."""
+    size = {"m": BYTES, "n": BYTES * 0 + 8, "k": BYTES * 0 + 4} if case == "gemm" else {"bytes": BYTES}
+    works = np.array(
+        [CASES[case].work(dict(zip(size, at, strict=True)), ranks) for at in zip(*size.values(), strict=True)]
+    )
+    fit = fit_arrays(size, works.astype(float), works * s_per_unit)
+    return Series(case=case, dtype=dtype, ranks=ranks, link=link, unit=CASES[case].unit, fit=fit)
+
+
+def profile(*found: Series) -> Profile:
+    origin = Origin(kind="tables", created_at=now(), name="made")
+    return Profile.make(origins=(origin,), cluster=Cluster(1, 8), series={one.key: one for one in found})
+
+
+BOTH = profile(
+    series("gemm", "bf16", s_per_unit=1e-12),
+    series("gemm", "fp8", s_per_unit=5e-13),
+    series("all_to_all", "uint8", 2, "intra", s_per_unit=1e-9),
+    series("all_to_all", "uint8", 8, "intra", s_per_unit=2e-9),
+    series("all_to_all", "uint8", 8, "inter", s_per_unit=9e-9),
+)
+
+
+def test_the_series_named_predicts_over_the_work_of_its_case() -> None:
+    size = {"m": np.array([1024, 2048]), "n": np.array(8), "k": np.array(4)}
+    assert predict(BOTH, "gemm", size, dtype="fp8").seconds == pytest.approx([1024 * 32 * 5e-13, 2048 * 32 * 5e-13])
+    for ranks, link, s_per_byte in ((2, "intra", 1e-9), (8, "intra", 2e-9), (8, "inter", 9e-9)):
+        found = predict(BOTH, "all_to_all", {"bytes": 4096}, ranks=ranks, link=link)  # type: ignore[arg-type]
+        assert found.seconds == pytest.approx(4096 * (ranks - 1) / ranks * s_per_byte)
+        assert not found.extrapolated
+
+
+def test_bytes_are_bytes_in_any_dtype() -> None:
+    found = predict(BOTH, "all_to_all", {"bytes": 4096}, dtype="bf16", ranks=2, link="intra")
+    assert found.seconds == pytest.approx(2048e-9)
+
+
+@pytest.mark.parametrize(("ranks", "near"), [(3, 2), (4, 8), (5, 8), (64, 8), (1, 2)])
+def test_other_numbers_of_ranks_are_answered_by_the_nearest_and_flagged(ranks: int, near: int) -> None:
+    found = predict(BOTH, "all_to_all", {"bytes": [4096, 8192]}, ranks=ranks, link="intra")
+    same = predict(BOTH, "all_to_all", {"bytes": [4096, 8192]}, ranks=near, link="intra")
+    assert (found.seconds == same.seconds).all()
+    assert found.extrapolated.all()
+    assert not same.extrapolated.any()
+
+
+@pytest.mark.parametrize(
+    ("case", "asked", "message"),
+    [
+        ("router", {}, "no fit of router; it has all_to_all, gemm"),
+        ("gemm", {}, "gemm is there in dtype bf16, fp8; name one"),
+        ("gemm", {"dtype": "fp32"}, "no dtype fp32: gemm is there in dtype bf16, fp8"),
+        ("gemm", {"dtype": "fp8", "link": "inter"}, "no link inter: gemm is there in link None"),
+        ("all_to_all", {"ranks": 8}, "all_to_all is there in link inter, intra; name one"),
+        ("all_to_all", {"link": "intra"}, "all_to_all is there in ranks 2, 8; name one"),
+        ("all_to_all", {"link": "intra", "ranks": 0}, "0 ranks; expected at least 1"),
+        ("all_to_all", {"link": "intra", "ranks": 2}, "a size of m, n; expected bytes"),
+    ],
+)
+def test_what_cannot_be_answered_is_told_with_what_there_is(case: str, asked: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        predict(BOTH, case, {"m": 1, "n": 2}, **asked)  # type: ignore[arg-type]
+
+
+def test_a_profile_without_fits_says_so() -> None:
+    with pytest.raises(UsageError, match="it has none at all"):
+        predict(profile(), "gemm", {"m": 1})

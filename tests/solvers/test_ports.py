@@ -1,0 +1,63 @@
+"""Ports counted token by token."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers.ports import combined_at, link_classes, port_copies, remote_visits
+
+
+def naive(device_TK: Any, end_T: Any, step_T: Any, num_steps: int, cluster: Cluster) -> Any:
+    classes, group = link_classes(cluster), cluster.devices_per_node
+    ports = np.zeros((num_steps, len(classes), 2, cluster.num_devices), int)
+    for devices, end, step in zip(device_TK.tolist(), end_T.tolist(), step_T.tolist(), strict=True):
+        for device in set(devices) - {-1, end}:
+            if step >= 0:
+                link = classes.index("intra" if device // group == end // group else "inter")
+                ports[step, link, 0, end] += 1
+                ports[step, link, 1, device] += 1
+    return ports
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from(["1x3", "2x2", "3x1", "2x3"]), st.integers(1, 3))
+def test_ports_are_the_distinct_remote_devices_of_every_token(seed: int, name: str, top_k: int) -> None:
+    cluster, rng = Cluster.parse(name), np.random.default_rng(seed)
+    device_TK = rng.integers(-1, cluster.num_devices, size=(30, top_k)).astype(np.int32)
+    end_T, step_T = rng.integers(cluster.num_devices, size=30), rng.integers(-1, 4, size=30)
+    found = port_copies(remote_visits(device_TK, end_T), device_TK, end_T, step_T, num_steps=4, cluster=cluster)
+    np.testing.assert_array_equal(found, naive(device_TK, end_T, step_T, 4, cluster))
+
+
+def test_the_dispatch_models_differ_in_where_a_combine_ends() -> None:
+    here, devices = np.array([0, 1, 2]), np.array([[1, 0], [-1, 3], [-1, -1]])
+    assert combined_at("standard", here, devices).tolist() == [0, 1, 2]
+    assert combined_at("coherent", here, devices).tolist() == [1, 3, 2]
+    assert combined_at("migrating", here, devices, np.array([3, 3, 0])).tolist() == [3, 3, 0]
+    with pytest.raises(ValueError, match="next_home"):
+        combined_at("migrating", here, devices)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32))
+def test_a_migrating_combine_carries_each_part_to_the_next_home(seed: int) -> None:
+    """Samples move as a whole: what a combine sends is what naive counting to the new homes gives."""
+    cluster, rng = Cluster.parse("2x2"), np.random.default_rng(seed)
+    sample_T = rng.integers(5, size=40)
+    device_TK = rng.integers(4, size=(40, 2)).astype(np.int32)
+    here_T, next_T = rng.integers(4, size=5)[sample_T], rng.integers(4, size=5)[sample_T]
+    end_T = combined_at("migrating", here_T, device_TK, next_T)
+    step_T = np.zeros(40, dtype=np.int64)
+    found = port_copies(remote_visits(device_TK, end_T), device_TK, end_T, step_T, num_steps=1, cluster=cluster)
+    np.testing.assert_array_equal(found, naive(device_TK, next_T, step_T, 1, cluster))
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"), [("1x4", ("intra",)), ("4x1", ("inter",)), ("2x2", ("intra", "inter")), ("1x1", ())]
+)
+def test_a_cluster_has_the_link_classes_that_its_devices_cross(name: str, classes: tuple[str, ...]) -> None:
+    assert link_classes(Cluster.parse(name)) == classes

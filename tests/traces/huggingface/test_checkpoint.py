@@ -1,0 +1,116 @@
+"""Directories that are no model, or a damaged or hostile one: one line each, and nothing run or downloaded."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeplan.errors import InputError, UsageError
+from moeplan.traces.huggingface.checkpoint import load_model, load_tokenizer
+
+
+@pytest.fixture
+def copy(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint("mixtral"), tmp_path / "model"))
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def damage(folder: Path, how: str) -> None:
+    weights = folder / "model.safetensors"
+    match how:
+        case "no config":
+            (folder / "config.json").unlink()
+        case "a config that is no JSON":
+            (folder / "config.json").write_text("{")
+        case "a config of something else":
+            (folder / "config.json").write_text('{"a": 1}')
+        case "an unknown architecture":
+            edit(folder, model_type="moonshot_9000", architectures=["Moonshot9000"])
+        case "a million layers":
+            edit(folder, num_hidden_layers=10**6)
+        case "other shapes":
+            edit(folder, hidden_size=64)
+        case "absurd sizes":
+            edit(folder, hidden_size="wide")
+        case "no weights":
+            weights.unlink()
+        case "truncated weights":
+            weights.write_bytes(weights.read_bytes()[:-1000])
+        case "weights that are none":
+            weights.write_bytes(b"\xff" * 64)
+        case "pickled weights":
+            weights.rename(folder / "pytorch_model.bin")
+        case "more layers than weights":
+            edit(folder, num_hidden_layers=5)
+        case "code of its own":
+            edit(folder, model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"})
+            (folder / "own.py").write_text("raise SystemExit('ran')")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "no config",
+        "a config that is no JSON",
+        "a config of something else",
+        "an unknown architecture",
+        "a million layers",
+        "other shapes",
+        "absurd sizes",
+        "no weights",
+        "truncated weights",
+        "weights that are none",
+        "pickled weights",
+        "more layers than weights",
+        "code of its own",
+    ],
+)
+def test_a_damaged_or_hostile_directory_is_refused_in_one_line(copy: Path, how: str) -> None:
+    damage(copy, how)
+    with pytest.raises(InputError) as refused:
+        load_model(copy)
+    assert str(copy) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 250 + 2 * len(str(copy))
+
+
+def test_a_directory_without_a_tokenizer_is_refused(copy: Path) -> None:
+    for path in copy.glob("*token*"):
+        path.unlink()
+    with pytest.raises(InputError, match="cannot be loaded as a tokenizer"):
+        load_tokenizer(copy)
+
+
+@pytest.mark.parametrize(("options", "words"), [({"dtype": "int3"}, "dtype 'int3'"), ({"device": "abacus"}, "abacus")])
+def test_an_unknown_dtype_or_device_is_a_usage_error(copy: Path, options: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load_model(copy, **options)
+
+
+def test_the_dtype_of_the_weights_can_be_chosen(copy: Path) -> None:
+    assert str(load_model(copy).dtype) == "torch.float32"
+    assert str(load_model(copy, dtype="bfloat16").dtype) == "torch.bfloat16"
+
+
+def test_without_transformers_it_says_what_to_install(copy: Path) -> None:
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        f"sys.argv = ['moeplan', 'trace', 'record', {str(copy)!r}, '--text', '/etc/hostname', '-o', 'out']\n"
+        "from moeplan.planner.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=60, env=dict(os.environ)
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'moeplan[transformers]'" in done.stderr

@@ -1,0 +1,83 @@
+"""Samples out of texts and JSON lines, and what is refused of them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeplan.errors import InputError, MoeplanError, UsageError
+from moeplan.traces.huggingface.checkpoint import load_tokenizer, tokenizer_label
+from moeplan.traces.huggingface.prompts import dataset_prompts, text_prompts
+
+CHAT = "{% for m in messages %}{{ m['content'] }},{% endfor %}{% if add_generation_prompt %}z{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Callable[..., Path]) -> Any:
+    return load_tokenizer(checkpoint("mixtral"))
+
+
+def lines(path: Path, *records: Any) -> Path:
+    path.write_text("\n".join(json.dumps(record) for record in records) + "\n\n")
+    return path
+
+
+def test_a_text_is_cut_into_equal_samples_and_its_rest_left_out(tokenizer: Any) -> None:
+    pieces = text_prompts("abcdefg", tokenizer, 3)
+    assert tokenizer.batch_decode(pieces) == ["a b c", "d e f"]
+    with pytest.raises(UsageError, match="7 tokens does not fill a sample of 8"):
+        text_prompts("abcdefg", tokenizer, 8)
+
+
+def test_each_line_of_a_data_set_is_a_sample(tokenizer: Any, tmp_path: Path) -> None:
+    prompts = dataset_prompts(lines(tmp_path / "d", {"text": "ab", "id": 4}, {"prompt": "cba"}), tokenizer)
+    assert tokenizer.batch_decode(prompts) == ["a b", "c b a"]
+
+
+def test_messages_go_through_the_chat_template(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(checkpoint("mixtral", CHAT))
+    messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+    (prompt,) = dataset_prompts(lines(tmp_path / "d", {"messages": messages}), tokenizer)
+    assert tokenizer.decode(prompt) == "a b , c , z"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "words"),
+    [
+        ("", InputError, "no line"),
+        ("{", InputError, "line 1 is no JSON"),
+        ("[" * 200_000, InputError, "line 1 is no JSON"),
+        ("[1]", InputError, "line 1 is no JSON object"),
+        ('{"text": "a"}\n{"body": "b"}', InputError, r"line 2 has keys \['body'\]"),
+        ('{"text": 3}', InputError, "text is int"),
+        ('{"text": ""}', InputError, "its text gives no token"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', UsageError, "no chat template"),
+    ],
+)
+def test_a_line_that_is_no_sample_is_refused_by_its_number(
+    tokenizer: Any, tmp_path: Path, content: str, kind: type[MoeplanError], words: str
+) -> None:
+    (tmp_path / "d.jsonl").write_text(content)
+    with pytest.raises(kind, match=words) as refused:
+        dataset_prompts(tmp_path / "d.jsonl", tokenizer)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("messages", [[], "ab", [3], [{"content": 4, "role": {}}]])
+def test_messages_that_are_none_are_refused(checkpoint: Callable[..., Path], tmp_path: Path, messages: Any) -> None:
+    template = "{{ raise_exception('no') if messages[0]['content'] is number else '' }}"
+    tokenizer = load_tokenizer(checkpoint("mixtral", template))
+    with pytest.raises(InputError, match="line 1"):
+        dataset_prompts(lines(tmp_path / "d", {"messages": messages}), tokenizer)
+
+
+def test_a_tokenizers_label_changes_with_its_files(tokenizer: Any, checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("mixtral")
+    label = tokenizer_label(folder, tokenizer)
+    assert label.startswith(f"{type(tokenizer).__name__} sha256:")
+    kept = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(kept + " ")
+    assert tokenizer_label(folder, tokenizer) != label
+    (folder / "tokenizer.json").write_text(kept)

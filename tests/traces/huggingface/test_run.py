@@ -1,0 +1,137 @@
+"""Prefill and decoding: what batches, padding and ends of text leave in the trace."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moeplan.errors import UsageError
+from moeplan.traces.huggingface.checkpoint import load_model
+from moeplan.traces.huggingface.record import record_model
+from moeplan.traces.reader import open_trace
+from moeplan.traces.recording.kept import sampled
+from moeplan.traces.schema import TokenBatch
+
+PROMPTS = [np.random.default_rng(seed).integers(4, 30, length).tolist() for seed, length in enumerate((9, 3, 14, 1, 6))]
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def model(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Any:
+    loaded = load_model(checkpoint(request.param))
+    loaded.generation_config.eos_token_id = None
+    return loaded
+
+
+def recorded(model: Any, folder: Path, prompts: list[list[int]], **options: Any) -> TokenBatch:
+    record_model(model, prompts, folder, name="tiny", tokenizer="x", **options)
+    (batch,) = open_trace(folder).batches()
+    assert batch.sample is not None
+    return batch
+
+
+def by_token(batch: TokenBatch) -> dict[tuple[int, int], list[list[int]]]:
+    assert batch.sample is not None
+    keys = zip(batch.sample.tolist(), batch.position.tolist(), strict=True)
+    return dict(zip(keys, batch.ids.tolist(), strict=True))
+
+
+def test_padded_batches_record_what_single_prompts_do(model: Any, tmp_path: Path) -> None:
+    together = recorded(model, tmp_path / "a", PROMPTS, generate=3, batch_samples=4)
+    alone = recorded(model, tmp_path / "b", PROMPTS, generate=3, batch_samples=1)
+    expected = {(sample, at) for sample, prompt in enumerate(PROMPTS) for at in range(len(prompt) + 3)}
+    assert by_token(together) == by_token(alone)
+    assert by_token(together).keys() == expected
+    assert together.step is None
+    assert together.source_rank is None
+
+
+def test_decoded_tokens_are_those_that_greedy_generation_gives(model: Any, tmp_path: Path) -> None:
+    prompt = PROMPTS[0]
+    batch = recorded(model, tmp_path / "a", [prompt], generate=4)
+    whole = model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0].tolist()
+    again = recorded(model, tmp_path / "b", [whole])
+    assert by_token(batch) == by_token(again)
+    assert batch.phase.tolist() == [0] * len(prompt) + [1] * 4
+    assert not again.phase.any()
+
+
+def test_a_sample_ends_before_its_end_of_text_and_the_others_go_on(model: Any, tmp_path: Path) -> None:
+    free = recorded(model, tmp_path / "free", PROMPTS[:2], generate=5)
+    follow = [
+        model.generate(torch.tensor([prompt]), max_new_tokens=5, do_sample=False)[0, len(prompt) :].tolist()
+        for prompt in PROMPTS[:2]
+    ]
+    end = follow[0][2]
+    model.generation_config.eos_token_id = [end, 47]
+    ended = recorded(model, tmp_path / "ended", PROMPTS[:2], generate=5)
+    model.generation_config.eos_token_id = None
+    left = [[*tokens, end].index(end) for tokens in follow]
+    last = [len(prompt) + count for prompt, count in zip(PROMPTS, left, strict=False)]
+    assert by_token(ended) == {key: ids for key, ids in by_token(free).items() if key[1] < last[key[0]]}
+
+
+def test_the_bound_on_tokens_is_met_exactly(model: Any, tmp_path: Path) -> None:
+    whole = recorded(model, tmp_path / "whole", PROMPTS, batch_samples=2)
+    part = recorded(model, tmp_path / "part", PROMPTS, batch_samples=2, max_tokens=17)
+    np.testing.assert_array_equal(part.ids, whole.ids[:17])
+
+
+def test_a_share_of_the_samples_keeps_their_numbers(model: Any, tmp_path: Path) -> None:
+    prompts = PROMPTS * 8
+    part = recorded(model, tmp_path / "part", prompts, sample_rate=0.4)
+    chosen = np.flatnonzero(sampled(np.arange(len(prompts)), 0.4))
+    assert 0 < len(chosen) < len(prompts)
+    assert part.sample is not None
+    assert np.unique(part.sample).tolist() == chosen.tolist()
+    whole = by_token(recorded(model, tmp_path / "whole", prompts))
+    assert by_token(part) == {key: ids for key, ids in whole.items() if key[0] in chosen}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "words"),
+    [
+        ([[5] * 127], {"generate": 2}, "sample 0 has 127 tokens and 2 to generate; the model takes 128"),
+        ([[5], [48]], {}, "sample 1 has token 48; the model knows 48"),
+        ([[5]], {"sample_rate": 1e-9}, "keeps none of 1 samples"),
+        ([[5]], {"sample_rate": 0.0}, "sample rate 0.0"),
+        ([[5]], {"max_tokens": 0}, "at most 0 tokens"),
+        ([[5]], {"embeddings": "9"}, "embeddings of layers 9"),
+        ([[5]], {"router": "nothing"}, "matches no module"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_and_nothing_written(
+    model: Any, tmp_path: Path, prompts: list[list[int]], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        recorded(model, tmp_path / "t", prompts, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_experts_is_refused_by_its_name(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    dense = LlamaForCausalLM(LlamaConfig(vocab_size=8, num_hidden_layers=1, **sizes))
+    with pytest.raises(UsageError, match="LlamaForCausalLM has no MoE layer"):
+        recorded(dense, tmp_path / "t", [[5]])
+
+
+def test_a_pattern_records_what_the_routers_return(model: Any, tmp_path: Path) -> None:
+    found = recorded(model, tmp_path / "found", PROMPTS, generate=2)
+    named = recorded(model, tmp_path / "named", PROMPTS, generate=2, router=r".*\.(gate|router)")
+    np.testing.assert_array_equal(found.ids, named.ids)
+
+
+def test_ctrl_c_leaves_what_was_recorded(model: Any, tmp_path: Path) -> None:
+    def interrupts(text: str) -> None:
+        if "2 samples" in text:
+            raise KeyboardInterrupt
+
+    done = record_model(
+        model, PROMPTS, tmp_path / "t", name="tiny", tokenizer="x", batch_samples=1, on_progress=interrupts
+    )
+    assert done.interrupted
+    assert done.num_tokens == open_trace(tmp_path / "t").num_tokens == len(PROMPTS[0]) + len(PROMPTS[1])

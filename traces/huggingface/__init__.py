@@ -1,0 +1,1 @@
+"""Recording Hugging Face models from a local directory; nothing is ever downloaded."""

@@ -1,0 +1,144 @@
+"""A Hugging Face checkpoint in a local directory: its model and its tokenizer, from safetensors, no code of its own."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InputError, UsageError
+from ...files import read_json, sha256_file, sha256_json
+from ..model import MAX_LAYERS
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["DTYPES", "load_model", "load_tokenizer", "tokenizer_label"]
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_CONFIG_BYTES = 4 * 2**20
+MAX_REASON = 200
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt")
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load_model(directory: Path, *, dtype: str = "auto", device: str = "auto") -> "PreTrainedModel":
+    """The causal language model in a directory, in eval mode.
+
+    Parameters
+    ----------
+    dtype
+        One of `DTYPES`; auto: that of the checkpoint.
+    device
+        A torch device; auto: CUDA where there is one, else the CPU.
+
+    Raises
+    ------
+    UsageError
+        transformers is missing, or the dtype or device unknown.
+    InputError
+        The directory holds no such model, or it is damaged: weights missing, of other shapes or not in safetensors.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r}; expected {', '.join(DTYPES)}")
+    target = _device(device)
+    _check_config(directory)
+    with _quiet_transformers(), _refusing(directory, "a Hugging Face model"):
+        from transformers import AutoModelForCausalLM
+
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
+        )
+        if missing := sorted(loaded[1]["missing_keys"]):
+            raise InputError(f"its weights lack {missing[0]} and {len(missing) - 1} more; expected a whole checkpoint")
+        model: PreTrainedModel = loaded[0].to(target).eval()
+        return model
+
+
+def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer in a model's directory.
+
+    Raises
+    ------
+    UsageError, InputError
+        As for `load_model`.
+    """
+    with _quiet_transformers(), _refusing(directory, "a tokenizer"):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(directory, **LOCAL)
+
+
+def tokenizer_label(directory: Path, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """What a trace says of a tokenizer: its class and a hash of its files."""
+    files = {name: sha256_file(directory / name) for name in TOKENIZER_FILES if (directory / name).is_file()}
+    return f"{type(tokenizer).__name__} sha256:{sha256_json(files)[:16]}"
+
+
+def _device(name: str) -> "torch.device":
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {name!r} is not there ({_line(error)}); expected auto, cpu or cuda") from error
+    return device
+
+
+def _check_config(directory: Path) -> None:
+    """Refuse what is no configuration of a model, or one whose layers alone would fill the memory."""
+    config = read_json(directory / "config.json", what="the configuration of a model", max_bytes=MAX_CONFIG_BYTES)
+    if not (isinstance(config, dict) and isinstance(config.get("model_type"), str)):
+        raise InputError(f"{directory / 'config.json'}: no model_type; expected a Hugging Face model's configuration")
+    text = config.get("text_config")
+    layers = (text if isinstance(text, dict) else config).get("num_hidden_layers", 1)
+    if not (isinstance(layers, int) and 1 <= layers <= MAX_LAYERS):
+        raise InputError(f"{directory / 'config.json'}: num_hidden_layers {layers!r}; expected 1 to {MAX_LAYERS:,}")
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """transformers, kept off the network and from printing; refused in one line where it is missing or too old."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            f"recording a Hugging Face model needs transformers ({_line(error)}): pip install 'moeplan[transformers]'"
+        ) from error
+    logging: Any = transformers.utils.logging
+    if int(transformers.__version__.split(".")[0]) < 5:
+        raise UsageError(
+            f"transformers {transformers.__version__} has experts that do not show their routing;"
+            " expected 5 or newer: pip install -U 'transformers>=5'"
+        )
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _refusing(directory: Path, what: str) -> Iterator[None]:
+    """Whatever transformers finds wrong in a foreign directory, as one line."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{directory}: {error}") from error
+    except Exception as error:
+        raise InputError(f"{directory}: cannot be loaded as {what} ({_line(error)})") from error
+
+
+def _line(error: BaseException) -> str:
+    """The first words of an error."""
+    text: Any = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."

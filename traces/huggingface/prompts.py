@@ -1,0 +1,95 @@
+"""The samples that a model is run on, as token ids: a text cut into equal pieces, or the prompts of a JSONL file."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InputError, UsageError
+from ...files import read_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["dataset_prompts", "text_prompts"]
+
+MAX_BYTES = 256 * 2**20
+KEYS = ("text", "prompt", "messages")
+
+
+def text_prompts(text: str, tokenizer: "PreTrainedTokenizerBase", sample_tokens: int) -> list[list[int]]:
+    """The tokens of a text in pieces of `sample_tokens`, without special tokens; a rest at the end is left out.
+
+    Raises
+    ------
+    UsageError
+        The text does not fill one piece.
+    """
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not 1 <= sample_tokens <= len(tokens):
+        raise UsageError(
+            f"a text of {len(tokens)} tokens does not fill a sample of {sample_tokens}; give more text or another"
+            " --sample-tokens"
+        )
+    last = len(tokens) // sample_tokens * sample_tokens
+    return [tokens[start : start + sample_tokens] for start in range(0, last, sample_tokens)]
+
+
+def dataset_prompts(path: str | os.PathLike[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
+    """The tokens of each line of a JSONL file: its `text` or `prompt`, or its `messages` by the chat template.
+
+    Raises
+    ------
+    InputError
+        The file is no JSONL, or a line holds none of them, or no token.
+    UsageError
+        It holds messages, and the tokenizer has no chat template.
+    """
+    prompts = [_tokens(record, tokenizer, where) for record, where in _records(path)]
+    if not prompts:
+        raise InputError(f"{path}: no line; expected a JSON object a line with {', '.join(KEYS[:2])} or {KEYS[2]}")
+    return prompts
+
+
+def _records(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The object of each line that is not blank, with its place for messages."""
+    text = read_text(path, what="a data set in JSON lines", max_bytes=MAX_BYTES)
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: line {number} is no JSON ({str(error)[:80]})") from error
+        if not isinstance(record, dict):
+            raise InputError(f"{path}: line {number} is no JSON object; expected one with {' or '.join(KEYS)}")
+        yield record, f"{path}: line {number}"
+
+
+def _tokens(record: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", where: str) -> list[int]:
+    key = next((key for key in KEYS if key in record), None)
+    if key is None:
+        raise InputError(f"{where} has keys {sorted(record)[:5]}; expected {' or '.join(KEYS)}")
+    tokens = _chat(record[key], tokenizer, where) if key == "messages" else _plain(record[key], tokenizer, where, key)
+    if not tokens:
+        raise InputError(f"{where}: its {key} gives no token; expected one or more")
+    return tokens
+
+
+def _plain(text: Any, tokenizer: "PreTrainedTokenizerBase", where: str, key: str) -> list[int]:
+    if not isinstance(text, str):
+        raise InputError(f"{where}: {key} is {type(text).__name__}; expected a string")
+    tokens: list[int] = tokenizer(text)["input_ids"]
+    return tokens
+
+
+def _chat(messages: Any, tokenizer: "PreTrainedTokenizerBase", where: str) -> list[int]:
+    if tokenizer.chat_template is None:
+        raise UsageError(f"{where} has messages, and the tokenizer no chat template; give text or prompt instead")
+    if not (isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)):
+        raise InputError(f"{where}: messages is no list of objects; expected role and content in each")
+    try:
+        tokens: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    except Exception as error:
+        raise InputError(f"{where}: the chat template refuses its messages ({str(error)[:80]})") from error
+    return list(tokens)

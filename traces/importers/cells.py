@@ -1,0 +1,60 @@
+"""The cells of a foreign recording as a trace has them: ids with 65535 for not routed, choices by descending weight.
+
+Legend: T tokens; L MoE layers; K experts a token.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+from ..model import NOT_ROUTED
+
+__all__ = ["by_weight", "expert_ids", "gates", "largest"]
+
+
+def expert_ids(raw: NDArray[Any]) -> NDArray[np.uint16]:
+    """Ids as a trace has them; -1 stands for not routed, as 65535 does.
+
+    Raises
+    ------
+    InputError
+        An id is neither.
+    """
+    if raw.dtype == np.uint8:
+        return raw.astype(np.uint16)
+    low, high = int(raw.min()), int(raw.max())
+    if low < -1 or high > NOT_ROUTED:
+        raise InputError(f"expert id {low if low < -1 else high}; expected 0 to {NOT_ROUTED - 1}, or -1 for not routed")
+    return raw.astype(np.int32).astype(np.uint16)
+
+
+def largest(ids: NDArray[np.uint16]) -> int:
+    """The largest expert id, -1 where nothing is routed."""
+    routed = ids[ids != NOT_ROUTED]
+    return int(routed.max()) if routed.size else -1
+
+
+def gates(raw: NDArray[Any]) -> NDArray[np.float16]:
+    """Gate weights as a trace has them; what float16 cannot hold is infinite, which no trace takes."""
+    with np.errstate(over="ignore"):
+        return raw.astype(np.float16)
+
+
+def by_weight(
+    ids_TLK: NDArray[np.uint16], weights_TLK: NDArray[np.float16]
+) -> tuple[NDArray[np.uint16], NDArray[np.float16], int]:
+    """Each cell's choices by descending weight, ties as they were, and how many cells were not in that order."""
+    if not (unordered_TL := _is_unordered(weights_TLK)).any():
+        return ids_TLK, weights_TLK, 0
+    order_TLK = np.argsort(-weights_TLK, axis=-1, kind="stable")
+    ids_TLK, weights_TLK = np.take_along_axis(ids_TLK, order_TLK, -1), np.take_along_axis(weights_TLK, order_TLK, -1)
+    return ids_TLK, weights_TLK, int(unordered_TL.sum())
+
+
+def _is_unordered(weights_TLK: NDArray[np.float16]) -> NDArray[np.bool_]:
+    """Whether a cell's weights rise anywhere, `[T, L]`; non-negative float16 compare as their bits, much faster."""
+    bits = weights_TLK.view(np.int16)
+    values = weights_TLK if bits.min() < 0 else bits
+    return np.asarray((values[..., 1:] > values[..., :-1]).any(-1))

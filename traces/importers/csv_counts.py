@@ -1,0 +1,147 @@
+"""Importer of counts as CSV: columns layer, expert and count, and if there step, sample and source_rank, in any order.
+
+Rows that agree in all but the count add up; cells without a row are 0. The layers that occur are the MoE layers.
+
+Legend: R rows of a block; U distinct rows of the count form; E experts; B columns that tell these apart.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+from ..count_form import CountTable
+from ..count_rows import CountRows
+from ..model import MAX_LAYERS, NOT_ROUTED
+from ..schema import KEYS
+
+__all__ = ["CsvSource", "open_source", "recognises"]
+
+NEEDED = ("layer", "expert", "count")
+BLOCK_BYTES = 2**20
+INT32, INT64 = 2**31 - 1, 2**63 - 1
+LIMITS = {  # a count of 2^40 leaves room to add them up
+    "layer": (0, INT32), "expert": (0, NOT_ROUTED - 2), "count": (0, 2**40),
+    "step": (-INT32 - 1, INT32), "sample": (-INT64 - 1, INT64), "source_rank": (-INT32 - 1, INT32),
+}  # fmt: skip
+Block = dict[str, NDArray[np.int64]]
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file begins with a header that names layer, expert and count."""
+    return set(NEEDED) <= set(_names(head.partition(b"\n")[0]))
+
+
+def open_source(path: Path) -> "CsvSource":
+    """The counts in a file, every row checked.
+
+    Raises
+    ------
+    InputError
+        A row has too few or too many values, or one that is no number in its range; it is named.
+    """
+    return CsvSource(path)
+
+
+class CsvSource:
+    """Counts of a file; see `CountSource`. Read twice: which layers and experts there are, then what they count."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as stream:
+            header = _names(stream.readline(BLOCK_BYTES))
+        if repeated := {name for name in header if name in LIMITS and header.count(name) > 1}:
+            raise InputError(f"two columns {', '.join(sorted(repeated))}; expected one of each")
+        self._header, self._columns = header, [name for name in LIMITS if name in header]
+        layers: set[int] = set()
+        self._largest, num_rows = -1, 0
+        for block in self._blocks():
+            layers.update(np.unique(block["layer"]).tolist())
+            if len(layers) > MAX_LAYERS:
+                raise InputError(f"more than {MAX_LAYERS:,} layers; expected the MoE layers of a model")
+            self._largest = max(self._largest, int(block["expert"].max()))
+            num_rows += len(block["layer"])
+        if not num_rows:
+            raise InputError("a header and no counts; expected rows of layer,expert,count")
+        self._layer_ids = np.array(sorted(layers), np.int64)
+        self.model = {"layer_ids": tuple(sorted(layers))}
+        left_out = [name for name in header if name not in LIMITS]
+        self.notes = [f"{len(left_out)} columns left out: {', '.join(left_out)[:80]}"] if left_out else []
+
+    def largest_id(self) -> int:
+        """The largest expert id that has a row."""
+        return self._largest
+
+    def tables(self, num_experts: int) -> Iterator[CountTable]:
+        """The counts, rows added up as far as memory reaches."""
+        if self._largest >= num_experts:
+            raise InputError(f"expert {self._largest}; expected 0 to {num_experts - 1}")
+        keys = [name for name in KEYS if name in self._columns]
+        rows = CountRows(keys, num_experts)
+        for block in self._blocks():
+            layer_R = np.searchsorted(self._layer_ids, block["layer"])
+            key_RB = np.stack([*(block[name] for name in keys), layer_R], axis=1)
+            distinct_UB, place_R = np.unique(key_RB, axis=0, return_inverse=True)
+            place_R = place_R.reshape(-1)
+            for first in range(0, len(distinct_UB), rows.most):
+                inside_R = (place_R >= first) & (place_R < first + rows.most)
+                piece_UB = distinct_UB[first : first + rows.most]
+                counts_UE = np.zeros((len(piece_UB), num_experts), np.int64)
+                np.add.at(counts_UE, (place_R[inside_R] - first, block["expert"][inside_R]), block["count"][inside_R])
+                yield from rows.add(piece_UB, counts_UE)
+        yield rows.taken()
+
+    def _blocks(self) -> Iterator[Block]:
+        """The columns of about a mebibyte of rows at a time, checked."""
+        import pyarrow as pa
+        from pyarrow import csv
+
+        read = csv.ReadOptions(
+            use_threads=False, block_size=BLOCK_BYTES, skip_rows=1, column_names=_distinct(self._header)
+        )
+        kinds = dict.fromkeys(self._columns, pa.int64())
+        convert = csv.ConvertOptions(column_types=kinds, include_columns=self._columns, null_values=[])
+        first_row = 2
+        with _refusing(), csv.open_csv(self._path, read_options=read, convert_options=convert) as stream:
+            for arrow in stream:
+                block: Block = {name: arrow.column(name).to_numpy() for name in self._columns}
+                for name, values in block.items():
+                    _check(name, values, first_row)
+                first_row += arrow.num_rows
+                if arrow.num_rows:
+                    yield block
+
+
+def _names(line: bytes) -> list[str]:
+    """The columns that a header names, in small letters."""
+    text = line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    return [name.strip().strip('"').strip().lower() for name in text.split(",")]
+
+
+def _distinct(header: list[str]) -> list[str]:
+    """The header with the columns that are left out under names of their own."""
+    return [name if name in LIMITS else f"column {index}" for index, name in enumerate(header)]
+
+
+def _check(name: str, values: NDArray[Any], first_row: int) -> None:
+    low, high = LIMITS[name]
+    wrong = (values < low) | (values > high)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InputError(f"row {first_row + row}: {name} {values[row]}; expected {low} to {high}")
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn what Arrow says of a file into one line; its rows are counted from the header, which is row 1."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        reason = " ".join(str(error)[:400].split())[:200]
+        raise InputError(f"not the counts that its header names: {reason}") from error

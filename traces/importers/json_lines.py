@@ -1,0 +1,149 @@
+"""Importer of JSON lines: an object a token, or an object a token and layer; see `TokenLine` for the keys.
+
+The first line may be `{"model": {...}}`, which says of the model what `ModelSpec` names: num_experts, layer_ids, ...
+
+Legend: T tokens; L MoE layers; K experts a token.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+from ..model import NOT_ROUTED
+from ..schema import PHASES, TokenBatch
+from .cells import by_weight, expert_ids, gates, largest
+from .json_tokens import Token, model_of, tokens
+
+__all__ = ["JsonLinesSource", "open_source", "recognises"]
+
+BATCH_BYTES = 32 * 2**20
+VALUE_BYTES = 64  # of a number in a list, id and weight together
+MAX_ROWS = 8192
+MAX_NAMES = 8  # of keys left out that are told
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file begins with an object."""
+    return head.lstrip().startswith(b"{")
+
+
+def open_source(path: Path) -> "JsonLinesSource":
+    """The tokens in a file, the first of which says what the others must be like.
+
+    Raises
+    ------
+    InputError
+        The first line is no token, or there is none.
+    """
+    return JsonLinesSource(path)
+
+
+class JsonLinesSource:
+    """Tokens of a file; see `Source`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        first = next(tokens(path), None)
+        if first is None:
+            raise InputError("no token; expected an object a line with experts")
+        self._traits = _traits(first)
+        self._num_layers, self._top_k = len(first.experts), len(first.experts[0])
+        self._known = {name: getattr(first.line, name) is not None for name in ("step", "sample", "source_rank")}
+        self.has_weights = first.weights is not None
+        self.model = _model(path, first)
+        self.notes: list[str] = []
+        if first.line.position is None:
+            self.notes.append("no position: positions are numbers of tokens")
+        if isinstance(first.line.sample, str):
+            self.notes.append("samples have names: their ids are hashes of these")
+        self._left_out: set[str] = set()
+
+    def largest_id(self) -> int:
+        """The largest expert id, -1 where nothing is routed: a pass over the file."""
+        return max(largest(expert_ids(np.array(token.experts))) for token in self._checked())
+
+    def batches(self, phase: str) -> Iterator[TokenBatch]:
+        """The tokens in order, each token's choices by descending weight."""
+        checked, first_row, reordered = self._checked(), 0, 0
+        rows = max(1, min(MAX_ROWS, BATCH_BYTES // (VALUE_BYTES * self._num_layers * self._top_k)))
+        while chunk := list(islice(checked, rows)):
+            ids_TLK, weights_TLK = expert_ids(np.array([token.experts for token in chunk])), None
+            if self.has_weights:
+                weights_TLK = gates(np.array([token.weights for token in chunk], np.float64))
+                ids_TLK, weights_TLK, unordered = by_weight(ids_TLK, weights_TLK)
+                reordered += unordered
+            yield TokenBatch(
+                step=self._column(chunk, "step", np.int32),
+                sample=self._column(chunk, "sample", np.int64),
+                position=_positions(chunk, first_row),
+                source_rank=self._column(chunk, "source_rank", np.int32),
+                phase=np.array([PHASES.index(token.line.phase or phase) for token in chunk], np.int8),
+                ids=ids_TLK,
+                weights=weights_TLK,
+            )
+            first_row += len(chunk)
+        if reordered:
+            self.notes.append(f"{reordered:,} cells were not in the order of their weights and have been put in it")
+        if self._left_out:
+            self.notes.append(f"keys left out: {', '.join(sorted(self._left_out))}")
+
+    def _column(self, chunk: list[Token], name: str, kind: type[np.integer[Any]]) -> NDArray[Any] | None:
+        if not self._known[name]:
+            return None
+        return np.array([_number(getattr(token.line, name)) for token in chunk], kind)
+
+    def _checked(self) -> Iterator[Token]:
+        """The tokens, each like the first."""
+        limit = self.model.get("num_experts", NOT_ROUTED)
+        for token in tokens(self._path):
+            for name, found in _traits(token).items():
+                if found != self._traits[name]:
+                    raise InputError(
+                        f"line {token.number}: {name}: {found[:80]}; the first token has {self._traits[name][:80]}"
+                    )
+            if (highest := max(max(row) for row in token.experts)) >= limit and highest != NOT_ROUTED:
+                raise InputError(f"line {token.number}: expert {highest}; the header says there are {limit}")
+            if token.line.model_extra and len(self._left_out) < MAX_NAMES:
+                self._left_out.update(name[:40] for name in islice(token.line.model_extra, MAX_NAMES))
+            yield token
+
+
+def _model(path: Path, first: Token) -> dict[str, Any]:
+    """What the header says of the model, and what the first token shows of it."""
+    layer_ids = first.layers or tuple(range(len(first.experts)))
+    said = model_of(path) or {}
+    told = said.get("layer_ids", list(layer_ids))
+    if len(told) != len(layer_ids) or (first.layers and told != list(layer_ids)):
+        raise InputError(f"the header's layer_ids are not those of the {len(layer_ids)} layers of line {first.number}")
+    if said.get("top_k", len(first.experts[0])) != len(first.experts[0]):
+        raise InputError(f"the header's top_k is not the {len(first.experts[0])} experts of line {first.number}")
+    return said | {"layer_ids": told, "top_k": len(first.experts[0])}
+
+
+def _traits(token: Token) -> dict[str, str]:
+    """What all tokens of a file have in common."""
+    words = {int: "a number", str: "a name", type(None): "none"}
+    return {
+        "layers": f"{len(token.experts)}{' ' if token.layers else ''}{token.layers or ''}",
+        "experts a layer": str(len(token.experts[0])),
+        "weights": "none" if token.weights is None else "some",
+    } | {name: words[type(getattr(token.line, name))] for name in ("step", "sample", "position", "source_rank")}
+
+
+def _number(value: int | str) -> int:
+    """A sample's id; of a name 63 bits of its SHA-256."""
+    if isinstance(value, int):
+        return value
+    return int.from_bytes(hashlib.sha256(value.encode()).digest()[:8]) >> 1
+
+
+def _positions(chunk: list[Token], first_row: int) -> NDArray[np.int32]:
+    told = [token.line.position for token in chunk]
+    rows = range(first_row, first_row + len(chunk))
+    return np.array([row if place is None else place for place, row in zip(told, rows, strict=True)], np.int32)

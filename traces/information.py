@@ -1,0 +1,88 @@
+"""Mutual information in bits, beside what the same margins give by chance.
+
+Legend: L tables (layers, or pairs of neighbouring layers); E experts; A rows and B columns of a table.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DRAWS", "Information", "affinity_information", "entropy", "mutual_information"]
+
+DRAWS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Information:
+    """Mutual information of L tables against a null of shuffled data.
+
+    Parameters
+    ----------
+    bits
+        `[L]`: the plain estimate, which finite data biases upwards.
+    shuffled
+        `[L]`: the mean of the null's draws, biased alike.
+    spread
+        `[L]`: the standard deviation of the null's draws.
+    """
+
+    bits: NDArray[np.float64]
+    shuffled: NDArray[np.float64]
+    spread: NDArray[np.float64]
+
+    @property
+    def excess(self) -> NDArray[np.float64]:
+        """`[L]`: bits above chance; about 0, give or take two spreads, where there is no dependence."""
+        return self.bits - self.shuffled
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[float, Iterable[float]]]) -> Self:
+        """From each table's estimate and those of its draws."""
+        found = [(bits, np.fromiter(draws, np.float64)) for bits, draws in rows]
+        return cls(
+            np.array([bits for bits, _ in found], np.float64),
+            np.array([draws.mean() for _, draws in found], np.float64),
+            np.array([draws.std() for _, draws in found], np.float64),
+        )
+
+
+def affinity_information(transitions: NDArray[np.int64], *, seed: int, draws: int = DRAWS) -> Information:
+    """What the first choice in a layer tells of the first choice in the next, `[L-1]`.
+
+    Parameters
+    ----------
+    transitions
+        `[L-1, E, E]`: tokens from first choice a to first choice b.
+
+    Notes
+    -----
+    The null shuffles the next layer's first choices among the tokens. That leaves a table's margins as they are and
+    makes every pairing equally likely: a random table of fixed margins, drawn without going back to the tokens.
+    """
+    from scipy.stats import random_table
+
+    rng = np.random.default_rng(seed)
+    shuffled = (random_table(W.sum(1), W.sum(0), seed=rng).rvs(size=draws) for W in transitions)
+    return Information.of(
+        (mutual_information(W), map(mutual_information, null)) for W, null in zip(transitions, shuffled, strict=True)
+    )
+
+
+def mutual_information(table_AB: NDArray[np.int64]) -> float:
+    """Bits that the row of a counted pair tells of its column; 0 for an empty table.
+
+    Notes
+    -----
+    I(A; B) = H(A) + H(B) - H(A, B), with the entropies of the shares that were counted.                (1)
+    """
+    return entropy(table_AB.sum(1)) + entropy(table_AB.sum(0)) - entropy(table_AB)  # (1)
+
+
+def entropy(counts: NDArray[np.int64]) -> float:
+    """H = log2 N - sum_i n_i log2(n_i) / N in bits, of counts n of any shape that add up to N; 0 for none."""
+    filled = counts[counts > 0].astype(np.float64)
+    total = filled.sum()
+    return float(np.log2(total) - filled @ np.log2(filled) / total) if total else 0.0
