@@ -1,0 +1,23 @@
+"""NetMoE: samples move to the node, then the device, that holds most of their experts (papers: NetMoE, ICLR 2025)."""
+
+from .locality import Locality, locality
+from .prediction import global_next, predict_next, sample_transitions
+from .stages import two_stages
+from .strategy import NetMoeResult, solve
+from .traffic import Traffic, traffic_of
+from .volumes import Volumes, volumes
+
+__all__ = [
+    "Locality",
+    "NetMoeResult",
+    "Traffic",
+    "Volumes",
+    "global_next",
+    "locality",
+    "predict_next",
+    "sample_transitions",
+    "solve",
+    "traffic_of",
+    "two_stages",
+    "volumes",
+]

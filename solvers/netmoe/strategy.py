@@ -1,0 +1,141 @@
+"""The NetMoE strategy: counts of samples in, their homes and a proven bound out.
+
+Legend: I samples; E experts; D devices.
+
+The objective "sum" is `link_cost`: copies that leave their device, those between nodes counted `cost.inter_ratio`
+times. Two stages make its first part, the copies between nodes, as few as any homes can, then the second given the
+first; the whole is bounded by one transportation over all devices, which is exact (`stages=1` takes its homes).
+The objective "bottleneck" is the time of Eq. 5 as the busiest ports set it (`bottleneck.Channels`), reached by swaps
+after the stages, a local optimum; `port_bound` bounds it.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...profilers.cluster import Cluster
+from ..assignment import Method, backend_of
+from ..cost import inter_ratio
+from ..outcome import ROUNDING, Objective, Outcome, Status
+from .bottleneck import Channels, refine
+from .stages import one_stage, two_stages
+from .traffic import Traffic, traffic_of
+from .volumes import Volumes, volumes
+
+__all__ = ["NetMoeResult", "solve"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NetMoeResult:
+    """Homes of samples and how they came about.
+
+    Parameters
+    ----------
+    device_of_sample
+        SmpDev, int64 `[I]`.
+    gather, scatter
+        What crosses then: this layer's combine, and the next layer's dispatch as predicted (None: not looked at).
+    """
+
+    device_of_sample: NDArray[np.int64]
+    gather: Volumes
+    scatter: Volumes | None
+    outcome: Outcome
+
+
+def solve(
+    counts: ArrayLike,
+    expert_to_device: ArrayLike,
+    cluster: Cluster,
+    *,
+    next_counts: ArrayLike | None = None,
+    next_expert_to_device: ArrayLike | None = None,
+    capacity: int | Sequence[int] | NDArray[np.integer] | None = None,
+    objective: Literal["sum", "bottleneck"] = "sum",
+    stages: Literal[1, 2] = 2,
+    method: Method = "transport",
+    copy_bytes: float | None = None,
+) -> NetMoeResult:
+    """The home of every sample that makes this layer's combine and the next layer's dispatch cheapest (Eq. 5-10).
+
+    Parameters
+    ----------
+    counts, next_counts
+        Copies of each sample to each expert of this layer and, as predicted, of the next, `[I, E]`.
+    expert_to_device, next_expert_to_device
+        Integers `[E]`, or with replicas the share of an expert's copies that each device serves, `[E, D]`; the next
+        layer's is this layer's unless given.
+    capacity
+        The most samples a device takes, one number or `[D]`; by default ceil(I / D).
+    objective, stages
+        As the module says.
+    method
+        Of `assignment.balanced_assignment`; in two stages all give the same homes, ties included.
+    copy_bytes
+        Of a copy, for "bottleneck" in seconds.
+
+    Raises
+    ------
+    ValueError
+        Counts, maps or capacities of wrong shape or value; an unknown option.
+    UsageError
+        The devices together take fewer than I samples.
+    """
+    started = time.perf_counter()
+    _check_options(objective, stages, copy_bytes)
+    traffic = traffic_of(
+        counts, expert_to_device, cluster, next_counts=next_counts, next_expert_to_device=next_expert_to_device
+    )
+    room_D = _room(capacity, len(traffic.gather), cluster.num_devices)
+    home_I = joint_I = two_stages(traffic.units, room_D, cluster.devices_per_node, method)
+    if (stages == 1 or objective == "sum") and 1 < cluster.num_nodes < cluster.num_devices:
+        joint_I = one_stage(traffic.units, room_D, cluster.devices_per_node, inter_ratio(cluster), method)
+        home_I = joint_I if stages == 1 else home_I
+    if objective == "bottleneck":
+        channels = Channels.of(cluster, copy_bytes)
+        home_I = refine(traffic, home_I, room_D, channels)
+        goal = Objective(channels.name, channels.total(traffic, home_I), "min")
+        bound, kind = channels.bound(traffic, room_D), "weighted ports"
+    else:
+        goal = Objective("link_cost", _link_cost(traffic, home_I, cluster), "min")
+        bound, kind = _link_cost(traffic, joint_I, cluster), "transportation"
+    gather, *scatter = (volumes(x, home_I, cluster) for x in traffic.exchanges)
+    outcome = _outcome(goal, bound, kind, backend_of(method), started)
+    return NetMoeResult(home_I, gather, scatter[0] if scatter else None, outcome)
+
+
+def _outcome(goal: Objective, bound: float, kind: str, backend: str, started: float) -> Outcome:
+    return Outcome.of(
+        status=Status.FEASIBLE,
+        objective=goal,
+        bound=bound,
+        bound_kind=kind,
+        proven=goal.value <= bound * (1 + ROUNDING),
+        started=started,
+        backend=backend,
+    )
+
+
+def _check_options(objective: str, stages: int, copy_bytes: float | None) -> None:
+    if objective not in ("sum", "bottleneck") or stages not in (1, 2) or not (copy_bytes is None or copy_bytes > 0):
+        raise ValueError(
+            f"objective {objective!r}, {stages!r} stages, copies of {copy_bytes!r} bytes; expected sum or bottleneck,"
+            " 1 or 2, more than 0"
+        )
+
+
+def _room(capacity: Any, num_samples: int, num_devices: int) -> NDArray[np.int64]:
+    """The most samples each device takes, `[D]`."""
+    found = np.asarray(-(-num_samples // num_devices) if capacity is None else capacity)
+    if found.dtype.kind not in "iu" or found.shape not in ((), (num_devices,)) or (found < 0).any():
+        raise ValueError(f"capacity {capacity!r}; expected one non-negative integer or {num_devices}, one a device")
+    return np.full(num_devices, np.minimum(found, num_samples), dtype=np.int64)
+
+
+def _link_cost(traffic: Traffic, home_I: NDArray[np.int64], cluster: Cluster) -> float:
+    crossing = [volumes(x, home_I, cluster) for x in traffic.exchanges]
+    return sum(inter_ratio(cluster) * v.inter + v.intra for v in crossing)

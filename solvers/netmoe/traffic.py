@@ -1,0 +1,109 @@
+"""The copies that each sample exchanges with every device, in both exchanges that its new home affects.
+
+Legend: I samples; E experts; D devices.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...profilers.cluster import Cluster
+from ..checked_counts import checked_counts
+
+__all__ = ["Traffic", "traffic_of"]
+
+EXACT_BITS = 50  # of the sum of all copies, in units
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """The copies of each sample with every device, `[I, D]`: of this layer's combine and of the next layer's dispatch.
+
+    Parameters
+    ----------
+    gather
+        Of the combine ("gather" in the paper) that delivers the samples to their new homes.
+    scatter
+        Of the next layer's dispatch, as predicted; None where it is not looked at.
+    """
+
+    gather: NDArray[np.float64]
+    scatter: NDArray[np.float64] | None
+
+    @property
+    def exchanges(self) -> tuple[NDArray[np.float64], ...]:
+        """Those that are looked at."""
+        return (self.gather,) if self.scatter is None else (self.gather, self.scatter)
+
+    @cached_property
+    def units(self) -> NDArray[np.int64]:
+        """The sum of the exchanges in whole units, `[I, D]`: equal on every rank, and so is what is solved with them.
+
+        A unit is one copy where all copies are whole, else 2**-50 of their sum, rounded up to a power of two. Each
+        exchange is rounded alone, so that what is equal for all samples stays so.
+        """
+        total = float(sum(exchange.sum() for exchange in self.exchanges))
+        whole = total < 2.0**EXACT_BITS and all((x == np.rint(x)).all() for x in self.exchanges)
+        power = 0 if whole else EXACT_BITS - math.frexp(total)[1]
+        units_ID = np.zeros(self.gather.shape, dtype=np.int64)
+        for exchange_ID in self.exchanges:
+            units_ID += np.rint(np.ldexp(exchange_ID, power)).astype(np.int64)
+        return units_ID
+
+
+def traffic_of(
+    counts: ArrayLike,
+    expert_to_device: ArrayLike,
+    cluster: Cluster,
+    *,
+    next_counts: ArrayLike | None = None,
+    next_expert_to_device: ArrayLike | None = None,
+) -> Traffic:
+    """The traffic of samples under a placement of experts (`num` and `ExpDev` of Eq. 2 and 4).
+
+    Parameters
+    ----------
+    counts, next_counts
+        num, the copies of each sample to each expert of this layer and of the next, `[I, E]`; the next may be
+        predicted. Where a dispatch sends one copy to a device whatever the experts there, count devices for experts.
+    expert_to_device, next_expert_to_device
+        The device of every expert, integers `[E]`, or the share of its copies that each device serves, `[E, D]` with
+        rows that sum to 1; the next layer's is this layer's unless given.
+
+    Raises
+    ------
+    ValueError
+        Wrong shapes, counts that are negative or not finite, devices out of range, shares that do not sum to 1.
+    """
+    gather_ID = _by_device(counts, "counts", None, expert_to_device, cluster.num_devices)
+    if next_counts is None:
+        return Traffic(gather_ID, None)
+    map_of_next = expert_to_device if next_expert_to_device is None else next_expert_to_device
+    return Traffic(gather_ID, _by_device(next_counts, "next_counts", len(gather_ID), map_of_next, cluster.num_devices))
+
+
+def _by_device(
+    counts: ArrayLike, what: str, num_samples: int | None, expert_to_device: ArrayLike, num_devices: int
+) -> NDArray[np.float64]:
+    shares_ED = _shares(np.asarray(expert_to_device), num_devices)
+    counts_IE = checked_counts(counts, what, (num_samples, len(shares_ED)))
+    return np.asarray(counts_IE @ shares_ED)
+
+
+def _shares(found: NDArray[Any], num_devices: int) -> NDArray[np.float64]:
+    if found.ndim == 1 and found.dtype.kind in "iu":
+        if ((found < 0) | (found >= num_devices)).any():
+            raise ValueError(f"experts on devices {found.min()} to {found.max()}; expected 0 to {num_devices - 1}")
+        return np.asarray(np.eye(num_devices)[found])
+    shares_ED = checked_counts(found, "shares of expert_to_device", (None, num_devices))
+    off_E = np.abs(shares_ED.sum(axis=1) - 1)
+    if off_E.max() > 1e-6:
+        raise ValueError(
+            f"shares of expert {off_E.argmax()} sum to {shares_ED[off_E.argmax()].sum()}; expected 1: every copy is"
+            " served somewhere"
+        )
+    return shares_ED

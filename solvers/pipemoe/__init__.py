@@ -1,0 +1,19 @@
+"""PipeMoE: the pipeline degree of an MoE layer (Shi et al., INFOCOM 2023)."""
+
+from .chunks import unequal_chunks
+from .curves import measured_degree, tabulated_degree
+from .degree import TUTEL_MAX_DEGREE, optimal_degree
+from .layers import optimal_degrees
+from .robust import robust_degree
+from .simulate import simulate
+
+__all__ = [
+    "TUTEL_MAX_DEGREE",
+    "measured_degree",
+    "optimal_degree",
+    "optimal_degrees",
+    "robust_degree",
+    "simulate",
+    "tabulated_degree",
+    "unequal_chunks",
+]

@@ -1,0 +1,130 @@
+"""The pipeline degree of one layer that takes the fewest seconds, in closed form.
+
+Legend: r pipeline degree; p, q, s coefficients of an arm p + q r + s / r.
+"""
+
+import math
+import time
+from typing import Literal
+
+from ..outcome import Objective, Outcome, Status
+from .printed import printed_degree
+from .result import Degrees
+from .seconds import Arms, pass_arms, turning_points
+
+__all__ = ["HIGHEST", "TUTEL_MAX_DEGREE", "optimal_degree"]
+
+HIGHEST = 2**31  # what "no limit" means
+TUTEL_MAX_DEGREE = 32  # AllToAllStatus.max_num_split in Tutel
+IDLE = Arms(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def optimal_degree(
+    *,
+    a_a: float,
+    b_a: float,
+    a_e: float,
+    b_e: float,
+    n_d: float,
+    n_e: float,
+    backward: float = 2.0,
+    max_degree: int | None = None,
+    full_duplex: bool = False,
+    method: Literal["exact", "paper"] = "exact",
+) -> Degrees:
+    """The best pipeline degrees of a layer: forward, backward, and one for both; the smallest among equals.
+
+    Parameters
+    ----------
+    a_a, b_a
+        Seconds to start an all-to-all, and seconds a byte.
+    a_e, b_e
+        Seconds to start the experts, and seconds a multiply-add.
+    n_d, n_e
+        Bytes that a rank dispatches, and multiply-adds of its experts.
+    backward
+        How many times as long as forward the experts compute backward, start-up included (the gradients of inputs and
+        of weights are two GEMMs for each of forward); 0 where there is no backward pass.
+    max_degree
+        The largest degree allowed, e.g. `TUTEL_MAX_DEGREE`; None for no limit.
+    full_duplex
+        Dispatch and combine do not share a channel (`seconds.layer_seconds`).
+    method
+        "exact", or "paper": Algorithm 1 as printed (`printed.printed_degree`), its one degree for both passes.
+
+    Raises
+    ------
+    ValueError
+        A negative or infinite number, a limit below 1, an unknown method; no limit where nothing takes time to start.
+
+    Notes
+    -----
+    t(r) is the greater of two convex arms, so over the reals it is least at r = 1, at the minimum of an arm,
+    sqrt(s / q), or where the arms cross; over the integers at the floor or ceiling of one of these. The sum of the
+    passes is convex too, and least between the degrees of the two.
+    """
+    started = time.perf_counter()
+    if method not in ("exact", "paper"):
+        raise ValueError(f"method {method!r}; expected exact or paper")
+    a_a, b_a, a_e, b_e, n_d, n_e = _checked(a_a, b_a, a_e, b_e, n_d, n_e, backward=backward, max_degree=max_degree)
+    there = pass_arms(a_a, b_a, a_e, b_e, n_d, n_e, full_duplex=full_duplex)
+    back = pass_arms(a_a, b_a, backward * a_e, backward * b_e, n_d, n_e, full_duplex=full_duplex) if backward else IDLE
+    highest = max_degree or HIGHEST
+    forward, backward_r = _lowest(there, highest), _lowest(back, highest)
+    bound = _seconds(there, forward) + _seconds(back, backward_r)
+    if method == "paper":
+        joint = forward = min(printed_degree(a_a, b_a, a_e, b_e, n_d, n_e), highest)
+        backward_r = joint if backward else 1
+    else:
+        joint = _lowest_of_both(there, back, min(forward, backward_r), max(forward, backward_r))
+    forward_s, backward_s = _seconds(there, forward), _seconds(back, backward_r)
+    outcome = Outcome.of(
+        status=Status.FEASIBLE,
+        objective=Objective("layer_s", forward_s + backward_s, "min"),
+        bound=bound,
+        bound_kind="exact",
+        proven=forward_s + backward_s <= bound,
+        started=started,
+        backend="moeplan",
+    )
+    joint_s = _seconds(there, joint) + _seconds(back, joint)
+    return Degrees(forward, backward_r, joint, forward_s, backward_s, joint_s, outcome)
+
+
+def _checked(*numbers: float, backward: float, max_degree: int | None) -> tuple[float, ...]:
+    """The constants as plain floats, which are several times as fast as NumPy's."""
+    a_a, b_a, a_e, b_e, n_d, n_e = floats = tuple(map(float, numbers))
+    finite = math.isfinite(a_a + b_a + b_e + n_d + n_e + b_a * n_d + (a_e + b_e * n_e) * (1 + backward))
+    if not (finite and min(floats) >= 0 and backward >= 0) or (max_degree is not None and max_degree < 1):
+        raise ValueError(
+            f"constants {floats}, backward {backward}, limit {max_degree}; expected finite numbers >= 0, a limit >= 1"
+        )
+    if max_degree is None and a_a == a_e == 0:
+        raise ValueError("nothing takes time to start, so that more chunks are never worse; give max_degree")
+    return floats
+
+
+def _seconds(arms: Arms[float], r: float) -> float:
+    p1, q1, s1, p2, q2, s2 = arms
+    return max(p1 + q1 * r + s1 / r, p2 + q2 * r + s2 / r)
+
+
+def _lowest(arms: Arms[float], highest: int) -> int:
+    """The degree of the fewest seconds up to `highest`."""
+    best_s, best = _seconds(arms, 1), 1
+    for point in turning_points(arms):
+        below = math.floor(min(point, highest)) if point > 1 else 1
+        for r in (below, min(below + 1, highest)):
+            best_s, best = min((best_s, best), (_seconds(arms, r), r))
+    return best
+
+
+def _lowest_of_both(one: Arms[float], other: Arms[float], low: int, high: int) -> int:
+    """The degree of the fewest seconds of two passes, their own degrees being `low` and `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if _seconds(one, middle + 1) + _seconds(other, middle + 1) < _seconds(one, middle) + _seconds(other, middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,89 @@
+"""The seconds of one pipelined MoE layer (PipeMoE, Eq. 9-12, with the one network channel that Eq. 11 leaves out).
+
+A layer cut into r equal chunks issues r dispatches back to back, the experts take each chunk as it arrives, and the r
+combines follow. Forward and backward are such passes both.
+
+Legend: r pipeline degree; t_d, t_e, t_c seconds of one chunk's dispatch, experts and combine.
+"""
+
+import math
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Arms", "layer_seconds", "pass_arms", "turning_points"]
+
+Number = TypeVar("Number", float, NDArray[np.float64])
+
+
+def layer_seconds(
+    degree: NDArray[np.int64],
+    dispatch_s: NDArray[np.float64],
+    experts_s: NDArray[np.float64],
+    combine_s: NDArray[np.float64],
+    *,
+    full_duplex: bool = False,
+) -> NDArray[np.float64]:
+    """Seconds from the first dispatch to the last combine, one a degree.
+
+    Parameters
+    ----------
+    degree, dispatch_s, experts_s, combine_s
+        r, and the seconds of one of its r chunks: t_d, t_e, t_c.
+    full_duplex
+        Combines have a channel of their own. Else they queue behind all dispatches on the one channel.
+
+    Notes
+    -----
+    Equal chunks in three stages take the longest stage r times and the others once; one channel for both directions
+    adds that it must carry everything:
+
+        full duplex     t = t_d + t_e + t_c + (r - 1) max(t_d, t_e, t_c)                                        (1)
+        half duplex     t = max(r t_d + r t_c, (1))                                                             (2)
+    """
+    longest = np.maximum(np.maximum(dispatch_s, experts_s), combine_s)
+    flow = dispatch_s + experts_s + combine_s + (degree - 1) * longest  # (1)
+    return flow if full_duplex else np.maximum(degree * (dispatch_s + combine_s), flow)  # (2)
+
+
+class Arms(NamedTuple, Generic[Number]):
+    """t(r) = max_i (p_i + q_i r + s_i / r), convex over r > 0; arrays hold one layer an entry."""
+
+    p1: Number
+    q1: Number
+    s1: Number
+    p2: Number
+    q2: Number
+    s2: Number
+
+
+def pass_arms(
+    a_a: Number, b_a: Number, a_e: Number, b_e: Number, n_d: Number, n_e: Number, *, full_duplex: bool
+) -> Arms[Number]:
+    """`layer_seconds` under t_d = t_c = a_a + b_a n_d / r and t_e = a_e + b_e n_e / r, as a function of r alone.
+
+    Notes
+    -----
+    With d = b_a n_d and e = b_e n_e, for every r >= 1,
+
+        half duplex     t(r) = max(2 d + 2 a_a r,                          2 a_a + e + a_e r + 2 d / r)
+        full duplex     t(r) = max(a_a + a_e + d + a_a r + (d + e) / r,    2 a_a + e + a_e r + 2 d / r)
+
+    The left arm is a saturated network, the right arm saturated experts.
+    """
+    d, e = b_a * n_d, b_e * n_e
+    left = (a_a + a_e + d, a_a, d + e) if full_duplex else (2 * d, 2 * a_a, 0 * d)
+    return Arms(*left, 2 * a_a + e, a_e, 2 * d)
+
+
+def turning_points(arms: Arms[float]) -> list[float]:
+    """Where an arm is least and where the arms cross, over the reals; points that are neither do no harm."""
+    p1, q1, s1, p2, q2, s2 = arms
+    points = [math.sqrt(s / q) if q else math.inf for q, s in ((q1, s1), (q2, s2)) if s]
+    a, b, c = q1 - q2, p1 - p2, s1 - s2  # the arms cross where a r^2 + b r + c = 0
+    square = b * b - 4 * a * c
+    if square >= 0:
+        half = -(b + math.copysign(math.sqrt(square), b)) / 2  # no cancellation
+        points += [over / under for over, under in ((half, a), (c, half)) if under]
+    return points

@@ -1,0 +1,154 @@
+"""The transportation problem by successive shortest paths between the sinks, compiled where numba is installed.
+
+Every item starts on its cheapest sink; then one item after the other leaves an overfull sink along the cheapest chain
+of moves, found in O(N^2). The cheapest item of every move u -> v is kept, and sought again among the items of u, I / N
+of them, only when it leaves. Without numba the same code runs interpreted: right, slow. To be imported in the call
+that needs it.
+
+Legend: I items; N sinks.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["COMPILED", "transport"]
+
+COMPILED = find_spec("numba") is not None
+Ints = NDArray[np.int64]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """`function` compiled and cached on disk where there is numba and a folder to cache in."""
+    if not COMPILED:
+        return function
+    import numba
+
+    try:
+        return cast(Function, numba.njit(cache=True)(function))
+    except RuntimeError:  # no folder to cache in
+        return cast(Function, numba.njit(function))
+
+
+class _Sinks(NamedTuple):
+    """Where items are, and the cheapest item of every move u -> v.
+
+    `members[base[u] : base[u] + load[u]]` are on u, item i at `base[u] + place[i]`. `first[u, v]` is the item that goes
+    from u to v at least cost `step[u, v]`, among equals the latest; -1: none. The last four are the search's own.
+    """
+
+    cost: Ints
+    sink: Ints
+    load: Ints
+    base: Ints
+    members: Ints
+    place: Ints
+    first: Ints
+    step: Ints
+    distance: Ints
+    parent: Ints
+    reached: NDArray[np.bool_]
+    done: NDArray[np.bool_]
+
+
+@compiled
+def transport(cost: Ints, capacity: Ints) -> Ints:
+    """The sink of every item `[I]` at the least cost; costs `[I, N]` whose sums of 2 N do not overflow."""
+    num_items, num_sinks = cost.shape
+    sink, load = np.empty(num_items, np.int64), np.zeros(num_sinks, np.int64)
+    for i in range(num_items):
+        best = 0
+        for n in range(1, num_sinks):
+            if cost[i, n] < cost[i, best]:
+                best = n
+        sink[i] = best
+        load[best] += 1
+    excess = np.maximum(load - capacity, 0).sum()
+    if excess == 0:
+        return sink
+    most = load + np.minimum(np.maximum(capacity - load, 0), excess)
+    base, members, place = np.cumsum(most) - most, np.empty(most.sum(), np.int64), np.empty_like(sink)
+    first, step = np.full((num_sinks, num_sinks), -1), np.zeros((num_sinks, num_sinks), np.int64)
+    price, distance, parent = np.zeros_like(load), np.zeros_like(load), np.zeros_like(load)
+    flags = np.zeros((2, num_sinks), np.bool_)
+    load[:] = 0
+    sinks = _Sinks(cost, sink, load, base, members, place, first, step, distance, parent, flags[0], flags[1])
+    for i in range(num_items):
+        _enter(sinks, i, sink[i])
+    for _ in range(excess):
+        _relieve(sinks, capacity, price)
+    return sink
+
+
+@compiled
+def _relieve(sinks: _Sinks, capacity: Ints, price: Ints) -> None:
+    """One item less on the overfull sinks, one more on a sink that had room, along the cheapest chain of moves."""
+    end = _search(sinks, capacity, price)
+    for n in range(len(price)):
+        if sinks.done[n]:
+            price[n] += sinks.distance[end] - sinks.distance[n]
+    while sinks.parent[end] >= 0:
+        i = sinks.first[sinks.parent[end], end]
+        _leave(sinks, i)
+        _enter(sinks, i, end)
+        end = sinks.parent[end]
+
+
+@compiled
+def _search(sinks: _Sinks, capacity: Ints, price: Ints) -> int:
+    """The sink with room that is nearest to the overfull ones (Dijkstra).
+
+    With the prices, no move costs less than nothing: cost[i, v] - cost[i, u] + price[v] - price[u] >= 0 for i on u.
+    """
+    num_sinks = len(price)
+    for n in range(num_sinks):
+        sinks.distance[n], sinks.parent[n] = 0, -1
+        sinks.reached[n], sinks.done[n] = sinks.load[n] > capacity[n], False
+    while True:
+        u = -1
+        for n in range(num_sinks):
+            if sinks.reached[n] and not sinks.done[n] and (u < 0 or sinks.distance[n] < sinks.distance[u]):
+                u = n
+        if sinks.load[u] < capacity[u]:
+            return u
+        sinks.done[u] = True
+        for v in range(num_sinks):
+            if sinks.first[u, v] >= 0 and not sinks.done[v]:
+                length = sinks.distance[u] + sinks.step[u, v] + price[v] - price[u]
+                if not sinks.reached[v] or length < sinks.distance[v]:
+                    sinks.reached[v], sinks.distance[v], sinks.parent[v] = True, length, u
+
+
+@compiled
+def _enter(sinks: _Sinks, i: int, u: int) -> None:
+    cost, first, step = sinks.cost, sinks.first, sinks.step
+    sinks.members[sinks.base[u] + sinks.load[u]], sinks.place[i] = i, sinks.load[u]
+    sinks.sink[i] = u
+    sinks.load[u] += 1
+    for v in range(len(step)):
+        own = cost[i, v] - cost[i, u]
+        if first[u, v] < 0 or own < step[u, v] or (own == step[u, v] and i > first[u, v]):
+            first[u, v], step[u, v] = i, own
+
+
+@compiled
+def _leave(sinks: _Sinks, i: int) -> None:
+    cost, members, first = sinks.cost, sinks.members, sinks.first
+    u = sinks.sink[i]
+    sinks.load[u] -= 1
+    start, end = sinks.base[u], sinks.base[u] + sinks.load[u]
+    members[start + sinks.place[i]] = members[end]
+    sinks.place[members[end]] = sinks.place[i]
+    for v in range(len(first)):
+        if first[u, v] == i:
+            best, least = -1, 0
+            for k in range(start, end):
+                j = members[k]
+                own = cost[j, v] - cost[j, u]
+                if best < 0 or own < least or (own == least and j > best):
+                    best, least = j, own
+            first[u, v], sinks.step[u, v] = best, least

@@ -1,0 +1,271 @@
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from moeplan.errors import UsageError
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import netmoe
+from moeplan.solvers.outcome import Status
+
+Array = NDArray[Any]
+LINKS = ["intra=400:2", "inter=50:9"]
+FIG_2 = np.array([[0, 0, 3, 1], [1, 2, 1, 0], [1, 1, 0, 2], [3, 0, 0, 1]])  # expert i is on device i
+
+
+@dataclass(frozen=True)
+class Case:
+    counts: Array
+    next_counts: Array | None
+    experts: Array
+    cluster: Cluster
+    capacity: Array
+
+
+@st.composite
+def cases(draw: st.DrawFn, largest: int = 12) -> Case:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    cluster = Cluster.parse(f"{draw(st.integers(1, 3))}x{draw(st.integers(1, 3))}", draw(st.sampled_from([[], LINKS])))
+    num_samples, num_experts = draw(st.integers(1, largest)), draw(st.integers(1, 7))
+    counts, following = rng.integers(0, 9, (2, num_samples, num_experts)) * rng.integers(0, 2, (2, num_samples, 1))
+    dealt = rng.multinomial(
+        num_samples + draw(st.integers(0, 3)), np.full(cluster.num_devices, 1 / cluster.num_devices)
+    )
+    experts = rng.integers(0, cluster.num_devices, num_experts)
+    return Case(counts, following if draw(st.booleans()) else None, experts, cluster, dealt)
+
+
+def naive_loads(counts: Array, experts: Array, home: Array, cluster: Cluster) -> tuple[float, ...]:
+    """Copies between nodes and inside, and the busiest port of each, sample by sample and expert by expert."""
+    group = cluster.devices_per_node
+    inter: dict[tuple[str, int], int] = {}
+    intra: dict[tuple[str, int], int] = {}
+    for sample, device in enumerate(home.tolist()):
+        for expert, there in enumerate(experts.tolist()):
+            ports, scale = (intra, 1) if device // group == there // group else (inter, group)
+            if device != there:
+                for port in (("home", device // scale), ("expert", there // scale)):
+                    ports[port] = ports.get(port, 0) + int(counts[sample, expert])
+    sums = [sum(n for (end, _), n in ports.items() if end == "home") for ports in (inter, intra)]
+    return (*map(float, sums), float(max(inter.values(), default=0)), float(max(intra.values(), default=0)))
+
+
+def naive_value(case: Case, home: Array, objective: str, copy_bytes: float) -> float:
+    links, group, total = case.cluster.links, case.cluster.devices_per_node, 0.0
+    for counts in (case.counts, case.next_counts):
+        if counts is None:
+            continue
+        inter, intra, busiest_inter, busiest_intra = naive_loads(counts, case.experts, home, case.cluster)
+        ratio = links["inter"].s_per_byte / links["intra"].s_per_byte if links else 8.0
+        if objective == "sum":
+            total += ratio * inter + intra
+        elif links:
+            intra_s = links["intra"].latency_s + links["intra"].s_per_byte * busiest_intra * copy_bytes
+            inter_s = links["inter"].latency_s + links["inter"].s_per_byte * busiest_inter * copy_bytes / group
+            total += max(intra_s * (group > 1), inter_s * (case.cluster.num_nodes > 1))
+        else:
+            total += max(busiest_intra, ratio * busiest_inter / group)
+    return total
+
+
+def solve(case: Case, **options: Any) -> netmoe.NetMoeResult:
+    options = {"next_counts": case.next_counts, "capacity": case.capacity} | options
+    return netmoe.solve(case.counts, case.experts, case.cluster, **options)
+
+
+def all_homes(case: Case) -> list[Array]:
+    homes = itertools.product(range(case.cluster.num_devices), repeat=len(case.counts))
+    return [np.array(home) for home in homes if all(home.count(d) <= c for d, c in enumerate(case.capacity))]
+
+
+def inter_copies(found: netmoe.NetMoeResult) -> float:
+    return found.gather.inter + (found.scatter.inter if found.scatter else 0)
+
+
+def test_figure_2_of_the_paper_falls_from_5_to_2_tokens_a_node() -> None:
+    cluster = Cluster(2, 2)
+    before = netmoe.volumes(FIG_2.astype(float), np.arange(4), cluster)
+    after = netmoe.volumes(FIG_2.astype(float), np.array([3, 1, 2, 0]), cluster)
+    assert (before.inter, before.busiest_inter) == (10, 5)
+    assert (after.inter, after.busiest_inter) == (4, 2)
+    found = netmoe.solve(FIG_2, np.arange(4), cluster)
+    assert (found.device_of_sample // 2).tolist() == [1, 0, 1, 0]
+    assert found.gather.inter == 4
+    assert found.gather.intra < after.intra  # the second stage, as in figure 4
+
+
+@settings(deadline=None, max_examples=50)
+@given(cases(), st.sampled_from(["sum", "bottleneck"]), st.sampled_from([1, 2]))
+def test_the_objective_is_what_a_naive_count_of_every_copy_gives(case: Case, objective: Any, stages: Any) -> None:
+    found = solve(case, objective=objective, stages=stages, copy_bytes=1000.0)
+    home = found.device_of_sample
+    assert (np.bincount(home, minlength=case.cluster.num_devices) <= case.capacity).all()
+    assert found.outcome.objective.value == pytest.approx(naive_value(case, home, objective, 1000.0), rel=1e-12)
+    for counts, told in ((case.counts, found.gather), (case.next_counts, found.scatter)):
+        if counts is None:
+            assert told is None
+        else:
+            assert told is not None
+            naive = naive_loads(counts, case.experts, home, case.cluster)
+            assert (told.inter, told.intra, told.busiest_inter, told.busiest_intra) == naive
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases(largest=4), st.sampled_from(["sum", "bottleneck"]), st.sampled_from([1, 2]))
+def test_no_homes_beat_the_bound_and_what_is_called_optimal_is(case: Case, objective: Any, stages: Any) -> None:
+    found = solve(case, objective=objective, stages=stages, copy_bytes=1000.0)
+    values = [naive_value(case, home, objective, 1000.0) for home in all_homes(case)]
+    outcome = found.outcome
+    assert outcome.bound is not None
+    assert outcome.bound <= min(values) * (1 + 1e-9)
+    assert outcome.objective.value >= min(values) * (1 - 1e-9)
+    if outcome.status is Status.OPTIMAL or (objective == "sum" and stages == 1):
+        assert outcome.objective.value == pytest.approx(min(values), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(cases(largest=4))
+def test_the_first_stage_leaves_as_few_copies_between_nodes_as_any_homes(case: Case) -> None:
+    fewest = min(
+        sum(
+            naive_loads(c, case.experts, home, case.cluster)[0]
+            for c in (case.counts, case.next_counts)
+            if c is not None
+        )
+        for home in all_homes(case)
+    )
+    assert inter_copies(solve(case)) == fewest
+
+
+@settings(deadline=None, max_examples=25)
+@given(cases(), st.booleans())
+def test_every_method_finds_the_same_homes(case: Case, shares: bool) -> None:
+    next_counts = None if case.next_counts is None else case.next_counts * (1 / 3 if shares else 1)
+    homes = [
+        solve(case, method=m, next_counts=next_counts).device_of_sample.tolist() for m in ("flow", "km", "transport")
+    ]
+    assert homes[0] == homes[1] == homes[2]
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases(), st.integers(0, 2**32))
+def test_renaming_experts_and_the_devices_of_a_node_changes_no_value(case: Case, seed: int) -> None:
+    rng, group = np.random.default_rng(seed), case.cluster.devices_per_node
+    device = np.concatenate([first + rng.permutation(group) for first in range(0, case.cluster.num_devices, group)])
+    expert = rng.permutation(len(case.experts))
+    capacity = np.empty_like(case.capacity)
+    capacity[device] = case.capacity
+    following = None if case.next_counts is None else case.next_counts[:, expert]
+    renamed = Case(case.counts[:, expert], following, device[case.experts[expert]], case.cluster, capacity)
+    old, new = solve(case), solve(renamed)
+    assert inter_copies(new) == inter_copies(old)
+    assert new.outcome.bound == pytest.approx(old.outcome.bound)
+    if len(set(case.capacity.tolist())) == 1:
+        assert new.outcome.objective.value == pytest.approx(old.outcome.objective.value)
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases(), st.integers(0, 2**32))
+def test_more_capacity_never_hurts_what_is_exact(case: Case, seed: int) -> None:
+    more = case.capacity + np.random.default_rng(seed).integers(0, 3, len(case.capacity))
+    assert inter_copies(solve(case, capacity=more)) <= inter_copies(solve(case))
+    exact = [solve(case, capacity=c, stages=1).outcome.objective.value for c in (more, case.capacity)]
+    assert exact[0] <= exact[1] * (1 + 1e-12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(cases())
+def test_the_bottleneck_never_grows_by_its_refinement(case: Case) -> None:
+    refined = solve(case, objective="bottleneck", copy_bytes=1000.0)
+    start = naive_value(case, solve(case).device_of_sample, "bottleneck", 1000.0)
+    assert refined.outcome.objective.value <= start * (1 + 1e-12)
+
+
+def test_a_swap_relieves_a_node_that_the_sum_overloads() -> None:
+    rng, popularity = np.random.default_rng(1), np.array([30, 30, 5, 5, 5, 5, 5, 5])
+    counts = rng.integers(0, 80, (24, 8)) * rng.integers(0, 2, (24, 8)) * rng.integers(1, 6, (24, 1)) * popularity
+    case = Case(counts, None, np.arange(8), Cluster(4, 2), np.full(8, 3))
+    start = naive_value(case, solve(case).device_of_sample, "bottleneck", 1.0)
+    outcome = solve(case, objective="bottleneck").outcome
+    assert (outcome.objective.name, outcome.status) == ("busiest_cost", Status.OPTIMAL)
+    assert outcome.objective.value < 0.97 * start
+
+
+@settings(deadline=None, max_examples=30)
+@given(cases())
+def test_shares_of_one_whole_device_are_the_map(case: Case) -> None:
+    shares = np.eye(case.cluster.num_devices)[case.experts]
+    found = netmoe.solve(case.counts, shares, case.cluster, next_counts=case.next_counts, capacity=case.capacity)
+    assert found.device_of_sample.tolist() == solve(case).device_of_sample.tolist()
+
+
+def test_replicas_on_two_nodes_draw_a_sample_to_neither() -> None:
+    shares = np.array([[0.5, 0.5], [0.0, 1.0]])
+    traffic = netmoe.traffic_of([[4, 0], [2, 6]], shares, Cluster(2, 1))
+    assert traffic.gather.tolist() == [[2, 2], [1, 7]]
+    assert netmoe.solve([[4, 0], [2, 6]], shares, Cluster(2, 1)).device_of_sample.tolist() == [0, 1]
+
+
+def test_samples_share_devices_evenly_unless_told_otherwise(rng: np.random.Generator) -> None:
+    counts = rng.integers(0, 9, (24, 6))
+    found = netmoe.solve(counts, np.arange(6), Cluster(3, 2))
+    assert np.bincount(found.device_of_sample).tolist() == [4] * 6
+    uneven = [0, 24, 0, 0, 0, 1]
+    found = netmoe.solve(counts, np.arange(6), Cluster(3, 2), capacity=uneven)
+    assert (np.bincount(found.device_of_sample, minlength=6) <= uneven).all()
+
+
+def test_the_next_layer_may_lie_elsewhere() -> None:
+    counts, cluster = np.array([[5, 0], [0, 5]]), Cluster(2, 1)
+    found = netmoe.solve(counts, [0, 1], cluster, next_counts=2 * counts, next_expert_to_device=[1, 0])
+    assert found.device_of_sample.tolist() == [1, 0]
+    assert found.scatter is not None
+    assert (found.gather.inter, found.scatter.inter) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"counts": [[-1, 2]]}, "counts contain -1"),
+        ({"counts": [[np.nan, 2.0]]}, "counts contain nan"),
+        ({"counts": [[1, 2, 3]]}, r"counts of shape \[1, 3\]"),
+        ({"counts": np.zeros((0, 2))}, "counts of shape"),
+        ({"next_counts": [[1, 2], [3, 4]]}, "next_counts of shape"),
+        ({"expert_to_device": [0, 4]}, "devices 0 to 4; expected 0 to 3"),
+        ({"expert_to_device": np.full((2, 4), 0.3)}, "shares of expert 0 sum to 1.2"),
+        ({"expert_to_device": [[0.5, 0.5]] * 2}, r"shares of expert_to_device of shape \[2, 2\]"),
+        ({"capacity": [1, 2]}, "capacity .*expected one non-negative integer or 4"),
+        ({"capacity": -1}, "capacity -1"),
+        ({"objective": "mean"}, "expected sum or bottleneck"),
+        ({"stages": 3}, "3 stages"),
+        ({"copy_bytes": 0.0}, "more than 0"),
+        ({"method": "simplex"}, "expected one of transport, flow, km, pulp"),
+    ],
+)
+def test_misuse_is_refused_with_what_was_expected(changes: dict[str, Any], told: str) -> None:
+    request: dict[str, Any] = {"counts": [[1, 2]], "expert_to_device": [0, 3], "cluster": Cluster(2, 2)} | changes
+    with pytest.raises(ValueError, match=told):
+        netmoe.solve(**request)
+
+
+def test_importing_the_solver_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, moeplan.solvers.netmoe; print({'numba', 'scipy', 'ortools', 'pulp', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_too_little_capacity_is_told() -> None:
+    with pytest.raises(UsageError, match="3 items for 2 sinks that take 2 in all"):
+        netmoe.solve(np.ones((3, 2)), [0, 1], Cluster(2, 1), capacity=1)

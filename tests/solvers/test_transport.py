@@ -1,0 +1,154 @@
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from moeplan.solvers.assignment import Method, backend_of, balanced_assignment
+from moeplan.solvers.ties import first_of_ties, prices
+from moeplan.solvers.transport import transport
+
+Array = NDArray[Any]
+
+
+def by_kuhn_munkres(cost: Array, capacity: Array) -> Array:
+    sink_of_place = np.repeat(np.arange(len(capacity)), capacity)
+    sinks: Array = sink_of_place[linear_sum_assignment(cost[:, sink_of_place])[1]]
+    return sinks
+
+
+def value(cost: Array, sink: Array) -> int:
+    return int(cost[np.arange(len(sink)), sink].sum())
+
+
+def first_optimum(cost: Array, capacity: Array) -> list[int]:
+    """Item after item, the lowest sink that leaves an optimum: one Kuhn-Munkres each."""
+    best = value(cost, by_kuhn_munkres(cost, capacity))
+    cost = cost.copy()
+    for i, row in enumerate(cost.copy()):
+        for n in np.flatnonzero(capacity):
+            cost[i] = 10**6
+            cost[i, n] = row[n]
+            if value(cost, by_kuhn_munkres(cost, capacity)) == best:
+                break
+    return list(by_kuhn_munkres(cost, capacity).tolist())
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.integers(0, 60),
+    st.integers(1, 12),
+    st.sampled_from([2, 20, 10**6]),
+    st.booleans(),
+    st.integers(0, 5),
+    st.integers(0, 2**32),
+)
+def test_the_kernel_meets_kuhn_munkres_at_any_number_of_sinks(
+    num_items: int, num_sinks: int, largest: int, popular: bool, spare: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    cost = rng.integers(-largest, largest, (num_items, num_sinks))
+    cost -= popular * rng.integers(0, 4 * largest, num_sinks)
+    capacity = rng.multinomial(num_items + spare, rng.dirichlet(np.ones(num_sinks)))
+    sink = transport(cost, capacity)
+    assert (np.bincount(sink, minlength=num_sinks) <= capacity).all()
+    assert value(cost, sink) == value(cost, by_kuhn_munkres(cost, capacity))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 4), st.integers(0, 2**32))
+def test_ties_of_larger_problems_fall_alike_from_any_optimum(
+    num_items: int, num_sinks: int, spare: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    cost = rng.integers(0, 3, (num_items, num_sinks))
+    capacity = rng.multinomial(num_items + spare, rng.dirichlet(np.ones(num_sinks)))
+    order = rng.permutation(num_items)
+    shuffled = np.empty(num_items, dtype=np.int64)
+    shuffled[order] = transport(cost[order], capacity)
+    starts = (transport(cost, capacity), by_kuhn_munkres(cost, capacity), shuffled)
+    firsts = [first_of_ties(cost, capacity, start) for start in starts]
+    assert firsts[0].tolist() == firsts[1].tolist() == firsts[2].tolist()
+    assert firsts[0].tolist() == first_optimum(cost, capacity)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 3), st.integers(0, 2**32))
+def test_prices_exist_exactly_for_optimal_assignments(num_items: int, num_sinks: int, spare: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cost = rng.integers(0, 6, (num_items, num_sinks))
+    capacity = rng.multinomial(num_items + spare, rng.dirichlet(np.ones(num_sinks)))
+    best = value(cost, by_kuhn_munkres(cost, capacity))
+    sink = rng.permutation(np.repeat(np.arange(num_sinks), capacity))[:num_items]
+    price, settled = prices(cost, capacity, sink, 0)
+    assert settled == (value(cost, sink) == best)
+    if settled:
+        room = np.bincount(sink, minlength=num_sinks) < capacity
+        assert (price >= 0).all()
+        assert (price[room] == 0).all()
+        assert (cost[np.arange(num_items), sink] + price[sink] <= (cost + price)[:, capacity > 0].min(axis=1)).all()
+
+
+def test_integers_up_to_2_to_the_53_are_told_apart() -> None:
+    large = 2**53
+    cost = np.array([[-large, large], [-large + 1, large], [-large, large - 1]])
+    best = min(itertools.product(range(2), repeat=3), key=lambda s: (s.count(0) > 1, value(cost, np.array(s)), s))
+    assert balanced_assignment(cost, [1, 2]).tolist() == list(best)
+
+
+@pytest.mark.parametrize("method", ["transport", "flow", "km"])
+def test_a_thousand_items_find_their_first_optimum_among_64_sinks(method: Method, rng: np.random.Generator) -> None:
+    cost = rng.integers(0, 50, (1024, 64)) - rng.integers(0, 30, 64)
+    assert (balanced_assignment(cost, 16, method) == balanced_assignment(cost, 16)).all()
+
+
+def test_the_kernel_is_much_faster_than_kuhn_munkres_on_the_same_costs(rng: np.random.Generator) -> None:
+    cost = rng.integers(0, 10_000, (768, 4))
+    balanced_assignment(cost, 192)
+    km_s = fastest_s(lambda: by_kuhn_munkres(cost.astype(float), np.full(4, 192)), 2)
+    assert fastest_s(lambda: balanced_assignment(cost, 192), 20) * 20 < km_s
+
+
+def fastest_s(call: Callable[[], object], times: int) -> float:
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def test_without_numba_the_flow_solver_and_the_interpreted_kernel_give_the_same_assignment() -> None:
+    code = """
+import sys
+sys.modules["numba"] = None
+import numpy as np
+from moeplan.solvers.assignment import backend_of, balanced_assignment
+from moeplan.solvers.transport import transport
+from moeplan.solvers.ties import first_of_ties
+rng = np.random.default_rng(3)
+cost = rng.integers(0, 9, (40, 5)) - rng.integers(0, 9, 5)
+capacity = np.full(5, 9)
+print(backend_of("transport"))
+print(balanced_assignment(cost, 9).tolist())
+print(first_of_ties(cost, capacity, transport(cost, capacity)).tolist())
+print(balanced_assignment(cost + 0.25, 9).size)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    backend, flow, interpreted, size = done.stdout.splitlines()
+    rng = np.random.default_rng(3)
+    expected = balanced_assignment(rng.integers(0, 9, (40, 5)) - rng.integers(0, 9, 5), 9).tolist()
+    assert (backend, size) == (backend_of("flow"), "40")
+    assert flow == interpreted == str(expected)
