@@ -1,22 +1,21 @@
 """How a plan fares beside its baselines, on what it was fitted to and on what it has not seen."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..profilers.cluster import Cluster
+from ..runtime.decisions import DispatchModel
 from ..runtime.plan import Contender, Evaluation, Part, Verdict
-from ..traces.reader import Trace
+from ..traces.model import ModelSpec
 from .metrics import Figures, figures
+from .options import SecondsOptions
 from .predicted import Predicted, predicted
 from .replay import replay
 from .speeds import Speeds
-from .survey import Cohort, Survey
+from .survey import Cohort
 from .tally import Route, Tally
+from .task import Task
 
-__all__ = ["Evaluated", "evaluate", "verdict"]
+__all__ = ["Evaluated", "Replayed", "cohorts_of", "evaluate", "judge", "verdict"]
 
 STEP = "step_s"
 
@@ -28,55 +27,82 @@ class Evaluated:
     Parameters
     ----------
     judged
-        The figures of the contenders on the part that judges.
-    extrapolated
-        Metric of seconds to the largest share, over these contenders, of calls outside the sizes measured.
+        The figures of the contenders on the part that judges, by label.
+    seconds
+        How seconds were predicted; None without.
     """
 
     evaluation: Evaluation
     judged: dict[str, Figures]
-    extrapolated: dict[str, float]
+    seconds: SecondsOptions | None
 
 
-def evaluate(
-    trace: Trace,
-    survey: Survey,
-    fitted_U: NDArray[np.bool_],
-    routes: Sequence[Route],
-    cluster: Cluster,
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A contender on one part of the trace: what it did there, and the seconds predicted of that."""
+
+    name: str
+    dispatch_model: DispatchModel
+    tally: Tally
+    predicted: Predicted
+
+    @property
+    def label(self) -> str:
+        """Its contender's label."""
+        return f"{self.name}/{self.dispatch_model}"
+
+
+def evaluate(task: Task, routes: Sequence[Route]) -> Evaluated:
+    """Replay every route, the plan first, on the fitted and on the held-out units of a task's trace."""
+    cohorts, cluster, model, speeds = cohorts_of(task), task.request.cluster, task.trace.model, task.speeds
+    phases = task.request.phases or None
+    tallies = replay(task.trace, cohorts, routes, cluster, phases=phases, ports=speeds is not None)
+    rows = [
+        [
+            Replayed(
+                route.name,
+                route.dispatch_model,
+                tally,
+                predicted(tally, speeds, cluster, model, route.dispatch_model) if speeds else Predicted({}, {}),
+            )
+            for route, tally in zip(routes, row, strict=True)
+        ]
+        for row in tallies
+    ]
+    return judge(cohorts, rows, model, speeds, seed=task.request.seed)
+
+
+def cohorts_of(task: Task) -> list[Cohort]:
+    """The fitted units of a task as they run, then those held out where there are any."""
+    devices, samples = task.request.cluster.num_devices, task.request.step_samples
+    masks = [task.fitted] if task.fitted.all() else [task.fitted, ~task.fitted]
+    return [task.surveyed.cohort(mask_U, num_devices=devices, samples_per_step=samples) for mask_U in masks]
+
+
+def judge(
+    cohorts: Sequence[Cohort],
+    rows: Sequence[Sequence[Replayed]],
+    model: ModelSpec,
+    speeds: Speeds | None,
     *,
     seed: int,
-    samples_per_step: int,
-    phases: Collection[str] | None = None,
-    speeds: Speeds | None = None,
 ) -> Evaluated:
-    """Replay every route on the fitted and on the held-out units of a trace.
+    """The figures of contenders that were replayed.
 
     Parameters
     ----------
-    fitted_U
-        Whether each unit of the survey was fitted, some of them at least; all leaves nothing held out.
-    routes
-        The plan first, then its baselines.
+    cohorts, rows
+        The fitted units, then those held out where there are any, and the contenders on each, the plan first.
     speeds
-        None: no seconds.
+        What their seconds come from.
     """
-    cohorts = [
-        survey.cohort(mask_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step)
-        for mask_U in ([fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U])
-    ]
-    tallies = replay(trace, cohorts, routes, cluster, phases=phases, ports=speeds is not None)
-    timed = [
-        [_predicted(trace, route, tally, speeds, cluster) for route, tally in zip(routes, row, strict=True)]
-        for row in tallies
-    ]
     measured = [
-        _figures(trace, cohort, routes, row, seconds, seed)
-        for cohort, row, seconds in zip(cohorts, tallies, timed, strict=True)
+        {one.label: _figures(one, cohort, model, seed) for one in row}
+        for cohort, row in zip(cohorts, rows, strict=True)
     ]
-    shown = [_shown(cohort, routes, found) for cohort, found in zip(cohorts, measured, strict=True)]
+    shown = [_shown(*part) for part in zip(cohorts, rows, measured, strict=True)]
     held_out = shown[1] if len(shown) > 1 else None
-    return Evaluated(Evaluation(fit=shown[0], held_out=held_out), measured[-1], _outside(timed[-1]))
+    return Evaluated(Evaluation(fit=shown[0], held_out=held_out), measured[-1], _seconds(speeds, rows[-1]))
 
 
 def verdict(evaluated: Evaluated, metric: str, against: str) -> Verdict:
@@ -94,37 +120,30 @@ def verdict(evaluated: Evaluated, metric: str, against: str) -> Verdict:
     return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain)
 
 
-def _predicted(trace: Trace, route: Route, tally: Tally, speeds: Speeds | None, cluster: Cluster) -> Predicted:
+def _figures(one: Replayed, cohort: Cohort, model: ModelSpec, seed: int) -> Figures:
+    return figures(
+        one.tally,
+        model,
+        coherent=one.dispatch_model == "coherent",
+        tokens_per_step=cohort.tokens_per_step,
+        seed=seed,
+        seconds=one.predicted.seconds,
+    )
+
+
+def _seconds(speeds: Speeds | None, row: Sequence[Replayed]) -> SecondsOptions | None:
+    """What timed the contenders, and of each metric the largest share of calls outside the sizes measured."""
     if speeds is None:
-        return Predicted({}, {})
-    return predicted(tally, speeds, cluster, trace.model, route.dispatch_model)
+        return None
+    timed = [one.predicted.extrapolated for one in row]
+    names = sorted({name for found in timed for name in found})
+    outside = {name: max(found.get(name, 0.0) for found in timed) for name in names}
+    return SecondsOptions(sources=speeds.sources, missing=speeds.missing, extrapolated=outside)
 
 
-def _outside(timed: Sequence[Predicted]) -> dict[str, float]:
-    names = sorted({name for found in timed for name in found.extrapolated})
-    return {name: max(found.extrapolated.get(name, 0.0) for found in timed) for name in names}
-
-
-def _figures(
-    trace: Trace, cohort: Cohort, routes: Sequence[Route], tallies: list[Tally], timed: list[Predicted], seed: int
-) -> dict[str, Figures]:
-    return {
-        route.label: figures(
-            tally,
-            trace.model,
-            coherent=route.dispatch_model == "coherent",
-            tokens_per_step=cohort.tokens_per_step,
-            seed=seed,
-            seconds=found.seconds,
-        )
-        for route, tally, found in zip(routes, tallies, timed, strict=True)
-    }
-
-
-def _shown(cohort: Cohort, routes: Sequence[Route], found: dict[str, Figures]) -> Part:
+def _shown(cohort: Cohort, row: Sequence[Replayed], found: dict[str, Figures]) -> Part:
     contenders = [
-        Contender(name=route.name, dispatch_model=route.dispatch_model, metrics=found[route.label].metrics())
-        for route in routes
+        Contender(name=one.name, dispatch_model=one.dispatch_model, metrics=found[one.label].metrics()) for one in row
     ]
     return Part(
         num_samples=len(cohort.unit_ids),

@@ -18,7 +18,7 @@ def place(counts: Counts, request: Request, slots: NDArray[np.int64]) -> Placeme
         request.cluster,
         loads=counts.loads,
         slots=slots,
-        method=request.method,
+        method="ilp" if request.method == "ilp" else "sweeps",
         backend=request.backend,
         time_limit_s=request.time_limit_s,
         seed=request.seed,

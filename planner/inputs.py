@@ -19,14 +19,18 @@ def profile_for(path: Path | None) -> Path | None:
     return path
 
 
-def cluster_for(text: str | None, profile: Path | None, links: Iterable[str] = ()) -> Cluster:
-    """The cluster a plan is for: `NxG` as given (with the profile's links), else the profile's.
+def cluster_for(
+    text: str | None, profile: Path | None, links: Iterable[str] = (), *, on: Path | None = None
+) -> Cluster:
+    """The cluster a plan is for: the base's, else `NxG` with the profile's links, else the profile's.
 
     Parameters
     ----------
     links
         `KIND=GBps:us` each, in place of the profile's.
     """
+    if on is not None:
+        return _cluster_of(on, text, links)
     from ..profilers.profile import load
 
     known = load(profile).cluster if profile is not None else None
@@ -35,3 +39,13 @@ def cluster_for(text: str | None, profile: Path | None, links: Iterable[str] = (
         raise UsageError("no cluster: there is no profile.json here; run moeplan profile, or give --cluster NxG")
     stated = dict(map(Link.parse, links))
     return dataclasses.replace(asked, links={**(known.links if known is not None else {}), **stated})
+
+
+def _cluster_of(on: Path, text: str | None, links: Iterable[str]) -> Cluster:
+    """The cluster of a plan, with no other beside it."""
+    from ..runtime.plan import load
+
+    found = load(on).cluster
+    if text is not None or list(links):
+        raise UsageError(f"--cluster or --link with --on {on}, a plan for {found}; leave them away")
+    return found

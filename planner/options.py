@@ -5,9 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..runtime.plan import DispatchModel, Record
+from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record
 
-__all__ = ["EvaluationOptions", "PlacementOptions", "SecondsOptions"]
+__all__ = ["EvaluationOptions", "PipelineOptions", "PlacementOptions", "SecondsOptions", "StageSeconds"]
+
+Seconds = Annotated[float, Field(ge=0)]
 
 
 class PlacementOptions(Record):
@@ -15,9 +17,47 @@ class PlacementOptions(Record):
 
     strategy: str
     dispatch_model: DispatchModel
-    method: str
+    method: str | None
     backend: str
     time_limit_s: float
+
+
+class StageSeconds(Record):
+    """Seconds of one chunk of every MoE layer in each stage, in the order of a forward pass, mean over steps."""
+
+    dispatch_s: tuple[Seconds, ...]
+    experts_s: tuple[Seconds, ...]
+    combine_s: tuple[Seconds, ...]
+
+
+class PipelineOptions(Record):
+    """How the degrees were decided, and what they make of a layer.
+
+    Parameters
+    ----------
+    backward
+        How many times as long as forward the experts compute backward; 0: no backward pass was planned.
+    placement
+        Under which placement: that of the plan it was solved on, or contiguous.
+    baselines
+        The degrees of the contenders that the plan is held against.
+    a2a_ffn_overlap_degree
+        What Tutel takes, one a layer for both passes.
+    whole, forward, backward_pass
+        The stages of a layer in one piece, and at the plan's degrees.
+    """
+
+    method: str
+    max_degree: Degree
+    joint: bool
+    full_duplex: bool
+    backward: Seconds
+    placement: Literal["base", "contiguous"]
+    baselines: Mapping[str, PipelineDecision]
+    a2a_ffn_overlap_degree: tuple[Degree, ...]
+    whole: StageSeconds
+    forward: StageSeconds
+    backward_pass: StageSeconds | None
 
 
 class EvaluationOptions(Record):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..profilers.cluster import Cluster
 from ..profilers.fits.prediction import Prediction
-from ..runtime.plan import DispatchModel
+from ..runtime.decisions import DispatchModel
 from ..solvers.ports import link_classes
 from ..solvers.seconds import (
     attention_seconds,
@@ -23,7 +23,7 @@ from ..traces.model import ModelSpec
 from .speeds import Speeds
 from .tally import Tally
 
-__all__ = ["Predicted", "predicted"]
+__all__ = ["Predicted", "by_class", "predicted"]
 
 NEEDED = ("dispatch_s", "experts_s", "combine_s")  # of step_s; coherent needs kv_s, too
 
@@ -64,18 +64,18 @@ def _layers(
         combine = exchange_seconds(ports.combine, copy_bytes, speeds.exchange)
         if coherent and model.top_k == 1:  # the token is already where it lives next: nothing is called
             combine = [no_seconds(part.seconds.shape) for part in combine]
-        found |= _by_class("dispatch", dispatch, cluster) | _by_class("combine", combine, cluster)
+        found |= by_class("dispatch", dispatch, cluster) | by_class("combine", combine, cluster)
     if speeds.experts:
         found["experts_s"] = expert_seconds(tally.loads, tally.slots, speeds.experts)
     if coherent and speeds.gather:
         kv_bytes = float((model.attention.kv_size or 0) * (model.dtype_bytes or 0))
         group, classes = cluster.devices_per_node, link_classes(cluster)
         gather = gather_seconds(ports.tokens, kv_bytes, group, classes, speeds.gather)
-        found |= _by_class("kv", gather, cluster)
+        found |= by_class("kv", gather, cluster)
     return found
 
 
-def _by_class(name: str, seconds: list[Prediction], cluster: Cluster) -> dict[str, Prediction]:
+def by_class(name: str, seconds: list[Prediction], cluster: Cluster) -> dict[str, Prediction]:
     """A part that crosses links: `{name}_s`, the slowest class, and each class alone where there are two."""
     found = {f"{name}_s": slowest(seconds)}
     if len(seconds) > 1:

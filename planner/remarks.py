@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from .contender_table import megabytes
 from .part import find, ours_and_base, value
+from .pipeline_report import pipeline_remarks
 from .seconds_report import TimeUnit
 
 __all__ = ["remarks"]
@@ -13,9 +14,12 @@ __all__ = ["remarks"]
 def remarks(plan: Plan, part: Part) -> Iterable[str]:
     """The verdict of a plan and the prices of the part that judges it, line by line."""
     yield from _verdict(plan, part)
-    yield from _split_gain(part)
-    yield from _balance_price(part)
-    yield from _coherence_price(plan, part)
+    if plan.decisions.pipeline is not None:
+        yield from pipeline_remarks(plan, part)
+    elif plan.decisions.sample_policy is None:
+        yield from _split_gain(part)
+        yield from _balance_price(part)
+        yield from _coherence_price(plan, part)
     yield from _steps(plan, part)
 
 
@@ -39,6 +43,8 @@ def _gain(verdict: Verdict, part: Part) -> str:
     """How much less of its metric the plan has."""
     if verdict.metric == "device_copies":
         return f"{_range(verdict.gain)} fewer copies"
+    if verdict.metric == "inter_bytes":
+        return f"{_range(verdict.gain, megabytes, ' MB')} a step fewer between nodes"
     if verdict.metric != "step_s":
         return f"{verdict.metric} lower by {_range(verdict.gain)}"
     unit, gain, word = TimeUnit.of(part), verdict.gain, "less"
@@ -111,10 +117,11 @@ def _bytes_in_all(part: Part) -> str:
 def _steps(plan: Plan, part: Part) -> Iterable[str]:
     options = plan.options.get("evaluation", {})
     unit = options.get("unit", "sample")
+    one, all_ = ("seconds are", "seconds are") if plan.decisions.pipeline else ("balance and MB are", "balance is")
     if options.get("step") == "derived" and part.num_samples < options.get("samples_per_step", 0):
-        yield f"balance and MB are of one incomplete step of {part.num_samples} {unit}s (--samples-per-step)"
+        yield f"{one} of one incomplete step of {part.num_samples} {unit}s (--samples-per-step)"
     elif part.dropped_samples:
-        yield f"balance is over {part.num_steps} whole step(s); the last {part.dropped_samples} {unit}(s) fill none"
+        yield f"{all_} over {part.num_steps} whole step(s); the last {part.dropped_samples} {unit}(s) fill none"
 
 
 def _range(gain: Metric, form: Callable[[float], str] = "{:.3f}".format, unit: str = "") -> str:

@@ -7,7 +7,9 @@ from ..runtime.plan import Plan
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement
 from .contender_table import LEGEND, LEGEND_OF_NODES, contender_table
+from .netmoe.report import sample_policy_lines
 from .picture import placement_picture
+from .pipeline_report import degree_lines, degree_summary
 from .remarks import remarks
 from .seconds_report import print_seconds
 
@@ -35,6 +37,9 @@ def show_report(plan: Plan, path: Path, console: "Console") -> None:
     _print_evaluation(plan, console)
     for line in placement_picture(plan, console.width):
         console.print(line)
+    if plan.decisions.pipeline is not None:
+        for line in degree_lines(plan, console.width):
+            console.print(line)
 
 
 def _print_inputs(plan: Plan, console: "Console") -> None:
@@ -62,8 +67,11 @@ def _slots(placement: Placement) -> str:
 
 
 def _print_outcomes(plan: Plan, console: "Console") -> None:
-    for outcome in plan.outcome.values():
-        console.print(f"solved    {outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}")
+    for name, outcome in plan.outcome.items():
+        what = f"{name} " if len(plan.outcome) > 1 else ""
+        console.print(f"solved    {what}{outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}")
+    if plan.decisions.pipeline is not None:
+        console.print(f"degrees   {degree_summary(plan)}")
 
 
 def _objective(outcome: Outcome) -> str:
@@ -83,16 +91,25 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
     part = plan.evaluation.held_out or plan.evaluation.fit
     title = "held out" if plan.evaluation.held_out else "fitted"
     console.print()
-    several_nodes = plan.cluster.num_nodes > 1
-    console.print(contender_table(part, title, several_nodes=several_nodes))
-    console.print(LEGEND_OF_NODES if several_nodes else LEGEND)
+    if plan.decisions.pipeline is None:  # whose contenders differ in seconds alone
+        several_nodes = plan.cluster.num_nodes > 1
+        console.print(contender_table(part, title, several_nodes=several_nodes))
+        console.print(LEGEND_OF_NODES if several_nodes else LEGEND)
+        console.print()
     print_seconds(plan, part, console)
     console.print()
+    if plan.decisions.sample_policy is not None:
+        for line in sample_policy_lines(plan, part):
+            console.print(line)
     for line in remarks(plan, part):
         console.print(line)
 
 
 _OBJECTIVES = {
+    "link_cost": ("a re-homing costs, in copies inside a node,", ".1f"),
+    "exchange_s": ("the exchanges of a layer take, in seconds,", ".3g"),
+    "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
+    "moe_s": ("MoE layers take, in seconds a step,", ".4g"),
     "hops_kept": ("hops kept", ".1%"),
     "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),
     "expected_hops_kept": ("hops kept, as expected with replicas,", ".1%"),

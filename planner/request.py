@@ -6,15 +6,16 @@ from typing import Literal
 
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
-from ..runtime.plan import DispatchModel
+from ..runtime.decisions import DispatchModel
 
 __all__ = ["Request"]
 
-Method = Literal["sweeps", "ilp"]
+Method = Literal["sweeps", "ilp", "exact", "paper", "robust", "sum", "bottleneck"]
 Backend = Literal["ortools", "pulp"]
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
+MAX_DEGREE = 1024
 SAMPLES_PER_DEVICE = 4  # the default step: 4 samples a device
 
 
@@ -26,10 +27,12 @@ class Request:
     ----------
     cluster
         Where the plan is for; at least 2 devices.
+    on
+        The plan whose decisions this one's is added to.
     dispatch_model
         None: the strategy's own.
     method, backend
-        How exflow solves: "sweeps", or "ilp" by OR-tools or PuLP.
+        How the strategy solves, None: its own way; what solves exflow's "ilp".
     slots, redundant
         Slots a device, or slots beyond one an expert in all; neither: one slot an expert, rounded up.
     phases
@@ -38,14 +41,18 @@ class Request:
         The share of samples to fit on.
     samples_per_step
         Samples of a derived step; None: 4 a device.
+    max_degree, joint, full_duplex
+        What pipemoe may choose: degrees up to this one (None: 32, the most Tutel takes), one degree for both passes;
+        and whether dispatch and combine do not share a channel.
     """
 
     strategy: str
     trace: str
     cluster: Cluster
     profile: Path | None = None
+    on: Path | None = None
     dispatch_model: DispatchModel | None = None
-    method: Method = "sweeps"
+    method: Method | None = None
     backend: Backend = "ortools"
     slots: int | None = None
     redundant: int = 0
@@ -54,6 +61,9 @@ class Request:
     samples_per_step: int | None = None
     time_limit_s: float = 30.0
     seed: int = 0
+    max_degree: int | None = None
+    joint: bool = False
+    full_duplex: bool = False
 
     def __post_init__(self) -> None:
         if self.cluster.num_devices > MAX_DEVICES:
@@ -70,12 +80,16 @@ class Request:
             raise UsageError("--slots and --redundant both say how many slots there are; give one of them")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed {self.seed}; expected at least 0 and below 2^63")
-        if self.method != "sweeps" and self.strategy != "exflow":
-            raise UsageError(f"--method {self.method} with --strategy {self.strategy}; only exflow has it")
         if self.backend != "ortools" and self.method != "ilp":
             raise UsageError(f"--backend {self.backend} without --method ilp; it solves the ilp only")
         if self.redundant < 0:
             raise UsageError(f"--redundant {self.redundant}; expected at least 0")
+        if self.strategy != "pipemoe" and (self.max_degree is not None or self.joint or self.full_duplex):
+            raise UsageError(
+                f"--max-degree, --joint or --full-duplex with --strategy {self.strategy}; only pipemoe has them"
+            )
+        if self.max_degree is not None and not 1 <= self.max_degree <= MAX_DEGREE:
+            raise UsageError(f"--max-degree {self.max_degree}; expected 1 to {MAX_DEGREE:,}")
 
     @property
     def step_samples(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from ..errors import InputError
-from ..runtime.plan import Contender, Metric, Part, Plan
+from ..runtime.plan import Metric, Part, Plan
 from .options import SecondsOptions
 from .speeds import DTYPES
 
@@ -23,6 +23,8 @@ PARTS = (
     ("dispatch", "dispatch_s"),
     ("experts", "experts_s"),
     ("combine", "combine_s"),
+    ("MoE", "moe_s"),
+    ("backward", "moe_backward_s"),
 )
 CLASSES = tuple(
     (f"{word} {link}", f"{part}_{link}_s")
@@ -39,13 +41,15 @@ def print_seconds(plan: Plan, part: Part, console: "Console") -> None:
         options = SecondsOptions.model_validate(dict(plan.options["seconds"]))
     except ValidationError as error:
         raise InputError(f"options.seconds: {error.error_count()} values missing or wrong; re-run solve") from error
-    console.print()
+    brief = plan.decisions.pipeline is not None  # all contenders are of one dispatch model, and no other table is shown
+    held_out = plan.evaluation is not None and part is plan.evaluation.held_out
+    title = f"{'held out' if held_out else 'fitted'}, {{unit}}" if brief else "{unit} a step"
     if any(name in contender.metrics for contender in part.contenders for _, name in PARTS):
         step = any("step_s" in contender.metrics for contender in part.contenders)
-        console.print(_table("{unit} a step", part, PARTS, step=step))
+        console.print(_table(title, part, PARTS, step=step, brief=brief))
         if plan.cluster.num_nodes > 1:
             console.print()
-            console.print(_table("of these, by link", part, CLASSES, step=False))
+            console.print(_table("of these, by link", part, CLASSES, step=False, brief=brief))
     for line in _origins(plan, options):
         console.print(line)
 
@@ -73,7 +77,7 @@ class TimeUnit:
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
-def _table(title: str, part: Part, columns: Sequence[tuple[str, str]], *, step: bool) -> "Table":
+def _table(title: str, part: Part, columns: Sequence[tuple[str, str]], *, step: bool, brief: bool) -> "Table":
     from rich.table import Table
 
     unit = TimeUnit.of(part)
@@ -86,12 +90,9 @@ def _table(title: str, part: Part, columns: Sequence[tuple[str, str]], *, step: 
         table.add_column("step (95 %)", justify="right")
     for contender in part.contenders:
         cells = [_cell(contender.metrics.get(name), unit) for _, name in shown]
-        table.add_row(_label(contender), *cells, *([_ranged(contender.metrics.get("step_s"), unit)] if step else []))
+        label = contender.name if brief else f"{contender.name}, {contender.dispatch_model}"
+        table.add_row(label, *cells, *([_ranged(contender.metrics.get("step_s"), unit)] if step else []))
     return table
-
-
-def _label(contender: Contender) -> str:
-    return f"{contender.name}, {contender.dispatch_model}"
 
 
 def _cell(metric: Metric | None, unit: TimeUnit) -> str:
@@ -107,8 +108,9 @@ def _ranged(metric: Metric | None, unit: TimeUnit) -> str:
 def _origins(plan: Plan, options: SecondsOptions) -> Iterable[str]:
     """By which curves, what has none, and where they were stretched."""
     if options.sources:
+        overlap = "no overlap" if plan.decisions.pipeline is None else "overlapped in MoE"
         yield (
-            "predicted: the busiest rank and port of each layer, no overlap, mean over steps; intervals hold the fits'"
+            f"predicted: the busiest rank and port of each layer, {overlap}, mean over steps; intervals hold the fits'"
             " error and the steps'"
         )
         yield f"timed by  {', '.join(f'{part}: {source}' for part, source in options.sources.items())}"

@@ -1,37 +1,38 @@
-"""From a trace and a cluster to a Plan: survey, count, place, evaluate, judge."""
+"""From a request to a Plan: the strategy's decision, added to those of the plan it stands on."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..errors import InputError, UsageError
-from ..files import sha256_file
-from ..profilers.profile import load as load_profile
-from ..runtime.plan import (
-    Decisions,
-    DispatchModel,
-    FileInput,
-    Inputs,
-    PlacementDecision,
-    Plan,
-    Split,
-    TraceInput,
-)
-from ..solvers.placement import slots_for
-from ..solvers.result import PlacementResult
-from ..traces.counts import Counts, count
-from ..traces.reader import Trace, open_trace
-from .evaluate import Evaluated, evaluate, verdict
-from .options import EvaluationOptions, PlacementOptions, SecondsOptions
+from ..errors import UsageError
+from ..files import atomic_path, sha256_file
+from ..runtime.decisions import Decisions
+from ..runtime.plan import FileInput, Inputs, Plan, Split, TraceInput, load, save
+from ..solvers.outcome import Outcome
+from .evaluate import verdict
 from .request import Request
-from .speeds import Speeds
-from .strategy import STRATEGIES, Strategy, strategy
-from .survey import Survey, survey
-from .tally import Route
+from .solved import Solved
+from .strategy import Strategy, strategy
+from .task import Task
 
-__all__ = ["solve"]
+__all__ = ["Made", "make", "solve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan, and the files that lie beside it, name to contents."""
+
+    plan: Plan
+    sidecars: Mapping[str, bytes]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the sidecars, then the plan that names them, each atomically."""
+        for name, contents in self.sidecars.items():
+            with atomic_path(Path(path).parent / name) as temporary:
+                temporary.write_bytes(contents)
+        save(self.plan, path)
 
 
 def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Plan:
@@ -45,126 +46,105 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
     Raises
     ------
     UsageError
-        The request cannot be met on this cluster.
+        The request cannot be met on this cluster, or not on this base.
     InputError
         The trace is damaged, or lacks what the strategy needs.
     """
+    return make(request, on_progress=on_progress).plan
+
+
+def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Made:
+    """The plan for a request with its sidecars; parameters and errors as in `solve`."""
     chosen = strategy(request.strategy)
-    dispatch_model = _dispatch_model(chosen, request)
-    trace = open_trace(request.trace)
-    slots_D = slots_for(
-        trace.model.num_experts, request.cluster.num_devices, request.slots, redundant=request.redundant
-    )
-    on_progress("reading the trace")
-    surveyed = survey(trace, phases=request.phases or None)
-    fitted_U = _fitted(trace, surveyed, request)
-    counts = _count(trace, surveyed.unit_ids[fitted_U], request)
-    if not counts.loads.any():
-        raise InputError(f"{trace.path}: no token of the fitted samples is routed; there is nothing to place by")
-    on_progress(f"solving {chosen.name}")
-    placed = chosen.place(counts, request, slots_D)
-    on_progress("replaying the trace under the plan and its baselines")
-    routes = _routes(placed, dispatch_model, counts, request, slots_D)
-    speeds = _speeds(trace, surveyed, request)
-    evaluated = evaluate(
-        trace,
-        surveyed,
-        fitted_U,
-        routes,
-        request.cluster,
-        seed=request.seed,
-        samples_per_step=request.step_samples,
-        phases=request.phases or None,
-        speeds=speeds,
-    )
-    return Plan.make(
-        strategies=(chosen.name,),
+    task = _task(chosen, request, on_progress)
+    solved = chosen.solve(task)
+    base, evaluated = task.base, solved.evaluated
+    inputs = _inputs(task, solved)
+    plan = Plan.make(
+        strategies=(*(base.strategies if base else ()), chosen.name),
         seed=request.seed,
         cluster=request.cluster,
-        model=trace.model,
-        inputs=_inputs(trace, request),
-        decisions=Decisions(placement=PlacementDecision.of(placed.placement, repaired=placed.repaired)),
-        options=_options(request, dispatch_model, surveyed) | _seconds_options(speeds, evaluated),
-        outcome={"placement": placed.outcome},
+        model=task.source.meta.model,
+        inputs=inputs,
+        decisions=Decisions(**{**(dict(base.decisions) if base else {}), chosen.decides: solved.decision}),
+        options=_options(task, chosen, solved),
+        outcome={**_kept_outcomes(task, inputs), chosen.decides: solved.outcome},
         evaluation=evaluated.evaluation,
-        verdict=verdict(evaluated, chosen.metric, "contiguous/standard"),
+        verdict=verdict(evaluated, solved.metric or chosen.metric, solved.against),
     )
+    return Made(plan, solved.sidecars)
 
 
-def _dispatch_model(chosen: Strategy, request: Request) -> DispatchModel:
+def _task(chosen: Strategy, request: Request, say: Callable[[str], None]) -> Task:
     model = request.dispatch_model or chosen.dispatch_models[0]
     if model not in chosen.dispatch_models:
         raise UsageError(
             f"--dispatch {model} with --strategy {chosen.name}; expected {' or '.join(chosen.dispatch_models)}"
         )
-    return model
+    if request.method is not None and request.method not in chosen.methods:
+        expected = " or ".join(chosen.methods) or "none, it has one way only"
+        raise UsageError(f"--method {request.method} with --strategy {chosen.name}; expected {expected}")
+    if chosen.decides != "placement" and (request.slots is not None or request.redundant):
+        raise UsageError(f"--slots or --redundant with --strategy {chosen.name}; it places no experts")
+    own = chosen.methods[0] if chosen.methods else None
+    return Task(request, _base(chosen, request), model, request.method or own, say)
 
 
-def _fitted(trace: Trace, surveyed: Survey, request: Request) -> NDArray[np.bool_]:
-    """Whether each unit is fitted, `[U]`; some are, and unless all were asked for some are held out."""
-    fitted_U = surveyed.fitted(seed=request.seed, fraction=request.fit_fraction)
-    if not fitted_U.any() or (request.fit_fraction < 1 and fitted_U.all()):
-        raise InputError(
-            f"{trace.path}: {len(fitted_U)} {surveyed.kind}s split into {fitted_U.sum()} to fit and"
-            f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
+def _base(chosen: Strategy, request: Request) -> Plan | None:
+    """The plan that the decision is added to, where the two go together."""
+    if request.on is None:
+        return None
+    base = load(request.on)
+    if other := [name for name in base.decisions.names if name not in chosen.beside]:
+        what = "again" if chosen.decides in other else f"beside {' and '.join(other)}"
+        raise UsageError(
+            f"--on {request.on}: it decides {' and '.join(other)}; {chosen.name} decides {chosen.decides}, not {what}:"
+            f" expected a plan of {' and '.join(chosen.beside) or 'nothing; leave --on away'}"
         )
-    return fitted_U
+    if base.dispatch_model == "coherent":
+        raise UsageError(
+            f"--on {request.on}: coherent dispatch, which has one exchange a layer or moves tokens on;"
+            f" {chosen.name} needs tokens that return: solve that plan with --dispatch standard"
+        )
+    if (base.cluster.num_nodes, base.cluster.devices_per_node) != (
+        request.cluster.num_nodes,
+        request.cluster.devices_per_node,
+    ):
+        raise UsageError(
+            f"--on {request.on}: a plan for {base.cluster}, asked for {request.cluster}; leave --cluster away"
+        )
+    return base
 
 
-def _count(trace: Trace, fitted_ids: NDArray[np.int64], request: Request) -> Counts:
-    """The counts of the fitted units."""
-
-    def is_fitted(units: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.isin(units, fitted_ids)
-
-    return count(trace, keep=is_fitted, phases=request.phases or None)
-
-
-def _routes(
-    placed: PlacementResult, dispatch_model: DispatchModel, counts: Counts, request: Request, slots_D: NDArray[np.int64]
-) -> list[Route]:
-    """The plan, then the baselines with the same slots."""
-    contiguous = STRATEGIES["contiguous"].place(counts, request, slots_D).placement
-    eplb = STRATEGIES["eplb"].place(counts, request, slots_D).placement
-    routes = [Route("plan", dispatch_model, placed.placement), Route("contiguous", "standard", contiguous)]
-    if dispatch_model == "coherent":  # tell coherence and placement apart
-        routes += [Route("contiguous", "coherent", contiguous), Route("plan", "standard", placed.placement)]
-    return [*routes, Route("eplb", "standard", eplb)]
-
-
-def _speeds(trace: Trace, surveyed: Survey, request: Request) -> Speeds | None:
-    profile = None if request.profile is None else load_profile(request.profile)
-    return Speeds.of(profile, request.cluster, trace.model, samples=surveyed.kind == "sample")
-
-
-def _seconds_options(speeds: Speeds | None, evaluated: Evaluated) -> dict[str, dict[str, Any]]:
-    if speeds is None:
-        return {}
-    seconds = SecondsOptions(sources=speeds.sources, missing=speeds.missing, extrapolated=evaluated.extrapolated)
-    return {"seconds": seconds.model_dump(mode="json")}
-
-
-def _inputs(trace: Trace, request: Request) -> Inputs:
+def _inputs(task: Task, solved: Solved) -> Inputs:
+    request, trace = task.request, task.source
+    num_tokens = task.trace.num_tokens if solved.num_tokens is None else solved.num_tokens
     split = Split(fit_fraction=request.fit_fraction, seed=request.seed)
-    source = TraceInput(path=str(trace.path), sha256=trace.sha256, num_tokens=trace.num_tokens, split=split)
-    if request.profile is None:
-        return Inputs(trace=source)
-    return Inputs(trace=source, profile=FileInput(path=str(request.profile), sha256=sha256_file(request.profile)))
+    return Inputs(
+        trace=TraceInput(path=str(trace.path), sha256=trace.sha256, num_tokens=num_tokens, split=split),
+        profile=_file(request.profile),
+        base=_file(request.on),
+    )
 
 
-def _options(request: Request, dispatch_model: DispatchModel, surveyed: Survey) -> dict[str, dict[str, Any]]:
-    placement = PlacementOptions(
-        strategy=request.strategy,
-        dispatch_model=dispatch_model,
-        method=request.method,
-        backend=request.backend,
-        time_limit_s=request.time_limit_s,
-    )
-    evaluation = EvaluationOptions(
-        unit=surveyed.kind,
-        phases=request.phases,
-        samples_per_step=request.step_samples,
-        home="source_rank" if surveyed.num_source_ranks == request.cluster.num_devices else "ordinal",
-        step="derived" if surveyed.steps is None else "recorded",
-    )
-    return {"placement": placement.model_dump(mode="json"), "evaluation": evaluation.model_dump(mode="json")}
+def _file(path: Path | None) -> FileInput | None:
+    return None if path is None else FileInput(path=str(path), sha256=sha256_file(path))
+
+
+def _options(task: Task, chosen: Strategy, solved: Solved) -> dict[str, Mapping[str, Any]]:
+    """How each decision was made, and how this plan was judged; a base's own judgement stays with the base."""
+    base, evaluated = task.base, solved.evaluated
+    kept = {name: dict(base.options[name]) for name in base.decisions.names if name in base.options} if base else {}
+    judged_by = solved.judged_by or task.evaluation_options
+    own = {chosen.decides: solved.options, "evaluation": judged_by, "seconds": evaluated.seconds}
+    return kept | {name: options.model_dump(mode="json") for name, options in own.items() if options is not None}
+
+
+def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
+    """The base's outcomes where they are of the very units that are fitted here, so that they can be certified here."""
+    base, trace = task.base, inputs.trace
+    if base is None or base.inputs.trace is None or trace is None:
+        return {}
+    alike = (base.inputs.trace.sha256, base.inputs.trace.split) == (trace.sha256, trace.split)
+    phases = base.options.get("evaluation", {}).get("phases")
+    return dict(base.outcome) if alike and phases == list(task.request.phases) else {}

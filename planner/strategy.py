@@ -1,30 +1,20 @@
-"""What a placement strategy is, and which there are.
+"""What a strategy is, and which there are.
 
-To add one: a module here with a `place` call, and a row in `STRATEGIES`.
+To add one: a module here with a `solve` from a `Task` to what it `Solved` (a placement strategy has a `place` call
+instead), and a row in `STRATEGIES`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..runtime.plan import DispatchModel
-from ..solvers.result import PlacementResult
-from ..traces.counts import Counts
-from . import contiguous, eplb, exflow
-from .request import Request
+from ..runtime.decisions import DispatchModel
+from . import contiguous, eplb, exflow, netmoe, pipemoe
+from .placing import placing
+from .solved import Solved
+from .task import Task
 
-__all__ = ["STRATEGIES", "Place", "Strategy", "strategy"]
-
-
-class Place(Protocol):
-    """From the counts of the fitted samples to a placement."""
-
-    def __call__(self, counts: Counts, request: Request, slots: NDArray[np.int64]) -> PlacementResult:
-        """Place the experts of every layer in `slots` (`[D]`) slots of each device."""
-        ...
+__all__ = ["STRATEGIES", "Strategy", "strategy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +23,58 @@ class Strategy:
 
     Parameters
     ----------
+    decides
+        The decision it makes, by its key in a plan.
     dispatch_models
         Those it makes sense under, the default first.
     metric
-        What its verdict is about; less is better.
+        What its verdict is about where there is no `step_s`; less is better.
+    methods
+        How it solves, the default first; empty where there is only one way.
+    beside
+        The decisions that its base (`--on`) may hold.
     """
 
     name: str
-    place: Place
+    solve: Callable[[Task], Solved]
+    decides: str
     dispatch_models: tuple[DispatchModel, ...]
     metric: str
+    methods: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 STRATEGIES = {
     row.name: row
     for row in (
-        Strategy("exflow", exflow.place, ("coherent", "standard"), "device_copies"),
-        Strategy("eplb", eplb.place, ("standard",), "balance"),
-        Strategy("contiguous", contiguous.place, ("standard", "coherent"), "device_copies"),
+        Strategy(
+            "exflow",
+            placing(exflow.place),
+            "placement",
+            ("coherent", "standard"),
+            "device_copies",
+            methods=("sweeps", "ilp"),
+        ),
+        Strategy(
+            "pipemoe",
+            pipemoe.solve,
+            "pipeline",
+            ("standard",),
+            "step_s",
+            methods=("exact", "paper", "robust"),
+            beside=("placement",),
+        ),
+        Strategy(
+            "netmoe",
+            netmoe.solve,
+            "sample_policy",
+            ("migrating",),
+            "inter_bytes",
+            methods=("sum", "bottleneck", "paper"),
+            beside=("placement",),
+        ),
+        Strategy("eplb", placing(eplb.place), "placement", ("standard",), "balance"),
+        Strategy("contiguous", placing(contiguous.place), "placement", ("standard", "coherent"), "device_copies"),
     )
 }
 

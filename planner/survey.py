@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..traces.reader import Trace
-from ..traces.schema import TokenBatch
+from ..traces.schema import PHASES, TokenBatch
 from ..traces.split import Unit, fitted, unit_kind, with_units
 
 __all__ = ["Cohort", "Located", "Survey", "survey"]
+
+TRAIN = PHASES.index("train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ class Survey:
         The recorded steps of each unit, int64 `[P, 2]` rows of (unit, step), sorted; None without.
     num_source_ranks
         One more than the largest recorded source rank; None without.
+    training
+        Whether every token is of the phase train.
     """
 
     kind: Unit
@@ -104,6 +108,7 @@ class Survey:
     unit_tokens: NDArray[np.int64]
     steps: NDArray[np.int64] | None
     num_source_ranks: int | None
+    training: bool = False
 
     def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
         """Whether each unit is fitted, `[U]`."""
@@ -133,7 +138,7 @@ def survey(trace: Trace, *, phases: Collection[str] | None = None) -> Survey:
     """Read the scalar columns of a trace once."""
     tokens_of: dict[int, int] = {}
     steps = np.zeros((0, 2), np.int64)
-    ranks, kind = -1, None
+    ranks, kind, training = -1, None, True
     for batch, unit_T in with_units(trace.batches((), phases=phases)):
         kind = kind or unit_kind(batch)
         found, tokens = np.unique(unit_T, return_counts=True)
@@ -143,10 +148,16 @@ def survey(trace: Trace, *, phases: Collection[str] | None = None) -> Survey:
             pairs = np.stack([unit_T, batch.step.astype(np.int64)], axis=1)
             steps = np.unique(np.concatenate([steps, pairs]), axis=0)
         ranks = ranks if batch.source_rank is None else max(ranks, int(batch.source_rank.max()))
+        training = training and bool((batch.phase == TRAIN).all())
     unit_ids = np.array(sorted(tokens_of), dtype=np.int64)
     unit_tokens = np.array([tokens_of[unit] for unit in unit_ids.tolist()], dtype=np.int64)
     return Survey(
-        kind or "sample", unit_ids, unit_tokens, steps if len(steps) else None, ranks + 1 if ranks >= 0 else None
+        kind or "sample",
+        unit_ids,
+        unit_tokens,
+        steps if len(steps) else None,
+        ranks + 1 if ranks >= 0 else None,
+        training and kind is not None,
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
-from ..runtime.plan import DispatchModel
+from ..runtime.decisions import DispatchModel
 from ..solvers.placement import Placement
 from ..solvers.ports import link_classes
 from .survey import Cohort

@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 from ..errors import InputError
-from ..files import atomic_path
+from ..files import atomic_path, sha256_file
+from .decisions import PredictorFile
 from .plan import Plan, load
 
 __all__ = ["activate", "load_plan"]
@@ -15,7 +16,7 @@ VARIABLE = "MOEPLAN_PLAN"
 
 
 def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str] = "") -> Path:
-    """Where the directory's active plan now is: a byte copy of `plan_path`.
+    """Where the directory's active plan now is: a byte copy of `plan_path`, with the files it names beside it.
 
     Parameters
     ----------
@@ -25,12 +26,16 @@ def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str
     Raises
     ------
     InputError
-        The file is no valid plan; the plan that was active stays so.
+        The file is no valid plan, or a file that it names is not beside it with its hash; the plan that was active
+        stays so.
     StorageError
         The copy cannot be written; the plan that was active stays so.
     """
-    load(plan_path)
+    plan = load(plan_path)
     active = Path(directory, ACTIVE)
+    policy = plan.decisions.sample_policy
+    if policy is not None and policy.predictor is not None:
+        _copy_sidecar(Path(plan_path).parent, policy.predictor, active.parent)
     with atomic_path(active) as temporary:
         shutil.copyfile(plan_path, temporary)
     return active
@@ -51,6 +56,18 @@ def load_plan(path: str | os.PathLike[str] | None = None) -> Plan:
             " run moeplan apply plan.json here"
         )
     return load(found)
+
+
+def _copy_sidecar(source: Path, named: PredictorFile, target: Path) -> None:
+    """Copy a file that a plan names, once it is known to be that file."""
+    path = source / named.file
+    found = sha256_file(path) if path.is_file() else None
+    if found != named.sha256:
+        what = "is not there" if found is None else f"has hash {found[:12]}.., not {named.sha256[:12]}.."
+        raise InputError(f"{path}: {what}; the plan needs it beside it: copy it there, or re-run moeplan solve")
+    if source.resolve() != target.resolve():
+        with atomic_path(target / named.file) as temporary:
+            shutil.copyfile(path, temporary)
 
 
 def _active_upward(folder: Path) -> Path | None:

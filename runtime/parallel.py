@@ -131,6 +131,11 @@ def _problem(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> Moe
     """What keeps this rank from carrying the plan out, None when nothing does."""
     if dispatch not in ("standard", "coherent"):
         return UsageError(f"dispatch model {dispatch!r}; the runtime carries out standard and coherent")
+    if unsupported := [name for name in plan.decisions.names if name != "placement"]:
+        return UsageError(
+            f"the plan decides {' and '.join(unsupported)}, which the runtime does not carry out; give a plan that"
+            " decides a placement only"
+        )
     if plan.placement is None:
         return MismatchError("the plan decides no placement; solve one with moeplan solve --strategy exflow")
     if num_ranks != plan.cluster.num_devices:

@@ -7,32 +7,23 @@ import datetime
 import json
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from ..errors import InputError
 from ..files import canonical_json, read_json, sha256_json, validated, write_json
 from ..profilers.cluster import Cluster
 from ..solvers.outcome import Outcome
-from ..solvers.placement import Placement, ReplicaRule
-from ..traces.model import NOT_ROUTED, ModelSpec
+from ..solvers.placement import Placement
+from ..traces.model import ModelSpec
+from .decisions import Decisions, DispatchModel, Record, Sha256
 
 __all__ = ["SCHEMA_VERSION", "Plan", "load", "save"]
 
 SCHEMA_VERSION = 1
 BOUND = ("decisions", "cluster", "model")  # what plan_sha256 covers
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-ExpertId = Annotated[int, Field(ge=0, lt=NOT_ROUTED)]
-NumSlots = Annotated[int, Field(ge=0, le=NOT_ROUTED)]
-DispatchModel = Literal["standard", "coherent", "migrating"]
-
-
-class Record(BaseModel):
-    """A part of the plan: frozen, strict about keys, finite numbers only."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 class Split(Record):
@@ -64,32 +55,6 @@ class Inputs(Record):
     trace: TraceInput | None = None
     profile: FileInput | None = None
     base: FileInput | None = None
-
-
-class PlacementDecision(Record):
-    """Which expert is in which slot (`solvers.placement` holds the rules)."""
-
-    slots_per_device: NumSlots | tuple[NumSlots, ...]
-    physical_to_logical: tuple[tuple[ExpertId, ...], ...]
-    replica_rule: ReplicaRule
-    repaired: int = Field(0, ge=0)
-
-    @classmethod
-    def of(cls, placement: Placement, *, repaired: int = 0) -> Self:
-        """The decision that carries a placement out."""
-        slots = placement.slots.tolist()
-        return cls(
-            slots_per_device=slots[0] if len(set(slots)) == 1 else tuple(slots),
-            physical_to_logical=tuple(map(tuple, placement.physical_to_logical.tolist())),
-            replica_rule=placement.replica_rule,
-            repaired=repaired,
-        )
-
-
-class Decisions(Record):
-    """What the plan decides; each part may be absent."""
-
-    placement: PlacementDecision | None = None
 
 
 class Metric(Record):
@@ -168,8 +133,10 @@ class Plan(Record):
 
     @property
     def dispatch_model(self) -> DispatchModel:
-        """How tokens travel under the placement: what `options.placement` says, else standard."""
+        """How tokens travel: migrating under a sample policy, else what `options.placement` says, else standard."""
         chosen = self.options.get("placement", {}).get("dispatch_model", "standard")
+        if self.decisions.sample_policy is not None and chosen == "standard":
+            chosen = "migrating"
         if chosen not in get_args(DispatchModel):
             raise InputError(f"options.placement: dispatch_model {chosen!r}; expected one of {get_args(DispatchModel)}")
         found: DispatchModel = chosen
@@ -209,8 +176,22 @@ class Plan(Record):
                 f" {self.plan_sha256[:12]}..; the file was changed after it was written"
             )
         self.placement  # noqa: B018  raises where the placement breaks a rule
-        self.dispatch_model  # noqa: B018
+        self._check_decisions()
         return self
+
+    def _check_decisions(self) -> None:
+        """Refuse decisions that do not fit the model or one another."""
+        pipeline, policy, num_layers = self.decisions.pipeline, self.decisions.sample_policy, self.model.num_layers
+        for name, degrees in (("forward", pipeline.forward), ("backward", pipeline.backward)) if pipeline else ():
+            if degrees is not None and len(degrees) != num_layers:
+                raise InputError(f"pipeline of {len(degrees)} {name} degrees; expected {num_layers}, one an MoE layer")
+        if policy and (sorted(set(policy.layers)) != [*policy.layers] or max(policy.layers, default=0) >= num_layers):
+            raise InputError(
+                f"sample_policy of layers {policy.layers!s:.80}; expected ascending ordinals below {num_layers}"
+            )
+        beside = [name for name in ("pipeline", "sample_policy") if name in self.decisions.names]
+        if self.dispatch_model == "coherent" and beside:
+            raise InputError(f"{' and '.join(beside)} beside coherent dispatch; expected standard dispatch of tokens")
 
 
 def _check_text(value: Any) -> None:

@@ -7,16 +7,21 @@ algorithm's output. What is not recomputed is listed in the certificate.
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from ...errors import CertificationError, MismatchError, MoeplanError
 from ...files import sha256_file
 from ...profilers.profile import Profile
 from ...profilers.profile import load as load_profile
 from ...runtime.plan import Plan
-from ...traces.reader import open_trace
+from ...traces.count_form import CountTrace, open_any
+from ...traces.reader import Trace
 from .certificate import Certificate
 from .evaluation import check_evaluation
+from .evidence import check_evidence
 from .outcome import check_outcome
+from .pipeline import check_pipeline
+from .sample_policy import check_sample_policy, check_sample_policy_structure
 from .structure import check_structure
 
 __all__ = ["Certificate", "certifiable_profile", "certifiable_trace", "certify"]
@@ -27,6 +32,7 @@ def certify(
     trace: str | os.PathLike[str] | None = None,
     profile: str | os.PathLike[str] | None = None,
     *,
+    folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Certificate:
     """Recompute what a plan claims.
@@ -37,6 +43,8 @@ def certify(
         The trace it was made from; None checks the structure only.
     profile
         The profile it was made from; None leaves predicted seconds unchecked, unless they come from links alone.
+    folder
+        Where the plan's sidecars are; None is the working directory.
 
     Raises
     ------
@@ -47,25 +55,43 @@ def certify(
     """
     certificate = Certificate()
     check_structure(plan, certificate)
+    check_evidence(plan)
+    if plan.decisions.sample_policy is not None:
+        check_sample_policy_structure(plan, certificate)
     timed_by = None if profile is None else _profile(plan, profile, certificate)
     if trace is None:
         return certificate
-    opened = open_trace(trace)
-    claimed = plan.inputs.trace
-    if claimed is None or opened.sha256 != claimed.sha256:
-        expected = claimed.sha256[:12] if claimed else "no trace"
-        raise MismatchError(
-            f"{trace}: hash {opened.sha256[:12]}.., the plan was made from {expected}..; give the trace it was made"
-            " from (how it fares on another one is a comparison, not a certificate)"
-        )
-    if opened.num_tokens != claimed.num_tokens or opened.model != plan.model:
-        raise CertificationError(f"{trace}: {opened.num_tokens} tokens of {opened.model.name}; the plan says otherwise")
-    certificate.checks.append("trace hash")
-    if plan.evaluation is not None:
-        fitted = check_evaluation(plan, opened, timed_by, certificate, on_progress)
+    opened = _trace(plan, trace, certificate)
+    if plan.evaluation is None:
+        return certificate
+    if plan.decisions.sample_policy is not None:
+        beside = None if folder is None else Path(folder)
+        check_sample_policy(plan, opened, timed_by, certificate, on_progress, folder=beside)
+        return certificate
+    if isinstance(opened, CountTrace):
+        raise CertificationError(f"{trace}: a trace in count form; a {plan.strategies[-1]} plan is made from tokens")
+    check = check_evaluation if plan.decisions.pipeline is None else check_pipeline
+    fitted = check(plan, opened, timed_by, certificate, on_progress)
+    if "placement" in plan.outcome:
         on_progress("recomputing objective and bound")
         check_outcome(plan, fitted, certificate)
     return certificate
+
+
+def _trace(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -> Trace | CountTrace:
+    """The plan's trace."""
+    opened, claimed = open_any(path), plan.inputs.trace
+    if claimed is None or opened.sha256 != claimed.sha256:
+        expected = claimed.sha256[:12] if claimed else "no trace"
+        raise MismatchError(
+            f"{path}: hash {opened.sha256[:12]}.., the plan was made from {expected}..; give the trace it was made"
+            " from (how it fares on another one is a comparison, not a certificate)"
+        )
+    counted = isinstance(opened, Trace) and opened.num_tokens != claimed.num_tokens
+    if counted or opened.meta.model != plan.model:
+        raise CertificationError(f"{path}: {opened.num_rows} rows of {opened.meta.model.name}; the plan says otherwise")
+    certificate.checks.append("trace hash")
+    return opened
 
 
 def _profile(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -> Profile:
@@ -98,6 +124,6 @@ def certifiable_trace(plan: Plan) -> str | None:
     if source is None or "://" in source.path:  # a plan alone must not make anything open a network address
         return None
     try:
-        return source.path if open_trace(source.path).sha256 == source.sha256 else None
+        return source.path if open_any(source.path).sha256 == source.sha256 else None
     except MoeplanError:
         return None

@@ -1,6 +1,6 @@
 """Every metric, interval, gain and verdict of a plan, recounted from its trace."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,23 @@ from ...traces.reader import Trace
 from .certificate import Certificate
 from .figures import Recounted, interval_of, recounted
 from .recount import Ledger, Residence, recount
-from .roster import Roster, Tokens, enroll, tokens_of
+from .roster import Roster, enroll, tokens_of
 from .seconds import Clock
 from .structure import evaluation_options, holders_of, labelled, seconds_options, slot_widths
 
-__all__ = ["Fitted", "check_evaluation"]
+__all__ = [
+    "Fitted",
+    "check_contender",
+    "check_evaluation",
+    "check_parts",
+    "check_seconds",
+    "check_verdict",
+    "clock_of",
+    "count_fitted",
+    "roster_of",
+]
+
+CheckPart = Callable[[Part, Roster, str], Mapping[str, Recounted]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +55,57 @@ def check_evaluation(
     profile
         The plan's; None leaves its seconds unchecked.
     """
-    assert plan.evaluation is not None
-    assert plan.inputs.trace is not None
-    phases = evaluation_options(plan).phases
     on_progress("recounting the fitted samples")
-    roster = _roster(plan, trace, fit=True)
-    fitted = _count(plan, tokens_of(trace, roster, phases))
-    residences, clock = _residences(plan, fitted), _clock(plan, profile, roster)
-    found = _check_part(plan, trace, plan.evaluation.fit, roster, residences, clock, certificate, "fit")
-    if (plan.evaluation.held_out is None) != (plan.inputs.trace.split.fit_fraction == 1):
-        raise CertificationError(f"fit fraction {plan.inputs.trace.split.fit_fraction} with the wrong parts")
-    if plan.evaluation.held_out is not None:
-        on_progress("recounting the held-out samples")
-        roster = _roster(plan, trace, fit=False)
-        found = _check_part(plan, trace, plan.evaluation.held_out, roster, residences, clock, certificate, "held out")
-    certificate.checks.append("metrics of every contender")
-    _check_seconds(plan, clock, certificate)
-    _check_verdict(plan, found, certificate)
+    roster = roster_of(plan, trace, fit=True)
+    fitted = count_fitted(plan, trace, roster)
+    residences, clock = _residences(plan, fitted), clock_of(plan, profile, roster)
+
+    def check_part(part: Part, roster: Roster, name: str) -> dict[str, Recounted]:
+        ledgers = recount(
+            tokens_of(trace, roster, evaluation_options(plan).phases), roster, plan.model.num_layers, residences
+        )
+        if clock is not None:
+            clock.outside.clear()
+        return {
+            label: _check_placed(plan, f"{name}: {label}", ledgers[label], contender, clock, certificate)
+            for label, contender in labelled(part).items()
+        }
+
+    found = check_parts(plan, trace, roster, check_part, certificate, on_progress)
+    check_seconds(plan, clock, certificate)
+    check_verdict(plan, found, certificate)
     certificate.unchecked.append("solver seconds, method and backend")
     if plan.inputs.profile is not None and profile is None:
         certificate.unchecked.append("the profile's hash")
     return fitted
 
 
-def _roster(plan: Plan, trace: Trace, *, fit: bool) -> Roster:
+def check_parts(
+    plan: Plan,
+    trace: Trace,
+    fit: Roster,
+    check_part: CheckPart,
+    certificate: Certificate,
+    on_progress: Callable[[str], None],
+) -> Mapping[str, Recounted]:
+    """Hold both parts of an evaluation against a recount, by `check_part`; returns what the judging part gave."""
+    assert plan.evaluation is not None
+    assert plan.inputs.trace is not None
+    _check_header(plan.evaluation.fit, fit, certificate, "fit")
+    found = check_part(plan.evaluation.fit, fit, "fit")
+    if (plan.evaluation.held_out is None) != (plan.inputs.trace.split.fit_fraction == 1):
+        raise CertificationError(f"fit fraction {plan.inputs.trace.split.fit_fraction} with the wrong parts")
+    if plan.evaluation.held_out is not None:
+        on_progress("recounting the held-out samples")
+        roster = roster_of(plan, trace, fit=False)
+        _check_header(plan.evaluation.held_out, roster, certificate, "held out")
+        found = check_part(plan.evaluation.held_out, roster, "held out")
+    certificate.checks.append("metrics of every contender")
+    return found
+
+
+def roster_of(plan: Plan, trace: Trace, *, fit: bool) -> Roster:
+    """The fitted or the held-out units, where the plan's options say of them what the trace gives."""
     assert plan.inputs.trace is not None
     split, options = plan.inputs.trace.split, evaluation_options(plan)
     if split.seed != plan.seed:
@@ -92,7 +131,9 @@ def _roster(plan: Plan, trace: Trace, *, fit: bool) -> Roster:
     return roster
 
 
-def _count(plan: Plan, parts: Iterable[Tokens]) -> Fitted:
+def count_fitted(plan: Plan, trace: Trace, roster: Roster) -> Fitted:
+    """The counts of the fitted units."""
+    parts = tokens_of(trace, roster, evaluation_options(plan).phases)
     num_layers, num_experts = plan.model.num_layers, plan.model.num_experts
     loads = np.zeros((num_layers, num_experts), np.int64)
     transitions = np.zeros((num_layers - 1, num_experts, num_experts), np.int64)
@@ -130,46 +171,40 @@ def _residences(plan: Plan, fitted: Fitted) -> dict[str, Residence]:
     return residences
 
 
-def _check_part(
-    plan: Plan,
-    trace: Trace,
-    part: Part,
-    roster: Roster,
-    residences: Mapping[str, Residence],
-    clock: Clock | None,
-    certificate: Certificate,
-    name: str,
-) -> dict[str, Recounted]:
+def _check_header(part: Part, roster: Roster, certificate: Certificate, name: str) -> None:
     certificate.agree(f"{name}: tokens", part.num_tokens, roster.num_tokens)
     certificate.agree(f"{name}: samples", part.num_samples, len(roster.ordinal_of))
     certificate.agree(f"{name}: steps", part.num_steps, roster.num_steps)
     certificate.agree(f"{name}: dropped samples", part.dropped_samples, roster.num_dropped)
-    phases = evaluation_options(plan).phases
-    ledgers = recount(tokens_of(trace, roster, phases), roster, plan.model.num_layers, residences)
-    if clock is not None:
-        clock.outside.clear()
-    return {
-        label: _check_contender(plan, f"{name}: {label}", ledgers[label], contender, clock, certificate)
-        for label, contender in labelled(part).items()
-    }
 
 
-def _clock(plan: Plan, profile: Profile | None, roster: Roster) -> Clock | None:
+def clock_of(plan: Plan, profile: Profile | None, roster: Roster) -> Clock | None:
     """What times the recount; None where the plan has no seconds or its profile is not at hand."""
     if "seconds" not in plan.options or (profile is None and plan.inputs.profile is not None):
         return None
     return Clock(plan, profile, samples=roster.kind == "sample")
 
 
-def _check_contender(
+def _check_placed(
     plan: Plan, label: str, ledger: Ledger, contender: Contender, clock: Clock | None, certificate: Certificate
 ) -> Recounted:
-    """Every metric of a contender with its interval; seconds where there is a clock."""
+    """A contender of whole layers, under its dispatch model."""
     coherent = contender.dispatch_model == "coherent"
-    found = recounted(
-        plan, ledger, coherent=coherent, seconds=clock.seconds(ledger, coherent=coherent) if clock else {}
-    )
-    untimed = clock is None and "seconds" in plan.options
+    seconds = None if clock is None else clock.seconds(ledger, coherent=coherent)
+    return check_contender(plan, label, ledger, contender, seconds, certificate)
+
+
+def check_contender(
+    plan: Plan,
+    label: str,
+    ledger: Ledger,
+    contender: Contender,
+    seconds: Mapping[str, NDArray[np.float64]] | None,
+    certificate: Certificate,
+) -> Recounted:
+    """Every metric of a contender with its interval; seconds `[Q, B]` by metric, None where nothing times them."""
+    found = recounted(plan, ledger, coherent=contender.dispatch_model == "coherent", seconds=seconds or {})
+    untimed = seconds is None and "seconds" in plan.options
     claimed = {name: metric for name, metric in contender.metrics.items() if not (untimed and name.endswith("_s"))}
     if found.value.keys() != claimed.keys():
         raise CertificationError(f"{label}: metrics {sorted(claimed)}; the recount gives {sorted(found.value)}")
@@ -181,7 +216,7 @@ def _check_contender(
     return found
 
 
-def _check_seconds(plan: Plan, clock: Clock | None, certificate: Certificate) -> None:
+def check_seconds(plan: Plan, clock: Clock | None, certificate: Certificate) -> None:
     """The curves that the plan names, and how often they were stretched."""
     if "seconds" not in plan.options:
         return
@@ -192,7 +227,8 @@ def _check_seconds(plan: Plan, clock: Clock | None, certificate: Certificate) ->
     certificate.checks.append("predicted seconds")
 
 
-def _check_verdict(plan: Plan, found: Mapping[str, Recounted], certificate: Certificate) -> None:
+def check_verdict(plan: Plan, found: Mapping[str, Recounted], certificate: Certificate) -> None:
+    """The gain of the plan, and what it is called."""
     claimed = plan.verdict
     assert claimed is not None
     ours, theirs = found[f"plan/{plan.dispatch_model}"], found[claimed.against]

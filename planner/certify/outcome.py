@@ -11,7 +11,7 @@ from ...runtime.plan import Plan
 from ...solvers.outcome import Outcome
 from .certificate import Certificate
 from .evaluation import Fitted
-from .structure import holders_of, slot_widths
+from .structure import holders_of, placement_options, slot_widths
 
 __all__ = ["check_outcome"]
 
@@ -61,7 +61,7 @@ def _balance(plan: Plan, holders: list[list[list[int]]], loads: NDArray[np.int64
     """Busiest over mean device with even replicas, mean over layers (contiguous: were all loads equal)."""
     ratios = []
     widths = slot_widths(plan)
-    equal = plan.strategies == ("contiguous",)
+    equal = placement_options(plan).strategy == "contiguous"
     for layer, held in enumerate(holders):
         device_load = [0.0] * len(widths)
         for expert, devices in enumerate(held):

@@ -40,6 +40,8 @@ class Clock:
         What times each part, as far as it was asked.
     outside
         Metric to the share of calls outside the sizes measured, one a ledger.
+    flags
+        Metric to whether each call of the last ledger was outside, `[B, L]`.
     """
 
     plan: Plan
@@ -47,9 +49,18 @@ class Clock:
     samples: bool
     sources: dict[str, str] = field(default_factory=dict)
     outside: dict[str, list[float]] = field(default_factory=dict)
+    flags: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
 
     def seconds(self, ledger: Ledger, *, coherent: bool) -> dict[str, Levels]:
         """Every metric of seconds that can be told, `[Q, B]`."""
+        found = {name: levels.sum(axis=2) for name, levels in self.layers(ledger, coherent=coherent).items()}
+        needed = {"dispatch_s", "combine_s", "experts_s"} | ({"kv_s"} if coherent else set())
+        if needed <= found.keys():
+            found["step_s"] = sum((found[name] for name in {*needed, "attention_s"} & found.keys()), np.zeros(()))
+        return found
+
+    def layers(self, ledger: Ledger, *, coherent: bool) -> dict[str, Levels]:
+        """Every part of a step that can be timed, layer by layer, `[Q, B, L]`."""
         model, found = self.plan.model, dict[str, Levels]()
         if model.hidden_size and model.dtype_bytes:
             size = model.hidden_size * model.dtype_bytes
@@ -59,11 +70,7 @@ class Clock:
             size = model.attention.kv_size * model.dtype_bytes
             moves = [("kv", self._gathered(ledger) * size)] if coherent else []
             found |= self._links("kv", "all_gather", moves)
-        found |= self._experts(ledger) | self._attention(ledger)
-        needed = {"dispatch_s", "combine_s", "experts_s"} | ({"kv_s"} if coherent else set())
-        if needed <= found.keys():
-            found["step_s"] = sum((found[name] for name in {*needed, "attention_s"} & found.keys()), np.zeros(()))
-        return found
+        return found | self._experts(ledger) | self._attention(ledger)
 
     def check_options(self, claimed: SecondsOptions, certificate: Certificate) -> None:
         """Refuse a plan that names other curves than those that time it, or hides where they were stretched."""
@@ -95,7 +102,7 @@ class Clock:
         found: dict[str, Levels] = {}
         for name, bytes_BL in moves:
             if never and name == "combine":
-                nothing = np.zeros((3, len(bytes_BL)))
+                nothing = np.zeros((3, *bytes_BL.shape[:2]))
                 found |= {f"{name}_s": nothing} | {f"{name}_{link}_s": nothing for link in there if len(there) > 1}
                 continue
             worst, outside = [], np.zeros(bytes_BL.shape[:2], dtype=bool)
@@ -105,8 +112,8 @@ class Clock:
                 worst.append(times)
                 outside |= flags
                 if len(there) > 1:
-                    found[f"{name}_{link}_s"] = times.sum(axis=2)
-            found[f"{name}_s"] = np.max(worst, axis=0).sum(axis=2)
+                    found[f"{name}_{link}_s"] = times
+            found[f"{name}_s"] = np.max(worst, axis=0)
             self._flag(f"{name}_s", outside)
         return found
 
@@ -145,7 +152,7 @@ class Clock:
             rounds.append(np.where(most > 0, times, 0.0))
             outside |= flags & (most > 0)
         self._flag("experts_s", outside)
-        return {"experts_s": np.max(rounds, axis=0).sum(axis=2)}
+        return {"experts_s": np.max(rounds, axis=0)}
 
     def _attention(self, ledger: Ledger) -> dict[str, Levels]:
         series, hidden = self._series("attention", 1, None), self.plan.model.hidden_size
@@ -157,7 +164,7 @@ class Clock:
         times, flags = self._levels(series, sizes)
         busy = ledger.sitting[0] > 0
         self._flag("attention_s", (flags & busy).any(axis=2))
-        return {"attention_s": np.where(busy, times, 0.0).max(axis=3).sum(axis=2)}
+        return {"attention_s": np.where(busy, times, 0.0).max(axis=3)}
 
     def _series(self, case: str, ranks: int, link: str | None) -> Series | None:
         """The fitted series of a case: as wide as the model's elements, in the order of `WIDTHS`, then by key."""
@@ -177,4 +184,5 @@ class Clock:
         return np.stack([found.low, found.seconds, found.high]), found.extrapolated
 
     def _flag(self, metric: str, flags: NDArray[np.bool_]) -> None:
+        self.flags[metric] = flags
         self.outside.setdefault(metric, []).append(float(flags.mean()))

@@ -1,14 +1,15 @@
-"""What can be checked of a plan without its trace: placement rules, the shape of its evidence, outcome arithmetic."""
+"""What can be checked of a plan without its trace: placement rules, outcome arithmetic, and its options."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from ...errors import CertificationError
+from ...runtime.decisions import Record
 from ...runtime.plan import Contender, Part, Plan
 from ...solvers.outcome import Outcome, Status
-from ..options import EvaluationOptions, PlacementOptions, SecondsOptions
-from ..strategy import STRATEGIES
+from ..options import EvaluationOptions, PipelineOptions, PlacementOptions, SecondsOptions
 from .certificate import TOLERANCE, Certificate
 
 __all__ = [
@@ -17,15 +18,19 @@ __all__ = [
     "evaluation_options",
     "holders_of",
     "labelled",
+    "parsed_options",
+    "pipeline_options",
+    "placement_options",
     "seconds_options",
     "slot_widths",
 ]
 
 Holders = list[list[list[int]]]
+Options = TypeVar("Options", bound=Record)
 
 
 def check_structure(plan: Plan, certificate: Certificate) -> None:
-    """Refuse a plan that breaks a rule or whose evidence does not hang together."""
+    """Refuse a plan that breaks a placement rule or the arithmetic of an outcome."""
     if plan.decisions.placement is not None:
         rows = plan.decisions.placement.physical_to_logical
         for layer, held in enumerate(holders_of(rows, slot_widths(plan), plan.model.num_experts)):
@@ -36,26 +41,34 @@ def check_structure(plan: Plan, certificate: Certificate) -> None:
         certificate.checks.append("placement rules")
     for decision, outcome in plan.outcome.items():
         _check_arithmetic(decision, outcome, certificate)
-    if plan.evaluation is not None:
-        _check_evidence(plan)
-    elif plan.verdict is not None:
-        raise CertificationError("a verdict without an evaluation; re-run moeplan solve")
 
 
 def evaluation_options(plan: Plan) -> EvaluationOptions:
     """How the plan says it was judged."""
-    try:
-        return EvaluationOptions.model_validate(dict(plan.options.get("evaluation", {})))
-    except ValidationError as error:
-        raise CertificationError(f"options.evaluation: {error.error_count()} values missing or wrong") from error
+    return parsed_options(plan, "evaluation", EvaluationOptions)
 
 
 def seconds_options(plan: Plan) -> SecondsOptions:
     """How the plan says its seconds were predicted."""
+    return parsed_options(plan, "seconds", SecondsOptions)
+
+
+def placement_options(plan: Plan) -> PlacementOptions:
+    """How the plan says its placement was decided."""
+    return parsed_options(plan, "placement", PlacementOptions)
+
+
+def pipeline_options(plan: Plan) -> PipelineOptions:
+    """How the plan says its degrees were decided."""
+    return parsed_options(plan, "pipeline", PipelineOptions)
+
+
+def parsed_options(plan: Plan, name: str, kind: type[Options]) -> Options:
+    """The options of that name."""
     try:
-        return SecondsOptions.model_validate(dict(plan.options.get("seconds", {})))
+        return kind.model_validate(dict(plan.options.get(name, {})))
     except ValidationError as error:
-        raise CertificationError(f"options.seconds: {error.error_count()} values missing or wrong") from error
+        raise CertificationError(f"options.{name}: {error.error_count()} values missing or wrong") from error
 
 
 def labelled(part: Part) -> dict[str, Contender]:
@@ -64,9 +77,10 @@ def labelled(part: Part) -> dict[str, Contender]:
 
 
 def slot_widths(plan: Plan) -> list[int]:
-    """The slots of every device."""
+    """The slots of every device; without a placement, as many on each as contiguous needs."""
     decision = plan.decisions.placement
-    assert decision is not None
+    if decision is None:
+        return [-(-plan.model.num_experts // plan.cluster.num_devices)] * plan.cluster.num_devices
     slots = decision.slots_per_device
     return [slots] * plan.cluster.num_devices if isinstance(slots, int) else list(slots)
 
@@ -99,59 +113,3 @@ def _check_arithmetic(decision: str, outcome: Outcome, certificate: Certificate)
     if (outcome.status is Status.OPTIMAL) != (gap <= TOLERANCE):
         raise CertificationError(f"outcome of {decision}: status {outcome.status} with a gap of {gap:.3g}")
     certificate.checks.append(f"gap of {decision}")
-
-
-def _check_evidence(plan: Plan) -> None:
-    """An evaluated plan says how it was made, and is judged by its strategy's own metric against contiguous."""
-    if plan.decisions.placement is None or [*plan.outcome] != ["placement"] or plan.verdict is None:
-        raise CertificationError("an evaluation without a placement, its outcome or a verdict; re-run moeplan solve")
-    try:
-        options = PlacementOptions.model_validate(dict(plan.options.get("placement", {})))
-    except ValidationError as error:
-        raise CertificationError(f"options.placement: {error.error_count()} values missing or wrong") from error
-    chosen = STRATEGIES.get(options.strategy)
-    if chosen is None or plan.strategies != (options.strategy,) or options.dispatch_model not in chosen.dispatch_models:
-        raise CertificationError(f"strategies {list(plan.strategies)} with options of {options.strategy!r}")
-    expected = _expected_labels(options.dispatch_model)
-    assert plan.evaluation is not None
-    metric = _judged_metric(plan, chosen.metric)
-    if (plan.verdict.metric, plan.verdict.against) != (metric, "contiguous/standard"):
-        raise CertificationError(
-            f"verdict on {plan.verdict.metric} against {plan.verdict.against}; {chosen.name} is judged on"
-            f" {metric} here, against contiguous/standard"
-        )
-    _check_objective_name(plan)
-    for part in (plan.evaluation.fit, plan.evaluation.held_out):
-        found = [contender.label for contender in part.contenders] if part else expected
-        if found != expected:
-            raise CertificationError(f"contenders {found}; expected {expected}")
-
-
-def _judged_metric(plan: Plan, otherwise: str) -> str:
-    """`step_s` where the plan and contiguous both have it on the part that judges."""
-    assert plan.evaluation is not None
-    found = labelled(plan.evaluation.held_out or plan.evaluation.fit)
-    pair = [found.get(f"plan/{plan.dispatch_model}"), found.get("contiguous/standard")]
-    return "step_s" if all(one is not None and "step_s" in one.metrics for one in pair) else otherwise
-
-
-def _check_objective_name(plan: Plan) -> None:
-    """The objective is the one its strategy has on such a cluster."""
-    assert plan.decisions.placement is not None
-    name, sense = "balance", "min"
-    if plan.strategies == ("exflow",):
-        name, sense = ("hops_kept", "max") if plan.cluster.num_nodes == 1 else ("hop_cost", "min")
-        if len(plan.decisions.placement.physical_to_logical[0]) > plan.model.num_experts:
-            name = f"expected_{name}"
-    outcome = plan.outcome["placement"]
-    if (outcome.objective.name, outcome.objective.sense) != (name, sense) or outcome.wall_s < 0:
-        raise CertificationError(
-            f"objective {outcome.objective.sense} {outcome.objective.name} after {outcome.wall_s} s;"
-            f" expected {sense} {name}"
-        )
-
-
-def _expected_labels(dispatch_model: str) -> list[str]:
-    """The contenders of a plan under its dispatch model, the plan first."""
-    both = ["contiguous/coherent", "plan/standard"] if dispatch_model == "coherent" else []
-    return [f"plan/{dispatch_model}", "contiguous/standard", *both, "eplb/standard"]

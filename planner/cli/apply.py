@@ -48,7 +48,9 @@ def apply(
         raise UsageError(f"{command[0]}: no such command; nothing was applied")
     against = trace or certifiable_trace(loaded)
     with progress() as say:
-        certificate = certify(loaded, against, profile or certifiable_profile(loaded), on_progress=say)
+        certificate = certify(
+            loaded, against, profile or certifiable_profile(loaded), folder=plan.parent, on_progress=say
+        )
     active = activate(plan)
     if as_json:
         print_json({"plan": str(plan), "active": str(active), "certified_against": against})

@@ -38,7 +38,7 @@ def certify(
 
     loaded = load(plan)
     with progress() as say:
-        certificate = check(loaded, trace, profile, on_progress=say)
+        certificate = check(loaded, trace, profile, folder=plan.parent, on_progress=say)
     if as_json:
         print_json({"plan": str(plan), "trace": trace, "profile": profile} | asdict(certificate))
     else:

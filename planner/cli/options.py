@@ -9,15 +9,22 @@ class Strategy(StrEnum):
     """The strategies, as `planner.strategy.STRATEGIES` lists them."""
 
     EXFLOW = "exflow"
+    PIPEMOE = "pipemoe"
+    NETMOE = "netmoe"
     EPLB = "eplb"
     CONTIGUOUS = "contiguous"
 
 
 class Method(StrEnum):
-    """How exflow solves."""
+    """How a strategy solves; `planner.strategy.STRATEGIES` says which has which."""
 
     SWEEPS = "sweeps"
     ILP = "ilp"
+    EXACT = "exact"
+    PAPER = "paper"
+    ROBUST = "robust"
+    SUM = "sum"
+    BOTTLENECK = "bottleneck"
 
 
 class Backend(StrEnum):
@@ -32,6 +39,7 @@ class Dispatch(StrEnum):
 
     STANDARD = "standard"
     COHERENT = "coherent"
+    MIGRATING = "migrating"
 
 
 class Phase(StrEnum):

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ...errors import UsageError
 from .screen import Json, console, print_json
 
 __all__ = ["app"]
@@ -15,19 +16,45 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def show(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
+    timeline: Annotated[
+        int | None,
+        typer.Option(help="Draw how the chunks of this MoE layer overlap, from 0.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="The timeline as a page (.html) or a Chrome trace (.json).", show_default=False
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a plan: where it came from, what it buys, and a picture of its placement.
+    """Print a plan: where it came from, what it buys, and a picture of its placement; or a layer's timeline.
 
     \b
-    Example:
+    Examples:
       moeplan show plan.json
+      moeplan show plan.json --timeline 3 -o layer3.html
     """
     from ...runtime.plan import load
     from ..report import show_report
+    from ..timeline import timeline_picture, timelines
+    from ..timeline_page import trace_events, write_timeline
 
+    if output is not None and timeline is None:
+        raise UsageError(f"-o {output} without --timeline; it says where a layer's timeline goes")
     loaded = load(plan)
-    if as_json:
+    if timeline is not None and output is not None:
+        write_timeline(loaded, timeline, output)
+    if as_json and timeline is not None:
+        events = trace_events(timelines(loaded, timeline), timeline)
+        print_json({"plan": str(plan), "layer": timeline, "output": output and str(output), "traceEvents": events})
+    elif as_json:
         print_json(loaded.model_dump(mode="json"))
-    else:
+    elif timeline is None:
         show_report(loaded, plan, console())
+    elif output is not None:
+        print(f"wrote     {output}")
+    else:
+        screen = console()
+        for line in timeline_picture(loaded, timeline, screen.width):
+            screen.print(line)

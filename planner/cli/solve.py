@@ -28,15 +28,23 @@ def solve(
         list[str] | None,
         typer.Option(help="KIND=GBps:us, instead of the profile's; may repeat.", show_default=False),
     ] = None,
+    on: Annotated[
+        Path | None, typer.Option(help="A plan to add this decision to; its cluster.", show_default=False)
+    ] = None,
     dispatch: Annotated[
         Dispatch | None, typer.Option(help="Instead of the strategy's own.", show_default=False)
     ] = None,
-    method: Annotated[Method, typer.Option(help="exflow: sweeps, or ilp for small cases.")] = Method.SWEEPS,
+    method: Annotated[Method | None, typer.Option(help="How to solve; the strategy's own.", show_default=False)] = None,
     backend: Annotated[Backend, typer.Option(help="What solves the ilp.")] = Backend.ORTOOLS,
     slots: Annotated[
         int | None, typer.Option(help="Expert slots a device; surplus ones hold replicas.", show_default=False)
     ] = None,
     redundant: Annotated[int, typer.Option(help="Slots beyond one an expert, in all.")] = 0,
+    max_degree: Annotated[int | None, typer.Option(help="pipemoe: chunks at most; 32.", show_default=False)] = None,
+    joint: Annotated[bool, typer.Option("--joint", help="pipemoe: one degree for both passes.")] = False,
+    full_duplex: Annotated[
+        bool, typer.Option("--full-duplex", help="pipemoe: combines have a channel of their own.")
+    ] = False,
     phase: Annotated[
         list[Phase] | None, typer.Option(help="Only tokens of this phase; may repeat.", show_default=False)
     ] = None,
@@ -52,23 +60,24 @@ def solve(
     """Compute a plan from a trace, and judge it on samples it has not seen.
 
     \b
-    Example:
+    Examples:
       moeplan solve --strategy exflow --trace traces --cluster 2x8 -o plan.json
+      moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
     """
-    from ...runtime.plan import save
     from ..inputs import cluster_for, profile_for
     from ..report import solve_report
     from ..request import Request
-    from ..solve import solve as make_plan
+    from ..solve import make
 
     profile_path = profile_for(profile)
     request = Request(
         strategy=strategy.value,
         trace=trace,
-        cluster=cluster_for(cluster, profile_path, link or ()),
+        cluster=cluster_for(cluster, profile_path, link or (), on=on),
         profile=profile_path,
+        on=on,
         dispatch_model=None if dispatch is None else dispatch.value,
-        method=method.value,
+        method=None if method is None else method.value,
         backend=backend.value,
         slots=slots,
         redundant=redundant,
@@ -77,10 +86,14 @@ def solve(
         samples_per_step=samples_per_step,
         time_limit_s=time_limit,
         seed=seed,
+        max_degree=max_degree,
+        joint=joint,
+        full_duplex=full_duplex,
     )
     with progress() as say:
-        plan = make_plan(request, on_progress=say)
-    save(plan, output)
+        made = make(request, on_progress=say)
+    made.save(output)
+    plan = made.plan
     interrupted = any(outcome.status == "interrupted" for outcome in plan.outcome.values())
     if as_json:
         print_json({"plan": str(output)} | plan.model_dump(mode="json", exclude={"decisions"}))

@@ -12,7 +12,8 @@ from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.plan import Decisions, Inputs, PlacementDecision, Plan
+from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision
+from moeplan.runtime.plan import Inputs, Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
 
 
@@ -112,6 +113,10 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
     no_placement = Plan.make(
         strategies=(), seed=0, cluster=plan.cluster, model=plan.model, inputs=Inputs(), decisions=Decisions()
     )
+    both = Decisions(placement=plan.decisions.placement, pipeline=PipelineDecision(forward=(2, 2, 2), backward=None))
+    pipelined = Plan.make(
+        strategies=(), seed=0, cluster=plan.cluster, model=plan.model, inputs=Inputs(), decisions=both
+    )
     migrating = plan.model_copy(update={"options": {"placement": {"dispatch_model": "migrating"}}})
     twice = replace(case, slots=(5, 4))
     wide = MoELanguageModel(replace(case.config, hidden_size=32))
@@ -122,6 +127,7 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
         "top-k": attempt(replace(case, top_k=3).model()),
         "hidden size": attempt(wide),
         "no placement": attempt(plan=no_placement),
+        "a pipeline": attempt(plan=pipelined),
         "other plan on rank 1": attempt(plan=replace(case, seed=rank).plan()),
         "other dispatch on rank 1": attempt(dispatch=("standard", "coherent")[rank]),
         "wrong model on rank 1": attempt(whole if rank == 0 else replace(case, num_layers=2).model()),

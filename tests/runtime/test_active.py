@@ -8,7 +8,8 @@ from moeplan.errors import InputError
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime import load_plan
 from moeplan.runtime.active import activate
-from moeplan.runtime.plan import Decisions, Inputs, Plan, save
+from moeplan.runtime.decisions import Decisions
+from moeplan.runtime.plan import Inputs, Plan, save
 from moeplan.traces.model import ModelSpec
 
 

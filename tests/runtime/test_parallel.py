@@ -164,6 +164,7 @@ def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], di
         ("top-k", "MismatchError: rank 0: layer 0 of the model has 3 experts a token, the plan's model 2"),
         ("hidden size", "MismatchError: rank 0: layer 0 of the model has 32 hidden elements, the plan's model 16"),
         ("no placement", "MismatchError: rank 0: the plan decides no placement"),
+        ("a pipeline", "UsageError: rank 0: the plan decides pipeline, which the runtime does not carry out"),
         ("other plan on rank 1", "MismatchError: rank 1 holds plan "),
         ("other dispatch on rank 1", "MismatchError: rank 1 holds plan "),
         ("wrong model on rank 1", "MismatchError: rank 1: the model has 2 MoE layers, the plan 3"),

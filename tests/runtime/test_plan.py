@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from moeplan.errors import InputError, MoeplanError
 from moeplan.files import sha256_json
 from moeplan.profilers.cluster import Cluster, Link
+from moeplan.runtime.decisions import Decisions, PlacementDecision
 from moeplan.runtime.plan import (
     Contender,
-    Decisions,
     Evaluation,
     FileInput,
     Inputs,
     Metric,
     Part,
-    PlacementDecision,
     Plan,
     Split,
     TraceInput,

@@ -1,7 +1,8 @@
 """Importer of `.npz` and `.npy` arrays of expert ids, `[tokens, layers]` or `[tokens, layers, experts a token]`.
 
 An `.npz` names them: `expert_ids`, and if there, `weights` of the same shape, `seq_id` and `pos` `[tokens]` and
-`num_experts`; or it has one array only, under any name. -1 stands for not routed, as 65535 does in a trace.
+`num_experts`; or it has one array only, under any name. -1 stands for not routed, as 65535 does in a trace. One with
+`counts` instead is of `count_arrays`.
 
 Legend: T tokens; L MoE layers; K experts a token.
 """
@@ -17,6 +18,7 @@ from ...errors import InputError
 from ..model import MAX_LAYERS, NOT_ROUTED
 from ..schema import PHASES, TokenBatch
 from .cells import by_weight, expert_ids, gates, largest
+from .count_arrays import CountArrays, counts_samples
 from .npy import NpyArray, open_arrays
 
 __all__ = ["NumpySource", "open_source", "recognises"]
@@ -32,15 +34,16 @@ def recognises(head: bytes) -> bool:
     return head.startswith((np.lib.format.MAGIC_PREFIX, b"PK\x03\x04", b"PK\x05\x06"))
 
 
-def open_source(path: Path) -> "NumpySource":
-    """The arrays in a file, their shapes checked.
+def open_source(path: Path) -> "NumpySource | CountArrays":
+    """The arrays in a file, their shapes checked: of tokens, or of counts where `counts_samples`.
 
     Raises
     ------
     InputError
         Damaged, of another layout, or without tokens.
     """
-    return NumpySource(open_arrays(path))
+    arrays = open_arrays(path)
+    return CountArrays(arrays) if counts_samples(arrays) else NumpySource(arrays)
 
 
 class NumpySource:

@@ -299,5 +299,6 @@ def test_every_module_of_the_folder_is_registered() -> None:
         ".npy",
         ".cells",
         ".json_tokens",
+        ".count_arrays",
     }
     assert set(IMPORTERS.values()) == modules

@@ -1,0 +1,106 @@
+"""Whether a plan's evidence is of the kind that its strategies give: decisions, options, contenders, verdict."""
+
+from collections.abc import Sequence
+
+from ...errors import CertificationError
+from ...runtime.plan import Plan
+from ..strategy import STRATEGIES, Strategy
+from .structure import labelled, pipeline_options, placement_options
+
+__all__ = ["check_evidence"]
+
+PIPELINE_RIVALS = ("degree_1", "one_degree", "paper", "exact")
+
+
+def check_evidence(plan: Plan) -> None:
+    """Refuse a plan whose evidence does not hang together."""
+    if plan.evaluation is None:
+        if plan.verdict is not None:
+            raise CertificationError("a verdict without an evaluation; re-run moeplan solve")
+        return
+    last = _strategies(plan)[-1]
+    if plan.verdict is None or last.decides not in plan.outcome or not {*plan.outcome} <= {*plan.decisions.names}:
+        raise CertificationError(
+            f"an evaluation with outcomes of {sorted(plan.outcome)}, verdict {plan.verdict and plan.verdict.value};"
+            f" expected both for {last.decides}: re-run moeplan solve"
+        )
+    if "placement" in plan.decisions.names:
+        _check_placement(plan)
+    if last.decides == "placement":
+        _check_contenders(plan, last, _placement_labels(plan.dispatch_model), "contiguous/standard")
+    elif last.decides == "pipeline":
+        rivals = [name for name in PIPELINE_RIVALS if name != pipeline_options(plan).method]
+        _check_contenders(plan, last, [f"{name}/standard" for name in ("plan", *rivals)], "degree_1/standard")
+
+
+def _strategies(plan: Plan) -> list[Strategy]:
+    """The plan's strategies in the order they decided; one a decision, each where it may stand."""
+    found = [STRATEGIES[name] for name in plan.strategies if name in STRATEGIES]
+    decided = [row.decides for row in found]
+    beside = found[-1].beside if found else ()
+    if len(found) < len(plan.strategies) or sorted(decided) != sorted(plan.decisions.names) or not found:
+        raise CertificationError(f"strategies {list(plan.strategies)} with decisions {list(plan.decisions.names)}")
+    if not {*decided[:-1]} <= {*beside}:
+        raise CertificationError(f"{found[-1].name} on a plan that decides {', '.join(decided[:-1])}")
+    return found
+
+
+def _check_placement(plan: Plan) -> None:
+    """The placement was decided as its options say, and its outcome has its strategy's objective."""
+    options = placement_options(plan)
+    chosen = STRATEGIES.get(options.strategy)
+    if (
+        chosen is None
+        or chosen.decides != "placement"
+        or options.strategy not in plan.strategies
+        or options.dispatch_model not in chosen.dispatch_models
+    ):
+        raise CertificationError(f"strategies {list(plan.strategies)} with options of {options.strategy!r}")
+    if "placement" in plan.outcome:
+        _check_objective_name(plan, chosen.name)
+
+
+def _check_contenders(plan: Plan, chosen: Strategy, expected: Sequence[str], against: str) -> None:
+    """The contenders of both parts, and what the verdict is about."""
+    assert plan.evaluation is not None
+    assert plan.verdict is not None
+    metric = _judged_metric(plan, chosen.metric, expected[0], against)
+    if (plan.verdict.metric, plan.verdict.against) != (metric, against):
+        raise CertificationError(
+            f"verdict on {plan.verdict.metric} against {plan.verdict.against}; {chosen.name} is judged on"
+            f" {metric} here, against {against}"
+        )
+    for part in (plan.evaluation.fit, plan.evaluation.held_out):
+        found = [contender.label for contender in part.contenders] if part else expected
+        if found != expected:
+            raise CertificationError(f"contenders {found}; expected {expected}")
+
+
+def _judged_metric(plan: Plan, otherwise: str, ours: str, against: str) -> str:
+    """`step_s` where the plan and its rival both have it on the part that judges."""
+    assert plan.evaluation is not None
+    found = labelled(plan.evaluation.held_out or plan.evaluation.fit)
+    pair = [found.get(ours), found.get(against)]
+    return "step_s" if all(one is not None and "step_s" in one.metrics for one in pair) else otherwise
+
+
+def _check_objective_name(plan: Plan, strategy: str) -> None:
+    """The objective is the one its strategy has on such a cluster."""
+    assert plan.decisions.placement is not None
+    name, sense = "balance", "min"
+    if strategy == "exflow":
+        name, sense = ("hops_kept", "max") if plan.cluster.num_nodes == 1 else ("hop_cost", "min")
+        if len(plan.decisions.placement.physical_to_logical[0]) > plan.model.num_experts:
+            name = f"expected_{name}"
+    outcome = plan.outcome["placement"]
+    if (outcome.objective.name, outcome.objective.sense) != (name, sense) or outcome.wall_s < 0:
+        raise CertificationError(
+            f"objective {outcome.objective.sense} {outcome.objective.name} after {outcome.wall_s} s;"
+            f" expected {sense} {name}"
+        )
+
+
+def _placement_labels(dispatch_model: str) -> list[str]:
+    """The contenders of a placement under its dispatch model, the plan first."""
+    both = ["contiguous/coherent", "plan/standard"] if dispatch_model == "coherent" else []
+    return [f"plan/{dispatch_model}", "contiguous/standard", *both, "eplb/standard"]

@@ -1,0 +1,84 @@
+"""What `solve` and `show` print of a plan's pipeline degrees."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from pydantic import ValidationError
+
+from ..errors import InputError
+from ..runtime.plan import Part, Plan
+from .options import PipelineOptions
+from .part import find, value
+from .seconds_report import TimeUnit
+
+__all__ = ["degree_lines", "degree_summary", "pipeline_options", "pipeline_remarks"]
+
+
+def pipeline_options(plan: Plan) -> PipelineOptions:
+    """How the plan's degrees were decided.
+
+    Raises
+    ------
+    InputError
+        The plan decides none, or does not say how.
+    """
+    if plan.decisions.pipeline is None:
+        raise InputError("the plan decides no pipeline; solve one with moeplan solve --strategy pipemoe")
+    try:
+        found = PipelineOptions.model_validate(dict(plan.options.get("pipeline", {})))
+    except ValidationError as error:
+        raise InputError(f"options.pipeline: {error.error_count()} values missing or wrong; re-run solve") from error
+    columns = [one for stages in (found.whole, found.forward, found.backward_pass) if stages for _, one in stages]
+    if any(len(column) != plan.model.num_layers for column in columns):
+        raise InputError(f"options.pipeline: stages of other than {plan.model.num_layers} layers; re-run solve")
+    return found
+
+
+def degree_summary(plan: Plan) -> str:
+    """How many layers have which degree in each pass."""
+    pipeline = plan.decisions.pipeline
+    assert pipeline is not None
+    words = f"forward {_tallied(pipeline.forward)}"
+    return words if pipeline.backward is None else f"{words}; backward {_tallied(pipeline.backward)}"
+
+
+def degree_lines(plan: Plan, width: int) -> Iterable[str]:
+    """The degree of every layer in each pass, and what Tutel takes."""
+    options, pipeline = pipeline_options(plan), plan.decisions.pipeline
+    assert pipeline is not None
+    rows = {"forward": pipeline.forward, "backward": pipeline.backward, "tutel": options.a2a_ffn_overlap_degree}
+    yield ""
+    yield "pipeline degrees, layer by layer; tutel: a2a_ffn_overlap_degree, one for both passes, at most 32"
+    for name, degrees in rows.items():
+        wrapped = textwrap.wrap(" ".join(map(str, degrees or ())), max(width - 12, 16))
+        for number, line in enumerate(wrapped):
+            yield f"{name if number == 0 else '':<10}  {line}"
+
+
+def pipeline_remarks(plan: Plan, part: Part) -> Iterable[str]:
+    """What overlap could save at most, and what the figures leave out.
+
+    Notes
+    -----
+    Exchanges share one channel and experts one device, so a pass in any chunks takes at least the longer of both; in
+    one piece it takes both: overlap saves at most the shorter. With full duplex the exchanges overlap each other, too.
+    """
+    options, whole = pipeline_options(plan), find(part, "degree_1/standard")
+    exchanges = value(whole, "dispatch_s") + value(whole, "combine_s")
+    experts = value(whole, "experts_s")
+    unit = TimeUnit.of(part)
+    if not options.full_duplex:
+        yield (
+            f"overlap can hide at most {unit.text(min(exchanges, experts))} {unit.name} of a forward pass: exchanges"
+            f" {unit.text(exchanges)}, experts {unit.text(experts)}"
+        )
+    if options.backward:
+        yield "training: forward and backward of the MoE layers are timed, of attention forward only"
+
+
+def _tallied(degrees: Sequence[int]) -> str:
+    found = Counter(degrees)
+    if len(found) == 1:
+        return f"{degrees[0]} in every layer"
+    return ", ".join(f"{degree} in {found[degree]}" for degree in sorted(found))

@@ -1,0 +1,80 @@
+"""What all placement strategies share: count the fitted units, place, replay beside the baselines."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..runtime.decisions import PlacementDecision
+from ..solvers.placement import Placement, slots_for
+from ..solvers.result import PlacementResult
+from ..traces.counts import Counts, count
+from . import contiguous, eplb
+from .evaluate import evaluate
+from .options import PlacementOptions
+from .request import Request
+from .solved import Solved
+from .tally import Route
+from .task import Task
+
+__all__ = ["Place", "placing"]
+
+
+class Place(Protocol):
+    """From the counts of the fitted units to a placement."""
+
+    def __call__(self, counts: Counts, request: Request, slots: NDArray[np.int64]) -> PlacementResult:
+        """Place the experts of every layer in `slots` (`[D]`) slots of each device."""
+        ...
+
+
+def placing(place: Place) -> Callable[[Task], Solved]:
+    """The strategy that places by `place`."""
+
+    def solve(task: Task) -> Solved:
+        request, model = task.request, task.trace.model
+        slots_D = slots_for(model.num_experts, request.cluster.num_devices, request.slots, redundant=request.redundant)
+        counts = _count(task)
+        task.say(f"solving {request.strategy}")
+        placed = place(counts, request, slots_D)
+        task.say("replaying the trace under the plan and its baselines")
+        routes = _routes(placed.placement, task, counts, slots_D)
+        return Solved(
+            decision=PlacementDecision.of(placed.placement, repaired=placed.repaired),
+            options=PlacementOptions(
+                strategy=request.strategy,
+                dispatch_model=task.dispatch_model,
+                method=task.method,
+                backend=request.backend,
+                time_limit_s=request.time_limit_s,
+            ),
+            outcome=placed.outcome,
+            evaluated=evaluate(task, routes),
+            against="contiguous/standard",
+        )
+
+    return solve
+
+
+def _count(task: Task) -> Counts:
+    """The counts of the fitted units."""
+    fitted_ids = task.surveyed.unit_ids[task.fitted]
+
+    def is_fitted(units: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.isin(units, fitted_ids)
+
+    counts = count(task.trace, keep=is_fitted, phases=task.request.phases or None)
+    if not counts.loads.any():
+        raise InputError(f"{task.trace.path}: no token of the fitted samples is routed; there is nothing to place by")
+    return counts
+
+
+def _routes(placement: Placement, task: Task, counts: Counts, slots_D: NDArray[np.int64]) -> list[Route]:
+    """The plan, then the baselines with the same slots."""
+    in_order = contiguous.place(counts, task.request, slots_D).placement
+    routes = [Route("plan", task.dispatch_model, placement), Route("contiguous", "standard", in_order)]
+    if task.dispatch_model == "coherent":  # tell coherence and placement apart
+        routes += [Route("contiguous", "coherent", in_order), Route("plan", "standard", placement)]
+    return [*routes, Route("eplb", "standard", eplb.place(counts, task.request, slots_D).placement)]

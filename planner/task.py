@@ -1,0 +1,122 @@
+"""A task: what a strategy is given, its request with the trace, the base and what is read of them once.
+
+Legend: U units.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..profilers.profile import Profile
+from ..profilers.profile import load as load_profile
+from ..runtime.decisions import DispatchModel
+from ..runtime.plan import Plan
+from ..solvers import contiguous
+from ..solvers.placement import Placement, slots_for
+from ..traces.count_form import CountTrace, open_any
+from ..traces.reader import Trace, open_trace
+from .options import EvaluationOptions
+from .request import Request
+from .speeds import Speeds
+from .survey import Survey, survey
+
+__all__ = ["Task"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A request, checked; what is read of its files is read when it is first asked for, and once.
+
+    Parameters
+    ----------
+    base
+        The plan of `--on`, for this cluster and, once the trace is open, for its model.
+    dispatch_model, method
+        As asked for, else the strategy's own; no method where the strategy has only one.
+    say
+        Told what begins, in a few words.
+    """
+
+    request: Request
+    base: Plan | None
+    dispatch_model: DispatchModel
+    method: str | None
+    say: Callable[[str], None] = lambda _: None
+
+    @cached_property
+    def source(self) -> Trace | CountTrace:
+        """The trace, of either form.
+
+        Raises
+        ------
+        InputError
+            It is damaged, or of another model than the base.
+        """
+        found = open_any(self.request.trace)
+        model = found.meta.model
+        if self.base is not None and self.base.model != model:
+            raise InputError(
+                f"{self.request.on}: a plan for {self.base.model.name}, {found.path} is of {model.name} or of other"
+                " sizes; expected the same model: give the plan's own trace, or solve on this one"
+            )
+        return found
+
+    @property
+    def trace(self) -> Trace:
+        """The trace, refused in count form."""
+        found = self.source
+        return found if isinstance(found, Trace) else open_trace(found.path)
+
+    @cached_property
+    def surveyed(self) -> Survey:
+        """The units of the trace."""
+        self.say("reading the trace")
+        return survey(self.trace, phases=self.request.phases or None)
+
+    @cached_property
+    def fitted(self) -> NDArray[np.bool_]:
+        """Whether each unit is fitted, `[U]`; some are, and unless all were asked for some are held out."""
+        surveyed, request = self.surveyed, self.request
+        fitted_U = surveyed.fitted(seed=request.seed, fraction=request.fit_fraction)
+        if not fitted_U.any() or (request.fit_fraction < 1 and fitted_U.all()):
+            raise InputError(
+                f"{self.trace.path}: {len(fitted_U)} {surveyed.kind}s split into {fitted_U.sum()} to fit and"
+                f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
+            )
+        return fitted_U
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        """The profile; None without."""
+        return None if self.request.profile is None else load_profile(self.request.profile)
+
+    @cached_property
+    def speeds(self) -> Speeds | None:
+        """What times the parts of a step; None without a profile and without links."""
+        has_samples = self.surveyed.kind == "sample"
+        return Speeds.of(self.profile, self.request.cluster, self.trace.model, samples=has_samples)
+
+    @property
+    def placement(self) -> Placement:
+        """The base's placement, contiguous without one."""
+        if self.base is not None and self.base.placement is not None:
+            return self.base.placement
+        model, cluster = self.trace.model, self.request.cluster
+        slots_D = slots_for(model.num_experts, cluster.num_devices, None, redundant=0)
+        return contiguous.solve(model.num_layers, model.num_experts, cluster, slots=slots_D).placement
+
+    @property
+    def evaluation_options(self) -> EvaluationOptions:
+        """How a plan of this task is judged."""
+        surveyed, request = self.surveyed, self.request
+        return EvaluationOptions(
+            unit=surveyed.kind,
+            phases=request.phases,
+            samples_per_step=request.step_samples,
+            home="source_rank" if surveyed.num_source_ranks == request.cluster.num_devices else "ordinal",
+            step="derived" if surveyed.steps is None else "recorded",
+        )

@@ -1,0 +1,114 @@
+"""What a plan may decide: which expert is where, how deep each layer is pipelined, where samples go.
+
+A rule between decisions, or between one and the model, is the Plan's (`plan.py`).
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from ..solvers.placement import Placement, ReplicaRule
+from ..traces.model import NOT_ROUTED
+
+__all__ = [
+    "Decision",
+    "Decisions",
+    "Degree",
+    "DispatchModel",
+    "PipelineDecision",
+    "PlacementDecision",
+    "PredictorFile",
+    "Record",
+    "SamplePolicyDecision",
+    "Sha256",
+]
+
+MAX_DEGREE = 65_536
+DispatchModel = Literal["standard", "coherent", "migrating"]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ExpertId = Annotated[int, Field(ge=0, lt=NOT_ROUTED)]
+NumSlots = Annotated[int, Field(ge=0, le=NOT_ROUTED)]
+Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
+Layer = Annotated[int, Field(ge=0)]
+
+
+class Record(BaseModel):
+    """A part of the plan: frozen, strict about keys, finite numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+
+
+class PlacementDecision(Record):
+    """Which expert is in which slot (`solvers.placement` holds the rules)."""
+
+    slots_per_device: NumSlots | tuple[NumSlots, ...]
+    physical_to_logical: tuple[tuple[ExpertId, ...], ...]
+    replica_rule: ReplicaRule
+    repaired: int = Field(0, ge=0)
+
+    @classmethod
+    def of(cls, placement: Placement, *, repaired: int = 0) -> Self:
+        """The decision that carries a placement out."""
+        slots = placement.slots.tolist()
+        return cls(
+            slots_per_device=slots[0] if len(set(slots)) == 1 else tuple(slots),
+            physical_to_logical=tuple(map(tuple, placement.physical_to_logical.tolist())),
+            replica_rule=placement.replica_rule,
+            repaired=repaired,
+        )
+
+
+class PipelineDecision(Record):
+    """Into how many chunks each MoE layer is cut, so that its exchanges and its experts overlap.
+
+    Parameters
+    ----------
+    forward, backward
+        A degree a layer for each pass; `backward` is None where no backward pass was planned.
+    """
+
+    forward: tuple[Degree, ...]
+    backward: tuple[Degree, ...] | None
+
+
+class PredictorFile(Record):
+    """A file beside the plan, known by its hash; `file` is a plain name."""
+
+    file: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
+    sha256: Sha256
+
+
+class SamplePolicyDecision(Record):
+    """Which layers re-home their samples, how, and by what prediction of the next layer.
+
+    Parameters
+    ----------
+    layers
+        Ordinals of the MoE layers whose combine delivers samples to new homes, ascending.
+    predictor
+        None: only this layer's routing decides.
+    """
+
+    method: str
+    layers: tuple[Layer, ...]
+    predictor: PredictorFile | None = None
+
+
+Decision = PlacementDecision | PipelineDecision | SamplePolicyDecision
+
+
+class Decisions(Record):
+    """What the plan decides; a part that is absent is not written, so that new kinds leave old plans their hash."""
+
+    placement: PlacementDecision | None = None
+    pipeline: PipelineDecision | None = None
+    sample_policy: SamplePolicyDecision | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those decided, by their keys."""
+        return tuple(name for name, decision in self if decision is not None)
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: decision for name, decision in write(self).items() if decision is not None}

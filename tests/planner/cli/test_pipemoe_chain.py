@@ -1,0 +1,114 @@
+"""PipeMoE as typed: a placement, its degrees on top, the timeline, the certificate, the active plan."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def home(moeplan: Any, make_trace: Any, make_profile: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a trace, a profile, a base and a pipelined plan on it."""
+    folder = tmp_path_factory.mktemp("pipelined")
+    (folder / "traces").symlink_to(make_trace(samples=60, tokens=200).path)
+    (folder / "profile.json").symlink_to(make_profile())
+    moeplan("solve", "--dispatch", "standard", "-o", "base.json", cwd=folder)
+    moeplan("solve", "--strategy", "pipemoe", "--on", "base.json", cwd=folder)
+    return folder
+
+
+def test_the_plan_names_its_base_and_holds_both_decisions(home: Path) -> None:
+    plan = json.loads((home / "plan.json").read_text())
+    assert plan["strategies"] == ["exflow", "pipemoe"]
+    assert plan["inputs"]["base"]["path"] == "base.json"
+    assert set(plan["decisions"]) == {"placement", "pipeline"}
+    assert len(plan["options"]["pipeline"]["a2a_ffn_overlap_degree"]) == 3
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("solve", "--strategy", "pipemoe", "--on", "base.json", "-o", "again.json"),
+        ("show", "plan.json"),
+        ("show", "plan.json", "--timeline", "1"),
+    ],
+    ids=" ".join,
+)
+def test_screens_fit_and_json_is_one_document(moeplan: Any, home: Path, args: Any, columns: int) -> None:
+    lines = moeplan(*args, cwd=home, COLUMNS=str(columns)).stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    json.loads(moeplan(*args, "--json", cwd=home).stdout)
+
+
+def test_the_timeline_has_a_lane_a_stage_in_which_every_chunk_appears(moeplan: Any, home: Path) -> None:
+    degree = json.loads((home / "plan.json").read_text())["decisions"]["pipeline"]["forward"][1]
+    said = moeplan("show", "plan.json", "--timeline", "1", cwd=home).stdout
+    forward = said.partition("\nforward, ")[2].splitlines()
+    assert forward[0].startswith(f"{degree} chunk")
+    for line, stage in zip(forward[1:4], ("dispatch", "experts", "combine"), strict=True):
+        assert line.startswith(stage)
+        assert sorted(set(line.partition("|")[2].replace(" ", ""))) == [str(chunk) for chunk in range(degree)]
+
+
+def test_the_timeline_becomes_a_page_and_a_trace_whose_events_do_not_overlap_in_a_lane(
+    moeplan: Any, home: Path
+) -> None:
+    moeplan("show", "plan.json", "--timeline", "2", "-o", "layer.html", cwd=home)
+    assert "<h2>forward" in (home / "layer.html").read_text()
+    moeplan("show", "plan.json", "--timeline", "2", "-o", "layer.json", cwd=home)
+    events = json.loads((home / "layer.json").read_text())["traceEvents"]
+    lanes: dict[tuple[int, int], list[Any]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            lanes.setdefault((event["pid"], event["tid"]), []).append(event)
+    degree = json.loads((home / "plan.json").read_text())["decisions"]["pipeline"]["forward"][2]
+    assert [len(lane) for lane in lanes.values()] == [1] * 3 + [degree] * 3
+    for lane in lanes.values():
+        for before, after in itertools.pairwise(lane):
+            assert after["ts"] >= before["ts"] + before["dur"] - 1e-9
+
+
+def test_apply_certifies_the_degrees_and_makes_the_plan_active(moeplan: Any, home: Path) -> None:
+    said = " ".join(moeplan("apply", "plan.json", cwd=home).stdout.split())
+    assert "against traces" in said
+    assert (
+        "degrees, objective of pipeline, bound of pipeline, metrics of every contender, predicted seconds, verdict"
+        in said
+    )
+    assert (home / ".moeplan" / "active.json").read_bytes() == (home / "plan.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("solve", "--strategy", "pipemoe", "--on", "plan.json"), 2, "not again"),
+        (("solve", "--strategy", "pipemoe", "--on", "nowhere.json"), 3, "nowhere.json"),
+        (("solve", "--strategy", "pipemoe", "--on", "base.json", "--cluster", "1x4"), 2, "leave them away"),
+        (("solve", "--strategy", "pipemoe", "--on", "base.json", "--link", "intra=1:1"), 2, "leave them away"),
+        (("solve", "--strategy", "pipemoe", "--max-degree", "0"), 2, "--max-degree"),
+        (("solve", "--strategy", "pipemoe", "--method", "ilp"), 2, "exact or paper or robust"),
+        (("show", "plan.json", "--timeline", "3"), 2, "0 to 2"),
+        (("show", "plan.json", "--timeline", "-1"), 2, "0 to 2"),
+        (("show", "base.json", "--timeline", "0"), 3, "no pipeline"),
+        (("show", "plan.json", "-o", "x.html"), 2, "--timeline"),
+        (("show", "plan.json", "--timeline", "0", "-o", "x.txt"), 2, ".html"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_one_line_and_leaves_no_file(
+    moeplan: Any, home: Path, args: Any, code: int, words: str
+) -> None:
+    before = {path.name for path in home.iterdir()}
+    done = moeplan(*args, cwd=home, code=code)
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert {path.name for path in home.iterdir()} == before
+
+
+def test_without_a_profile_pipemoe_says_what_it_needs(moeplan: Any, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "traces").symlink_to(home / "traces")
+    done = moeplan("solve", "--strategy", "pipemoe", "--cluster", "1x4", cwd=tmp_path, code=2)
+    assert "no profile" in done.stderr
