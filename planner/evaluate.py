@@ -18,8 +18,6 @@ from .tally import Route, Tally
 
 __all__ = ["Evaluated", "evaluate", "verdict"]
 
-STEP = "step_s"
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
@@ -80,15 +78,16 @@ def evaluate(
 
 
 def verdict(evaluated: Evaluated, metric: str, against: str) -> Verdict:
-    """Whether the plan has less than the contender `against`, with a paired interval: `step_s` where both have it.
+    """Whether the plan has less than the contender `against`, with a paired interval.
 
     Parameters
     ----------
     metric
-        What to judge by without `step_s`.
+        What to judge by where their `step_s` cannot be compared.
     """
-    plan, base = next(iter(evaluated.judged.values())), evaluated.judged[against]
-    metric = STEP if STEP in plan.value and STEP in base.value else metric
+    (ours, plan), base = next(iter(evaluated.judged.items())), evaluated.judged[against]
+    alike = ours.split("/")[1] == against.split("/")[1]
+    metric = "step_s" if plan.step_compares(base, alike=alike) else metric
     gain = plan.gain(metric, base)
     pays = gain.low is not None and gain.low > 0
     return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain)

@@ -140,7 +140,12 @@ def _speeds(trace: Trace, surveyed: Survey, request: Request) -> Speeds | None:
 def _seconds_options(speeds: Speeds | None, evaluated: Evaluated) -> dict[str, dict[str, Any]]:
     if speeds is None:
         return {}
-    seconds = SecondsOptions(sources=speeds.sources, missing=speeds.missing, extrapolated=evaluated.extrapolated)
+    seconds = SecondsOptions(
+        sources=speeds.sources,
+        missing=speeds.missing,
+        extrapolated=evaluated.extrapolated,
+        other_dtype=speeds.other_dtype,
+    )
     return {"seconds": seconds.model_dump(mode="json")}
 
 

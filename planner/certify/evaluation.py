@@ -12,7 +12,7 @@ from ...runtime.plan import Contender, Part, Plan
 from ...solvers import contiguous, eplb
 from ...traces.reader import Trace
 from .certificate import Certificate
-from .figures import Recounted, interval_of, recounted
+from .figures import Recounted, gain_interval, interval_of, recounted
 from .recount import Ledger, Residence, recount
 from .roster import Roster, Tokens, enroll, tokens_of
 from .seconds import Clock
@@ -145,7 +145,8 @@ def _check_part(
     certificate.agree(f"{name}: steps", part.num_steps, roster.num_steps)
     certificate.agree(f"{name}: dropped samples", part.dropped_samples, roster.num_dropped)
     phases = evaluation_options(plan).phases
-    ledgers = recount(tokens_of(trace, roster, phases), roster, plan.model.num_layers, residences)
+    tokens, timed = tokens_of(trace, roster, phases), clock is not None
+    ledgers = recount(tokens, roster, plan.model.num_layers, residences, timed=timed)
     if clock is not None:
         clock.outside.clear()
     return {
@@ -198,8 +199,7 @@ def _check_verdict(plan: Plan, found: Mapping[str, Recounted], certificate: Cert
     ours, theirs = found[f"plan/{plan.dispatch_model}"], found[claimed.against]
     low, high = claimed.gain.low, claimed.gain.high
     if claimed.metric in ours.value:
-        paired = claimed.metric in ours.draws and claimed.metric in theirs.draws
-        low, high = interval_of(theirs.draws[claimed.metric] - ours.draws[claimed.metric]) if paired else (None, None)
+        low, high = gain_interval(claimed.metric, ours, theirs)
         certificate.agree("gain", claimed.gain.value, theirs.value[claimed.metric] - ours.value[claimed.metric])
         certificate.agree("gain low", claimed.gain.low, low)
         certificate.agree("gain high", claimed.gain.high, high)

@@ -10,6 +10,7 @@ from ...solvers.outcome import Outcome, Status
 from ..options import EvaluationOptions, PlacementOptions, SecondsOptions
 from ..strategy import STRATEGIES
 from .certificate import TOLERANCE, Certificate
+from .timing import METRICS, check_timing
 
 __all__ = [
     "Holders",
@@ -121,18 +122,36 @@ def _check_evidence(plan: Plan) -> None:
             f" {metric} here, against contiguous/standard"
         )
     _check_objective_name(plan)
+    check_timing(plan, _timed(plan))
     for part in (plan.evaluation.fit, plan.evaluation.held_out):
         found = [contender.label for contender in part.contenders] if part else expected
         if found != expected:
             raise CertificationError(f"contenders {found}; expected {expected}")
 
 
+def _timed(plan: Plan) -> set[str]:
+    """The parts that the plan names a source of; with what is missing they are all parts there are."""
+    if "seconds" not in plan.options:
+        return set()
+    seconds = seconds_options(plan)
+    timed = {source.split()[0] for source in seconds.sources if source}
+    if timed & set(seconds.missing) or timed | set(seconds.missing) != set(METRICS):
+        raise CertificationError(
+            f"options.seconds: sources of {sorted(timed)}, missing {sorted(seconds.missing)}; expected each of"
+            f" {', '.join(METRICS)} once"
+        )
+    return timed
+
+
 def _judged_metric(plan: Plan, otherwise: str) -> str:
-    """`step_s` where the plan and contiguous both have it on the part that judges."""
+    """`step_s` where the plan and contiguous both have it on the part that judges, of comparable parts."""
     assert plan.evaluation is not None
     found = labelled(plan.evaluation.held_out or plan.evaluation.fit)
     pair = [found.get(f"plan/{plan.dispatch_model}"), found.get("contiguous/standard")]
-    return "step_s" if all(one is not None and "step_s" in one.metrics for one in pair) else otherwise
+    there = [set() if one is None else {"step_s", "attention_s"} & one.metrics.keys() for one in pair]
+    if there[0] != there[1] or "step_s" not in there[0]:
+        return otherwise
+    return "step_s" if "attention_s" in there[0] or plan.dispatch_model == "standard" else otherwise
 
 
 def _check_objective_name(plan: Plan) -> None:
