@@ -17,8 +17,6 @@ from .task import Task
 
 __all__ = ["Evaluated", "Replayed", "cohorts_of", "evaluate", "judge", "verdict"]
 
-STEP = "step_s"
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
@@ -106,15 +104,16 @@ def judge(
 
 
 def verdict(evaluated: Evaluated, metric: str, against: str) -> Verdict:
-    """Whether the plan has less than the contender `against`, with a paired interval: `step_s` where both have it.
+    """Whether the plan has less than the contender `against`, with a paired interval.
 
     Parameters
     ----------
     metric
-        What to judge by without `step_s`.
+        What to judge by where their `step_s` cannot be compared.
     """
-    plan, base = next(iter(evaluated.judged.values())), evaluated.judged[against]
-    metric = STEP if STEP in plan.value and STEP in base.value else metric
+    (ours, plan), base = next(iter(evaluated.judged.items())), evaluated.judged[against]
+    alike = ours.split("/")[1] == against.split("/")[1]
+    metric = "step_s" if plan.step_compares(base, alike=alike) else metric
     gain = plan.gain(metric, base)
     pays = gain.low is not None and gain.low > 0
     return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain)
@@ -128,6 +127,7 @@ def _figures(one: Replayed, cohort: Cohort, model: ModelSpec, seed: int) -> Figu
         tokens_per_step=cohort.tokens_per_step,
         seed=seed,
         seconds=one.predicted.seconds,
+        crossed=one.predicted.crossed,
     )
 
 
@@ -138,7 +138,9 @@ def _seconds(speeds: Speeds | None, row: Sequence[Replayed]) -> SecondsOptions |
     timed = [one.predicted.extrapolated for one in row]
     names = sorted({name for found in timed for name in found})
     outside = {name: max(found.get(name, 0.0) for found in timed) for name in names}
-    return SecondsOptions(sources=speeds.sources, missing=speeds.missing, extrapolated=outside)
+    return SecondsOptions(
+        sources=speeds.sources, missing=speeds.missing, extrapolated=outside, other_dtype=speeds.other_dtype
+    )
 
 
 def _shown(cohort: Cohort, row: Sequence[Replayed], found: dict[str, Figures]) -> Part:

@@ -1,7 +1,7 @@
 """95 % bootstrap intervals, paired: every figure of a part is resampled with the same draws.
 
-Legend: U units (samples) or steps; C columns to sum; R draws; Q levels (low, middle and high
-curves).
+Legend: U units (samples) or steps; C columns to sum; R draws; S sources of seconds; Q levels of a source's curves
+(low, middle, high).
 """
 
 import numpy as np
@@ -29,17 +29,27 @@ def resampled_sums(values_UC: NDArray[np.number], *, seed: int) -> NDArray[np.fl
     return sums_RC
 
 
-def interval(figures_R: NDArray[np.float64]) -> tuple[float | None, float | None]:
+def interval(figure: NDArray[np.float64]) -> tuple[float | None, float | None]:
     """The 2.5 % and 97.5 % quantiles of a resampled figure; None for both where it is undefined.
 
-    Of a figure at several levels, `[Q, R]`, the widest: the least of the low and the largest of the high quantiles.
+    Parameters
+    ----------
+    figure
+        `[R]`; or the summands of each source at each level, `[S, Q, R]`, of a single step with R = 1.
+
+    Notes
+    -----
+    What is known of a source's error is that its curves may be low, or high, together. Another source's may be the
+    other way at the same time, hence, with one level a source,
+
+        low  = 2.5 % quantile over r of   sum_s min_q figure[s, q, r]
+        high = 97.5 % quantile over r of  sum_s max_q figure[s, q, r]
+
+    A single step without any error of its curves has no interval: nothing is known of its width.
     """
-    found = [
-        np.quantile(row, [0.025, 0.975])
-        for row in np.atleast_2d(figures_R)
-        for row in [row[np.isfinite(row)]]
-        if len(row)
-    ]
-    if not found:
+    summands_SQR = figure if figure.ndim == 3 else figure[None, None]
+    low_R, high_R = summands_SQR.min(axis=1).sum(axis=0), summands_SQR.max(axis=1).sum(axis=0)
+    low_R, high_R = low_R[np.isfinite(low_R)], high_R[np.isfinite(high_R)]
+    if not len(low_R) or (summands_SQR.shape[2] == 1 and low_R[0] == high_R[0]):
         return None, None
-    return float(min(low for low, _ in found)), float(max(high for _, high in found))
+    return float(np.quantile(low_R, 0.025)), float(np.quantile(high_R, 0.975))

@@ -13,8 +13,8 @@ kv_bytes           bytes of K and V that coherence gathers a step: (D - 1) x kv_
 *_s                predicted seconds of a step and of its parts (`solvers.seconds`), mean over steps
 =================  ==========================================================================================
 
-Legend: U units; B steps; L MoE layers; D devices; M metrics of seconds; R bootstrap draws; Q levels of
-the curves (low, middle, high).
+Legend: U units; B steps; L MoE layers; D devices; M metrics of seconds; R bootstrap draws; S sources of seconds; Q
+levels of a source's curves (low, middle, high).
 """
 
 from collections.abc import Mapping
@@ -29,6 +29,7 @@ from ..profilers.fits.prediction import Prediction
 from ..runtime.plan import Metric
 from ..traces.model import ModelSpec
 from .intervals import interval, resampled_sums
+from .predicted import SOURCES, STEP
 from .tally import COUNTS, Tally
 
 __all__ = ["Figures", "figures"]
@@ -43,7 +44,8 @@ class Figures:
     value
         Metric name to value.
     draws
-        Metric name to its resampled values `[R]`, of seconds `[Q, R]`; absent without an interval.
+        Metric name to its resampled values `[R]`; of seconds `[S, Q, R]`, one step with R = 1. Absent without an
+        interval.
     """
 
     value: dict[str, float]
@@ -54,12 +56,25 @@ class Figures:
         return {name: self._metric(name) for name in self.value}
 
     def gain(self, metric: str, against: "Figures") -> Metric:
-        """How much less of `metric` there is than in `against`, paired draw by draw."""
+        """How much less of `metric` there is than in `against`, paired draw by draw; one step gives no interval."""
         if metric not in self.value or metric not in against.value:
             raise InputError(f"no {metric} to judge by: no step of the judged samples routes a token")
-        paired = metric in self.draws and metric in against.draws
+        paired = metric in self.draws and metric in against.draws and self.draws[metric].shape[-1] > 1
         low, high = interval(against.draws[metric] - self.draws[metric]) if paired else (None, None)
         return Metric(value=against.value[metric] - self.value[metric], low=low, high=high)
+
+    def step_compares(self, against: "Figures", *, alike: bool) -> bool:
+        """Whether `step_s` is there in both and of the same parts.
+
+        Parameters
+        ----------
+        alike
+            Whether both have one dispatch model, hence their tokens in the same places for attention: it may then be
+            left out of both. Else it is what they differ in.
+        """
+        whole = [STEP in one.value for one in (self, against)]
+        timed = ["attention_s" in one.value for one in (self, against)]
+        return all(whole) and (all(timed) or (alike and not any(timed)))
 
     def _metric(self, name: str) -> Metric:
         low, high = interval(self.draws[name]) if name in self.draws else (None, None)
@@ -74,6 +89,7 @@ def figures(
     tokens_per_step: float,
     seed: int,
     seconds: Mapping[str, Prediction] = MappingProxyType({}),
+    crossed: NDArray[np.float64] | None = None,
 ) -> Figures:
     """All metrics of a tally; those that need an unknown size of the model are left out.
 
@@ -81,6 +97,8 @@ def figures(
     ----------
     seconds
         By metric, of every step `[B]`.
+    crossed
+        As `Predicted.crossed`.
     """
     value = {name: float(x[0]) for name, x in _ratios(tally.counts.sum(axis=0)[None], model.num_layers).items()}
     draws = _ratios(resampled_sums(tally.counts, seed=seed), model.num_layers)
@@ -93,7 +111,7 @@ def figures(
     if coherent and model.attention.kv_size and model.dtype_bytes:
         value["kv_bytes"] = cell_bytes * model.attention.kv_size * (tally.loads.shape[2] - 1)
     _add_balance(tally.loads[:, :, tally.slots > 0], seed, value, draws)
-    _add_seconds(seconds, seed, value, draws)
+    _add_seconds(seconds, crossed, seed, value, draws)
     return Figures(value, draws)
 
 
@@ -125,13 +143,46 @@ def _add_balance(
 
 
 def _add_seconds(
-    seconds: Mapping[str, Prediction], seed: int, value: dict[str, float], draws: dict[str, NDArray[np.float64]]
+    seconds: Mapping[str, Prediction],
+    crossed_QB: NDArray[np.float64] | None,
+    seed: int,
+    value: dict[str, float],
+    draws: dict[str, NDArray[np.float64]],
 ) -> None:
     if not seconds:
         return
     levels_BMQ = np.stack([np.stack([part.low, part.seconds, part.high], axis=1) for part in seconds.values()], axis=1)
     value |= dict(zip(seconds, levels_BMQ[:, :, 1].mean(axis=0).tolist(), strict=True))
-    if len(levels_BMQ) > 1:
-        sums_RC = resampled_sums(levels_BMQ.reshape(len(levels_BMQ), -1), seed=seed)
-        means_MQR = sums_RC.T.reshape(len(seconds), 3, -1) / len(levels_BMQ)
-        draws |= dict(zip(seconds, means_MQR, strict=True))
+    means = dict(zip(seconds, _resampled_means(levels_BMQ, seed), strict=True))
+    draws |= {name: mean_QR[None] for name, mean_QR in means.items()}
+    if crossed_QB is not None:
+        draws[STEP] = _pipelined(means, _resampled_means(crossed_QB.T[:, None], seed)[0])
+    elif STEP in means:
+        draws[STEP] = _by_source(means)
+
+
+def _resampled_means(levels_BMQ: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """Means over steps, `[M, Q, R]`; of a single step itself, R = 1."""
+    num_steps, *shape = levels_BMQ.shape
+    if num_steps == 1:
+        return levels_BMQ.transpose(1, 2, 0)
+    sums_RC = resampled_sums(levels_BMQ.reshape(num_steps, -1), seed=seed)
+    means_MQR: NDArray[np.float64] = (sums_RC / num_steps).T.reshape(*shape, -1)
+    return means_MQR
+
+
+def _by_source(means: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """What each source has part in a step, `[S, Q, R]`; nothing where a step does without it."""
+    names = sorted(set(SOURCES.values()))
+    found_SQR = np.zeros((len(names), *means[STEP].shape))
+    for part, source in SOURCES.items():
+        if part in means:
+            found_SQR[names.index(source)] += means[part]
+    return found_SQR
+
+
+def _pipelined(means: Mapping[str, NDArray[np.float64]], crossed_QR: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What attention has part in a step, and the pipelined layers: any levels of their two sources are one level."""
+    nothing_QR = np.zeros((1, crossed_QR.shape[1]))
+    attention_QR = means.get("attention_s", nothing_QR)
+    return np.stack([np.repeat(attention_QR, len(crossed_QR) // len(attention_QR), axis=0), crossed_QR])

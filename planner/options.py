@@ -81,8 +81,11 @@ class SecondsOptions(Record):
         Part without seconds to the reason.
     extrapolated
         Metric to the largest share, over the judged contenders, of calls outside the sizes measured.
+    other_dtype
+        Parts timed in a dtype of another width than the model's.
     """
 
     sources: Mapping[str, str]
     missing: Mapping[str, str]
     extrapolated: Mapping[str, Annotated[float, Field(ge=0, le=1)]]
+    other_dtype: tuple[str, ...]

@@ -6,7 +6,7 @@ part: `dispatch_s`, `experts_s` and `combine_s` are how long a stage is busy, an
 
     step_s = attention_s + moe_s + moe_backward_s                                                               (1)
 
-Legend: B steps; L MoE layers; R degrees.
+Legend: B steps; L MoE layers; R degrees; Q levels of a source's curves (low, middle, high).
 """
 
 from collections.abc import Callable
@@ -29,6 +29,7 @@ from .tally import Tally
 __all__ = ["Chunk", "Pipeline"]
 
 PASSES = ("moe_s", "moe_backward_s")
+Stages = tuple[Prediction, Prediction, Prediction]
 PARTS = ("attention_s", "dispatch_s", "experts_s", "combine_s", *PASSES)
 
 
@@ -41,9 +42,14 @@ class Chunk:
     combine_by_class: list[Prediction]
 
     @property
-    def stages(self) -> tuple[Prediction, Prediction, Prediction]:
+    def stages(self) -> Stages:
         """Dispatch, experts, combine."""
         return slowest(self.dispatch_by_class), self.experts, slowest(self.combine_by_class)
+
+    def backward_stages(self, factor: float) -> Stages:
+        """Gradients go back through the combine, the experts, `factor` times as long, and the dispatch."""
+        dispatch, experts, combine = self.stages
+        return combine, _times(factor, experts), dispatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +86,16 @@ class Pipeline:
         )
         layers |= by_class("dispatch", dispatch, self.cluster) | by_class("combine", combine, self.cluster)
         layers["experts_s"] = _times(forward_L, chunk.experts)
-        layers["moe_s"] = self.forward_s(chunk, forward_L)
+        passes = {"moe_s": (forward_L, chunk.stages)}
         if degrees.backward is not None:
             backward_L = np.array(degrees.backward)
-            layers["moe_backward_s"] = self.backward_s(self.chunk(backward_L), backward_L)
+            passes["moe_backward_s"] = (backward_L, self.chunk(backward_L).backward_stages(self.backward))
+        layers |= {name: self._pass(*one) for name, one in passes.items()}
+        crossed_QB = np.sum([self._crossed(*one) for one in passes.values()], axis=0)
         seconds = {name: step_seconds(found, self.model.num_layers) for name, found in layers.items()}
         seconds["step_s"] = total([seconds[name] for name in ("attention_s", *PASSES) if name in seconds])  # (1)
         outside = {name: float(layers[name].extrapolated.mean()) for name in PARTS if name in layers}
-        return Predicted(seconds, {name: share for name, share in outside.items() if share})
+        return Predicted(seconds, {name: share for name, share in outside.items() if share}, crossed_QB)
 
     def chunk(self, degree_L: NDArray[np.int64]) -> Chunk:
         """The seconds of one chunk where every layer is cut into `degree_L` of them."""
@@ -106,18 +114,24 @@ class Pipeline:
 
     def forward_s(self, chunk: Chunk, degree_L: NDArray[np.int64]) -> Prediction:
         """Seconds from the first dispatch to the last combine, `[B, L]`."""
-        return self._pass(degree_L, *chunk.stages)
+        return self._pass(degree_L, chunk.stages)
 
     def backward_s(self, chunk: Chunk, degree_L: NDArray[np.int64]) -> Prediction:
-        """Seconds of the backward pass, `[B, L]`: gradients go back through the combine, the experts, the dispatch."""
-        dispatch, experts, combine = chunk.stages
-        return self._pass(degree_L, combine, _times(self.backward, experts), dispatch)
+        """Seconds of the backward pass, `[B, L]`."""
+        return self._pass(degree_L, chunk.backward_stages(self.backward))
 
-    def _pass(self, degree_L: NDArray[np.int64], *stages: Prediction) -> Prediction:
-        def seconds(*stage_BL: NDArray[np.float64]) -> NDArray[np.float64]:
-            return layer_seconds(degree_L, *stage_BL, full_duplex=self.full_duplex)
+    def _pass(self, degree_L: NDArray[np.int64], stages: Stages) -> Prediction:
+        return _levels(lambda *stage_BL: self._taken(degree_L, *stage_BL), *stages)
 
-        return _levels(seconds, *stages)
+    def _crossed(self, degree_L: NDArray[np.int64], stages: Stages) -> NDArray[np.float64]:
+        """Seconds of a pass over all layers, exchanges at each level with experts at each, `[Q Q, B]`."""
+        first, middle, last = (np.stack([one.low, one.seconds, one.high]) for one in stages)
+        crossed_QQBL = self._taken(degree_L, first[:, None], middle[None], last[:, None])
+        crossed_QB: NDArray[np.float64] = crossed_QQBL.sum(axis=3).reshape(-1, crossed_QQBL.shape[2])
+        return crossed_QB
+
+    def _taken(self, degree_L: NDArray[np.int64], *stages: NDArray[np.float64]) -> NDArray[np.float64]:
+        return layer_seconds(degree_L, *stages, full_duplex=self.full_duplex)
 
 
 def _times(factor: Any, seconds: Prediction) -> Prediction:

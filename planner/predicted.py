@@ -5,6 +5,9 @@ Legend: B steps; L MoE layers; D devices.
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..profilers.cluster import Cluster
 from ..profilers.fits.prediction import Prediction
 from ..runtime.decisions import DispatchModel
@@ -23,28 +26,58 @@ from ..traces.model import ModelSpec
 from .speeds import Speeds
 from .tally import Tally
 
-__all__ = ["Predicted", "by_class", "predicted"]
+__all__ = ["SOURCES", "STEP", "Predicted", "by_class", "predicted"]
 
+STEP = "step_s"
+SOURCES = {  # each part of a step, in order, to what errs as one: all curves of that kind
+    "attention_s": "attention",
+    "kv_s": "kv",
+    "dispatch_s": "exchange",
+    "experts_s": "experts",
+    "combine_s": "exchange",
+}
 NEEDED = ("dispatch_s", "experts_s", "combine_s")  # of step_s; coherent needs kv_s, too
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Seconds of the parts of a step `[B]`, by metric name, and the share of calls outside the measured sizes."""
+    """Seconds of the parts of a step `[B]`, by metric name, and the share of calls outside the measured sizes.
+
+    Parameters
+    ----------
+    crossed
+        Where MoE layers are pipelined, hence no sum of their parts: their seconds in all passes under every pair of a
+        level of the exchanges with one of the experts, `[Q Q, B]`, Q being low, middle and high.
+    """
 
     seconds: dict[str, Prediction]
     extrapolated: dict[str, float]
+    crossed: NDArray[np.float64] | None = None
 
 
 def predicted(
     tally: Tally, speeds: Speeds, cluster: Cluster, model: ModelSpec, dispatch_model: DispatchModel
 ) -> Predicted:
-    """The seconds of those parts that have a curve; `step_s`, and its sum, where none but attention lacks."""
+    """The seconds of those parts that have a curve; `step_s`, and its sum, where none but attention lacks.
+
+    Parameters
+    ----------
+    tally
+        With its ports: loads and slots for the experts, the copies of dispatch and combine through every port, and the
+        tokens and contexts where they attend. Under `migrating` a combine's copies end, and the next layer's tokens
+        and contexts are, where `ports.combined_at` says: at the rank of each sample's next attention.
+
+    Returns
+    -------
+    Predicted
+        By metric and step: `attention_s`, `dispatch_s`, `experts_s`, `combine_s`, under `coherent` `kv_s`, what crosses
+        links by class, too, where there are two (`dispatch_inter_s`, ...).
+    """
     layers = _layers(tally, speeds, cluster, model, dispatch_model)
     seconds = {name: step_seconds(found, model.num_layers) for name, found in layers.items()}
-    parts = [name for name in ("attention_s", "kv_s", *NEEDED) if name in seconds]
+    parts = [name for name in SOURCES if name in seconds]
     if {*NEEDED, *(["kv_s"] if dispatch_model == "coherent" else [])} <= set(parts):
-        seconds["step_s"] = total([seconds[name] for name in parts])
+        seconds[STEP] = total([seconds[name] for name in parts])
     outside = {name: float(layers[name].extrapolated.mean()) for name in parts}
     return Predicted(seconds, {name: share for name, share in outside.items() if share})
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..profilers.fits.fit import Fit
+from ..profilers.predictor import predicted
 from ..profilers.profile import Profile
 from ..profilers.series import Series
 from .page import Section, write_page
-from .profile_slice import Slice, held_out_errors, predicted, slice_of
+from .profile_slice import Slice, held_out_errors, slice_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -26,9 +27,7 @@ LABEL = 9  # columns of the seconds beside a plot
 def write_profile_page(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a picture of every fitted series as one page that needs no network; errors as in `write_page`."""
     fitted = [(series, series.fit) for series in profile.series.values() if series.fit is not None]
-    text = (
-        f"{len(fitted)} fitted series, {profile.cluster}. Blue: the fit and where 95 % of unseen sizes lay around it."
-    )
+    text = f"{len(fitted)} fitted series, {profile.cluster}. Blue: the fit, with the interval that its words tell of."
     write_page(path, "Profile", f"{text} Red: sizes that were held out.", (_section(*pair) for pair in fitted))
 
 
@@ -89,7 +88,7 @@ def _draw_predicted(figure: "Figure", series: Series, fit: Fit) -> None:
     sizes = [dict(one.size) for one in series.measurements]
     columns = {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes}
     seconds = np.array([one.median_s for one in series.measurements])
-    fitted, _ = predicted(series, fit, columns)
+    fitted = predicted(series, columns)
     off = held_out_errors(fit)
     held = np.array([tuple(size[name] for name in fit.axes) in off for size in sizes])
     names = [", ".join(f"{name} {value:,}" for name, value in size.items()) for size in sizes]
@@ -112,7 +111,7 @@ def _words(fit: Fit, along: Slice) -> list[str]:
     held = fit.held_out.get(fit.model.kind)
     if held is not None:
         errors = f"median {held.median_error:.1%}, worst {held.worst_error:.1%}"
-        words.append(f"off by {errors} on {held.num_sizes} sizes held out")
+        words.append(f"off by {errors} on {held.num_sizes} sizes held out; interval: {held.interval}")
     if along.fixed:
         words.append("at " + ", ".join(f"{name} {value:,}" for name, value in along.fixed.items()))
     return words

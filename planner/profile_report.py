@@ -1,12 +1,15 @@
 """What `moeplan profile` prints of a profile."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..profilers.origin import Origin
+from ..profilers.predictor import predicted
 from ..profilers.profile import Profile
-from ..profilers.series import Series
+from ..profilers.series import Series, series_key
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +30,8 @@ def profile_report(profile: Profile, path: Path, console: "Console") -> None:
         source = profile.link_origins[kind] + 1
         told = f", from [{source}]" if len(profile.origins) > 1 else ""
         console.print(f"link      {kind}: {1e-9 / link.s_per_byte:.3g} GB/s, {link.latency_s * 1e6:.3g} us{told}")
+    for label, text in _uneven(profile):
+        console.print(f"{label:10}{text}")
     if not profile.complete:
         console.print("stopped by Ctrl-C: the profile holds what was measured until then; --resume continues it")
     console.print(f"wrote     {path}    cluster {profile.cluster}")
@@ -69,6 +74,24 @@ def _noticed(origin: Origin) -> list[tuple[str, str]]:
     if origin.noise is not None:
         lines.append(("noise", str(origin.noise)))
     return lines
+
+
+def _uneven(profile: Profile) -> Iterator[tuple[str, str]]:
+    """How far uneven exchanges took longer than even ones whose ports pass as much as the busiest: once, if at all."""
+    for one in profile.series.values():
+        even = profile.series.get(series_key("all_to_all", one.dtype, one.ranks, one.link))
+        if one.case != "uneven_all_to_all" or one.ranks < 2 or even is None or even.fit is None:
+            continue
+        port = np.array([measured.work for measured in one.measurements], np.float64)
+        expected = predicted(even, {"bytes": port * one.ranks / (one.ranks - 1)})
+        ratios = np.array([measured.median_s for measured in one.measurements])[~expected.extrapolated]
+        ratios /= expected.seconds[~expected.extrapolated]
+        if len(ratios):
+            yield (
+                "uneven",
+                f"{one.key} took {np.median(ratios):.2g} times ({ratios.min():.2g} to {ratios.max():.2g}) as long as"
+                " an even exchange of the same busiest port",
+            )
 
 
 def _series_table(profile: Profile) -> "Table":

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from ..profilers.cases.works import work_of
 from ..profilers.fits.fit import Fit
 from ..profilers.fits.prediction import Prediction
 from ..profilers.fits.surface import Surface
+from ..profilers.predictor import predicted
 from ..profilers.series import Series
-from ..profilers.tables.works import work_of
 
-__all__ = ["Slice", "held_out_errors", "predicted", "slice_of"]
+__all__ = ["Slice", "held_out_errors", "slice_of"]
 
 CURVE_POINTS = 160
 Array = NDArray[np.float64]
@@ -60,7 +61,8 @@ def slice_of(series: Series, fit: Fit) -> Slice:
     off = held_out_errors(fit)
     low, high = fit.measured[axis]
     curve_at = np.unique(np.geomspace(max(low, 1), max(high, 1), CURVE_POINTS).round())
-    curve, curve_work = predicted(series, fit, {axis: curve_at, **fixed})
+    size = {axis: curve_at} | {name: np.array(float(value)) for name, value in fixed.items()}
+    curve, curve_work = predicted(series, size), work_of(series.case, size, series.ranks)
     return Slice(
         axis=axis,
         fixed={name: value for name, value in fixed.items() if len(set(fit.measured[name])) > 1},
@@ -72,13 +74,6 @@ def slice_of(series: Series, fit: Fit) -> Slice:
         curve=curve,
         curve_rate=_rate(series, curve_work, curve.seconds),
     )
-
-
-def predicted(series: Series, fit: Fit, size: Mapping[str, ArrayLike]) -> tuple[Prediction, Array]:
-    """The fit at sizes that broadcast, and the work there."""
-    columns = {name: np.asarray(size[name], np.float64) for name in fit.axes}
-    work = work_of(series.case, columns, series.ranks)
-    return fit.predict(columns, work), work
 
 
 def held_out_errors(fit: Fit) -> dict[tuple[int, ...], float]:

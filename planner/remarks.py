@@ -35,22 +35,26 @@ def _verdict(plan: Plan, part: Part) -> Iterable[str]:
         yield f"no benefit shown: {gain} than {against}; one step shows nothing, record more"
     elif verdict.value == "none":
         yield f"no benefit expected: {gain} than {against}"
+    elif verdict.metric == "device_copies" and _loses_bytes(plan, part):
+        yield f"benefit in copies alone, NOT IN BYTES: {gain} than {against}, and more K and V than they save"
     else:
         yield f"benefit expected: {gain} than {against}"
 
 
 def _gain(verdict: Verdict, part: Part) -> str:
-    """How much less of its metric the plan has."""
+    """How much less, or more, of its metric the plan has."""
+    gain, lost = verdict.gain, verdict.gain.value < 0
+    if lost:
+        low, high = (None if end is None else -end for end in (gain.high, gain.low))
+        gain = Metric(value=-gain.value, low=low, high=high)
     if verdict.metric == "device_copies":
-        return f"{_range(verdict.gain)} fewer copies"
+        return f"{_range(gain)} {'more' if lost else 'fewer'} copies"
     if verdict.metric == "inter_bytes":
-        return f"{_range(verdict.gain, megabytes, ' MB')} a step fewer between nodes"
+        return f"{_range(gain, megabytes, ' MB')} a step {'more' if lost else 'fewer'} between nodes"
     if verdict.metric != "step_s":
-        return f"{verdict.metric} lower by {_range(verdict.gain)}"
-    unit, gain, word = TimeUnit.of(part), verdict.gain, "less"
-    if gain.value < 0 and gain.low is not None and gain.high is not None:
-        gain, word = Metric(value=-gain.value, low=-gain.high, high=-gain.low), "more"
-    return f"a step takes {_range(gain, unit.text, f' {unit.name}')} {word}"
+        return f"{verdict.metric} {'higher' if lost else 'lower'} by {_range(gain)}"
+    unit = TimeUnit.of(part)
+    return f"a step takes {_range(gain, unit.text, f' {unit.name}')} {'more' if lost else 'less'}"
 
 
 def _split_gain(part: Part) -> Iterable[str]:
@@ -76,29 +80,41 @@ def _balance_price(part: Part) -> Iterable[str]:
 
 
 def _coherence_price(plan: Plan, part: Part) -> Iterable[str]:
-    """What coherence costs in K and V, and the kv/d up to which it moves fewer bytes than tokens that return home.
-
-    Notes
-    -----
-    A token and layer moves, in hidden vectors, c_standard copies when tokens return home, and c_coherent + (D-1) kv/d
-    when K and V are gathered; equal at kv/d = (c_standard - c_coherent) / (D - 1) (SYSTEMS, KV cache).
-    """
-    ours, base = ours_and_base(part)
+    """What coherence costs in K and V, and the kv/d up to which it moves fewer bytes than tokens that return home."""
+    ours, _ = ours_and_base(part)
     if ours.dispatch_model != "coherent":
         return
-    saved = value(base, "device_copies") - value(ours, "device_copies")
-    even = saved / (plan.cluster.num_devices - 1)
-    kv_size, hidden = plan.model.attention.kv_size, plan.model.hidden_size
-    yield f"coherence gathers K and V on every device: it moves fewer bytes in all while kv/d is below {even:.2f}"
+    even, kv_size, hidden = _even_kv(plan, part), plan.model.attention.kv_size, plan.model.hidden_size
+    limit = f"while kv/d is below {even:.2f}" if even > 0 else "never: there are no fewer copies"
+    yield f"coherence gathers K and V on every device: it moves fewer bytes in all {limit}"
     if not (kv_size and hidden):
         yield "this model's kv/d is not in the trace (2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA);"
         yield "import it with --hidden-size and --kv-size to see which side it is on"
         return
     yield f"this model's kv/d is {kv_size / hidden:.2f}"
-    if kv_size / hidden >= even:
+    if _loses_bytes(plan, part):
         yield "NO BENEFIT IN BYTES: K and V cost more than the copies save; use --dispatch standard, or fewer devices"
     if "kv_bytes" in ours.metrics and "intra_bytes" in ours.metrics:
         yield _bytes_in_all(part)
+
+
+def _even_kv(plan: Plan, part: Part) -> float:
+    """The kv/d at which coherence moves as many bytes as tokens that return home.
+
+    Notes
+    -----
+    A token and layer moves, in hidden vectors, c_standard copies when tokens return home, and c_coherent + (D-1) kv/d
+    when K and V are gathered; equal at kv/d = (c_standard - c_coherent) / (D - 1).
+    """
+    ours, base = ours_and_base(part)
+    return (value(base, "device_copies") - value(ours, "device_copies")) / (plan.cluster.num_devices - 1)
+
+
+def _loses_bytes(plan: Plan, part: Part) -> bool:
+    """Whether K and V are known to cost a coherent plan more than its copies save."""
+    kv_size, hidden = plan.model.attention.kv_size, plan.model.hidden_size
+    coherent = part.contenders[0].dispatch_model == "coherent"
+    return bool(coherent and kv_size and hidden and kv_size / hidden >= _even_kv(plan, part))
 
 
 def _bytes_in_all(part: Part) -> str:
@@ -127,4 +143,5 @@ def _steps(plan: Plan, part: Part) -> Iterable[str]:
 def _range(gain: Metric, form: Callable[[float], str] = "{:.3f}".format, unit: str = "") -> str:
     if gain.low is None or gain.high is None:
         return f"{form(gain.value)}{unit} (no interval)"
-    return f"{form(gain.value)}{unit} ({form(gain.low)} to {form(gain.high)}, 95 %)"
+    share = "" if unit else ", 95 %"  # seconds also hold the error of fits, which is a range
+    return f"{form(gain.value)}{unit} ({form(gain.low)} to {form(gain.high)}{share})"

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from ..errors import InputError
 from ..runtime.plan import Metric, Part, Plan
 from .options import SecondsOptions
-from .speeds import DTYPES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +49,7 @@ def print_seconds(plan: Plan, part: Part, console: "Console") -> None:
         if plan.cluster.num_nodes > 1:
             console.print()
             console.print(_table("of these, by link", part, CLASSES, step=False, brief=brief))
-    for line in _origins(plan, options):
+    for line in _origins(plan, part, options):
         console.print(line)
 
 
@@ -87,7 +86,7 @@ def _table(title: str, part: Part, columns: Sequence[tuple[str, str]], *, step: 
     for header, _ in shown:
         table.add_column(header, justify="right")
     if step:
-        table.add_column("step (95 %)", justify="right")
+        table.add_column("step (range)", justify="right")
     for contender in part.contenders:
         cells = [_cell(contender.metrics.get(name), unit) for _, name in shown]
         label = contender.name if brief else f"{contender.name}, {contender.dispatch_model}"
@@ -105,25 +104,32 @@ def _ranged(metric: Metric | None, unit: TimeUnit) -> str:
     return f"{_cell(metric, unit)} ({unit.text(metric.low)}-{unit.text(metric.high)})"
 
 
-def _origins(plan: Plan, options: SecondsOptions) -> Iterable[str]:
-    """By which curves, what has none, and where they were stretched."""
+def _origins(plan: Plan, part: Part, options: SecondsOptions) -> Iterable[str]:
+    """By which curves, what has none and what follows of that, and where they were stretched."""
     if options.sources:
         overlap = "no overlap" if plan.decisions.pipeline is None else "overlapped in MoE"
         yield (
             f"predicted: the busiest rank and port of each layer, {overlap}, mean over steps; intervals hold the fits'"
-            " error and the steps'"
+            " error and, over several steps, theirs"
         )
         yield f"timed by  {', '.join(f'{part}: {source}' for part, source in options.sources.items())}"
-    fitting = DTYPES.get(plan.model.dtype_bytes or 0, ())
-    other = [
-        part
-        for part, source in options.sources.items()
-        if part in ("experts", "attention") and not any(f"/{dtype}" in source for dtype in fitting)
-    ]
-    if other:
-        yield f"{' and '.join(other)} as measured in another dtype than the model's"
-    for part, reason in options.missing.items():
-        yield f"no seconds of {part}: {reason}"
+    if options.other_dtype:
+        yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
+    for missing, reason in options.missing.items():
+        yield f"no seconds of {missing}: {reason}"
+    yield from _not_judged(plan, part)
     stretched = ", ".join(f"{name} {share:.0%}" for name, share in options.extrapolated.items())
     if stretched:
         yield f"EXTRAPOLATED beyond the sizes measured, share of layers: {stretched}"
+
+
+def _not_judged(plan: Plan, part: Part) -> Iterable[str]:
+    """Why the steps are there and the verdict is not on them."""
+    verdict, found = plan.verdict, {contender.label: contender for contender in part.contenders}
+    if verdict is None or verdict.metric == "step_s" or verdict.against not in found:
+        return
+    if all("step_s" in one.metrics for one in (part.contenders[0], found[verdict.against])):
+        yield (
+            f"judged by {verdict.metric}, not by the step: attention is not in it, and takes another time where tokens"
+            " do not return home"
+        )

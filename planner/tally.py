@@ -61,7 +61,8 @@ class Ports:
         stays = dispatch_model == "standard"
         shape = (num_steps, num_layers, len(link_classes(cluster)), 2, cluster.num_devices)
         held = (num_steps, 1 if stays else num_layers, cluster.num_devices)
-        _check_cells(math.prod(shape) * (1 if stays else 2) + 2 * math.prod(held), shape)
+        ways = {"classes": shape[2], "directions": 2, "exchanges": 1 if stays else 2}
+        _check_cells("copies for seconds", cluster, steps=num_steps, layers=num_layers, devices=held[2], **ways)
         dispatch = np.zeros(shape, np.int64)
         combine = dispatch[:, :, :, ::-1] if stays else np.zeros(shape, np.int64)
         return cls(dispatch, combine, np.zeros(held, np.int64), np.zeros(held, np.int64))
@@ -94,7 +95,7 @@ class Tally:
         """A tally of nothing."""
         placement = route.placement
         shape = (cohort.num_steps, placement.num_layers, cluster.num_devices)
-        _check_cells(math.prod(shape), shape)
+        _check_cells("loads", cluster, steps=shape[0], layers=shape[1], devices=shape[2])
         return cls(
             np.zeros((len(cohort.unit_ids), len(COUNTS)), np.int64),
             np.zeros(shape, np.int64),
@@ -103,9 +104,12 @@ class Tally:
         )
 
 
-def _check_cells(cells: int, shape: tuple[int, ...]) -> None:
+def _check_cells(what: str, cluster: Cluster, **lengths: int) -> None:
+    """Refuse an array of one number for every step, layer, device and so on that would not fit into memory."""
+    cells = math.prod(lengths.values())
     if cells > MAX_CELLS:
+        product = " x ".join(f"{length:,} {name}" for name, length in lengths.items())
         raise UsageError(
-            f"{shape[0]:,} steps x {shape[1]} layers x {shape[-1]:,} devices are {cells:,} loads; expected at most"
-            f" {MAX_CELLS:,}: plan for fewer devices or a part of the trace"
+            f"{what}: {product} are {cells:,} numbers; expected at most {MAX_CELLS:,}: plan for fewer than"
+            f" {cluster.num_devices:,} devices or a part of the trace"
         )

@@ -19,9 +19,10 @@ BAR = 10
 def trace_report(trace: Trace | CountTrace, found: Statistics, console: "Console") -> None:
     """How much of what there is and is not, and a line a layer."""
     model = trace.meta.model
+    limit = f" within {model.top_k_groups} of {model.num_expert_groups} groups" if model.top_k_groups else ""
     console.print(
-        f"model     {model.name}: {model.num_layers} MoE layers x {model.num_experts} experts, top-{model.top_k};"
-        f" recorded by {trace.meta.recorder}"
+        f"model     {model.name}: {model.num_layers} MoE layers x {model.num_experts} experts, top-{model.top_k}"
+        f"{limit}; recorded by {trace.meta.recorder}"
     )
     for line in (*_contents(trace, found), *_picture(found)):
         console.print(line)

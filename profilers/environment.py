@@ -3,12 +3,12 @@
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
 from ..errors import InputError
-from .world import World
 
 __all__ = ["Environment"]
 
@@ -47,14 +47,14 @@ class Environment:
             raise InputError("environment with text that does not print; expected names and versions")
 
     @classmethod
-    def of(cls, world: World) -> Self:
-        """The environment of the rank that asks."""
+    def of(cls, device: str, hosts: Sequence[str]) -> Self:
+        """The environment of the rank that asks, which computes on "cpu" or "cuda:i", in a world on these hosts."""
         import torch
 
-        cuda = world.device != "cpu"
+        cuda = device != "cpu"
         cpu = _first(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo")) or platform.processor() or platform.machine()
         return cls(
-            device=torch.cuda.get_device_name(torch.device(world.device)) if cuda else cpu,
+            device=torch.cuda.get_device_name(torch.device(device)) if cuda else cpu,
             backend="nccl" if cuda else "gloo",
             torch=torch.__version__,
             driver=_first(r"Kernel Module\D*([\d.]+)", Path("/proc/driver/nvidia/version")) if cuda else None,
@@ -62,8 +62,8 @@ class Environment:
             cpu=cpu,
             cpus=len(os.sched_getaffinity(0)),
             threads=torch.get_num_threads(),
-            num_ranks=world.size,
-            num_hosts=len(set(world.hosts)),
+            num_ranks=len(hosts),
+            num_hosts=len(set(hosts)),
             python=platform.python_version(),
             system=f"{platform.system()} {platform.release()}",
         )

@@ -8,60 +8,27 @@ dtype before any is in the next; a quick run measures that one only, and leaves 
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from ..errors import RankError
 from ..files import sha256_json
+from .cases.case import Case
 from .clock import Clock, clock_for
 from .environment import Environment
-from .measurement import Measurement, Size
+from .measurement import PAIR, Measurement, Size
 from .rendezvous import Terms
 from .sampling import sample, slowest
 from .series import LinkKind, series_key
 from .topology import numbered
 from .world import World
 
-__all__ = ["Case", "Place", "Request", "Start", "Step", "measure_cases", "terms"]
+__all__ = ["Place", "Request", "Start", "Step", "measure_cases", "terms"]
 
 BUDGET_S, QUICK_BUDGET_S = 0.8, 0.25  # a size
 QUICK_TOTAL_S = 24.0  # all sizes; the rest of a minute is for starting ranks and fitting
 REFERENCE_SIDE, REFERENCE_CALLS = 192, 3  # of the matrices whose product tells how quiet the machine is
-
-
-class Case(Protocol):
-    """One thing to measure; picklable."""
-
-    @property
-    def name(self) -> str:
-        """The key of the case in a profile."""
-
-    @property
-    def unit(self) -> Literal["bytes", "macs"]:
-        """What `work` counts: bytes, or multiply-adds ("macs")."""
-
-    @property
-    def min_ranks(self) -> int:
-        """The smallest world in which the case means something; 1: each rank works alone."""
-
-    def dtypes(self, device: str) -> Sequence[str]:
-        """The dtypes to measure it in on "cpu" or "cuda:i", most wanted first."""
-
-    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """The grid, small to large; the same on all ranks. Sizes of a pair of ranks name it: first, second."""
-
-    def work(self, size: Size, num_ranks: int) -> int:
-        """Units of work of one rank in one call."""
-
-    def prepare(self, size: Size, dtype: str, world: World) -> Any:
-        """Inputs and output buffers of a rank, on its device; the buffers hold no right answer."""
-
-    def run(self, inputs: Any) -> Any:
-        """The call that is timed."""
-
-    def check(self, inputs: Any, output: Any, world: World) -> str | None:
-        """What is wrong with an output; None where it is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +58,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first report of rank 0: where the ranks run."""
+    """The first report of rank 0: where the ranks run, and the work of every place of the whole grid."""
 
     environment: Environment
     hosts: tuple[str, ...]
+    grid: Mapping[Place, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +92,11 @@ class _Job:
     size: Size
     place: Place
 
+    @property
+    def work(self) -> int:
+        """Units of work of a rank."""
+        return self.case.work(self.size, self.place.ranks)
+
 
 def terms(world: World, request: Request) -> Terms:
     """What the ranks of a launched world have to agree on, by name."""
@@ -148,11 +121,12 @@ def measure_cases(world: World, request: Request) -> None:
     RankError
         This rank got a wrong answer.
     """
-    if world.rank == 0:
-        world.report(Start(Environment.of(world), world.hosts))
-    done = _from_rank_0(request.done)
     node = world.of_node() if len(set(world.hosts)) > 1 else None
     grid = sorted(_jobs(request, world, node), key=lambda job: job.turn)
+    if world.rank == 0:
+        works = {job.place: job.work for job in grid}
+        world.report(Start(Environment.of(world.device, world.hosts), world.hosts, works))
+    done = _from_rank_0(request.done)
     missing = [job for job in grid if job.place not in done]
     clock, reference, start = clock_for(world.device), _reference(world), time.perf_counter()
     for index, job in enumerate(missing):
@@ -163,7 +137,7 @@ def measure_cases(world: World, request: Request) -> None:
         samples = _samples(job, clock, _budget_s(request, elapsed_s, len(missing) - index))
         if world.rank == 0:
             measured, to_go = index + 1, len(missing) - index - 1
-            measurement = Measurement.of(job.size, job.case.work(job.size, job.place.ranks), samples)
+            measurement = Measurement.of(job.size, job.work, samples)
             remaining_s = (time.perf_counter() - start) / measured * to_go
             world.report(Step(job.place, measurement, reference_s, len(grid) - to_go, len(grid), remaining_s))
 
@@ -177,7 +151,7 @@ def _jobs(request: Request, world: World, node: World | None) -> Iterator[_Job]:
             dtypes = case.dtypes(inside.device)
             for turn, dtype in enumerate(dtypes[:1] if request.quick else dtypes):
                 for size in case.sizes(inside, quick=request.quick):
-                    if inside is world or "first" not in size:
+                    if inside is world or PAIR[0] not in size:
                         yield _Job(turn, case, inside, size, _place(case, dtype, size, inside))
 
 
@@ -185,7 +159,7 @@ def _place(case: Case, dtype: str, size: Size, world: World) -> Place:
     ranks = 1
     link: LinkKind | None = None
     if case.min_ranks > 1:
-        together = (size["first"], size["second"]) if "first" in size else range(world.size)
+        together = [size[name] for name in PAIR] if PAIR[0] in size else range(world.size)
         nodes = {numbered(world.hosts)[rank] for rank in together}
         ranks, link = len(together), "intra" if len(nodes) == 1 else "inter"
     return Place(case.name, dtype, ranks, link, tuple(sorted(size.items())))

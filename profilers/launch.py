@@ -1,4 +1,4 @@
-"""A launch: the place of this process in a world that torchrun or srun started, and where rank 0 listens.
+"""A launch: the place of this process in a world that torchrun or srun started, its host, and where rank 0 listens.
 
 torchrun exports all of it. srun exports ranks and host names; where `MASTER_ADDR` or `MASTER_PORT` is missing, rank 0
 is taken to be on the first host of the step (srun's block and cyclic distributions put it there), and to listen on a
@@ -7,12 +7,15 @@ port made of the job's and the step's number, so that two jobs on a host do not 
 
 import os
 import re
+import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import UsageError
 
-__all__ = ["Launch", "found_launch"]
+__all__ = ["Launch", "found_launch", "this_host"]
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FIRST_PORT, NUM_PORTS = 15_000, 17_000  # below the ports that Linux hands out by itself
 
 
@@ -41,6 +44,14 @@ def found_launch() -> Launch | None:
             continue  # an interactive shell or a batch script, not one task of several
         return _launch(rank, size)
     return None
+
+
+def this_host() -> str:
+    """What tells this host from others: its name and, on Linux, the number of its boot; containers may share a name."""
+    try:
+        return f"{socket.gethostname()} {BOOT_ID.read_text().strip()}"
+    except OSError:
+        return socket.gethostname()
 
 
 def _launch(rank: str, size: str) -> Launch:

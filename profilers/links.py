@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 
 from .cluster import Cluster, Link
-from .fits.alpha_beta import MIN_SLOPE
 from .series import LinkKind, Series
 
 __all__ = ["measured_links"]
-
-SOURCES = ("all_to_all", "point_to_point")  # the exchange of expert parallelism itself before a pair alone on the wire
 
 
 def measured_links(cluster: Cluster, series: Mapping[str, Series]) -> dict[str, Link]:
@@ -21,10 +18,11 @@ def measured_links(cluster: Cluster, series: Mapping[str, Series]) -> dict[str, 
 
     Notes
     -----
-    From the all-to-all of the class, else from its point-to-point. Their fits t = a + b n count as n the bytes that
-    leave a rank; all of them cross the links of the node where the ranks share one, and the pair's link between two
-    ranks: Link(a, b). Of an all-to-all of all P ranks on several nodes, P - G of the P - 1 blocks that leave a rank go
-    between nodes, and are taken to decide the time, so that a byte between nodes costs
+    From the all-to-all of the class (of the G ranks of a node, or of all ranks on several), the exchange of expert
+    parallelism itself, else from the point-to-point, a pair alone on the wire. Their fits t = a + b n count as n the
+    bytes that leave a rank; all of them cross the links of the node where the ranks share one, and the pair's link
+    between two ranks: Link(a, b). Of an all-to-all of all P ranks on several nodes, P - G of the P - 1 blocks that
+    leave a rank go between nodes, and are taken to decide the time, so that a byte between nodes costs
 
         b_inter = b (P - 1) / (P - G)
     """
@@ -33,9 +31,10 @@ def measured_links(cluster: Cluster, series: Mapping[str, Series]) -> dict[str, 
 
 
 def _link(kind: LinkKind, cluster: Cluster, series: Mapping[str, Series]) -> Link | None:
-    for case in SOURCES:
+    together = cluster.devices_per_node if kind == "intra" else cluster.num_devices
+    for case, ranks in (("all_to_all", together), ("point_to_point", 2)):
         for one in series.values():
-            if (one.case, one.link) != (case, kind) or one.fit is None or one.fit.alpha_beta.b_s == MIN_SLOPE:
+            if (one.case, one.ranks, one.link) != (case, ranks, kind) or not (one.fit and one.fit.alpha_beta.grows):
                 continue
             line, share = one.fit.alpha_beta, 1.0
             if kind == "inter" and case == "all_to_all":

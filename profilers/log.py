@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ..errors import UsageError
+from .cases.case import Case
 from .cluster import Cluster
 from .fits.fitting import fit_series
-from .harness import Case, Place, Start, Step
+from .harness import Place, Start, Step
 from .links import measured_links
-from .measurement import Measurement
+from .measurement import PAIR, Measurement
 from .noise import Noise
 from .origin import Origin, now
 from .profile import Profile
-from .resume import check_options, check_world, places
+from .resume import check_grid, check_options, check_world, places
 from .series import Series
 from .topology import Pair, Topology, islands, numbered
 
@@ -71,7 +72,7 @@ class Log:
         UsageError
             The ranks lie unevenly on hosts.
         MismatchError
-            This world is not the one whose profile is continued.
+            This world is not the one whose profile is continued, or would measure other sizes.
         """
         if isinstance(report, Start):
             self.start = report
@@ -79,6 +80,7 @@ class Log:
             if self._earlier is not None:
                 check_options(self._earlier, self._quick, tuple(self._cases.values()))
                 check_world(self._earlier, report)
+                check_grid(self.measured, report.grid)
             return
         self.measured[report.place] = report.measurement
         self._reference_s.append(report.reference_s)
@@ -149,8 +151,8 @@ def _topology(hosts: Sequence[str], measured: Mapping[Place, Measurement]) -> To
     """Who shares a node, and the islands that the times of all pairs tell, if all were measured."""
     pairs: dict[int, dict[Pair, float]] = {}
     for one in measured.values():
-        if "first" in one.size:
-            pairs.setdefault(one.work, {})[one.size["first"], one.size["second"]] = one.median_s
+        if PAIR[0] in one.size:
+            pairs.setdefault(one.work, {})[one.size[PAIR[0]], one.size[PAIR[1]]] = one.median_s
     every = len(hosts) * (len(hosts) - 1) // 2
     whole = [pairs[work] for work in sorted(pairs) if len({frozenset(pair) for pair in pairs[work]}) == every]
     if len(hosts) < 3 or not whole:

@@ -1,11 +1,12 @@
 """Measuring: from a request to the Profile, on local ranks or in a launched world."""
 
+import os
 from collections.abc import Callable, Sequence
 
 from ..errors import UsageError
 from .cases import CASES
-from .harness import Case, Request, measure_cases, terms
-from .host import this_host
+from .cases.case import Case
+from .harness import Request, measure_cases, terms
 from .launch import found_launch
 from .log import Listeners, Log
 from .profile import Profile
@@ -26,7 +27,7 @@ def measure(
     listeners: Listeners = Listeners(),  # noqa: B008  frozen
     resume: Profile | None = None,
     cases: Sequence[Case] = tuple(CASES.values()),
-    host_of: Callable[[int], str] = this_host,
+    host_of: Callable[[int], str] | None = None,
 ) -> Profile | None:
     """The profile of this machine, or of the world that torchrun or srun launched (then None on ranks other than 0).
 
@@ -61,6 +62,7 @@ def measure(
     MismatchError
         `resume` is of another environment, world, grid or version; or launched ranks disagree. The difference is named.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # below, a lost rank prints a page of C++ frames
     if resume is not None and found_launch() is None:  # a launched world finds out together
         check_options(resume, quick, cases)
         if resume.complete:

@@ -10,10 +10,12 @@ import numpy as np
 
 from ..errors import InputError
 
-__all__ = ["MIN_SAMPLES", "Measurement", "Size", "median_interval"]
+__all__ = ["MIN_SAMPLES", "PAIR", "Measurement", "Size", "median_interval", "relative_width"]
 
 Size = Mapping[str, int]
-MAX_SECONDS = 86_400.0
+PAIR = ("first", "second")  # ranks in the size of a case that two of them run: names, not amounts
+MIN_SECONDS, MAX_SECONDS = 1e-12, 86_400.0
+MAX_INT = 2**63
 MIN_SAMPLES, MAX_SAMPLES = 6, 10_000  # 6 are the fewest with a 95 % interval of the median
 
 
@@ -48,13 +50,11 @@ class Measurement:
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     def __post_init__(self) -> None:
-        if self.work < 1 or not self.size or min(self.size.values()) < 0:
-            raise InputError(f"measurement of {self.work} units of work; expected at least 1 and sizes of at least 0")
-        timed = all(0 < sample < MAX_SECONDS for sample in self.samples_s)
+        if not (1 <= self.work < MAX_INT and self.size and all(0 <= value < MAX_INT for value in self.size.values())):
+            raise InputError("measurement of a size or a work out of range; expected 0 to 2**63 - 1, work from 1 on")
+        timed = all(MIN_SECONDS <= sample < MAX_SECONDS for sample in self.samples_s)
         if not (timed and 1 <= len(self.samples_s) <= MAX_SAMPLES):
-            raise InputError(
-                f"{len(self.samples_s)} samples; expected 1 to {MAX_SAMPLES:,}, all above 0 s and below a day"
-            )
+            raise InputError(f"{len(self.samples_s)} samples; expected 1 to {MAX_SAMPLES:,}, all from 1 ps to a day")
         told = (self.min_s, self.median_s, self.p95_s, self.max_s, self.median_low_s, self.median_high_s)
         if not all(map(_close, told, _figures(self.samples_s))):
             raise InputError("percentiles differ from those of the samples; the file was changed after it was written")
@@ -76,13 +76,6 @@ class Measurement:
             median_high_s=high,
         )
 
-    @property
-    def relative_width(self) -> float:
-        """The width of the median's interval over the median; infinite where there are too few samples for one."""
-        if len(self.samples_s) < MIN_SAMPLES:
-            return math.inf
-        return (self.median_high_s - self.median_low_s) / self.median_s
-
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the median of what the samples are drawn from; fewer than 6 give their range, which is less.
@@ -98,6 +91,14 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     ascending = sorted(samples)
     k = _order(len(ascending))
     return ascending[k - 1], ascending[-k]
+
+
+def relative_width(samples: Sequence[float]) -> float:
+    """The width of the median's interval over the median; infinite where there are too few samples for one."""
+    if len(samples) < MIN_SAMPLES:
+        return math.inf
+    low, high = median_interval(samples)
+    return (high - low) / float(np.median(samples))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from ..errors import InputError
-from .measurement import Measurement
+from .measurement import Measurement, relative_width
 
 __all__ = ["Noise"]
 
@@ -42,7 +42,7 @@ class Noise:
     @classmethod
     def of(cls, measurements: Iterable[Measurement], reference_s: Iterable[float]) -> Self:
         """The noise of these measurements."""
-        widths = [one.relative_width for one in measurements]
+        widths = [relative_width(one.samples_s) for one in measurements]
         return cls(sizes=len(widths), wide=sum(width > WIDE for width in widths), reference_s=tuple(reference_s))
 
     @property

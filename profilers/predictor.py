@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import UsageError
+from .cases.works import work_of
 from .fits.prediction import Prediction
 from .profile import Profile
 from .series import LinkKind, Series
-from .tables.works import work_of
 
-__all__ = ["predict"]
+__all__ = ["predict", "predicted"]
 
 ANY_BYTES = "uint8"
 
@@ -50,13 +50,25 @@ def predict(
     found = _matching(found, "dtype", _dtype(found, dtype))
     near = None if ranks is None else _nearest(ranks, sorted({series.ranks for series in found}))
     (series,) = _matching(found, "ranks", near)
-    assert series.fit is not None
-    series.fit.check_axes(size)
-    columns = {axis: np.asarray(column) for axis, column in size.items()}
-    prediction = series.fit.predict(size, work_of(case, columns, series.ranks))
+    prediction = predicted(series, size)
     if ranks in (None, series.ranks):
         return prediction
     return replace(prediction, extrapolated=np.ones_like(prediction.extrapolated))
+
+
+def predicted(series: Series, size: Mapping[str, ArrayLike]) -> Prediction:
+    """The seconds of one call of a fitted series at one or many sizes, scalars and arrays that broadcast.
+
+    Raises
+    ------
+    UsageError
+        The series has no fit, or the size lacks an axis or has another.
+    """
+    if series.fit is None:
+        raise UsageError(f"the series {series.key} has no fit; expected at least two sizes measured")
+    series.fit.check_axes(size)
+    columns = {axis: np.asarray(column) for axis, column in size.items()}
+    return series.fit.predict(size, work_of(series.case, columns, series.ranks))
 
 
 def _matching(found: Sequence[Series], name: str, wanted: object) -> list[Series]:

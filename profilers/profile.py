@@ -14,7 +14,7 @@ from .environment import Environment
 from .origin import Origin, now
 from .series import Series
 
-__all__ = ["Profile", "load", "parse", "save"]
+__all__ = ["MAX_PROFILE_BYTES", "Profile", "load", "parse", "save"]
 
 MAX_PROFILE_BYTES = 64 * 2**20
 

@@ -17,11 +17,21 @@ from .launch import Launch
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["JOIN_TIMEOUT_S", "Terms", "agreed", "gathered", "launched_store", "lost", "told", "watched"]
+__all__ = [
+    "JOIN_TIMEOUT_S",
+    "Terms",
+    "check_agreement",
+    "gathered",
+    "launched_store",
+    "leave_word",
+    "watchdog",
+    "why_lost",
+]
 
 JOIN_TIMEOUT_S = 300.0  # the nodes of a job start minutes apart
 WORD_S = 5.0  # for which the others of a failed world are waited for
 POLL_S, WATCH_S = 0.1, 0.5  # between two looks at the store
+BEATS = 4  # looks in which a living rank's count grows, however busy its machine
 READ_S = 1.5  # for the others' last look before it goes
 FAILED = "failed"
 Terms = Mapping[str, str]
@@ -60,19 +70,16 @@ def gathered(store: "Store", key: str, value: str, rank: int, size: int) -> tupl
     RankError
         Some do not come within the store's timeout; they are named.
     """
-    store.set(f"{key}/{rank}", value)
     keys = [f"{key}/{peer}" for peer in range(size)]
     try:
+        store.set(f"{key}/{rank}", value)
         store.wait(keys)
+        return tuple(store.get(name).decode() for name in keys)
     except RuntimeError as error:
-        absent = [peer for peer, name in enumerate(keys) if not store.check([name])]
-        raise RankError(
-            f"{_ranks(absent)} did not join within {JOIN_TIMEOUT_S:g} s (noticed by rank {rank})"
-        ) from error
-    return tuple(store.get(name).decode() for name in keys)
+        raise RankError(_absent(store, keys, rank)) from error
 
 
-def agreed(store: "Store", terms: Terms, rank: int, size: int) -> None:
+def check_agreement(store: "Store", terms: Terms, rank: int, size: int) -> None:
     """Return where every rank gives the same terms.
 
     Raises
@@ -92,7 +99,7 @@ def agreed(store: "Store", terms: Terms, rank: int, size: int) -> None:
             )
 
 
-def told(store: "Store", rank: int, size: int, error: Exception) -> None:
+def leave_word(store: "Store", rank: int, size: int, error: Exception) -> None:
     """Leave word of this rank's own failure for the others; rank 0, which may keep the store, waits for them."""
     with contextlib.suppress(RuntimeError):
         store.set(FAILED, f"rank {rank}: {error}")
@@ -103,15 +110,13 @@ def told(store: "Store", rank: int, size: int, error: Exception) -> None:
             time.sleep(READ_S)
 
 
-def lost(store: "Store", rank: int, size: int, timeout_s: float) -> str:
-    """Why this rank lost the others: the failure that one left word of, or who does not say that it is there."""
+def why_lost(store: "Store", rank: int, size: int, timeout_s: float) -> str:
+    """Why this rank lost the others: the failure that one left word of, or who died or says nothing."""
     try:
         store.set(f"lost/{rank}", "1")
-        end = time.monotonic() + min(WORD_S, timeout_s / 4)
-        while (absent := _unaware(store, rank, size)) and not store.check([FAILED]) and time.monotonic() < end:
-            time.sleep(POLL_S)
-        if absent and not store.check([FAILED]):
-            store.set(FAILED, f"{_ranks(absent)} did not answer within {timeout_s:g} s (noticed by rank {rank})")
+        missing = _missing(store, rank, size, timeout_s)
+        if missing and not store.check([FAILED]):
+            store.set(FAILED, f"{missing} (noticed by rank {rank})")
         word = store.get(FAILED).decode() if store.check([FAILED]) else None
         time.sleep(READ_S if rank == 0 else 0)
     except RuntimeError:
@@ -120,26 +125,83 @@ def lost(store: "Store", rank: int, size: int, timeout_s: float) -> str:
 
 
 @contextlib.contextmanager
-def watched(store: "Store", rank: int, timeout_s: float) -> Iterator[None]:
-    """End this process with the word that another left, should it hang in the block and so never read it itself."""
-    left = threading.Event()
-    threading.Thread(target=_watch, args=(store, rank, left, timeout_s), daemon=True).start()
+def watchdog(store: "Store", rank: int, timeout_s: float) -> Iterator[None]:
+    """End this process should it hang in the block: with the word that another left, or when rank 0 falls silent.
+
+    Meanwhile it tells the others, by a count that grows, that this process lives. Where rank 0 is stopped no call to
+    its store returns, so that the clock runs in another thread than the calls.
+    """
+    left, answered = threading.Event(), threading.Event()
+    threading.Thread(target=_watch, args=(store, rank, left, answered), daemon=True).start()
+    threading.Thread(target=_time, args=(left, answered, rank, timeout_s), daemon=True).start()
     try:
         yield
     finally:
         left.set()
 
 
-def _watch(store: "Store", rank: int, left: threading.Event, timeout_s: float) -> None:
+def _watch(store: "Store", rank: int, left: threading.Event, answered: threading.Event) -> None:
+    """Look at the store until there is word of a failure, and end this process if it has not left by itself then."""
     word = None
-    while word is None and not left.wait(WATCH_S):
-        try:
-            word = store.get(FAILED).decode() if store.check([FAILED]) else None
-        except RuntimeError:
-            word = _unreachable(rank)
-    if not left.wait(READ_S + min(WORD_S, timeout_s / 4) + 1.0):
-        print(f"moeplan: {word}", file=sys.stderr, flush=True)
-        os._exit(RankError.exit_code)
+    try:
+        mine = store.clone() if hasattr(store, "clone") else store  # a call of the block's would hold up these
+        while word is None and not left.wait(WATCH_S):
+            mine.add(f"beat/{rank}", 1)
+            word = mine.get(FAILED).decode() if mine.check([FAILED]) else None
+            answered.set()
+    except RuntimeError:
+        word = _unreachable(rank)
+    if not left.wait(READ_S + WORD_S + 1.0):
+        _end(word)
+
+
+def _time(left: threading.Event, answered: threading.Event, rank: int, timeout_s: float) -> None:
+    """End this process when rank 0's store has not answered for the whole time; looks are counted, not seconds.
+
+    A process that was itself stopped for a while has not looked.
+    """
+    looks = 0
+    while not left.wait(WATCH_S):
+        looks = 0 if answered.is_set() else looks + 1
+        answered.clear()
+        if looks * WATCH_S > max(timeout_s, WORD_S):
+            _end(f"rank 0 did not answer within {timeout_s:g} s (noticed by rank {rank})")
+
+
+def _end(word: str | None) -> None:
+    print(f"moeplan: {word}", file=sys.stderr, flush=True)
+    os._exit(RankError.exit_code)
+
+
+def _absent(store: "Store", keys: Sequence[str], rank: int) -> str:
+    """Who did not join, when waiting for all failed."""
+    try:
+        absent = [peer for peer, name in enumerate(keys) if not store.check([name])]
+    except RuntimeError:
+        return _unreachable(rank)
+    return f"{_ranks(absent)} did not join within {JOIN_TIMEOUT_S:g} s (noticed by rank {rank})"
+
+
+def _missing(store: "Store", rank: int, size: int, timeout_s: float) -> str | None:
+    """Which ranks are gone, in words; None where all noticed the failure or one left word of it.
+
+    A rank whose count stands still has died or was stopped. One whose count grows may wait in a collective that gives
+    up after half the time allowed; if it says nothing then either, it hangs.
+    """
+    begun = time.monotonic()
+    before = [store.add(f"beat/{peer}", 0) for peer in range(size)]
+    absent = _waited_for(store, rank, size, begun + max(min(WORD_S, timeout_s / 4), BEATS * WATCH_S))
+    if still := [peer for peer in absent if store.add(f"beat/{peer}", 0) == before[peer]]:
+        return f"{_ranks(still)} died or stopped"
+    absent = _waited_for(store, rank, size, begun + timeout_s / 2 + 1.0)
+    return f"{_ranks(absent)} did not answer within {timeout_s:g} s" if absent else None
+
+
+def _waited_for(store: "Store", rank: int, size: int, end: float) -> list[int]:
+    """The ranks that notice no failure until this time; none where one left word of it."""
+    while (absent := _unaware(store, rank, size)) and not store.check([FAILED]) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    return [] if store.check([FAILED]) else absent
 
 
 def _unreachable(rank: int) -> str:

@@ -1,16 +1,17 @@
 """Resuming: what an earlier profile holds, and whether a run may continue it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import MismatchError
+from .cases.case import Case
 from .environment import Environment
-from .harness import Case, Place, Start
+from .harness import Place, Start
 from .measurement import Measurement
 from .profile import Profile
 from .topology import numbered
 
-__all__ = ["check_options", "check_world", "places"]
+__all__ = ["check_grid", "check_options", "check_world", "places"]
 
 
 def places(profile: Profile | None) -> dict[Place, Measurement]:
@@ -58,6 +59,24 @@ def check_world(profile: Profile, start: Start) -> None:
         _same(field.name, getattr(begun.environment, field.name), getattr(found, field.name))
     if begun.topology is not None:
         _same("ranks on the nodes", begun.topology.node_of_rank, numbered(start.hosts))
+
+
+def check_grid(measured: Mapping[Place, Measurement], grid: Mapping[Place, int]) -> None:
+    """Return where everything measured is a place of the grid, with the work that the grid gives it.
+
+    Raises
+    ------
+    MismatchError
+        Something is not; the first is named.
+    """
+    for place, one in measured.items():
+        at = ", ".join(f"{axis} {value}" for axis, value in place.size)
+        if place not in grid:
+            raise MismatchError(
+                f"the profile to resume has {place.key} at {at}, which this run would not measure; run it without"
+                " --resume"
+            )
+        _same(f"the work of {place.key} at {at}", one.work, grid[place])
 
 
 def _grid(quick: bool) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .clock import Clock
-from .measurement import MIN_SAMPLES, median_interval
+from .measurement import MIN_SAMPLES, relative_width
 
-__all__ = ["MAX_REPEATS", "NARROW", "is_narrow", "sample", "slowest"]
+__all__ = ["MAX_REPEATS", "NARROW", "sample", "slowest"]
 
-NARROW = 0.05  # width of the median's 95 % interval over its middle
+NARROW = 0.05  # relative width of the median's 95 % interval
 MAX_REPEATS = 200
 FIRST_BUDGETS = 4  # budgets that the first 6 may take
 
@@ -38,14 +38,8 @@ def sample(clock: Clock, call: Callable[[], Any], budget_s: float) -> list[float
     while more > 0:
         *batch, elapsed_s = slowest([*_timed(clock, call, more), time.perf_counter() - start])
         taken += batch
-        more = 0 if is_narrow(taken) else _more(len(taken), elapsed_s, budget_s)
+        more = 0 if relative_width(taken) <= NARROW else _more(len(taken), elapsed_s, budget_s)
     return taken
-
-
-def is_narrow(samples: Sequence[float]) -> bool:
-    """Whether the median is known well: at least 6 samples, and an interval at most 5 % wide."""
-    low, high = median_interval(samples)
-    return len(samples) >= MIN_SAMPLES and high - low <= NARROW * (high + low) / 2
 
 
 def slowest(seconds: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import InputError
 from .fits.fit import Fit
-from .measurement import Measurement
+from .measurement import PAIR, Measurement
 
 __all__ = ["LinkKind", "Series", "series_key"]
 
@@ -56,6 +56,16 @@ class Series(BaseModel):
     def _prints(self) -> "Series":
         if not (self.case + self.dtype).isprintable():
             raise InputError("a series whose case or dtype does not print; expected names")
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_size(self) -> "Series":
+        axes = {frozenset(one.size) for one in self.measurements}
+        fitted = {frozenset(of - set(PAIR)) for of in axes} | ({frozenset(self.fit.axes)} if self.fit else set())
+        if len(axes) > 1 or len(fitted) > 1:
+            raise InputError("a series whose sizes have different axes, or others than its fit; expected the same")
+        if len({tuple(sorted(one.size.items())) for one in self.measurements}) != len(self.measurements):
+            raise InputError("a series that measured a size twice; expected each once")
         return self
 
 

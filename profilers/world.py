@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MoeplanError, RankError, UsageError
-from .host import this_host
-from .launch import Launch, found_launch
+from .launch import Launch, found_launch, this_host
 from .ranks import Channel, Progress, lost_peers, run_ranks, where
-from .rendezvous import JOIN_TIMEOUT_S, Terms, agreed, gathered, launched_store, lost, told, watched
+from .rendezvous import JOIN_TIMEOUT_S, Terms, check_agreement, gathered, launched_store, leave_word, watchdog, why_lost
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
@@ -72,6 +71,17 @@ class World:
 Target = Callable[[World, Any], Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is run on every rank; picklable."""
+
+    target: Target
+    payload: Any
+    device: str
+    timeout_s: float
+    host_of: Callable[[int], str] | None
+
+
 def run_world(
     num_ranks: int | None,
     target: Target,
@@ -81,7 +91,7 @@ def run_world(
     timeout_s: float = TIMEOUT_S,
     on_progress: Progress | None = None,
     terms: Callable[["World", Any], Terms] | None = None,
-    host_of: Callable[[int], str] = this_host,
+    host_of: Callable[[int], str] | None = None,
 ) -> list[Any] | None:
     """The results of `target(world, payload)` on every rank, by rank; None on ranks other than 0 of a launched world.
 
@@ -102,8 +112,7 @@ def run_world(
     terms
         `terms(world, payload)` on every rank of a launched world, before its group is joined: what all must agree on.
     host_of
-        What tells the host of a rank from others, asked in its process. Tests put the ranks of one machine on several
-        "nodes" with it; there is no other use.
+        Of a rank, in place of its host. Tests put the ranks of one machine on several "nodes" with it.
 
     Raises
     ------
@@ -116,17 +125,15 @@ def run_world(
     UsageError
         More ranks than GPUs, or than the launched world has.
     """
-    launch = found_launch()
+    launch, run = found_launch(), _Run(target, payload, device, timeout_s, host_of)
     if launch is None:
         local = _checked(num_ranks, device)
         with tempfile.TemporaryDirectory(prefix="moeplan-") as folder:
-            entry = functools.partial(
-                _local_rank, local, target, payload, device, timeout_s, f"{folder}/store", host_of
-            )
+            entry = functools.partial(_local_rank, run, local, f"{folder}/store")
             return run_ranks(local, entry, timeout_s=timeout_s, on_progress=on_progress)
     if num_ranks not in (None, launch.size):
         raise UsageError(f"{num_ranks} ranks asked for in a launched world of {launch.size}; leave the number out")
-    return _run_launched(launch, target, payload, device, timeout_s, on_progress, terms, host_of)
+    return _run_launched(run, launch, on_progress, terms)
 
 
 def _checked(num_ranks: int | None, device: str) -> int:
@@ -143,17 +150,7 @@ def _checked(num_ranks: int | None, device: str) -> int:
     return num_ranks
 
 
-def _local_rank(
-    size: int,
-    target: Target,
-    payload: Any,
-    device: str,
-    timeout_s: float,
-    store_path: str,
-    host_of: Callable[[int], str],
-    rank: int,
-    channel: Channel,
-) -> None:
+def _local_rank(run: _Run, size: int, store_path: str, rank: int, channel: Channel) -> None:
     """One local process: join, run, deliver."""
     import torch
     from torch.distributed import FileStore  # type: ignore[attr-defined]
@@ -162,39 +159,34 @@ def _local_rank(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # host names of containers often do not resolve
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
     store = FileStore(store_path, size)
-    world = _met(store, rank, size, device, timeout_s, channel.report, host_of)
+    world = _met(run, store, rank, size, channel.report)
     with _joined(store, world):
         channel.greet()
-        channel.deliver(target(world, payload))
+        channel.deliver(run.target(world, run.payload))
 
 
 def _run_launched(
-    launch: Launch,
-    target: Target,
-    payload: Any,
-    device: str,
-    timeout_s: float,
-    on_progress: Progress | None,
-    terms: Callable[[World, Any], Terms] | None,
-    host_of: Callable[[int], str],
+    run: _Run, launch: Launch, on_progress: Progress | None, terms: Callable[[World, Any], Terms] | None
 ) -> list[Any] | None:
     """What every launched process does: meet, agree, join, run; a failure is told to all ranks."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     store = PrefixStore(f"moeplan/{next(_joins)}", launched_store(launch))
     report = on_progress if on_progress is not None and launch.rank == 0 else _ignore
-    world = _met(store, launch.rank, launch.size, device, timeout_s, report, host_of)
-    if terms is not None:
-        agreed(store, terms(world, payload), launch.rank, launch.size)
-    try:
-        with watched(store, launch.rank, timeout_s), _joined(store, world):
-            return _gathered_results(world, target(world, payload))
-    except Exception as error:
-        if lost_peers(error):
-            raise RankError(lost(store, launch.rank, launch.size, timeout_s)) from error
-        failure = _failure(error)
-        told(store, launch.rank, launch.size, failure)
-        raise type(failure)(f"rank {launch.rank}: {failure}") from error
+    with watchdog(store, launch.rank, run.timeout_s):
+        world = _met(run, store, launch.rank, launch.size, report)
+        if terms is not None:
+            check_agreement(store, terms(world, run.payload), launch.rank, launch.size)
+        store.set_timeout(_patience(run.timeout_s))
+        try:
+            with _joined(store, world):
+                return _gathered_results(world, run.target(world, run.payload))
+        except Exception as error:
+            if lost_peers(error):
+                raise RankError(why_lost(store, launch.rank, launch.size, run.timeout_s)) from error
+            failure = _failure(error)
+            leave_word(store, launch.rank, launch.size, failure)
+            raise type(failure)(f"rank {launch.rank}: {failure}") from error
 
 
 def _gathered_results(world: World, result: Any) -> list[Any] | None:
@@ -213,23 +205,16 @@ def _failure(error: Exception) -> MoeplanError:
     return RankError(f"failed at {where(error)}: {type(error).__name__}: {error}")
 
 
-def _met(
-    store: "Store",
-    rank: int,
-    size: int,
-    device: str,
-    timeout_s: float,
-    report: Progress,
-    host_of: Callable[[int], str],
-) -> World:
+def _met(run: _Run, store: "Store", rank: int, size: int, report: Progress) -> World:
     """The world as the store tells it: who is on which host, and so which device is this rank's."""
     store.set_timeout(_seconds(JOIN_TIMEOUT_S))
-    hosts = gathered(store, "host", host_of(rank), rank, size)
+    hosts = gathered(store, "host", run.host_of(rank) if run.host_of else this_host(), rank, size)
+    device = run.device
     if device == "cuda":
         import torch
 
         device = f"cuda:{hosts[:rank].count(hosts[rank]) % torch.cuda.device_count()}"
-    return World(rank, size, device, hosts, report, timeout_s=timeout_s)
+    return World(rank, size, device, hosts, report, timeout_s=run.timeout_s)
 
 
 @contextlib.contextmanager

@@ -4,8 +4,9 @@ Every part waits for its busiest rank or port, every layer for the part before i
 
     step_s = sum_l (attention_s + kv_s + dispatch_s + experts_s + combine_s)                                    (1)
 
-A curve gives the seconds of one call from its sizes, with the fit's error as `low` and `high`; both are carried through
-with all parts low, or all high, together: wider than independent errors would be.
+A curve gives the seconds of one call from its sizes, with the fit's error as `low` and `high`. Both are carried through
+with all curves low, or all high, together: for a sum wider than independent errors would be, for a difference of sums
+of several curves too narrow, so whoever subtracts keeps the parts.
 
 Legend: B steps; L MoE layers; C link classes; D devices.
 """

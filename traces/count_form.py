@@ -6,28 +6,29 @@ Legend: R rows; E experts.
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..files import atomic_directory
+from .count_rows import CountRows
 from .dataset import Dataset, form_of
 from .loads import grouped_loads
 from .metadata import refusing
 from .part_file import PartSeries, local_directory
 from .reader import Trace, open_trace
-from .schema import KEYS, TraceMeta, count_schema
+from .schema import KEYS, Key, TraceMeta, count_schema
 from .validity import check_counts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["CountTable", "CountTrace", "open_any", "read_counts", "tabulate", "write_counts"]
+__all__ = ["CountTable", "CountTrace", "condense", "open_any", "read_counts", "tabulate", "write_counts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,15 @@ class CountTable:
 
     def __len__(self) -> int:
         return len(self.layer)
+
+    @classmethod
+    def of(cls, keys: Sequence[Key], key_RB: NDArray[np.int64], counts_RE: NDArray[np.int64]) -> Self:
+        """From rows of these keys' values and, in the last column, the layer."""
+        columns: dict[str, Any] = {
+            name: column.astype(np.int64 if name == "sample" else np.int32)
+            for name, column in zip((*keys, "layer"), key_RB.T, strict=True)
+        }
+        return cls(**columns, counts=counts_RE)
 
 
 @dataclass(frozen=True)
@@ -113,17 +123,21 @@ def write_counts(directory: str | os.PathLike[str], meta: TraceMeta, tables: Ite
 def tabulate(trace: Trace, *, phases: Collection[str] | None = None) -> Iterator[CountTable]:
     """The counts of a token trace by all the keys it has."""
     keys = tuple(key for key in KEYS if key in trace.known)
-    layers = np.arange(trace.model.num_layers, dtype=np.int32)
+    layers = np.arange(trace.model.num_layers, dtype=np.int64)
     for part in grouped_loads(trace, keys, phases=phases):
-        columns = {
-            key: np.repeat(part.keys[:, column], len(layers)).astype(np.int64 if key == "sample" else np.int32)
-            for column, key in enumerate(keys)
-        }
-        yield CountTable(
-            **columns,  # type: ignore[arg-type]
-            layer=np.tile(layers, len(part.keys)),
-            counts=part.loads.reshape(-1, part.loads.shape[2]),
-        )
+        key_RB = np.column_stack([np.repeat(part.keys, len(layers), axis=0), np.tile(layers, len(part.keys))])
+        yield CountTable.of(keys, key_RB, part.loads.reshape(len(key_RB), trace.model.num_experts))
+
+
+def condense(trace: CountTrace) -> Iterator[CountTable]:
+    """The tables of a trace in count form with rows of equal keys added up, as far as memory reaches."""
+    keys = tuple(key for key in KEYS if key in trace.known)
+    rows = CountRows(len(keys) + 1, (trace.meta.model.num_experts,))
+    for table in trace.tables():
+        columns = [getattr(table, name) for name in (*keys, "layer")]
+        for full in rows.add(np.stack(columns, axis=1).astype(np.int64), table.counts):
+            yield CountTable.of(keys, *full)
+    yield CountTable.of(keys, *rows.taken())
 
 
 def _arrow(table: CountTable, meta: TraceMeta) -> "pa.Table":

@@ -1,24 +1,30 @@
-"""Rows of the count form, added up by their keys in bounded memory.
+"""Counts added up by their keys in bounded memory.
 
-Legend: R rows; E experts; B columns that tell rows apart, the last of which is the layer.
+Legend: R rows; G rows of different keys; B columns of a key.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .count_form import CountTable, CountTrace
-from .schema import KEYS, Key
+from .distinct import distinct_rows
 
-__all__ = ["CountRows", "condense"]
+__all__ = ["CountRows"]
 
 MAX_BYTES = 64 * 2**20
+Keyed = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class CountRows:
     """A table of distinct rows that comes out, and begins anew, whenever 64 MiB are full.
+
+    Parameters
+    ----------
+    width
+        B, the columns of a key.
+    shape
+        Of the counts of a row.
 
     Attributes
     ----------
@@ -26,42 +32,33 @@ class CountRows:
         Rows it holds at most.
     """
 
-    def __init__(self, keys: Sequence[Key], num_experts: int) -> None:
-        self.most = max(1, MAX_BYTES // (8 * num_experts))
-        self._names = (*keys, "layer")
+    def __init__(self, width: int, shape: tuple[int, ...]) -> None:
+        self.most = max(1, MAX_BYTES // (8 * max(1, int(np.prod(shape)))))
+        self._width = width
         self._row_of_key: dict[tuple[int, ...], int] = {}
-        self._table = np.zeros((self.most, num_experts), np.int64)
+        self._table = np.zeros((self.most, *shape), np.int64)
 
-    def add(self, keys_RB: NDArray[np.int64], counts_RE: NDArray[np.int64]) -> Iterator[CountTable]:
-        """Add rows, the columns of their keys in the order given; what had to make room comes out."""
-        for first in range(0, len(keys_RB), self.most):
-            piece = slice(first, first + self.most)
-            distinct, place_R = np.unique(keys_RB[piece], axis=0, return_inverse=True)
-            keys = list(map(tuple, distinct.tolist()))
+    def add(self, keys_RB: NDArray[np.int64], counts: NDArray[np.int64], *cell: NDArray[np.integer]) -> Iterator[Keyed]:
+        """Add rows of counts `[R, ...]`, or counts `[R]` at these indices into a row; what makes room comes out."""
+        keys_GB, row_R = distinct_rows(keys_RB)
+        for first in range(0, len(keys_GB), self.most):
+            keys = list(map(tuple, keys_GB[first : first + self.most].tolist()))
             if len(self._row_of_key.keys() | keys) > self.most:
                 yield self.taken()
-            slots = [self._row_of_key.setdefault(key, len(self._row_of_key)) for key in keys]
-            np.add.at(self._table, np.array(slots, np.intp)[place_R.reshape(-1)], counts_RE[piece])
+            slots = np.array([self._row_of_key.setdefault(key, len(self._row_of_key)) for key in keys], np.intp)
+            whole = len(keys) == len(keys_GB)
+            inside = slice(None) if whole else np.flatnonzero((row_R >= first) & (row_R < first + len(keys)))
+            slot_R = slots[row_R[inside] - first]
+            if not cell and len(slot_R) == len(slots):
+                self._table[slot_R] += counts[inside]
+            else:
+                np.add.at(self._table, (slot_R, *(index[inside] for index in cell)), counts[inside])
 
-    def taken(self) -> CountTable:
-        """The rows there are, in the order of their keys; it is empty afterwards."""
-        keys = np.array(list(self._row_of_key), np.int64).reshape(-1, len(self._names))
-        order = np.lexsort(keys.T[::-1])
-        columns: dict[str, Any] = {
-            name: keys[order, column].astype(np.int64 if name == "sample" else np.int32)
-            for column, name in enumerate(self._names)
-        }
-        table = CountTable(**columns, counts=self._table[order])
+    def taken(self) -> Keyed:
+        """The keys `[G, B]` there are, ascending, and their counts `[G, ...]`; it is empty afterwards."""
+        held = np.array(list(self._row_of_key), np.int64).reshape(len(self._row_of_key), self._width)
+        keys_GB, place = distinct_rows(held)
+        counts = self._table[np.argsort(place)]
         self._row_of_key = {}
         self._table[:] = 0
-        return table
-
-
-def condense(trace: CountTrace) -> Iterator[CountTable]:
-    """The tables of a trace in count form with rows of equal keys added up, as far as memory reaches."""
-    keys = tuple(key for key in KEYS if key in trace.known)
-    rows = CountRows(keys, trace.meta.model.num_experts)
-    for table in trace.tables():
-        columns = [getattr(table, name) for name in (*keys, "layer")]
-        yield from rows.add(np.stack(columns, axis=1).astype(np.int64), table.counts)
-    yield rows.taken()
+        return keys_GB, counts

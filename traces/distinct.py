@@ -1,11 +1,27 @@
-"""How many different values a column has."""
+"""The different rows of a table, and how many different values a column has.
+
+Legend: R rows; G different ones; B columns.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Distinct"]
+__all__ = ["Distinct", "distinct_rows"]
 
 MIN_PENDING = 2**16
+
+
+def distinct_rows(table_RB: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """The different rows `[G, B]`, ascending, and which of them each row is, `[R]`; without columns all are alike."""
+    if not table_RB.shape[1]:
+        return table_RB[:1], np.zeros(len(table_RB), np.intp)
+    order = np.lexsort(table_RB.T[::-1])
+    sorted_RB = table_RB[order]
+    is_new_R = np.ones(len(order), np.bool_)
+    is_new_R[1:] = (sorted_RB[1:] != sorted_RB[:-1]).any(1)
+    place_R = np.empty(len(order), np.intp)
+    place_R[order] = is_new_R.cumsum() - 1
+    return sorted_RB[is_new_R], place_R
 
 
 class Distinct:

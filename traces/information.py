@@ -26,7 +26,7 @@ class Information:
     shuffled
         `[L]`: the mean of the null's draws, biased alike.
     spread
-        `[L]`: the standard deviation of the null's draws.
+        `[L]`: the standard deviation that the null's draws, two or more, show.
     """
 
     bits: NDArray[np.float64]
@@ -45,7 +45,7 @@ class Information:
         return cls(
             np.array([bits for bits, _ in found], np.float64),
             np.array([draws.mean() for _, draws in found], np.float64),
-            np.array([draws.std() for _, draws in found], np.float64),
+            np.array([draws.std(ddof=1) for _, draws in found], np.float64),
         )
 
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .hashing import mixed
 from .information import DRAWS, Information, entropy, mutual_information
 
 __all__ = ["Locality", "SampleLoads", "locality"]
 
 MAX_SAMPLES = 1024
 MAX_BYTES = 128 * 2**20
+MIN_ROOM = 1e-9  # bits: what rounding leaves of none
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Locality:
     ----------
     index
         `[L]`, from 0 (a sample's tokens choose as all tokens do) to 1 (each sample has K experts that all its tokens
-        choose).
+        choose), whatever the length of the samples.
     information
         What it is made of: bits that the sample of a choice tells of its expert.
     num_samples
@@ -42,20 +44,24 @@ def locality(loads_ILE: NDArray[np.int64], top_k: int, *, seed: int, draws: int 
 
     Notes
     -----
-    With I(S; E) the mutual information of sample and expert over the choices in a layer, H(E) the entropy of its
-    pooled loads, and a null in which every token draws its K experts from the pooled loads,
+    With H(E | S) the bits that are left of a choice's expert once its sample is known, over the choices in a layer,
+    and H0 their mean over a null in which every token draws its K experts from the pooled loads,
 
-        index = (I(S; E) - mean of I over the null) / (H(E) - log2 K),   clipped to [0, 1]                 (1)
+        index = (H0 - H(E | S)) / (H0 - log2 K),   clipped to [0, 1]; 0 where H0 = log2 K                   (1)
 
-    K different experts a token leave H(E | S) >= log2 K: the denominator is the most that I can be.
+    K different experts a token leave H(E | S) >= log2 K. Few tokens leave little more even of a random choice: H0 has
+    samples of the same lengths, which corrects both ends of the scale for it. Samples of one token tell nothing.
     """
     rng = np.random.default_rng(seed)
     layers = [loads_ILE[:, layer] for layer in range(loads_ILE.shape[1])]
+    nulls = [list(_null(loads, top_k, rng, draws)) for loads in layers]
     information = Information.of(
-        (mutual_information(loads), map(mutual_information, _null(loads, top_k, rng, draws))) for loads in layers
+        (mutual_information(loads), map(mutual_information, null)) for loads, null in zip(layers, nulls, strict=True)
     )
-    most = np.array([entropy(loads.sum(0)) - np.log2(top_k) for loads in layers])
-    index = np.divide(information.excess, most, out=np.zeros_like(most), where=most > 1e-9)  # (1)
+    left = np.array([_left(loads) for loads in layers])
+    by_chance = np.array([np.mean([_left(loads) for loads in null]) for null in nulls])
+    room = by_chance - np.log2(top_k)
+    index = np.divide(by_chance - left, room, out=np.zeros_like(room), where=room > MIN_ROOM)  # (1)
     return Locality(np.clip(index, 0, 1), information, len(loads_ILE))
 
 
@@ -78,7 +84,7 @@ class SampleLoads:
 
     def keeps(self, samples: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each of these samples is still looked at."""
-        return np.asarray(_hash64(samples) <= self._limit)
+        return np.asarray(mixed(samples) <= self._limit)
 
     def add(self, sample_R: NDArray[np.int64], layer_R: NDArray[np.int32], counts_RE: NDArray[np.int64]) -> None:
         """Add rows of loads, each of a sample and a layer; those of samples it no longer `keeps` are passed over."""
@@ -98,12 +104,17 @@ class SampleLoads:
 
     def _shrink(self) -> None:
         samples = np.fromiter(self._row_of_sample, np.int64)
-        hashes = _hash64(samples)
+        hashes = mixed(samples)
         order = np.argsort(hashes)[: self.most]
         self._limit = hashes[order[-1]]
         self._table[: self.most] = self._table[order]
         self._table[self.most :] = 0
         self._row_of_sample = {sample: row for row, sample in enumerate(samples[order].tolist())}
+
+
+def _left(loads_IE: NDArray[np.int64]) -> float:
+    """H(E | S) = H(S, E) - H(S), in bits."""
+    return entropy(loads_IE) - entropy(loads_IE.sum(1))
 
 
 def _null(loads_IE: NDArray[np.int64], top_k: int, rng: np.random.Generator, draws: int) -> Iterator[NDArray[np.int64]]:
@@ -129,11 +140,3 @@ def _null(loads_IE: NDArray[np.int64], top_k: int, rng: np.random.Generator, dra
     )
     for _ in range(draws):
         yield rng.multinomial(tokens_I, lengths_J / lengths_J.sum()) @ sets_JE
-
-
-def _hash64(samples: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The mixing steps of SplitMix64: as good as random, and different for different samples."""
-    z = samples.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)))

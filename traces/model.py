@@ -1,7 +1,7 @@
 """What a trace and a plan know of the model they are about."""
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..errors import InputError
 
@@ -50,6 +50,8 @@ class ModelSpec:
         Elements of a token's hidden vector and of an expert's inner vector.
     dtype_bytes
         Bytes of an element as it travels between devices.
+    top_k_groups
+        Of `num_expert_groups`, those that a token may choose experts from.
     """
 
     name: str
@@ -64,8 +66,20 @@ class ModelSpec:
     ffn_size: int | None = None
     dtype_bytes: int | None = None
     attention: Attention = Attention()
+    top_k_groups: int | None = None
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """As pydantic has it, but `top_k_groups` is written only where known: files and hashes stay what they were."""
+        from pydantic_core import core_schema
+
+        def known(spec: "ModelSpec", write: Any) -> Any:
+            return {name: value for name, value in write(spec).items() if (name, value) != ("top_k_groups", None)}
+
+        schema = handler(source)
+        return schema | {"serialization": core_schema.wrap_serializer_function_ser_schema(known, schema=schema)}
 
     def __post_init__(self) -> None:
         if not (self.name.isprintable() and len(self.name) <= MAX_NAME):
@@ -74,9 +88,11 @@ class ModelSpec:
                 " all printable"
             )
         ascending = all(a < b for a, b in zip(self.layer_ids, self.layer_ids[1:], strict=False))
-        if not self.layer_ids or not ascending or self.layer_ids[0] < 0 or len(self.layer_ids) > MAX_LAYERS:
+        few = 1 <= len(self.layer_ids) <= MAX_LAYERS
+        if not (few and ascending and self.layer_ids[0] >= 0 and self.layer_ids[-1] <= MAX_SIZE):
             raise InputError(
                 f"model {self.name!r} with {len(self.layer_ids)} MoE layer ids; expected 1 to {MAX_LAYERS}, ascending"
+                f" from 0 to at most {MAX_SIZE:,}"
             )
         if not 1 <= self.top_k <= self.num_experts < NOT_ROUTED:
             raise InputError(

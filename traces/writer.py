@@ -18,6 +18,7 @@ from .validity import check_tokens
 __all__ = ["TraceWriter"]
 
 SCALARS = {"step": np.int32, "sample": np.int64, "position": np.int32, "source_rank": np.int32, "phase": np.int8}
+CELLS = {"ids": np.uint16, "weights": np.float16}
 
 
 class TraceWriter:
@@ -61,8 +62,9 @@ class TraceWriter:
         self._series = PartSeries(directory, meta, rank=rank)
         self._schema = token_schema(meta, weights=weights)
         self._shape = (meta.model.num_layers, meta.model.top_k)
-        cell_bytes = 4 if weights else 2
-        row_bytes = sum(np.dtype(kind).itemsize for kind in SCALARS.values()) + cell_bytes * int(np.prod(self._shape))
+        self._kinds = {name: np.dtype(kind) for name, kind in (SCALARS | CELLS).items() if weights or name != "weights"}
+        cells = int(np.prod(self._shape))
+        row_bytes = sum(kind.itemsize * (1 if name in SCALARS else cells) for name, kind in self._kinds.items())
         self._capacity = max(1, max_bytes // row_bytes)
         self._columns: dict[str, NDArray[Any]] = {}
         self._filled = 0
@@ -128,12 +130,12 @@ class TraceWriter:
     def _buffers(self, batch: TokenBatch) -> dict[str, NDArray[Any]]:
         """Arrays of the buffer by column: scalars `[C]`, ids and weights `[L, C, K]`; none for an unknown column."""
         num_layers, top_k = self._shape
-        known = [name for name in SCALARS if getattr(batch, name) is not None]
-        buffers: dict[str, NDArray[Any]] = {name: np.empty(self._capacity, SCALARS[name]) for name in known}
-        buffers["ids"] = np.empty((num_layers, self._capacity, top_k), np.uint16)
-        if self.weights:
-            buffers["weights"] = np.empty((num_layers, self._capacity, top_k), np.float16)
-        return buffers
+        cells = num_layers, self._capacity, top_k
+        return {
+            name: np.empty(self._capacity if name in SCALARS else cells, kind)
+            for name, kind in self._kinds.items()
+            if getattr(batch, name) is not None
+        }
 
     def _table(self) -> Any:
         """The filled part of the buffer as an Arrow table, without a copy."""
@@ -153,18 +155,17 @@ class TraceWriter:
         return pa.table(columns, schema=self._schema)
 
     def _check_shape(self, batch: TokenBatch) -> None:
-        cells = (len(batch), *self._shape)
-        expected: dict[str, tuple[tuple[int, ...], Any]] = {name: ((len(batch),), SCALARS[name]) for name in SCALARS}
-        expected["ids"] = cells, np.uint16
-        if self.weights:
-            expected["weights"] = cells, np.float16
-        for name, (shape, kind) in expected.items():
-            values = getattr(batch, name)
-            if values is None and name in KEYS:
-                found = "None"
-            else:
-                found = "None" if values is None else f"{values.dtype} {values.shape}"
-                if values is None or values.shape != shape or values.dtype != kind:
-                    raise ValueError(f"{name}: {found}; expected {np.dtype(kind)} {shape}")
-            if self._columns and (values is not None) != (name in self._columns):
-                raise ValueError(f"{name} is {found} after batches where it was not so; give it always or never")
+        whole, cells = (len(batch),), (len(batch), *self._shape)
+        for name, kind in self._kinds.items():
+            values, shape = getattr(batch, name), whole if name in SCALARS else cells
+            missing = values is None
+            if name not in KEYS if missing else values.shape != shape or values.dtype != kind:
+                raise ValueError(f"{name}: {_text(values)}; expected {kind} {shape}")
+            if self._columns and missing == (name in self._columns):
+                raise ValueError(
+                    f"{name} is {_text(values)} after batches where it was not so; give it always or never"
+                )
+
+
+def _text(values: NDArray[Any] | None) -> str:
+    return "None" if values is None else f"{values.dtype} {values.shape}"

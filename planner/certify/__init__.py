@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import CertificationError, MismatchError, MoeplanError
-from ...files import sha256_file
-from ...profilers.profile import Profile
+from ...files import sha256_file, size_of
+from ...profilers.profile import MAX_PROFILE_BYTES, Profile
 from ...profilers.profile import load as load_profile
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace, open_any
@@ -113,6 +113,8 @@ def certifiable_profile(plan: Plan) -> str | None:
     if source is None or source.path is None or "://" in source.path:
         return None
     try:
+        if size_of(source.path, what="a profile") > MAX_PROFILE_BYTES:
+            return None
         return source.path if sha256_file(source.path) == source.sha256 else None
     except (MoeplanError, OSError):
         return None

@@ -12,7 +12,7 @@ from ...runtime.plan import Contender, Part, Plan
 from ...solvers import contiguous, eplb
 from ...traces.reader import Trace
 from .certificate import Certificate
-from .figures import Recounted, interval_of, recounted
+from .figures import Recounted, gain_interval, interval_of, recounted
 from .recount import Ledger, Residence, recount
 from .roster import Roster, enroll, tokens_of
 from .seconds import Clock
@@ -61,9 +61,8 @@ def check_evaluation(
     residences, clock = _residences(plan, fitted), clock_of(plan, profile, roster)
 
     def check_part(part: Part, roster: Roster, name: str) -> dict[str, Recounted]:
-        ledgers = recount(
-            tokens_of(trace, roster, evaluation_options(plan).phases), roster, plan.model.num_layers, residences
-        )
+        tokens = tokens_of(trace, roster, evaluation_options(plan).phases)
+        ledgers = recount(tokens, roster, plan.model.num_layers, residences, timed=clock is not None)
         if clock is not None:
             clock.outside.clear()
         return {
@@ -234,8 +233,7 @@ def check_verdict(plan: Plan, found: Mapping[str, Recounted], certificate: Certi
     ours, theirs = found[f"plan/{plan.dispatch_model}"], found[claimed.against]
     low, high = claimed.gain.low, claimed.gain.high
     if claimed.metric in ours.value:
-        paired = claimed.metric in ours.draws and claimed.metric in theirs.draws
-        low, high = interval_of(theirs.draws[claimed.metric] - ours.draws[claimed.metric]) if paired else (None, None)
+        low, high = gain_interval(claimed.metric, ours, theirs)
         certificate.agree("gain", claimed.gain.value, theirs.value[claimed.metric] - ours.value[claimed.metric])
         certificate.agree("gain low", claimed.gain.low, low)
         certificate.agree("gain high", claimed.gain.high, high)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from ...errors import CertificationError
 from ...runtime.plan import Plan
 from ..strategy import STRATEGIES, Strategy
-from .structure import labelled, pipeline_options, placement_options
+from .structure import judged_metric, pipeline_options, placement_options
+from .timing import check_timing
 
 __all__ = ["check_evidence"]
 
@@ -24,6 +25,7 @@ def check_evidence(plan: Plan) -> None:
             f"an evaluation with outcomes of {sorted(plan.outcome)}, verdict {plan.verdict and plan.verdict.value};"
             f" expected both for {last.decides}: re-run moeplan solve"
         )
+    check_timing(plan)
     if "placement" in plan.decisions.names:
         _check_placement(plan)
     if last.decides == "placement":
@@ -64,7 +66,7 @@ def _check_contenders(plan: Plan, chosen: Strategy, expected: Sequence[str], aga
     """The contenders of both parts, and what the verdict is about."""
     assert plan.evaluation is not None
     assert plan.verdict is not None
-    metric = _judged_metric(plan, chosen.metric, expected[0], against)
+    metric = judged_metric(plan, expected[0], against, chosen.metric)
     if (plan.verdict.metric, plan.verdict.against) != (metric, against):
         raise CertificationError(
             f"verdict on {plan.verdict.metric} against {plan.verdict.against}; {chosen.name} is judged on"
@@ -74,14 +76,6 @@ def _check_contenders(plan: Plan, chosen: Strategy, expected: Sequence[str], aga
         found = [contender.label for contender in part.contenders] if part else expected
         if found != expected:
             raise CertificationError(f"contenders {found}; expected {expected}")
-
-
-def _judged_metric(plan: Plan, otherwise: str, ours: str, against: str) -> str:
-    """`step_s` where the plan and its rival both have it on the part that judges."""
-    assert plan.evaluation is not None
-    found = labelled(plan.evaluation.held_out or plan.evaluation.fit)
-    pair = [found.get(ours), found.get(against)]
-    return "step_s" if all(one is not None and "step_s" in one.metrics for one in pair) else otherwise
 
 
 def _check_objective_name(plan: Plan, strategy: str) -> None:

@@ -1,4 +1,7 @@
-"""Metrics and intervals from a recount: the naive twin of `planner.metrics` and `planner.intervals`."""
+"""Metrics and intervals from a recount: the naive twin of `planner.metrics` and `planner.intervals`.
+
+Legend: U units; B steps; R draws; Q levels of a curve (low, middle, high).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,21 +13,30 @@ from ...runtime.plan import Plan
 from .recount import Ledger
 from .structure import slot_widths
 
-__all__ = ["Recounted", "interval_of", "recounted"]
+__all__ = ["Recounted", "gain_interval", "interval_of", "middle", "recounted"]
 
 DRAWS = 1000
+CURVE = {  # of a step's parts: those of one curve are low, or high, together
+    "dispatch_s": "all_to_all",
+    "combine_s": "all_to_all",
+    "kv_s": "all_gather",
+    "experts_s": "expert_ffn",
+    "attention_s": "attention",
+}
+PIPELINED = {"attention_s": "attention", "moe_s": "moe", "moe_backward_s": "moe"}  # any levels of two curves are one
+Draws = dict[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Recounted:
-    """Metric name to value, and to its resampled values where it has an interval."""
+    """Metric name to value, and where it has an interval to its resampled summands `[Q, R]`, curve by curve."""
 
     value: dict[str, float]
-    draws: dict[str, NDArray[np.float64]]
+    draws: dict[str, Draws]
 
 
 def recounted(plan: Plan, ledger: Ledger, *, coherent: bool, seconds: Mapping[str, NDArray[np.float64]]) -> Recounted:
-    """Every metric of a ledger; seconds `[Q, B]` by metric."""
+    """Every metric of a ledger; seconds `[Q, B]` by metric, their middle level the fits'."""
     model, sums = plan.model, _resampled(ledger, plan.seed)
     cells = sums["tokens"] * model.num_layers
     figures = {name: sums[name] / cells for name in ("device_copies", "node_copies")}
@@ -37,17 +49,26 @@ def recounted(plan: Plan, ledger: Ledger, *, coherent: bool, seconds: Mapping[st
         figures["inter_bytes"] = per_copy * sums["far_copies"] / cells
         figures["intra_bytes"] = per_copy * (sums["device_copies"] - sums["far_copies"]) / cells
     value = {name: float(x[0]) for name, x in figures.items()}
-    draws = {name: x[1:] for name, x in figures.items()}
+    draws = {name: {"": x[None, 1:]} for name, x in figures.items()}
     if coherent and model.attention.kv_size and model.dtype_bytes:
         others = plan.cluster.num_devices - 1
         value["kv_bytes"] = step_tokens * model.num_layers * model.attention.kv_size * model.dtype_bytes * others
     _add_balance(ledger.loads[:, :, np.array(slot_widths(plan)) > 0], plan.seed, value, draws)
-    picks = _picks(len(ledger.loads), plan.seed)
-    for name, levels_QB in seconds.items():
-        value[name] = float(levels_QB[1].mean())
-        if levels_QB.shape[1] > 1:
-            draws[name] = np.stack([levels_QB[:, pick].mean(axis=1) for pick in picks], axis=1)
+    value |= {name: float(middle(levels_QB).mean()) for name, levels_QB in seconds.items()}
+    _draw_seconds(seconds, plan.seed, draws)
     return Recounted(value, draws)
+
+
+def _draw_seconds(seconds: Mapping[str, NDArray[np.float64]], seed: int, draws: dict[str, Draws]) -> None:
+    """Means over the steps of each resampling; over the only step as it is."""
+    for name, levels_QB in seconds.items():
+        picks = _picks(levels_QB.shape[1], seed) if levels_QB.shape[1] > 1 else [np.zeros(1, np.int64)]
+        draws[name] = {name: np.stack([levels_QB[:, pick].mean(axis=1) for pick in picks], axis=1)}
+    if "step_s" in seconds:
+        curve_of, step = PIPELINED if "moe_s" in seconds else CURVE, Draws()
+        for part in (part for part in curve_of if part in seconds):
+            step[curve_of[part]] = step.get(curve_of[part], np.zeros(1)) + draws[part][part]
+        draws["step_s"] = step
 
 
 def _picks(number: int, seed: int) -> list[NDArray[np.int64]]:
@@ -65,9 +86,7 @@ def _resampled(ledger: Ledger, seed: int) -> dict[str, NDArray[np.float64]]:
     return {name: np.array([row[i] for row in samples], dtype=float) for i, name in enumerate(ledger.sums)}
 
 
-def _add_balance(
-    loads_BLD: NDArray[np.int64], seed: int, value: dict[str, float], draws: dict[str, NDArray[np.float64]]
-) -> None:
+def _add_balance(loads_BLD: NDArray[np.int64], seed: int, value: dict[str, float], draws: dict[str, Draws]) -> None:
     cells = [[float(row.max() / row.mean()) for row in step if row.any()] for step in loads_BLD]
     flat = [cell for step in cells for cell in step]
     if not flat:
@@ -77,13 +96,33 @@ def _add_balance(
         total_B, number_B = np.array([sum(step) for step in cells]), np.array([len(step) for step in cells])
         picks = _picks(len(cells), seed)
         with np.errstate(invalid="ignore"):
-            draws["balance"] = np.array([total_B[pick].sum() / number_B[pick].sum() for pick in picks])
+            draws["balance"] = {"": np.array([[total_B[pick].sum() / number_B[pick].sum() for pick in picks]])}
 
 
-def interval_of(draws: NDArray[np.float64] | None) -> tuple[float | None, float | None]:
-    """The 95 % interval of resampled figures, the widest of several levels; None where there are none."""
-    if draws is None or not np.isfinite(draws).any():
+def middle(levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of levels in ascending order, or of every pair of two such, the one without errors."""
+    found: NDArray[np.float64] = levels[len(levels) // 2]
+    return found
+
+
+def interval_of(draws: Draws | None) -> tuple[float | None, float | None]:
+    """The 95 % interval of a sum of summands, each curve at its least for the low and at its most for the high end.
+
+    None for both of what is undefined, and of a single step whose curves have no error.
+    """
+    if not draws:
         return None, None
-    levels = [np.sort(row[np.isfinite(row)]) for row in draws.reshape(-1, draws.shape[-1])]
-    ends = [(float(np.quantile(row, 0.025)), float(np.quantile(row, 0.975))) for row in levels if len(row)]
-    return min(low for low, _ in ends), max(high for _, high in ends)
+    least_R, most_R = (np.sum([worst(one, axis=0) for one in draws.values()], axis=0) for worst in (np.min, np.max))
+    kept_R = np.isfinite(least_R)
+    if not kept_R.any() or (len(kept_R) == 1 and least_R[0] == most_R[0]):
+        return None, None
+    return float(np.quantile(least_R[kept_R], 0.025)), float(np.quantile(most_R[kept_R], 0.975))
+
+
+def gain_interval(metric: str, ours: Recounted, theirs: Recounted) -> tuple[float | None, float | None]:
+    """The interval of how much less we have, draw by draw and under the same curves; none from a single step."""
+    mine, other = ours.draws.get(metric, {}), theirs.draws.get(metric, {})
+    if not mine or not other or next(iter(mine.values())).shape[1] == 1:
+        return None, None
+    nothing = np.zeros((1, 1))
+    return interval_of({curve: other.get(curve, nothing) - mine.get(curve, nothing) for curve in {**mine, **other}})

@@ -28,7 +28,7 @@ from .evaluation import (
     count_fitted,
     roster_of,
 )
-from .figures import Recounted
+from .figures import Recounted, middle
 from .recount import Ledger, Residence, recount
 from .roster import Roster, tokens_of
 from .schedule import Schedule
@@ -65,7 +65,8 @@ def check_pipeline(
 
     def ledger_of(roster: Roster) -> Ledger:
         tokens = tokens_of(trace, roster, evaluation_options(plan).phases)
-        return recount(tokens, roster, plan.model.num_layers, {"plan": residence})["plan"]
+        timed = clock is not None
+        return recount(tokens, roster, plan.model.num_layers, {"plan": residence}, timed=timed)["plan"]
 
     def check_part(part: Part, of: Roster, name: str) -> dict[str, Recounted]:
         ledger = fitted_ledger if of is roster else ledger_of(of)
@@ -204,7 +205,7 @@ def _check_tutel(plan: Plan, options: PipelineOptions, both: NDArray[np.float64]
 def _costs(plan: Plan, options: PipelineOptions, fitted: Schedule) -> _Costs:
     def table(*, back: bool) -> NDArray[np.float64]:
         every = ((degree,) * plan.model.num_layers for degree in range(1, options.max_degree + 1))
-        return np.array([fitted.taken(degrees, back=back)[1].mean(axis=0) for degrees in every])
+        return np.array([middle(fitted.taken(degrees, back=back)).mean(axis=0) for degrees in every])
 
     forward = table(back=False)
     return _Costs(forward, table(back=True) if options.backward else np.zeros_like(forward))
@@ -231,7 +232,7 @@ def _check_stages(plan: Plan, options: PipelineOptions, fitted: Schedule, certif
             continue
         for (name, column), levels in zip(claimed, fitted.stages(degrees), strict=True):
             scale = factor if name == "experts_s" else 1.0
-            found = scale * levels[1].mean(axis=0)
+            found = scale * middle(levels).mean(axis=0)
             if len(column) != len(found):
                 raise CertificationError(f"options.pipeline: {name} of {len(column)} layers")
             for layer, (one, other) in enumerate(zip(column, found.tolist(), strict=True)):

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import UsageError
 from .roster import Roster, Tokens
 
-__all__ = ["Ledger", "Residence", "recount"]
+__all__ = ["Ledger", "Moves", "Residence", "recount"]
 
+MOST_CELLS = 2**29
 NAMES = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
 
 
@@ -30,9 +32,9 @@ class Residence:
     devices_per_node: int
 
 
-@dataclass(slots=True)
-class Ledger:
-    """What a recount found: per-unit sums by name `[U]`, loads `[B, L, D]`, and tokens in counted steps.
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What seconds are told from.
 
     Parameters
     ----------
@@ -43,30 +45,47 @@ class Ledger:
         Tokens (0) on each device before a layer, and 2 x position + 1 summed over them (1), `[2, B, L, D]`.
     """
 
-    sums: dict[str, NDArray[np.int64]]
-    loads: NDArray[np.int64]
     ports: NDArray[np.int64]
     sitting: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What a recount found: per-unit sums by name `[U]`, loads `[B, L, D]`, and tokens in counted steps."""
+
+    sums: dict[str, NDArray[np.int64]]
+    loads: NDArray[np.int64]
+    moves: Moves | None
     step_tokens: int = 0
 
     @classmethod
-    def empty(cls, num_units: int, shape: tuple[int, int, int]) -> "Ledger":
+    def empty(cls, num_units: int, shape: tuple[int, int, int], *, timed: bool) -> "Ledger":
         """A ledger of nothing, for steps, layers and devices."""
         steps, layers, devices = shape
-        return cls(
-            {name: np.zeros(num_units, np.int64) for name in NAMES},
-            np.zeros(shape, np.int64),
-            np.zeros((2, steps, layers, 2, 2, devices), np.int64),
-            np.zeros((2, *shape), np.int64),
-        )
+        cells = steps * layers * devices * (1 + 10 * timed)
+        if cells > MOST_CELLS:
+            raise UsageError(
+                f"a recount of {steps:,} steps, {layers} layers and {devices:,} devices needs {cells:,} numbers,"
+                f" expected at most {MOST_CELLS:,}: certify without the trace, which checks the structure only"
+            )
+        moves = None
+        if timed:
+            moves = Moves(np.zeros((2, steps, layers, 2, 2, devices), np.int64), np.zeros((2, *shape), np.int64))
+        return cls({name: np.zeros(num_units, np.int64) for name in NAMES}, np.zeros(shape, np.int64), moves)
 
 
 def recount(
-    parts: Iterable[Tokens], roster: Roster, num_layers: int, residences: Mapping[str, Residence]
+    parts: Iterable[Tokens], roster: Roster, num_layers: int, residences: Mapping[str, Residence], *, timed: bool
 ) -> dict[str, Ledger]:
-    """Walk every token of a part through every layer of every residence; ledgers by the residences' names."""
+    """Walk every token of a part through every layer of every residence; ledgers by the residences' names.
+
+    Parameters
+    ----------
+    timed
+        Whether to note what moves.
+    """
     shape = (roster.num_steps, num_layers, roster.num_devices)
-    ledgers = {label: Ledger.empty(len(roster.ordinal_of), shape) for label in residences}
+    ledgers = {label: Ledger.empty(len(roster.ordinal_of), shape, timed=timed) for label in residences}
     for tokens in parts:
         for label, residence in residences.items():
             _walk(tokens, residence, ledgers[label])
@@ -90,8 +109,10 @@ def _walk(tokens: Tokens, residence: Residence, ledger: Ledger) -> None:
         for phase, end_T in enumerate((here_T, after_T)):
             other_node = np.arange(residence.num_devices) // group != (end_T // group)[:, None]
             seen["far_copies"] += (visited & other_node).sum(axis=1)
-            _move(ledger.ports[phase, :, layer], visited, end_T, tokens.step, group, returning=phase == 1)
-        _sit(ledger.sitting[:, :, layer], here_T, tokens)
+            if ledger.moves:
+                _move(ledger.moves.ports[phase, :, layer], visited, end_T, tokens.step, group, returning=phase == 1)
+        if ledger.moves:
+            _sit(ledger.moves.sitting[:, :, layer], here_T, tokens)
         hop = (last_T >= 0) & (device_TK[:, 0] >= 0)
         seen["hops"] += hop
         seen["hops_kept"] += hop & (last_T == device_TK[:, 0])

@@ -70,13 +70,13 @@ def rehomed(
 
 
 def ledger_of(
-    plan: Plan, census: Census, klass: Class, where: str, moved: Rehomed | None
+    plan: Plan, census: Census, klass: Class, where: str, moved: Rehomed | None, *, timed: bool
 ) -> tuple[Ledger, NDArray[np.float64]]:
     """What crosses in every step with these homes (None: samples stay), and the share of samples moved, `[B]`."""
     sent, group, steps = census.sent[where], plan.cluster.devices_per_node, klass.num_steps
     layers, size = plan.model.num_layers, plan.cluster.num_devices
     device = np.repeat(klass.home[None], layers + 1, axis=0) if moved is None else moved.device
-    ledger, moves_B = Ledger.empty(steps, (steps, layers, size)), np.zeros(steps)
+    ledger, moves_B = Ledger.empty(steps, (steps, layers, size), timed=timed), np.zeros(steps)
     far_DD = np.arange(size)[:, None] // group != np.arange(size) // group
     for step in range(steps):
         at = np.flatnonzero(klass.step == step)
@@ -86,7 +86,8 @@ def ledger_of(
         for layer in range(layers):
             ledger.loads[step, layer] = sent.pairs[who, layer].sum(axis=0)
             here = device[layer, at][None] == np.arange(size)[:, None]
-            ledger.sitting[:, step, layer] = here @ census.tokens[who], here @ census.contexts[who]
+            if ledger.moves:
+                ledger.moves.sitting[:, step, layer] = here @ census.tokens[who], here @ census.contexts[who]
             for phase, end in enumerate((device[layer, at], device[layer + 1, at])):
                 between_DD = (end[None] == np.arange(size)[:, None]).astype(np.int64) @ sent.copies[who, layer]
                 np.fill_diagonal(between_DD, 0)
@@ -94,9 +95,10 @@ def ledger_of(
                 ledger.sums["far_copies"][step] += between_DD[far_DD].sum()
                 elsewhere = np.arange(plan.cluster.num_nodes) != (end // group)[:, None]
                 ledger.sums["node_copies"][step] += sent.nodes[who, layer][elsewhere].sum()
-                for far, mask_DD in enumerate((~far_DD, far_DD)):
-                    ends = (between_DD * mask_DD).sum(axis=1), (between_DD * mask_DD).sum(axis=0)
-                    ledger.ports[phase, step, layer, far] = ends if phase == 0 else ends[::-1]
+                if ledger.moves:
+                    for far, mask_DD in enumerate((~far_DD, far_DD)):
+                        ends = (between_DD * mask_DD).sum(axis=1), (between_DD * mask_DD).sum(axis=0)
+                        ledger.moves.ports[phase, step, layer, far] = ends if phase == 0 else ends[::-1]
     ledger.step_tokens = int(ledger.sums["tokens"].sum())
     return ledger, moves_B
 

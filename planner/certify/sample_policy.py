@@ -27,7 +27,7 @@ from .figures import Recounted, interval_of
 from .predictor import check_predictor, fitted_again, read_predictor
 from .rehomed import Rehomed, ledger_of, locality_of, rehomed
 from .seconds import Clock
-from .structure import Holders, evaluation_options, holders_of, labelled, slot_widths
+from .structure import Holders, evaluation_options, holders_of, judged_metric, labelled, slot_widths
 
 __all__ = ["check_sample_policy", "check_sample_policy_structure"]
 
@@ -57,7 +57,7 @@ def check_sample_policy_structure(plan: Plan, certificate: Certificate) -> None:
         found = [contender.label for contender in part.contenders] if part else _labels(plan)
         if found != _labels(plan):
             raise CertificationError(f"contenders {found}; expected {_labels(plan)}")
-    expected = (_judged_metric(plan), _base(plan))
+    expected = (judged_metric(plan, PLAN, _base(plan), _metric(plan)), _base(plan))
     if (verdict.metric, verdict.against) != expected:
         raise CertificationError(f"verdict on {verdict.metric} against {verdict.against}; expected {expected}")
     certificate.checks.append("sample policy")
@@ -130,11 +130,8 @@ def _base(plan: Plan) -> str:
     return STILL if plan.decisions.placement is None else "base/standard"
 
 
-def _judged_metric(plan: Plan) -> str:
-    assert plan.evaluation is not None
-    found = labelled(plan.evaluation.held_out or plan.evaluation.fit)
-    if all("step_s" in found[label].metrics for label in (PLAN, _base(plan))):
-        return "step_s"
+def _metric(plan: Plan) -> str:
+    """What the verdict is about where steps do not compare."""
     if plan.cluster.num_nodes == 1:
         return "device_copies"
     return "inter_bytes" if plan.model.hidden_size and plan.model.dtype_bytes else "node_copies"
@@ -211,7 +208,7 @@ def _check_part(
             moved = rehomed(placed, census, klass, where, predictors[where], oracle=label == ORACLE)
         if fit and label == PLAN and moved is not None:
             _check_outcome(placed, moved, certificate)
-        ledger, moves_B = ledger_of(placed, census, klass, where, moved)
+        ledger, moves_B = ledger_of(placed, census, klass, where, moved, timed=clock is not None)
         seconds = clock.seconds(ledger, coherent=False) if clock else None
         _check_moves(f"{name}: {label}", contender, moves_B, placed.seed, certificate)
         kept = {key: metric for key, metric in contender.metrics.items() if key != MOVED}
@@ -237,7 +234,7 @@ def _check_moves(
     if len(moves_B) > 1:
         rng = np.random.default_rng(seed)
         draws = [moves_B[rng.integers(len(moves_B), size=len(moves_B))].mean() for _ in range(1000)]
-        low, high = interval_of(np.array(draws))
+        low, high = interval_of({"": np.array([draws])})
     if claimed is None:
         raise CertificationError(f"{label}: no {MOVED}; re-run moeplan solve")
     certificate.agree(f"{label}: {MOVED}", claimed.value, float(moves_B.mean()))

@@ -2,7 +2,8 @@
 
 No closed form: every chunk's dispatch, experts and combine end when they end.
 
-Legend: Q levels of a curve (low, middle, high); B steps; L MoE layers.
+Legend: Q levels of a curve (low, middle, high), of a pass all pairs of the exchanges' with the experts'; B steps; L MoE
+layers.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .recount import Ledger
+from .figures import middle
+from .recount import Ledger, Moves
 from .seconds import Clock
 
 __all__ = ["Schedule", "Timed"]
@@ -58,12 +60,16 @@ class Schedule:
         for name, degrees in passes.items():
             seconds[name] = self.taken(degrees, back=name == "moe_backward_s").sum(axis=2)
             outside[name] = float(np.any([self._chunk(degrees)[1][stage] for stage in STAGES], axis=0).mean())
-        seconds["step_s"] = sum((seconds[name] for name in ("attention_s", *passes) if name in seconds), np.zeros(()))
+        parts = [middle(seconds[name]) for name in ("attention_s", *passes) if name in seconds]
+        seconds["step_s"] = np.sum(parts, axis=0)[None]
         return Timed(seconds, {name: share for name, share in outside.items() if share})
 
     def taken(self, degrees: tuple[int, ...], *, back: bool) -> Levels:
-        """Seconds of the forward or the backward pass of every layer, `[Q, B, L]`."""
+        """Seconds of the forward or the backward pass of every layer, `[Q, B, L]`, at every pair of levels."""
         dispatch, experts, combine = self.stages(degrees)
+        pairs = [(exchange, expert) for exchange in range(len(dispatch)) for expert in range(len(experts))]
+        at_exchange, at_expert = zip(*pairs, strict=True)
+        dispatch, experts, combine = dispatch[[*at_exchange]], experts[[*at_expert]], combine[[*at_exchange]]
         if back:
             return self._last_end(degrees, combine, self.factor * experts, dispatch)
         return self._last_end(degrees, dispatch, experts, combine)
@@ -75,13 +81,14 @@ class Schedule:
 
     def _chunk(self, degrees: tuple[int, ...]) -> tuple[dict[str, Levels], dict[str, NDArray[np.bool_]]]:
         """The parts of a step with every layer's copies and pairs cut into as many chunks, the largest counting."""
-        cut_L = np.array(degrees)
+        cut_L, moves = np.array(degrees), self.ledger.moves
+        assert moves is not None
         ledger = replace(
             self.ledger,
-            ports=np.ceil(self.ledger.ports / cut_L[:, None, None, None]).astype(np.int64),
+            moves=Moves(np.ceil(moves.ports / cut_L[:, None, None, None]).astype(np.int64), moves.sitting),
             loads=np.ceil(self.ledger.loads / cut_L[:, None]).astype(np.int64),
         )
-        clock = replace(self.clock, sources={}, outside={}, flags={})
+        clock = replace(self.clock, sources={}, other_dtype=set(), outside={}, flags={})
         return clock.layers(ledger, coherent=False), clock.flags
 
     def _last_end(self, degrees: tuple[int, ...], first: Levels, middle: Levels, last: Levels) -> Levels:

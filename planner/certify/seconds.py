@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError
-from ...profilers.predictor import predict
+from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import Series
 from ...runtime.plan import Plan
 from ..options import SecondsOptions
 from .certificate import Certificate
-from .recount import Ledger
+from .recount import Ledger, Moves
 from .structure import slot_widths
 
 __all__ = ["Clock"]
@@ -38,6 +38,8 @@ class Clock:
         Whether the trace has samples.
     sources
         What times each part, as far as it was asked.
+    other_dtype
+        Those of these parts whose series has elements of another width than the model.
     outside
         Metric to the share of calls outside the sizes measured, one a ledger.
     flags
@@ -48,6 +50,7 @@ class Clock:
     profile: Profile | None
     samples: bool
     sources: dict[str, str] = field(default_factory=dict)
+    other_dtype: set[str] = field(default_factory=set)
     outside: dict[str, list[float]] = field(default_factory=dict)
     flags: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
 
@@ -61,22 +64,31 @@ class Clock:
 
     def layers(self, ledger: Ledger, *, coherent: bool) -> dict[str, Levels]:
         """Every part of a step that can be timed, layer by layer, `[Q, B, L]`."""
-        model, found = self.plan.model, dict[str, Levels]()
+        model, moved, found = self.plan.model, ledger.moves, dict[str, Levels]()
+        assert moved is not None
         if model.hidden_size and model.dtype_bytes:
             size = model.hidden_size * model.dtype_bytes
-            moves = [("dispatch", ledger.ports[0] * size), ("combine", ledger.ports[1] * size)]
+            moves = [("dispatch", moved.ports[0] * size), ("combine", moved.ports[1] * size)]
             found |= self._links("dispatch", "all_to_all", moves, never=coherent and model.top_k == 1)
         if model.attention.kv_size and model.dtype_bytes:
             size = model.attention.kv_size * model.dtype_bytes
-            moves = [("kv", self._gathered(ledger) * size)] if coherent else []
+            moves = [("kv", self._gathered(moved) * size)] if coherent else []
             found |= self._links("kv", "all_gather", moves)
-        return found | self._experts(ledger) | self._attention(ledger)
+        return found | self._experts(ledger) | self._attention(moved)
 
     def check_options(self, claimed: SecondsOptions, certificate: Certificate) -> None:
         """Refuse a plan that names other curves than those that time it, or hides where they were stretched."""
         if claimed.sources != self.sources:
             raise CertificationError(
                 f"options.seconds: timed by {dict(claimed.sources)}; profile and links give {self.sources}"
+            )
+        if set(claimed.missing) != self._missing():
+            raise CertificationError(
+                f"options.seconds: missing {sorted(claimed.missing)}; profile and links lack {sorted(self._missing())}"
+            )
+        if set(claimed.other_dtype) != self.other_dtype:
+            raise CertificationError(
+                f"options.seconds: in another dtype {list(claimed.other_dtype)}, not {sorted(self.other_dtype)}"
             )
         stretched = {name: max(shares) for name, shares in self.outside.items() if max(shares)}
         if claimed.extrapolated.keys() != stretched.keys():
@@ -85,6 +97,11 @@ class Clock:
             )
         for name, share in stretched.items():
             certificate.agree(f"extrapolated {name}", claimed.extrapolated[name], share)
+
+    def _missing(self) -> set[str]:
+        """The parts that nothing times."""
+        timed = {source.split()[0] for source in self.sources}
+        return {"dispatch", "kv", "experts", "attention"} - timed
 
     def _links(
         self, part: str, case: str, moves: list[tuple[str, NDArray[np.int64]]], *, never: bool = False
@@ -95,9 +112,9 @@ class Clock:
         ranks = {"intra": cluster.devices_per_node, "inter": cluster.num_devices}
         there = [link for link, span in spans.items() if span > 1]
         series = {link: self._series(case, ranks[link], link) for link in there}
+        if any(series[link] is None and link not in cluster.links for link in there):
+            return {}
         for link in there:
-            if series[link] is None and link not in cluster.links:
-                return {}
             self._name(f"{part} {link}", series[link], link)
         found: dict[str, Levels] = {}
         for name, bytes_BL in moves:
@@ -120,6 +137,10 @@ class Clock:
     def _name(self, key: str, series: Series | None, link: str) -> None:
         self.sources[key] = f"link {link}" if series is None else series.key
 
+    def _compare_width(self, part: str, series: Series) -> None:
+        if WIDTHS.get(series.dtype) != self.plan.model.dtype_bytes:
+            self.other_dtype.add(part)
+
     def _call(self, series: Series | None, link: str, port: Levels, span: int) -> tuple[Levels, NDArray[np.bool_]]:
         if series is None:
             line = self.plan.cluster.links[link]
@@ -127,20 +148,21 @@ class Clock:
         blocks = np.ceil(np.maximum(port, 1.0) * span / (span - 1) / series.ranks)
         return self._levels(series, {"bytes": blocks * series.ranks})
 
-    def _gathered(self, ledger: Ledger) -> NDArray[np.int64]:
+    def _gathered(self, moves: Moves) -> NDArray[np.int64]:
         """Tokens whose K and V a device sends (0) and receives (1) by class, `[B, L, 2, 2, D]`."""
-        held, group = ledger.sitting[0], self.plan.cluster.devices_per_node
+        held, group = moves.sitting[0], self.plan.cluster.devices_per_node
         size = held.shape[2]
         near_DD = (np.arange(size)[:, None] // group == np.arange(size) // group) & ~np.eye(size, dtype=bool)
         far_DD = np.arange(size)[:, None] // group != np.arange(size) // group
-        moves = [[held * near.sum(axis=1), held @ near.astype(np.int64)] for near in (near_DD, far_DD)]
-        return np.array(moves).transpose(2, 3, 0, 1, 4)
+        classes = [[held * near.sum(axis=1), held @ near.astype(np.int64)] for near in (near_DD, far_DD)]
+        return np.array(classes).transpose(2, 3, 0, 1, 4)
 
     def _experts(self, ledger: Ledger) -> dict[str, Levels]:
         model, series = self.plan.model, self._series("expert_ffn", 1, None)
         if series is None or series.fit is None or model.hidden_size is None or model.ffn_size is None:
             return {}
         self._name("experts", series, "")
+        self._compare_width("experts", series)
         widths = np.array(slot_widths(self.plan))
         grouped = series.fit.measured.get("grouped", (0, 0))[0]
         alike = {"hidden": model.hidden_size, "ffn": model.ffn_size, "grouped": grouped}
@@ -154,15 +176,18 @@ class Clock:
         self._flag("experts_s", outside)
         return {"experts_s": np.max(rounds, axis=0)}
 
-    def _attention(self, ledger: Ledger) -> dict[str, Levels]:
+    def _attention(self, moves: Moves) -> dict[str, Levels]:
         series, hidden = self._series("attention", 1, None), self.plan.model.hidden_size
         if series is None or hidden is None or not self.samples:
             return {}
         self._name("attention", series, "")
-        held, pairs = (np.maximum(one, 1).astype(float) for one in ledger.sitting)
+        self._compare_width("attention", series)
+        if self.plan.model.attention.kv_size != 2 * hidden:
+            self.sources["attention"] += " (as MHA)"
+        held, pairs = (np.maximum(one, 1).astype(float) for one in moves.sitting)
         sizes = {"batch": held**2 / pairs, "length": pairs / held, "hidden": np.full(held.shape, float(hidden))}
         times, flags = self._levels(series, sizes)
-        busy = ledger.sitting[0] > 0
+        busy = moves.sitting[0] > 0
         self._flag("attention_s", (flags & busy).any(axis=2))
         return {"attention_s": np.where(busy, times, 0.0).max(axis=3)}
 
@@ -179,8 +204,7 @@ class Clock:
         return None if best is None else best[1]
 
     def _levels(self, series: Series, sizes: dict[str, Levels]) -> tuple[Levels, NDArray[np.bool_]]:
-        assert self.profile is not None
-        found = predict(self.profile, series.case, sizes, dtype=series.dtype, ranks=series.ranks, link=series.link)
+        found = predicted(series, sizes)
         return np.stack([found.low, found.seconds, found.high]), found.extrapolated
 
     def _flag(self, metric: str, flags: NDArray[np.bool_]) -> None:

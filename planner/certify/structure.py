@@ -17,6 +17,7 @@ __all__ = [
     "check_structure",
     "evaluation_options",
     "holders_of",
+    "judged_metric",
     "labelled",
     "parsed_options",
     "pipeline_options",
@@ -74,6 +75,18 @@ def parsed_options(plan: Plan, name: str, kind: type[Options]) -> Options:
 def labelled(part: Part) -> dict[str, Contender]:
     """The contenders by their labels."""
     return {contender.label: contender for contender in part.contenders}
+
+
+def judged_metric(plan: Plan, ours: str, against: str, otherwise: str) -> str:
+    """`step_s` where both have it, of comparable parts, on the part that judges; else the other."""
+    assert plan.evaluation is not None
+    found = labelled(plan.evaluation.held_out or plan.evaluation.fit)
+    pair = [found.get(ours), found.get(against)]
+    there = [set() if one is None else {"step_s", "attention_s"} & one.metrics.keys() for one in pair]
+    if there[0] != there[1] or "step_s" not in there[0]:
+        return otherwise
+    alike = len({one.dispatch_model for one in pair if one is not None}) == 1
+    return "step_s" if "attention_s" in there[0] or alike else otherwise
 
 
 def slot_widths(plan: Plan) -> list[int]:

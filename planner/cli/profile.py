@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import UsageError
+from ...errors import MoeplanError, UsageError
 from .screen import Json, console, print_json, progress
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def profile(
     if (from_tables is None) != (system is None):
         raise UsageError("--from-tables DIR and --system NAME go together; give both")
     sources = {"--cluster": cluster, "--from-tables": from_tables, "--merge": merge, "--resume": resume}
-    _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output)
+    _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output, plot)
     notes: tuple[str, ...] = ()
     found: Profile | None
     if merge or cluster is not None or (from_tables is not None and system is not None):
@@ -81,8 +81,16 @@ def profile(
         found, notes = _measure(device, ranks, quick, timeout, output, resume=resume)
     if found is None:  # not rank 0 of a launched world
         return
-    save(found, output)
-    _tell(found, notes, output, plot, as_json=as_json)
+    measured = not (merge or cluster or from_tables)
+    written = _partial(output) if measured and output.exists() and not found.complete else output
+    picture = _text(found) if plot is not None else ()  # a fit that cannot be drawn leaves nothing behind
+    save(found, written)
+    if measured and written == output:
+        _partial(output).unlink(missing_ok=True)
+    if plot is not None:
+        _write_page(found, plot, written)
+        notes = (*notes, f"pictures of the fits in {plot}")
+    _tell(found, notes, written, picture, as_json=as_json)
 
 
 def _unmeasured(
@@ -103,7 +111,7 @@ def _unmeasured(
     return merged.profile, merged.notes
 
 
-def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], output: Path) -> None:
+def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], output: Path, plot: Path | None) -> None:
     """Refuse flags that ask for two things at once."""
     if profiles and "--merge" not in asked:
         raise UsageError(f"{profiles[0]}: profiles are only given with --merge")
@@ -111,17 +119,33 @@ def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], outpu
         raise UsageError(f"{' and '.join(asked)} do different things; give one of them")
     if any(path.resolve() == output.resolve() for path in profiles):
         raise UsageError(f"{output} would be overwritten, and is one of the profiles to merge; choose another with -o")
+    if plot is not None and plot.resolve() in [path.resolve() for path in (output, _partial(output), *profiles)]:
+        raise UsageError(
+            f"--plot {plot} is where a profile is or goes; give the page a name of its own, like fits.html"
+        )
 
 
-def _tell(found: "Profile", notes: Sequence[str], output: Path, plot: Path | None, *, as_json: bool) -> None:
-    """Print and draw a profile that was saved; the toy model's routing beside it where traces/ is missing."""
+def _text(found: "Profile") -> Sequence[str]:
+    """The fits drawn in characters."""
+    from ..profile_picture import text_picture
+
+    return tuple(text_picture(found, console().width))
+
+
+def _write_page(found: "Profile", plot: Path, saved: Path) -> None:
+    """Write the page of a profile that was saved; where that fails, the profile is still there."""
+    from ..profile_picture import write_profile_page
+
+    try:
+        write_profile_page(found, plot)
+    except MoeplanError as error:
+        raise type(error)(f"{saved} is written, the page of --plot is not: {error}") from error
+
+
+def _tell(found: "Profile", notes: Sequence[str], output: Path, picture: Sequence[str], *, as_json: bool) -> None:
+    """Print a profile that was saved; the toy model's routing beside it where traces/ is missing."""
     from ..profile_report import profile_report, remarks
 
-    if plot is not None:
-        from ..profile_picture import text_picture, write_profile_page
-
-        write_profile_page(found, plot)
-        notes = (*notes, f"pictures of the fits in {plot}")
     recorded = _record_embedded() if found.complete else None
     if as_json:
         told = {"profile": str(output), "traces": recorded, "notes": [*notes, *remarks(found)]}
@@ -129,8 +153,8 @@ def _tell(found: "Profile", notes: Sequence[str], output: Path, plot: Path | Non
     else:
         for note in notes:
             console().print(f"NOTE      {note}")
-        if plot is not None:
-            print(*text_picture(found, console().width), sep="\n")
+        if picture:
+            print(*picture, sep="\n")
         profile_report(found, output, console())
         _print_next(recorded, output)
     if not found.complete:
@@ -164,7 +188,7 @@ def _measure(
             device=device,
             quick=quick,
             timeout_s=timeout_s,
-            listeners=Listeners(on_progress=tell, on_profile=lambda so_far: save(so_far, output)),
+            listeners=Listeners(on_progress=tell, on_profile=lambda so_far: save(so_far, _partial(output))),
             resume=earlier,
         )
     return found, notes
@@ -178,13 +202,19 @@ def _earlier(output: Path) -> "tuple[Profile | None, tuple[str, ...]]":
     launch = found_launch()
     if launch is not None and launch.rank > 0:
         return None, ()
-    if not output.exists():
+    begun = _partial(output) if _partial(output).exists() else output
+    if not begun.exists():
         return None, (f"{output} is not there yet: nothing to resume, everything was measured",)
-    found = load(output)
+    found = load(begun)
     sizes = sum(len(series.measurements) for series in found.series.values())
     if found.complete:
-        return found, (f"{output} is complete: nothing to do",)
-    return found, (f"resumed {output}: {sizes} sizes were there already",)
+        return found, (f"{begun} is complete: nothing to do",)
+    return found, (f"resumed {begun}: {sizes} sizes were there already",)
+
+
+def _partial(output: Path) -> Path:
+    """Where a profile is kept while it is measured: only a whole one replaces what is in the output file."""
+    return output.with_name(f"{output.name}.partial")
 
 
 def _record_embedded() -> str | None:

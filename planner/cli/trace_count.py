@@ -30,8 +30,7 @@ def count(
     Example:
       moeplan trace count traces -o counts
     """
-    from ...traces.count_form import CountTrace, open_any, tabulate, write_counts
-    from ...traces.count_rows import condense
+    from ...traces.count_form import CountTrace, condense, open_any, tabulate, write_counts
     from ...traces.model import MAX_NAME
 
     opened = open_any(trace)

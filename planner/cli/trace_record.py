@@ -1,17 +1,13 @@
 """`moeplan trace record`: record the routing of a model on text."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ...errors import UsageError
 from .screen import Json, print_json, progress
-
-if TYPE_CHECKING:
-    from ...traces.huggingface.record import Recording
 
 __all__ = ["app"]
 
@@ -55,67 +51,64 @@ def record(
       moeplan trace record embedded --text book.txt -o traces
       moeplan trace record ./OLMoE-1B-7B --dataset prompts.jsonl --generate 64 -o traces
     """
-    kept = {"weights": weights, "sample_rate": sample_rate, "max_tokens": max_tokens, "embeddings": embeddings}
-    run = {"generate": generate, "router": router, "batch_samples": batch_samples}
+    kept: dict[str, Any] = {"weights": weights, "sample_rate": sample_rate, "max_tokens": max_tokens}
+    kept["embeddings"] = embeddings
+    run: dict[str, Any] = {"generate": generate, "router": router, "batch_samples": batch_samples}
+    interrupted = False
     with progress() as say:
         if model == EMBEDDED:
+            from ..demo.record import record_embedded
+
             if dataset is not None or (*run.values(), dtype, device) != (0, None, 8, "auto", "auto"):
                 raise UsageError(
                     "embedded takes --text and none of --dataset, --generate, --router, --dtype, --device and"
                     " --batch-samples; they are for the directory of a Hugging Face model"
                 )
-            found = _embedded(_content(text), output, say, sample_tokens=sample_tokens, **kept)
+            say("recording the embedded model")
+            trace = record_embedded(_content(text), output, sample_tokens=sample_tokens, **kept)
+            name, num_tokens = trace.model.name, trace.num_tokens
         else:
-            found = _directory(Path(model), (text, dataset, sample_tokens), (dtype, device), output, say, **kept, **run)
-    source = text or dataset
+            from ...traces.huggingface.checkpoint import load_model
+            from ...traces.huggingface.record import record_model
+
+            directory = _model_directory(model)
+            prompts, tokenizer = _prompts(directory, text, dataset, sample_tokens)
+            say(f"loading {directory}")
+            loaded = load_model(directory, dtype=dtype, device=device)
+            name = directory.resolve().name
+            done = record_model(loaded, prompts, output, name=name, tokenizer=tokenizer, on_progress=say, **kept, **run)
+            num_tokens, interrupted = done.num_tokens, done.interrupted
     if as_json:
-        print_json({"trace": str(output), "num_tokens": found.num_tokens, "model": found.spec.name})
-    elif found.num_tokens:
-        print(f"recorded  {found.num_tokens:,} tokens of {source} through {found.spec.name}")
+        print_json({"trace": str(output), "num_tokens": num_tokens, "model": name})
+    elif num_tokens:
+        print(f"recorded  {num_tokens:,} tokens of {text or dataset} through {name}")
         print(f"wrote     {output}    next: moeplan solve --strategy exflow --trace {output} --cluster 1x4")
-    if found.interrupted:
-        print(f"moeplan: interrupted; {found.num_tokens:,} tokens were recorded until then", file=sys.stderr)
+    if interrupted:
+        print(f"moeplan: interrupted; {num_tokens:,} tokens were recorded until then", file=sys.stderr)
         raise typer.Exit(130)
 
 
-def _embedded(content: str, output: Path, say: Callable[[str], None], **options: Any) -> "Recording":
-    from ...traces.huggingface.record import Recording
-    from ..demo.record import record_embedded
-
-    say("recording the embedded model")
-    trace = record_embedded(content, output, **options)
-    return Recording(trace.model, trace.num_tokens, interrupted=False)
+def _model_directory(model: str) -> Path:
+    if not Path(model).is_dir():
+        raise UsageError(f"model {model!r}; expected {EMBEDDED}, or the directory of a Hugging Face model")
+    return Path(model)
 
 
-def _directory(
-    directory: Path,
-    source: tuple[Path | None, Path | None, int],
-    load: tuple[str, str],
-    output: Path,
-    say: Callable[[str], None],
-    **options: Any,
-) -> "Recording":
-    from ...traces.huggingface.checkpoint import load_model, load_tokenizer, tokenizer_label
+def _prompts(
+    directory: Path, text: Path | None, dataset: Path | None, sample_tokens: int
+) -> tuple[list[list[int]], str]:
+    """The samples as token ids, and what the trace says of the tokenizer."""
+    from ...traces.huggingface.checkpoint import load_tokenizer, tokenizer_label
     from ...traces.huggingface.prompts import dataset_prompts, text_prompts
-    from ...traces.huggingface.record import record_model
 
-    text, dataset, sample_tokens = source
-    if not directory.is_dir():
-        raise UsageError(f"model {str(directory)!r}; expected {EMBEDDED}, or the directory of a Hugging Face model")
     if (text is None) == (dataset is None):
         raise UsageError("expected either --text FILE or --dataset FILE.jsonl")
-    content = None if text is None else _content(text)
+    content = _content(text) if dataset is None else ""
     tokenizer = load_tokenizer(directory)
-    if dataset is not None:
-        prompts = dataset_prompts(dataset, tokenizer)
-    else:
-        prompts = text_prompts(content or "", tokenizer, sample_tokens)
-    say(f"loading {directory}")
-    model = load_model(directory, dtype=load[0], device=load[1])
     label = tokenizer_label(directory, tokenizer)
-    return record_model(
-        model, prompts, output, name=directory.resolve().name, tokenizer=label, on_progress=say, **options
-    )
+    if dataset is not None:
+        return dataset_prompts(dataset, tokenizer), label
+    return text_prompts(content, tokenizer, sample_tokens), label
 
 
 def _content(text: Path | None) -> str:

@@ -7,11 +7,9 @@ import torch
 
 from ...files import atomic_directory
 from ...traces.reader import Trace, open_trace
-from ...traces.recorder import Recorder
-from ...traces.recording.embeddings import EmbeddingWriter, embedded_layers
 from ...traces.recording.kept import Kept, chosen_samples
+from ...traces.recording.recorder import recording
 from ...traces.schema import TraceMeta
-from ...traces.writer import TraceWriter
 from .model import load_embedded
 from .text import samples
 
@@ -54,14 +52,11 @@ def record_embedded(
     tokens_IS = torch.from_numpy(samples(text, sample_tokens))
     kept = Kept(sample_rate=sample_rate, max_tokens=max_tokens)
     chosen = chosen_samples(len(tokens_IS), sample_rate)
-    layers = embedded_layers(embeddings, spec.num_layers)
     meta = TraceMeta(form="tokens", model=spec, tokenizer="bytes", recorder="moeplan router hooks")
     position_S = np.arange(sample_tokens, dtype=np.int32)
     with (
         atomic_directory(destination) as directory,
-        TraceWriter(directory, meta, weights=weights) as writer,
-        EmbeddingWriter(directory, layers) as sidecar,
-        Recorder(model, None, writer, kept=kept, embeddings=sidecar) as recorder,
+        recording(model, directory, meta, kept=kept, weights=weights, embeddings=embeddings) as recorder,
         torch.inference_mode(),
     ):
         for start in range(0, len(chosen), BATCH_SAMPLES):

@@ -148,8 +148,7 @@ class _Run:
 
     def cohort(self, place: Numbers) -> Cohort:
         """The samples at these places as they run."""
-        size = self.cluster.num_devices
-        return self.roll.cohort(place, num_devices=size, samples_per_step=self.samples_per_step)
+        return self.roll.cohort(place, num_devices=self.cluster.num_devices, samples_per_step=self.samples_per_step)
 
     def locality(self) -> tuple[float, float]:
         """Blind and least copies a fitted step, next layers known."""

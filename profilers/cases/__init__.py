@@ -1,10 +1,10 @@
 """The cases a profile measures, in order; every list of them derives from this one."""
 
-from ..harness import Case
 from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .all_to_all import AllToAll
 from .attention import Attention
+from .case import Case
 from .expert_ffn import ExpertFfn
 from .gemm import Gemm
 from .permutation import Permutation

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ..dtypes import ELEMENT_BYTES
 from ..measurement import Size
 from ..world import World
 from .grid import Grid, Grids
@@ -22,7 +23,7 @@ GRIDS = Grids(
     quick_cuda=Grid({"tokens": (64, 1024, 65536), "hidden": (1024, 4096)}, most=2**34),
     cuda=Grid({"tokens": (64, 1024, 8192, 65536), "hidden": (1024, 2048, 4096)}, most=2**34),
 )
-ELEMENT_BYTES = 4
+DTYPE = "fp32"
 STRIDE = 128  # rows differ in every column, and integers below 2**24 are exact in float32
 
 
@@ -47,7 +48,7 @@ class Permutation:
 
     def dtypes(self, device: str) -> Sequence[str]:  # noqa: ARG002  bytes are bytes
         """fp32 only: rows of M elements in bf16 are rows of M / 2 in fp32."""
-        return ("fp32",)
+        return (DTYPE,)
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """Every hidden size and number of tokens."""
@@ -55,7 +56,7 @@ class Permutation:
 
     def work(self, size: Size, num_ranks: int) -> int:  # noqa: ARG002  each rank sorts alone
         """Bytes read and written, twice each."""
-        return 4 * ELEMENT_BYTES * size["tokens"] * size["hidden"]
+        return 4 * ELEMENT_BYTES[DTYPE] * size["tokens"] * size["hidden"]
 
     def prepare(self, size: Size, dtype: str, world: World) -> Rows:  # noqa: ARG002
         """Rows that tell token and column, and an order seeded by the rank."""

@@ -62,9 +62,17 @@ class UnevenAllToAll:
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Bytes through the busiest port."""
-        splits = splits_PP(size, num_ranks)
-        between = splits * (1 - np.eye(num_ranks, dtype=np.int64))
-        busiest = np.maximum(between.sum(-1), between.sum(-2)).max(-1)
+        count, sigma = np.broadcast_arrays(size["bytes"], size["sigma_percent"])
+        skews, skew = np.unique(sigma, return_inverse=True)
+        share_UPP = _share_PP(skews, num_ranks)
+        into = np.zeros((*count.shape, num_ranks), dtype=np.int64)
+        busiest = np.zeros(count.shape, dtype=np.int64)
+        for rank in range(num_ranks):  # rank by rank: all blocks of many sizes are gigabytes
+            out = _floored(count[..., None], share_UPP[skew.reshape(count.shape), rank])
+            out[..., rank] = 0
+            into += out
+            busiest = np.maximum(busiest, out.sum(-1))
+        busiest = np.maximum(busiest, into.max(-1))
         return int(busiest) if busiest.ndim == 0 else busiest
 
     def prepare(self, size: Size, dtype: str, world: World) -> UnevenBlocks:  # noqa: ARG002
@@ -102,7 +110,16 @@ def splits_PP(size: Size, num_ranks: int) -> NDArray[np.int64]:  # noqa: N802  t
 
         s_ij = floor(P n w_ij / sum of w)                                                               (1)
     """
+    return _floored(np.asarray(size["bytes"])[..., None, None], _share_PP(np.asarray(size["sigma_percent"]), num_ranks))
+
+
+def _share_PP(sigma_percent: NDArray[Any], num_ranks: int) -> NDArray[np.float64]:  # noqa: N802  the shape
+    """The w_ij / sum of w of (1), `[..., P, P]`."""
     z_PP = np.random.default_rng(SEED).standard_normal((num_ranks, num_ranks))
-    sigma, count = (np.asarray(size[key])[..., None, None] for key in ("sigma_percent", "bytes"))
-    w_PP: NDArray[Any] = np.exp(sigma / 100 * z_PP)
-    return np.asarray(num_ranks * count * (w_PP / w_PP.sum((-2, -1), keepdims=True)), dtype=np.int64)  # (1)
+    w_PP = np.exp(sigma_percent[..., None, None] / 100 * z_PP)
+    return np.asarray(w_PP / w_PP.sum((-2, -1), keepdims=True))
+
+
+def _floored(count: NDArray[Any], share: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The s_ij of (1); every row of shares is of P ranks."""
+    return np.asarray(share.shape[-1] * count * share, dtype=np.int64)  # (1)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
+from ..measurement import MAX_SECONDS
 
-__all__ = ["MIN_SLOPE", "AlphaBeta"]
+__all__ = ["AlphaBeta"]
 
 MIN_SLOPE = 1e-30  # seconds a unit, beyond any hardware: stands for "time does not grow with work"
 
@@ -28,8 +29,16 @@ class AlphaBeta:
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     def __post_init__(self) -> None:
-        if not (self.a_s >= 0 and self.b_s > 0):
-            raise InputError(f"alpha-beta model with a = {self.a_s} s, b = {self.b_s} s; expected a >= 0 and b > 0")
+        if not (0 <= self.a_s < MAX_SECONDS and MIN_SLOPE <= self.b_s < MAX_SECONDS):
+            raise InputError(
+                f"alpha-beta model with a = {self.a_s} s, b = {self.b_s} s; expected a >= 0, b >= {MIN_SLOPE}, both"
+                " below a day"
+            )
+
+    @property
+    def grows(self) -> bool:
+        """Whether time was seen to grow with work."""
+        return self.b_s > MIN_SLOPE
 
     @classmethod
     def of(cls, n: NDArray[np.float64], t: NDArray[np.float64]) -> Self:

@@ -10,14 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
+from ..measurement import MAX_SECONDS
+from .alpha_beta import MIN_SLOPE
 
-__all__ = ["Attention"]
+__all__ = ["AttentionLaw"]
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class AttentionLaw:
     """t = c0 + p B L M^2 + s B L^2 M: to start, projections, scores; LUFFY's c1 = p M^2 and c2 = s M at one M.
 
     Parameters
@@ -38,8 +40,10 @@ class Attention:
 
     def __post_init__(self) -> None:
         coefficients = (self.start_s, self.projection_s, self.score_s)
-        if not (min(coefficients) >= 0 < sum(coefficients)):
-            raise InputError(f"attention model with coefficients {coefficients}; expected none negative, not all 0")
+        if not (min(coefficients) >= 0 and MIN_SLOPE <= max(coefficients) < MAX_SECONDS):
+            raise InputError(
+                f"attention model with coefficients {coefficients}; expected none negative, not all 0, below a day"
+            )
 
     @classmethod
     def of(cls, batch: Array, length: Array, hidden: Array, *, t: Array) -> Self:

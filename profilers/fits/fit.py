@@ -1,6 +1,7 @@
 """A fit: the model of a series that predicts unseen sizes best, with the errors that say so."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -9,8 +10,9 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 
 from ...errors import InputError, UsageError
+from ..measurement import MAX_INT
 from .alpha_beta import AlphaBeta
-from .attention import Attention
+from .attention import AttentionLaw
 from .held_out import HeldOut
 from .piecewise import Piecewise
 from .prediction import Prediction
@@ -18,7 +20,10 @@ from .surface import Surface
 
 __all__ = ["Fit", "Model"]
 
-Model = Annotated[AlphaBeta | Piecewise | Attention | Surface, Field(discriminator="kind")]
+MAX_AXES = 16
+MAX_PREDICTED_S = 1e30  # beyond any use; sums of these still are numbers
+
+Model = Annotated[AlphaBeta | Piecewise | AttentionLaw | Surface, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +43,12 @@ class Fit:
         sizes to hold any out. They are errors of the protocol: `model` itself has seen every size. The choice among a
         handful of kinds by these errors is itself a mild selection.
     low_factor, high_factor
-        The 2.5th and 97.5th percentile of measured / predicted seconds over the held-out sizes of the chosen kind,
-        widened to hold 1.
+        The `interval` of measured / predicted seconds over the held-out sizes of the chosen kind.
     measured
         Axis to its least and largest measured value.
+    works
+        The least and the largest work measured: grids leave out the corner where all axes are large. None in profiles
+        of earlier versions.
     """
 
     axes: tuple[str, ...]
@@ -51,15 +58,18 @@ class Fit:
     low_factor: float = 1.0
     high_factor: float = 1.0
     measured: Mapping[str, tuple[int, int]]
+    works: tuple[float, float] | None = None
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     def __post_init__(self) -> None:
-        if not self.axes or set(self.measured) != set(self.axes) or not set(self.model.axes) <= {*self.axes, "work"}:
+        if not 1 <= len(set(self.axes)) == len(self.axes) <= MAX_AXES:
+            raise InputError(f"fit over {len(self.axes)} axes; expected 1 to {MAX_AXES}, each once")
+        if set(self.measured) != set(self.axes) or not set(self.model.axes) <= {*self.axes, "work"}:
             raise InputError(f"fit over {len(self.axes)} axes; expected those of its model, a measured range for each")
-        if any(low > high for low, high in self.measured.values()) or not (
-            0 < self.low_factor <= 1 <= self.high_factor
-        ):
+        if not all(0 <= value < MAX_INT for value in self._integers):
+            raise InputError("fit with a size out of range; expected integers from 0 to 2**63 - 1")
+        if any(low > high for low, high in self._ranges.values()) or not (0 < self.low_factor <= 1 <= self.high_factor):
             raise InputError("fit with a range or an interval that ends before it starts; expected low <= high")
         if any(len(size) != len(self.axes) for held in self.held_out.values() for size in held.sizes):
             raise InputError(f"fit with a held-out size of another length than its {len(self.axes)} axes")
@@ -78,18 +88,39 @@ class Fit:
         ------
         UsageError
             An axis is missing or unknown.
+        InputError
+            The model gives no number of seconds that means anything.
         """
         self.check_axes(size)
         given = np.broadcast_arrays(*(np.asarray(column, dtype=np.float64) for column in (*size.values(), work)))
         columns = dict(zip((*size, "work"), given, strict=True))
-        seconds = np.asarray(self.model.seconds(*(columns[axis] for axis in self.model.axes)))
-        outside = [(columns[axis] < low) | (columns[axis] > high) for axis, (low, high) in self.measured.items()]
+        with np.errstate(all="ignore"):  # what comes of it is looked at
+            seconds = np.asarray(self.model.seconds(*(columns[axis] for axis in self.model.axes)))
+            high = np.asarray(seconds * self.high_factor)
+        if not ((seconds >= 0) & (high < MAX_PREDICTED_S)).all():
+            raise InputError(
+                f"the {self.model.kind} fit over {', '.join(self.axes)} predicts no time that means anything; expected"
+                f" 0 to {MAX_PREDICTED_S:g} s: measure again, or read the profile from another file"
+            )
+        outside = [(columns[axis] < low) | (columns[axis] > high) for axis, (low, high) in self._ranges.items()]
         return Prediction(
             seconds=seconds,
             low=np.asarray(seconds * self.low_factor),
-            high=np.asarray(seconds * self.high_factor),
+            high=high,
             extrapolated=np.asarray(np.any(outside, axis=0)),
         )
+
+    @property
+    def _integers(self) -> Iterator[int]:
+        """Every size that it names."""
+        for held in self.held_out.values():
+            yield held.num_sizes
+            yield from itertools.chain(*held.sizes)
+        yield from itertools.chain(*self.measured.values())
+
+    @property
+    def _ranges(self) -> dict[str, tuple[float, float]]:
+        return {**self.measured} if self.works is None else {**self.measured, "work": self.works}
 
     def check_axes(self, size: Mapping[str, object]) -> None:
         """Refuse a size that lacks an axis or has another."""

@@ -1,22 +1,19 @@
 """Fitting: every kind of model that suits the sizes, tried on sizes held out, the best kept."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..measurement import Measurement
+from ..cases.case import Case
+from ..measurement import PAIR, Measurement
 from .alpha_beta import AlphaBeta
-from .attention import Attention
+from .attention import AttentionLaw
 from .fit import Fit, Model
-from .held_out import HeldOut, folds
+from .held_out import HeldOut, folds, interval
 from .piecewise import MAX_KNOTS, Piecewise
 from .sizes import Sizes, distinct
 from .surface import MAX_SITES, Surface
-
-if TYPE_CHECKING:
-    from ..harness import Case
 
 __all__ = ["fit_arrays", "fit_series"]
 
@@ -27,14 +24,17 @@ FITTERS: dict[str, Fitter] = {  # simplest first
     "alpha_beta": lambda seen: AlphaBeta.of(seen.works, seen.seconds),
     "piecewise": lambda seen: Piecewise.of(seen.works, seen.seconds, "piecewise"),
     "piecewise_linear": lambda seen: Piecewise.of(seen.works, seen.seconds, "piecewise_linear"),
-    "attention": lambda seen: Attention.of(*seen.along(Attention.axes), t=seen.seconds),
+    "attention": lambda seen: AttentionLaw.of(*seen.along(AttentionLaw.axes), t=seen.seconds),
     "surface": lambda seen: Surface.of(seen.varying, np.stack(seen.along(seen.varying), axis=1), seen.seconds),
 }
 
 
-def fit_series(case: "Case", ranks: int, measurements: Sequence[Measurement]) -> Fit | None:
-    """The fit of what was measured of a case on `ranks` ranks; None for fewer than two works."""
-    axes = tuple(measurements[0].size) if measurements else ()
+def fit_series(case: Case, ranks: int, measurements: Sequence[Measurement]) -> Fit | None:
+    """The fit of what was measured of a case on `ranks` ranks; None for fewer than two works.
+
+    Numbers of ranks are no amounts to fit over: equal sizes of several pairs are one, at the median of their seconds.
+    """
+    axes = tuple(axis for axis in measurements[0].size if axis not in PAIR) if measurements else ()
     size = {axis: np.array([one.size[axis] for one in measurements], dtype=np.int64) for axis in axes}
     works = np.array([case.work(one.size, ranks) for one in measurements], dtype=np.float64)
     return fit_arrays(size, works, np.array([one.median_s for one in measurements]))
@@ -58,16 +58,17 @@ def fit_arrays(size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Arr
     held, ratios = _tried(sizes)
     held_out = {kind: HeldOut.of(sizes.points[held], np.abs(1 / ratio - 1)) for kind, ratio in ratios.items()}
     best = min(held_out, key=lambda kind: held_out[kind].median_error, default="alpha_beta")
-    low, high = np.percentile(ratios[best], (2.5, 97.5)).tolist() if ratios else (1.0, 1.0)
+    low, high = interval(ratios.get(best, np.array([])))
     ranges = zip(sizes.points.min(axis=0).tolist(), sizes.points.max(axis=0).tolist(), strict=True)
     return Fit(
         axes=sizes.axes,
         model=FITTERS[best](sizes),
         alpha_beta=AlphaBeta.of(sizes.works, sizes.seconds),
         held_out=held_out,
-        low_factor=min(low, 1.0),
-        high_factor=max(high, 1.0),
+        low_factor=low,
+        high_factor=high,
         measured=dict(zip(sizes.axes, ranges, strict=True)),
+        works=(float(sizes.works.min()), float(sizes.works.max())),
     )
 
 
@@ -88,8 +89,8 @@ def _tried(sizes: Sizes) -> tuple[Mask, dict[str, Array]]:
 def _suits(kind: str, seen: Sizes) -> bool:
     """Whether a kind can be fitted to these sizes."""
     if kind == "attention":
-        return set(seen.axes) == set(Attention.axes)
+        return set(seen.axes) == set(AttentionLaw.axes)
     if kind == "surface":
         sites = seen.along(seen.varying[1:])
-        return len(sites) > 0 and len(distinct(sites)[0]) <= MAX_SITES
+        return len(sites) > 0 and len(distinct(sites)[0]) <= min(MAX_SITES, len(seen.works) - 1)  # one has a curve
     return kind == "alpha_beta" or 1 < len(np.unique(seen.works)) <= MAX_KNOTS

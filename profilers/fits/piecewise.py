@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
+from ..measurement import MAX_SECONDS
 
 __all__ = ["MAX_KNOTS", "Piecewise"]
 
@@ -53,8 +54,8 @@ class Piecewise:
                 f"piecewise model of {len(self.works)} works and {len(self.seconds_at)} times; expected as many of"
                 " each, at least 2, works rising and times never falling"
             )
-        if not (self.works[0] > 0 and self.seconds_at[0] > 0):
-            raise InputError("piecewise model with a knot at no work or no time; expected both above 0")
+        if not (self.works[0] > 0 and 0 < self.seconds_at[0] <= self.seconds_at[-1] <= MAX_SECONDS):
+            raise InputError("piecewise model with a knot out of range; expected work above 0, time above 0 to a day")
 
     @classmethod
     def of(

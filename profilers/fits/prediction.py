@@ -17,9 +17,10 @@ class Prediction:
     seconds
         Of the fitted model.
     low, high
-        Where 95 % of the sizes held out from the fit lay around it; equal to `seconds` where none could be held out.
+        Where sizes held out from the fit lay around it: 95 % of them, or the range of fewer than 39 (`interval`); equal
+        to `seconds` where none could be held out.
     extrapolated
-        Whether each size lies outside those measured.
+        Whether each size lies outside those measured, along an axis or in work.
     """
 
     seconds: NDArray[np.float64]

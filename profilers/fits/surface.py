@@ -82,7 +82,8 @@ class Surface:
         Notes
         -----
         Each site's curve is read at common knots: every measured value of the first axis, or 96 at even ratios where
-        there are more.
+        there are more. A site measured at one knot only tells no curve: it takes the slopes that the others give at its
+        place, through what was measured.
         """
         knots = np.unique(columns_QA[:, 0])
         if len(knots) > MAX_KNOTS:
@@ -90,12 +91,19 @@ class Surface:
         first_S, site_Q = distinct(list(columns_QA.T[1:]))
         order = np.lexsort((columns_QA[:, 0], site_Q))
         ends = np.cumsum(np.bincount(site_Q))[:-1]
-        curves = [_along(_log(knots), _log(columns_QA[at, 0]), np.log(t[at])) for at in np.split(order, ends)]
+        groups = np.split(order, ends)
+        curves = np.array([_along(_log(knots), _log(columns_QA[at, 0]), np.log(t[at])) for at in groups])
+        lone = np.array([len(at) == 1 for at in groups])
+        if lone.any() and not lone.all():
+            at = np.array([group[0] for group in groups])[lone]
+            places = _log(columns_QA[first_S, 1:])
+            shapes = _kriged(places[lone], places[~lone], _weights(places[~lone], curves[~lone]))
+            curves[lone] = _through(shapes, _log(knots), _log(columns_QA[at, 0]), np.log(t[at]))
         return cls(
             axes=axes,
             knots=tuple(knots.astype(np.int64).tolist()),
             sites=tuple(map(tuple, columns_QA[first_S, 1:].astype(np.int64).tolist())),
-            log_seconds=base64.b64encode(np.array(curves, dtype="<f4").tobytes()).decode(),
+            log_seconds=base64.b64encode(curves.astype("<f4").tobytes()).decode(),
         )
 
     def seconds(self, *columns: Array) -> Array:
@@ -134,30 +142,43 @@ class Surface:
 
     @cached_property
     def _weights(self) -> Array:
-        """The w and p of (1), `[S + 1 + A, C]`; without the slopes where the sites do not span them."""
-        x_SA = self._places
-        plane = np.c_[np.ones(len(x_SA)), x_SA]
-        if np.linalg.matrix_rank(plane) < plane.shape[1]:
-            plane = plane[:, :1]
-        corner = np.zeros((plane.shape[1], plane.shape[1]))
-        system = np.block([[_distances(x_SA, x_SA), plane], [plane.T, corner]])
-        given = np.r_[self._decoded, np.zeros((plane.shape[1], len(self.knots)))]
-        try:
-            return np.asarray(np.linalg.solve(system, given))  # (1)
-        except np.linalg.LinAlgError as error:
-            raise InputError(
-                "surface with sites that floating point cannot tell apart; expected distinct ones"
-            ) from error
+        """The w and p of (1), `[S + 1 + A, C]`."""
+        return _weights(self._places, self._decoded)
 
     def _curves(self, sites_QA: Array) -> Array:
         """The ln t at the knots, `[Q, C]`, of any sites."""
-        x_SA, x_QA = self._places, _log(sites_QA)
-        plane = np.c_[np.ones(len(x_QA)), x_QA][:, : len(self._weights) - len(x_SA)]
-        return np.asarray(np.c_[_distances(x_QA, x_SA), plane] @ self._weights)
+        return _kriged(_log(sites_QA), self._places, self._weights)
 
 
 def _log(values: NDArray[np.generic]) -> Array:
     return np.log1p(values.astype(np.float64))
+
+
+def _weights(x_SA: Array, y_SC: Array) -> Array:
+    """The w and p of (1), `[S + 1 + A, C]`; without the slopes where the sites do not span them."""
+    plane = np.c_[np.ones(len(x_SA)), x_SA]
+    if np.linalg.matrix_rank(plane) < plane.shape[1]:
+        plane = plane[:, :1]
+    corner = np.zeros((plane.shape[1], plane.shape[1]))
+    system = np.block([[_distances(x_SA, x_SA), plane], [plane.T, corner]])
+    given = np.r_[y_SC, np.zeros((plane.shape[1], y_SC.shape[1]))]
+    try:
+        return np.asarray(np.linalg.solve(system, given))  # (1)
+    except np.linalg.LinAlgError as error:
+        raise InputError("surface with sites that floating point cannot tell apart; expected distinct ones") from error
+
+
+def _kriged(x_QA: Array, x_SA: Array, weights: Array) -> Array:
+    """The ln t of (1), `[Q, C]`, at any places."""
+    plane = np.c_[np.ones(len(x_QA)), x_QA][:, : len(weights) - len(x_SA)]
+    return np.asarray(np.c_[_distances(x_QA, x_SA), plane] @ weights)
+
+
+def _through(shapes_QC: Array, knots: Array, x_Q: Array, y_Q: Array) -> Array:
+    """Curves `[Q, C]` with the slopes of these shapes that take the value `y` at `x`."""
+    steps = np.clip(np.diff(shapes_QC, axis=1), 0, MAX_POWER * np.diff(knots))
+    rising = np.c_[np.zeros(len(steps)), np.cumsum(steps, axis=1)]
+    return np.asarray(rising + (y_Q - _read(x_Q, knots, rising, np.arange(len(rising))))[:, None])
 
 
 def _distances(x_QA: Array, x_SA: Array) -> Array:

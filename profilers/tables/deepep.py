@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..cases.works import work_of
 from ..fits.fitting import fit_arrays
 from ..series import Series
 from .rows import Rows
-from .works import work_of
 
 __all__ = ["deepep_series"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cases.works import work_of
 from ..fits.fitting import fit_arrays
 from ..series import Series
 from .rows import Rows
-from .works import work_of
 
 __all__ = ["gemm_series", "moe_series"]
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ..cases import CASES
+from ..dtypes import ELEMENT_BYTES
 from ..fits.fitting import fit_series
 from ..measurement import Measurement
 from ..series import Series
@@ -18,7 +19,6 @@ CASE_OF_OP = {
     "reduce_scatter": "reduce_scatter",
 }
 MOVES = ("all_to_all", "all_gather")  # bytes are bytes, whatever their dtype
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "uint8": 1}
 MAX_GPUS = 4096
 
 
@@ -33,8 +33,9 @@ def nccl_series(path: Path) -> list[Series]:
     """
     sizes = ("num_gpus", "message_size")
     rows = Rows.read(path, names=("nccl_dtype", "op_name"), sizes=sizes, times=("latency",), s_per_unit=1e-3)
-    if (most := int(rows["num_gpus"].max())) > MAX_GPUS:
-        raise InputError(f"{path}: a collective of {most:,} GPUs; expected at most {MAX_GPUS:,}")
+    fewest, most = int(rows["num_gpus"].min()), int(rows["num_gpus"].max())
+    if not 1 <= fewest <= most <= MAX_GPUS:
+        raise InputError(f"{path}: collectives of {fewest:,} to {most:,} GPUs; expected 1 to {MAX_GPUS:,}")
     found: list[Series] = []
     for op, case in CASE_OF_OP.items():
         for ranks, some in rows.where(rows["op_name"] == op).by("num_gpus").items():

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ...errors import InputError
-from ..cluster import Cluster, Link
-from ..fits.alpha_beta import MIN_SLOPE
+from ..cluster import Cluster
+from ..links import measured_links
 from ..origin import Origin, now
 from ..profile import Profile
 from ..series import Series
@@ -67,17 +68,11 @@ def read_tables(directory: str | os.PathLike[str], system: str) -> Profile:
     take("comm", "wideep_deepep_ll_perf", partial(deepep_series, low_latency=True, ranks=num_devices))
     if not series:
         raise InputError(f"{folder}: no table with two sizes; expected nccl_perf, gemm_perf or moe_perf.parquet")
-    links = _links(series, num_devices)
+    keyed, cluster = {one.key: one for one in series}, Cluster(1, num_devices)
+    links = measured_links(cluster, keyed)
     return Profile.make(
         origins=(Origin(kind="tables", created_at=now(), name=f"{system}: {', '.join(one.name for one in read)}"),),
-        cluster=Cluster(1, num_devices, links),
+        cluster=replace(cluster, links=links),
         link_origins=dict.fromkeys(links, 0),
-        series={one.key: one for one in series},
+        series=keyed,
     )
-
-
-def _links(series: list[Series], num_devices: int) -> dict[str, Link]:
-    """The link that the all-to-all of all devices was bound by; none where its time did not grow with size."""
-    fits = [one.fit for one in series if (one.case, one.ranks) == ("all_to_all", num_devices)]
-    lines = [fit.alpha_beta for fit in fits if fit and fit.alpha_beta.b_s > MIN_SLOPE]
-    return {"intra": Link(lines[0].a_s, lines[0].b_s)} if lines else {}

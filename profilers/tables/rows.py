@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ...files import size_of
+from ..measurement import MAX_SECONDS, MIN_SECONDS
 
 __all__ = ["Rows"]
 
@@ -17,9 +18,9 @@ MAX_FILE_BYTES = 256 * 2**20
 MAX_BYTES = 1 * 2**30  # decompressed
 MAX_ROWS = 2_000_000
 MAX_SIZE = 2**40
-MAX_SECONDS = 86_400.0
 MAX_NAME = 64
 MAX_DISTINCT = 256  # texts of a column, or values to split by
+MAX_DTYPES = 16  # a fit of each takes seconds
 OPTIONAL = "kernel_source"
 DTYPES = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32"}
 
@@ -46,7 +47,7 @@ class Rows:
         ------
         InputError
             The file is no Parquet table, lacks a column, or a column holds what no measurement gives: text that does
-            not print, sizes that are negative or beyond 2**40, times of less than 0 or more than a day.
+            not print, sizes that are negative or beyond 2**40, times between 0 and a picosecond or of more than a day.
 
         Notes
         -----
@@ -58,6 +59,8 @@ class Rows:
         times_s = {
             name: _numbers(path, name, table, "float64", MAX_SECONDS / s_per_unit) * s_per_unit for name in times
         }
+        if any(((column > 0) & (column < MIN_SECONDS)).any() for column in times_s.values()):
+            raise InputError(f"{path}: column {', '.join(times)} holds times below a picosecond; expected 0 or more")
         return cls(path, columns | times_s)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -75,17 +78,17 @@ class Rows:
         """With one more column."""
         return type(self)(self.path, {**self.columns, name: column})
 
-    def by(self, name: str) -> dict[Any, Self]:
+    def by(self, name: str, *, most: int = MAX_DISTINCT) -> dict[Any, Self]:
         """The rows of each value of a column, values ascending."""
         values = np.unique(self[name]).tolist()
-        if len(values) > MAX_DISTINCT:
-            raise InputError(f"{self.path}: {len(values):,} values of {name}; expected at most {MAX_DISTINCT}")
+        if len(values) > most:
+            raise InputError(f"{self.path}: {len(values):,} values of {name}; expected at most {most}")
         return {value: self.where(self[name] == value) for value in values}
 
     def by_dtype(self, name: str) -> dict[str, Self]:
         """The rows of each dtype, under our name of it, or its own where we have none."""
         ours = np.array([DTYPES.get(theirs, theirs) for theirs in self[name].tolist()], dtype=np.str_)
-        return self.having(name, ours).by(name)
+        return self.having(name, ours).by(name, most=MAX_DTYPES)
 
 
 def _table(path: Path, names: Sequence[str], numbers: Sequence[str]) -> Any:
@@ -99,6 +102,8 @@ def _table(path: Path, names: Sequence[str], numbers: Sequence[str]) -> Any:
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
         _check(path, metadata, [name for name in (*names, *numbers) if name not in (*schema.names, OPTIONAL)])
+        if twice := [name for name in (*names, *numbers) if schema.names.count(name) > 1]:
+            raise InputError(f"{path}: column {', '.join(twice)} is there more than once; expected once")
         text = [name for name in names if name in schema.names and pa.types.is_string(schema.field(name).type)]
         with pq.ParquetFile(path, metadata=metadata, read_dictionary=text) as file:
             return file.read(columns=[name for name in (*names, *numbers) if name in schema.names])

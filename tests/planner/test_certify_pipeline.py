@@ -138,3 +138,22 @@ def test_without_the_profile_degrees_and_seconds_are_listed_as_unchecked(made: A
 
 def test_without_a_trace_only_the_structure_is_checked(made: Any) -> None:
     assert certify(made[2]).checks == ["gap of pipeline"]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "words"),
+    [
+        (f"{HELD}/0/metrics", lambda x: {name: one for name, one in x.items() if name != "moe_s"}, "what times it"),
+        (f"{HELD}/1/metrics", lambda x: x | {"moe_backward_s": x["moe_s"]}, "what times it"),
+        (f"{HELD}/2/metrics", lambda x: x | {"kv_s": x["moe_s"]}, "what times it"),
+        (f"{HELD}/3/metrics/moe_s/value", -1.0, "rising interval"),
+        (f"{HELD}/0/metrics/moe_s", lambda x: {**x, "low": x["high"], "high": x["low"]}, "rising interval"),
+        ("options/seconds/missing", lambda x: x | {"experts": "lost"}, "expected each of"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_impossible_seconds_are_refused_without_trace_and_profile(
+    made: Any, path: str, change: Any, words: str
+) -> None:
+    with pytest.raises(CertificationError, match=words):
+        certify(edited(made[2], path, change))

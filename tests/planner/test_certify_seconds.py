@@ -39,6 +39,7 @@ def edited(plan: Plan, path: str, change: Any) -> Plan:
         ("3x1", {"dispatch_model": "standard"}),
         ("1x4", {"strategy": "eplb", "slots": 3}),
         ("2x2", {"strategy": "contiguous", "fit_fraction": 1.0}),
+        ("1x4", {"samples_per_step": 500}),
     ],
     ids=str,
 )
@@ -86,6 +87,8 @@ HELD = "evaluation/held_out/contenders"
         ("options/seconds/extrapolated/experts_s", 0.5),
         ("options/seconds", {}),
         ("options/seconds/missing", 3),
+        ("options/seconds/missing", {"attention": "the profile has no attention"}),
+        ("options/seconds/other_dtype", []),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -119,6 +122,22 @@ def test_seconds_by_links_alone_are_recomputed_from_the_plan(make_trace: Any) ->
         certify(edited(plan, f"{HELD}/0/metrics/dispatch_inter_s/value", lambda x: x * 1.001), trace.path)
 
 
+def test_a_single_step_by_links_has_no_interval_in_either_count(make_trace: Any) -> None:
+    trace, cluster = make_trace(samples=40), Cluster.parse("1x4", ["intra=100:2"])
+    plan = make_plan(trace, None, cluster=cluster, samples_per_step=500)
+    assert plan.evaluation is not None
+    assert plan.evaluation.fit.contenders[0].metrics["dispatch_s"].low is None
+    assert certify(plan, trace.path).largest_difference < 1e-12
+
+
+def test_a_verdict_on_steps_that_do_not_compare_is_refused(make_trace: Any, make_profile: Any) -> None:
+    trace, profile = make_trace(samples=40), make_profile(cases=("all_to_all", "all_gather", "expert_ffn"))
+    plan = make_plan(trace, profile)
+    assert "verdict" in certify(plan, trace.path, profile).checks
+    with pytest.raises(CertificationError, match="judged on device_copies"):
+        certify(edited(plan, "verdict/metric", "step_s"), trace.path, profile)
+
+
 def test_another_profile_is_refused_by_its_hash(made: Any, make_profile: Any) -> None:
     trace, _, plan = made
     for one in (plan, make_plan(trace, None)):
@@ -135,3 +154,43 @@ def test_a_plan_finds_its_own_profile_only_while_that_has_its_hash(make_trace: A
     profile.unlink()
     assert certifiable_profile(plan) is None
     assert certifiable_profile(make_plan(make_trace(samples=80), None)) is None
+
+
+def stripped(value: Any) -> Any:
+    """A plan's JSON without any second, as if it had been made without a profile."""
+    value["options"].pop("seconds")
+    for part in ("fit", "held_out"):
+        for contender in value["evaluation"][part]["contenders"]:
+            contender["metrics"] = {k: v for k, v in contender["metrics"].items() if not k.endswith("_s")}
+    return value
+
+
+def test_a_plan_whose_seconds_were_cut_out_with_its_verdict_is_refused(made: Any) -> None:
+    trace, profile, plan = made
+    without = make_plan(trace, None, cluster=plan.cluster)
+    value = stripped(plan.model_dump(mode="json"))
+    value["verdict"] = without.model_dump(mode="json")["verdict"]
+    for given in (profile, None):
+        with pytest.raises(CertificationError, match=r"options\.seconds"):
+            certify(parse(value, "forged"), trace.path, given)
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        (f"{HELD}/0/metrics/step_s", {"value": -1e-9, "low": None, "high": None}),
+        (f"{HELD}/0/metrics/experts_s", {"value": 1e-3, "low": 5.0, "high": 1.0}),
+        (f"{HELD}/0/metrics/magic_s", {"value": 1e-3, "low": None, "high": None}),
+        (f"{HELD}/1/metrics/kv_s", {"value": 1e-3, "low": None, "high": None}),
+    ],
+)
+def test_impossible_seconds_are_refused_even_without_the_profile(made: Any, path: str, change: Any) -> None:
+    trace, _, plan = made
+    with pytest.raises(CertificationError, match="seconds"):
+        certify(edited(plan, path, change), trace.path)
+
+
+def test_a_profile_path_that_never_ends_is_not_read(made: Any) -> None:
+    _, _, plan = made
+    assert certifiable_profile(plan) is not None
+    assert certifiable_profile(edited(plan, "inputs/profile/path", "/dev/zero")) is None

@@ -1,3 +1,6 @@
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +10,7 @@ from moeplan.planner.intervals import interval, resampled_sums
 from moeplan.planner.metrics import Figures, figures
 from moeplan.planner.tally import COUNTS, Tally
 from moeplan.profilers.fits.prediction import Prediction
+from moeplan.solvers.seconds import total
 from moeplan.traces.model import Attention, ModelSpec
 
 MODEL = ModelSpec(
@@ -103,10 +107,14 @@ def prediction(seconds: list[float], low: float = 0.8, high: float = 1.5) -> Pre
     return Prediction(t, low * t, high * t, np.zeros(len(t), dtype=bool))
 
 
-def timed(seconds: list[float], **factors: float) -> Figures:
-    loads = [[[1, 1], [1, 1]]] * len(seconds)
-    found = {"step_s": prediction(seconds, **factors)}
+def of_parts(**parts: Prediction) -> Figures:
+    loads = [[[1, 1], [1, 1]]] * len(next(iter(parts.values())).seconds)
+    found = {**parts, "step_s": total(list(parts.values()))}
     return figures(tally([{"tokens": 4}], loads), MODEL, coherent=False, tokens_per_step=4, seed=2, seconds=found)
+
+
+def timed(seconds: list[float], **factors: float) -> Figures:
+    return of_parts(experts_s=prediction(seconds, **factors))
 
 
 def test_seconds_are_means_over_steps_whose_interval_holds_the_fits_error_and_the_steps() -> None:
@@ -120,7 +128,26 @@ def test_seconds_are_means_over_steps_whose_interval_holds_the_fits_error_and_th
     assert found.high == pytest.approx(1.5 * np.quantile(means, 0.975))
 
 
-def test_a_gain_in_seconds_is_the_widest_over_the_same_curves_low_middle_and_high() -> None:
+def test_a_pipelined_gain_is_the_least_over_every_pair_of_the_levels_of_exchanges_and_experts() -> None:
+    exchange, experts = np.array([3.0, 4.0, 5.0]), np.array([2.0, 3.0, 4.5])
+
+    def pipelined(moe: Callable[..., float]) -> Figures:
+        crossed_QB = np.repeat([[moe(x, e)] for x in exchange for e in experts], 2, axis=1)
+        levels = [np.full(2, moe(x, e)) for x, e in zip(exchange, experts, strict=True)]
+        found = {"moe_s": Prediction(levels[1], levels[0], levels[2], np.zeros(2, dtype=bool))}
+        found["attention_s"] = prediction([1.0, 1.0])
+        found["step_s"] = total(list(found.values()))
+        loads = [[[1, 1], [1, 1]]] * 2
+        rows = tally([{"tokens": 4}], loads)
+        return figures(rows, MODEL, coherent=False, tokens_per_step=4, seed=2, seconds=found, crossed=crossed_QB)
+
+    step = pipelined(max).metrics()["step_s"]
+    assert (step.low, step.value, step.high) == pytest.approx((3.8, 5.0, 6.5))
+    gain = pipelined(max).gain("step_s", pipelined(lambda exchange, *_: exchange))
+    assert (gain.low, gain.value, gain.high) == pytest.approx((3.0 - 4.5, 0.0, 0.0))
+
+
+def test_a_gain_in_one_source_is_the_widest_over_its_curves_low_middle_and_high() -> None:
     theirs, ours = timed([2.0, 4.0, 8.0, 4.0]), timed([1.0, 2.0, 4.0, 2.0])
     gain = ours.gain("step_s", theirs)
     half = ours.metrics()["step_s"]
@@ -128,5 +155,67 @@ def test_a_gain_in_seconds_is_the_widest_over_the_same_curves_low_middle_and_hig
     assert timed([3.0, 3.0]).gain("step_s", timed([3.0, 3.0])).high == 0.0
 
 
-def test_one_step_has_seconds_without_an_interval() -> None:
-    assert timed([2.0]).metrics()["step_s"].low is None
+def test_a_gain_counts_on_one_source_being_slow_where_the_other_is_fast() -> None:
+    """The plan gathers K and V instead of half of the exchange; each curve is good to a factor of 2."""
+    loose = {"low": 0.5, "high": 2.0}
+    ours = of_parts(dispatch_s=prediction([10.0] * 4, **loose), kv_s=prediction([8.0] * 4, **loose))
+    gain = ours.gain("step_s", of_parts(dispatch_s=prediction([20.0] * 4, **loose)))
+    assert (gain.value, gain.low, gain.high) == pytest.approx((2.0, 5 - 16, 20 - 4))
+
+
+def test_dispatch_and_combine_are_slow_together_because_one_curve_times_both() -> None:
+    loose = {"low": 0.5, "high": 2.0}
+    ours = of_parts(dispatch_s=prediction([10.0] * 4, **loose), combine_s=prediction([4.0] * 4, **loose))
+    gain = ours.gain(
+        "step_s", of_parts(dispatch_s=prediction([7.0] * 4, **loose), combine_s=prediction([8.0] * 4, **loose))
+    )
+    assert (gain.value, gain.low, gain.high) == pytest.approx((1.0, 0.5, 2.0))
+
+
+@given(st.integers(0, 2**31))
+def test_a_gains_interval_holds_every_mixture_of_fast_and_slow_sources(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = ("attention_s", "kv_s", "dispatch_s", "experts_s")
+    both = [
+        {name: prediction(rng.uniform(1, 9, 5).tolist(), *(rng.uniform(0.5, 1), 1 + rng.uniform())) for name in names}
+        for _ in range(2)
+    ]
+    ours, theirs = (of_parts(**parts) for parts in both)
+    gain = ours.gain("step_s", theirs)
+    picks = np.random.default_rng(2)
+    rows = np.array([picks.integers(5, size=5) for _ in range(1000)])
+    assert gain.low is not None
+    assert gain.high is not None
+    for levels in itertools.product(("low", "seconds", "high"), repeat=len(names)):
+        differ = sum(
+            getattr(both[1][name], level) - getattr(both[0][name], level)
+            for name, level in zip(names, levels, strict=True)
+        )
+        low, high = np.quantile(differ[rows].mean(axis=1), [0.025, 0.975])
+        assert gain.low <= low + 1e-12
+        assert high - 1e-12 <= gain.high
+
+
+def test_one_step_has_the_fits_error_as_its_interval_and_shows_no_gain() -> None:
+    found = timed([2.0])
+    step = found.metrics()["step_s"]
+    assert (step.value, step.low, step.high) == pytest.approx((2.0, 1.6, 3.0))
+    gain = timed([1.0]).gain("step_s", found)
+    assert (gain.value, gain.low, gain.high) == (1.0, None, None)
+
+
+def test_one_step_by_curves_without_error_has_no_interval() -> None:
+    assert timed([2.0], low=1.0, high=1.0).metrics()["step_s"].low is None
+
+
+def test_steps_compare_where_both_have_attention_or_neither_and_one_dispatch_model() -> None:
+    bare, whole = (
+        of_parts(experts_s=prediction([1.0])),
+        of_parts(experts_s=prediction([1.0]), attention_s=prediction([1.0])),
+    )
+    assert whole.step_compares(whole, alike=False)
+    assert bare.step_compares(bare, alike=True)
+    assert not bare.step_compares(bare, alike=False)
+    assert not bare.step_compares(whole, alike=True)
+    none = figures(tally([{"tokens": 4}], [[[1, 1]]]), MODEL, coherent=False, tokens_per_step=4, seed=2)
+    assert not none.step_compares(none, alike=True)

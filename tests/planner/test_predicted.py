@@ -1,10 +1,14 @@
 """Predicted seconds against formulas: profiles whose curves are known, and tokens walked by hand."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moeplan.planner.options import SecondsOptions
 from moeplan.planner.predicted import predicted
@@ -13,11 +17,14 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.planner.speeds import Speeds
 from moeplan.planner.survey import survey
-from moeplan.planner.tally import Route, Tally
+from moeplan.planner.tally import COUNTS, Ports, Route, Tally
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.fits.prediction import Prediction
 from moeplan.profilers.profile import load
 from moeplan.runtime.plan import Contender, Plan
 from moeplan.solvers.placement import Placement
+from moeplan.solvers.ports import combined_at, port_copies, remote_visits
+from moeplan.traces.model import Attention, ModelSpec
 
 HALVES = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
 
@@ -88,6 +95,85 @@ def attention(tokens: int, contexts: int) -> float:
     return 10e-6 + 1e-10 * (4 * tokens * 64 * 64 + (contexts + tokens) * 64) if tokens else 0.0
 
 
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_samples_that_move_between_layers_take_what_a_token_by_token_simulation_gives(seed: int) -> None:
+    """Migrating on 2x2: in each layer a sample is where its last combine delivered it, and attends there."""
+    cluster, rng = Cluster.parse("2x2"), np.random.default_rng(seed)
+    home_IL, ids_TLK = rng.integers(4, size=(6, 4)), rng.integers(8, size=(30, 3, 2))
+    ids_TLK[rng.random(30) < 0.1] = 8  # not routed
+    sample_T, position_T = np.repeat(np.arange(6), 5), np.tile(np.arange(5), 6)
+    step_T = sample_T // 3
+    ports, loads = Ports.empty("migrating", 2, 3, cluster), np.zeros((2, 3, 4), np.int64)
+    for layer in range(3):
+        device_TK = np.where(ids_TLK[:, layer] < 8, ids_TLK[:, layer] // 2, -1)
+        here_T = home_IL[sample_T, layer]
+        next_T = combined_at("migrating", here_T, device_TK, home_IL[sample_T, layer + 1])
+        for end_T, copies in ((here_T, ports.dispatch), (next_T, ports.combine[:, :, :, ::-1])):
+            visits_KT = remote_visits(device_TK, end_T)
+            copies[:, layer] = port_copies(visits_KT, device_TK, end_T, step_T, num_steps=2, cluster=cluster)
+        np.add.at(ports.tokens[:, layer], (step_T, here_T), 1)
+        np.add.at(ports.contexts[:, layer], (step_T, here_T), 2 * position_T + 1)
+        for device_T in device_TK.T:
+            np.add.at(loads[:, layer], (step_T[device_T >= 0], device_T[device_T >= 0]), 1)
+    counts = np.zeros((6, len(COUNTS)), np.int64)
+    model = ModelSpec(name="m", layer_ids=(0, 1, 2), num_experts=8, top_k=2, hidden_size=10, dtype_bytes=2)
+    found = predicted(Tally(counts, loads, np.full(4, 2), ports), LINES, cluster, model, "migrating").seconds
+    assert {"attention_s", "dispatch_s", "experts_s", "combine_s", "step_s", "combine_inter_s"} <= found.keys()
+    assert "kv_s" not in found
+    for step in (0, 1):
+        expected = dict.fromkeys(("attention_s", "dispatch_s", "experts_s", "combine_s"), 0.0)
+        for layer in range(3):
+            for name, seconds in simulated(
+                ids_TLK[step_T == step, layer].tolist(), home_IL[step * 3 :, layer:]
+            ).items():
+                expected[name] += seconds
+        for name, seconds in expected.items():
+            assert found[name].seconds[step] == pytest.approx(seconds), name
+        assert found["step_s"].seconds[step] == pytest.approx(sum(expected.values()))
+
+
+def simulated(ids: list[list[int]], homes: Any) -> dict[str, float]:
+    """A layer of three samples of five tokens on 2x2 by `LINES`: attend, send, compute, bring to the next home."""
+    attending: dict[int, list[int]] = {device: [] for device in range(4)}
+    sent: dict[str, Counter[Any]] = {"dispatch_s": Counter(), "combine_s": Counter()}
+    pairs: Counter[int] = Counter()
+    for token, chosen in enumerate(ids):
+        here, then = homes[token // 5][:2].tolist()
+        attending[here].append(token % 5)
+        pairs.update(expert // 2 for expert in chosen if expert < 8)
+        for device in {expert // 2 for expert in chosen if expert < 8}:
+            for name, source, target in (("dispatch_s", here, device), ("combine_s", device, then)):
+                if source != target:
+                    far = source // 2 != target // 2
+                    sent[name].update([(far, "out", source), (far, "in", target)])
+    seconds = {
+        name: max(
+            slope_s + 20 * slope_s * max((n for (far, *_), n in ports.items() if far == inter), default=0)
+            for inter, slope_s in ((False, 1.0), (True, 7.0))
+        )
+        for name, ports in sent.items()
+    }
+    seconds["experts_s"] = 1 + 0.5 * max(pairs.values()) * 2 if pairs else 0.0
+    seconds["attention_s"] = max(1 + 0.5 * sum(2 * p + 1 for p in at) for at in attending.values() if at)
+    return seconds
+
+
+def known(seconds: Any) -> Prediction:
+    return Prediction(seconds, seconds, seconds, np.zeros(seconds.shape, bool))
+
+
+LINES = Speeds(
+    exchange=[lambda port: known(1.0 + port), lambda port: known(7.0 + 7.0 * port)],
+    gather=None,
+    experts=lambda pairs, experts: known(1.0 + 0.5 * pairs * experts),
+    attention=lambda batch, length: known(1.0 + 0.5 * batch * length * length),
+    sources={},
+    missing={},
+    other_dtype=(),
+)
+
+
 def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any) -> None:
     trace, cluster = make_trace(samples=8, top_k=1), Cluster.parse("1x2")
     speeds = Speeds.of(load(make_profile("1x2")), cluster, trace.model, samples=True)
@@ -156,6 +242,54 @@ def test_a_part_without_a_series_is_left_out_by_name(make_trace: Any, make_profi
     parts = [metrics[name].value for name in ("dispatch_s", "experts_s", "combine_s")]
     assert metrics["step_s"].value == pytest.approx(sum(parts))
     assert "attention_s" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "cases", "metric"),
+    [
+        ("coherent", ("all_to_all", "all_gather", "expert_ffn"), "device_copies"),
+        ("coherent", ("all_to_all", "all_gather", "expert_ffn", "attention"), "step_s"),
+        ("standard", ("all_to_all", "all_gather", "expert_ffn"), "step_s"),
+    ],
+)
+def test_a_step_without_attention_judges_only_between_contenders_of_one_dispatch_model(
+    make_trace: Any, make_profile: Any, dispatch: Any, cases: Any, metric: str
+) -> None:
+    """What coherence costs, tokens that pile up on a device, is in attention."""
+    plan = solve(request(make_trace(samples=40), make_profile(cases=cases), dispatch_model=dispatch))
+    assert plan.verdict is not None
+    assert plan.verdict.metric == metric
+    ours, theirs = (held_out(plan)[label].metrics for label in (f"plan/{dispatch}", "contiguous/standard"))
+    assert "step_s" in ours
+    assert plan.verdict.gain.value == pytest.approx(theirs[metric].value - ours[metric].value)
+
+
+@pytest.mark.parametrize(("kv_size", "source"), [(128, "attention/fp32"), (16, "attention/fp32 (as MHA)")])
+def test_attention_of_a_model_with_fewer_keys_says_that_it_is_timed_as_multi_head(
+    make_trace: Any, make_profile: Any, kv_size: int, source: str
+) -> None:
+    model = replace(make_trace().model, attention=Attention(kv_size=kv_size))
+    speeds = Speeds.of(load(make_profile()), Cluster.parse("1x4"), model, samples=True)
+    assert speeds is not None
+    assert speeds.sources["attention"] == source
+
+
+@pytest.mark.parametrize(("dtype_bytes", "parts"), [(4, ()), (2, ("experts", "attention"))])
+def test_parts_in_another_dtype_than_the_models_are_named(
+    make_trace: Any, make_profile: Any, dtype_bytes: int, parts: Any
+) -> None:
+    model = replace(make_trace().model, dtype_bytes=dtype_bytes)
+    speeds = Speeds.of(load(make_profile()), Cluster.parse("1x4"), model, samples=True)
+    assert speeds is not None
+    assert speeds.other_dtype == parts
+
+
+def test_a_part_with_one_of_two_links_is_missing_and_has_no_source(make_trace: Any) -> None:
+    speeds = Speeds.of(None, Cluster.parse("2x2", ["intra=100:2"]), make_trace().model, samples=True)
+    assert speeds is not None
+    assert not speeds.sources
+    assert "--link inter=" in speeds.missing["dispatch"]
+    assert speeds.exchange is None
 
 
 def test_without_samples_no_contexts_hence_no_attention(make_trace: Any, make_profile: Any) -> None:

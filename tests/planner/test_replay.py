@@ -60,7 +60,7 @@ def both(
         num_devices=cluster.num_devices,
         devices_per_node=cluster.devices_per_node,
     )
-    ledgers = recount(tokens_of(trace, roster, []), roster, placement.num_layers, {"plan": layout})
+    ledgers = recount(tokens_of(trace, roster, []), roster, placement.num_layers, {"plan": layout}, timed=True)
     return tally, ledgers["plan"], part
 
 
@@ -89,11 +89,14 @@ def test_replay_and_the_naive_recount_agree_on_every_count_and_load(
         np.testing.assert_array_equal(tally.counts[:, column], ledger.sums[name], err_msg=name)
     np.testing.assert_array_equal(tally.loads, ledger.loads)
     assert tally.ports is not None
+    assert ledger.moves is not None
     for phase, copies in enumerate((tally.ports.dispatch, tally.ports.combine)):
         for c, link in enumerate(link_classes(where)):
-            np.testing.assert_array_equal(copies[:, :, c], ledger.ports[phase, :, :, ["intra", "inter"].index(link)])
+            np.testing.assert_array_equal(
+                copies[:, :, c], ledger.moves.ports[phase, :, :, ["intra", "inter"].index(link)]
+            )
     for kind, held in enumerate((tally.ports.tokens, tally.ports.contexts)):
-        np.testing.assert_array_equal(np.broadcast_to(held, tally.loads.shape), ledger.sitting[kind])
+        np.testing.assert_array_equal(np.broadcast_to(held, tally.loads.shape), ledger.moves.sitting[kind])
 
 
 def test_one_token_by_hand_in_standard_and_coherent(make_trace: Any) -> None:
@@ -222,12 +225,34 @@ def test_ports_are_those_of_tokens_walked_one_by_one(make_trace: Any) -> None:
         np.testing.assert_array_equal(np.broadcast_to(tally.ports.contexts, contexts.shape), contexts)
 
 
-def test_too_many_ports_are_refused_before_they_take_memory(make_trace: Any) -> None:
+@pytest.mark.parametrize(
+    ("num_steps", "ports", "words"),
+    [
+        (2**15, False, "loads: 32,768 steps x 1 layers x 8,192 devices are 268,435,456 numbers; expected at most"),
+        (
+            2**13,
+            True,
+            "copies for seconds: 8,192 steps x 1 layers x 8,192 devices x 2 classes x 2 directions x 2 exchanges are"
+            " 536,870,912 numbers; expected at most",
+        ),
+    ],
+    ids=["loads", "ports"],
+)
+def test_what_would_not_fit_is_refused_by_its_own_factors_before_it_takes_memory(
+    make_trace: Any, num_steps: int, ports: bool, words: str
+) -> None:
     trace, where = make_trace(samples=2, layers=1), Cluster.parse("2x4096")
     found = survey(trace).cohort(np.ones(2, dtype=bool), num_devices=where.num_devices, samples_per_step=1)
-    huge = dataclasses.replace(found, num_steps=2**14)
+    huge = dataclasses.replace(found, num_steps=num_steps)
     slots = np.zeros(where.num_devices, int)
     slots[0] = 8
     placement = Placement(np.arange(8, dtype=np.int32)[None], slots, 8)
-    with pytest.raises(UsageError, match="loads; expected at most"):
-        Tally.empty(Route("plan", "standard", placement), huge, where, ports=True)
+    with pytest.raises(UsageError, match=words):
+        Tally.empty(Route("plan", "coherent", placement), huge, where, ports=ports)
+
+
+@pytest.mark.parametrize(("timed", "num_steps"), [(False, 2**17), (True, 2**14)])
+def test_a_recount_notes_moves_only_to_time_them_and_refuses_what_would_not_fit(timed: bool, num_steps: int) -> None:
+    assert (Ledger.empty(2, (3, 1, 4), timed=timed).moves is not None) == timed
+    with pytest.raises(UsageError, match="numbers, expected at most"):
+        Ledger.empty(2, (num_steps, 1, 8192), timed=timed)

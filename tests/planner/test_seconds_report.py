@@ -34,12 +34,40 @@ def test_the_screen_shows_parts_links_origin_and_what_is_missing(plan: Plan, wid
     text = screen(plan, width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
-    for part in ("dispatch", "experts", "combine", "K/V", "step (95 %)", "of these, by link", "a step takes"):
+    for part in ("dispatch", "experts", "combine", "K/V", "step (range)", "of these, by link"):
         assert part in words
     assert "experts: expert_ffn/fp32" in words
     assert "experts as measured in another dtype" in words  # the model has 2 bytes an element
     assert "no seconds of attention: the profile has no attention" in words
+    assert "judged by device_copies, not by the step: attention is not in it" in words
+    assert "a step takes" not in words
     assert "EXTRAPOLATED" in words
+
+
+def test_with_attention_the_verdict_is_on_the_step_and_nothing_has_to_be_explained(
+    make_trace: Any, make_profile: Any
+) -> None:
+    profile, trace = make_profile("1x4"), make_trace(samples=40)
+    found = solve(Request(strategy="exflow", trace=str(trace.path), cluster=load(profile).cluster, profile=profile))
+    words = " ".join(screen(found, 120).split())
+    assert "a step takes" in words
+    assert "judged by" not in words
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("step_s", "a step takes 105 ms (no interval) more than contiguous, standard"),
+        ("device_copies", "0.105 (no interval) more copies than"),
+        ("balance", "balance higher by 0.105 (no interval) than"),
+    ],
+)
+def test_a_loss_without_an_interval_reads_as_a_loss(plan: Plan, metric: str, words: str) -> None:
+    value = plan.model_dump(mode="json")
+    value["verdict"] |= {"metric": metric, "value": "none", "gain": {"value": -0.105, "low": None, "high": None}}
+    for contender in value["evaluation"]["held_out"]["contenders"]:
+        contender["metrics"]["step_s"]["value"] = 0.9
+    assert words in " ".join(screen(parse(value, "edited"), 120).split())
 
 
 def test_options_that_are_no_options_are_refused_in_a_line(plan: Plan) -> None:

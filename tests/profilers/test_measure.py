@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from moeplan.errors import MismatchError, RankError, UsageError
 from moeplan.profilers.cases import CASES
+from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.environment import Environment
-from moeplan.profilers.harness import Case, Place, Request, Start, Step, measure_cases
+from moeplan.profilers.harness import Place, Request, Start, Step, measure_cases
 from moeplan.profilers.log import Listeners, cluster_of
 from moeplan.profilers.measure import measure
 from moeplan.profilers.measurement import MIN_SAMPLES, Measurement
@@ -149,7 +150,7 @@ def test_cuda_without_a_gpu_is_refused() -> None:
 
 def reports(count: int, hosts: tuple[str, ...] = ("host", "host")) -> list[Start | Step]:
     """What rank 0 says of the first sizes of an all-to-all."""
-    found: list[Start | Step] = [Start(Environment.of(World(0, len(hosts), "cpu", hosts, print)), hosts)]
+    found: list[Start | Step] = [Start(Environment.of("cpu", hosts), hosts)]
     for done, size in enumerate((10, 1000, 100_000)[:count], 1):
         one = Measurement.of({"bytes": 2 * size}, size, [1e-6 + 1e-9 * size] * 6)
         place = Place("all_to_all", "uint8", 2, "intra", (("bytes", 2 * size),))

@@ -119,6 +119,11 @@ def test_links_come_from_the_all_to_all_and_else_from_pairs() -> None:
     assert measured_links(Cluster(1, 4), {}) == {}
 
 
+def test_the_all_to_all_of_some_ranks_is_not_the_link_of_all() -> None:
+    found = [series("all_to_all", ranks, "intra", s) for ranks, s in ((2, 1e-8), (8, 1e-9))]
+    assert measured_links(Cluster(1, 8), {one.key: one for one in found})["intra"].s_per_byte == pytest.approx(1e-9)
+
+
 def test_between_nodes_a_byte_that_crosses_costs_what_all_bytes_took() -> None:
     found = series("all_to_all", 8, "inter", 2e-10)
     links = measured_links(Cluster(2, 4), {found.key: found})

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval
+from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval, relative_width
 from moeplan.profilers.noise import Noise
-from moeplan.profilers.sampling import MAX_REPEATS, is_narrow, sample
+from moeplan.profilers.sampling import MAX_REPEATS, NARROW, sample
 
 
 @given(samples=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=60))
@@ -78,10 +78,10 @@ def test_time_that_is_spent_ends_the_repeats_but_not_before_there_is_an_interval
 
 
 def test_a_narrow_interval_needs_six_samples() -> None:
-    assert not is_narrow([1.0] * 5)
-    assert is_narrow([1.0] * 6)
-    assert is_narrow([1.0, 1.01, 1.02, 1.03, 1.04, 1.05])
-    assert not is_narrow([1.0, 1.01, 1.02, 1.03, 1.04, 1.06])
+    assert relative_width([1.0] * 5) == math.inf
+    assert relative_width([1.0] * 6) == 0
+    assert relative_width([1.0, 1.01, 1.02, 1.03, 1.04, 1.05]) < NARROW
+    assert relative_width([1.0, 1.0, 1.0, 1.0, 1.0, 1.06]) == pytest.approx(0.06)
 
 
 def sized(*samples_s: float) -> Measurement:

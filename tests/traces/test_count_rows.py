@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from moeplan.traces import count_rows
-from moeplan.traces.count_form import CountTable, read_counts, write_counts
-from moeplan.traces.count_rows import condense
+from moeplan.traces.count_form import CountTable, condense, read_counts, write_counts
 from moeplan.traces.schema import TraceMeta
 
 

@@ -1,4 +1,4 @@
-"""Counting different values against a set."""
+"""Different rows and values against sets."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from moeplan.traces import distinct
-from moeplan.traces.distinct import Distinct
+from moeplan.traces.distinct import Distinct, distinct_rows
 
 VALUES = hnp.arrays(np.int64, st.integers(0, 30), elements=st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5))
+
+ROWS = hnp.arrays(
+    np.int64,
+    st.tuples(st.integers(0, 12), st.integers(0, 3)),
+    elements=st.integers(0, 2) | st.sampled_from([-(2**63), 2**63 - 1]),
+)
+
+
+@given(ROWS)
+def test_different_rows_are_those_of_a_set_in_ascending_order(table: np.ndarray) -> None:
+    found, place = distinct_rows(table)
+    assert list(map(tuple, found.tolist())) == sorted(set(map(tuple, table.tolist())))
+    np.testing.assert_array_equal(found[place], table)
 
 
 @given(st.lists(VALUES, max_size=8), st.integers(0, 40))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moeplan.traces.information import affinity_information, entropy, mutual_information
+from moeplan.traces.information import Information, affinity_information, entropy, mutual_information
 
 TABLES = hnp.arrays(np.int64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=5), elements=st.integers(0, 50))
 
@@ -69,6 +69,10 @@ def test_the_null_is_that_of_tokens_shuffled_one_by_one() -> None:
     assert found.shuffled[0] == pytest.approx(np.mean(shuffled), rel=0.05)
     assert found.spread[0] == pytest.approx(np.std(shuffled), rel=0.25)
     assert found.excess[0] > 10 * found.spread[0]
+
+
+def test_the_spread_is_what_a_few_draws_show_of_all_there_could_be() -> None:
+    assert Information.of([(0.0, [1.0, 3.0])]).spread.tolist() == pytest.approx([math.sqrt(2)])
 
 
 def test_a_seed_gives_the_same_null_again_and_nothing_routed_gives_zeros() -> None:

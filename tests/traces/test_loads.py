@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from moeplan.errors import UsageError
-from moeplan.traces import loads
-from moeplan.traces.loads import grouped_loads, loads_by
+from moeplan.traces import count_rows
+from moeplan.traces.loads import grouped_loads
 from moeplan.traces.reader import Trace
 from moeplan.traces.schema import Key, TokenBatch
 
 Make = Callable[..., TokenBatch]
 MakeTrace = Callable[..., Trace]
-ALL = ("step", "sample", "source_rank")
+ALL: tuple[Key, ...] = ("step", "sample", "source_rank")
 
 
 def naive(batch: TokenBatch, by: tuple[str, ...]) -> dict[tuple[int, ...], np.ndarray]:
@@ -28,33 +28,25 @@ def naive(batch: TokenBatch, by: tuple[str, ...]) -> dict[tuple[int, ...], np.nd
     return found
 
 
-@pytest.mark.parametrize("by", ALL)
-@pytest.mark.parametrize("most_bytes", [64 * 2**20, 1000])
-def test_loads_by_a_column_are_those_of_plain_loops(
-    make_trace: MakeTrace, make_batch: Make, monkeypatch: pytest.MonkeyPatch, by: Key, most_bytes: int
+@pytest.mark.parametrize("by", [(), *((name,) for name in ALL), ALL])
+def test_loads_by_columns_are_those_of_plain_loops_by_ascending_key(
+    make_trace: MakeTrace, make_batch: Make, by: tuple[Key, ...]
 ) -> None:
-    monkeypatch.setattr(loads, "GROUPS_BYTES", most_bytes)
     batch = make_batch(400, known=ALL)
-    found, expected = loads_by(make_trace(batch), by), naive(batch, (by,))
-    assert found.keys[:, 0].tolist() == sorted(key[0] for key in expected)
-    for (key,), table in zip(found.keys.tolist(), found.loads, strict=True):
-        np.testing.assert_array_equal(table, expected[key,])
-
-
-def test_chosen_layers_only(make_trace: MakeTrace, make_batch: Make) -> None:
-    trace = make_trace(make_batch(200))
-    np.testing.assert_array_equal(
-        loads_by(trace, "sample", layers=[2]).loads[:, 0], loads_by(trace, "sample").loads[:, 2]
-    )
+    (found,) = grouped_loads(make_trace(batch), by)
+    expected = naive(batch, by)
+    assert list(map(tuple, found.keys.tolist())) == sorted(expected)
+    for key, table in zip(map(tuple, found.keys.tolist()), found.loads, strict=True):
+        np.testing.assert_array_equal(table, expected[key])
 
 
 def test_groups_that_come_out_in_pieces_add_up(
     make_trace: MakeTrace, make_batch: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loads, "GROUPS_BYTES", 10 * 3 * 6 * 8)
+    monkeypatch.setattr(count_rows, "MAX_BYTES", 10 * 3 * 6 * 8)
     batch = make_batch(400, known=ALL)
     total: dict[tuple[int, ...], np.ndarray] = {}
-    pieces = list(grouped_loads(make_trace(batch), ALL))  # type: ignore[arg-type]
+    pieces = list(grouped_loads(make_trace(batch), ALL))
     for piece in pieces:
         assert len(piece.keys) <= 10
         for key, table in zip(map(tuple, piece.keys.tolist()), piece.loads, strict=True):
@@ -68,12 +60,4 @@ def test_groups_that_come_out_in_pieces_add_up(
 
 def test_a_column_that_was_not_recorded_is_refused_by_name(make_trace: MakeTrace, make_batch: Make) -> None:
     with pytest.raises(UsageError, match="step"):
-        loads_by(make_trace(make_batch(10)), "step")
-
-
-def test_loads_of_an_absurd_size_are_refused(
-    make_trace: MakeTrace, make_batch: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loads, "MAX_LOADS_BYTES", 1000)
-    with pytest.raises(UsageError, match="fewer layers"):
-        loads_by(make_trace(make_batch(200)), "sample")
+        list(grouped_loads(make_trace(make_batch(10)), ("step",)))

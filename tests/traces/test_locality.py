@@ -30,13 +30,22 @@ def test_samples_that_draw_alike_have_none(top_k: int) -> None:
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
-def test_samples_with_experts_of_their_own_have_nearly_all_there_can_be(top_k: int) -> None:
+@pytest.mark.parametrize("tokens", [4, 16, 128, 2000])
+def test_samples_with_experts_of_their_own_have_all_there_can_be_however_short(top_k: int, tokens: int) -> None:
     loads = np.zeros((5, 2, 5 * top_k), np.int64)
     for sample in range(5):
-        loads[sample, :, sample * top_k : (sample + 1) * top_k] = 2000
+        loads[sample, :, sample * top_k : (sample + 1) * top_k] = tokens
     found = locality(loads, top_k, seed=0)
     assert found.information.bits.tolist() == pytest.approx([np.log2(5)] * 2)
-    assert 0.99 < found.index.min() <= found.index.max() <= 1
+    assert found.index.tolist() == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_short_samples_that_draw_alike_have_none(top_k: int, tokens: int) -> None:
+    rng = np.random.default_rng(0)
+    found = locality(drawn(rng, 400, tokens, top_k, np.full(E, 1 / E)), top_k, seed=0, draws=40)
+    assert found.index[0] < 0.03
 
 
 def test_the_more_a_sample_keeps_to_itself_the_higher_the_index() -> None:

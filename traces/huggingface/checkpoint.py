@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "load_model", "load_tokenizer", "tokenizer_label"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("cpu", "cuda")
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_REASON = 200
+OTHER_SHAPES = "ignore_mismatched_sizes"  # what transformers speaks of where the configuration has other sizes
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt")
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
@@ -67,7 +69,10 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     with _quiet_transformers(), _refusing(directory, "a tokenizer"):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(directory, **LOCAL)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, **LOCAL)
+        if not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
+            raise InputError("no tokenizer; expected tokenizer.json, or the files of another kind")
+        return tokenizer
 
 
 def tokenizer_label(directory: Path, tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -83,6 +88,8 @@ def _device(name: str) -> "torch.device":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type not in DEVICES:
+            raise UsageError(f"device {name!r}; expected auto, cpu or cuda")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {name!r} is not there ({_line(error)}); expected auto, cpu or cuda") from error
@@ -135,7 +142,9 @@ def _refusing(directory: Path, what: str) -> Iterator[None]:
     except InputError as error:
         raise InputError(f"{directory}: {error}") from error
     except Exception as error:
-        raise InputError(f"{directory}: cannot be loaded as {what} ({_line(error)})") from error
+        differ = "its weights have other shapes than its config.json says"
+        reason = differ if OTHER_SHAPES in str(error) else _line(error)
+        raise InputError(f"{directory}: cannot be loaded as {what} ({reason})") from error
 
 
 def _line(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError, UsageError
 from ...files import read_text
+from .chat import ChatTemplate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["dataset_prompts", "text_prompts"]
 
 MAX_BYTES = 256 * 2**20
+MAX_LINE = 4 * 2**20  # characters
 KEYS = ("text", "prompt", "messages")
 
 
@@ -41,11 +43,12 @@ def dataset_prompts(path: str | os.PathLike[str], tokenizer: "PreTrainedTokenize
     Raises
     ------
     InputError
-        The file is no JSONL, or a line holds none of them, or no token.
+        The file is no JSONL, or a line holds none of them, or no token, or the chat template fails on it.
     UsageError
         It holds messages, and the tokenizer has no chat template.
     """
-    prompts = [_tokens(record, tokenizer, where) for record, where in _records(path)]
+    with ChatTemplate(tokenizer) as template:
+        prompts = [_tokens(record, tokenizer, template, where) for record, where in _records(path)]
     if not prompts:
         raise InputError(f"{path}: no line; expected a JSON object a line with {', '.join(KEYS[:2])} or {KEYS[2]}")
     return prompts
@@ -57,6 +60,8 @@ def _records(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any], str
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
+        if len(line) > MAX_LINE:
+            raise InputError(f"{path}: line {number} has {len(line):,} characters; expected at most {MAX_LINE:,}")
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -66,30 +71,34 @@ def _records(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any], str
         yield record, f"{path}: line {number}"
 
 
-def _tokens(record: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", where: str) -> list[int]:
+def _tokens(
+    record: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate, where: str
+) -> list[int]:
     key = next((key for key in KEYS if key in record), None)
     if key is None:
-        raise InputError(f"{where} has keys {sorted(record)[:5]}; expected {' or '.join(KEYS)}")
-    tokens = _chat(record[key], tokenizer, where) if key == "messages" else _plain(record[key], tokenizer, where, key)
+        raise InputError(f"{where} has keys {_named(record)}; expected {' or '.join(KEYS)}")
+    text = record[key] if key != "messages" else _chat(record[key], tokenizer, template, where)
+    if not isinstance(text, str):
+        raise InputError(f"{where}: {key} is {type(text).__name__}; expected a string")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise InputError(f"{where}: its {key} holds half a surrogate pair; expected Unicode text")
+    tokens: list[int] = tokenizer(text, add_special_tokens=key != "messages")["input_ids"]
     if not tokens:
         raise InputError(f"{where}: its {key} gives no token; expected one or more")
     return tokens
 
 
-def _plain(text: Any, tokenizer: "PreTrainedTokenizerBase", where: str, key: str) -> list[int]:
-    if not isinstance(text, str):
-        raise InputError(f"{where}: {key} is {type(text).__name__}; expected a string")
-    tokens: list[int] = tokenizer(text)["input_ids"]
-    return tokens
+def _named(record: dict[str, Any]) -> list[str]:
+    """Some keys, none long enough to fill a line."""
+    return [key[:40] for key in sorted(record)[:5]]
 
 
-def _chat(messages: Any, tokenizer: "PreTrainedTokenizerBase", where: str) -> list[int]:
+def _chat(messages: Any, tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate, where: str) -> str:
     if tokenizer.chat_template is None:
         raise UsageError(f"{where} has messages, and the tokenizer no chat template; give text or prompt instead")
     if not (isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)):
         raise InputError(f"{where}: messages is no list of objects; expected role and content in each")
     try:
-        tokens: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    except Exception as error:
-        raise InputError(f"{where}: the chat template refuses its messages ({str(error)[:80]})") from error
-    return list(tokens)
+        return template.text(messages)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ..model import ModelSpec
-from ..recorder import Recorder
-from ..recording.embeddings import EmbeddingWriter, embedded_layers
 from ..recording.kept import Kept, chosen_samples
 from ..recording.layers import moe_layers
-from ..recording.spec import group_note, spec_of
+from ..recording.recorder import Recorder, recording
+from ..recording.spec import spec_of
 from ..schema import TraceMeta
-from ..writer import TraceWriter
 from .run import Batch, batches, run
 
 if TYPE_CHECKING:
@@ -72,17 +70,14 @@ def record_model(
     _check_lengths(model, prompts, generate)
     spec = spec_of(model, moe_layers(model, router), name)
     kept = Kept(max_tokens=max_tokens, sample_rate=sample_rate)
-    layers = embedded_layers(embeddings, spec.num_layers)
     samples = chosen_samples(len(prompts), sample_rate)
     meta = TraceMeta(form="tokens", model=spec, tokenizer=tokenizer, recorder=_recorder(model))
     try:
-        with (
-            TraceWriter(folder, meta, weights=weights) as writer,
-            EmbeddingWriter(folder, layers) as sidecar,
-            Recorder(model, router, writer, kept=kept, embeddings=sidecar) as recorder,
-        ):
+        with recording(
+            model, folder, meta, pattern=router, kept=kept, weights=weights, embeddings=embeddings
+        ) as recorder:
             interrupted = _interrupted(model, batches(prompts, samples, batch_samples), recorder, generate, on_progress)
-        return Recording(spec, writer.num_tokens, interrupted)
+        return Recording(spec, recorder.num_tokens, interrupted)
     finally:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
@@ -127,4 +122,4 @@ def _check_lengths(model: "PreTrainedModel", prompts: Sequence[Sequence[int]], g
 def _recorder(model: "PreTrainedModel") -> str:
     import transformers
 
-    return f"moeplan, {type(model).__name__} of transformers {transformers.__version__}{group_note(model)}"
+    return f"moeplan, {type(model).__name__} of transformers {transformers.__version__}"

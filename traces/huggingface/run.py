@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..recorder import Recorder
+from ..recording.recorder import Recorder
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from ...errors import InputError, UsageError
+from ...errors import InputError, UsageError, printable
 from ...files import atomic_directory, canonical_json, size_of, validated
 from ..count_form import write_counts
 from ..model import ModelSpec
@@ -100,7 +100,8 @@ def import_trace(
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
     has_weights = not isinstance(opened, CountSource) and opened.has_weights
-    return ImportSummary(importer, str(destination), model, tokens, has_weights, tuple(opened.notes))
+    notes = tuple(printable(note) for note in opened.notes)  # they quote the file
+    return ImportSummary(importer, str(destination), model, tokens, has_weights, notes)
 
 
 def _write(source: Source | CountSource, model: ModelSpec, importer: str, destination: Path, phase: str) -> int | None:

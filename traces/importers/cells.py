@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..model import NOT_ROUTED
 
-__all__ = ["by_weight", "expert_ids", "gates", "largest"]
+__all__ = ["by_weight", "expert_ids", "gates", "largest", "repeated"]
 
 
 def expert_ids(raw: NDArray[Any]) -> NDArray[np.uint16]:
@@ -34,6 +34,13 @@ def largest(ids: NDArray[np.uint16]) -> int:
     """The largest expert id, -1 where nothing is routed."""
     routed = ids[ids != NOT_ROUTED]
     return int(routed.max()) if routed.size else -1
+
+
+def repeated(ids_TLK: NDArray[np.uint16]) -> int:
+    """How many cells name an expert twice."""
+    ascending_TLK = np.sort(ids_TLK, axis=-1)
+    first, second = ascending_TLK[..., :-1], ascending_TLK[..., 1:]
+    return int(((first == second) & (first != NOT_ROUTED)).any(-1).sum())
 
 
 def gates(raw: NDArray[Any]) -> NDArray[np.float16]:

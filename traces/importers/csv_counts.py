@@ -2,7 +2,7 @@
 
 Rows that agree in all but the count add up; cells without a row are 0. The layers that occur are the MoE layers.
 
-Legend: R rows of a block; U distinct rows of the count form; E experts; B columns that tell these apart.
+Legend: R rows of a block; B columns that tell rows of the count form apart.
 """
 
 import contextlib
@@ -23,6 +23,8 @@ __all__ = ["CsvSource", "open_source", "recognises"]
 
 NEEDED = ("layer", "expert", "count")
 BLOCK_BYTES = 2**20
+FREE_CELLS = 2**28  # of the count form, which has one for every expert
+MAX_EXPANSION = 512  # cells a row of the file, allowed beyond FREE_CELLS
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 LIMITS = {  # a count of 2^40 leaves room to add them up
     "layer": (0, INT32), "expert": (0, NOT_ROUTED - 2), "count": (0, 2**40),
@@ -58,14 +60,14 @@ class CsvSource:
             raise InputError(f"two columns {', '.join(sorted(repeated))}; expected one of each")
         self._header, self._columns = header, [name for name in LIMITS if name in header]
         layers: set[int] = set()
-        self._largest, num_rows = -1, 0
+        self._largest, self._num_rows = -1, 0
         for block in self._blocks():
             layers.update(np.unique(block["layer"]).tolist())
             if len(layers) > MAX_LAYERS:
                 raise InputError(f"more than {MAX_LAYERS:,} layers; expected the MoE layers of a model")
             self._largest = max(self._largest, int(block["expert"].max()))
-            num_rows += len(block["layer"])
-        if not num_rows:
+            self._num_rows += len(block["layer"])
+        if not self._num_rows:
             raise InputError("a header and no counts; expected rows of layer,expert,count")
         self._layer_ids = np.array(sorted(layers), np.int64)
         self.model = {"layer_ids": tuple(sorted(layers))}
@@ -77,23 +79,35 @@ class CsvSource:
         return self._largest
 
     def tables(self, num_experts: int) -> Iterator[CountTable]:
-        """The counts, rows added up as far as memory reaches."""
+        """The counts, rows added up as far as memory reaches.
+
+        Raises
+        ------
+        InputError
+            An expert is beyond `num_experts`, or few rows would become a great many cells.
+        """
         if self._largest >= num_experts:
             raise InputError(f"expert {self._largest}; expected 0 to {num_experts - 1}")
+        num_cells, most = 0, max(FREE_CELLS, MAX_EXPANSION * self._num_rows)
+        for table in self._summed(num_experts):
+            num_cells += table.counts.size
+            if num_cells > most:
+                raise InputError(
+                    f"{self._num_rows:,} rows of {num_experts:,} experts are over {most:,} counts, most of them 0;"
+                    " expected fewer: add up steps or samples, or give the number of experts that there are"
+                )
+            yield table
+
+    def _summed(self, num_experts: int) -> Iterator[CountTable]:
+        """The counts, a bounded table at a time."""
         keys = [name for name in KEYS if name in self._columns]
-        rows = CountRows(keys, num_experts)
+        rows = CountRows(len(keys) + 1, (num_experts,))
         for block in self._blocks():
             layer_R = np.searchsorted(self._layer_ids, block["layer"])
             key_RB = np.stack([*(block[name] for name in keys), layer_R], axis=1)
-            distinct_UB, place_R = np.unique(key_RB, axis=0, return_inverse=True)
-            place_R = place_R.reshape(-1)
-            for first in range(0, len(distinct_UB), rows.most):
-                inside_R = (place_R >= first) & (place_R < first + rows.most)
-                piece_UB = distinct_UB[first : first + rows.most]
-                counts_UE = np.zeros((len(piece_UB), num_experts), np.int64)
-                np.add.at(counts_UE, (place_R[inside_R] - first, block["expert"][inside_R]), block["count"][inside_R])
-                yield from rows.add(piece_UB, counts_UE)
-        yield rows.taken()
+            for full in rows.add(key_RB, block["count"], block["expert"]):
+                yield CountTable.of(keys, *full)
+        yield CountTable.of(keys, *rows.taken())
 
     def _blocks(self) -> Iterator[Block]:
         """The columns of about a mebibyte of rows at a time, checked."""

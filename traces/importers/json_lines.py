@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..model import NOT_ROUTED
 from ..schema import PHASES, TokenBatch
-from .cells import by_weight, expert_ids, gates, largest
+from .cells import by_weight, expert_ids, gates, largest, repeated
 from .json_tokens import Token, model_of, tokens
 
 __all__ = ["JsonLinesSource", "open_source", "recognises"]
@@ -70,7 +70,7 @@ class JsonLinesSource:
 
     def batches(self, phase: str) -> Iterator[TokenBatch]:
         """The tokens in order, each token's choices by descending weight."""
-        checked, first_row, reordered = self._checked(), 0, 0
+        checked, first_row, reordered, twice = self._checked(), 0, 0, 0
         rows = max(1, min(MAX_ROWS, BATCH_BYTES // (VALUE_BYTES * self._num_layers * self._top_k)))
         while chunk := list(islice(checked, rows)):
             ids_TLK, weights_TLK = expert_ids(np.array([token.experts for token in chunk])), None
@@ -78,6 +78,7 @@ class JsonLinesSource:
                 weights_TLK = gates(np.array([token.weights for token in chunk], np.float64))
                 ids_TLK, weights_TLK, unordered = by_weight(ids_TLK, weights_TLK)
                 reordered += unordered
+            twice += repeated(ids_TLK)
             yield TokenBatch(
                 step=self._column(chunk, "step", np.int32),
                 sample=self._column(chunk, "sample", np.int64),
@@ -88,6 +89,8 @@ class JsonLinesSource:
                 weights=weights_TLK,
             )
             first_row += len(chunk)
+        if twice:
+            self.notes.append(f"{twice:,} cells name an expert twice, which counts twice")
         if reordered:
             self.notes.append(f"{reordered:,} cells were not in the order of their weights and have been put in it")
         if self._left_out:

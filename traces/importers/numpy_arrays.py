@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..model import MAX_LAYERS, NOT_ROUTED
 from ..schema import PHASES, TokenBatch
-from .cells import by_weight, expert_ids, gates, largest
+from .cells import by_weight, expert_ids, gates, largest, repeated
 from .count_arrays import CountArrays, counts_samples
 from .npy import NpyArray, open_arrays
 
@@ -76,7 +76,7 @@ class NumpySource:
 
     def batches(self, phase: str) -> Iterator[TokenBatch]:
         """The tokens in order, each token's choices by descending weight."""
-        first_row, reordered = 0, 0
+        first_row, reordered, twice = 0, 0, 0
         streams = [array.rows(self._rows) if array else None for array in self._columns]
         for raw_ids in self._ids.rows(self._rows):
             raw_weights, samples, positions = (None if stream is None else next(stream) for stream in streams)
@@ -86,6 +86,7 @@ class NumpySource:
             if weights_TLK is not None:
                 ids_TLK, weights_TLK, unordered = by_weight(ids_TLK, weights_TLK)
                 reordered += unordered
+            twice += repeated(ids_TLK)
             yield TokenBatch(
                 step=None,
                 sample=None if samples is None else _integers(samples, np.int64, "seq_id"),
@@ -100,6 +101,8 @@ class NumpySource:
             first_row += count
         for stream in filter(None, streams):
             next(stream, None)  # the end of an archive's member checks its CRC
+        if twice:
+            self.notes.append(f"{twice:,} cells name an expert twice, which counts twice")
         if reordered:
             self.notes.append(f"{reordered:,} cells were not in the order of their weights and have been put in it")
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ..hashing import mixed
 
 __all__ = ["Kept", "chosen_samples", "sampled"]
 
@@ -71,12 +72,9 @@ def sampled(sample: NDArray[np.int64], rate: float) -> NDArray[np.bool_]:
 
     Notes
     -----
-    The finaliser of SplitMix64 over 2^64 is below `rate`; other bits than those that split a trace (`split.fitted`).
+    The hash `mixed` over 2^64 is below `rate`; other bits than those that split a trace (`split.fitted`).
     """
-    mixed = np.asarray(sample, np.int64).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    share: NDArray[np.bool_] = (mixed ^ (mixed >> np.uint64(31))) * 2.0**-64 < rate
+    share: NDArray[np.bool_] = mixed(sample) * 2.0**-64 < rate
     return share
 
 

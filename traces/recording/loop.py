@@ -5,21 +5,19 @@ Legend: B rows; S columns; T = B S tokens, row by row.
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..model import ModelSpec
-from ..recorder import Recorder, sample_ids
 from ..schema import TraceMeta
-from ..writer import TraceWriter
-from .embeddings import EmbeddingWriter, embedded_layers
 from .kept import Kept
 from .layers import moe_layers
 from .passes import Pass, pass_of
-from .spec import group_note, spec_of
+from .recorder import Recorder, recording, sample_ids
+from .spec import spec_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,17 +76,16 @@ def record(
     source_rank = _rank() if rank is None else rank
     spec = spec or spec_of(model, moe_layers(model, pattern))
     kept = Kept(sample_rate=sample_rate, max_tokens=max_tokens)
-    layers = embedded_layers(embeddings, spec.num_layers)
-    meta = TraceMeta(
-        form="tokens", model=spec, tokenizer=tokenizer, recorder=f"moeplan.traces.record{group_note(model)}"
+    meta = TraceMeta(form="tokens", model=spec, tokenizer=tokenizer, recorder="moeplan.traces.record")
+    files = recording(
+        model, path, meta, pattern=pattern, kept=kept, weights=weights, embeddings=embeddings, rank=source_rank
     )
-    with ExitStack() as stack:
-        writer = stack.enter_context(TraceWriter(path, meta, rank=source_rank, weights=weights))
-        sidecar = stack.enter_context(EmbeddingWriter(path, layers, rank=source_rank))
-        recorder = stack.enter_context(Recorder(model, pattern, writer, kept=kept, embeddings=sidecar))
+    with files as recorder:
         loop = LoopRecorder(model, recorder, source_rank, warmup_steps, step_per_forward)
-        stack.callback(loop.detach)
-        yield loop
+        try:
+            yield loop
+        finally:
+            loop.detach()
 
 
 class LoopRecorder:

@@ -10,7 +10,7 @@ from .layers import MoELayer, hidden_layers
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["group_note", "model_config", "spec_of"]
+__all__ = ["model_config", "spec_of"]
 
 NAMES = {  # ours -> what configurations call it, the most specific first
     "num_experts": ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"),
@@ -56,17 +56,9 @@ def spec_of(model: "nn.Module", layers: Sequence[MoELayer], name: str | None = N
         layer_ids=hidden_layers(layers),
         dtype_bytes=next((p.element_size() for p in model.parameters() if p.is_floating_point()), None),
         attention=_attention(config),
+        top_k_groups=_limit(config),
         **sizes,
     )
-
-
-def group_note(model: "nn.Module") -> str:
-    """What a trace says of group-limited routing, where a token may choose experts from some of their groups only."""
-    config = model_config(model)
-    chosen, groups = _number(config, "topk_group"), _number(config, "n_group")
-    if not (chosen and groups and chosen < groups) or getattr(config, "topk_method", None) == "greedy":
-        return ""
-    return f"; routing limited to {chosen} of {groups} expert groups"
 
 
 def model_config(model: "nn.Module") -> Any:
@@ -78,6 +70,13 @@ def model_config(model: "nn.Module") -> Any:
 def _number(config: Any, *names: str) -> int | None:
     found = (getattr(config, name, None) for name in names)
     return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), None)
+
+
+def _limit(config: Any) -> int | None:
+    """The groups that a token may choose experts from, where those are not all."""
+    chosen, groups = _number(config, "topk_group"), _number(config, "n_group")
+    limited = chosen and groups and chosen < groups and getattr(config, "topk_method", None) != "greedy"
+    return chosen if limited else None
 
 
 def _name(model: "nn.Module", config: Any) -> str:

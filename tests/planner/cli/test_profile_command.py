@@ -1,5 +1,6 @@
 """`moeplan profile` beside measuring: merging, resuming, refusals, and what it prints."""
 
+import contextlib
 import io
 import json
 import subprocess
@@ -7,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from moeplan.planner import profile_progress
+from moeplan.planner.cli import profile as profile_command
 from moeplan.planner.profile_report import profile_report, remarks
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
@@ -17,6 +20,7 @@ from moeplan.profilers.description import describe
 from moeplan.profilers.environment import Environment
 from moeplan.profilers.fits.fitting import fit_series
 from moeplan.profilers.harness import Place, Step
+from moeplan.profilers.log import Listeners
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.noise import Noise
 from moeplan.profilers.origin import Origin, now
@@ -99,6 +103,74 @@ def test_a_finished_profile_resumed_has_nothing_to_do(moeplan: Run, tmp_path: Pa
     assert "profile.json is complete: nothing to do" in done.stdout
     assert (tmp_path / "fits.html").stat().st_size > 1000
     assert load(tmp_path / "profile.json") == before
+
+
+class Killed(BaseException):
+    """What no process hears of."""
+
+
+def measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: BaseException | Profile, **options: bool
+) -> list[Profile | None]:
+    """Run the command with a measurement that saves what it has and ends so; what it was given to resume."""
+    resumed: list[Profile | None] = []
+
+    def fake(*, listeners: Listeners, resume: Profile | None, **_: object) -> Profile:
+        resumed.append(resume)
+        assert listeners.on_profile is not None
+        listeners.on_profile(measured(complete=False))
+        if isinstance(ended, Profile):
+            return ended
+        raise ended
+
+    (tmp_path / "traces").mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("moeplan.profilers.measure.measure", fake)
+    with contextlib.suppress(Killed, typer.Exit):
+        profile_command.profile(timeout=120.0, output=Path("profile.json"), plot=None, **options)  # type: ignore[arg-type]
+    return resumed
+
+
+@pytest.mark.parametrize("ended", [Killed(), measured(complete=False)])
+def test_a_run_that_ends_early_leaves_the_complete_profile_and_resumes_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: BaseException | Profile
+) -> None:
+    good = describe("2x8")
+    save(good, tmp_path / "profile.json")
+    assert measuring(tmp_path, monkeypatch, ended) == [None]
+    assert load(tmp_path / "profile.json") == good
+    assert not load(tmp_path / "profile.json.partial").complete
+    (resumed,) = measuring(tmp_path, monkeypatch, measured(), resume=True)
+    assert resumed is not None
+    assert set(resumed.series) == set(measured().series)
+    assert load(tmp_path / "profile.json").series.keys() == measured().series.keys()
+    assert not (tmp_path / "profile.json.partial").exists()
+
+
+def test_an_interrupted_first_profile_is_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measuring(tmp_path, monkeypatch, measured(complete=False))
+    assert not load(tmp_path / "profile.json").complete
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["profile.json", "traces"]
+
+
+def test_uneven_exchanges_are_held_against_even_ones_of_the_same_busiest_port() -> None:
+    sizes = [{"bytes": 4**power, "sigma_percent": 50} for power in (6, 8, 10)]
+    even = [Measurement.of({"bytes": 4**power}, 4**power * 3 // 4, [1e-9 * 4**power] * 6) for power in range(5, 14)]
+    works = [CASES["uneven_all_to_all"].work(size, 4) for size in sizes]
+    uneven = [Measurement.of(size, work, [1.5e-9 * work * 4 / 3] * 6) for size, work in zip(sizes, works, strict=True)]
+    found = [
+        Series(
+            case=case, dtype="uint8", ranks=4, link="intra", unit="bytes", measurements=tuple(of),
+            fit=fit_series(CASES[case], 4, of),
+        )
+        for case, of in (("all_to_all", even), ("uneven_all_to_all", uneven))
+    ]  # fmt: skip
+    profile = describe("1x4").model_copy(update={"series": {one.key: one for one in found}})
+    screen = io.StringIO()
+    profile_report(profile, Path("p.json"), Console(file=screen, width=200, highlight=False, markup=False))
+    assert "uneven_all_to_all/uint8@4/intra took 1.5 times (1.5 to 1.5) as long" in screen.getvalue()
 
 
 @pytest.mark.parametrize(

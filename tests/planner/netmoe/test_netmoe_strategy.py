@@ -11,6 +11,7 @@ import pytest
 
 from moeplan.errors import CertificationError, InputError, MoeplanError
 from moeplan.files import sha256_json
+from moeplan.planner.certify import certify
 from moeplan.planner.certify.certificate import Certificate
 from moeplan.planner.certify.sample_policy import check_sample_policy, check_sample_policy_structure
 from moeplan.planner.netmoe.counted import Traffic, count_samples
@@ -246,6 +247,25 @@ def test_a_plan_of_counts_with_a_profile_is_certified_with_its_seconds(
     assert made.plan.inputs.trace is not None
     tables = np.concatenate([table.counts for table in trace.tables()]).reshape(120, 3, 8)
     assert made.plan.inputs.trace.num_tokens == (tables.sum(axis=2) // model.top_k).max(axis=1).sum()
+
+
+def test_steps_without_attention_do_not_judge_and_hidden_seconds_are_refused(
+    make_trace: MakeTrace, make_profile: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace = make_trace(samples=70, tokens=5)
+    profile = make_profile("2x2", cases=("all_to_all", "expert_ffn"))
+    made = solved(trace, profile=profile)
+    assert "step_s" in judged(made.plan)["plan/migrating"]
+    assert made.plan.verdict is not None
+    assert made.plan.verdict.metric == "inter_bytes"
+    assert "predicted seconds" in certificate_of(made, trace, tmp_path, profile).checks
+    with pytest.raises(CertificationError, match="verdict on step_s"):
+        certify(changed(made.plan, ("verdict", "metric"), "step_s"))
+    contender = ("evaluation", "held_out", "contenders", 0, "metrics")
+    kept = {name: one for name, one in part_of(made.plan).contenders[0].metrics.items() if name != "step_s"}
+    hidden = {name: one.model_dump(mode="json") for name, one in kept.items()}
+    with pytest.raises(CertificationError, match="what times it gives"):
+        certify(changed(made.plan, contender, hidden))
 
 
 def changed(plan: Plan, path: tuple[str | int, ...], value: object) -> Plan:

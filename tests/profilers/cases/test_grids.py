@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from itertools import combinations, product
 
@@ -166,6 +167,16 @@ def test_work_of_uneven_blocks_is_that_of_the_busiest_port_in_or_out(num_ranks: 
     assert UnevenAllToAll().work(size, num_ranks) == max(out + into)
     assert 0 <= num_ranks * count - splits.sum() <= num_ranks**2
     assert splits.min() >= 0
+
+
+def test_work_of_many_uneven_exchanges_is_counted_without_all_their_blocks() -> None:
+    sizes = {"bytes": np.arange(1000, 21_000), "sigma_percent": np.array(70)}
+    tracemalloc.start()
+    work = UnevenAllToAll().work(sizes, 32)  # type: ignore[arg-type]
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 20_000 * 32 * 32 * 8 / 4
+    assert work[77] == UnevenAllToAll().work({"bytes": 1077, "sigma_percent": 70}, 32)  # type: ignore[index]
 
 
 def test_uneven_blocks_are_log_normal_and_seeded() -> None:

@@ -12,9 +12,10 @@ from moeplan.errors import InputError, UsageError
 from moeplan.files import canonical_json
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.fits.alpha_beta import AlphaBeta
-from moeplan.profilers.fits.attention import Attention
+from moeplan.profilers.fits.attention import AttentionLaw
 from moeplan.profilers.fits.fit import Fit
 from moeplan.profilers.fits.fitting import fit_arrays, fit_series
+from moeplan.profilers.fits.held_out import interval
 from moeplan.profilers.fits.piecewise import Piecewise
 from moeplan.profilers.fits.surface import Surface
 from moeplan.profilers.measurement import Measurement
@@ -115,7 +116,7 @@ def test_attention_is_predicted_by_its_own_law() -> None:
     batch, length, hidden = np.array(list(itertools.product((1, 4, 16), (64, 256, 1024, 4096), (512,)))).T
     seconds = 1e-5 + 2e-14 * batch * length * hidden**2 + 7e-14 * batch * length**2 * hidden
     found = fitted({"batch": batch, "length": length, "hidden": hidden}, seconds)
-    assert isinstance(found.model, Attention)
+    assert isinstance(found.model, AttentionLaw)
     assert found.held_out["attention"].worst_error < 1e-6
 
 
@@ -132,9 +133,64 @@ def test_the_interval_holds_95_percent_of_the_held_out_sizes_and_the_prediction(
 
 def test_sizes_outside_the_measured_range_of_any_axis_are_flagged() -> None:
     found = gemm(2e-6 + GEMMS.prod(axis=1) / 1e13)
-    prediction = found.predict({"m": [1, 513, 64, 0], "n": 64, "k": [128, 128, 4096, 128]}, 1.0)
+    m, k = np.array([1, 513, 64, 0]), np.array([128, 128, 4096, 128])
+    prediction = found.predict({"m": m, "n": 64, "k": k}, m * 64 * k)
     assert prediction.extrapolated.tolist() == [False, True, True, True]
     assert prediction.seconds.shape == (4,)
+
+
+def test_the_corner_that_a_bounded_grid_leaves_out_is_flagged_and_no_other_size() -> None:
+    works = GEMMS.prod(axis=1).astype(float)
+    kept = GEMMS[works <= 2**27]
+    found = fitted(dict(zip("mnk", kept.T, strict=True)), 2e-6 + kept.prod(axis=1) / 1e13)
+    prediction = found.predict(dict(zip("mnk", GEMMS.T, strict=True)), works)
+    assert (prediction.extrapolated == (works > 2**27)).all()
+    assert 0 < prediction.extrapolated.sum() < len(GEMMS)
+
+
+@pytest.mark.parametrize(("num_held_out", "least"), [(3, 0.72), (7, 0.84), (37, 0.93), (39, 0.93), (300, 0.94)])
+def test_the_interval_holds_as_many_unseen_sizes_as_it_says(num_held_out: int, least: float) -> None:
+    rng = np.random.default_rng(num_held_out)
+    n = np.unique(np.geomspace(2**10, 2**24, num_held_out + 2).astype(int))
+    held = []
+    for _ in range(100):
+        found = fitted({"bytes": n}, (1e-4 + 1e-9 * n) * rng.lognormal(0, 0.2, len(n)))
+        unseen = rng.integers(2**10, 2**24, 50)
+        seconds = (1e-4 + 1e-9 * unseen) * rng.lognormal(0, 0.2, 50)
+        prediction = found.predict({"bytes": unseen}, unseen)
+        held.append(((prediction.low <= seconds) & (seconds <= prediction.high)).mean())
+    assert np.mean(held) >= least
+
+
+def test_the_interval_of_few_ratios_is_their_range_on_both_sides_and_of_many_the_order_statistics() -> None:
+    assert interval(np.array([])) == (1.0, 1.0)
+    assert interval(np.array([0.5, 0.9, 1.1])) == (0.5, 2.0)
+    assert interval(np.array([0.9, 1.0, 4.0])) == (0.25, 4.0)
+    assert interval(np.linspace(0.8, 0.9, 38)) == pytest.approx((0.8, 1.25))
+    assert interval(np.linspace(0.5, 1.5, 39)) == (0.5, 1.5)
+    assert interval(np.linspace(0.5, 1.5, 80)) == pytest.approx((0.5 + 1 / 79, 1.5 - 1 / 79))
+    assert interval(np.linspace(0.8, 0.9, 79)) == pytest.approx((0.8 + 0.1 / 78, 1.0))
+
+
+def test_an_interval_of_few_sizes_is_said_to_be_their_range() -> None:
+    few, many = (fitted({"bytes": np.arange(2, count + 4)}, np.arange(2.0, count + 4)) for count in (3, 39))
+    assert few.held_out["alpha_beta"].interval == "range of 3 held-out sizes"
+    assert many.held_out["alpha_beta"].interval.startswith("95 % of unseen sizes")
+
+
+def test_pairs_of_ranks_are_no_axes_of_a_fit() -> None:
+    pairs, counts = list(itertools.combinations(range(4), 2)), [2**power for power in (6, 10, 14, 18, 22)]
+    measured = [
+        Measurement.of({"bytes": n, "first": one, "second": two}, n, [(1e-5 + 1e-9 * n) * (1 + (one + two) / 10)] * 6)
+        for n in counts
+        for one, two in pairs
+    ]
+    found = fit_series(CASES["point_to_point"], 2, measured)
+    assert found is not None
+    assert found.axes == ("bytes",)
+    held = found.held_out[found.model.kind]
+    assert sorted(held.sizes) == [(n,) for n in counts[1:-1]]
+    assert found.predict({"bytes": 2**14}, 2**14).seconds == pytest.approx(1.3 * (1e-5 + 1e-9 * 2**14), rel=0.01)
 
 
 def test_a_size_of_other_axes_is_refused_with_those_expected() -> None:
@@ -191,7 +247,7 @@ def test_fits_come_back_from_json(found: Fit) -> None:
         {"low_factor": 1.5},
         {"high_factor": 0.5},
         {"low_factor": float("nan")},
-        {"model": Attention(start_s=1.0, projection_s=0.0, score_s=0.0)},
+        {"model": AttentionLaw(start_s=1.0, projection_s=0.0, score_s=0.0)},
     ],
 )
 def test_impossible_fits_are_refused(spoilt: dict[str, object]) -> None:

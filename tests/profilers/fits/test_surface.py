@@ -69,6 +69,16 @@ def test_sites_with_curves_of_their_own_sizes_are_read_at_common_knots() -> None
     assert surface.seconds(*rows.T) == pytest.approx(rows[:, 0] + 1, rel=1e-5)
 
 
+def test_a_site_measured_at_one_size_takes_the_slopes_of_its_neighbours_through_it() -> None:
+    every = points()
+    seen = every[(every[:, 1] < 4096) | (every[:, 0] == 1)]
+    surface = Surface.of(("m", "n", "k"), seen, law(*seen.T))
+    assert surface.seconds(*seen.T) == pytest.approx(law(*seen.T), rel=1e-5)
+    for n in (2500.0, 4096.0):
+        asked = np.full(4, 1024.0), np.full(4, n), np.array([32.0, 256.0, 2048.0, 7168.0])
+        assert (np.abs(np.log(surface.seconds(*asked) / law(*asked))) < np.log(4)).all()
+
+
 def test_more_values_than_knots_are_thinned_and_still_near() -> None:
     m = np.arange(1.0, 401)
     rows = np.array([(at, n) for at in m for n in (8, 16)], dtype=float)

@@ -6,9 +6,10 @@ import pytest
 from moeplan.errors import UsageError
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.fits.fitting import fit_arrays
+from moeplan.profilers.fits.fitting import fit_arrays, fit_series
+from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.origin import Origin, now
-from moeplan.profilers.predictor import predict
+from moeplan.profilers.predictor import predict, predicted
 from moeplan.profilers.profile import Profile
 from moeplan.profilers.series import LinkKind, Series
 
@@ -46,6 +47,27 @@ def test_the_series_named_predicts_over_the_work_of_its_case() -> None:
         found = predict(BOTH, "all_to_all", {"bytes": 4096}, ranks=ranks, link=link)  # type: ignore[arg-type]
         assert found.seconds == pytest.approx(4096 * (ranks - 1) / ranks * s_per_byte)
         assert not found.extrapolated
+
+
+def test_a_series_predicts_what_the_profile_predicts_by_its_name() -> None:
+    one, size = BOTH.series["all_to_all/uint8@8/inter"], {"bytes": [4096, 8192]}
+    asked = predict(BOTH, "all_to_all", size, ranks=8, link="inter")
+    assert predicted(one, size).seconds.tolist() == asked.seconds.tolist()
+    with pytest.raises(UsageError, match="a size of m; expected bytes"):
+        predicted(one, {"m": 1})
+    with pytest.raises(UsageError, match="all_to_all/uint8@8/inter has no fit"):
+        predicted(one.model_copy(update={"fit": None}), size)
+
+
+def test_a_pair_is_predicted_by_its_bytes_alone() -> None:
+    pairs = [
+        Measurement.of({"bytes": n, "first": 0, "second": peer}, n, [1e-9 * n] * 6)
+        for n in (64, 1024, 4096)
+        for peer in (1, 2, 3)
+    ]
+    fit = fit_series(CASES["point_to_point"], 2, pairs)
+    one = Series(case="point_to_point", dtype="uint8", ranks=2, link="intra", unit="bytes", fit=fit)
+    assert predict(profile(one), "point_to_point", {"bytes": 2048}).seconds == pytest.approx(2.048e-6)
 
 
 def test_bytes_are_bytes_in_any_dtype() -> None:

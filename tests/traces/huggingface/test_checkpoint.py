@@ -25,6 +25,16 @@ def edit(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
+def edit_header(weights: Path) -> None:
+    """Make the first tensor a terabyte."""
+    content = weights.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    next(entry for name, entry in header.items() if name != "__metadata__")["shape"] = [10**6, 10**6]
+    forged = json.dumps(header).encode()
+    weights.write_bytes(len(forged).to_bytes(8, "little") + forged + content[end:])
+
+
 def damage(folder: Path, how: str) -> None:
     weights = folder / "model.safetensors"
     match how:
@@ -40,6 +50,24 @@ def damage(folder: Path, how: str) -> None:
             edit(folder, num_hidden_layers=10**6)
         case "other shapes":
             edit(folder, hidden_size=64)
+        case "experts without end":
+            edit(folder, num_local_experts=10**9)
+        case "fewer experts than weights":
+            edit(folder, num_local_experts=5)
+        case "no experts":
+            edit(folder, num_local_experts=0)
+        case "experts below none":
+            edit(folder, num_local_experts=-1)
+        case "experts in words":
+            edit(folder, num_local_experts="six")
+        case "sizes left out":
+            (folder / "config.json").write_text('{"model_type": "mixtral"}')
+        case "an endless vocabulary":
+            edit(folder, vocab_size=10**9)
+        case "a header that lies":
+            edit_header(weights)
+        case "a header longer than the file":
+            weights.write_bytes((2**62).to_bytes(8, "little") + weights.read_bytes()[8:])
         case "absurd sizes":
             edit(folder, hidden_size="wide")
         case "no weights":
@@ -66,6 +94,15 @@ def damage(folder: Path, how: str) -> None:
         "an unknown architecture",
         "a million layers",
         "other shapes",
+        "experts without end",
+        "fewer experts than weights",
+        "no experts",
+        "experts below none",
+        "experts in words",
+        "sizes left out",
+        "an endless vocabulary",
+        "a header that lies",
+        "a header longer than the file",
         "absurd sizes",
         "no weights",
         "truncated weights",
@@ -84,6 +121,13 @@ def test_a_damaged_or_hostile_directory_is_refused_in_one_line(copy: Path, how: 
     assert len(str(refused.value)) < 250 + 2 * len(str(copy))
 
 
+@pytest.mark.parametrize("how", ["other shapes", "experts without end", "sizes left out"])
+def test_weights_that_do_not_fit_the_configuration_are_named_as_such(copy: Path, how: str) -> None:
+    damage(copy, how)
+    with pytest.raises(InputError, match="its weights have other shapes than its config.json says"):
+        load_model(copy)
+
+
 def test_a_directory_without_a_tokenizer_is_refused(copy: Path) -> None:
     for path in copy.glob("*token*"):
         path.unlink()
@@ -91,7 +135,23 @@ def test_a_directory_without_a_tokenizer_is_refused(copy: Path) -> None:
         load_tokenizer(copy)
 
 
-@pytest.mark.parametrize(("options", "words"), [({"dtype": "int3"}, "dtype 'int3'"), ({"device": "abacus"}, "abacus")])
+def test_a_tokenizer_without_words_is_refused(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("olmoe"), tmp_path / "model"))
+    for path in folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(InputError, match="no tokenizer; expected tokenizer.json"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "int3"}, "dtype 'int3'"),
+        ({"device": "abacus"}, "abacus"),
+        ({"device": "meta"}, "expected auto, cpu or cuda"),
+        ({"device": "privateuseone"}, "expected auto, cpu or cuda"),
+    ],
+)
 def test_an_unknown_dtype_or_device_is_a_usage_error(copy: Path, options: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         load_model(copy, **options)

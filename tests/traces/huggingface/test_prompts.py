@@ -1,6 +1,7 @@
 """Samples out of texts and JSON lines, and what is refused of them."""
 
 import json
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from moeplan.errors import InputError, MoeplanError, UsageError
+from moeplan.traces.huggingface import chat
 from moeplan.traces.huggingface.checkpoint import load_tokenizer, tokenizer_label
 from moeplan.traces.huggingface.prompts import dataset_prompts, text_prompts
 
@@ -53,6 +55,10 @@ def test_messages_go_through_the_chat_template(checkpoint: Callable[..., Path], 
         ('{"text": "a"}\n{"body": "b"}', InputError, r"line 2 has keys \['body'\]"),
         ('{"text": 3}', InputError, "text is int"),
         ('{"text": ""}', InputError, "its text gives no token"),
+        ('{"text": "\\ud800"}', InputError, "line 1: its text holds half a surrogate pair"),
+        ('{"prompt": null}', InputError, "prompt is NoneType"),
+        ('{"text": "' + "a" * 2**22 + '"}', InputError, "line 1 has 4,194,316 characters"),
+        ('{"' + "k" * 5000 + '": 1}', InputError, "line 1 has keys"),
         ('{"messages": [{"role": "user", "content": "a"}]}', UsageError, "no chat template"),
     ],
 )
@@ -71,6 +77,42 @@ def test_messages_that_are_none_are_refused(checkpoint: Callable[..., Path], tmp
     tokenizer = load_tokenizer(checkpoint("mixtral", template))
     with pytest.raises(InputError, match="line 1"):
         dataset_prompts(lines(tmp_path / "d", {"messages": messages}), tokenizer)
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (ENDLESS + "{% endfor %}", "does not end within 1 s"),
+        ("{{ 10 ** 10 ** 10 }}", "does not end within 1 s"),
+        ("{{ 'a' * 10 ** 11 }}", "it fills the memory"),
+        ("{{ 'a' * 10 ** 7 }}", "10,000,000 characters"),
+        ("{{ 1 // 0 }}", "refuses its messages"),
+        ("{{ '\\ud800' }}", "its messages holds half a surrogate pair"),
+        ("{% if %}", "refuses its messages"),
+        ("", "its messages gives no token"),
+    ],
+)
+def test_a_chat_template_that_fails_or_does_not_end_is_refused_with_its_line(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, words: str
+) -> None:
+    monkeypatch.setattr(chat, "MAX_SECONDS", 1)
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    data = lines(tmp_path / "d", {"text": "a"}, {"messages": [{"role": "user", "content": "b"}]})
+    with pytest.raises(InputError, match=f"line 2.*{words}"):
+        dataset_prompts(data, tokenizer)
+    assert not multiprocessing.active_children()
+
+
+def test_the_conversations_of_a_data_set_come_out_in_order(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    talks = [{"messages": [{"role": "user", "content": content}]} for content in ("ab", "cd", "ef")]
+    prompts = dataset_prompts(lines(tmp_path / "d", *talks[:2], {"text": "gh"}, talks[2]), tokenizer)
+    assert tokenizer.batch_decode(prompts) == ["a b , z", "c d , z", "g h", "e f , z"]
 
 
 def test_a_tokenizers_label_changes_with_its_files(tokenizer: Any, checkpoint: Callable[..., Path]) -> None:

@@ -78,6 +78,27 @@ def test_blocks_smaller_than_the_file_give_the_same_counts(tmp_path: Path, monke
     assert cells(tmp_path / "trace") == {key: count for key, count in expected.items() if count}
 
 
+def test_names_of_columns_that_steer_a_terminal_are_escaped_in_the_notes(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("layer,expert,count,\x1b]0;owned\x07\n0,1,2,x\n")
+    summary = import_trace(tmp_path / "r.csv", tmp_path / "trace")
+    assert any(r"left out: \x1b]0;owned\x07" in note for note in summary.notes)
+    assert all(note.isprintable() for note in summary.notes)
+
+
+def test_few_rows_that_would_become_a_great_many_counts_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_counts, "FREE_CELLS", 5_000)
+    monkeypatch.setattr(csv_counts, "MAX_EXPANSION", 50)
+    rows = [f"0,{step},1,{step}" for step in range(100)]
+    (tmp_path / "r.csv").write_text("\n".join(["layer,expert,count,step", *rows]))
+    with pytest.raises(InputError, match="100 rows of 100 experts are over 5,000 counts"):
+        import_trace(tmp_path / "r.csv", tmp_path / "trace")
+    assert [found.name for found in tmp_path.iterdir()] == ["r.csv"]
+    monkeypatch.setattr(csv_counts, "MAX_EXPANSION", 100)
+    import_trace(tmp_path / "r.csv", tmp_path / "trace")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

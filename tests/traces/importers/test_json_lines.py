@@ -130,6 +130,17 @@ def test_keys_of_others_are_left_out_and_told(tmp_path: Path) -> None:
     assert "keys left out: logits, token_id" in summary.notes
 
 
+def test_keys_that_steer_a_terminal_are_escaped_in_the_notes(tmp_path: Path) -> None:
+    summary = import_trace(write(tmp_path / "r", TOKEN | {"\x1b]0;owned\x07": 1}), tmp_path / "trace")
+    assert any(r"left out: \x1b]0;owned\x07" in note for note in summary.notes)
+
+
+def test_an_expert_twice_in_a_cell_is_taken_and_noted(tmp_path: Path) -> None:
+    tokens = [TOKEN, TOKEN | {"experts": [[1, 1], [-1, -1]]}, TOKEN | {"experts": [[2, 2], [3, 3]]}]
+    summary = import_trace(write(tmp_path / "r", *tokens), tmp_path / "trace")
+    assert "3 cells name an expert twice, which counts twice" in summary.notes
+
+
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
@@ -171,6 +182,7 @@ def test_keys_of_others_are_left_out_and_told(tmp_path: Path) -> None:
         (['{"model": {"num_experts": "3"}}', TOKEN], "line 1: not a header: model.num_experts"),
         (['{"model": {"colour": 3}}', TOKEN], "not a model"),
         (['{"model": {"layer_ids": [1]}}', TOKEN], "layer_ids"),
+        (['{"model": {"layer_ids": [5, 9999999999999]}}', TOKEN], "ascending from 0 to at most 2,147,483,647"),
         (['{"model": {"top_k": 3}}', TOKEN], "top_k is not the 2 experts of line 2"),
         (['{"model": {"layer_ids": "ab"}}', TOKEN], "line 1: not a header: model.layer_ids"),
         (['{"model": {"attention": 7}}', TOKEN], "line 1: not a header: model.attention"),

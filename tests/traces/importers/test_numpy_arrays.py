@@ -117,6 +117,13 @@ def test_choices_come_out_by_descending_weight_each_with_its_own(
     assert any(f"{unordered:,} cells were not in the order" in note for note in summary.notes) == (unordered > 0)
 
 
+def test_an_expert_twice_in_a_cell_is_taken_and_noted(tmp_path: Path) -> None:
+    np.save(tmp_path / "r.npy", np.array([[[1, 2], [3, 3]], [[-1, -1], [0, 2]]]))
+    summary = import_trace(tmp_path / "r.npy", tmp_path / "trace")
+    assert "1 cells name an expert twice, which counts twice" in summary.notes
+    np.testing.assert_array_equal(read(tmp_path / "trace").ids[0, 1], [3, 3])
+
+
 def test_arrays_longer_than_a_batch_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numpy_arrays, "MAX_BATCH_ROWS", 7)
     given_ = {name: value for name, value in arrays().items() if name != "pos"}

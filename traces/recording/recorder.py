@@ -3,7 +3,8 @@
 Legend: T tokens; L MoE layers; K experts a token.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,23 +12,62 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import UsageError
-from .recording.capture import Capture
-from .recording.embeddings import EmbeddingWriter
-from .recording.kept import Kept
-from .recording.layers import moe_layers, routers
-from .schema import PHASES, RANK_BITS, TokenBatch
-from .writer import TraceWriter
+from ...errors import UsageError
+from ..schema import PHASES, RANK_BITS, TokenBatch, TraceMeta
+from ..writer import TraceWriter
+from .capture import Capture
+from .embeddings import EmbeddingWriter, embedded_layers
+from .kept import Kept
+from .layers import moe_layers
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Recorder", "routers", "sample_ids"]
+__all__ = ["Recorder", "recording", "sample_ids"]
 
 
 def sample_ids(source_rank: int, ordinals: ArrayLike) -> NDArray[np.int64]:
     """Sample ids that ranks need not agree on: `source_rank << 40 | ordinal`, for ordinals counted on each rank."""
     return np.int64(source_rank) << np.int64(RANK_BITS) | np.asarray(ordinals, np.int64)
+
+
+@contextmanager
+def recording(
+    model: "torch.nn.Module",
+    folder: str | os.PathLike[str],
+    meta: TraceMeta,
+    *,
+    pattern: str | None = None,
+    kept: Kept | None = None,
+    weights: bool = False,
+    embeddings: str | Iterable[int] = (),
+    rank: int = 0,
+) -> Iterator["Recorder"]:
+    """A recorder with files of its own: a trace in `folder` and, where layers are named, the sidecar of their inputs.
+
+    Parameters
+    ----------
+    pattern, kept
+        See `Recorder`.
+    embeddings
+        Layers whose inputs are kept, see `embedded_layers`.
+    rank
+        Under which the parts are named.
+
+    Raises
+    ------
+    UsageError
+        A layer or a number of layers that the model has not; nothing is written then.
+    MismatchError, StorageError
+        See `TraceWriter`.
+    """
+    layers = embedded_layers(embeddings, meta.model.num_layers)
+    with (
+        TraceWriter(folder, meta, rank=rank, weights=weights) as writer,
+        EmbeddingWriter(folder, layers, rank=rank) as sidecar,
+        Recorder(model, pattern, writer, kept=kept, embeddings=sidecar) as recorder,
+    ):
+        yield recorder
 
 
 class Recorder:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from moeplan.errors import InputError, UsageError
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.reader import open_trace
-from moeplan.traces.recorder import Recorder, routers, sample_ids
+from moeplan.traces.recording.layers import routers
+from moeplan.traces.recording.recorder import Recorder, sample_ids
 from moeplan.traces.schema import TraceMeta
 from moeplan.traces.writer import TraceWriter
 

@@ -1,0 +1,74 @@
+"""Which seconds a plan must have, given what it says times them; checked without trace and profile."""
+
+from collections.abc import Set
+
+from ...errors import CertificationError
+from ...runtime.plan import Contender, Plan
+from .structure import seconds_options
+
+__all__ = ["check_timing"]
+
+METRICS = {
+    "dispatch": ("dispatch_s", "combine_s"),
+    "kv": ("kv_s",),
+    "experts": ("experts_s",),
+    "attention": ("attention_s",),
+}
+
+
+def check_timing(plan: Plan) -> None:
+    """Refuse a plan that hides seconds it could tell, tells others, or tells impossible ones."""
+    could = plan.inputs.profile is not None or bool(plan.cluster.links)
+    if ("seconds" in plan.options) != could:
+        raise CertificationError(
+            f"{'no' if could else 'with'} options.seconds in a plan made {'with' if could else 'without'} profile or"
+            " links; re-run moeplan solve"
+        )
+    assert plan.evaluation is not None
+    timed = _timed(plan)
+    for part in filter(None, (plan.evaluation.fit, plan.evaluation.held_out)):
+        for contender in part.contenders:
+            _check_contender(plan, contender, timed)
+
+
+def _timed(plan: Plan) -> set[str]:
+    """The parts that the plan names a source of; with what is missing they are all parts there are."""
+    if "seconds" not in plan.options:
+        return set()
+    seconds = seconds_options(plan)
+    timed = {source.split()[0] for source in seconds.sources if source}
+    if timed & set(seconds.missing) or timed | set(seconds.missing) != set(METRICS):
+        raise CertificationError(
+            f"options.seconds: sources of {sorted(timed)}, missing {sorted(seconds.missing)}; expected each of"
+            f" {', '.join(METRICS)} once"
+        )
+    return timed
+
+
+def _check_contender(plan: Plan, contender: Contender, timed: Set[str]) -> None:
+    found = {name: metric for name, metric in contender.metrics.items() if name.endswith("_s")}
+    expected = _names(plan, timed, coherent=contender.dispatch_model == "coherent")
+    if found.keys() != expected:
+        raise CertificationError(f"{contender.label}: seconds {sorted(found)}; what times it gives {sorted(expected)}")
+    for name, metric in found.items():
+        numbers = [number for number in (metric.low, metric.value, metric.high) if number is not None]
+        upside_down = metric.low is not None and metric.high is not None and metric.low > metric.high
+        if min(numbers) < 0 or upside_down:
+            raise CertificationError(
+                f"{contender.label}: {name} {metric.value} from {metric.low} to {metric.high}; expected a rising"
+                " interval of seconds of at least 0"
+            )
+
+
+def _names(plan: Plan, timed: Set[str], *, coherent: bool) -> set[str]:
+    """The metrics of seconds: of the parts, of each link class where there are two, of passes, and of the step."""
+    parts = timed if coherent else timed - {"kv"}
+    names = {name for part in parts for name in METRICS[part]}
+    if plan.cluster.num_nodes > 1 and plan.cluster.devices_per_node > 1:
+        crossing = [name.removesuffix("_s") for part in parts & {"dispatch", "kv"} for name in METRICS[part]]
+        names |= {f"{name}_{link}_s" for name in crossing for link in ("intra", "inter")}
+    pipeline = plan.decisions.pipeline
+    if pipeline is not None:
+        names |= {"moe_s"} if pipeline.backward is None else {"moe_s", "moe_backward_s"}
+    whole = {"dispatch", "experts"} | ({"kv"} if coherent else set())
+    return names | ({"step_s"} if whole <= parts else set())
