@@ -12,7 +12,7 @@ from ..profilers.predictor import predicted
 from ..profilers.profile import Profile
 from ..profilers.series import Series
 from .page import Section, write_page
-from .profile_slice import Slice, held_out_errors, slice_of
+from .profile_slice import Slice, slice_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["text_picture", "write_profile_page"]
 
 BLUE, BAND, RED = "#1f77b4", "rgba(31, 119, 180, 0.18)", "#d62728"
+RED_POINTS = (
+    "Red: sizes that were held out, each with how far off a fit was that had not seen it; the curve, and what is"
+    " predicted of every size, are of the fit to all sizes."
+)
 ROWS = 9
 LABEL = 9  # columns of the seconds beside a plot
 
@@ -28,7 +32,7 @@ def write_profile_page(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a picture of every fitted series as one page that needs no network; errors as in `write_page`."""
     fitted = [(series, series.fit) for series in profile.series.values() if series.fit is not None]
     text = f"{len(fitted)} fitted series, {profile.cluster}. Blue: the fit, with the interval that its words tell of."
-    write_page(path, "Profile", f"{text} Red: sizes that were held out.", (_section(*pair) for pair in fitted))
+    write_page(path, "Profile", f"{text} {RED_POINTS}", (_section(*pair) for pair in fitted))
 
 
 def text_picture(profile: Profile, width: int) -> Iterator[str]:
@@ -82,21 +86,18 @@ def _draw_rate(figure: "Figure", along: Slice, unit: str) -> None:
 
 
 def _draw_predicted(figure: "Figure", series: Series, fit: Fit) -> None:
-    """Predicted against measured seconds of every size; on the diagonal both are equal."""
+    """Predicted against measured seconds of every size, all of them fitted to; on the diagonal both are equal."""
     import plotly.graph_objects as go
 
     sizes = [dict(one.size) for one in series.measurements]
     columns = {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes}
     seconds = np.array([one.median_s for one in series.measurements])
     fitted = predicted(series, columns)
-    off = held_out_errors(fit)
-    held = np.array([tuple(size[name] for name in fit.axes) in off for size in sizes])
     names = [", ".join(f"{name} {value:,}" for name, value in size.items()) for size in sizes]
-    colours = np.where(held, RED, "#222").tolist()
     ends = [min(seconds.min(), fitted.seconds.min()), max(seconds.max(), fitted.seconds.max())]
     figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line_color="#bbb", hoverinfo="skip"), 1, 3)
-    figure.add_trace(_points(seconds, fitted.seconds, name="size", text=names, marker_color=colours), 1, 3)
-    figure.update_xaxes(title_text="measured s", col=3).update_yaxes(title_text="predicted s", col=3)
+    figure.add_trace(_points(seconds, fitted.seconds, name="size", text=names), 1, 3)
+    figure.update_xaxes(title_text="measured s", col=3).update_yaxes(title_text="predicted s, fitted to all", col=3)
 
 
 def _points(x: Any, y: Any, *, marker_color: Any = "#222", **more: Any) -> Any:

@@ -29,7 +29,7 @@ def profile_report(profile: Profile, path: Path, console: "Console") -> None:
     for kind, link in profile.cluster.links.items():
         source = profile.link_origins[kind] + 1
         told = f", from [{source}]" if len(profile.origins) > 1 else ""
-        console.print(f"link      {kind}: {1e-9 / link.s_per_byte:.3g} GB/s, {link.latency_s * 1e6:.3g} us{told}")
+        console.print(f"link      {kind}: {1e-9 / link.s_per_byte:.3g} GB/s, {_latency(link.latency_s)}{told}")
     for label, text in _uneven(profile):
         console.print(f"{label:10}{text}")
     if not profile.complete:
@@ -129,6 +129,11 @@ def _fitted(series: Series) -> tuple[str, str]:
     kind = fit.model.kind.removesuffix("_linear")
     held_out = fit.held_out.get(fit.model.kind)
     return kind, f"{held_out.median_error:.0%}, {held_out.worst_error:.0%}" if held_out else "untried"
+
+
+def _latency(seconds: float) -> str:
+    """Three digits: 12.5 us, 1.33 ms."""
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def _time(seconds: float) -> str:

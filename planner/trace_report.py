@@ -1,6 +1,6 @@
 """What `moeplan trace info` prints of a trace."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..traces.count_form import CountTrace
@@ -24,7 +24,7 @@ def trace_report(trace: Trace | CountTrace, found: Statistics, console: "Console
         f"model     {model.name}: {model.num_layers} MoE layers x {model.num_experts} experts, top-{model.top_k}"
         f"{limit}; recorded by {trace.meta.recorder}"
     )
-    for line in (*_contents(trace, found), *_picture(found)):
+    for line in (*_contents(trace, found), *_picture(found, model.layer_ids)):
         console.print(line)
 
 
@@ -79,21 +79,27 @@ def _contents(trace: Trace | CountTrace, found: Statistics) -> Iterator[str]:
         yield f"skipped   {len(trace.unfinished)} unfinished part(s): {', '.join(trace.unfinished)}"
 
 
-def _picture(found: Statistics) -> Iterator[str]:
-    """A line a layer: the skew, what it tells of the next layer, the locality of samples."""
+def _picture(found: Statistics, layer_ids: Sequence[int]) -> Iterator[str]:
+    """A line a layer: its number, the skew, what it tells of the next layer, the locality of samples.
+
+    Its hidden layer too, where those are not the ordinals.
+    """
     tokens, local = found.tokens, found.locality
-    widest = max(found.skew.max(), 1.0)
+    widest, differ = max(found.skew.max(), 1.0), [*layer_ids] != [*range(len(layer_ids))]
     yield ""
     yield (
-        f"layer  {'load max/mean':<{BAR + 6}}"
+        f"layer{' hidden' if differ else ''}  {'load max/mean':<{BAR + 6}}"
         + ("  next known by chance    bits by chance" if tokens else "")
         + ("  locality" if local else "")
     )
     for layer, skew in enumerate(found.skew.tolist()):
-        line = f"{layer:>5}  {skew:5.2f} {_bar(skew / widest)}"
+        hidden = f"{layer_ids[layer]:>7}" if differ else ""
+        line = f"{layer:>5}{hidden}  {skew:5.2f} {_bar(skew / widest)}"
         if tokens:
             line += f"  {_next(tokens, layer):<38}"
         yield line + (f"  {local.index[layer]:8.3f}" if local else "")
+    if differ:
+        yield "hidden: where the layer stands among all of the model's, dense ones included"
     if tokens:
         yield "next known: tokens whose next first choice is the likeliest, given this one"
         yield f"bits: mutual information of the two; by chance: tokens shuffled, seed {found.seed}"

@@ -1,5 +1,6 @@
 """The cluster a plan is made for: nodes, devices a node, links."""
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -72,7 +73,20 @@ class Cluster:
         found = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", text)
         if found is None:
             raise UsageError(f"cluster {text!r}; expected NxG with N nodes of G devices, for example 2x8")
-        return cls(int(found[1]), int(found[2]), dict(map(Link.parse, links)))
+        return cls(int(found[1]), int(found[2])).linked(links)
+
+    def linked(self, links: Iterable[str]) -> "Cluster":
+        """The cluster with these links, `KIND=GBps:us` each, in place of its own of their kinds."""
+        stated: dict[str, Link] = {}
+        for kind, link in map(Link.parse, links):
+            if kind in stated:
+                raise UsageError(f"two links {kind}; expected one of a kind: leave out the other")
+            stated[kind] = link
+        if "inter" in stated and self.num_nodes == 1:
+            raise UsageError(
+                f"link inter of cluster {self}; expected two or more nodes: leave it out, or give more nodes"
+            )
+        return dataclasses.replace(self, links={**self.links, **stated})
 
     @property
     def num_devices(self) -> int:

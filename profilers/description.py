@@ -9,7 +9,6 @@
       inter: {gbytes_per_s: 50, latency_us: 5}
 """
 
-import dataclasses
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -63,12 +62,7 @@ def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
     UsageError
         The text is no cluster, or a link is impossible.
     """
-    if cluster.endswith((".yaml", ".yml")):
-        found = _read(Path(cluster))
-        stated = dict(map(Link.parse, links))
-        found = dataclasses.replace(found, links={**found.links, **stated})
-    else:
-        found = Cluster.parse(cluster, links)
+    found = (_read(Path(cluster)) if cluster.endswith((".yaml", ".yml")) else Cluster.parse(cluster)).linked(links)
     origin = Origin(kind="described", created_at=now(), name=cluster)
     return Profile.make(origins=(origin,), cluster=found, link_origins=dict.fromkeys(found.links, 0))
 

@@ -10,7 +10,7 @@ from .harness import Request, measure_cases, terms
 from .launch import found_launch
 from .log import Listeners, Log
 from .profile import Profile
-from .resume import check_options
+from .resume import check_asked, check_options
 from .world import run_world
 
 __all__ = ["DEFAULT_CPU_RANKS", "measure"]
@@ -66,6 +66,7 @@ def measure(
     if resume is not None and found_launch() is None:  # a launched world finds out together
         check_options(resume, quick, cases)
         if resume.complete:
+            check_asked(resume, device, num_ranks)
             return resume
     place = _device(device)
     log = Log(cases, quick, listeners, resume)

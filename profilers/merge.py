@@ -70,7 +70,7 @@ def merge(first: Profile, second: Profile, *, names: tuple[str, str]) -> Merged:
     series = {key: _shifted(one, shift) for key, one in second.series.items()} | dict(first.series)
     if both := sorted(set(first.series) & set(second.series)):
         notes.append(f"both have the series {', '.join(both)}: taken from {names[0]}")
-    notes.insert(0, f"cluster {cluster}: {names[0]} says {first.cluster}, {names[1]} {second.cluster}")
+    notes.insert(0, f"cluster {cluster}: {_said(first.cluster, second.cluster, names)}")
     profile = Profile.make(
         complete=first.complete and second.complete,
         origins=(*_named(first, names[0]), *_named(second, names[1])),
@@ -98,6 +98,13 @@ def _cluster(first: Cluster, second: Cluster, names: tuple[str, str]) -> Cluster
             " the same, or one of several nodes measured with one rank each"
         )
     return Cluster(nodes, devices.pop())
+
+
+def _said(first: Cluster, second: Cluster, names: tuple[str, str]) -> str:
+    """What each of two profiles says of the cluster."""
+    if str(first) == str(second):
+        return f"{names[0]} and {names[1]} agree"
+    return f"{names[0]} says {first}, {names[1]} {second}"
 
 
 def _same_device(first: Profile, second: Profile, names: tuple[str, str]) -> None:

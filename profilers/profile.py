@@ -5,10 +5,11 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from ..errors import InputError
 from ..files import canonical_json, read_json, validated, write_json
+from .cases import CASES
 from .cluster import Cluster
 from .environment import Environment
 from .origin import Origin, now
@@ -31,7 +32,7 @@ class Profile(BaseModel):
     link_origins
         Link class of the cluster to the index of its origin.
     series
-        Key (`Series.key`) to measurements and fit.
+        Key (`Series.key`) to measurements and fit; by case in the order of `CASES`, other cases last.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,6 +57,12 @@ class Profile(BaseModel):
     def environment(self) -> Environment | None:
         """Of the first part that was measured."""
         return next((origin.environment for origin in self.origins if origin.environment), None)
+
+    @field_validator("series")
+    @classmethod
+    def _by_case(cls, series: Mapping[str, Series]) -> Mapping[str, Series]:
+        order = {name: place for place, name in enumerate(CASES)}
+        return dict(sorted(series.items(), key=lambda item: order.get(item[1].case, len(order))))
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:

@@ -131,16 +131,16 @@ def watchdog(store: "Store", rank: int, timeout_s: float) -> Iterator[None]:
     Meanwhile it tells the others, by a count that grows, that this process lives. Where rank 0 is stopped no call to
     its store returns, so that the clock runs in another thread than the calls.
     """
-    left, answered = threading.Event(), threading.Event()
-    threading.Thread(target=_watch, args=(store, rank, left, answered), daemon=True).start()
-    threading.Thread(target=_time, args=(left, answered, rank, timeout_s), daemon=True).start()
+    left, answered, heard = threading.Event(), threading.Event(), threading.Event()
+    threading.Thread(target=_watch, args=(store, rank, left, answered, heard), daemon=True).start()
+    threading.Thread(target=_time, args=(left, answered, heard, rank, timeout_s), daemon=True).start()
     try:
         yield
     finally:
         left.set()
 
 
-def _watch(store: "Store", rank: int, left: threading.Event, answered: threading.Event) -> None:
+def _watch(store: "Store", rank: int, left: threading.Event, answered: threading.Event, heard: threading.Event) -> None:
     """Look at the store until there is word of a failure, and end this process if it has not left by itself then."""
     word = None
     try:
@@ -151,17 +151,20 @@ def _watch(store: "Store", rank: int, left: threading.Event, answered: threading
             answered.set()
     except RuntimeError:
         word = _unreachable(rank)
+    heard.set()
     if not left.wait(READ_S + WORD_S + 1.0):
         _end(word)
 
 
-def _time(left: threading.Event, answered: threading.Event, rank: int, timeout_s: float) -> None:
-    """End this process when rank 0's store has not answered for the whole time; looks are counted, not seconds.
+def _time(
+    left: threading.Event, answered: threading.Event, heard: threading.Event, rank: int, timeout_s: float
+) -> None:
+    """End this process when rank 0's store has not answered for the whole time, until there is word of a failure.
 
-    A process that was itself stopped for a while has not looked.
+    Looks are counted, not seconds: a process that was itself stopped for a while has not looked.
     """
     looks = 0
-    while not left.wait(WATCH_S):
+    while not (left.wait(WATCH_S) or heard.is_set()):
         looks = 0 if answered.is_set() else looks + 1
         answered.clear()
         if looks * WATCH_S > max(timeout_s, WORD_S):

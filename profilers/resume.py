@@ -11,7 +11,7 @@ from .measurement import Measurement
 from .profile import Profile
 from .topology import numbered
 
-__all__ = ["check_grid", "check_options", "check_world", "places"]
+__all__ = ["check_asked", "check_grid", "check_options", "check_world", "places"]
 
 
 def places(profile: Profile | None) -> dict[Place, Measurement]:
@@ -44,6 +44,22 @@ def check_options(profile: Profile, quick: bool, cases: Sequence[Case]) -> None:
     _same("a grid that is", _grid(origin.quick), _grid(quick))
     _same("moeplan", profile.moeplan_version, version("moeplan"))
     _same("the case", unknown[0] if unknown else None, None)
+
+
+def check_asked(profile: Profile, device: str, num_ranks: int | None) -> None:
+    """Return where a complete profile is of the device and the ranks asked for; "auto" and None ask for none.
+
+    Raises
+    ------
+    MismatchError
+        It is of others; the first difference is named.
+    """
+    environment = profile.origins[0].environment
+    assert environment is not None  # `check_options` has looked
+    if device != "auto":
+        _same("the device", "cuda" if environment.backend == "nccl" else "cpu", device)
+    if num_ranks is not None:
+        _same("ranks", environment.num_ranks, num_ranks)
 
 
 def check_world(profile: Profile, start: Start) -> None:

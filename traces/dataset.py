@@ -26,6 +26,10 @@ MAX_ROW_GROUP_ROWS = 2**27
 BATCH_BYTES = 32 * 2**20
 BATCH_ROWS = 65_536
 VALUE_BYTES = 24  # no column of ours needs more a value, however it is encoded
+INSTEAD = {  # of a form that was expected, how to come by it
+    "tokens": "counts do not tell which tokens they are of: give the trace that they were counted from",
+    "counts": "moeplan trace count makes it",
+}
 CHUNK_BYTES = 2**20  # and this much beside, for dictionaries and page headers
 
 
@@ -176,7 +180,7 @@ def _look(filesystem: Any, path: str, form: str) -> _Part:
     with refusing(path), filesystem.open_input_file(path) as stream, pq.ParquetFile(stream) as part:
         meta = parse_meta(part.schema_arrow)
         if meta.form != form:
-            raise InputError(f"a trace of form {meta.form}; expected the form {form}")
+            raise InputError(f"a trace of form {meta.form}; expected the form {form}; {INSTEAD[form]}")
         names = set(part.schema_arrow.names)
         has_weights = "weight_0" in names
         expected = token_schema(meta, weights=has_weights) if form == "tokens" else count_schema(meta)

@@ -51,9 +51,9 @@ def profile(
 ) -> None:
     """Measure this machine and its links; or describe a cluster, read published tables, merge profiles.
 
-    Under torchrun or srun it joins that world, of any number of nodes. Where there is no traces/ yet, and it is not in
-    such a world, it also records the routing of the small embedded model there, so that moeplan solve has something to
-    plan with. Ctrl-C keeps what was measured; --resume goes on from there.
+    Under torchrun or srun it joins that world, of any number of nodes. Where it measures outside such a world and
+    there is no traces/ yet, it also records the routing of the small embedded model there, so that moeplan solve has
+    something to plan with. Ctrl-C keeps what was measured; --resume goes on from there.
 
     \b
     Examples:
@@ -90,7 +90,8 @@ def profile(
     if plot is not None:
         _write_page(found, plot, written)
         notes = (*notes, f"pictures of the fits in {plot}")
-    _tell(found, notes, written, picture, as_json=as_json)
+    recorded = _record_embedded() if measured and found.complete else None
+    _tell(found, notes, written, picture, recorded, as_json=as_json)
 
 
 def _unmeasured(
@@ -142,11 +143,18 @@ def _write_page(found: "Profile", plot: Path, saved: Path) -> None:
         raise type(error)(f"{saved} is written, the page of --plot is not: {error}") from error
 
 
-def _tell(found: "Profile", notes: Sequence[str], output: Path, picture: Sequence[str], *, as_json: bool) -> None:
-    """Print a profile that was saved; the toy model's routing beside it where traces/ is missing."""
+def _tell(
+    found: "Profile",
+    notes: Sequence[str],
+    output: Path,
+    picture: Sequence[str],
+    recorded: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print a profile that was saved, and where the toy model's routing was recorded, if it was."""
     from ..profile_report import profile_report, remarks
 
-    recorded = _record_embedded() if found.complete else None
     if as_json:
         told = {"profile": str(output), "traces": recorded, "notes": [*notes, *remarks(found)]}
         print_json(told | found.model_dump(mode="json"))
@@ -169,7 +177,9 @@ def _print_next(recorded: str | None, output: Path) -> None:
             " things out with; record your own model before you plan for it"
         )
     profile = "" if output == Path("profile.json") else f" --profile {output}"
-    print(f"next: moeplan solve --strategy exflow{profile}")
+    recording = [] if Path("traces").exists() else ["trace record MODEL --text FILE"]
+    for word, step in zip(("next", "then"), (*recording, f"solve --strategy exflow{profile}"), strict=False):
+        print(f"{word}: moeplan {step}")
 
 
 def _measure(

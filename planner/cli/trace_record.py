@@ -2,12 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import UsageError
-from .screen import Json, print_json, progress
+from .screen import Json, print_json
+from .trace_progress import recording_progress
+
+if TYPE_CHECKING:
+    from ...traces.huggingface.prompts import Prompts
 
 __all__ = ["app"]
 
@@ -54,8 +58,8 @@ def record(
     kept: dict[str, Any] = {"weights": weights, "sample_rate": sample_rate, "max_tokens": max_tokens}
     kept["embeddings"] = embeddings
     run: dict[str, Any] = {"generate": generate, "router": router, "batch_samples": batch_samples}
-    interrupted = False
-    with progress() as say:
+    interrupted, num_empty = False, 0
+    with recording_progress() as say:
         if model == EMBEDDED:
             from ..demo.record import record_embedded
 
@@ -76,12 +80,16 @@ def record(
             say(f"loading {directory}")
             loaded = load_model(directory, dtype=dtype, device=device)
             name = directory.resolve().name
-            done = record_model(loaded, prompts, output, name=name, tokenizer=tokenizer, on_progress=say, **kept, **run)
-            num_tokens, interrupted = done.num_tokens, done.interrupted
+            done = record_model(
+                loaded, prompts.samples, output, name=name, tokenizer=tokenizer, on_progress=say, **kept, **run
+            )
+            num_tokens, interrupted, num_empty = done.num_tokens, done.interrupted, prompts.num_empty
     if as_json:
-        print_json({"trace": str(output), "num_tokens": num_tokens, "model": name})
+        print_json({"trace": str(output), "num_tokens": num_tokens, "model": name, "num_empty": num_empty})
     elif num_tokens:
         print(f"recorded  {num_tokens:,} tokens of {text or dataset} through {name}")
+        if num_empty:
+            print(f"skipped   {num_empty:,} empty prompt(s) of {dataset}")
         print(f"wrote     {output}    next: moeplan solve --strategy exflow --trace {output} --cluster 1x4")
     if interrupted:
         print(f"moeplan: interrupted; {num_tokens:,} tokens were recorded until then", file=sys.stderr)
@@ -94,12 +102,10 @@ def _model_directory(model: str) -> Path:
     return Path(model)
 
 
-def _prompts(
-    directory: Path, text: Path | None, dataset: Path | None, sample_tokens: int
-) -> tuple[list[list[int]], str]:
+def _prompts(directory: Path, text: Path | None, dataset: Path | None, sample_tokens: int) -> "tuple[Prompts, str]":
     """The samples as token ids, and what the trace says of the tokenizer."""
     from ...traces.huggingface.checkpoint import load_tokenizer, tokenizer_label
-    from ...traces.huggingface.prompts import dataset_prompts, text_prompts
+    from ...traces.huggingface.prompts import Prompts, dataset_prompts, text_prompts
 
     if (text is None) == (dataset is None):
         raise UsageError("expected either --text FILE or --dataset FILE.jsonl")
@@ -108,7 +114,7 @@ def _prompts(
     label = tokenizer_label(directory, tokenizer)
     if dataset is not None:
         return dataset_prompts(dataset, tokenizer), label
-    return text_prompts(content, tokenizer, sample_tokens), label
+    return Prompts(text_prompts(content, tokenizer, sample_tokens)), label
 
 
 def _content(text: Path | None) -> str:

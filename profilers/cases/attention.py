@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Attention"]
 
 GRIDS = Grids(
-    quick_cpu=Grid({"length": (16, 64, 256), "batch": (1, 4), "hidden": (64, 1024)}, most=2**31),
+    quick_cpu=Grid({"length": (16, 64, 256), "batch": (1, 16), "hidden": (64, 1024)}, most=2**31),
     cpu=Grid({"length": (16, 64, 256, 1024), "batch": (1, 4, 16), "hidden": (64, 256, 1024)}, most=2**33),
     quick_cuda=Grid({"length": (64, 512, 4096), "batch": (1, 8), "hidden": (1024, 4096)}, most=2**41),
     cuda=Grid({"length": (64, 256, 1024, 4096), "batch": (1, 4, 16), "hidden": (1024, 2048, 4096)}, most=2**41),

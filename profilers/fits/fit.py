@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 
 from ...errors import InputError, UsageError
-from ..measurement import MAX_INT
+from ..measurement import MAX_INT, MAX_SECONDS
 from .alpha_beta import AlphaBeta
 from .attention import AttentionLaw
 from .held_out import HeldOut
@@ -49,6 +49,9 @@ class Fit:
     works
         The least and the largest work measured: grids leave out the corner where all axes are large. None in profiles
         of earlier versions.
+    least_s
+        The smallest measured median: nothing is predicted below it, so that no size is faster than one call costs. None
+        in profiles of earlier versions.
     """
 
     axes: tuple[str, ...]
@@ -59,6 +62,7 @@ class Fit:
     high_factor: float = 1.0
     measured: Mapping[str, tuple[int, int]]
     works: tuple[float, float] | None = None
+    least_s: float | None = None
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
@@ -71,6 +75,8 @@ class Fit:
             raise InputError("fit with a size out of range; expected integers from 0 to 2**63 - 1")
         if any(low > high for low, high in self._ranges.values()) or not (0 < self.low_factor <= 1 <= self.high_factor):
             raise InputError("fit with a range or an interval that ends before it starts; expected low <= high")
+        if self.least_s is not None and not 0 < self.least_s <= MAX_SECONDS:
+            raise InputError(f"fit with a least time of {self.least_s} s; expected above 0 to a day")
         if any(len(size) != len(self.axes) for held in self.held_out.values() for size in held.sizes):
             raise InputError(f"fit with a held-out size of another length than its {len(self.axes)} axes")
 
@@ -95,9 +101,10 @@ class Fit:
         given = np.broadcast_arrays(*(np.asarray(column, dtype=np.float64) for column in (*size.values(), work)))
         columns = dict(zip((*size, "work"), given, strict=True))
         with np.errstate(all="ignore"):  # what comes of it is looked at
-            seconds = np.asarray(self.model.seconds(*(columns[axis] for axis in self.model.axes)))
+            free = np.asarray(self.model.seconds(*(columns[axis] for axis in self.model.axes)))
+            seconds = np.asarray(np.maximum(free, self.least_s or 0.0))
             high = np.asarray(seconds * self.high_factor)
-        if not ((seconds >= 0) & (high < MAX_PREDICTED_S)).all():
+        if not ((free >= 0) & (high < MAX_PREDICTED_S)).all():
             raise InputError(
                 f"the {self.model.kind} fit over {', '.join(self.axes)} predicts no time that means anything; expected"
                 f" 0 to {MAX_PREDICTED_S:g} s: measure again, or read the profile from another file"

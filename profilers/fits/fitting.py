@@ -69,6 +69,7 @@ def fit_arrays(size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Arr
         high_factor=high,
         measured=dict(zip(sizes.axes, ranges, strict=True)),
         works=(float(sizes.works.min()), float(sizes.works.max())),
+        least_s=float(sizes.seconds.min()),
     )
 
 

@@ -16,10 +16,11 @@ from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.statistics import describe, describe_counts
 
 MakeTrace = Callable[..., Trace]
+NAMES = [str(layer) for layer in range(64)]
 
 
 def sections_of(found: Any) -> dict[str, Section]:
-    return {section.title: section for section in trace_picture._sections(found)}
+    return {section.title: section for section in trace_picture._sections(found, NAMES[: len(found.loads)])}
 
 
 def test_figures_hold_the_shares_of_plain_loops(make_trace: MakeTrace) -> None:
@@ -59,6 +60,18 @@ def test_the_slider_shows_one_layer_at_a_time(make_trace: MakeTrace) -> None:
     assert [drawn.visible for drawn in figure.data] == [True, False, False]
     for layer, step in enumerate(steps):
         assert step.args[0]["visible"] == [other == layer for other in range(3)]
+
+
+def test_layer_axes_have_whole_ticks_that_name_the_hidden_layer_where_it_differs(make_trace: MakeTrace) -> None:
+    found = describe(make_trace(layers=3), coactivation=True)
+    names = trace_picture._layer_names((0, 3, 5))
+    sections = {section.title: section.figure.layout for section in trace_picture._sections(found, names)}
+    for axis in (sections["Loads"].yaxis, sections["Locality of samples"].xaxis):
+        assert axis.title.text == "layer (hidden layer)"
+        assert (axis.tickvals, axis.ticktext) == ((0, 1, 2), ("0", "1 (3)", "2 (5)"))
+    assert [step.label for step in sections["Transitions"].sliders[0].steps] == ["0 to 1 (3)", "1 (3) to 2 (5)"]
+    many = trace_picture._layer_axis(trace_picture._layer_names(range(60)))
+    assert (many["title"], many["tickvals"]) == ("layer", [*range(0, 60, 3)])
 
 
 def test_many_experts_are_drawn_in_groups_that_say_so(make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,23 @@ def test_impossible_words_are_a_usage_error() -> None:
             describe(cluster, links)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "links", "told"),
+    [
+        ("2x8", ["intra=1:1", "intra=2:1"], "two links intra"),
+        ("1x4", ["inter=1:1"], "link inter of cluster 1x4; expected two or more nodes"),
+    ],
+)
+def test_a_link_twice_or_between_the_nodes_of_one_is_refused(
+    tmp_path: Path, cluster: str, links: list[str], told: str
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("num_nodes: {}\ndevices_per_node: {}\n".format(*cluster.split("x")))
+    for described in (cluster, str(path)):
+        with pytest.raises(UsageError, match=told):
+            describe(described, links)
+
+
 FILES = {
     "empty": "",
     "binary": "\x00\x01\x02",

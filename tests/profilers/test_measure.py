@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -150,10 +151,11 @@ def test_cuda_without_a_gpu_is_refused() -> None:
 
 def reports(count: int, hosts: tuple[str, ...] = ("host", "host")) -> list[Start | Step]:
     """What rank 0 says of the first sizes of an all-to-all."""
-    found: list[Start | Step] = [Start(Environment.of("cpu", hosts), hosts)]
-    for done, size in enumerate((10, 1000, 100_000)[:count], 1):
+    sizes = (10, 1000, 100_000)
+    grid = {Place("all_to_all", "uint8", 2, "intra", (("bytes", 2 * size),)): size for size in sizes}
+    found: list[Start | Step] = [Start(Environment.of("cpu", hosts), hosts, grid)]
+    for done, (place, size) in enumerate(list(grid.items())[:count], 1):
         one = Measurement.of({"bytes": 2 * size}, size, [1e-6 + 1e-9 * size] * 6)
-        place = Place("all_to_all", "uint8", 2, "intra", (("bytes", 2 * size),))
         found.append(Step(place, one, 1e-3, done, 3, 1.0))
     return found
 
@@ -214,6 +216,20 @@ def test_a_finished_profile_is_resumed_without_starting_a_rank(monkeypatch: pyte
     whole = measure(device="cpu")
     monkeypatch.setattr(RUN, interrupted)
     assert measure(device="cpu", resume=whole) is whole
+    assert measure(num_ranks=2, resume=whole) is whole
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [({"num_ranks": 4}, "has ranks 2, this run 4"), ({"device": "cuda"}, "has the device cpu, this run cuda")],
+)
+def test_a_finished_profile_of_other_ranks_or_device_than_asked_for_is_not_complete(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], told: str
+) -> None:
+    monkeypatch.setattr(RUN, world_of(reports(3)))
+    whole = measure(device="cpu")
+    with pytest.raises(MismatchError, match=told):
+        measure(resume=whole, **asked)
 
 
 def test_a_profile_of_other_options_or_another_world_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +250,37 @@ def test_a_profile_of_other_options_or_another_world_is_not_resumed(monkeypatch:
     monkeypatch.setattr(RUN, world_of(reports(0, ("one", "two"))))
     with pytest.raises(MismatchError, match="has num_hosts 1, this run 2"):
         measure(device="cpu", resume=half)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "told"),
+    [
+        ("all_to_all/uint8@2/intra", {"measurements": (Measurement.of({"k": 5}, 1, [1.0]),)}, "at k 5"),
+        ("all_to_all/uint8@2/intra", {"measurements": (Measurement.of({"bytes": 20}, 9, [1.0]),)}, "the work of"),
+        ("all_to_all/uint8@64/intra", {"ranks": 64}, "@64/intra at bytes 20"),
+        ("all_to_all/int3@2/intra", {"dtype": "int3"}, "all_to_all/int3@2"),
+        ("all_to_all/uint8@2/inter", {"link": "inter"}, "@2/inter"),
+    ],
+)
+def test_what_this_run_would_not_measure_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, key: str, change: dict[str, object], told: str
+) -> None:
+    monkeypatch.setattr(RUN, world_of(reports(2), KeyboardInterrupt()))
+    half = measure(device="cpu")
+    assert half is not None
+    (series,) = half.series.values()
+    forged = half.model_copy(update={"series": {key: series.model_copy(update={"fit": None, **change})}})
+    monkeypatch.setattr(RUN, world_of(reports(0)))
+    with pytest.raises(MismatchError, match=told):
+        measure(device="cpu", resume=forged)
+
+
+def test_torch_is_kept_from_printing_frames_when_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+    monkeypatch.setattr(RUN, world_of(reports(1)))
+    measure(device="cpu")
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
 
 
 def test_the_profile_so_far_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,19 @@ def test_of_a_series_that_both_have_the_first_is_kept_and_it_is_said() -> None:
     assert merged.notes[-1] == "both have the series all_to_all/uint8@8/intra: taken from a.json"
 
 
+def test_two_that_say_the_same_of_the_cluster_agree() -> None:
+    assert merge(NODE, NODE, names=NAMES).notes[0] == "cluster 1x8: a.json and b.json agree"
+    assert merge(NODE, describe("2x8"), names=NAMES).notes[0] == "cluster 2x8: a.json says 1x8, b.json 2x8"
+
+
+def test_series_stand_in_the_order_of_the_cases_after_a_merge_and_after_a_file(tmp_path: Path) -> None:
+    pairs = measured(Cluster(1, 8), series("point_to_point", 2, "intra"), series("all_reduce", 8, "intra"))
+    merged = merge(pairs, NODE, names=NAMES).profile
+    save(merged, tmp_path / "all.json")
+    for profile in (merged, load(tmp_path / "all.json")):
+        assert [one.case for one in profile.series.values()] == ["all_to_all", "all_reduce", "point_to_point"]
+
+
 def test_three_files_merge_and_survive_their_file(tmp_path: Path) -> None:
     more = measured(Cluster(1, 8), series("all_reduce", 8, "intra").model_copy(update={"dtype": "uint8"}))
     paths = [tmp_path / name for name in ("node.json", "net.json", "more.json")]

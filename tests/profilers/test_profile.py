@@ -29,7 +29,7 @@ SECONDS = st.floats(1e-9, 1e4)
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=12)
 MEASUREMENTS = st.builds(
     Measurement.of,
-    st.dictionaries(NAMES, st.integers(0, 2**62), min_size=1, max_size=3),
+    st.fixed_dictionaries({"bytes": st.integers(0, 2**63 - 1)}),
     st.integers(1, 2**62),
     st.lists(SECONDS, min_size=1, max_size=8),
 )
@@ -47,7 +47,7 @@ FITS = st.builds(
     fitted,
     st.lists(st.integers(1, 2**40), min_size=2, max_size=6, unique=True),
     st.floats(1e-6, 1),
-    st.floats(1e-12, 1e-6),
+    st.floats(1e-12, 1e-8),
 )
 LINKS = st.dictionaries(
     st.sampled_from(["intra", "inter"]), st.builds(Link, st.floats(0, 3599), st.floats(1e-18, 0.9)), max_size=2
@@ -77,7 +77,7 @@ SERIES = st.builds(
     ranks=st.integers(1, 512),
     link=st.sampled_from([None, "intra", "inter"]),
     unit=st.sampled_from(["bytes", "macs"]),
-    measurements=st.lists(MEASUREMENTS, min_size=1, max_size=3).map(tuple),
+    measurements=st.lists(MEASUREMENTS, min_size=1, max_size=3, unique_by=lambda one: one.size["bytes"]).map(tuple),
     fit=st.none() | FITS,
 )
 
@@ -172,6 +172,18 @@ def first(value: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def fit(value: dict[str, Any]) -> dict[str, Any]:
+    """The fit of the first series in a decoded profile."""
+    found: dict[str, Any] = value["series"][KEY]["fit"]
+    return found
+
+
+TINY = dict.fromkeys(("min_s", "median_s", "p95_s", "max_s", "median_low_s", "median_high_s"), 1e-300) | {
+    "samples_s": [1e-300]
+}
+SHAPE = ("batch", "length", "hidden")
+CURVE = {"kind": "piecewise", "works": [1.0, 2.0], "seconds_at": [1.0, 1.7e308]}
+LAW = {"kind": "attention", "start_s": 0.0, "projection_s": 0.0, "score_s": 1e308}
 EDITS: dict[str, Edit] = {
     "no version": lambda v: v.pop("schema_version"),
     "a later version": lambda v: v.update(schema_version=3),
@@ -213,6 +225,26 @@ EDITS: dict[str, Edit] = {
     "an unknown model": lambda v: v["series"][KEY]["fit"]["model"].update(kind="oracle"),
     "a median error above the worst": lambda v: v["series"][KEY]["fit"]["held_out"]["alpha_beta"].update(
         median_error=9.0
+    ),
+    "a size of 400 digits": lambda v: first(v)["size"].update(bytes=10**400),
+    "work of 400 digits": lambda v: first(v).update(work=10**400),
+    "a sample below any clock": lambda v: v["series"][KEY].update(measurements=[first(v) | TINY]),
+    "a size measured twice": lambda v: v["series"][KEY]["measurements"].append(first(v)),
+    "a size of other axes": lambda v: v["series"][KEY]["measurements"].append(first(v) | {"size": {"m": 8}}),
+    "sizes of other axes than the fit's": lambda v: first(v).update(size={"m": 8}),
+    "a range of 400 digits": lambda v: fit(v)["measured"].update(bytes=[0, 10**400]),
+    "a range below 0": lambda v: fit(v)["measured"].update(bytes=[-1, 8]),
+    "a held-out size of 400 digits": lambda v: fit(v)["held_out"]["alpha_beta"]["sizes"].__setitem__(0, [10**400]),
+    "an axis twice": lambda v: fit(v).update(axes=["bytes", "bytes"]),
+    "100,000 axes": lambda v: fit(v).update(
+        axes=[*map(str, range(10**5))], measured={str(n): [1, 2] for n in range(10**5)}
+    ),
+    "a slope beyond a day": lambda v: fit(v)["alpha_beta"].update(b_s=1e308),
+    "a start beyond a day": lambda v: fit(v)["alpha_beta"].update(a_s=1e308),
+    "a slope that rates cannot divide by": lambda v: fit(v)["alpha_beta"].update(b_s=5e-324),
+    "a curve beyond a day": lambda v: fit(v).update(model=CURVE),
+    "a law beyond a day": lambda v: v["series"][KEY].update(
+        fit=fit(v) | {"axes": [*SHAPE], "measured": {axis: [1, 2] for axis in SHAPE}, "model": LAW}, measurements=[]
     ),
     "measured nowhere": lambda v: v["origins"][0].update(environment=None),
     "an environment of a description": lambda v: v["origins"][0].update(kind="described"),

@@ -1,6 +1,7 @@
 """Launched worlds, by torchrun and as srun would: every way in which a rank can fail is named on every rank."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from moeplan.errors import UsageError
+from moeplan.errors import RankError, UsageError
+from moeplan.profilers.rendezvous import gathered
 from moeplan.profilers.world import World
 
 TIMEOUT_S = 4.0
@@ -54,7 +56,23 @@ def refuses(world: World, _payload: str) -> None:
     dist.barrier()
 
 
-TARGETS = {"adds": adds, "hangs": hangs, "refuses": refuses, "disagrees": adds}
+def dies(world: World, _payload: str) -> None:
+    import torch.distributed as dist
+
+    if world.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def stops(world: World, _payload: str) -> None:
+    import torch.distributed as dist
+
+    if world.rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+
+
+TARGETS = {"adds": adds, "hangs": hangs, "refuses": refuses, "disagrees": adds, "dies": dies, "stops": stops}
 
 
 def terms(world: World, payload: str) -> dict[str, str]:
@@ -62,8 +80,8 @@ def terms(world: World, payload: str) -> dict[str, str]:
     return {"version": "1", "quick": str(odd)}
 
 
-def launched(*names: str, script: Path) -> list[tuple[int, str]]:
-    """Exit code and output of each of three ranks that a launcher started as srun does."""
+def launched(*names: str, script: Path, num_ranks: int = 3, stopped: int | None = None) -> list[tuple[int, str]]:
+    """Exit code and output of each rank that a launcher started as srun does, the `stopped` one when others ended."""
     with socket.socket() as probe:
         while True:
             port = 15_000 + int.from_bytes(os.urandom(2)) % 17_000
@@ -77,7 +95,7 @@ def launched(*names: str, script: Path) -> list[tuple[int, str]]:
             [sys.executable, str(script), *names],
             env=environment(
                 SLURM_PROCID=str(rank),
-                SLURM_NTASKS="3",
+                SLURM_NTASKS=str(num_ranks),
                 SLURM_STEP_NODELIST="localhost",
                 SLURM_JOB_ID=str(port - 15_000),
             ),
@@ -85,10 +103,15 @@ def launched(*names: str, script: Path) -> list[tuple[int, str]]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(3)
+        for rank in range(num_ranks)
     ]
     try:
-        outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
+        for number, rank in enumerate(ranks):
+            if number != stopped:
+                rank.wait(timeout=90)
+        if stopped is not None:
+            ranks[stopped].kill()
+        outputs = [rank.communicate()[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -129,6 +152,36 @@ def test_a_rank_that_fails_or_disagrees_is_named_on_every_rank(
     found = launched(name, script=script)
     assert [code for code, _ in found] == codes, found
     assert all(told in output for _, output in found), found
+
+
+def test_of_four_ranks_only_the_one_that_was_killed_is_named(script: Path) -> None:
+    found = launched("dies", script=script, num_ranks=4)
+    assert [code for code, _ in found] == [6, 6, -signal.SIGKILL, 6], found
+    assert all("rank 2 died or stopped" in found[rank][1] for rank in (0, 1, 3)), found
+
+
+def test_a_stopped_rank_0_which_keeps_the_store_ends_the_others(script: Path) -> None:
+    found = launched("stops", script=script, stopped=0)
+    assert [code for code, _ in found[1:]] == [6, 6], found
+    assert all("moeplan: rank 0 did not answer within 4 s" in output for _, output in found[1:]), found
+
+
+class Gone:
+    """A store whose rank 0 died while the ranks were joining."""
+
+    def set(self, _key: str, _value: str) -> None:
+        """What was sent before is lost."""
+
+    def wait(self, _keys: list[str]) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    def check(self, _keys: list[str]) -> bool:
+        raise RuntimeError("Broken pipe")
+
+
+def test_a_rank_0_that_dies_before_all_have_joined_is_named() -> None:
+    with pytest.raises(RankError, match="rank 2 cannot reach rank 0"):
+        gathered(Gone(), "host", "here", 2, 3)  # type: ignore[arg-type]
 
 
 def test_under_torchrun_it_joins_that_world_again_and_again_and_names_a_rank_that_hangs(script: Path) -> None:

@@ -18,6 +18,8 @@ __all__ = ["DTYPES", "load_model", "load_tokenizer", "tokenizer_label"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
+FREE_PARAMETERS = 2**20
+MAX_PARAMETERS_A_BYTE = 4  # of weights: quantised to 4 bits there are 2
 MAX_CONFIG_BYTES = 4 * 2**20
 MAX_REASON = 200
 OTHER_SHAPES = "ignore_mismatched_sizes"  # what transformers speaks of where the configuration has other sizes
@@ -49,6 +51,7 @@ def load_model(directory: Path, *, dtype: str = "auto", device: str = "auto") ->
     with _quiet_transformers(), _refusing(directory, "a Hugging Face model"):
         from transformers import AutoModelForCausalLM
 
+        _check_parameters(directory)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
         )
@@ -105,6 +108,20 @@ def _check_config(directory: Path) -> None:
     layers = (text if isinstance(text, dict) else config).get("num_hidden_layers", 1)
     if not (isinstance(layers, int) and 1 <= layers <= MAX_LAYERS):
         raise InputError(f"{directory / 'config.json'}: num_hidden_layers {layers!r}; expected 1 to {MAX_LAYERS:,}")
+
+
+def _check_parameters(directory: Path) -> None:
+    """Refuse a model far larger than its weights: the missing ones would be drawn at random and fill the memory."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    held = sum(path.stat().st_size for path in directory.glob("*.safetensors") if path.is_file())
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(directory, **LOCAL)
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    wanted = model.num_parameters()
+    if wanted > FREE_PARAMETERS + MAX_PARAMETERS_A_BYTE * held:
+        raise InputError(f"its config.json describes {wanted:,} parameters; its safetensors are of {held:,} bytes")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError, UsageError
@@ -12,11 +13,19 @@ from .chat import ChatTemplate
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["dataset_prompts", "text_prompts"]
+__all__ = ["Prompts", "dataset_prompts", "text_prompts"]
 
 MAX_BYTES = 256 * 2**20
 MAX_LINE = 4 * 2**20  # characters
 KEYS = ("text", "prompt", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The token ids of each sample, and how many lines were empty and left out."""
+
+    samples: list[list[int]]
+    num_empty: int = 0
 
 
 def text_prompts(text: str, tokenizer: "PreTrainedTokenizerBase", sample_tokens: int) -> list[list[int]]:
@@ -37,21 +46,25 @@ def text_prompts(text: str, tokenizer: "PreTrainedTokenizerBase", sample_tokens:
     return [tokens[start : start + sample_tokens] for start in range(0, last, sample_tokens)]
 
 
-def dataset_prompts(path: str | os.PathLike[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
+def dataset_prompts(path: str | os.PathLike[str], tokenizer: "PreTrainedTokenizerBase") -> Prompts:
     """The tokens of each line of a JSONL file: its `text` or `prompt`, or its `messages` by the chat template.
+
+    A `text` or `prompt` that is empty is no sample; the samples are numbered without it.
 
     Raises
     ------
     InputError
-        The file is no JSONL, or a line holds none of them, or no token, or the chat template fails on it.
+        The file is no JSONL, a line holds none of them, the chat template fails on it, or every line is empty.
     UsageError
         It holds messages, and the tokenizer has no chat template.
     """
     with ChatTemplate(tokenizer) as template:
-        prompts = [_tokens(record, tokenizer, template, where) for record, where in _records(path)]
-    if not prompts:
-        raise InputError(f"{path}: no line; expected a JSON object a line with {', '.join(KEYS[:2])} or {KEYS[2]}")
-    return prompts
+        lines = [_tokens(record, tokenizer, template, where) for record, where in _records(path)]
+    samples = [tokens for tokens in lines if tokens]
+    if not samples:
+        found = f"{len(lines)} lines, all empty" if lines else "no line"
+        raise InputError(f"{path}: {found}; expected a JSON object a line with {', '.join(KEYS[:2])} or {KEYS[2]}")
+    return Prompts(samples, len(lines) - len(samples))
 
 
 def _records(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -82,8 +95,10 @@ def _tokens(
         raise InputError(f"{where}: {key} is {type(text).__name__}; expected a string")
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise InputError(f"{where}: its {key} holds half a surrogate pair; expected Unicode text")
+    if key != "messages" and not text:
+        return []  # not even the token that begins every text
     tokens: list[int] = tokenizer(text, add_special_tokens=key != "messages")["input_ids"]
-    if not tokens:
+    if key == "messages" and not tokens:
         raise InputError(f"{where}: its {key} gives no token; expected one or more")
     return tokens
 

@@ -1,6 +1,7 @@
 """Recording a Hugging Face MoE model in a local directory on samples of text."""
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,8 @@ def record_model(
         with recording(
             model, folder, meta, pattern=router, kept=kept, weights=weights, embeddings=embeddings
         ) as recorder:
-            interrupted = _interrupted(model, batches(prompts, samples, batch_samples), recorder, generate, on_progress)
+            told = _Told(on_progress, len(samples), max_tokens)
+            interrupted = _interrupted(model, batches(prompts, samples, batch_samples), recorder, generate, told)
         return Recording(spec, recorder.num_tokens, interrupted)
     finally:
         if folder.is_dir() and not any(folder.iterdir()):
@@ -88,13 +90,13 @@ def _interrupted(
     work: Iterable[Batch],
     recorder: Recorder,
     generate: int,
-    on_progress: Callable[[str], None],
+    told: "_Told",
 ) -> bool:
     """Run every batch, or as many as are wanted; whether Ctrl-C came first."""
     done = 0
     try:
         for batch in work:
-            on_progress(f"recorded {done:,} samples, {recorder.num_tokens:,} tokens")
+            told(done, recorder.num_tokens)
             run(model, batch, recorder, generate=generate)
             done += len(batch.samples)
             if recorder.full:
@@ -102,6 +104,24 @@ def _interrupted(
     except KeyboardInterrupt:
         return True
     return False
+
+
+class _Told:
+    """Says how much is recorded and, from then on, how long the rest will take at that rate."""
+
+    def __init__(self, say: Callable[[str], None], num_samples: int, max_tokens: int | None) -> None:
+        self._say = say
+        self._num_samples = num_samples
+        self._max_tokens = max_tokens
+        self._start_s = time.monotonic()
+
+    def __call__(self, done: int, num_tokens: int) -> None:
+        share = max(done / self._num_samples, num_tokens / self._max_tokens if self._max_tokens else 0.0)
+        text = f"recorded {done:,} of {self._num_samples:,} samples, {num_tokens:,} tokens"
+        if share:
+            minutes, seconds = divmod(round((time.monotonic() - self._start_s) * (1 / share - 1)), 60)
+            text += f", {minutes}:{seconds:02} left"
+        self._say(text)
 
 
 def _check_lengths(model: "PreTrainedModel", prompts: Sequence[Sequence[int]], generate: int) -> None:

@@ -58,8 +58,8 @@ def moe_layers(model: "nn.Module", pattern: str | None = None) -> list[MoELayer]
     if not found:
         raise UsageError(
             f"{type(model).__name__} has no MoE layer that is known (a block with `experts` called with expert ids, or"
-            " beside a `router` or `gate`); if it has others, give a pattern for the names of its routers"
-            f" (--router){_suggestion(model)}"
+            " beside a `router` or `gate`); if it has others, give a pattern for the names of its routers (pattern=,"
+            f" or --router of the command line){_suggestion(model)}"
         )
     return found
 
@@ -67,13 +67,20 @@ def moe_layers(model: "nn.Module", pattern: str | None = None) -> list[MoELayer]
 def routers(model: "nn.Module", pattern: str) -> list[tuple[str, "nn.Module"]]:
     """The modules whose whole qualified name matches a regular expression, in the model's own order.
 
+    Of a model that is wrapped for data parallelism, names may be given as the model inside has them.
+
     Raises
     ------
     UsageError
         The pattern is no regular expression or matches no module.
     """
+    around = "module." if [name for name, _ in model.named_children()] == ["module"] else ""
     try:
-        found = [(name, module) for name, module in model.named_modules() if re.fullmatch(pattern, name)]
+        found = [
+            (name, module)
+            for name, module in model.named_modules()
+            if re.fullmatch(pattern, name) or re.fullmatch(pattern, name.removeprefix(around))
+        ]
     except re.error as error:
         raise UsageError(
             rf"router pattern {pattern!r} is no regular expression ({error}); expected one such as .*\.mlp\.router"

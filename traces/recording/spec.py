@@ -47,7 +47,7 @@ def spec_of(model: "nn.Module", layers: Sequence[MoELayer], name: str | None = N
         if sizes[required] is None:
             raise UsageError(
                 f"{type(model).__name__} does not tell its {required} (no {' or '.join(NAMES[required])} in"
-                " model.config); give spec=ModelSpec(...)"
+                " model.config); give spec=moeplan.traces.model.ModelSpec(...)"
             )
     if sizes["num_shared_experts"] is None:
         sizes["num_shared_experts"] = _shared_experts(layers[0])

@@ -1,6 +1,7 @@
 """`moeplan profile` beside measuring: merging, resuming, refusals, and what it prints."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import typer
 from rich.console import Console
 
+from moeplan.errors import InputError
 from moeplan.planner import profile_progress
 from moeplan.planner.cli import profile as profile_command
 from moeplan.planner.profile_report import profile_report, remarks
@@ -19,6 +21,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
 from moeplan.profilers.environment import Environment
 from moeplan.profilers.fits.fitting import fit_series
+from moeplan.profilers.fits.piecewise import Piecewise
 from moeplan.profilers.harness import Place, Step
 from moeplan.profilers.log import Listeners
 from moeplan.profilers.measurement import Measurement
@@ -91,7 +94,7 @@ def test_a_merged_profile_says_which_part_came_from_where(moeplan: Run, tmp_path
     assert load(tmp_path / "all.json").link_origins == {"intra": 1}
     done = moeplan("profile", "--merge", "net.json", "node.json", "-o", "all.json", "--json", cwd=tmp_path)
     told = json.loads(done.stdout)
-    assert "cluster 2x8: net.json says 2x8, node.json 2x8" in told["notes"]
+    assert "cluster 2x8: net.json and node.json agree" in told["notes"]
     assert any("NOISY" in note for note in told["notes"])
 
 
@@ -103,6 +106,27 @@ def test_a_finished_profile_resumed_has_nothing_to_do(moeplan: Run, tmp_path: Pa
     assert "profile.json is complete: nothing to do" in done.stdout
     assert (tmp_path / "fits.html").stat().st_size > 1000
     assert load(tmp_path / "profile.json") == before
+
+
+def test_only_where_this_machine_was_measured_the_toy_is_recorded(moeplan: Run, tmp_path: Path) -> None:
+    save(measured(), tmp_path / "node.json")
+    for words in (("--cluster", "2x8", "-o", "net.json"), ("--merge", "node.json", "net.json", "-o", "all.json")):
+        done = moeplan("profile", *words, cwd=tmp_path)
+        assert not (tmp_path / "traces").exists()
+        first, then = done.stdout.splitlines()[-2:]
+        assert first == "next: moeplan trace record MODEL --text FILE"
+        assert then == f"then: moeplan solve --strategy exflow --profile {words[-1]}"
+    save(measured(), tmp_path / "profile.json")
+    assert moeplan("profile", "--resume", cwd=tmp_path).stdout.splitlines()[-1].startswith("next: moeplan solve")
+    assert (tmp_path / "traces").exists()
+
+
+def test_a_latency_of_a_millisecond_or_more_is_in_milliseconds() -> None:
+    screen = io.StringIO()
+    profile = describe("2x8", ["intra=400:2.5", "inter=1:1333"])
+    profile_report(profile, Path("p.json"), Console(file=screen, width=80, highlight=False, markup=False))
+    assert "intra: 400 GB/s, 2.5 us" in screen.getvalue()
+    assert "inter: 1 GB/s, 1.33 ms" in screen.getvalue()
 
 
 class Killed(BaseException):
@@ -186,6 +210,13 @@ def test_uneven_exchanges_are_held_against_even_ones_of_the_same_busiest_port() 
         (("--resume", "--quick", "-o", "half.json"), 4, "a grid that is full, this run quick"),
         (("--resume", "-o", "small.json"), 4, "the first described"),
         (("--from-tables", "."), 2, "go together"),
+        (("--cluster", "2x8", "--plot", "profile.json"), 2, "--plot profile.json is where a profile is or goes"),
+        (("--merge", "node.json", "net.json", "--plot", "net.json"), 2, "is where a profile is or goes"),
+        (
+            ("--merge", "node.json", "net.json", "-o", "all.json", "--plot", "/proc/x.html"),
+            7,
+            "all.json is written, the",
+        ),
         (("--from-tables", ".", "--system", "abacus"), 3, "."),
     ],
 )
@@ -196,11 +227,29 @@ def test_what_cannot_be_is_one_clear_line(
     save(measured(complete=False), tmp_path / "half.json")
     (tmp_path / "net.json").write_text((tmp_path / "node.json").read_text())
     save(describe("2x4"), tmp_path / "small.json")
-    before = sorted((path.name, path.read_bytes()) for path in tmp_path.glob("*.json"))
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.json")}
     done = moeplan("profile", *words, cwd=tmp_path, code=code)
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert sorted((path.name, path.read_bytes()) for path in tmp_path.glob("*.json")) == before
+    written = {tmp_path / "all.json"} if "all.json is written" in told else set()
+    assert {path: path.read_bytes() for path in set(tmp_path.glob("*.json")) - written} == before
+
+
+def test_a_profile_whose_fit_gives_no_time_is_neither_drawn_nor_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steep = Piecewise(works=(1.0, 1.0 + 1e-15), seconds_at=(1e-12, 8e4), kind="piecewise_linear")
+    (one, *_) = measured().series.values()
+    assert one.fit is not None
+    wide = dataclasses.replace(one.fit, model=steep, measured={"bytes": (1, 2**60)})
+    forged = measured().model_copy(update={"series": {one.key: one.model_copy(update={"fit": wide})}})
+    save(forged, tmp_path / "a.json")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="predicts no time"):
+        profile_command.profile(
+            [Path("a.json"), Path("a.json")], merge=True, timeout=120.0, output=Path("o.json"), plot=Path("p.html")
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_progress_is_lines_with_the_time_to_go_where_there_is_no_terminal(

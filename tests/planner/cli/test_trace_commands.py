@@ -49,6 +49,15 @@ def test_info_tells_what_counts_hold_and_what_they_do_not(moeplan: Any, home: Pa
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_info_names_the_hidden_layers_where_they_are_not_the_ordinals(moeplan: Any, home: Path) -> None:
+    moeplan("trace", "import", "r.csv", "-o", "sparse", cwd=home)
+    found = moeplan("trace", "info", "sparse", cwd=home).stdout.splitlines()
+    (head,) = (row for row, line in enumerate(found) if line.startswith("layer hidden  load"))
+    assert [line.split()[:2] for line in found[head + 1 : head + 3]] == [["0", "3"], ["1", "5"]]
+    assert max(map(len, found)) <= 80
+    assert "hidden" not in moeplan("trace", "info", "traces", cwd=home).stdout
+
+
 def test_info_draws_a_page(moeplan: Any, home: Path, tmp_path: Path) -> None:
     done = moeplan("trace", "info", "traces", "--plot", tmp_path / "out.html", cwd=home)
     assert f"wrote     {tmp_path / 'out.html'}" in done.stdout

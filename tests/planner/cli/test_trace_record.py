@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from moeplan.errors import MoeplanError
+from moeplan.planner.cli import trace_progress
 from moeplan.planner.cli.trace_record import record
 from moeplan.planner.demo.record import record_embedded
 from moeplan.traces.reader import open_trace
@@ -44,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "book.txt").write_text(TEXT)
-    (tmp_path / "set.jsonl").write_text('{"text": "abc"}\n{"prompt": "de fg"}\n')
+    (tmp_path / "set.jsonl").write_text('{"text": "abc"}\n{"text": ""}\n{"prompt": "de fg"}\n')
     return tmp_path
 
 
@@ -64,7 +66,7 @@ def test_a_text_is_recorded_with_the_names_of_model_and_tokenizer(moeplan: Any, 
 def test_a_data_set_is_recorded_with_what_the_model_goes_on_to_say(moeplan: Any, folder: Path, model: Path) -> None:
     args = ["--dataset", "set.jsonl", "--generate", "3", "--embeddings", "all", "--json", "-o", "out"]
     done = moeplan("trace", "record", model, *args, cwd=folder)
-    assert json.loads(done.stdout) == {"trace": "out", "num_tokens": 14, "model": "tiny-olmoe"}
+    assert json.loads(done.stdout) == {"trace": "out", "num_tokens": 14, "model": "tiny-olmoe", "num_empty": 1}
     (batch,) = open_trace(folder / "out").batches()
     assert batch.phase.tolist().count(1) == 6
     assert len(list((folder / "out").glob("embeddings-0-*.safetensors"))) == 1
@@ -113,6 +115,19 @@ def test_the_embedded_model_takes_a_share_a_bound_and_embeddings(tmp_path: Path)
     rows = np.flatnonzero(np.isin(all_of_it.sample, some.sample))[:100]
     np.testing.assert_array_equal(some.ids, all_of_it.ids[rows])
     assert len(some) == 100
+
+
+def test_progress_is_lines_off_a_terminal_and_skipped_prompts_are_in_the_last_ones(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(trace_progress, "LINE_S", 0.0)
+    record(str(model), dataset=Path("set.jsonl"), batch_samples=1)
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert lines[-2] == "moeplan: recorded 0 of 2 samples, 0 tokens"
+    assert re.fullmatch(r"moeplan: recorded 1 of 2 samples, 3 tokens, 0:\d\d left", lines[-1])
+    assert "skipped   1 empty prompt(s) of set.jsonl" in said.out
 
 
 def test_ctrl_c_leaves_a_readable_trace_and_exits_with_130(folder: Path, model: Path) -> None:

@@ -1,5 +1,6 @@
 """Fits: the best kind on held-out sizes, errors that no held-out size has influenced, predictions, JSON."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -209,6 +210,21 @@ def test_too_few_sizes_give_no_fit_or_one_without_an_error() -> None:
     assert prediction.low == prediction.seconds == prediction.high
 
 
+def test_nothing_is_predicted_below_the_smallest_median_unless_the_fit_is_of_before() -> None:
+    m, n, k = GEMMS.T
+    found = gemm(1e-12 * m * n * k)
+    size = dict.fromkeys("mnk", np.array([1, 1000]))
+    works = np.array([1.0, 1e9])
+    least = 1e-12 * float((m * n * k).min())
+    assert found.predict(size, works).seconds[0] == pytest.approx(least)
+    before = dataclasses.replace(found, least_s=None)
+    assert before.predict(size, works).seconds[0] < 0.1 * least
+    assert before.predict(size, works).seconds[1] == found.predict(size, works).seconds[1]
+    stored = TypeAdapter(Fit).dump_python(found, mode="json")
+    del stored["least_s"]
+    assert TypeAdapter(Fit).validate_json(canonical_json(stored), strict=True) == before
+
+
 def test_measurements_are_fitted_over_the_work_of_their_case() -> None:
     sizes = [{"bytes": int(size)} for size in BYTES]
     works = [int(CASES["all_to_all"].work(size, 4)) for size in sizes]
@@ -245,6 +261,8 @@ def test_fits_come_back_from_json(found: Fit) -> None:
         {"measured": {"other": (1, 5)}},
         {"axes": ()},
         {"low_factor": 1.5},
+        {"least_s": 0.0},
+        {"least_s": float("nan")},
         {"high_factor": 0.5},
         {"low_factor": float("nan")},
         {"model": AttentionLaw(start_s=1.0, projection_s=0.0, score_s=0.0)},

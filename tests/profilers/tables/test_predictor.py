@@ -1,12 +1,15 @@
 """Which series predicts a case, and what is said where none does."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from moeplan.errors import UsageError
+from moeplan.errors import InputError, UsageError
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fitting import fit_arrays, fit_series
+from moeplan.profilers.fits.piecewise import Piecewise
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.predictor import predict, predicted
@@ -100,6 +103,23 @@ def test_other_numbers_of_ranks_are_answered_by_the_nearest_and_flagged(ranks: i
 def test_what_cannot_be_answered_is_told_with_what_there_is(case: str, asked: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         predict(BOTH, case, {"m": 1, "n": 2}, **asked)  # type: ignore[arg-type]
+
+
+def test_a_fit_that_gives_no_time_is_refused_where_it_is_asked() -> None:
+    steep = series("all_to_all", "uint8", 4, "intra", s_per_unit=1e-9)
+    assert steep.fit is not None
+    model = Piecewise(works=(1.0, 1.0 + 1e-15), seconds_at=(1e-12, 8e4), kind="piecewise_linear")
+    forged = steep.model_copy(update={"fit": dataclasses.replace(steep.fit, model=model)})
+    with pytest.raises(InputError, match="predicts no time that means anything"):
+        predicted(forged, {"bytes": 2**60})
+
+
+def test_sizes_that_lack_an_axis_of_their_case_are_refused() -> None:
+    fit = fit_arrays({"m": np.array([8, 64])}, np.array([8.0, 64.0]), np.array([1e-5, 1e-4]))
+    for case in ("gemm", "moe"):
+        forged = Series(case=case, dtype="fp8", ranks=1, unit="macs", fit=fit)
+        with pytest.raises(InputError, match=f"sizes of {case} over m lack"):
+            predicted(forged, {"m": 8})
 
 
 def test_a_profile_without_fits_says_so() -> None:

@@ -206,7 +206,10 @@ HOSTILE = {
     "an absurd size": (GEMM, spoilt(gemm("fp8"), "m", 2**62), "column m holds numbers out of range"),
     "half a token": (MOE, moe() | {"num_tokens": [0.5] * 72}, "num_tokens is double, expected int64"),
     "a null": (NCCL, spoilt(nccl(), "num_gpus", None), "num_gpus has 1 nulls"),
-    "a million GPUs": (NCCL, spoilt(nccl(), "num_gpus", 10**6), "a collective of 1,000,000 GPUs"),
+    "a million GPUs": (NCCL, spoilt(nccl(), "num_gpus", 10**6), "collectives of 2 to 1,000,000 GPUs"),
+    "no GPU": (NCCL, spoilt(nccl(), "num_gpus", 0), "collectives of 0 to 8 GPUs"),
+    "a time below a picosecond": (GEMM, spoilt(gemm("fp8"), "latency", 1e-320), "below a picosecond"),
+    "more dtypes than there are": (GEMM, gemm(*map(str, range(17))), "17 values of gemm_dtype; expected at most 16"),
     "text that steers": (GEMM, spoilt(gemm("fp8"), "gemm_dtype", "\x1b[2J"), "not all of them names"),
     "a long text": (GEMM, spoilt(gemm("fp8"), "gemm_dtype", "x" * 10**6), "not all of them names"),
     "too many texts": (GEMM, gemm(*map(str, range(300))), "300 texts"),
@@ -224,6 +227,13 @@ def test_a_table_that_holds_what_no_measurement_gives_is_refused_in_one_line(tmp
     with pytest.raises(InputError, match=reason) as refused:
         read_tables(tmp_path, "x100")
     assert len(str(refused.value)) < 400 + len(str(tmp_path))
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path, table = write(tmp_path, GEMM, gemm("fp8")), pa.table(gemm("fp8"))
+    pq.write_table(table.append_column("latency", table["latency"]), path)
+    with pytest.raises(InputError, match="column latency is there more than once"):
+        read_tables(tmp_path, "x100")
 
 
 @pytest.mark.parametrize("kept", [0, 3, 100, -8, -1])

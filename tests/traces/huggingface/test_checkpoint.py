@@ -121,10 +121,17 @@ def test_a_damaged_or_hostile_directory_is_refused_in_one_line(copy: Path, how: 
     assert len(str(refused.value)) < 250 + 2 * len(str(copy))
 
 
-@pytest.mark.parametrize("how", ["other shapes", "experts without end", "sizes left out"])
-def test_weights_that_do_not_fit_the_configuration_are_named_as_such(copy: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("fewer experts than weights", r"its weights have other shapes than its config\.json says"),
+        ("sizes left out", r"config\.json describes 46,[0-9,]+ parameters; its safetensors are of"),
+        ("experts without end", r"config\.json describes [0-9,]+ parameters; its safetensors are of"),
+    ],
+)
+def test_a_configuration_of_other_sizes_than_the_weights_is_named_as_such(copy: Path, how: str, words: str) -> None:
     damage(copy, how)
-    with pytest.raises(InputError, match="its weights have other shapes than its config.json says"):
+    with pytest.raises(InputError, match=words):
         load_model(copy)
 
 
@@ -139,7 +146,7 @@ def test_a_tokenizer_without_words_is_refused(checkpoint: Callable[..., Path], t
     folder = Path(shutil.copytree(checkpoint("olmoe"), tmp_path / "model"))
     for path in folder.glob("*token*"):
         path.unlink()
-    with pytest.raises(InputError, match="no tokenizer; expected tokenizer.json"):
+    with pytest.raises(InputError, match=r"no tokenizer; expected tokenizer\.json"):
         load_tokenizer(folder)
 
 

@@ -1,5 +1,6 @@
 """Prefill and decoding: what batches, padding and ends of text leave in the trace."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from moeplan.errors import UsageError
 from moeplan.traces.huggingface.checkpoint import load_model
-from moeplan.traces.huggingface.record import record_model
+from moeplan.traces.huggingface.record import _Told, record_model
 from moeplan.traces.reader import open_trace
 from moeplan.traces.recording.kept import sampled
 from moeplan.traces.schema import TokenBatch
@@ -127,7 +128,7 @@ def test_a_pattern_records_what_the_routers_return(model: Any, tmp_path: Path) -
 
 def test_ctrl_c_leaves_what_was_recorded(model: Any, tmp_path: Path) -> None:
     def interrupts(text: str) -> None:
-        if "2 samples" in text:
+        if "recorded 2 of" in text:
             raise KeyboardInterrupt
 
     done = record_model(
@@ -135,3 +136,19 @@ def test_ctrl_c_leaves_what_was_recorded(model: Any, tmp_path: Path) -> None:
     )
     assert done.interrupted
     assert done.num_tokens == open_trace(tmp_path / "t").num_tokens == len(PROMPTS[0]) + len(PROMPTS[1])
+
+
+def test_the_time_left_is_that_of_the_nearer_end_at_the_rate_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    said: list[str] = []
+    by_samples, by_tokens = _Told(said.append, 40, None), _Told(said.append, 40, 100)
+    by_samples(0, 0)
+    now_s[0] = 130.0
+    by_samples(10, 50)
+    by_tokens(10, 50)
+    assert said == [
+        "recorded 0 of 40 samples, 0 tokens",
+        "recorded 10 of 40 samples, 50 tokens, 1:30 left",
+        "recorded 10 of 40 samples, 50 tokens, 0:30 left",
+    ]

@@ -1,9 +1,13 @@
 """Where the routing of a model shows, on modules of every shape."""
 
+import re
+from pathlib import Path
+
 import pytest
 from torch import Tensor, nn
 
 from moeplan.errors import UsageError
+from moeplan.traces.reader import open_trace
 from moeplan.traces.recording.layers import MoELayer, hidden_layers, moe_layers
 
 
@@ -41,8 +45,29 @@ def test_experts_called_with_ids_are_watched_and_else_the_router_beside_them() -
 
 def test_a_model_without_experts_is_refused_with_names_that_may_be_meant() -> None:
     model = nn.ModuleDict({"my_gate": nn.Linear(2, 2)})
-    with pytest.raises(UsageError, match=r"ModuleDict has no MoE layer.*my_gate"):
+    with pytest.raises(UsageError, match=r"ModuleDict has no MoE layer.*\(pattern=, or --router.*my_gate"):
         moe_layers(model)
+
+
+def test_a_pattern_matches_the_names_inside_a_model_wrapped_for_data_parallelism() -> None:
+    inner = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"router": nn.Linear(2, 2)})])})
+    whole = nn.ModuleDict({"module": inner})
+    for pattern in (r"layers\.\d+\.router", r"module\.layers\.\d+\.router"):
+        assert [layer.name for layer in moe_layers(whole, pattern)] == ["module.layers.0.router"]
+    other = nn.ModuleDict({"module": inner, "head": nn.Linear(2, 2)})
+    with pytest.raises(UsageError, match="matches no module"):
+        moe_layers(other, r"layers\.\d+\.router")
+
+
+def test_the_example_of_the_documentation_records_a_model_without_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[3] / "docs/recording.md").read_text()
+    (example,) = (block for block in re.findall("```python\n(.*?)```", text, re.DOTALL) if "class Layer" in block)
+    exec(example, {"__name__": "example"})
+    trace = open_trace("traces")
+    assert (trace.num_tokens, trace.model.num_layers, trace.model.name) == (128, 2, "mine")
 
 
 @pytest.mark.parametrize(
