@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moeplan.errors import UsageError
-from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import netmoe
 from moeplan.solvers.outcome import Status
 
 Array = NDArray[Any]
-LINKS = ["intra=400:2", "inter=50:9"]
+LINKS = dict(map(Link.parse, ["intra=400:2", "inter=50:9"]))
 FIG_2 = np.array([[0, 0, 3, 1], [1, 2, 1, 0], [1, 1, 0, 2], [3, 0, 0, 1]])  # expert i is on device i
 
 
@@ -33,7 +33,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn, largest: int = 12) -> Case:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    cluster = Cluster.parse(f"{draw(st.integers(1, 3))}x{draw(st.integers(1, 3))}", draw(st.sampled_from([[], LINKS])))
+    cluster = Cluster(draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from([{}, LINKS])))
     num_samples, num_experts = draw(st.integers(1, largest)), draw(st.integers(1, 7))
     counts, following = rng.integers(0, 9, (2, num_samples, num_experts)) * rng.integers(0, 2, (2, num_samples, 1))
     dealt = rng.multinomial(
