@@ -162,9 +162,9 @@ def test_tutel_never_gets_more_chunks_than_it_takes(make_trace: Any, make_profil
     trace, profile = make_trace(samples=16, tokens=400, layers=1), make_profile("1x2")
     free = load(profile)
     nothing = {
-        key: series.model_copy(update={"fit": replace(series.fit, model=replace(series.fit.alpha_beta, a_s=0.0))})
+        key: series.model_copy(update={"fit": replace(fit, model=replace(fit.alpha_beta, a_s=0.0), least_s=None)})
         for key, series in free.series.items()
-        if series.fit is not None
+        if (fit := series.fit) is not None
     }
     path = profile.with_name("free.json")
     from moeplan.profilers.profile import save as save_profile
