@@ -77,14 +77,13 @@ class Clock:
         return found | self._experts(ledger) | self._attention(moved)
 
     def check_options(self, claimed: SecondsOptions, certificate: Certificate) -> None:
-        """Refuse a plan that names other curves than those that time it, or hides where they were stretched."""
+        """Refuse a plan that names other curves than those that time it, or hides where they were stretched.
+
+        What is missing follows: `check_timing` has held sources and missing parts against each other.
+        """
         if claimed.sources != self.sources:
             raise CertificationError(
                 f"options.seconds: timed by {dict(claimed.sources)}; profile and links give {self.sources}"
-            )
-        if set(claimed.missing) != self._missing():
-            raise CertificationError(
-                f"options.seconds: missing {sorted(claimed.missing)}; profile and links lack {sorted(self._missing())}"
             )
         if set(claimed.other_dtype) != self.other_dtype:
             raise CertificationError(
@@ -97,11 +96,6 @@ class Clock:
             )
         for name, share in stretched.items():
             certificate.agree(f"extrapolated {name}", claimed.extrapolated[name], share)
-
-    def _missing(self) -> set[str]:
-        """The parts that nothing times."""
-        timed = {source.split()[0] for source in self.sources}
-        return {"dispatch", "kv", "experts", "attention"} - timed
 
     def _links(
         self, part: str, case: str, moves: list[tuple[str, NDArray[np.int64]]], *, never: bool = False

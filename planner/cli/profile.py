@@ -189,7 +189,7 @@ def _measure(
     from ...profilers.log import Listeners
     from ...profilers.measure import measure
     from ...profilers.profile import save
-    from ..profile_progress import profile_progress
+    from .profile_progress import profile_progress
 
     earlier, notes = _earlier(output) if resume else (None, ())
     with profile_progress() as tell:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Json", "console", "print_json", "progress"]
+__all__ = ["Json", "console", "print_json", "progress", "slow_lines"]
+
+LINE_S = 10.0
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
@@ -30,15 +33,28 @@ def print_json(value: Any) -> None:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a call that says what is being done; on stderr, and only where that is a terminal."""
+def progress(*, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """Yield a call that says on stderr what is done: animated in a terminal, elsewhere not at all or by `slow_lines`."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield slow_lines() if lines else lambda _: None
         return
     from rich.console import Console
 
     with Console(stderr=True).status("starting") as status:
         yield lambda text: status.update(text)
+
+
+def slow_lines() -> Callable[[str], None]:
+    """A call that prints what it is told on stderr, a line about every ten seconds."""
+    told = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal told
+        if time.monotonic() - told >= LINE_S:
+            told = time.monotonic()
+            print(f"moeplan: {text}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _piped_width() -> int:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import UsageError
-from .screen import Json, print_json
-from .trace_progress import recording_progress
+from .screen import Json, print_json, progress
 
 if TYPE_CHECKING:
     from ...traces.huggingface.prompts import Prompts
@@ -59,7 +58,7 @@ def record(
     kept["embeddings"] = embeddings
     run: dict[str, Any] = {"generate": generate, "router": router, "batch_samples": batch_samples}
     interrupted, num_empty = False, 0
-    with recording_progress() as say:
+    with progress(lines=True) as say:
         if model == EMBEDDED:
             from ..demo.record import record_embedded
 

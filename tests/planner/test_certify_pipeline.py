@@ -12,25 +12,12 @@ from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load
 from moeplan.runtime.plan import Plan, parse, save
+from tests.planner.edits import edited
 
 
 def make_plan(trace: Any, profile: Path, **changes: Any) -> Plan:
     settings: dict[str, Any] = {"strategy": "pipemoe", "trace": str(trace.path), "cluster": load(profile).cluster}
     return solve(Request(**settings | {"profile": profile, "max_degree": 8} | changes))
-
-
-def edited(plan: Plan, path: str, change: Any) -> Plan:
-    """The plan with one value of its JSON changed, hashed anew where its decisions are."""
-    from moeplan.files import sha256_json
-
-    value = plan.model_dump(mode="json")
-    *way, last = [int(step) if step.isdigit() else step for step in path.split("/")]
-    place: Any = value
-    for step in way:
-        place = place[step]
-    place[last] = change(place[last]) if callable(change) else change
-    value["plan_sha256"] = sha256_json({part: value[part] for part in ("decisions", "cluster", "model")})
-    return parse(value, "edited")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +100,7 @@ HELD = "evaluation/held_out/contenders"
 def test_an_edited_claim_is_refused(made: Any, path: str, change: Any) -> None:
     trace, profile, plan = made
     with pytest.raises(CertificationError):
-        certify(edited(plan, path, change), trace.path, profile)
+        certify(edited(plan, path, change, hashed=True), trace.path, profile)
 
 
 def test_degrees_that_others_beat_are_refused_though_their_objective_is_true(
@@ -156,4 +143,4 @@ def test_impossible_seconds_are_refused_without_trace_and_profile(
     made: Any, path: str, change: Any, words: str
 ) -> None:
     with pytest.raises(CertificationError, match=words):
-        certify(edited(made[2], path, change))
+        certify(edited(made[2], path, change, hashed=True))

@@ -12,23 +12,13 @@ from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load
 from moeplan.runtime.plan import Plan, parse
+from tests.planner.edits import edited
 
 
 def make_plan(trace: Any, profile: Path | None, **changes: Any) -> Plan:
     cluster = Cluster.parse("1x4") if profile is None else load(profile).cluster
     settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": cluster, "profile": profile}
     return solve(Request(**settings | changes))
-
-
-def edited(plan: Plan, path: str, change: Any) -> Plan:
-    """The plan with one value of its JSON changed."""
-    value = plan.model_dump(mode="json")
-    *way, last = [int(step) if step.isdigit() else step for step in path.split("/")]
-    place: Any = value
-    for step in way:
-        place = place[step]
-    place[last] = change(place[last]) if callable(change) else change
-    return parse(value, "edited")
 
 
 @pytest.mark.parametrize(

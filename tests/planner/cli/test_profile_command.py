@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from moeplan.errors import InputError
-from moeplan.planner import profile_progress
 from moeplan.planner.cli import profile as profile_command
+from moeplan.planner.cli import profile_progress, screen
 from moeplan.planner.profile_report import profile_report, remarks
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
@@ -260,7 +260,7 @@ def test_progress_is_lines_with_the_time_to_go_where_there_is_no_terminal(
     with profile_progress.profile_progress() as tell:
         tell(step)
         assert capsys.readouterr().err == ""
-    monkeypatch.setattr(profile_progress, "LINE_S", 0.0)
+    monkeypatch.setattr(screen, "LINE_S", 0.0)
     with profile_progress.profile_progress() as tell:
         tell(step)
     assert capsys.readouterr().err == "moeplan: 3 of 9 sizes, 1:15 left (all_to_all/uint8@4/intra)\n"

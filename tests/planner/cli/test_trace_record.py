@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from moeplan.errors import MoeplanError
-from moeplan.planner.cli import trace_progress
+from moeplan.planner.cli import screen
 from moeplan.planner.cli.trace_record import record
 from moeplan.planner.demo.record import record_embedded
 from moeplan.traces.reader import open_trace
@@ -121,7 +121,7 @@ def test_progress_is_lines_off_a_terminal_and_skipped_prompts_are_in_the_last_on
     folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(trace_progress, "LINE_S", 0.0)
+    monkeypatch.setattr(screen, "LINE_S", 0.0)
     record(str(model), dataset=Path("set.jsonl"), batch_samples=1)
     said = capsys.readouterr()
     lines = said.err.splitlines()

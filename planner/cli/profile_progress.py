@@ -2,16 +2,16 @@
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from .screen import slow_lines
+
 if TYPE_CHECKING:
-    from ..profilers.harness import Step
+    from ...profilers.harness import Step
 
 __all__ = ["profile_progress"]
 
-LINE_S = 10.0
 Listener = Callable[["Step"], None]
 
 
@@ -19,7 +19,8 @@ Listener = Callable[["Step"], None]
 def profile_progress() -> Iterator[Listener]:
     """Yield what takes each step of the harness."""
     if not sys.stderr.isatty():
-        yield _lines()
+        say = slow_lines()
+        yield lambda step: say(f"{_left(step)} ({step.place.key})")
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -37,15 +38,3 @@ def profile_progress() -> Iterator[Listener]:
 def _left(step: "Step") -> str:
     minutes, seconds = divmod(round(step.remaining_s), 60)
     return f"{step.done} of {step.total} sizes, {minutes}:{seconds:02} left"
-
-
-def _lines() -> Listener:
-    told = time.monotonic()
-
-    def tell(step: "Step") -> None:
-        nonlocal told
-        if time.monotonic() - told >= LINE_S:
-            told = time.monotonic()
-            print(f"moeplan: {_left(step)} ({step.place.key})", file=sys.stderr, flush=True)
-
-    return tell
