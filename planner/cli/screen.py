@@ -34,7 +34,7 @@ def print_json(value: Any) -> None:
 
 @contextlib.contextmanager
 def progress(*, lines: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yield a call that says on stderr what is done: animated in a terminal, elsewhere not at all or by `slow_lines`."""
+    """Yield a call that says on stderr what is done: animated in a terminal, elsewhere not at all, or by lines."""
     if not sys.stderr.isatty():
         yield slow_lines() if lines else lambda _: None
         return
