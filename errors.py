@@ -8,7 +8,8 @@
     |-- MismatchError       4   files or ranks that do not belong together (hash, world size, model)
     |-- CertificationError  5   a plan claims a figure that its trace does not give
     |-- RankError           6   a rank died, hung or disagreed
-    `-- StorageError        7   writing failed: no space, no permission
+    |-- StorageError        7   writing failed: no space, no permission
+    `-- NoBenefitError      8   a plan does not pay on the trace it was compared on
 
 Ctrl-C ends a command with 130. A message says what was found, what was expected and what to do; it stays one line that
 steers no terminal, whatever the names and files that it quotes hold.
@@ -21,6 +22,7 @@ __all__ = [
     "InputError",
     "MismatchError",
     "MoeplanError",
+    "NoBenefitError",
     "RankError",
     "StorageError",
     "UsageError",
@@ -76,3 +78,9 @@ class StorageError(MoeplanError):
     """A file could not be written."""
 
     exit_code = 7
+
+
+class NoBenefitError(MoeplanError):
+    """A plan does not pay on the trace it was compared on."""
+
+    exit_code = 8

@@ -103,16 +103,19 @@ def judge(
     return Evaluated(Evaluation(fit=shown[0], held_out=held_out), measured[-1], _seconds(speeds, rows[-1]))
 
 
-def verdict(evaluated: Evaluated, metric: str, against: str) -> Verdict:
+def verdict(evaluated: Evaluated, metric: str, against: str, *, of: str | None = None) -> Verdict:
     """Whether the plan has less than the contender `against`, with a paired interval.
 
     Parameters
     ----------
     metric
         What to judge by where their `step_s` cannot be compared.
+    of
+        The label of the plan; None: the first contender.
     """
-    (ours, plan), base = next(iter(evaluated.judged.items())), evaluated.judged[against]
-    alike = ours.split("/")[1] == against.split("/")[1]
+    ours = of or next(iter(evaluated.judged))
+    plan, base = evaluated.judged[ours], evaluated.judged[against]
+    alike = ours.rpartition("/")[2] == against.rpartition("/")[2]
     metric = "step_s" if plan.step_compares(base, alike=alike) else metric
     gain = plan.gain(metric, base)
     pays = gain.low is not None and gain.low > 0

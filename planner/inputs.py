@@ -47,5 +47,5 @@ def _cluster_of(on: Path, text: str | None, links: Iterable[str]) -> Cluster:
 
     found = load(on).cluster
     if text is not None or list(links):
-        raise UsageError(f"--cluster or --link with --on {on}, a plan for {found}; leave them away")
+        raise UsageError(f"--cluster or --link beside {on}, a plan for {found}; leave them away")
     return found

@@ -64,7 +64,7 @@ class Figures:
         return Metric(value=against.value[metric] - self.value[metric], low=low, high=high)
 
     def step_compares(self, against: "Figures", *, alike: bool) -> bool:
-        """Whether `step_s` is there in both and of the same parts.
+        """Whether `step_s` is there in both and of the same parts and passes.
 
         Parameters
         ----------
@@ -74,7 +74,8 @@ class Figures:
         """
         whole = [STEP in one.value for one in (self, against)]
         timed = ["attention_s" in one.value for one in (self, against)]
-        return all(whole) and (all(timed) or (alike and not any(timed)))
+        backward = ["moe_backward_s" in one.value for one in (self, against)]
+        return all(whole) and backward[0] == backward[1] and (all(timed) or (alike and not any(timed)))
 
     def _metric(self, name: str) -> Metric:
         low, high = interval(self.draws[name]) if name in self.draws else (None, None)

@@ -5,21 +5,49 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record
+from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256
+from ..runtime.plan import Verdict
 
-__all__ = ["EvaluationOptions", "PipelineOptions", "PlacementOptions", "SecondsOptions", "StageSeconds"]
+__all__ = ["EvaluationOptions", "PipelineOptions", "PlacementOptions", "Replanned", "SecondsOptions", "StageSeconds"]
 
 Seconds = Annotated[float, Field(ge=0)]
 
 
+class Replanned(Record):
+    """What replacing the plan in force takes, and what it gives on the judging part.
+
+    Parameters
+    ----------
+    plan_sha256
+        Of the plan in force.
+    experts_moved, experts_held
+        Experts that a device is sent, and all that devices hold, over all layers.
+    bytes_moved
+        None where the sizes of the model are not known.
+    verdict
+        Whether there is less than under the plan in force, called `previous`.
+    paid_back_tokens
+        After so many tokens the copies saved have moved as much less; None where none are saved, or sizes not known.
+    """
+
+    plan_sha256: Sha256
+    experts_moved: int = Field(ge=0)
+    experts_held: int = Field(ge=1)
+    bytes_moved: int | None
+    horizon_tokens: float | None
+    verdict: Verdict
+    paid_back_tokens: float | None
+
+
 class PlacementOptions(Record):
-    """How the placement was decided."""
+    """How the placement was decided; `replanned` where it replaces another."""
 
     strategy: str
     dispatch_model: DispatchModel
     method: str | None
     backend: str
     time_limit_s: float
+    replanned: Replanned | None = None
 
 
 class StageSeconds(Record):

@@ -14,7 +14,7 @@ from ..traces.counts import Counts, count
 from . import contiguous, eplb
 from .evaluate import evaluate
 from .options import PlacementOptions
-from .request import Request
+from .replanned import previous_routes, reconsidered, replanned, without_previous
 from .solved import Solved
 from .tally import Route
 from .task import Task
@@ -25,7 +25,7 @@ __all__ = ["Place", "placing"]
 class Place(Protocol):
     """From the counts of the fitted units to a placement."""
 
-    def __call__(self, counts: Counts, request: Request, slots: NDArray[np.int64]) -> PlacementResult:
+    def __call__(self, counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
         """Place the experts of every layer in `slots` (`[D]`) slots of each device."""
         ...
 
@@ -35,12 +35,14 @@ def placing(place: Place) -> Callable[[Task], Solved]:
 
     def solve(task: Task) -> Solved:
         request, model = task.request, task.trace.model
-        slots_D = slots_for(model.num_experts, request.cluster.num_devices, request.slots, redundant=request.redundant)
+        before = None if task.previous is None else task.previous.placement
+        asked = before.slots if before and request.slots is None and not request.redundant else request.slots
+        slots_D = slots_for(model.num_experts, request.cluster.num_devices, asked, redundant=request.redundant)
         counts = _count(task)
         task.say(f"solving {request.strategy}")
-        placed = place(counts, request, slots_D)
+        placed = reconsidered(place(counts, task, slots_D), counts, task)
         task.say("replaying the trace under the plan and its baselines")
-        routes = _routes(placed.placement, task, counts, slots_D)
+        evaluated = evaluate(task, _routes(placed.placement, task, counts, slots_D))
         return Solved(
             decision=PlacementDecision.of(placed.placement, repaired=placed.repaired),
             options=PlacementOptions(
@@ -49,9 +51,10 @@ def placing(place: Place) -> Callable[[Task], Solved]:
                 method=task.method,
                 backend=request.backend,
                 time_limit_s=request.time_limit_s,
+                replanned=replanned(placed.placement, evaluated, task),
             ),
             outcome=placed.outcome,
-            evaluated=evaluate(task, routes),
+            evaluated=without_previous(evaluated),
             against="contiguous/standard",
         )
 
@@ -73,8 +76,9 @@ def _count(task: Task) -> Counts:
 
 def _routes(placement: Placement, task: Task, counts: Counts, slots_D: NDArray[np.int64]) -> list[Route]:
     """The plan, then the baselines with the same slots."""
-    in_order = contiguous.place(counts, task.request, slots_D).placement
+    in_order = contiguous.place(counts, task, slots_D).placement
     routes = [Route("plan", task.dispatch_model, placement), Route("contiguous", "standard", in_order)]
     if task.dispatch_model == "coherent":  # tell coherence and placement apart
         routes += [Route("contiguous", "coherent", in_order), Route("plan", "standard", placement)]
-    return [*routes, Route("eplb", "standard", eplb.place(counts, task.request, slots_D).placement)]
+    routes.append(Route("eplb", "standard", eplb.place(counts, task, slots_D).placement))
+    return [*routes, *previous_routes(task)]

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterable
 
+from pydantic import ValidationError
+
+from ..errors import InputError
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from .contender_table import megabytes
+from .options import Replanned
 from .part import find, ours_and_base, value
 from .pipeline_report import pipeline_remarks
 from .seconds_report import TimeUnit
 
-__all__ = ["remarks"]
+__all__ = ["gain_words", "remarks"]
 
 
 def remarks(plan: Plan, part: Part) -> Iterable[str]:
@@ -20,28 +24,11 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
         yield from _split_gain(part)
         yield from _balance_price(part)
         yield from _coherence_price(plan, part)
+    yield from _replanned(plan, part)
     yield from _steps(plan, part)
 
 
-def _verdict(plan: Plan, part: Part) -> Iterable[str]:
-    verdict = plan.verdict
-    if verdict is None:
-        return
-    if plan.evaluation is not None and plan.evaluation.held_out is None:
-        yield "judged on the very samples it was fitted to, because nothing was held out: expect less on others"
-    against = verdict.against.replace("/", ", ")
-    gain = _gain(verdict, part)
-    if verdict.value == "none" and verdict.gain.low is None:
-        yield f"no benefit shown: {gain} than {against}; one step shows nothing, record more"
-    elif verdict.value == "none":
-        yield f"no benefit expected: {gain} than {against}"
-    elif verdict.metric == "device_copies" and _loses_bytes(plan, part):
-        yield f"benefit in copies alone, NOT IN BYTES: {gain} than {against}, and more K and V than they save"
-    else:
-        yield f"benefit expected: {gain} than {against}"
-
-
-def _gain(verdict: Verdict, part: Part) -> str:
+def gain_words(verdict: Verdict, part: Part) -> str:
     """How much less, or more, of its metric the plan has."""
     gain, lost = verdict.gain, verdict.gain.value < 0
     if lost:
@@ -55,6 +42,24 @@ def _gain(verdict: Verdict, part: Part) -> str:
         return f"{verdict.metric} {'higher' if lost else 'lower'} by {_range(gain)}"
     unit = TimeUnit.of(part)
     return f"a step takes {_range(gain, unit.text, f' {unit.name}')} {'more' if lost else 'less'}"
+
+
+def _verdict(plan: Plan, part: Part) -> Iterable[str]:
+    verdict = plan.verdict
+    if verdict is None:
+        return
+    if plan.evaluation is not None and plan.evaluation.held_out is None:
+        yield "judged on the very samples it was fitted to, because nothing was held out: expect less on others"
+    against = verdict.against.replace("/", ", ")
+    gain = gain_words(verdict, part)
+    if verdict.value == "none" and verdict.gain.low is None:
+        yield f"no benefit shown: {gain} than {against}; one step shows nothing, record more"
+    elif verdict.value == "none":
+        yield f"no benefit expected: {gain} than {against}"
+    elif verdict.metric == "device_copies" and _loses_bytes(plan, part):
+        yield f"benefit in copies alone, NOT IN BYTES: {gain} than {against}, and more K and V than they save"
+    else:
+        yield f"benefit expected: {gain} than {against}"
 
 
 def _split_gain(part: Part) -> Iterable[str]:
@@ -128,6 +133,30 @@ def _bytes_in_all(part: Part) -> str:
     summed = f"{megabytes(stays)} + {megabytes(kv)} = {megabytes(stays + kv)} MB a step in coherent"
     line = f"in all {summed}, against {megabytes(theirs)} of contiguous and {megabytes(back)} of the plan in standard"
     return line + ("; in standard it moves least" if back < min(stays + kv, theirs) else "")
+
+
+def _replanned(plan: Plan, part: Part) -> Iterable[str]:
+    """What replacing the plan in force takes, and whether that is worth it."""
+    found = plan.options.get("placement", {}).get("replanned")
+    if found is None:
+        return
+    try:
+        options = Replanned.model_validate(found)
+    except ValidationError as error:
+        raise InputError(f"options.placement.replanned: {error.error_count()} values missing or wrong") from error
+    size = "" if options.bytes_moved is None else f" ({megabytes(options.bytes_moved)} MB)"
+    weighed = "" if options.horizon_tokens is None else f", weighed over {options.horizon_tokens:,.0f} tokens"
+    yield f"re-planned: {options.experts_moved:,} of {options.experts_held:,} experts move{size}{weighed}"
+    gain = gain_words(options.verdict, part)
+    if options.verdict.value == "none":
+        yield f"KEEP THE PLAN IN FORCE: no benefit over it, {gain}"
+        return
+    paid = (
+        ""
+        if options.paid_back_tokens is None
+        else f"; the moves are paid back after {options.paid_back_tokens:,.0f} tokens"
+    )
+    yield f"worth moving: {gain} than the plan in force{paid}"
 
 
 def _steps(plan: Plan, part: Part) -> Iterable[str]:

@@ -29,10 +29,13 @@ class Request:
         Where the plan is for; at least 2 devices.
     on
         The plan whose decisions this one's is added to.
+    previous, horizon_tokens
+        The plan in force that this one replaces, and the tokens that it will serve: moving an expert must pay for
+        itself within them. None: moves are not weighed.
     dispatch_model
         None: the strategy's own.
     method, backend
-        How the strategy solves, None: its own way; what solves exflow's "ilp".
+        How the strategy solves, None: its own way; what solves exflow's "ilp" and "paper".
     slots, redundant
         Slots a device, or slots beyond one an expert in all; neither: one slot an expert, rounded up.
     phases
@@ -51,6 +54,7 @@ class Request:
     cluster: Cluster
     profile: Path | None = None
     on: Path | None = None
+    previous: Path | None = None
     dispatch_model: DispatchModel | None = None
     method: Method | None = None
     backend: Backend = "ortools"
@@ -64,6 +68,7 @@ class Request:
     max_degree: int | None = None
     joint: bool = False
     full_duplex: bool = False
+    horizon_tokens: float | None = None
 
     def __post_init__(self) -> None:
         if self.cluster.num_devices > MAX_DEVICES:
@@ -80,8 +85,8 @@ class Request:
             raise UsageError("--slots and --redundant both say how many slots there are; give one of them")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed {self.seed}; expected at least 0 and below 2^63")
-        if self.backend != "ortools" and self.method != "ilp":
-            raise UsageError(f"--backend {self.backend} without --method ilp; it solves the ilp only")
+        if self.backend != "ortools" and (self.strategy, self.method) not in (("exflow", "ilp"), ("exflow", "paper")):
+            raise UsageError(f"--backend {self.backend} without exflow's --method ilp or paper, all that it solves")
         if self.redundant < 0:
             raise UsageError(f"--redundant {self.redundant}; expected at least 0")
         if self.strategy != "pipemoe" and (self.max_degree is not None or self.joint or self.full_duplex):
@@ -90,6 +95,11 @@ class Request:
             )
         if self.max_degree is not None and not 1 <= self.max_degree <= MAX_DEGREE:
             raise UsageError(f"--max-degree {self.max_degree}; expected 1 to {MAX_DEGREE:,}")
+
+        if self.previous is not None and (self.strategy != "exflow" or self.on is not None):
+            raise UsageError("--from with --on, or with another strategy than exflow; only exflow re-plans, by itself")
+        if self.horizon_tokens is not None and not (self.previous is not None and 0 < self.horizon_tokens < 1e18):
+            raise UsageError(f"--horizon {self.horizon_tokens}; expected tokens above 0, beside --from")
 
     @property
     def step_samples(self) -> int:

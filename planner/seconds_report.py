@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["TimeUnit", "print_seconds"]
+__all__ = ["TimeUnit", "print_seconds", "print_seconds_table"]
 
 PARTS = (
     ("attention", "attention_s"),
@@ -51,6 +51,13 @@ def print_seconds(plan: Plan, part: Part, console: "Console") -> None:
             console.print(_table("of these, by link", part, CLASSES, step=False, brief=brief))
     for line in _origins(plan, part, options):
         console.print(line)
+
+
+def print_seconds_table(part: Part, console: "Console") -> None:
+    """The parts of a step of every contender, where any is timed."""
+    if any(name in contender.metrics for contender in part.contenders for _, name in PARTS):
+        step = any("step_s" in contender.metrics for contender in part.contenders)
+        console.print(_table("{unit} a step", part, PARTS, step=step, brief=False))
 
 
 @dataclass(frozen=True, slots=True)

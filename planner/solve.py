@@ -12,12 +12,13 @@ from ..runtime.decisions import Decisions
 from ..runtime.plan import FileInput, Inputs, Plan, Split, TraceInput, load, save
 from ..solvers.outcome import Outcome
 from .evaluate import verdict
+from .replanned import previous_plan
 from .request import Request
 from .solved import Solved
 from .strategy import Strategy, strategy
 from .task import Task
 
-__all__ = ["Made", "make", "solve"]
+__all__ = ["Made", "make", "solve", "task_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
 def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Made:
     """The plan for a request with its sidecars; parameters and errors as in `solve`."""
     chosen = strategy(request.strategy)
-    task = _task(chosen, request, on_progress)
+    task = task_for(chosen, request, on_progress)
     solved = chosen.solve(task)
     base, evaluated = task.base, solved.evaluated
     inputs = _inputs(task, solved)
@@ -75,8 +76,11 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
     return Made(plan, solved.sidecars)
 
 
-def _task(chosen: Strategy, request: Request, say: Callable[[str], None]) -> Task:
-    model = request.dispatch_model or chosen.dispatch_models[0]
+def task_for(chosen: Strategy, request: Request, say: Callable[[str], None]) -> Task:
+    """The task that a strategy is given, where the request goes with it; errors as in `solve`."""
+    previous = None if request.previous is None else previous_plan(request.previous, request.cluster)
+    usual = chosen.dispatch_models[0] if previous is None else previous.dispatch_model
+    model = request.dispatch_model or usual
     if model not in chosen.dispatch_models:
         raise UsageError(
             f"--dispatch {model} with --strategy {chosen.name}; expected {' or '.join(chosen.dispatch_models)}"
@@ -87,7 +91,7 @@ def _task(chosen: Strategy, request: Request, say: Callable[[str], None]) -> Tas
     if chosen.decides != "placement" and (request.slots is not None or request.redundant):
         raise UsageError(f"--slots or --redundant with --strategy {chosen.name}; it places no experts")
     own = chosen.methods[0] if chosen.methods else None
-    return Task(request, _base(chosen, request), model, request.method or own, say)
+    return Task(request, _base(chosen, request), model, request.method or own, say, previous)
 
 
 def _base(chosen: Strategy, request: Request) -> Plan | None:

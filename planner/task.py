@@ -33,8 +33,8 @@ class Task:
 
     Parameters
     ----------
-    base
-        The plan of `--on`, for this cluster and, once the trace is open, for its model.
+    base, previous
+        The plans of `--on` and of `--from`, for this cluster and, once the trace is open, for its model.
     dispatch_model, method
         As asked for, else the strategy's own; no method where the strategy has only one.
     say
@@ -46,6 +46,7 @@ class Task:
     dispatch_model: DispatchModel
     method: str | None
     say: Callable[[str], None] = lambda _: None
+    previous: Plan | None = None
 
     @cached_property
     def source(self) -> Trace | CountTrace:
@@ -58,11 +59,12 @@ class Task:
         """
         found = open_any(self.request.trace)
         model = found.meta.model
-        if self.base is not None and self.base.model != model:
-            raise InputError(
-                f"{self.request.on}: a plan for {self.base.model.name}, {found.path} is of {model.name} or of other"
-                " sizes; expected the same model: give the plan's own trace, or solve on this one"
-            )
+        for path, plan in ((self.request.on, self.base), (self.request.previous, self.previous)):
+            if plan is not None and plan.model != model:
+                raise InputError(
+                    f"{path}: a plan for {plan.model.name}, {found.path} is of {model.name} or of other sizes; expected"
+                    " the same model: give the plan's own trace, or solve on this one"
+                )
         return found
 
     @property

@@ -21,10 +21,10 @@ def balance(loads: NDArray[np.float64], placement: Placement) -> float:
 
 def replica_loads(loads: NDArray[np.float64], experts: NDArray[np.integer]) -> NDArray[np.float64]:
     """The load of every replica `[L, P]`, for loads `[L, E]` and the expert in every slot `[L, P]`."""
-    layer = np.arange(len(loads))[:, None]
-    count_LE = np.zeros(loads.shape)
-    np.add.at(count_LE, (layer, experts), 1)
-    return np.asarray((loads / count_LE)[layer, experts])
+    num_layers, num_experts = loads.shape
+    cell_LP = np.arange(num_layers)[:, None] * num_experts + experts
+    count_N = np.bincount(cell_LP.ravel(), minlength=loads.size)
+    return np.asarray((loads.ravel() / np.maximum(count_N, 1))[cell_LP])
 
 
 def _device_loads(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:

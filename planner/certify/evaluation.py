@@ -16,7 +16,7 @@ from .figures import Recounted, gain_interval, interval_of, recounted
 from .recount import Ledger, Residence, recount
 from .roster import Roster, enroll, tokens_of
 from .seconds import Clock
-from .structure import evaluation_options, holders_of, labelled, seconds_options, slot_widths
+from .structure import evaluation_options, holders_of, labelled, placement_options, seconds_options, slot_widths
 
 __all__ = [
     "Fitted",
@@ -74,6 +74,8 @@ def check_evaluation(
     check_seconds(plan, clock, certificate)
     check_verdict(plan, found, certificate)
     certificate.unchecked.append("solver seconds, method and backend")
+    if placement_options(plan).replanned is not None:
+        certificate.unchecked.append("moves from the plan in force and the gain over it")
     if plan.inputs.profile is not None and profile is None:
         certificate.unchecked.append("the profile's hash")
     return fitted
@@ -152,9 +154,10 @@ def _residences(plan: Plan, fitted: Fitted) -> dict[str, Residence]:
     assert plan.decisions.placement is not None
     decision, num_experts, widths = plan.decisions.placement, plan.model.num_experts, slot_widths(plan)
     slots_D = np.array(widths)
+    groups = plan.model.num_expert_groups
     baselines = {
         "contiguous": contiguous.solve(plan.model.num_layers, num_experts, plan.cluster, slots=slots_D).placement,
-        "eplb": eplb.solve(fitted.loads, plan.cluster, slots=slots_D).placement,
+        "eplb": eplb.solve(fitted.loads, plan.cluster, slots=slots_D, num_groups=groups).placement,
     }
     residences = {}
     for label, contender in labelled(plan.evaluation.fit).items():

@@ -15,6 +15,7 @@ COMMANDS = {
     "trace": "Record, import, inspect and count routing.",
     "solve": "Compute a plan from a trace.",
     "show": "Print a plan and a picture of it.",
+    "compare": "Hold plans against one another on any trace.",
     "certify": "Recompute what a plan claims.",
     "apply": "Make a plan this directory's active plan.",
     "demo": "Run the whole chain on the embedded model.",

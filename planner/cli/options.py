@@ -28,7 +28,7 @@ class Method(StrEnum):
 
 
 class Backend(StrEnum):
-    """What solves the ilp."""
+    """What solves the integer programmes."""
 
     ORTOOLS = "ortools"
     PULP = "pulp"

@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import Backend, Dispatch, Method, Phase, Strategy
 from .screen import Json, console, print_json, progress
+
+if TYPE_CHECKING:
+    from ..request import Request
 
 __all__ = ["app"]
 
@@ -31,11 +34,19 @@ def solve(
     on: Annotated[
         Path | None, typer.Option(help="A plan to add this decision to; its cluster.", show_default=False)
     ] = None,
+    previous: Annotated[
+        Path | None,
+        typer.Option("--from", help="exflow: the plan in force, to move few experts from.", show_default=False),
+    ] = None,
+    horizon: Annotated[
+        float | None,
+        typer.Option(help="With --from: tokens within which a move must pay for itself.", show_default=False),
+    ] = None,
     dispatch: Annotated[
         Dispatch | None, typer.Option(help="Instead of the strategy's own.", show_default=False)
     ] = None,
     method: Annotated[Method | None, typer.Option(help="How to solve; the strategy's own.", show_default=False)] = None,
-    backend: Annotated[Backend, typer.Option(help="What solves the ilp.")] = Backend.ORTOOLS,
+    backend: Annotated[Backend, typer.Option(help="What solves exflow's ilp and paper.")] = Backend.ORTOOLS,
     slots: Annotated[
         int | None, typer.Option(help="Expert slots a device; surplus ones hold replicas.", show_default=False)
     ] = None,
@@ -54,6 +65,9 @@ def solve(
     ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver.")] = 30.0,
     seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0,
+    learning_curve: Annotated[
+        bool, typer.Option("--learning-curve", help="exflow: instead of a plan, its gain by fit tokens; -o PAGE.html.")
+    ] = False,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
@@ -63,6 +77,7 @@ def solve(
     Examples:
       moeplan solve --strategy exflow --trace traces --cluster 2x8 -o plan.json
       moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
+      moeplan solve --from plan.json --trace new-traces -o next.json
     """
     from ..inputs import cluster_for, profile_for
     from ..report import solve_report
@@ -73,9 +88,11 @@ def solve(
     request = Request(
         strategy=strategy.value,
         trace=trace,
-        cluster=cluster_for(cluster, profile_path, link or (), on=on),
+        cluster=cluster_for(cluster, profile_path, link or (), on=on or previous),
         profile=profile_path,
         on=on,
+        previous=previous,
+        horizon_tokens=horizon,
         dispatch_model=None if dispatch is None else dispatch.value,
         method=None if method is None else method.value,
         backend=backend.value,
@@ -90,6 +107,9 @@ def solve(
         joint=joint,
         full_duplex=full_duplex,
     )
+    if learning_curve:
+        _show_curve(request, output, as_json=as_json)
+        return
     with progress() as say:
         made = make(request, on_progress=say)
     made.save(output)
@@ -102,3 +122,21 @@ def solve(
     if interrupted:
         print(f"moeplan: interrupted; {output} holds the best found until then", file=sys.stderr)
         raise typer.Exit(130)
+
+
+def _show_curve(request: "Request", output: Path, *, as_json: bool) -> None:
+    """The learning curve on stdout, and as a page where one is asked for."""
+    from ..learning_curve import learning_curve
+    from ..learning_curve_report import as_dict, check_page, curve_report, write_curve
+
+    page = output if output != Path("plan.json") else None
+    if page is not None:
+        check_page(page)
+    with progress() as say:
+        curve = learning_curve(request, on_progress=say)
+    if page is not None:
+        write_curve(curve, page)
+    if as_json:
+        print_json(as_dict(curve))
+    else:
+        curve_report(curve, console())

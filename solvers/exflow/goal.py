@@ -25,9 +25,11 @@ class Goal:
     cluster
         N nodes of G devices.
     total
-        W.sum(), the transitions there are.
+        W.sum(), the transitions there are, and the pairs.
     expected
         Whether replicas make what is kept an expectation (`cost.hops_kept`), which the figure's name then says.
+    paired
+        Whether pairs of experts of one layer count as transitions do.
 
     Notes
     -----
@@ -40,6 +42,7 @@ class Goal:
     cluster: Cluster
     total: float
     expected: bool
+    paired: bool = False
 
     @property
     def rho(self) -> float:
@@ -72,5 +75,5 @@ class Goal:
         share = value / self.total if self.total else self.rho
         prefix = "expected_" if self.expected else ""
         if self.cluster.num_nodes == 1:
-            return Objective(f"{prefix}hops_kept", share, "max")
-        return Objective(f"{prefix}hop_cost", self.rho - share, "min")
+            return Objective(f"{prefix}{'affinity' if self.paired else 'hops'}_kept", share, "max")
+        return Objective(f"{prefix}{'affinity' if self.paired else 'hop'}_cost", self.rho - share, "min")

@@ -3,48 +3,84 @@
 Legend: L MoE layers; E experts a layer; N nodes of G devices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .budget import Budget
 from .programme import Layout, Programme
-from .search import Incumbent, search
+from .search import Incumbent
+from .terms import Terms
 
-__all__ = ["staged"]
+__all__ = ["Stage", "staged"]
 
 NODE_SHARE = 0.5  # of the budget; the rest goes to the devices inside the nodes
+Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], None]
 
 
-def staged(programme: Programme, budget: Budget, rng: np.random.Generator) -> Layout:
-    """The layout that keeps most on nodes, and given that most on devices (the paper's two stages)."""
-    group = programme.devices_per_node
-    num_nodes = len(programme.slots) // group
-    slots_NG = programme.slots.reshape(num_nodes, group)
-    nodes = _solved(programme.weights, programme.sizes, slots_NG.sum(axis=1), budget, NODE_SHARE, rng)
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a layout costs after a stage of the search.
+
+    Parameters
+    ----------
+    name
+        "nodes", "devices" or "joint".
+    inter_hops, intra_hops
+        The shares of transitions that leave their node, and that leave their device but not their node.
+    """
+
+    name: str
+    inter_hops: float
+    intra_hops: float
+
+    @classmethod
+    def of(cls, name: str, programme: Programme, layout: Layout) -> "Stage":
+        """The stage that a layout is the end of."""
+        total = sum(float(weight.sum()) for weight in programme.weights) or 1.0
+        levels = [
+            sum(
+                float(weight[here[:, None] // size == there // size].sum())
+                for weight, here, there in zip(programme.weights, layout[:-1], layout[1:], strict=True)
+            )
+            for size in (programme.devices_per_node, 1)
+        ]
+        return cls(name, 1 - levels[0] / total, (levels[0] - levels[1]) / total)
+
+
+def staged(
+    programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, search: Search
+) -> tuple[Layout, tuple[Stage, ...]]:
+    """The layout that keeps most on nodes, and given that most on devices (the paper's two stages), and the stages."""
+    num_nodes = len(programme.slots) // programme.devices_per_node
+    nodes = _solved(programme.of_nodes(), terms, budget, NODE_SHARE, rng, search)
     layout = [np.empty(size, dtype=np.int64) for size in programme.sizes]
-    for node in range(num_nodes):
-        member = [np.flatnonzero(node_E == node) for node_E in nodes]
-        weights = [programme.weights[cut][np.ix_(*member[cut : cut + 2])] for cut in range(len(programme.weights))]
-        sizes = tuple(map(len, member))
-        inside = _solved(weights, sizes, slots_NG[node], budget, 1 / (num_nodes - node), rng)
-        for device_E, member_E, inside_E in zip(layout, member, inside, strict=True):
+    members = [[np.flatnonzero(node_E == node) for node_E in nodes] for node in range(num_nodes)]
+    subs = [programme.inside(node, member) for node, member in enumerate(members)]
+    _fill(layout, members, [sub.first_layout() for sub in subs], programme.devices_per_node)
+    after_nodes = Stage.of("nodes", programme, layout)
+    inside = [
+        _solved(sub, terms.of_node(member), budget, 1 / (num_nodes - node), rng, search)
+        for node, (sub, member) in enumerate(zip(subs, members, strict=True))
+    ]
+    layout = [np.empty(size, dtype=np.int64) for size in programme.sizes]
+    _fill(layout, members, inside, programme.devices_per_node)
+    return layout, (after_nodes, Stage.of("devices", programme, layout))
+
+
+def _fill(layout: Layout, members: list[Layout], inside: list[Layout], group: int) -> None:
+    """Give every node's experts their devices, in place."""
+    for node, (member, within) in enumerate(zip(members, inside, strict=True)):
+        for device_E, member_E, inside_E in zip(layout, member, within, strict=True):
             device_E[member_E] = node * group + inside_E
-    return layout
 
 
 def _solved(
-    weights: Sequence[NDArray[np.float64]],
-    sizes: tuple[int, ...],
-    slots: NDArray[np.int64],
-    budget: Budget,
-    share: float,
-    rng: np.random.Generator,
+    programme: Programme, terms: Terms, budget: Budget, share: float, rng: np.random.Generator, search: Search
 ) -> Layout:
     """The best layout found for one level of links."""
-    programme = Programme(weights, sizes, slots, np.eye(len(slots)), len(slots))
-    incumbent, part = Incumbent(programme), budget.part(share)
-    search(programme, part, rng, incumbent)
+    incumbent, part = Incumbent(programme, terms=terms), budget.part(share)
+    search(programme, terms, part, rng, incumbent)
     budget.settle(part)
     return incumbent.layout

@@ -57,6 +57,23 @@ class Programme:
         """Experts in their own order."""
         return [self.places[:size].copy() for size in self.sizes]
 
+    def of_nodes(self) -> "Programme":
+        """Which node each expert lives on, to keep the most weight on nodes."""
+        slots_N = self.slots.reshape(-1, self.devices_per_node).sum(axis=1)
+        return Programme(self.weights, self.sizes, slots_N, np.eye(len(slots_N)), 1)
+
+    def inside(self, node: int, members: Layout) -> "Programme":
+        """Which device of a node each of its experts lives on, to keep the most weight on devices.
+
+        Parameters
+        ----------
+        members
+            The experts of the node, a layer; transitions that leave it are dropped.
+        """
+        weights = [self.weights[cut][np.ix_(*members[cut : cut + 2])] for cut in range(len(self.weights))]
+        slots_G = self.slots[node * self.devices_per_node :][: self.devices_per_node]
+        return Programme(weights, tuple(map(len, members)), slots_G, np.eye(len(slots_G)), len(slots_G))
+
     def before(self, layout: Layout, layer: int) -> NDArray[np.float64]:
         """What each device is worth to each expert of a layer because of the layer before, `[E, D]`."""
         return np.asarray(self.weights[layer - 1].T @ self.near[layout[layer - 1]])

@@ -4,13 +4,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..compiled import COMPILED
 from ..outcome import ROUNDING
 from .budget import Budget
 from .chain import chain
 from .programme import Layout, Programme
 from .sweeps import polish, sweep
+from .terms import Terms
 
-__all__ = ["Incumbent", "search"]
+__all__ = ["Incumbent", "improve", "search"]
 
 STARTS = 8
 START_SHARE = 0.3  # of the work; the first start always runs to its end
@@ -29,14 +31,24 @@ class Incumbent:
         A bound; a layout that reaches it is optimal and ends the search.
     on_improvement
         Called with the value of each better layout.
+    start
+        The first layout; by default experts in their own order.
+    terms
+        What counts for the value besides the programme.
     """
 
     def __init__(
-        self, programme: Programme, target: float = np.inf, on_improvement: Callable[[float], None] | None = None
+        self,
+        programme: Programme,
+        target: float = np.inf,
+        on_improvement: Callable[[float], None] | None = None,
+        *,
+        start: Layout | None = None,
+        terms: Terms | None = None,
     ) -> None:
-        self.layout = programme.first_layout()
-        self.value = programme.value(self.layout)
-        self._target = target
+        self.layout = programme.first_layout() if start is None else start
+        self.value = (terms or Terms()).value(programme, self.layout)
+        self.target = target
         self._on_improvement = on_improvement
 
     def offer(self, layout: Layout, value: float) -> None:
@@ -50,7 +62,24 @@ class Incumbent:
     @property
     def optimal(self) -> bool:
         """Whether the value meets the bound, up to rounding."""
-        return self.value >= self._target * (1 - ROUNDING)
+        return self.value >= self.target * (1 - ROUNDING)
+
+
+def improve(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
+    """Improve `incumbent` by annealing, from a polished chain where nothing but the programme counts.
+
+    Without a compiler there is the search by sweeps, and nothing where more than the programme counts.
+    """
+    if incumbent.optimal or budget.late:
+        return
+    if terms.plain and not COMPILED:
+        search(programme, budget, rng, incumbent)
+    elif terms.plain and programme.weights:
+        _start(programme, budget, rng, incumbent, starts=1)
+    if COMPILED:
+        from .rounds import anneal_rounds
+
+        anneal_rounds(programme, terms, budget, rng, incumbent)
 
 
 def search(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
@@ -63,9 +92,11 @@ def search(programme: Programme, budget: Budget, rng: np.random.Generator, incum
         _climb(programme, budget, rng, incumbent)
 
 
-def _start(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
+def _start(
+    programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent, starts: int = STARTS
+) -> None:
     until = budget.left * (1 - START_SHARE)
-    for _ in range(STARTS):
+    for _ in range(starts):
         layout = chain(programme, int(rng.integers(programme.num_layers)), budget, rng)
         polish(programme, layout, budget)
         incumbent.offer(layout, programme.value(layout))

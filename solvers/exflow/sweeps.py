@@ -12,7 +12,7 @@ from ..assignment import assign_places
 from .budget import Budget
 from .programme import Layout, Programme
 
-__all__ = ["polish", "relabel", "sweep"]
+__all__ = ["best_labels", "polish", "relabel", "sweep"]
 
 OVERHEAD = 1500  # cells of work that a call of the assignment solver amounts to
 TOLERANCE = 1e-12  # gains below this share of what is at stake are rounding
@@ -59,7 +59,7 @@ def relabel(programme: Programme, layout: Layout, budget: Budget) -> bool:
         pair_EE = layout[cut][:, None] * num_devices + layout[cut + 1]
         flow_DD = np.bincount(pair_EE.ravel(), weight_EE.ravel(), num_devices**2).reshape(num_devices, num_devices)
         worth_DD = flow_DD.T @ programme.near  # [name now, name then]
-        label_D = _best_labels(worth_DD, programme)
+        label_D = best_labels(worth_DD, programme)
         budget.spend(num_devices**2 + OVERHEAD)
         if _gains(worth_DD, label_D, np.arange(num_devices)):
             layout[cut + 1 :] = [label_D[device_E] for device_E in layout[cut + 1 :]]
@@ -85,7 +85,7 @@ def _gains(worth: NDArray[np.float64], found: NDArray[np.int64], held: NDArray[n
     return float(worth[row, found].sum()) > now + TOLERANCE * abs(now)
 
 
-def _best_labels(worth_DD: NDArray[np.float64], programme: Programme) -> NDArray[np.int64]:
+def best_labels(worth_DD: NDArray[np.float64], programme: Programme) -> NDArray[np.int64]:
     """The new name of every device `[D]`: nodes trade places whole, devices inside them, all for equal slots only."""
     group = programme.devices_per_node
     num_nodes = len(worth_DD) // group

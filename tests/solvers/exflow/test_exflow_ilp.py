@@ -1,3 +1,4 @@
+import itertools
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
 from moeplan.solvers.exflow import strategy
 from moeplan.solvers.exflow.ilp import Backend, solve_ilp
+from moeplan.solvers.exflow.paper import solve_paper
 from moeplan.solvers.exflow.programme import Programme
 from moeplan.solvers.outcome import Status
 
@@ -89,3 +91,57 @@ assert abs(values[0] - values[1]) < 1e-9, values
         [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def staged_optimum(weights: Array, slots: list[int], group: int, brute_force: BruteForce) -> float:
+    """The most transitions that any placement keeps on nodes."""
+    return brute_force(weights, [sum(slots[i : i + group]) for i in range(0, len(slots), group)], np.eye(2))
+
+
+@pytest.mark.parametrize("backend", ["ortools", "pulp"])
+def test_the_papers_stages_keep_the_most_on_nodes_and_then_the_most_on_devices_inside_them(
+    brute_force: BruteForce, rng: np.random.Generator, backend: Backend
+) -> None:
+    for _ in range(3):
+        weights = np.round(rng.dirichlet(np.full(6, 0.4), (2, 6)) * 50)
+        programme = Programme(list(weights), (6,) * 3, np.array([2, 1, 2, 1]), TWO_NODES, 2)
+        found = solve_paper(programme, backend, time_limit_s=60, seed=0)
+        assert found.proven
+        assert found.bound == np.inf
+        assert found.layout is not None
+        nodes = [device_E // 2 for device_E in found.layout]
+        assert programme.of_nodes().value(nodes) == pytest.approx(staged_optimum(weights, [2, 1, 2, 1], 2, brute_force))
+        for node in (0, 1):
+            members = [np.flatnonzero(node_E == node) for node_E in nodes]
+            inside = [device_E[member] - 2 * node for device_E, member in zip(found.layout, members, strict=True)]
+            stage = programme.inside(node, members)
+            assert stage.value(inside) == pytest.approx(brute_force_uneven(stage))
+
+
+def brute_force_uneven(programme: Programme) -> float:
+    """The best value of two devices that hold three experts a layer, every deal tried."""
+    deals = [np.array(one) for one in itertools.product((0, 1), repeat=3) if sum(one) == programme.slots[1]]
+    return max(programme.value(list(layout)) for layout in itertools.product(deals, repeat=3))
+
+
+@pytest.mark.parametrize(("cluster", "kind"), [(Cluster(1, 2), "ilp"), (Cluster(2, 1), "ilp"), (Cluster(2, 2), None)])
+def test_the_method_paper_is_proven_where_it_has_one_stage_and_never_beats_the_whole_programme(
+    rng: np.random.Generator, cluster: Cluster, kind: str | None
+) -> None:
+    weights = rng.poisson(rng.dirichlet(np.full(4, 0.5), (2, 4)) * 100)
+    paper, whole = (exflow.solve(weights, cluster, method=how, time_limit_s=60).outcome for how in ("paper", "ilp"))
+    assert paper.backend == "ortools cp-sat"
+    assert whole.status is Status.OPTIMAL
+    sign = 1 if paper.objective.sense == "max" else -1
+    assert sign * paper.objective.value <= sign * whole.objective.value + 1e-9
+    if kind:
+        assert paper.objective.value == pytest.approx(whole.objective.value)
+        assert paper.status is Status.OPTIMAL
+
+
+def test_the_method_paper_ends_in_time_with_experts_at_least_in_their_own_order(rng: np.random.Generator) -> None:
+    weights = rng.poisson(rng.dirichlet(np.full(24, 0.3), (5, 24)) * 100)
+    found = exflow.solve(weights, Cluster(2, 3), method="paper", time_limit_s=3)
+    assert found.outcome.status is Status.TIME_LIMIT
+    assert found.outcome.wall_s < 6
+    assert found.placement.slots.tolist() == [4] * 6

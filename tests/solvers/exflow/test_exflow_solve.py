@@ -21,6 +21,7 @@ BruteForce = Callable[[Array, list[int], Array], float]
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy, "WORK", 2e6)
+    monkeypatch.setattr(strategy, "ANNEALING_RATE", 1e5)
 
 
 def skewed(seed: int, num_layers: int, num_experts: int) -> Array:
@@ -143,16 +144,16 @@ def test_ctrl_c_gives_the_best_found_so_far(after: int) -> None:
 
 
 def test_the_time_limit_is_kept_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "WORK", 1e12)
+    monkeypatch.setattr(strategy, "ANNEALING_RATE", 1e12)
     found = exflow.solve(skewed(7, 16, 64), Cluster(1, 8), time_limit_s=1.0)
     assert found.outcome.status is Status.TIME_LIMIT
     assert found.outcome.wall_s < 2
 
 
-@pytest.mark.parametrize("method", ["sweeps", "ilp"])
+@pytest.mark.parametrize("method", ["annealing", "sweeps", "ilp"])
 @pytest.mark.parametrize("slots", [8, 10])
 def test_next_to_no_time_still_gives_a_legal_placement_with_a_bound(
-    method: Literal["sweeps", "ilp"], slots: int
+    method: Literal["annealing", "sweeps", "ilp"], slots: int
 ) -> None:
     found = exflow.solve(skewed(8, 24, 64), Cluster(2, 4), slots=slots, method=method, time_limit_s=1e-3)
     assert found.placement.slots.tolist() == [slots] * 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .integers import flow_units
+from ..integers import flow_units
 
 __all__ = ["KeptBound", "kept_bound", "row_bound", "spectral_bound", "transportation_bound"]
 

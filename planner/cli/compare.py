@@ -1,0 +1,62 @@
+"""`moeplan compare`: hold plans against one another on any trace."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import NoBenefitError
+from .options import Phase
+from .screen import Json, console, print_json, progress
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def compare(
+    plans: Annotated[list[Path], typer.Argument(help="The plans; gains are against the first, too.")],
+    trace: Annotated[str, typer.Option(help="A trace of their model: a directory, a file or a URI.")] = "traces",
+    profile: Annotated[
+        Path | None, typer.Option(help="The profile; profile.json where there is one.", show_default=False)
+    ] = None,
+    phase: Annotated[
+        list[Phase] | None, typer.Option(help="Only tokens of this phase; may repeat.", show_default=False)
+    ] = None,
+    samples_per_step: Annotated[
+        int | None,
+        typer.Option(help="Samples of a step; as the first plan was judged.", min=1, max=2**31 - 1, show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Evaluate plans side by side on a trace they were not made from, each against its own baseline and the first.
+
+    Exits with 8 when a plan no longer pays: its gain's 95 % interval is not above 0.
+
+    \b
+    Example:
+      moeplan compare plan.json other.json --trace new-traces
+    """
+    from ..compare import compare as compared
+    from ..compare_report import as_dict, compare_report
+    from ..inputs import profile_for
+
+    with progress() as say:
+        found = compared(
+            plans,
+            trace,
+            profile=profile_for(profile),
+            phases=tuple(chosen.value for chosen in phase or ()),
+            samples_per_step=samples_per_step,
+            seed=seed,
+            on_progress=say,
+        )
+    if as_json:
+        print_json(as_dict(found))
+    else:
+        compare_report(found, console())
+    if found.failing:
+        names = " and ".join(found.failing)
+        raise NoBenefitError(f"{trace} shows no benefit of {names}; re-plan with moeplan solve --trace {trace}")

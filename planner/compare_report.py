@@ -1,0 +1,96 @@
+"""What `moeplan compare` prints."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import printable
+from .compare import Compared, Comparison
+from .contender_table import LEGEND, LEGEND_OF_NODES, contender_table
+from .remarks import gain_words
+from .seconds_report import print_seconds_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["as_dict", "compare_report"]
+
+
+def compare_report(found: Comparison, console: "Console") -> None:
+    """What was read, the plans and their baselines side by side, and what each gains."""
+    part, several_nodes = found.part, found.cluster.num_nodes > 1
+    console.print(f"trace     {printable(found.trace)}  {part.num_tokens:,} tokens, {part.num_samples} {found.unit}s")
+    dropped = f", {part.dropped_samples} {found.unit}(s) fill none" if part.dropped_samples else ""
+    console.print(f"cluster   {found.cluster}; {part.num_steps} step(s){dropped}")
+    if found.seen:
+        console.print(f"ALL {found.unit}s were fitted by these plans: expect less on others")
+    elif found.num_fitted:
+        console.print(f"left out  {found.num_fitted} {found.unit}s that a plan was fitted to")
+    console.print()
+    console.print(contender_table(part, found.unit + "s", several_nodes=several_nodes))
+    console.print(LEGEND_OF_NODES if several_nodes else LEGEND)
+    console.print()
+    if found.seconds is not None and found.seconds.sources:
+        print_seconds_table(part, console)
+        console.print()
+    for line in _gains(found):
+        console.print(line)
+
+
+def as_dict(found: Comparison) -> dict[str, Any]:
+    """The comparison as a JSON object."""
+    return {
+        "trace": {"path": found.trace, "sha256": found.trace_sha256},
+        "cluster": str(found.cluster),
+        "unit": found.unit,
+        "samples_per_step": found.samples_per_step,
+        "num_fitted_left_out": 0 if found.seen else found.num_fitted,
+        "judged_on_fitted": found.seen,
+        "part": found.part.model_dump(mode="json"),
+        "seconds": None if found.seconds is None else found.seconds.model_dump(mode="json"),
+        "plans": [_plan(one) for one in found.compared],
+        "no_longer_pay": found.failing,
+    }
+
+
+def _plan(one: Compared) -> dict[str, Any]:
+    return {
+        "path": one.path,
+        "plan_sha256": one.plan.plan_sha256,
+        "strategies": list(one.plan.strategies),
+        "contender": one.label,
+        "verdict": one.verdict.model_dump(mode="json"),
+        "gain_when_solved": None if one.claimed is None else one.claimed.model_dump(mode="json"),
+        "against_first": None if one.against_first is None else one.against_first.model_dump(mode="json"),
+    }
+
+
+def _gains(found: Comparison) -> Iterable[str]:
+    for one in found.compared:
+        claimed = "" if one.claimed is None else f"; {_claim(one, found)} when it was solved"
+        gain = gain_words(one.verdict, found.part)
+        yield f"{printable(one.path)} {_standing(one)}: {gain} than {_named(one.verdict.against)}{claimed}"
+    for one in found.compared:
+        if one.against_first is not None:
+            gain = gain_words(one.against_first, found.part)
+            yield f"{printable(one.path)}: {gain} than {_named(one.against_first.against)}"
+
+
+def _standing(one: Compared) -> str:
+    if one.verdict.value == "benefit":
+        return "pays"
+    if one.verdict.gain.low is None:
+        return "NOT SHOWN TO PAY (one step shows nothing)"
+    paid = one.plan.verdict is not None and one.plan.verdict.value == "benefit"
+    return "NO LONGER PAYS" if paid else "DOES NOT PAY"
+
+
+def _claim(one: Compared, found: Comparison) -> str:
+    """The gain when it was solved, worded as the verdict."""
+    assert one.claimed is not None
+    return gain_words(one.verdict.model_copy(update={"gain": one.claimed}), found.part)
+
+
+def _named(label: str) -> str:
+    """A contender's label as tables have it."""
+    name, _, dispatch_model = label.rpartition("/")
+    return f"{printable(name)}, {dispatch_model}"

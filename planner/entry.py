@@ -1,0 +1,127 @@
+"""An entry of a comparison: a plan, the placement it runs under, and what it is held against."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MismatchError, UsageError
+from ..profilers.cluster import Cluster
+from ..profilers.profile import load as load_profile
+from ..runtime.plan import Plan, load
+from ..solvers import contiguous
+from ..solvers.placement import Placement, slots_for
+from ..traces.model import ModelSpec
+from ..traces.reader import Trace
+from .strategy import strategy
+from .tally import Route
+
+__all__ = ["Entry", "check_model", "common_cluster", "entries_of", "known_model"]
+
+COMPARABLE = {"placement", "pipeline"}
+SAME = ("name", "layer_ids", "num_experts", "top_k")  # what two traces of one model agree on
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A plan with its place in the comparison: its own placement, else contiguous."""
+
+    path: str
+    plan: Plan
+    placement: Placement
+
+    @property
+    def route(self) -> Route:
+        """Its placement under its dispatch model."""
+        return Route(self.path, self.plan.dispatch_model, self.placement)
+
+    @property
+    def baseline(self) -> Route:
+        """What it is held against: contiguous in as many slots; for a pipeline the same placement, in one chunk."""
+        if self.plan.decisions.pipeline is not None:
+            return Route(f"{self.path} at degree 1", "standard", self.placement)
+        slots_D = self.placement.slots
+        name = f"contiguous in {self.placement.num_slots} slots"
+        if len(set(slots_D.tolist())) > 1:
+            name = f"contiguous in the slots of {self.path}"
+        elif slots_D[0] == -(-self.placement.num_experts // len(slots_D)):
+            name = "contiguous"
+        return Route(name, "standard", _contiguous(self.plan, slots_D))
+
+    @property
+    def metric(self) -> str:
+        """What its verdict is about where steps cannot be compared."""
+        return strategy(self.plan.strategies[-1]).metric
+
+
+def entries_of(paths: Sequence[str | os.PathLike[str]]) -> list[Entry]:
+    """The plans in these files.
+
+    Raises
+    ------
+    UsageError
+        None, one twice, or one whose decisions are made online.
+    """
+    names = [str(path) for path in paths]
+    if not names or len(set(names)) < len(names):
+        raise UsageError(f"plans {', '.join(names) or 'none'}; expected one or more, each once")
+    found = []
+    for name in names:
+        plan = load(name)
+        if other := set(plan.decisions.names) - COMPARABLE:
+            raise UsageError(
+                f"{name}: it decides {' and '.join(sorted(other))}, made online from each step's own samples; compare"
+                " takes placements and pipelines: solve that strategy on the new trace instead"
+            )
+        slots_D = slots_for(plan.model.num_experts, plan.cluster.num_devices)
+        found.append(Entry(name, plan, plan.placement or _contiguous(plan, slots_D)))
+    return found
+
+
+def common_cluster(entries: Sequence[Entry], profile: str | os.PathLike[str] | None) -> Cluster:
+    """The one cluster that all plans are for, with the first one's links, or the profile's where it has some."""
+    piped = [entry.path for entry in entries if entry.plan.decisions.pipeline is not None]
+    for entry in entries:
+        if piped and entry.plan.dispatch_model != "standard":
+            raise UsageError(
+                f"{entry.path} is for {entry.plan.dispatch_model} dispatch, {piped[0]} cuts layers of standard into"
+                " chunks; expected one kind of layer: compare them apart"
+            )
+        if str(entry.plan.cluster) != str(entries[0].plan.cluster):
+            raise UsageError(
+                f"{entry.path} is for {entry.plan.cluster}, {entries[0].path} for {entries[0].plan.cluster};"
+                " expected plans for one cluster: compare them one at a time"
+            )
+        if entry.path in piped and profile is None:
+            raise UsageError(f"{entry.path}: its pipeline degrees change seconds only; name a profile with --profile")
+    cluster = entries[0].plan.cluster
+    known = {} if profile is None else load_profile(profile).cluster.links
+    links = {kind: link for kind, link in known.items() if kind != "inter" or cluster.num_nodes > 1}
+    return dataclasses.replace(cluster, links={**cluster.links, **links})
+
+
+def check_model(entry: Entry, trace: Trace) -> None:
+    """Refuse a trace of another model than the plan's."""
+    for name in SAME:
+        ours, theirs = getattr(entry.plan.model, name), getattr(trace.model, name)
+        if ours != theirs:
+            raise MismatchError(
+                f"{entry.path}: a plan for {name} {ours!s:.60}, {trace.path} has {theirs!s:.60}; expected a trace of"
+                " the plan's model"
+            )
+
+
+def known_model(model: ModelSpec, plans: Sequence[Plan]) -> ModelSpec:
+    """The trace's model, sizes that it lacks as the first plan that knows them has them."""
+    for plan in plans:
+        lacking = [one.name for one in dataclasses.fields(ModelSpec) if getattr(model, one.name) is None]
+        attention = model.attention if model.attention.kv_size else plan.model.attention
+        model = dataclasses.replace(model, attention=attention, **{name: getattr(plan.model, name) for name in lacking})
+    return model
+
+
+def _contiguous(plan: Plan, slots_D: NDArray[np.int64]) -> Placement:
+    return contiguous.solve(plan.model.num_layers, plan.model.num_experts, plan.cluster, slots=slots_D).placement

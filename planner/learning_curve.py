@@ -1,0 +1,175 @@
+"""The learning curve: what a placement fitted to fewer tokens gains on the samples held out.
+
+Legend: R bootstrap draws.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from ..runtime.plan import Metric
+from ..solvers import contiguous
+from ..solvers.outcome import Status
+from ..solvers.placement import Placement, slots_for
+from ..solvers.result import PlacementResult
+from ..traces.counts import count
+from . import exflow
+from .evaluate import Replayed, cohorts_of, judge
+from .intervals import DRAWS, interval
+from .metrics import Figures
+from .predicted import Predicted
+from .replay import replay
+from .request import Request
+from .solve import task_for
+from .strategy import strategy
+from .tally import Route
+from .task import Task
+
+__all__ = ["METRIC", "LearningCurve", "Point", "learning_curve"]
+
+METRIC = "device_copies"
+SUBSETS = 3  # of every size but the largest
+HALVINGS = 6
+FEWEST_SIZES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What so many fitted units gain on those held out.
+
+    Parameters
+    ----------
+    num_tokens
+        Of the units, mean over the subsets drawn.
+    gain
+        Fewer `device_copies` than contiguous experts under the same dispatch model, mean over the subsets; the interval
+        is over subsets and held-out units.
+    """
+
+    num_units: int
+    num_tokens: int
+    num_subsets: int
+    gain: Metric
+
+
+@dataclass(frozen=True, slots=True)
+class LearningCurve:
+    """Points in ascending size, what the last doubling of the fitted units gained, and solves that time cut short."""
+
+    unit: str
+    dispatch_model: str
+    points: tuple[Point, ...]
+    last_doubling: Metric
+    num_solves: int
+    num_capped: int
+
+    @property
+    def saturated(self) -> bool:
+        """Whether the last doubling gained less than 2 % of all, so that more tokens would hardly help."""
+        return self.last_doubling.value < 0.02 * self.points[-1].gain.value
+
+    def enough(self, share: float) -> Point:
+        """The smallest size from which on every gain is at least a share of the last."""
+        good = [one.gain.value >= share * self.points[-1].gain.value for one in self.points]
+        return self.points[max((place + 1 for place, fine in enumerate(good[:-1]) if not fine), default=0)]
+
+
+def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> LearningCurve:
+    """The curve of exflow on a trace: subsets of the fitted units in doubling sizes, several of each.
+
+    Parameters
+    ----------
+    request
+        As for a plan; its time limit is that of all solves together.
+
+    Raises
+    ------
+    UsageError
+        Another strategy, nothing held out, or too few units to halve.
+    """
+    if request.strategy != "exflow" or request.previous is not None:
+        raise UsageError("--learning-curve with --from or another strategy; it is of exflow's placements from nothing")
+    if request.fit_fraction == 1:
+        raise UsageError("--learning-curve with --fit-fraction 1; expected units held out to judge by: give less")
+    task = task_for(strategy("exflow"), request, on_progress)
+    subsets = list(_subsets(np.flatnonzero(task.fitted), request.seed))
+    limit_s = request.time_limit_s / (len(subsets) + 1)
+    _placed(task, subsets[-1], limit_s)  # loads and compiles the solvers, in nobody's time
+    placed = []
+    for number, chosen in enumerate(subsets, start=1):
+        on_progress(f"solving {number} of {len(subsets)}: {len(chosen)} {task.surveyed.kind}s")
+        placed.append(_placed(task, chosen, limit_s))
+    on_progress("replaying the held-out samples")
+    judged = _judged(task, [one.placement for one in placed])
+    return _curve(task, subsets, judged, sum(one.outcome.status is Status.TIME_LIMIT for one in placed))
+
+
+def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]]:
+    """Places of units: all fitted ones, then random halves, quarters and so on."""
+    rng, size = np.random.default_rng(seed), len(fitted)
+    if size < FEWEST_SIZES:
+        raise UsageError(f"--learning-curve of {size} fitted unit(s); expected {FEWEST_SIZES} or more: record more")
+    yield fitted
+    for _ in range(min(HALVINGS, size.bit_length() - 1)):
+        size //= 2
+        for _ in range(SUBSETS):
+            yield np.sort(rng.permutation(fitted)[:size])
+
+
+def _placed(task: Task, chosen: NDArray[np.int64], limit_s: float) -> PlacementResult:
+    """The placement that these units give."""
+    request, unit_ids = task.request, task.surveyed.unit_ids[chosen]
+    counts = count(task.trace, keep=lambda units: np.isin(units, unit_ids), phases=request.phases or None)
+    limited = dataclasses.replace(request, time_limit_s=limit_s)
+    return exflow.place(counts, dataclasses.replace(task, request=limited), _slots(task))
+
+
+def _slots(task: Task) -> NDArray[np.int64]:
+    request, num_experts = task.request, task.trace.model.num_experts
+    return slots_for(num_experts, request.cluster.num_devices, request.slots, redundant=request.redundant)
+
+
+def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
+    """The figures of every placement on the held-out units, then those of contiguous."""
+    request, model = task.request, task.trace.model
+    routes = [Route(f"subset {number}", task.dispatch_model, placed) for number, placed in enumerate(placements)]
+    in_order = contiguous.solve(model.num_layers, model.num_experts, request.cluster, slots=_slots(task)).placement
+    routes.append(Route("contiguous", task.dispatch_model, in_order))
+    held_out = cohorts_of(task)[1:]
+    (tallies,) = replay(task.trace, held_out, routes, request.cluster, phases=request.phases or None)
+    nothing = Predicted({}, {})
+    row = [
+        Replayed(route.name, route.dispatch_model, tally, nothing) for route, tally in zip(routes, tallies, strict=True)
+    ]
+    return list(judge(held_out, [row], model, None, seed=request.seed).judged.values())
+
+
+def _curve(task: Task, subsets: Sequence[NDArray[np.int64]], judged: Sequence[Figures], capped: int) -> LearningCurve:
+    *found, base = judged
+    rng, by_size = np.random.default_rng(task.request.seed), {}
+    for size in sorted({len(one) for one in subsets}):
+        at = [number for number, one in enumerate(subsets) if len(one) == size]
+        gains = np.array([base.value[METRIC] - found[number].value[METRIC] for number in at])
+        drawn_R = np.array([base.draws[METRIC] - found[number].draws[METRIC] for number in at])[
+            rng.integers(len(at), size=DRAWS), np.arange(DRAWS)
+        ]
+        tokens = np.mean([task.surveyed.unit_tokens[subsets[number]].sum() for number in at])
+        by_size[size] = Point(size, round(float(tokens)), len(at), _metric(float(gains.mean()), drawn_R)), drawn_R
+    *_, (half, half_R), (last, last_R) = by_size.values()
+    return LearningCurve(
+        unit=task.surveyed.kind,
+        dispatch_model=task.dispatch_model,
+        points=tuple(point for point, _ in by_size.values()),
+        last_doubling=_metric(last.gain.value - half.gain.value, last_R - half_R),
+        num_solves=len(subsets),
+        num_capped=capped,
+    )
+
+
+def _metric(value: float, drawn_R: NDArray[np.float64]) -> Metric:
+    low, high = interval(drawn_R)
+    return Metric(value=value, low=low, high=high)

@@ -1,0 +1,150 @@
+"""The Lagrangian relaxation of a placement into triples of layers.
+
+Legend: L MoE layers; E experts a layer; J experts beside a layer, E a side; C experts a device, D = E / C devices.
+
+A middle layer m and the layers beside it make a triple, and a column is what one device holds of them: groups S, T, U
+of C experts of the layers m-1, m, m+1. With W the transitions, shared out between the two triples that count a pair,
+A + B' = W[m-1] and B + A' = W[m], a placement keeps
+
+    max sum_m sum_d A_m(S_d, T_d) + B_m(T_d, U_d)
+    s.t. (1) every expert of a layer is in one group of each triple that has this layer    (prices before, own, after)
+         (2) triples that share a pair of layers join the same experts of it               (price: how W is shared out)
+
+Both are priced. What is left falls apart by triple, and by the experts t of the middle layer, as a group T belongs to
+its C experts in equal parts:
+
+    bound = sum_m [ sum of prices + 1/C sum_t max over T that hold t of r(T) ],                                      (3)
+    r(T) = max_S A(S, T) - before(S) + max_U B(T, U) - after(U) - own(T)
+
+S and U are the C best for T each by itself, so that only T is searched for (`groups`). Any prices give a bound. Over
+all prices its least is that of column generation for all triples at once, with (2) as rows of the master.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Evaluation", "Prices", "Triples"]
+
+ROUNDING = 1e-11
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """A point of the dual, or a direction in it.
+
+    Parameters
+    ----------
+    share
+        What the triple of the earlier layer counts of W `[L-1, E, E]`; the later layer's counts the rest.
+    own, before, after
+        Prices of experts in the triple of middle layer m `[L, E]`: of layer m, of m - 1, of m + 1.
+    """
+
+    share: Floats
+    own: Floats
+    before: Floats
+    after: Floats
+
+    def dot(self, other: "Prices") -> float:
+        """The inner product."""
+        return sum(float(np.vdot(a, b)) for a, b in zip(self._arrays(), other._arrays(), strict=True))
+
+    def magnitude(self) -> float:
+        """The sum of absolute values."""
+        return sum(float(np.abs(a).sum()) for a in self._arrays())
+
+    def moved(self, direction: "Prices", step: float) -> "Prices":
+        """These prices minus so many steps in a direction."""
+        return Prices(*(a - step * b for a, b in zip(self._arrays(), direction._arrays(), strict=True)))
+
+    def _arrays(self) -> Iterator[Floats]:
+        return (getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The value of (3) at some prices and a subgradient there; a bound only if every group was `searched` for.
+
+    `nodes` is the work of the searches.
+    """
+
+    value: float
+    gradient: Prices
+    searched: bool
+    nodes: int
+
+
+class Triples:
+    """The relaxation of `weights` W `[L-1, E, E]`, L > 1, with `size` C experts a device.
+
+    There are `count` triples. Holds the best groups found for each middle expert: the next evaluation starts there.
+    """
+
+    def __init__(self, weights: Floats, size: int, executor: Executor) -> None:
+        self._weights, self._size, self._executor = weights, size, executor
+        num_layers, num_experts = len(weights) + 1, weights.shape[1]
+        self._middles = range(1, max(2, num_layers - 1))
+        self.count = len(self._middles)
+        first_EC = (np.arange(num_experts)[:, None] + np.arange(size)) % num_experts
+        self._group_LEC = np.tile(first_EC, (num_layers, 1, 1))
+
+    def first_prices(self) -> Prices:
+        """Nothing has a price; W is halved, but for the pairs that one triple alone counts."""
+        none_LE = np.zeros((len(self._weights) + 1, self._weights.shape[1]))
+        share = self._weights / 2
+        share[0] = 0.0
+        if len(share) > 1:
+            share[-1] = self._weights[-1]
+        return Prices(share, none_LE, none_LE, none_LE)
+
+    def evaluate(self, prices: Prices, most_nodes: int) -> Evaluation:
+        """(3) at these prices: exact, or an upper bound if the nodes do not suffice; with 0 nodes a mere estimate."""
+        gradient = Prices(np.zeros_like(prices.share), *np.zeros((3, *prices.own.shape)))
+        value, searched, nodes = 0.0, True, 0
+        triples = self._executor.map(lambda middle: self._triple(middle, prices, most_nodes), self._middles)
+        for middle, (worth, met_EJ, missed, visited) in zip(self._middles, triples, strict=True):
+            self._enter(gradient, middle, met_EJ)
+            value += worth
+            searched &= not missed
+            nodes += visited
+        gradient.share[0] = gradient.share[-1] = 0.0
+        scale = float(self._weights.sum()) + prices.magnitude()
+        return Evaluation(value + ROUNDING * scale, gradient, searched, nodes)
+
+    def _triple(self, middle: int, prices: Prices, most_nodes: int) -> tuple[float, Floats, bool, int]:
+        """What a triple adds to (3), who met whom in its best groups, whether some may be better, nodes visited."""
+        from .groups import climb, met, search
+
+        worth_EJ, sides = self._worth(middle, prices)
+        group_EC = self._group_LEC[middle]
+        value_E = climb(worth_EJ, sides, group_EC)
+        missed, nodes = search(worth_EJ, sides, group_EC, value_E, most_nodes) if most_nodes else (-np.inf, 0)
+        met_EJ = met(worth_EJ, sides, group_EC)
+        price = prices.own[middle].sum() + prices.before[middle].sum()
+        if sides > 1:
+            price += prices.after[middle].sum()
+        value = price + np.maximum(value_E, missed).sum() / self._size
+        return float(value), met_EJ, bool(missed > value_E.min()), nodes
+
+    def _worth(self, middle: int, prices: Prices) -> tuple[Floats, int]:
+        """What a middle expert and one beside it are worth together `[E, J]`, prices of both within, and the sides."""
+        sides_EE = [(self._weights[middle - 1] - prices.share[middle - 1]).T - prices.before[middle] / self._size]
+        if middle < len(self._weights):
+            sides_EE.append(prices.share[middle] - prices.after[middle] / self._size)
+        own_E = prices.own[middle] / (len(sides_EE) * self._size)
+        return np.concatenate(sides_EE, axis=1) - own_E[:, None], len(sides_EE)
+
+    def _enter(self, gradient: Prices, middle: int, met_EJ: Floats) -> None:
+        """The part of the subgradient that the best groups of a triple give: how they miss (1) and (2)."""
+        met_sEE = met_EJ.reshape(len(met_EJ), -1, len(met_EJ)).swapaxes(0, 1) / self._size
+        gradient.own[middle] = 1 - met_sEE[0].sum(axis=1) / self._size
+        gradient.before[middle] = 1 - met_sEE[0].sum(axis=0) / self._size
+        gradient.share[middle - 1] -= met_sEE[0].T
+        if len(met_sEE) > 1:
+            gradient.after[middle] = 1 - met_sEE[1].sum(axis=0) / self._size
+            gradient.share[middle] += met_sEE[1]

@@ -1,0 +1,106 @@
+"""Layouts whose devices hold no more than a share of a layer's tokens.
+
+Legend: E experts; D devices, S slots of each.
+"""
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from .programme import Layout
+
+__all__ = ["capped_layout"]
+
+ROUNDING = 1 + 1e-9
+
+
+def capped_layout(
+    loads: NDArray[np.float64], slots: NDArray[np.int64], max_load: float, *, time_limit_s: float
+) -> tuple[Layout, NDArray[np.float64]]:
+    """A layout within the cap, and the most load that a device may hold in each layer `[L]`.
+
+    Parameters
+    ----------
+    loads
+        `[L, E]`.
+    max_load
+        The cap on a device's load, over the mean of devices that have slots.
+    time_limit_s
+        Seconds for the integer programme, which decides where swapping does not get there.
+
+    Raises
+    ------
+    UsageError
+        No layout keeps the cap, or none was found; with the smallest cap that was.
+    """
+    deadline = time.perf_counter() + time_limit_s
+    mean_L = loads.sum(axis=1) / np.count_nonzero(slots)
+    layout, worst, proven = [], 0.0, True
+    for load_E, mean in zip(loads, mean_L.tolist(), strict=True):
+        device_E = _even(load_E, slots)
+        if _highest(load_E, device_E, slots) > max_load * mean * ROUNDING:
+            device_E, sure = _evenest(load_E, slots, device_E, deadline)
+            proven &= sure
+        layout.append(device_E)
+        worst = max(worst, _highest(load_E, device_E, slots) / mean if mean else 1.0)
+    if worst > max_load * ROUNDING:
+        least = np.ceil(worst * 1e4) / 1e4
+        how = "the smallest that any placement keeps" if proven else "the smallest found, perhaps not the smallest"
+        raise UsageError(f"max load {max_load:g}: no device may be that even here; give {least:.4f} or more, {how}")
+    return layout, np.maximum(max_load * mean_L * ROUNDING, 0.0)
+
+
+def _highest(load_E: NDArray[np.float64], device_E: NDArray[np.int64], slots_D: NDArray[np.int64]) -> float:
+    return float(np.bincount(device_E, load_E, len(slots_D)).max())
+
+
+def _even(load_E: NDArray[np.float64], slots_D: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Heaviest first onto the least loaded device with room, then swaps out of the most loaded while they help."""
+    device_E, free_D, held_D = np.empty(len(load_E), np.int64), slots_D.copy(), np.zeros(len(slots_D))
+    for expert in np.argsort(-load_E, kind="stable"):
+        device = int(np.where(free_D > 0, held_D, np.inf).argmin())
+        device_E[expert] = device
+        free_D[device] -= 1
+        held_D[device] += load_E[expert]
+    while True:
+        top = int(held_D.argmax())
+        mine, others = np.flatnonzero(device_E == top), np.flatnonzero(device_E != top)
+        shift = load_E[mine, None] - load_E[others]
+        after = np.maximum(held_D[top] - shift, held_D[device_E[others]] + shift)
+        if not after.size or after.min() >= held_D[top] * (1 - 1e-12):
+            return device_E
+        i, j = np.unravel_index(after.argmin(), after.shape)
+        other = int(device_E[others[j]])
+        held_D[top] -= shift[i, j]
+        held_D[other] += shift[i, j]
+        device_E[mine[i]], device_E[others[j]] = other, top
+
+
+def _evenest(
+    load_E: NDArray[np.float64], slots_D: NDArray[np.int64], start_E: NDArray[np.int64], deadline: float
+) -> tuple[NDArray[np.int64], bool]:
+    """The layout of a layer whose most loaded device holds least (CP-SAT), and whether that is proven."""
+    from ortools.sat.python import cp_model
+
+    model, scale = cp_model.CpModel(), 2.0**30 / max(float(load_E.sum()), 1e-300)
+    units_E = np.rint(load_E * scale).astype(np.int64).tolist()
+    x = [[model.new_bool_var("") for _ in slots_D] for _ in load_E]
+    highest = model.new_int_var(0, sum(units_E), "")
+    for on_D, home in zip(x, start_E.tolist(), strict=True):
+        model.add_exactly_one(on_D)
+        for device, on in enumerate(on_D):
+            model.add_hint(on, device == home)
+    for device, slots in enumerate(slots_D.tolist()):
+        model.add(sum(on_D[device] for on_D in x) <= slots)
+        model.add(sum(unit * on_D[device] for unit, on_D in zip(units_E, x, strict=True)) <= highest)
+    model.minimize(highest)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(deadline - time.perf_counter(), 0.01)
+    solver.parameters.num_workers = 1  # repeatable
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return start_E, False
+    found = np.array([[solver.value(on) for on in on_D] for on_D in x]).argmax(axis=1)
+    return found, status == cp_model.OPTIMAL

@@ -1,0 +1,107 @@
+"""The methods of a solve: annealing, sweeps, the integer programme, the paper's stages."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from ..bounds import KeptBound
+from ..outcome import Status
+from .budget import Budget
+from .chain import chain
+from .hierarchy import Stage, staged
+from .ilp import Backend, IlpResult, solve_ilp
+from .paper import solve_paper
+from .programme import Programme
+from .search import Incumbent, improve, search
+from .sweeps import polish
+from .terms import Terms
+
+__all__ = ["Method", "Run", "separable"]
+
+STAGED_SHARE = 0.5  # of the work, where there are several nodes
+Method = Literal["annealing", "sweeps", "ilp", "paper"]
+
+
+def separable(programme: Programme, terms: Terms) -> bool:
+    """Whether the chain of assignments is optimal: one expert a device, one level of links, nothing else to count."""
+    one_level = programme.devices_per_node in (1, len(programme.slots))
+    return terms.plain and one_level and int(programme.slots.max()) == 1 and programme.slots.sum() == programme.sizes[0]
+
+
+@dataclass(slots=True)
+class Run:
+    """One solve under way: the best so far, its bound, and the stages it went through."""
+
+    programme: Programme
+    terms: Terms
+    incumbent: Incumbent
+    bound: KeptBound
+    budget: Budget
+    seed: int
+    stages: tuple[Stage, ...] = field(default=())
+
+    def solve(self, method: Method, backend: Backend) -> Status:
+        """Improve the incumbent; how that ended."""
+        rng = np.random.default_rng(self.seed)
+        try:
+            if method == "paper":
+                found = solve_paper(self.programme, backend, time_limit_s=self.budget.remaining_s, seed=self.seed)
+                self._take(found)
+                return Status.FEASIBLE if found.proven else Status.TIME_LIMIT
+            if separable(self.programme, self.terms):
+                self._solve_chain(rng)
+            else:
+                self._improve(method, rng)
+            if method == "ilp" and not self.incumbent.optimal:
+                layout, left_s = self.incumbent.layout, self.budget.remaining_s
+                self._take(solve_ilp(self.programme, layout, backend, time_limit_s=left_s, seed=self.seed))
+        except KeyboardInterrupt:
+            return Status.INTERRUPTED
+        return Status.TIME_LIMIT if self.budget.capped else Status.FEASIBLE
+
+    def _solve_chain(self, rng: np.random.Generator) -> None:
+        """The chain, and that nothing is better."""
+        layout = chain(self.programme, 0, self.budget, rng)
+        value = self.programme.value(layout)
+        self.incumbent.offer(layout, value)
+        if not self.budget.late and value < self.bound.value:
+            self.bound = KeptBound(value, frozenset({"assignment"}))
+            self.incumbent.target = value
+
+    def _improve(self, method: Method, rng: np.random.Generator) -> None:
+        """Search at one level of links; where there are two, from the staged solution too."""
+        programme, budget, anneals = self.programme, self.budget, method == "annealing"
+        step = improve if anneals else _sweep
+        if (
+            1 < programme.devices_per_node < len(programme.slots)
+            and self.terms.cap is None
+            and not self.incumbent.optimal
+        ):
+            if self.terms.plain:
+                layout = chain(programme, 0, budget, rng)
+                self.incumbent.offer(layout, programme.value(layout))
+            part = budget.part(STAGED_SHARE)
+            layout, self.stages = staged(programme, self.terms, part, rng, step)
+            budget.settle(part)
+            if self.terms.plain:
+                polish(programme, layout, budget)
+            self.incumbent.offer(layout, self.terms.value(programme, layout))
+        step(programme, self.terms, budget, rng, self.incumbent)
+        if self.stages:
+            self.stages += (Stage.of("joint", programme, self.incumbent.layout),)
+
+    def _take(self, found: IlpResult) -> None:
+        """Offer what an integer programme found; its bound where that is better."""
+        if found.layout is not None:
+            self.incumbent.offer(found.layout, self.programme.value(found.layout))
+        if not found.proven:
+            self.budget.cap()
+        has_replicas = len(self.programme.places) > self.programme.sizes[0]  # which the programme knows nothing of
+        if not has_replicas and found.bound < self.bound.value:
+            self.bound = KeptBound(found.bound, frozenset({"ilp"}))
+
+
+def _sweep(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
+    assert terms.plain
+    search(programme, budget, rng, incumbent)

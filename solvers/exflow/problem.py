@@ -1,0 +1,120 @@
+"""The inputs of a solve, checked, and the programme and terms they make.
+
+Legend: L MoE layers; E experts a layer; D devices, S slots of each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...errors import UsageError
+from ...profilers.cluster import Cluster
+from ..checked_counts import checked_counts
+from ..cost import hops_kept
+from ..placement import Placement, slots_for
+from .caps import capped_layout
+from .goal import Goal
+from .programme import Layout, Programme
+from .terms import Terms
+
+__all__ = ["Problem"]
+
+MAX_CELLS = 2**24
+CAP_SHARE = 0.2  # of the time, at most, to find a layout within a cap
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is to be placed, and what for.
+
+    Parameters
+    ----------
+    weights
+        W `[L-1, E, E]`.
+    loads
+        `[L, E]`.
+    start
+        A layout within the caps, where there are caps.
+    """
+
+    weights: NDArray[np.float64]
+    loads: NDArray[np.float64]
+    goal: Goal
+    programme: Programme
+    terms: Terms
+    start: Layout | None
+
+    @classmethod
+    def of(
+        cls,
+        transitions: ArrayLike,
+        cluster: Cluster,
+        coactivation: ArrayLike | None,
+        loads: ArrayLike | None,
+        max_load: float | None,
+        slots: int | Sequence[int] | NDArray[np.integer] | None,
+        time_limit_s: float,
+    ) -> "Problem":
+        """The problem of a caller's arrays; `strategy.solve` says what they are and what is refused."""
+        num_cuts, num_experts = (*np.shape(transitions), 0, 0)[:2]
+        weights_LEE = checked_counts(transitions, "transitions", (num_cuts, num_experts, num_experts))
+        loads_LE = _loads(weights_LEE, loads)
+        slots_D = slots_for(num_experts, cluster.num_devices, slots)
+        beside_LEE = None if coactivation is None else _beside(coactivation, num_cuts + 1, num_experts)
+        total = float(weights_LEE.sum()) + (0.0 if beside_LEE is None else float(beside_LEE.sum()) / 2)
+        goal = Goal(cluster, total, expected=bool(slots_D.sum() > num_experts), paired=beside_LEE is not None)
+        programme = _programme(weights_LEE, goal, slots_D)
+        if max_load is None:
+            return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE), None)
+        if goal.expected or not max_load >= 1:
+            raise UsageError(
+                f"max load {max_load:g} for {num_experts} experts in {slots_D.sum():,} slots; expected 1 or more (of"
+                " the mean device load) and as many slots as experts, since replicas share loads as tokens come"
+            )
+        start, cap_L = capped_layout(loads_LE, slots_D, max_load, time_limit_s=CAP_SHARE * time_limit_s)
+        return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE, loads_LE, cap_L), start)
+
+    def value(self, placement: Placement) -> float:
+        """What a placement is worth."""
+        group = self.goal.cluster.devices_per_node
+        value = self.goal.value(hops_kept(self.weights, placement, group))
+        if self.terms.beside is None:
+            return value
+        for layer, weight_EE in enumerate(self.terms.beside):
+            held_ED = placement.holds(layer).astype(np.float64)
+            near_EE = (held_ED @ held_ED.T > 0).astype(np.float64)
+            if self.goal.rho > 1:
+                held_EN = held_ED.reshape(len(held_ED), -1, group).sum(axis=2)
+                near_EE += (self.goal.rho - 1) * (held_EN @ held_EN.T > 0)
+            value += float((weight_EE * near_EE).sum()) / 2
+        return value
+
+
+def _beside(coactivation: ArrayLike, num_layers: int, num_experts: int) -> NDArray[np.float64]:
+    """The pairs as symmetric weights without a diagonal, `[L, E, E]`."""
+    beside_LEE = checked_counts(coactivation, "coactivation", (num_layers, num_experts, num_experts))
+    beside_LEE = (beside_LEE + beside_LEE.transpose(0, 2, 1)) / 2
+    return np.asarray(beside_LEE * (1 - np.eye(num_experts)))
+
+
+def _loads(weights_LEE: NDArray[np.float64], loads: ArrayLike | None) -> NDArray[np.float64]:
+    """The loads given; else the transitions that leave each expert, in the last layer those that enter it, `[L, E]`."""
+    if loads is not None:
+        return checked_counts(loads, "loads", (len(weights_LEE) + 1, weights_LEE.shape[1]))
+    if not len(weights_LEE):
+        return np.ones((1, weights_LEE.shape[1]))
+    return np.concatenate([weights_LEE.sum(axis=2), weights_LEE[-1:].sum(axis=1)])
+
+
+def _programme(weights_LEE: NDArray[np.float64], goal: Goal, slots_D: NDArray[np.int64]) -> Programme:
+    """One home for every expert."""
+    num_experts, num_devices = weights_LEE.shape[1], len(slots_D)
+    if max(num_devices**2, num_experts * int(slots_D.sum())) > MAX_CELLS:
+        raise UsageError(
+            f"{num_experts} experts in {slots_D.sum():,} slots on {num_devices:,} devices; exflow takes at most"
+            f" {int(MAX_CELLS**0.5):,} devices, and experts x slots up to {MAX_CELLS:,}"
+        )
+    sizes = (num_experts,) * (len(weights_LEE) + 1)
+    return Programme(list(weights_LEE), sizes, slots_D, goal.near, goal.cluster.devices_per_node)

@@ -1,0 +1,177 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeplan.errors import InputError, MismatchError, UsageError
+from moeplan.planner.compare import Comparison, compare
+from moeplan.planner.compare_report import as_dict
+from moeplan.planner.request import Request
+from moeplan.planner.solve import make
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.plan import Metric, load
+
+
+def planned(trace: Any, path: Path, **changes: Any) -> Path:
+    settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("2x2")}
+    make(Request(**settings | changes)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(make_trace: Any) -> Any:
+    """A trace of four steps a part on 2x2."""
+    return make_trace(samples=130, tokens=12)
+
+
+@pytest.fixture(scope="module")
+def home(trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plans by three strategies."""
+    folder = tmp_path_factory.mktemp("plans")
+    planned(trace, folder / "exflow.json")
+    planned(trace, folder / "eplb.json", strategy="eplb", redundant=4)
+    planned(trace, folder / "contiguous.json", strategy="contiguous")
+    return folder
+
+
+def metrics_of(found: Comparison, name: str) -> dict[str, Metric]:
+    return next(dict(one.metrics) for one in found.part.contenders if one.name.endswith(name))
+
+
+@pytest.mark.parametrize("name", ["exflow", "eplb", "contiguous"])
+def test_on_its_own_trace_a_plan_has_the_held_out_figures_and_the_verdict_that_it_was_solved_with(
+    trace: Any, home: Path, name: str
+) -> None:
+    found, plan = compare([home / f"{name}.json"], trace.path), load(home / f"{name}.json")
+    assert plan.evaluation is not None
+    assert plan.evaluation.held_out is not None
+    assert metrics_of(found, f"{name}.json") == plan.evaluation.held_out.contenders[0].metrics
+    assert found.compared[0].verdict.gain == plan.verdict.gain == found.compared[0].claimed  # type: ignore[union-attr]
+    assert found.num_fitted == plan.evaluation.fit.num_samples
+    assert not found.seen
+
+
+def test_a_plan_fitted_to_everything_is_judged_on_that_and_it_is_said(trace: Any, tmp_path: Path) -> None:
+    found = compare([planned(trace, tmp_path / "all.json", fit_fraction=1.0)], trace.path)
+    assert found.seen
+    assert found.part.num_samples == 130
+
+
+def test_samples_that_either_plan_was_fitted_to_are_left_out(trace: Any, home: Path, tmp_path: Path) -> None:
+    other = planned(trace, tmp_path / "other.json", seed=5)
+    alone, both = (compare(paths, trace.path) for paths in ([other], [other, home / "exflow.json"]))
+    assert alone.num_fitted < both.num_fitted < 130
+
+
+@pytest.mark.parametrize("columns", [("sample",), ("sample", "step"), ("step",), ()])
+@pytest.mark.parametrize("samples", [9, 200])
+def test_any_trace_of_the_model_will_do_larger_or_smaller_with_or_without_steps_and_samples(
+    make_trace: Any, home: Path, columns: tuple[str, ...], samples: int
+) -> None:
+    other = make_trace(samples=samples, columns=columns, seed=3)
+    found = compare([home / "exflow.json", home / "eplb.json"], other.path)
+    assert found.part.num_tokens == samples * 10
+    assert found.num_fitted == 0
+    assert [one.plan.strategies for one in found.compared] == [("exflow",), ("eplb",)]
+
+
+def test_gains_are_differences_against_each_plans_own_baseline_and_against_the_first(
+    make_trace: Any, home: Path
+) -> None:
+    other = make_trace(samples=150, seed=4)
+    found = compare([home / "exflow.json", home / "eplb.json"], other.path)
+    first, second = found.compared
+    names = ("exflow.json", "eplb.json", "contiguous", "contiguous in 12 slots")
+    ours, theirs, base, own = (metrics_of(found, name) for name in names)
+    assert first.verdict.gain.value == base["device_copies"].value - ours["device_copies"].value
+    assert second.verdict.metric == "balance"
+    assert second.verdict.gain.value == own["balance"].value - theirs["balance"].value
+    assert first.against_first is None
+    versus = second.against_first
+    assert versus is not None
+    assert versus.metric == "device_copies"
+    assert versus.gain.value == ours["device_copies"].value - theirs["device_copies"].value
+    assert versus.gain.low is not None
+    assert versus.gain.low < versus.gain.value < versus.gain.high  # type: ignore[operator]
+
+
+def test_a_plan_does_not_pay_where_experts_no_longer_follow_each_other(
+    make_trace: Any, home: Path, tmp_path: Path
+) -> None:
+    from moeplan.traces.schema import TraceMeta
+    from moeplan.traces.writer import TraceWriter
+
+    other, rng = make_trace(samples=150, seed=4), np.random.default_rng(0)
+    with TraceWriter(tmp_path / "mixed", TraceMeta(form="tokens", model=other.model, recorder="test")) as writer:
+        for batch in other.batches():
+            for layer in range(batch.ids.shape[1]):
+                batch.ids[:, layer] = batch.ids[rng.permutation(len(batch)), layer]
+            writer.append(batch)
+    plan = home / "exflow.json"
+    assert compare([plan], other.path).failing == []
+    found = compare([plan, home / "contiguous.json"], tmp_path / "mixed")
+    assert found.failing[-1].endswith("contiguous.json")
+    gain, before = found.compared[0].verdict.gain, found.compared[0].claimed
+    assert before is not None
+    assert gain.value < 0.5 * before.value
+
+
+def test_a_pipeline_has_the_seconds_it_was_solved_with_and_is_held_against_one_chunk(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    trace, profile = make_trace(samples=130, tokens=12), make_profile("2x2")
+    planned(trace, tmp_path / "base.json", profile=profile, strategy="eplb")
+    piped = planned(trace, tmp_path / "piped.json", profile=profile, strategy="pipemoe", on=tmp_path / "base.json")
+    found, plan = compare([piped, tmp_path / "base.json"], trace.path, profile=profile), load(piped)
+    assert plan.evaluation is not None
+    assert plan.evaluation.held_out is not None
+    ours = metrics_of(found, "piped.json")
+    for name, metric in plan.evaluation.held_out.contenders[0].metrics.items():
+        assert ours[name].value == pytest.approx(metric.value, rel=1e-12), name
+    assert plan.verdict is not None
+    assert found.compared[0].verdict.metric == "step_s"
+    assert found.compared[0].verdict.gain.value == pytest.approx(plan.verdict.gain.value, rel=1e-9)
+    versus = found.compared[1].against_first
+    assert versus is not None
+    assert versus.metric == "step_s"
+    assert versus.gain.value == pytest.approx(-plan.verdict.gain.value, rel=1e-9)
+    with pytest.raises(UsageError, match="--profile"):
+        compare([piped], trace.path)
+    coherent = planned(trace, tmp_path / "coherent.json")
+    with pytest.raises(UsageError, match=r"coherent.json is for coherent dispatch"):
+        compare([piped, coherent], trace.path, profile=profile)
+
+
+def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
+    make_trace: Any, trace: Any, home: Path, tmp_path: Path
+) -> None:
+    policy = planned(trace, tmp_path / "policy.json", strategy="netmoe")
+    with pytest.raises(UsageError, match=r"policy.json: it decides sample_policy, made online"):
+        compare([policy], trace.path)
+    small = planned(trace, tmp_path / "small.json", cluster=Cluster.parse("1x2"))
+    with pytest.raises(UsageError, match=r"small.json is for 1x2, .*exflow.json for 2x2"):
+        compare([home / "exflow.json", small], trace.path)
+    for changes, words in (({"layers": 4}, "layer_ids"), ({"experts": 16}, "num_experts"), ({"top_k": 1}, "top_k")):
+        with pytest.raises(MismatchError, match=words):
+            compare([home / "exflow.json"], make_trace(samples=4, **changes).path)
+    with pytest.raises(UsageError, match="each once"):
+        compare([home / "exflow.json"] * 2, trace.path)
+    with pytest.raises(UsageError, match="each once"):
+        compare([], trace.path)
+
+
+def test_a_forged_step_size_is_one_clear_line(trace: Any, home: Path, tmp_path: Path) -> None:
+    value = json.loads((home / "exflow.json").read_text())
+    value["options"]["evaluation"]["samples_per_step"] = "many"
+    (tmp_path / "forged.json").write_text(json.dumps(value))
+    with pytest.raises(InputError, match="samples_per_step 'many'"):
+        compare([tmp_path / "forged.json"], trace.path)
+
+
+def test_its_json_form_is_finite_and_holds_every_plans_verdict(trace: Any, home: Path) -> None:
+    found = as_dict(compare([home / "exflow.json", home / "contiguous.json"], trace.path))
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert [one["verdict"]["value"] for one in found["plans"]] == ["benefit", "none"]
+    assert found["no_longer_pay"] == [str(home / "contiguous.json")]

@@ -1,0 +1,104 @@
+import io
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from moeplan.errors import UsageError
+from moeplan.planner.learning_curve import LearningCurve, Point, learning_curve
+from moeplan.planner.learning_curve_report import as_dict, check_page, curve_report, write_curve
+from moeplan.planner.request import Request
+from moeplan.planner.solve import solve
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.plan import Metric
+
+
+def request(trace: Any, **changes: Any) -> Request:
+    settings: dict[str, Any] = {
+        "strategy": "exflow",
+        "trace": str(trace.path),
+        "cluster": Cluster.parse("1x2"),
+        "time_limit_s": 300.0,
+    }
+    return Request(**settings | changes)
+
+
+@pytest.fixture(scope="module")
+def trace(make_trace: Any) -> Any:
+    return make_trace(samples=48, tokens=6, top_k=1)
+
+
+@pytest.fixture(scope="module")
+def curve(trace: Any) -> LearningCurve:
+    return learning_curve(request(trace))
+
+
+def test_sizes_double_up_to_all_fitted_samples_and_the_last_point_is_the_plans_own_gain(
+    trace: Any, curve: LearningCurve
+) -> None:
+    plan = solve(request(trace))
+    assert plan.evaluation is not None
+    assert plan.evaluation.held_out is not None
+    copies = {one.label: one.metrics["device_copies"].value for one in plan.evaluation.held_out.contenders}
+    units = [one.num_units for one in curve.points]
+    assert units[-1] == plan.evaluation.fit.num_samples
+    assert all(a == b // 2 for a, b in itertools.pairwise(units))
+    assert [one.num_tokens for one in curve.points] == [6 * units for units in units]
+    assert [one.num_subsets for one in curve.points] == [3] * (len(units) - 1) + [1]
+    assert curve.points[-1].gain.value == copies["contiguous/coherent"] - copies["plan/coherent"]
+    assert curve.num_capped == 0
+
+
+def test_more_tokens_gain_more_on_samples_that_were_not_seen(curve: LearningCurve) -> None:
+    assert curve.points[0].gain.value < 0.8 * curve.points[-1].gain.value
+    last, half = (curve.points[place].gain.value for place in (-1, -2))
+    assert curve.last_doubling.value == pytest.approx(last - half)
+
+
+def test_the_same_seed_draws_the_same_curve(trace: Any, curve: LearningCurve) -> None:
+    assert learning_curve(request(trace)) == curve
+    assert learning_curve(request(trace, seed=1)) != curve
+
+
+def points(*gains: float) -> LearningCurve:
+    made = [Point(2**i, 10 * 2**i, 3, Metric(value=gain, low=gain - 1, high=gain + 1)) for i, gain in enumerate(gains)]
+    return LearningCurve("sample", "coherent", tuple(made), Metric(value=gains[-1] - gains[-2]), 9, 0)
+
+
+def test_enough_is_where_the_curve_stays_above_the_share_and_more_helps_while_it_still_climbs() -> None:
+    flat, steep = points(96.0, 50.0, 97.0, 99.0, 100.0), points(10.0, 50.0, 100.0)
+    assert flat.enough(0.95).num_units == 4
+    assert (flat.saturated, steep.saturated) == (True, False)
+    assert steep.enough(0.95).num_units == 4
+    screen = Console(file=io.StringIO(), width=100)
+    curve_report(flat, screen)
+    curve_report(steep, screen)
+    curve_report(points(0.0, -1.0), screen)
+    said = " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "95% of the last gain from 40 tokens on" in said
+    assert "more tokens would hardly help" in said
+    assert "record more" in said
+    assert "no number of tokens is enough" in said
+
+
+def test_its_json_form_and_its_page(curve: LearningCurve, tmp_path: Path) -> None:
+    found = as_dict(curve)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    write_curve(curve, tmp_path / "curve.html")
+    assert f"{curve.points[-1].num_tokens}" in (tmp_path / "curve.html").read_text()
+    with pytest.raises(UsageError, match=r"name it \.html"):
+        check_page(tmp_path / "plan.json")
+
+
+def test_a_curve_needs_exflow_and_samples_to_halve_and_to_hold_out(trace: Any, make_trace: Any) -> None:
+    for changes in ({"strategy": "eplb"}, {"fit_fraction": 1.0}):
+        with pytest.raises(UsageError, match="--learning-curve"):
+            learning_curve(request(trace, **changes))
+    for changes, words in (({"method": "exact"}, "--method exact"), ({"dispatch_model": "migrating"}, "--dispatch")):
+        with pytest.raises(UsageError, match=words):
+            learning_curve(request(trace, **changes))
+    with pytest.raises(UsageError, match="record more"):
+        learning_curve(request(make_trace(samples=2), fit_fraction=0.5, seed=1))

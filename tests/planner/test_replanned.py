@@ -1,0 +1,133 @@
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from moeplan.errors import InputError, UsageError
+from moeplan.planner.certify import certify
+from moeplan.planner.options import PlacementOptions, Replanned
+from moeplan.planner.report import show_report
+from moeplan.planner.request import Request
+from moeplan.planner.solve import make
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.plan import Plan, load
+from moeplan.solvers.moves import experts_moved
+
+
+def planned(trace: Any, path: Path, **changes: Any) -> Plan:
+    settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("2x2")}
+    made = make(Request(**settings | changes))
+    made.save(path)
+    return made.plan
+
+
+def options_of(plan: Plan) -> Replanned:
+    found = PlacementOptions.model_validate(dict(plan.options["placement"])).replanned
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def old(make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plan in force, from other text."""
+    path = tmp_path_factory.mktemp("old") / "old.json"
+    planned(make_trace(samples=40, seed=1), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(make_trace: Any) -> Any:
+    return make_trace(samples=80)
+
+
+def test_a_plan_is_re_planned_under_the_names_that_move_least_and_certifies_without_the_old_one(
+    trace: Any, old: Path, tmp_path: Path
+) -> None:
+    plain = planned(trace, tmp_path / "plain.json")
+    plan = planned(trace, tmp_path / "next.json", previous=old)
+    found, before = options_of(plan), load(old).placement
+    assert before is not None
+    assert plan.placement is not None
+    assert plain.placement is not None
+    assert found.experts_moved == experts_moved(plan.placement, before).sum()
+    assert found.experts_moved <= experts_moved(plain.placement, before).sum()
+    assert (found.experts_held, found.plan_sha256) == (24, load(old).plan_sha256)
+    assert found.bytes_moved == found.experts_moved * 3 * 96 * 64 * 2
+    assert plan.outcome["placement"].objective == plain.outcome["placement"].objective
+    assert plan.evaluation is not None
+    assert "previous" not in {one.name for one in plan.evaluation.fit.contenders}
+    assert "moves from the plan in force and the gain over it" in certify(plan, trace.path).unchecked
+
+
+def test_the_gain_over_the_plan_in_force_is_the_difference_of_both_on_the_held_out_samples(
+    trace: Any, old: Path, tmp_path: Path
+) -> None:
+    plan = planned(trace, tmp_path / "next.json", previous=old)
+    assert plan.evaluation is not None
+    assert plan.evaluation.held_out is not None
+    from moeplan.planner.compare import compare
+
+    both = compare([tmp_path / "next.json", old], trace.path).compared[1].against_first
+    gain = options_of(plan).verdict.gain
+    assert both is not None
+    assert both.gain.value == pytest.approx(-gain.value)
+    assert both.gain.high == pytest.approx(-gain.low)  # type: ignore[operator]
+
+
+def test_within_a_short_horizon_nothing_moves_and_the_plan_in_force_is_kept(
+    trace: Any, old: Path, tmp_path: Path
+) -> None:
+    plan = planned(trace, tmp_path / "next.json", previous=old, horizon_tokens=1.0)
+    found, before = options_of(plan), load(old).placement
+    assert before is not None
+    assert plan.placement is not None
+    assert (plan.placement.physical_to_logical == before.physical_to_logical).all()
+    assert (found.experts_moved, found.verdict.value, found.verdict.gain.value) == (0, "none", 0)
+    certify(plan, trace.path)
+    screen = Console(file=io.StringIO(), width=200)
+    show_report(plan, tmp_path / "next.json", screen)
+    assert "KEEP THE PLAN IN FORCE" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_dispatch_and_slots_are_those_of_the_plan_in_force(trace: Any, make_trace: Any, tmp_path: Path) -> None:
+    planned(make_trace(seed=1), tmp_path / "old.json", redundant=4, dispatch_model="standard")
+    plan = planned(trace, tmp_path / "next.json", previous=tmp_path / "old.json")
+    assert plan.dispatch_model == "standard"
+    assert plan.placement is not None
+    assert plan.placement.slots.tolist() == [3, 3, 3, 3]
+
+
+def test_what_cannot_be_re_planned_is_refused(trace: Any, make_trace: Any, old: Path, tmp_path: Path) -> None:
+    for changes, words in (
+        ({"strategy": "eplb"}, "only exflow re-plans"),
+        ({"cluster": Cluster.parse("1x2")}, "a plan for 2x2, asked for 1x2"),
+        ({"horizon_tokens": -1.0}, "--horizon -1"),
+        ({"horizon_tokens": 9.0, "redundant": 4}, "12 then"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            planned(trace, tmp_path / "no.json", **{"previous": old} | changes)
+    with pytest.raises(UsageError, match="beside --from"):
+        planned(trace, tmp_path / "no.json", horizon_tokens=9.0)
+    with pytest.raises(InputError, match="expected the same model"):
+        planned(make_trace(experts=16), tmp_path / "no.json", previous=old)
+    planned(trace, tmp_path / "policy.json", strategy="netmoe")
+    with pytest.raises(UsageError, match="expected a placement alone"):
+        planned(trace, tmp_path / "no.json", previous=tmp_path / "policy.json")
+
+
+def test_a_horizon_needs_the_size_of_an_expert(trace: Any, tmp_path: Path) -> None:
+    from moeplan.traces.schema import TraceMeta
+    from moeplan.traces.writer import TraceWriter
+
+    meta = TraceMeta(form="tokens", model=replace(trace.model, ffn_size=None), recorder="test")
+    with TraceWriter(tmp_path / "unsized", meta) as writer:
+        for batch in trace.batches():
+            writer.append(batch)
+    unsized = type("Where", (), {"path": tmp_path / "unsized"})
+    planned(unsized, tmp_path / "old.json")
+    assert options_of(planned(unsized, tmp_path / "next.json", previous=tmp_path / "old.json")).bytes_moved is None
+    with pytest.raises(UsageError, match="--ffn-size"):
+        planned(unsized, tmp_path / "no.json", previous=tmp_path / "old.json", horizon_tokens=1e6)

@@ -1,0 +1,222 @@
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from moeplan.errors import UsageError
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import exflow
+from moeplan.solvers.compiled import COMPILED
+from moeplan.solvers.cost import hops_kept
+from moeplan.solvers.exflow.budget import Budget
+from moeplan.solvers.exflow.programme import Layout, Programme
+from moeplan.solvers.exflow.recombination import recombine
+from moeplan.solvers.exflow.search import Incumbent, improve, search
+from moeplan.solvers.exflow.terms import Terms
+from moeplan.solvers.outcome import Status
+from moeplan.solvers.placement import Placement
+
+pytestmark = pytest.mark.skipif(not COMPILED, reason="numba is not installed")
+Array = NDArray[Any]
+BruteForce = Callable[[Array, list[int], Array], float]
+
+
+def skewed(seed: int, num_layers: int, num_experts: int) -> Array:
+    rng = np.random.default_rng(seed)
+    rows = rng.dirichlet(np.full(num_experts, 0.2), (num_layers - 1, num_experts))
+    return np.asarray(rng.poisson(rows * 200))
+
+
+def programme_of(weights: Array, slots: list[int]) -> Programme:
+    sizes = (weights.shape[1],) * (len(weights) + 1)
+    return Programme(list(weights.astype(float)), sizes, np.array(slots), np.eye(len(slots)), len(slots))
+
+
+def homes(placement: Placement) -> Array:
+    """The device of every expert `[L, E]`, one slot each."""
+    order = np.argsort(placement.physical_to_logical, axis=1)
+    return placement.device_of_slot[order]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 99), st.sampled_from([[2, 2, 2], [3, 1, 2], [3, 3], [4, 3]]))
+def test_annealing_finds_the_optimum_of_small_programmes(brute_force: BruteForce, seed: int, slots: list[int]) -> None:
+    weights = skewed(seed, 4, 6)
+    programme = programme_of(weights, slots)
+    incumbent = Incumbent(programme)
+    improve(programme, Terms(), Budget(3e7, 60), np.random.default_rng(seed), incumbent)
+    assert incumbent.value == brute_force(weights, slots, programme.near)
+
+
+def test_annealing_keeps_more_than_sweeps_of_many_times_its_work() -> None:
+    programme = programme_of(skewed(0, 12, 32), [4] * 8)
+    annealed, swept = Incumbent(programme), Incumbent(programme)
+    improve(programme, Terms(), Budget(1e8, 60), np.random.default_rng(0), annealed)
+    search(programme, Budget(5e7, 60), np.random.default_rng(0), swept)
+    assert annealed.value > swept.value
+
+
+def test_more_work_keeps_no_less_and_every_improvement_is_reported_in_turn() -> None:
+    programme = programme_of(skewed(1, 8, 32), [4] * 8)
+    values = []
+    for work in (1e6, 3e7, 3e8):
+        seen: list[float] = []
+        incumbent = Incumbent(programme, on_improvement=seen.append)
+        improve(programme, Terms(), Budget(work, 60), np.random.default_rng(0), incumbent)
+        assert seen == sorted(seen)
+        assert seen[-1] == incumbent.value == programme.value(incumbent.layout)
+        values.append(incumbent.value)
+    assert values == sorted(values)
+    assert values[0] < values[-1]
+
+
+@pytest.mark.parametrize("cluster", [Cluster(1, 4), Cluster(2, 2)])
+@pytest.mark.parametrize("slots", [4, 5])
+def test_a_seed_and_a_work_budget_give_the_same_placement_again_whatever_the_time(cluster: Cluster, slots: int) -> None:
+    weights = skewed(2, 5, 16)
+    first, again = (
+        exflow.solve(weights, cluster, slots=slots, work=3e7, time_limit_s=limit, seed=4) for limit in (100, 200)
+    )
+    other = exflow.solve(weights, cluster, slots=slots, work=1e5, time_limit_s=100, seed=5)
+    assert first.outcome.status is Status.FEASIBLE
+    assert (first.placement.physical_to_logical == again.placement.physical_to_logical).all()
+    assert (first.placement.physical_to_logical != other.placement.physical_to_logical).any()
+
+
+def test_renaming_experts_leaves_what_annealing_keeps_unchanged() -> None:
+    weights, rng = skewed(3, 5, 12), np.random.default_rng(0)
+    order = [rng.permutation(12) for _ in range(5)]
+    renamed = np.stack([weights[cut][np.ix_(order[cut], order[cut + 1])] for cut in range(4)])
+    values = [exflow.solve(w, Cluster(1, 4), work=1e8, time_limit_s=100).outcome.objective.value for w in (weights, renamed)]
+    assert values[0] == pytest.approx(values[1], rel=1e-3)
+
+
+def joined_by_brute_force(programme: Programme, layouts: list[Layout]) -> float:
+    """The best value over all choices of a layout for each layer and all names of devices, layer by layer."""
+    names = [np.array(name) for name in itertools.permutations(range(len(programme.slots)))]
+    best = {(i, tuple(layouts[i][0])): 0.0 for i in range(len(layouts))}
+    for cut, weight in enumerate(programme.weights):
+        after: dict[tuple[int, tuple[int, ...]], float] = {}
+        for i, name in itertools.product(range(len(layouts)), names):
+            there = name[layouts[i][cut + 1]]
+            after[i, tuple(there)] = max(
+                value + float((weight * programme.near[np.array(here)[:, None], there]).sum())
+                for (_, here), value in best.items()
+            )
+        best = after
+    return max(best.values())
+
+
+def test_recombining_takes_the_best_of_every_layer_and_the_best_names_of_devices() -> None:
+    rng = np.random.default_rng(5)
+    programme = programme_of(skewed(5, 4, 6), [2, 2, 2])
+    layouts = [[rng.permutation(programme.places) for _ in range(4)] for _ in range(3)]
+    found = recombine(programme, Terms(), layouts)
+    assert programme.value(found) == joined_by_brute_force(programme, layouts)
+    assert all(np.bincount(device).tolist() == [2, 2, 2] for device in found)
+
+
+@pytest.mark.parametrize(("nodes", "group"), [(1, 12), (12, 1)])
+def test_one_expert_a_device_is_optimal_by_the_chain_at_once(nodes: int, group: int) -> None:
+    found = exflow.solve(skewed(6, 5, 12), Cluster(nodes, group)).outcome
+    assert (found.status, found.gap) == (Status.OPTIMAL, 0)
+    assert found.bound_kind == "assignment"
+
+
+def test_one_expert_a_device_is_not_called_optimal_with_two_levels_of_links() -> None:
+    assert exflow.solve(skewed(6, 3, 6), Cluster(2, 3), work=1e6).outcome.bound_kind != "assignment"
+
+
+@pytest.mark.parametrize("cluster", [Cluster(1, 4), Cluster(2, 2)])
+def test_no_device_holds_more_than_the_cap_and_what_that_costs_shows(cluster: Cluster) -> None:
+    weights = skewed(7, 6, 16)
+    loads = np.random.default_rng(7).pareto(2.0, (6, 16)) + 1
+    free, capped = (
+        exflow.solve(weights, cluster, loads=loads, max_load=cap, work=2e7, time_limit_s=100) for cap in (None, 1.15)
+    )
+    for found, limit in ((free, np.inf), (capped, 1.15)):
+        held = np.stack([np.bincount(d, w, 4) for d, w in zip(homes(found.placement), loads, strict=True)])
+        assert (held.max(axis=1) / held.mean(axis=1)).max() <= limit * (1 + 1e-6)
+    worse, better = (found.outcome.objective.value for found in (capped, free))
+    assert worse < better if cluster.num_nodes == 1 else worse > better
+
+
+def test_a_cap_that_no_placement_keeps_is_refused_with_the_smallest_that_one_does() -> None:
+    weights, loads = skewed(8, 3, 6), np.ones((3, 6))
+    loads[1] = [6, 5, 4, 3, 2, 1]  # three devices of two: 6 + 1, 5 + 2, 4 + 3
+    loads[2] = [9, 1, 1, 1, 1, 1]  # 9 + 1 of 14, or 15 / 7 of the mean
+    with pytest.raises(UsageError, match=r"2\.1429 or more, the smallest that any"):
+        exflow.solve(weights, Cluster(1, 3), loads=loads, max_load=1.5)
+    found = exflow.solve(weights, Cluster(1, 3), loads=loads, max_load=2.1429)
+    assert found.placement.num_slots == 6
+
+
+@pytest.mark.parametrize("options", [{"max_load": 0.9}, {"max_load": float("nan")}, {"max_load": 2, "slots": 3}])
+def test_caps_without_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"max load .*expected 1 or more"):
+        exflow.solve(skewed(8, 3, 4), Cluster(1, 2), **options)
+
+
+@pytest.mark.parametrize("options", [{"coactivation": np.ones((3, 4, 4))}, {"max_load": 2}])
+def test_sweeps_refuse_what_they_know_nothing_of(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="expected annealing"):
+        exflow.solve(skewed(8, 3, 4), Cluster(1, 2), method="sweeps", **options)
+
+
+def test_two_levels_of_links_report_hops_after_nodes_devices_and_the_joint_polish() -> None:
+    weights = skewed(9, 6, 16)
+    found = exflow.solve(weights, Cluster(2, 4), work=2e7, time_limit_s=100)
+    assert [stage.name for stage in found.stages] == ["nodes", "devices", "joint"]
+    nodes, devices, joint = found.stages
+    assert nodes.inter_hops == devices.inter_hops
+    assert devices.intra_hops < nodes.intra_hops
+    assert 8 * joint.inter_hops + joint.intra_hops <= 8 * devices.inter_hops + devices.intra_hops
+    kept, total = hops_kept(weights.astype(float), found.placement, 4), weights.sum()
+    assert joint.inter_hops == pytest.approx(1 - kept.node.sum() / total)
+    assert joint.intra_hops == pytest.approx((kept.node.sum() - kept.device.sum()) / total)
+    assert exflow.solve(weights, Cluster(1, 8), work=1e6).stages == ()
+
+
+def devices_a_token(experts: Array, device: Array) -> float:
+    return float(np.mean([len(set(device[token])) for token in experts]))
+
+
+def test_coactivation_alone_puts_experts_together_that_tokens_choose_together() -> None:
+    rng = np.random.default_rng(10)
+    group = rng.permutation(16) % 4  # four secret groups of four experts
+    tokens = np.stack([rng.choice(np.flatnonzero(group == rng.integers(4)), 2, replace=False) for _ in range(500)])
+    pairs = np.zeros((1, 16, 16))
+    np.add.at(pairs, (0, tokens[:, 0], tokens[:, 1]), 1)
+    found = exflow.solve(np.zeros((0, 16, 16)), Cluster(1, 4), coactivation=pairs, work=1e8, time_limit_s=100)
+    device = homes(found.placement)[0]
+    assert devices_a_token(tokens, device) == 1
+    assert found.outcome.objective == dataclasses.replace(found.outcome.objective, name="affinity_kept", value=1.0)
+    assert found.outcome.bound is None
+
+
+def test_coactivation_and_transitions_add_up_in_the_objective() -> None:
+    weights, rng = skewed(11, 3, 8), np.random.default_rng(11)
+    pairs = rng.integers(0, 90, (3, 8, 8)).astype(float)
+    found = exflow.solve(weights, Cluster(2, 2), coactivation=pairs, work=1e7, time_limit_s=100)
+    device, cost, total = homes(found.placement), 0.0, 0.0
+    joined = [(weights[cut], device[cut], device[cut + 1]) for cut in range(2)]
+    inside = [(np.triu(pairs[layer] + pairs[layer].T, 1) / 2, device[layer], device[layer]) for layer in range(3)]
+    for weight, here, there in [*joined, *inside]:
+        apart = here[:, None] // 2 != there // 2
+        cost += float((weight * np.where(apart, 8.0, here[:, None] != there)).sum())
+        total += float(weight.sum())
+    assert found.outcome.objective.name == "affinity_cost"
+    assert found.outcome.objective.value == pytest.approx(cost / total)
+
+
+def test_annealed_replicas_keep_more_than_those_that_were_filled_in() -> None:
+    weights = skewed(12, 6, 16)
+    annealed = exflow.solve(weights, Cluster(1, 4), slots=6, work=1e8, time_limit_s=100)
+    swept = exflow.solve(weights, Cluster(1, 4), slots=6, method="sweeps", time_limit_s=100)
+    assert annealed.outcome.objective.value > swept.outcome.objective.value

@@ -1,0 +1,178 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from moeplan.solvers.compiled import COMPILED
+from moeplan.solvers.exflow.programme import Layout, Programme
+from moeplan.solvers.exflow.terms import Terms
+
+if not COMPILED:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+from moeplan.solvers.exflow.kernel import State, anneal, descend, resample, swap
+from moeplan.solvers.exflow.state import deals_of, state_of
+
+Array = NDArray[Any]
+LAYERS, EXPERTS = 4, 8
+
+
+def near_of(nodes: int, group: int, rho: float) -> Array:
+    node = np.repeat(np.arange(nodes), group)
+    return np.asarray((rho - 1) * (node[:, None] == node) + np.eye(nodes * group))
+
+
+def programme_of(rng: np.random.Generator, slots: list[int], nodes: int = 1, rho: float = 1.0) -> Programme:
+    weights = [rng.integers(0, 50, (EXPERTS, EXPERTS)).astype(float) for _ in range(LAYERS - 1)]
+    group = len(slots) // nodes
+    return Programme(weights, (EXPERTS,) * LAYERS, np.array(slots), near_of(nodes, group, rho), group)
+
+
+def pairs_of(rng: np.random.Generator) -> Array:
+    half = rng.integers(0, 50, (LAYERS, EXPERTS, EXPERTS)).astype(float)
+    return np.asarray((half + half.transpose(0, 2, 1)) * (1 - np.eye(EXPERTS)))
+
+
+def layout_of(programme: Programme, rng: np.random.Generator) -> Layout:
+    return [rng.permutation(programme.places)[:EXPERTS] for _ in range(LAYERS)]
+
+
+def seed_of(number: int) -> Array:
+    return np.array([number + 1], np.uint64)
+
+
+def assert_consistent(programme: Programme, terms: Terms, state: State) -> None:
+    """The state is what its homes alone would give."""
+    layout = [home[:EXPERTS] for home in state.home]
+    again = state_of(programme, terms, layout)
+    assert (state.pull == again.pull).all()
+    assert (state.node_pull == again.node_pull).all()
+    assert (state.occupant[np.arange(LAYERS)[:, None], state.place] == np.arange(len(programme.places))).all()
+    assert (programme.places[state.place] == state.home).all()
+    assert state.held == pytest.approx(again.held)
+    for device, slots in enumerate(programme.slots):
+        assert ((state.home == device).sum(axis=1) == slots).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([[2, 2, 2, 2], [4, 1, 3, 2], [4, 0, 4, 1]]), st.booleans(), st.booleans())
+def test_pulls_and_places_stay_what_the_homes_alone_would_give(
+    seed: int, slots: list[int], two_nodes: bool, pairs: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    programme = programme_of(rng, slots, *((2, 5.0) if two_nodes else (1, 1.0)))
+    terms = Terms(beside=pairs_of(rng) if pairs else None)
+    state = state_of(programme, terms, layout_of(programme, rng))
+    for _ in range(10):
+        swap(state, int(rng.integers(LAYERS)), *(int(e) for e in rng.choice(len(programme.places), 2, replace=False)))
+    assert_consistent(programme, terms, state)
+    anneal(state, tuple(deals_of(m, LAYERS) for m in (1, 2, 3)), 30, 40.0, 5.0, seed_of(seed))
+    assert_consistent(programme, terms, state)
+
+
+def best_deals_by_brute_force(programme: Programme, terms: Terms, layout: Layout, p: int, q: int) -> float:
+    """The best value when the experts of p and q are dealt anew in every layer: all ways, all layers (Viterbi)."""
+    ways: list[list[Array]] = []
+    for device_E in layout:
+        on_either = np.flatnonzero((device_E == p) | (device_E == q))
+        size, number = len(on_either), int((device_E == p).sum())
+        ways.append([])
+        for bits in range(2**size):
+            to_p = bits >> np.arange(size) & 1
+            if to_p.sum() == number:
+                dealt = device_E.copy()
+                dealt[on_either] = np.where(to_p, p, q)
+                ways[-1].append(dealt)
+
+    def inside(layer: int, device_E: Array) -> float:
+        return terms.inside(programme, [device_E] * LAYERS, layer)
+
+    best = [inside(0, way) for way in ways[0]]
+    for cut, weight in enumerate(programme.weights):
+        best = [
+            max(
+                before + float((weight * programme.near[here[:, None], there]).sum())
+                for before, here in zip(best, ways[cut], strict=True)
+            )
+            + inside(cut + 1, there)
+            for there in ways[cut + 1]
+        ]
+    return max(best)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**31), st.booleans(), st.booleans(), st.sampled_from([(0, 1), (3, 0), (2, 1)]))
+def test_a_block_move_at_temperature_zero_finds_the_best_deal_of_all_layers_at_once(
+    seed: int, two_nodes: bool, pairs: bool, devices: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(seed)
+    programme = programme_of(rng, [2, 2, 2, 2], *((2, 5.0) if two_nodes else (1, 1.0)))
+    terms = Terms(beside=pairs_of(rng) if pairs else None)
+    layout = layout_of(programme, rng)
+    state = state_of(programme, terms, layout)
+    resample(state, deals_of(2, LAYERS), *devices, 0.0, seed_of(seed))
+    assert terms.value(programme, list(state.home)) == best_deals_by_brute_force(programme, terms, layout, *devices)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_block_moves_draw_deals_by_the_boltzmann_distribution(pairs: bool) -> None:
+    rng, temperature = np.random.default_rng(3), 40.0
+    weights = [rng.integers(0, 50, (4, 4)).astype(float)]
+    programme = Programme(weights, (4, 4), np.array([2, 2]), np.eye(2), 2)
+    half = rng.integers(0, 30, (2, 4, 4)).astype(float)
+    terms = Terms(beside=half + half.transpose(0, 2, 1) if pairs else None)
+    state, deals, seed = state_of(programme, terms, programme.first_layout()), deals_of(2, 2), seed_of(5)
+    seen: dict[tuple[int, ...], int] = {}
+    for _ in range(20_000):
+        resample(state, deals, 0, 1, temperature, seed)
+        key = tuple(state.home.ravel().tolist())
+        seen[key] = seen.get(key, 0) + 1
+    expected = {key: np.exp(terms.value(programme, list(np.reshape(key, (2, 4)))) / temperature) for key in seen}
+    assert len(seen) == 36
+    total = sum(expected.values())
+    for key, count in seen.items():
+        assert count / 20_000 == pytest.approx(expected[key] / total, abs=0.01)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1.0, 1e6])
+def test_caps_hold_and_twins_stay_apart_at_every_temperature(temperature: float) -> None:
+    rng = np.random.default_rng(1)
+    programme = programme_of(rng, [2, 2, 2, 2])
+    twin = np.tile([0, 0, 1, 1, 2, 2, -1, -1], (LAYERS, 1))
+    load = np.tile([5.0, 5, 4, 4, 3, 3, 1, 1], (LAYERS, 1))
+    layout = [np.array([0, 1, 2, 3, 2, 3, 0, 1])] * LAYERS
+    cap = np.full(LAYERS, 8.5)
+    state = state_of(programme, Terms(load=load, cap=cap, twin=twin), layout)
+    deals = tuple(deals_of(m, LAYERS) for m in (1, 2))
+    for step in range(200):
+        anneal(state, deals, 1, temperature, temperature, seed_of(step))
+        for layer in range(LAYERS):
+            assert np.bincount(state.home[layer], load[layer], 4).max() <= 8.5
+            for number in range(3):
+                assert len(set(state.home[layer][twin[layer] == number])) == 2
+    assert temperature < 1 or (state.home != layout).any()
+
+
+def test_a_descent_never_loses_value() -> None:
+    rng = np.random.default_rng(2)
+    programme, terms = programme_of(rng, [4, 1, 3, 2], 2, 5.0), Terms(beside=pairs_of(rng))
+    state = state_of(programme, terms, layout_of(programme, rng))
+    deals, values = tuple(deals_of(m, LAYERS) for m in (1, 2, 3, 4)), []
+    for device in range(4):
+        values.append(terms.value(programme, [home[:EXPERTS] for home in state.home]))
+        descend(state, deals, device, seed_of(device))
+    assert values == sorted(values)
+    assert values[-1] > values[0]
+
+
+def test_weights_that_are_no_integers_are_scaled_and_lose_next_to_nothing() -> None:
+    rng = np.random.default_rng(4)
+    weights = [rng.random((EXPERTS, EXPERTS)) * 1e-9 for _ in range(LAYERS - 1)]
+    programme = Programme(weights, (EXPERTS,) * LAYERS, np.array([4, 4]), np.eye(2), 2)
+    layout = layout_of(programme, rng)
+    state = state_of(programme, Terms(), layout)
+    expected = programme.worth(layout, 1)
+    assert state.pull[1, :, :EXPERTS].T * state.worth[0] == pytest.approx(expected, rel=1e-6)
