@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from .contender_table import megabytes
+from .netmoe.report import SAVED
 from .part import find, ours_and_base, value
 from .pipeline_report import pipeline_remarks
 from .seconds_report import TimeUnit
@@ -34,7 +35,7 @@ def _verdict(plan: Plan, part: Part) -> Iterable[str]:
     if verdict.value == "none" and verdict.gain.low is None:
         yield f"no benefit shown: {gain} than {against}; one step shows nothing, record more"
     elif verdict.value == "none":
-        yield f"no benefit expected: {gain} than {against}"
+        yield f"no benefit expected: {gain} than {against}{_short_of(verdict, part)}"
     elif verdict.metric == "device_copies" and _loses_bytes(plan, part):
         yield f"benefit in copies alone, NOT IN BYTES: {gain} than {against}, and more K and V than they save"
     else:
@@ -42,11 +43,14 @@ def _verdict(plan: Plan, part: Part) -> Iterable[str]:
 
 
 def _gain(verdict: Verdict, part: Part) -> str:
-    """How much less, or more, of its metric the plan has."""
+    """How much less, or more, of its metric the plan has; as a share where that must reach one to pay."""
     gain, lost = verdict.gain, verdict.gain.value < 0
     if lost:
         low, high = (None if end is None else -end for end in (gain.high, gain.low))
         gain = Metric(value=-gain.value, low=low, high=high)
+    if verdict.at_least and (base := value(find(part, verdict.against), verdict.metric)) > 0:
+        share = _range(gain, lambda x: f"{100 * x / base:.1f}", "%")
+        return f"{share} {'more' if lost else 'fewer'} {SAVED.get(verdict.metric, verdict.metric)}"
     if verdict.metric == "device_copies":
         return f"{_range(gain)} {'more' if lost else 'fewer'} copies"
     if verdict.metric == "inter_bytes":
@@ -55,6 +59,14 @@ def _gain(verdict: Verdict, part: Part) -> str:
         return f"{verdict.metric} {'higher' if lost else 'lower'} by {_range(gain)}"
     unit = TimeUnit.of(part)
     return f"a step takes {_range(gain, unit.text, f' {unit.name}')} {'more' if lost else 'less'}"
+
+
+def _short_of(verdict: Verdict, part: Part) -> str:
+    """What a gain that is there does not pay for."""
+    if not verdict.at_least or verdict.gain.value <= 0:
+        return ""
+    moved = value(part.contenders[0], "samples_moved")
+    return f"; under {verdict.at_least:.0%} does not pay for moving {moved:.0%} of the samples at every layer"
 
 
 def _split_gain(part: Part) -> Iterable[str]:
@@ -133,7 +145,11 @@ def _bytes_in_all(part: Part) -> str:
 def _steps(plan: Plan, part: Part) -> Iterable[str]:
     options = plan.options.get("evaluation", {})
     unit = options.get("unit", "sample")
-    one, all_ = ("seconds are", "seconds are") if plan.decisions.pipeline else ("balance and MB are", "balance is")
+    one, all_ = "balance and MB are", "balance is"
+    if plan.decisions.pipeline is not None:
+        one = all_ = "seconds are"
+    elif plan.decisions.sample_policy is not None:
+        one = all_ = "figures are"
     if options.get("step") == "derived" and part.num_samples < options.get("samples_per_step", 0):
         yield f"{one} of one incomplete step of {part.num_samples} {unit}s (--samples-per-step)"
     elif part.dropped_samples:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from .options import Backend, Dispatch, Method, Phase, Strategy
+from .flags import grouped
 from .screen import Json, console, print_json, progress
+from .solve_flags import Fit, Pipeline, Slots, Solver, Where
 
 __all__ = ["app"]
 
@@ -15,45 +16,13 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
+@grouped
 def solve(
-    strategy: Annotated[Strategy, typer.Option(help="What to plan by.")] = Strategy.EXFLOW,
-    trace: Annotated[str, typer.Option(help="The trace: a directory, a file or a URI.")] = "traces",
-    profile: Annotated[
-        Path | None, typer.Option(help="The profile; profile.json where there is one.", show_default=False)
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="NxG: N nodes of G devices, instead of the profile's.", show_default=False)
-    ] = None,
-    link: Annotated[
-        list[str] | None,
-        typer.Option(help="KIND=GBps:us, instead of the profile's; may repeat.", show_default=False),
-    ] = None,
-    on: Annotated[
-        Path | None, typer.Option(help="A plan to add this decision to; its cluster.", show_default=False)
-    ] = None,
-    dispatch: Annotated[
-        Dispatch | None, typer.Option(help="Instead of the strategy's own.", show_default=False)
-    ] = None,
-    method: Annotated[Method | None, typer.Option(help="How to solve; the strategy's own.", show_default=False)] = None,
-    backend: Annotated[Backend, typer.Option(help="What solves the ilp.")] = Backend.ORTOOLS,
-    slots: Annotated[
-        int | None, typer.Option(help="Expert slots a device; surplus ones hold replicas.", show_default=False)
-    ] = None,
-    redundant: Annotated[int, typer.Option(help="Slots beyond one an expert, in all.")] = 0,
-    max_degree: Annotated[int | None, typer.Option(help="pipemoe: chunks at most; 32.", show_default=False)] = None,
-    joint: Annotated[bool, typer.Option("--joint", help="pipemoe: one degree for both passes.")] = False,
-    full_duplex: Annotated[
-        bool, typer.Option("--full-duplex", help="pipemoe: combines have a channel of their own.")
-    ] = False,
-    phase: Annotated[
-        list[Phase] | None, typer.Option(help="Only tokens of this phase; may repeat.", show_default=False)
-    ] = None,
-    fit_fraction: Annotated[float, typer.Option(help="Share of samples to fit on; the rest judges.")] = 0.5,
-    samples_per_step: Annotated[
-        int | None, typer.Option(help="Samples of a step; 4 a device.", show_default=False)
-    ] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds for the solver.")] = 30.0,
-    seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0,
+    where: Where,
+    solver: Solver,
+    slots: Slots,
+    pipeline: Pipeline,
+    fit: Fit,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")] = Path("plan.json"),
     as_json: Json = False,
 ) -> None:
@@ -64,32 +33,13 @@ def solve(
       moeplan solve --strategy exflow --trace traces --cluster 2x8 -o plan.json
       moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
     """
-    from ..inputs import cluster_for, profile_for
+    from dataclasses import asdict
+
     from ..report import solve_report
     from ..request import Request
     from ..solve import make
 
-    profile_path = profile_for(profile)
-    request = Request(
-        strategy=strategy.value,
-        trace=trace,
-        cluster=cluster_for(cluster, profile_path, link or (), on=on),
-        profile=profile_path,
-        on=on,
-        dispatch_model=None if dispatch is None else dispatch.value,
-        method=None if method is None else method.value,
-        backend=backend.value,
-        slots=slots,
-        redundant=redundant,
-        phases=tuple(chosen.value for chosen in phase or ()),
-        fit_fraction=fit_fraction,
-        samples_per_step=samples_per_step,
-        time_limit_s=time_limit,
-        seed=seed,
-        max_degree=max_degree,
-        joint=joint,
-        full_duplex=full_duplex,
-    )
+    request = Request(**where.found(), **solver.chosen(), **asdict(slots), **asdict(pipeline), **fit.chosen())
     with progress() as say:
         made = make(request, on_progress=say)
     made.save(output)
