@@ -18,7 +18,7 @@ from .run import EXCHANGE, Run
 
 __all__ = ["judged_metric", "solve"]
 
-PAYS_FROM = 0.02  # of bytes, copies or their seconds: labels, masks and random states that follow, and the solves, are not in them
+PAYS_FROM = 0.02  # of bytes, copies or their seconds: what follows a sample (labels, masks) and the solves are extra
 TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
 
 
