@@ -4,7 +4,7 @@ BIN := .venv/bin/python -I
 SOURCES := $(shell find . -path ./.venv -prune -o \( -name '*.py' -o -name '*.safetensors' -o -name '*.parquet' \
 	-o -name '*.txt' -o -name '*.json' \) -print | grep -E '^\./(errors|files|__init__)\.py$$|^\./(planner|profilers|runtime|solvers|traces)/')
 
-.PHONY: demo test check clean
+.PHONY: demo test check bench clean
 demo: .venv/installed
 	@rm -rf moeplan-demo
 	@$(BIN) -m moeplan.planner.cli demo -o moeplan-demo
@@ -18,6 +18,10 @@ check: .venv/installed
 	.venv/bin/python -m mypy
 	.venv/bin/python -m mypy --explicit-package-bases tests benchmarks
 	.venv/bin/python docs/generate.py --check
+
+# One subject or more with flags: make bench BENCH="netmoe recording --save"
+bench: .venv/installed
+	@.venv/bin/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf .venv build *.egg-info

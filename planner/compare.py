@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, UsageError
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
-from ..runtime.decisions import PipelineDecision
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from ..traces.model import ModelSpec
 from ..traces.reader import open_trace
+from .cut import Cut, Cuts
 from .entry import Entry, check_model, common_cluster, entries_of, known_model
 from .evaluate import Evaluated, Replayed, judge, verdict
 from .options import SecondsOptions
@@ -209,18 +209,28 @@ def _pipelined(
     cluster: Cluster,
     model: ModelSpec,
 ) -> list[Replayed]:
-    """Every contender by one cost model: that of the first plan with a pipeline, with its passes."""
-    first = next(iter(piped.values()))
-    options, whole = pipeline_options(first.plan), _whole(first.plan)
+    """Every contender by the one cost model that the plans with a pipeline share."""
+    options = {label: pipeline_options(entry.plan) for label, entry in piped.items()}
+    models = {label: (one.backward, one.full_duplex, one.capacity_factor) for label, one in options.items()}
+    if len(set(models.values())) > 1:
+        raise UsageError(
+            f"{', '.join(models)} differ in passes, duplex or capacity: {', '.join(map(str, models.values()))}; one"
+            " cost model compares plans, so solve them alike"
+        )
+    backward, full_duplex, capacity_factor = next(iter(models.values()))
+    whole = Cut.equal(1, model.num_layers)
+    alone = Cuts(whole, whole if backward else None)
     row, baselines = [], []
     for label, route in routes.items():
-        pipeline = Pipeline(tallies[label], speeds, cluster, model, options.backward, options.full_duplex)
-        degrees = piped[label].plan.decisions.pipeline if label in piped else whole
-        assert degrees is not None
-        row.append(Replayed(route.name, "standard", pipeline.tally, pipeline.predicted(degrees)))
+        pipeline = Pipeline(tallies[label], speeds, cluster, model, backward, full_duplex, capacity_factor)
+        cuts = alone
         if label in piped:
-            name, alone = piped[label].baseline.name, pipeline.predicted(_whole(piped[label].plan))
-            baselines.append(Replayed(name, "standard", pipeline.tally, alone))
+            degrees = piped[label].plan.decisions.pipeline
+            assert degrees is not None
+            cuts = Cuts.of(degrees, options[label].shares)
+            name = piped[label].baseline.name
+            baselines.append(Replayed(name, "standard", pipeline.tally, pipeline.predicted(alone)))
+        row.append(Replayed(route.name, "standard", pipeline.tally, pipeline.predicted(cuts)))
     return row + baselines
 
 
@@ -229,13 +239,6 @@ def _checked(speeds: Speeds | None, piped: dict[str, Entry]) -> Speeds:
     if speeds is None or speeds.exchange is None or speeds.experts is None:
         raise InputError(f"the profile cannot time the exchanges or the experts that {min(piped)} overlaps")
     return speeds
-
-
-def _whole(plan: Plan) -> PipelineDecision:
-    """Every layer in one chunk, in the passes of a plan's pipeline."""
-    degrees, ones = plan.decisions.pipeline, (1,) * plan.model.num_layers
-    backward = None if degrees is None or degrees.backward is None else ones
-    return PipelineDecision(forward=ones, backward=backward)
 
 
 def _compared(entry: Entry, first: Entry, evaluated: Evaluated) -> Compared:

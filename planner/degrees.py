@@ -1,21 +1,33 @@
 """The pipeline degrees of every layer, chosen by what they take on the fitted steps.
 
-Legend: R degrees, 1 to the largest allowed; L MoE layers; Q levels of the curves (low, middle, high).
+By a method's name: "exact" takes the fewest seconds; "paper" is Algorithm 1 as printed; "robust" has the smallest
+largest regret while the curves are at any level of their errors; "degree_1" is no pipeline; "one_degree" takes the
+fewest seconds of those that all layers and passes share; "unequal" is exact with chunks of unequal shares where these
+take fewer seconds. Algorithm 1 and the shares want lines t = a + b share; they are those of least relative error
+through the curves at the shares 1/r that a chunk may have, and shares are then judged by the curves.
+
+Legend: R degrees, 1 to the largest allowed; L MoE layers; S scenarios, the exchanges' curves at each level (low,
+middle, high) with the experts' at each.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..profilers.fits.alpha_beta import AlphaBeta
 from ..runtime.decisions import PipelineDecision
-from ..solvers.pipemoe import TUTEL_MAX_DEGREE, optimal_degree, robust_degree
+from ..solvers.pipemoe import TUTEL_MAX_DEGREE, optimal_degree, robust_degree, unequal_chunks
+from .cut import Cut
+from .options import ChunkShares
 from .pipelined import Pipeline
 
-__all__ = ["DegreeTable", "tabulated"]
+__all__ = ["DegreeTable", "tabulated", "unequal_shares"]
 
 Seconds = NDArray[np.float64]
+Shares = tuple[tuple[float, ...], ...]
+LEAST_SHARE = 1e-6  # of a chunk; one below it is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,141 +37,119 @@ class DegreeTable:
     Parameters
     ----------
     forward, backward
-        Seconds of a pass, `[R, L]`; `backward` is None without one.
+        Seconds of a pass under every scenario, `[S, R, L]`; `backward` is zero without one.
     dispatch, experts
-        Seconds of one chunk at every level of the curves, `[Q, R, L]`.
+        Seconds of one chunk under the curves themselves, `[R, L]`.
     joint
         Whether one degree serves both passes.
-    factor, full_duplex
-        As `Pipeline.backward`, `Pipeline.full_duplex`.
+    trains
+        Whether there is a backward pass.
     """
 
     forward: Seconds
-    backward: Seconds | None
+    backward: Seconds
     dispatch: Seconds
     experts: Seconds
     joint: bool
-    factor: float
-    full_duplex: bool
+    trains: bool
 
     def degrees(self, method: str) -> PipelineDecision:
-        """The degrees by a method's name.
-
-        Parameters
-        ----------
-        method
-            "exact": the fewest seconds. "paper": Algorithm 1 as printed. "robust": the smallest largest regret while
-            the curves' lines are anywhere within their errors. "degree_1": no pipeline. "one_degree": the fewest
-            seconds of those that all layers and passes share.
-
-        Notes
-        -----
-        Algorithm 1 and the regret want lines t = a + b share; they are those of least relative error through the
-        curves at the shares 1/r that a chunk may have.
-        """
-        num_layers = self.forward.shape[1]
-        if method == "exact" and not self.joint:
-            return self._decision(self.forward.argmin(axis=0) + 1, self._backward.argmin(axis=0) + 1)
-        if method == "exact":
-            return self._decision(self._both.argmin(axis=0) + 1)
-        if method == "one_degree":
-            return self._decision(np.full(num_layers, self._both.sum(axis=1).argmin() + 1))
+        """The degrees by a method's name, equal chunks all."""
+        there, back = _middle(self.forward), _middle(self.backward)
+        num_layers = there.shape[1]
         if method == "degree_1":
             return self._decision(np.ones(num_layers, np.int64))
+        if method == "one_degree":
+            return self._decision(np.full(num_layers, (there + back).sum(axis=1).argmin() + 1))
         if method == "paper":
             return self._decision(np.array([self._printed(layer) for layer in range(num_layers)]))
-        return self._decision(*(self._robust(passes) for passes in self._robust_passes))
+        choose = _robust if method == "robust" else _fastest
+        if self.joint:
+            return self._decision(choose(self.forward + self.backward))
+        return self._decision(choose(self.forward), choose(self.backward))
 
     def seconds(self, degrees: PipelineDecision) -> float:
         """What the MoE layers of a step take in all passes."""
-        layers = np.arange(self.forward.shape[1])
-        taken = self.forward[np.array(degrees.forward) - 1, layers].sum()
+        layers = np.arange(self.forward.shape[2])
+        taken = _middle(self.forward)[np.array(degrees.forward) - 1, layers].sum()
         if degrees.backward is not None:
-            taken += self._backward[np.array(degrees.backward) - 1, layers].sum()
+            taken += _middle(self.backward)[np.array(degrees.backward) - 1, layers].sum()
         return float(taken)
+
+    def line(self, layer: int) -> dict[str, Any]:
+        """The lines through both curves of a layer over the share in a chunk, as `optimal_degree` takes them."""
+        (a_a, b_a), (a_e, b_e) = _line(self.dispatch[:, layer]), _line(self.experts[:, layer])
+        return {"a_a": a_a, "b_a": b_a, "a_e": a_e, "b_e": b_e, "n_d": 1.0, "n_e": 1.0}
 
     @property
     def tutel(self) -> tuple[int, ...]:
         """`a2a_ffn_overlap_degree` of every layer: the best that Tutel takes, which has one for both passes."""
-        return tuple((self._both[:TUTEL_MAX_DEGREE].argmin(axis=0) + 1).tolist())
-
-    @property
-    def _backward(self) -> Seconds:
-        return np.zeros_like(self.forward) if self.backward is None else self.backward
-
-    @property
-    def _both(self) -> Seconds:
-        return self.forward + self._backward
+        return tuple(_fastest((self.forward + self.backward)[:, :TUTEL_MAX_DEGREE]).tolist())
 
     def _decision(self, forward: NDArray[np.int64], backward: NDArray[np.int64] | None = None) -> PipelineDecision:
         """The decision of these degrees; the same for both passes unless told."""
         back = forward if backward is None else backward
-        return PipelineDecision(forward=forward.tolist(), backward=None if self.backward is None else back.tolist())
+        return PipelineDecision(forward=forward.tolist(), backward=back.tolist() if self.trains else None)
 
     def _printed(self, layer: int) -> int:
-        (_, a_a, _), (_, b_a, _) = self._lines(self.dispatch[:, :, layer])
-        (_, a_e, _), (_, b_e, _) = self._lines(self.experts[:, :, layer])
-        found = optimal_degree(
-            a_a=a_a, b_a=b_a, a_e=a_e, b_e=b_e, n_d=1, n_e=1, max_degree=len(self.forward), method="paper"
-        )
-        return found.forward
-
-    @property
-    def _robust_passes(self) -> list[tuple[float, ...]]:
-        """The factors of the passes that share a degree, one tuple a degree."""
-        if not self.factor:
-            return [(1.0,)]
-        return [(1.0, self.factor)] if self.joint else [(1.0,), (self.factor,)]
-
-    def _robust(self, passes: tuple[float, ...]) -> NDArray[np.int64]:
-        """The degree of every layer that is least wrong for these passes, `[L]`."""
-        found = []
-        for layer in range(self.forward.shape[1]):
-            lines = [line for stage in (self.dispatch, self.experts) for line in self._lines(stage[:, :, layer])]
-            a_a, b_a, a_e, b_e = ((min(levels), max(levels)) for levels in lines)
-            chosen = robust_degree(
-                a_a=a_a,
-                b_a=b_a,
-                a_e=a_e,
-                b_e=b_e,
-                n_d=1,
-                n_e=1,
-                passes=passes,
-                max_degree=len(self.forward),
-                full_duplex=self.full_duplex,
-            )
-            found.append(chosen.degree)
-        return np.array(found)
-
-    def _lines(self, seconds_QR: Seconds) -> tuple[list[float], list[float]]:
-        """Start-up and slope over the share of a layer in a chunk, one a level; zeros where a stage takes no time."""
-        share_R = 1 / np.arange(1.0, seconds_QR.shape[1] + 1)
-        if not seconds_QR.all():
-            return [0.0] * 3, [0.0] * 3
-        lines = [AlphaBeta.of(share_R, seconds_R) for seconds_R in seconds_QR]
-        return [line.a_s for line in lines], [line.b_s for line in lines]
+        return optimal_degree(**self.line(layer), max_degree=self.forward.shape[1], method="paper").forward
 
 
 def tabulated(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTable:
     """The table of all degrees up to `max_degree`, exact: every step at every degree."""
-    num_layers = pipeline.model.num_layers
-    passes: list[list[Seconds]] = [[], []]
-    stages: list[list[Seconds]] = [[], []]
-    for degree in range(1, max_degree + 1):
-        degree_L = np.full(num_layers, degree)
-        chunk = pipeline.chunk(degree_L)
-        passes[0].append(pipeline.forward_s(chunk, degree_L).seconds.mean(axis=0))
-        if pipeline.backward:
-            passes[1].append(pipeline.backward_s(chunk, degree_L).seconds.mean(axis=0))
-        for found, stage in zip(stages, chunk.stages[:2], strict=True):
-            found.append(np.stack([stage.low, stage.seconds, stage.high]).mean(axis=1))
-    dispatch, experts = (np.stack(found, axis=1) for found in stages)
-    return DegreeTable(
-        np.array(passes[0]),
-        np.array(passes[1]) if pipeline.backward else None,
-        dispatch,
-        experts,
-        joint,
-        pipeline.backward,
-        pipeline.full_duplex,
-    )
+    cuts = [Cut.equal(degree, pipeline.model.num_layers) for degree in range(1, max_degree + 1)]
+    forward = np.stack([pipeline.taken(cut) for cut in cuts], axis=1)
+    backward = np.zeros_like(forward)
+    if pipeline.backward:
+        backward = np.stack([pipeline.taken(cut, back=True) for cut in cuts], axis=1)
+    stages = [pipeline.chunks(cut).stages for cut in cuts]
+    dispatch, experts = (np.array([stage[i].seconds[0].mean(axis=0) for stage in stages]) for i in (0, 1))
+    return DegreeTable(forward, backward, dispatch, experts, joint, bool(pipeline.backward))
+
+
+def unequal_shares(pipeline: Pipeline, table: DegreeTable) -> ChunkShares:
+    """The chunks of every layer in each pass: unequal where they take fewer seconds than the best equal ones."""
+    backward = _pass_shares(pipeline, table, back=True) if table.trains else None
+    return ChunkShares(forward=_pass_shares(pipeline, table, back=False), backward=backward)
+
+
+def _pass_shares(pipeline: Pipeline, table: DegreeTable, *, back: bool) -> Shares:
+    """Those of one pass."""
+    equal = _middle(table.backward if back else table.forward)
+    factor = pipeline.backward if back else 1.0
+    offered = [_offered(table.line(layer), factor, len(equal), pipeline.full_duplex) for layer in range(equal.shape[1])]
+    faster_L = _middle(pipeline.taken(Cut.of(tuple(offered)), back=back)[:, None])[0] < equal.min(axis=0)
+    degrees_L = (equal.argmin(axis=0) + 1).tolist()
+    alike = [(1 / degree,) * degree for degree in degrees_L]
+    return tuple(offered[layer] if faster else alike[layer] for layer, faster in enumerate(faster_L))
+
+
+def _offered(line: dict[str, Any], factor: float, most: int, full_duplex: bool) -> tuple[float, ...]:
+    """The shares that are best under lines."""
+    slower = line | {name: factor * line[name] for name in ("a_e", "b_e")}
+    found = unequal_chunks(**slower, max_degree=most, full_duplex=full_duplex).shares
+    kept = [share for share in found if share >= LEAST_SHARE]
+    return tuple(share / sum(kept) for share in kept)
+
+
+def _middle(seconds_SRL: Seconds) -> Seconds:
+    """Under the curves themselves, `[R, L]`."""
+    middle_RL: Seconds = seconds_SRL[len(seconds_SRL) // 2]
+    return middle_RL
+
+
+def _fastest(seconds_SRL: Seconds) -> NDArray[np.int64]:
+    return np.asarray(_middle(seconds_SRL).argmin(axis=0) + 1)
+
+
+def _robust(seconds_SRL: Seconds) -> NDArray[np.int64]:
+    """The degree of every layer that is least wrong, `[L]`."""
+    return np.array([robust_degree(seconds_SRL[:, :, layer]).degree for layer in range(seconds_SRL.shape[2])])
+
+
+def _line(seconds_R: Seconds) -> tuple[float, float]:
+    """Start-up and slope over the share of a layer in a chunk; zeros where a stage takes no time."""
+    if not seconds_R.all():
+        return 0.0, 0.0
+    line = AlphaBeta.of(1 / np.arange(1.0, len(seconds_R) + 1), seconds_R)
+    return line.a_s, line.b_s

@@ -28,11 +28,15 @@ class Evaluated:
         The figures of the contenders on the part that judges, by label.
     seconds
         How seconds were predicted; None without.
+    at_least
+        The share of the baseline's value that a gain must be above to pay for what the metric does not hold; `step_s`
+        is taken to hold all.
     """
 
     evaluation: Evaluation
     judged: dict[str, Figures]
     seconds: SecondsOptions | None
+    at_least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,9 @@ def verdict(evaluated: Evaluated, metric: str, against: str, *, of: str | None =
     plan, base = evaluated.judged[ours], evaluated.judged[against]
     alike = ours.rpartition("/")[2] == against.rpartition("/")[2]
     metric = "step_s" if plan.step_compares(base, alike=alike) else metric
-    gain = plan.gain(metric, base)
-    pays = gain.low is not None and gain.low > 0
-    return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain)
+    gain, at_least = plan.gain(metric, base), 0.0 if metric == "step_s" else evaluated.at_least
+    pays = gain.low is not None and gain.low > at_least * base.value[metric]
+    return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain, at_least=at_least)
 
 
 def _figures(one: Replayed, cohort: Cohort, model: ModelSpec, seed: int) -> Figures:

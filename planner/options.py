@@ -8,9 +8,18 @@ from pydantic import Field
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256
 from ..runtime.plan import Verdict
 
-__all__ = ["EvaluationOptions", "PipelineOptions", "PlacementOptions", "Replanned", "SecondsOptions", "StageSeconds"]
+__all__ = [
+    "ChunkShares",
+    "EvaluationOptions",
+    "PipelineOptions",
+    "PlacementOptions",
+    "Replanned",
+    "SecondsOptions",
+    "StageSeconds",
+]
 
 Seconds = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Replanned(Record):
@@ -50,12 +59,28 @@ class PlacementOptions(Record):
     replanned: Replanned | None = None
 
 
-class StageSeconds(Record):
-    """Seconds of one chunk of every MoE layer in each stage, in the order of a forward pass, mean over steps."""
+class ChunkShares(Record):
+    """The share of every MoE layer in each of its chunks, in the order of dispatch; a pass's degrees are their numbers.
 
-    dispatch_s: tuple[Seconds, ...]
-    experts_s: tuple[Seconds, ...]
-    combine_s: tuple[Seconds, ...]
+    Parameters
+    ----------
+    forward, backward
+        A tuple a layer that sums to 1; `backward` is None where no backward pass was planned.
+    """
+
+    forward: tuple[tuple[Share, ...], ...]
+    backward: tuple[tuple[Share, ...], ...] | None
+
+
+class StageSeconds(Record):
+    """Seconds of the chunks of every MoE layer in each stage, in the order of a forward pass, mean over steps.
+
+    A tuple a layer: a figure a chunk, or a single one where all chunks are alike.
+    """
+
+    dispatch_s: tuple[tuple[Seconds, ...], ...]
+    experts_s: tuple[tuple[Seconds, ...], ...]
+    combine_s: tuple[tuple[Seconds, ...], ...]
 
 
 class PipelineOptions(Record):
@@ -65,6 +90,10 @@ class PipelineOptions(Record):
     ----------
     backward
         How many times as long as forward the experts compute backward; 0: no backward pass was planned.
+    capacity_factor
+        Every expert's buffer over its mean rows, padded to a multiple of the degree; None: no fixed capacity.
+    shares
+        Of the plan's chunks where they are unequal; None: equal ones.
     placement
         Under which placement: that of the plan it was solved on, or contiguous.
     baselines
@@ -80,6 +109,8 @@ class PipelineOptions(Record):
     joint: bool
     full_duplex: bool
     backward: Seconds
+    capacity_factor: Annotated[float, Field(gt=0)] | None = None
+    shares: ChunkShares | None = None
     placement: Literal["base", "contiguous"]
     baselines: Mapping[str, PipelineDecision]
     a2a_ffn_overlap_degree: tuple[Degree, ...]

@@ -29,9 +29,17 @@ def pipeline_options(plan: Plan) -> PipelineOptions:
         found = PipelineOptions.model_validate(dict(plan.options.get("pipeline", {})))
     except ValidationError as error:
         raise InputError(f"options.pipeline: {error.error_count()} values missing or wrong; re-run solve") from error
-    columns = [one for stages in (found.whole, found.forward, found.backward_pass) if stages for _, one in stages]
-    if any(len(column) != plan.model.num_layers for column in columns):
-        raise InputError(f"options.pipeline: stages of other than {plan.model.num_layers} layers; re-run solve")
+    degrees, num_layers = plan.decisions.pipeline, plan.model.num_layers
+    whole = (1,) * num_layers
+    cuts = ((found.whole, whole), (found.forward, degrees.forward), (found.backward_pass, degrees.backward or whole))
+    for stages, counts in cuts:
+        for _, column in stages or ():
+            if len(column) != num_layers or any(
+                len(one) not in (1, count) for one, count in zip(column, counts, strict=True)
+            ):
+                raise InputError(
+                    f"options.pipeline: stages of other than the chunks of {num_layers} layers; re-run solve"
+                )
     return found
 
 
@@ -72,6 +80,18 @@ def pipeline_remarks(plan: Plan, part: Part) -> Iterable[str]:
         yield (
             f"overlap can hide at most {unit.text(min(exchanges, experts))} {unit.name} of a forward pass: exchanges"
             f" {unit.text(exchanges)}, experts {unit.text(experts)}"
+        )
+    if options.shares is not None:
+        passes = [options.shares.forward, options.shares.backward or ()]
+        uneven = sum(len(set(shares)) > 1 for one in passes for shares in one)
+        yield (
+            f"chunks are unequal in {uneven} of {sum(map(len, passes))} passes of layers, where that is faster; no"
+            " engine that is exported to takes them"
+        )
+    if options.capacity_factor is not None:
+        yield (
+            f"capacity: every expert's buffer holds {options.capacity_factor:g} times the mean, padded to whole chunks;"
+            " tokens beyond it are dropped, which no figure here weighs"
         )
     if options.backward:
         yield "training: forward and backward of the MoE layers are timed, of attention forward only"

@@ -1,32 +1,32 @@
 """The predicted seconds of a tally whose MoE layers are pipelined.
 
-A chunk is an equal share of every device's tokens, in whole tokens, so the busiest port and the busiest device of a
-layer stay so in each of its chunks, and decide how long that takes. Seconds add up to `step_s` by pass, no longer by
-part: `dispatch_s`, `experts_s` and `combine_s` are how long a stage is busy, and stages overlap.
+A chunk is a share of every device's tokens, in whole tokens, so the busiest port and the busiest device of a layer stay
+so in each of its chunks, and decide how long that takes; under a fixed capacity, of every expert's rows, padded to
+whole ones. Seconds add up to `step_s` by pass, no longer by part: `dispatch_s`, `experts_s` and `combine_s` are how
+long a stage is busy, and stages overlap.
 
     step_s = attention_s + moe_s + moe_backward_s                                                               (1)
 
-Legend: B steps; L MoE layers; R degrees; Q levels of a source's curves (low, middle, high).
+Legend: B steps; L MoE layers; C chunks of a cut; D devices; Q levels of a source's curves (low, middle, high).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..profilers.cluster import Cluster
 from ..profilers.fits.prediction import Prediction
-from ..runtime.decisions import PipelineDecision
-from ..solvers.pipemoe.seconds import layer_seconds
+from ..solvers.ports import link_classes
 from ..solvers.seconds import attention_seconds, exchange_seconds, expert_seconds, slowest, step_seconds, total
 from ..traces.model import ModelSpec
+from .cut import Cut, Cuts
 from .predicted import Predicted, by_class
 from .speeds import Speeds
 from .tally import Tally
 
-__all__ = ["Chunk", "Pipeline"]
+__all__ = ["Chunks", "Pipeline"]
 
 PASSES = ("moe_s", "moe_backward_s")
 Stages = tuple[Prediction, Prediction, Prediction]
@@ -34,8 +34,8 @@ PARTS = ("attention_s", "dispatch_s", "experts_s", "combine_s", *PASSES)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Seconds of one chunk of every layer in its three stages, `[B, L]`; the exchanges one a link class, too."""
+class Chunks:
+    """Seconds of the chunks of every layer in their three stages, `[C, B, L]`; the exchanges one a link class, too."""
 
     dispatch_by_class: list[Prediction]
     experts: Prediction
@@ -46,15 +46,10 @@ class Chunk:
         """Dispatch, experts, combine."""
         return slowest(self.dispatch_by_class), self.experts, slowest(self.combine_by_class)
 
-    def backward_stages(self, factor: float) -> Stages:
-        """Gradients go back through the combine, the experts, `factor` times as long, and the dispatch."""
-        dispatch, experts, combine = self.stages
-        return combine, _times(factor, experts), dispatch
-
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A tally, and what times it at any degrees.
+    """A tally, and what times it at any cuts.
 
     Parameters
     ----------
@@ -64,6 +59,9 @@ class Pipeline:
         How many times as long as forward the experts compute backward; 0 without a backward pass.
     full_duplex
         As in `solvers.pipemoe.seconds.layer_seconds`.
+    capacity_factor
+        Every expert has a buffer of that many times the mean rows from each device, all of it sent and computed
+        whether used or not (`capacity`); None: what is routed is sent.
     """
 
     tally: Tally
@@ -72,77 +70,112 @@ class Pipeline:
     model: ModelSpec
     backward: float
     full_duplex: bool
+    capacity_factor: float | None
 
-    def predicted(self, degrees: PipelineDecision) -> Predicted:
-        """The seconds of a step and of its parts at the degrees of every layer."""
-        ports, forward_L = self.tally.ports, np.array(degrees.forward)
+    def predicted(self, cuts: Cuts) -> Predicted:
+        """The seconds of a step and of its parts at the cuts of every layer."""
+        ports, forward = self.tally.ports, cuts.forward
         assert ports is not None
-        chunk = self.chunk(forward_L)
+        chunks = self.chunks(forward)
         layers: dict[str, Prediction] = {}
         if self.speeds.attention:
             layers["attention_s"] = attention_seconds(ports.tokens, ports.contexts, self.speeds.attention)
-        dispatch, combine = (
-            [_times(forward_L, part) for part in parts] for parts in (chunk.dispatch_by_class, chunk.combine_by_class)
-        )
-        layers |= by_class("dispatch", dispatch, self.cluster) | by_class("combine", combine, self.cluster)
-        layers["experts_s"] = _times(forward_L, chunk.experts)
-        passes = {"moe_s": (forward_L, chunk.stages)}
-        if degrees.backward is not None:
-            backward_L = np.array(degrees.backward)
-            passes["moe_backward_s"] = (backward_L, self.chunk(backward_L).backward_stages(self.backward))
+        for name, parts in (("dispatch", chunks.dispatch_by_class), ("combine", chunks.combine_by_class)):
+            layers |= by_class(name, [_over_chunks(forward.busy, part) for part in parts], self.cluster)
+        layers["experts_s"] = _over_chunks(forward.busy, chunks.experts)
+        passes = {"moe_s": (forward, chunks.stages)}
+        if cuts.backward is not None:
+            passes["moe_backward_s"] = (cuts.backward, self._reversed(self.chunks(cuts.backward)))
         layers |= {name: self._pass(*one) for name, one in passes.items()}
-        crossed_QB = np.sum([self._crossed(*one) for one in passes.values()], axis=0)
+        crossed_QB = np.sum([self._crossed(*one).sum(axis=2) for one in passes.values()], axis=0)
         seconds = {name: step_seconds(found, self.model.num_layers) for name, found in layers.items()}
         seconds["step_s"] = total([seconds[name] for name in ("attention_s", *PASSES) if name in seconds])  # (1)
         outside = {name: float(layers[name].extrapolated.mean()) for name in PARTS if name in layers}
         return Predicted(seconds, {name: share for name, share in outside.items() if share}, crossed_QB)
 
-    def chunk(self, degree_L: NDArray[np.int64]) -> Chunk:
-        """The seconds of one chunk where every layer is cut into `degree_L` of them."""
-        ports, speeds = self.tally.ports, self.speeds
-        assert ports is not None
+    def chunks(self, cut: Cut) -> Chunks:
+        """The seconds of the chunks that every layer is cut into."""
+        speeds, found = self.speeds, []
         assert speeds.exchange is not None
         assert speeds.experts is not None
         copy_bytes = float((self.model.hidden_size or 0) * (self.model.dtype_bytes or 0))
-        busiest = (one.max(axis=(3, 4), keepdims=True) for one in (ports.dispatch, ports.combine))
-        dispatch, combine = (-(-one // degree_L[:, None, None, None]) for one in busiest)
-        return Chunk(
-            exchange_seconds(dispatch, copy_bytes, speeds.exchange),
-            expert_seconds(-(-self.tally.loads // degree_L[:, None]), self.tally.slots, speeds.experts),
-            exchange_seconds(combine, copy_bytes, speeds.exchange),
+        for dispatch, pairs, combine in self._work(cut):
+            there = exchange_seconds(dispatch, copy_bytes, speeds.exchange)
+            back = exchange_seconds(combine, copy_bytes, speeds.exchange)
+            found.append((there, expert_seconds(pairs, self.tally.slots, speeds.experts), back))
+        dispatches, experts, combines = zip(*found, strict=True)
+        return Chunks(
+            [_stacked(cut, one) for one in zip(*dispatches, strict=True)],
+            _stacked(cut, experts),
+            [_stacked(cut, one) for one in zip(*combines, strict=True)],
         )
 
-    def forward_s(self, chunk: Chunk, degree_L: NDArray[np.int64]) -> Prediction:
-        """Seconds from the first dispatch to the last combine, `[B, L]`."""
-        return self._pass(degree_L, chunk.stages)
+    def taken(self, cut: Cut, *, back: bool = False) -> NDArray[np.float64]:
+        """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.
 
-    def backward_s(self, chunk: Chunk, degree_L: NDArray[np.int64]) -> Prediction:
-        """Seconds of the backward pass, `[B, L]`."""
-        return self._pass(degree_L, chunk.backward_stages(self.backward))
+        Exchanges are at each level with experts at each.
+        """
+        chunks = self.chunks(cut)
+        mean_QL: NDArray[np.float64] = self._crossed(cut, self._reversed(chunks) if back else chunks.stages).mean(
+            axis=1
+        )
+        return mean_QL
 
-    def _pass(self, degree_L: NDArray[np.int64], stages: Stages) -> Prediction:
-        return _levels(lambda *stage_BL: self._taken(degree_L, *stage_BL), *stages)
+    @property
+    def capacity(self) -> NDArray[np.int64]:
+        """Rows of an expert from one device, `[B, L]`, where the capacity is fixed.
 
-    def _crossed(self, degree_L: NDArray[np.int64], stages: Stages) -> NDArray[np.float64]:
-        """Seconds of a pass over all layers, exchanges at each level with experts at each, `[Q Q, B]`."""
+        Notes
+        -----
+        As Tutel has it: K int(F ceil(T / E)), T the tokens of the fullest device, E experts, K a token; at least one a
+        choice.
+        """
+        assert self.tally.ports is not None
+        mean_BL = -(-self.tally.ports.tokens.max(axis=2) // self.model.num_experts)
+        rows_BL = np.maximum(np.floor((self.capacity_factor or 0.0) * mean_BL), 1).astype(np.int64)
+        return np.broadcast_to(self.model.top_k * rows_BL, self.tally.loads.shape[:2])
+
+    def _work(self, cut: Cut) -> Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Copies of dispatch, pairs of experts and copies of combine of each chunk, as `solvers.seconds` takes them."""
+        ports, slots_D, group = self.tally.ports, self.tally.slots, self.cluster.devices_per_node
+        assert ports is not None
+        if self.capacity_factor is None:
+            dispatch, combine = (one.max(axis=(3, 4), keepdims=True) for one in (ports.dispatch, ports.combine))
+            return [*zip(*(cut.sizes(one) for one in (dispatch, self.tally.loads, combine)), strict=True)]
+        peers = {"intra": group - 1, "inter": len(slots_D) - group}
+        slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.cluster)])
+        rows = [one[:, :, None] for one in cut.sizes(self.capacity)]
+        copies = [(one * slots_C)[..., None, None] for one in rows]
+        return [*zip(copies, [one * slots_D * len(slots_D) for one in rows], copies, strict=True)]
+
+    def _reversed(self, chunks: Chunks) -> Stages:
+        """Gradients go back through the combine, the experts, `backward` times as long, and the dispatch."""
+        dispatch, experts, combine = chunks.stages
+        seconds, low, high = (self.backward * one for one in (experts.seconds, experts.low, experts.high))
+        return combine, Prediction(seconds, low, high, experts.extrapolated), dispatch
+
+    def _pass(self, cut: Cut, stages: Stages) -> Prediction:
+        return _over_chunks(lambda *stage: cut.taken(*stage, full_duplex=self.full_duplex), *stages)
+
+    def _crossed(self, cut: Cut, stages: Stages) -> NDArray[np.float64]:
+        """Seconds of a pass, exchanges at each level with experts at each, `[Q Q, B, L]`."""
         first, middle, last = (np.stack([one.low, one.seconds, one.high]) for one in stages)
-        crossed_QQBL = self._taken(degree_L, first[:, None], middle[None], last[:, None])
-        crossed_QB: NDArray[np.float64] = crossed_QQBL.sum(axis=3).reshape(-1, crossed_QQBL.shape[2])
-        return crossed_QB
-
-    def _taken(self, degree_L: NDArray[np.int64], *stages: NDArray[np.float64]) -> NDArray[np.float64]:
-        return layer_seconds(degree_L, *stages, full_duplex=self.full_duplex)
+        found = cut.taken(first[:, None], middle[None], last[:, None], full_duplex=self.full_duplex)
+        return found.reshape(-1, *found.shape[2:])
 
 
-def _times(factor: Any, seconds: Prediction) -> Prediction:
-    return _levels(lambda one: factor * one, seconds)
+def _stacked(cut: Cut, chunks: Sequence[Prediction]) -> Prediction:
+    """The seconds of chunks as one, `[C, B, L]`, nothing where a layer has no such chunk."""
+    columns = ([getattr(one, name) for one in chunks] for name in ("seconds", "low", "high", "extrapolated"))
+    seconds, low, high, extrapolated = (cut.present(np.stack(column)) for column in columns)
+    return Prediction(seconds, low, high, extrapolated.astype(bool))
 
 
-def _levels(how: Callable[..., NDArray[np.float64]], *parts: Prediction) -> Prediction:
-    """`how` of the parts at every level; it grows with each of them."""
+def _over_chunks(how: Callable[..., NDArray[np.float64]], *parts: Prediction) -> Prediction:
+    """`how` of parts `[C, B, L]` at every level, `[B, L]`; it grows with each of them."""
     return Prediction(
         seconds=how(*(part.seconds for part in parts)),
         low=how(*(part.low for part in parts)),
         high=how(*(part.high for part in parts)),
-        extrapolated=np.asarray(np.any([part.extrapolated for part in parts], axis=0)),
+        extrapolated=np.asarray(np.any([part.extrapolated for part in parts], axis=(0, 1))),
     )

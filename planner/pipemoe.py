@@ -3,14 +3,16 @@
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InputError, UsageError
 from ..runtime.decisions import PipelineDecision
 from ..solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ..solvers.pipemoe import TUTEL_MAX_DEGREE
-from .degrees import DegreeTable, tabulated
+from .cut import Cut, Cuts
+from .degrees import DegreeTable, tabulated, unequal_shares
 from .evaluate import Replayed, cohorts_of, judge
-from .options import PipelineOptions, StageSeconds
+from .options import ChunkShares, PipelineOptions, StageSeconds
 from .pipelined import Pipeline
 from .replay import replay
 from .solved import Solved
@@ -30,7 +32,7 @@ def solve(task: Task) -> Solved:
     Raises
     ------
     UsageError
-        There is no profile.
+        There is no profile; a fixed capacity under replicas.
     InputError
         The profile cannot time an exchange or the experts; no token is routed.
     """
@@ -41,17 +43,18 @@ def solve(task: Task) -> Solved:
     rows = replay(task.trace, cohorts, [route], task.request.cluster, phases=phases, ports=True)
     pipelines = [_pipeline(task, tally, speeds) for (tally,) in rows]
     task.say("solving pipemoe")
-    started, max_degree = time.perf_counter(), task.request.max_degree or TUTEL_MAX_DEGREE
-    table = tabulated(pipelines[0], max_degree, joint=task.request.joint)
-    degrees = table.degrees(str(task.method))
-    outcome = _outcome(table, degrees, started)
+    started = time.perf_counter()
+    table = tabulated(pipelines[0], task.request.max_degree or TUTEL_MAX_DEGREE, joint=task.request.joint)
+    degrees, shares = _decided(task, pipelines[0], table)
+    cuts = {"plan": Cuts.of(degrees, shares)}
+    outcome = _outcome(table, degrees, started) if shares is None else _unbounded(pipelines[0], cuts["plan"], started)
     baselines = {name: table.degrees(name) for name in rivals(task.method)}
     task.say("timing the plan and its baselines")
-    contenders = {"plan": degrees, **baselines}
-    timed = [[_replayed(name, found, one) for name, found in contenders.items()] for one in pipelines]
+    cuts |= {name: Cuts.of(found) for name, found in baselines.items()}
+    timed = [[_replayed(name, cut, one) for name, cut in cuts.items()] for one in pipelines]
     return Solved(
         decision=degrees,
-        options=_options(task, pipelines[0], table, degrees, baselines),
+        options=_options(task, pipelines[0], table, cuts["plan"], shares, baselines),
         outcome=outcome,
         evaluated=judge(cohorts, timed, task.trace.model, speeds, seed=task.request.seed),
         against="degree_1/standard",
@@ -79,14 +82,29 @@ def _speeds(task: Task) -> Speeds:
 
 
 def _pipeline(task: Task, tally: Tally, speeds: Speeds) -> Pipeline:
+    request, model = task.request, task.trace.model
     if not tally.loads.any():
         raise InputError(f"{task.trace.path}: no token is routed in the fitted, or in the held-out, steps")
+    if request.capacity_factor is not None and (tally.slots != model.num_experts / len(tally.slots)).any():
+        raise UsageError(
+            f"--capacity-factor with {tally.slots.sum()} slots for {model.num_experts} experts; a fixed capacity needs"
+            " every expert once and as many on every device"
+        )
     factor = BACKWARD if task.surveyed.training else 0.0
-    return Pipeline(tally, speeds, task.request.cluster, task.trace.model, factor, task.request.full_duplex)
+    return Pipeline(tally, speeds, request.cluster, model, factor, request.full_duplex, request.capacity_factor)
 
 
-def _replayed(name: str, degrees: PipelineDecision, pipeline: Pipeline) -> Replayed:
-    return Replayed(name, "standard", pipeline.tally, pipeline.predicted(degrees))
+def _decided(task: Task, pipeline: Pipeline, table: DegreeTable) -> tuple[PipelineDecision, ChunkShares | None]:
+    """The degrees by the task's method, and the shares of their chunks where these may be unequal."""
+    if task.method != "unequal":
+        return table.degrees(str(task.method)), None
+    shares = unequal_shares(pipeline, table)
+    back = None if shares.backward is None else tuple(map(len, shares.backward))
+    return PipelineDecision(forward=tuple(map(len, shares.forward)), backward=back), shares
+
+
+def _replayed(name: str, cuts: Cuts, pipeline: Pipeline) -> Replayed:
+    return Replayed(name, "standard", pipeline.tally, pipeline.predicted(cuts))
 
 
 def _outcome(table: DegreeTable, degrees: PipelineDecision, started: float) -> Outcome:
@@ -103,30 +121,45 @@ def _outcome(table: DegreeTable, degrees: PipelineDecision, started: float) -> O
     )
 
 
+def _unbounded(pipeline: Pipeline, cuts: Cuts, started: float) -> Outcome:
+    """What unequal chunks take; other shares might take less, under curves of any form nothing is proven."""
+    passes = [pipeline.taken(cuts.forward)]
+    passes += [pipeline.taken(cuts.backward, back=True)] if cuts.backward is not None else []
+    value = float(sum(taken_SL[len(taken_SL) // 2].sum() for taken_SL in passes))
+    objective = Objective("moe_s", value, "min")
+    return Outcome.of(status=Status.FEASIBLE, objective=objective, started=started, backend="scipy highs")
+
+
 def _options(
     task: Task,
     pipeline: Pipeline,
     table: DegreeTable,
-    degrees: PipelineDecision,
+    cuts: Cuts,
+    shares: ChunkShares | None,
     baselines: dict[str, PipelineDecision],
 ) -> PipelineOptions:
-    backward = degrees.backward
     return PipelineOptions(
         method=str(task.method),
-        max_degree=len(table.forward),
+        max_degree=table.forward.shape[1],
         joint=table.joint,
-        full_duplex=table.full_duplex,
-        backward=table.factor,
+        full_duplex=pipeline.full_duplex,
+        backward=pipeline.backward,
+        capacity_factor=pipeline.capacity_factor,
+        shares=shares,
         placement="contiguous" if task.base is None else "base",
         baselines=baselines,
         a2a_ffn_overlap_degree=table.tutel,
-        whole=_stages(pipeline, (1,) * len(degrees.forward), 1.0),
-        forward=_stages(pipeline, degrees.forward, 1.0),
-        backward_pass=None if backward is None else _stages(pipeline, backward, table.factor),
+        whole=_stages(pipeline, Cut.equal(1, pipeline.model.num_layers), 1.0),
+        forward=_stages(pipeline, cuts.forward, 1.0),
+        backward_pass=None if cuts.backward is None else _stages(pipeline, cuts.backward, pipeline.backward),
     )
 
 
-def _stages(pipeline: Pipeline, degrees: tuple[int, ...], factor: float) -> StageSeconds:
-    """What the stages of one chunk take on the fitted steps, mean over steps."""
-    dispatch, experts, combine = (one.seconds.mean(axis=0) for one in pipeline.chunk(np.array(degrees)).stages)
-    return StageSeconds(dispatch_s=dispatch.tolist(), experts_s=(factor * experts).tolist(), combine_s=combine.tolist())
+def _stages(pipeline: Pipeline, cut: Cut, factor: float) -> StageSeconds:
+    """What the stages of the chunks take on the fitted steps, mean over steps."""
+    dispatch, experts, combine = (one.seconds.mean(axis=1).T for one in pipeline.chunks(cut).stages)
+
+    def column(seconds_LC: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(row[:degree]) for row, degree in zip(seconds_LC.tolist(), cut.degree.tolist(), strict=True))
+
+    return StageSeconds(dispatch_s=column(dispatch), experts_s=column(factor * experts), combine_s=column(combine))

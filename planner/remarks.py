@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from ..errors import InputError
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from .contender_table import megabytes
+from .netmoe.report import SAVED
 from .options import Replanned
 from .part import find, ours_and_base, value
 from .pipeline_report import pipeline_remarks
@@ -29,11 +30,14 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
 
 
 def gain_words(verdict: Verdict, part: Part) -> str:
-    """How much less, or more, of its metric the plan has."""
+    """How much less, or more, of its metric the plan has; as a share where that must reach one to pay."""
     gain, lost = verdict.gain, verdict.gain.value < 0
     if lost:
         low, high = (None if end is None else -end for end in (gain.high, gain.low))
         gain = Metric(value=-gain.value, low=low, high=high)
+    if verdict.at_least and (base := value(find(part, verdict.against), verdict.metric)) > 0:
+        share = _range(gain, lambda x: f"{100 * x / base:.1f}", "%")
+        return f"{share} {'more' if lost else 'fewer'} {SAVED.get(verdict.metric, verdict.metric)}"
     if verdict.metric == "device_copies":
         return f"{_range(gain)} {'more' if lost else 'fewer'} copies"
     if verdict.metric == "inter_bytes":
@@ -55,11 +59,19 @@ def _verdict(plan: Plan, part: Part) -> Iterable[str]:
     if verdict.value == "none" and verdict.gain.low is None:
         yield f"no benefit shown: {gain} than {against}; one step shows nothing, record more"
     elif verdict.value == "none":
-        yield f"no benefit expected: {gain} than {against}"
+        yield f"no benefit expected: {gain} than {against}{_short_of(verdict, part)}"
     elif verdict.metric == "device_copies" and _loses_bytes(plan, part):
         yield f"benefit in copies alone, NOT IN BYTES: {gain} than {against}, and more K and V than they save"
     else:
         yield f"benefit expected: {gain} than {against}"
+
+
+def _short_of(verdict: Verdict, part: Part) -> str:
+    """What a gain that is there does not pay for."""
+    if not verdict.at_least or verdict.gain.value <= 0:
+        return ""
+    moved = value(part.contenders[0], "samples_moved")
+    return f"; under {verdict.at_least:.0%} does not pay for moving {moved:.0%} of the samples at every layer"
 
 
 def _split_gain(part: Part) -> Iterable[str]:
@@ -162,7 +174,11 @@ def _replanned(plan: Plan, part: Part) -> Iterable[str]:
 def _steps(plan: Plan, part: Part) -> Iterable[str]:
     options = plan.options.get("evaluation", {})
     unit = options.get("unit", "sample")
-    one, all_ = ("seconds are", "seconds are") if plan.decisions.pipeline else ("balance and MB are", "balance is")
+    one, all_ = "balance and MB are", "balance is"
+    if plan.decisions.pipeline is not None:
+        one = all_ = "seconds are"
+    elif plan.decisions.sample_policy is not None:
+        one = all_ = "figures are"
     if options.get("step") == "derived" and part.num_samples < options.get("samples_per_step", 0):
         yield f"{one} of one incomplete step of {part.num_samples} {unit}s (--samples-per-step)"
     elif part.dropped_samples:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runtime.plan import Plan
+from ..runtime.plan import Part, Plan
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement
 from .contender_table import LEGEND, LEGEND_OF_NODES, contender_table
@@ -50,11 +50,19 @@ def _print_inputs(plan: Plan, console: "Console") -> None:
         f" cluster {plan.cluster}{slots}"
     )
     if source is not None and plan.evaluation is not None:
-        held_out = plan.evaluation.held_out
         unit = plan.options.get("evaluation", {}).get("unit", "sample")
-        held = f"held out {held_out.num_samples}" if held_out else "nothing held out"
-        split = f"{unit}s: fit {plan.evaluation.fit.num_samples}, {held}"
+        fit, held_out = (_members(found, unit) for found in (plan.evaluation.fit, plan.evaluation.held_out))
+        split = f"{unit}s: fit {fit}, {f'held out {held_out}' if held_out else 'nothing held out'}"
         console.print(f"trace     {source.path}  {source.num_tokens:,} tokens; {split}")
+
+
+def _members(part: Part | None, unit: str) -> str:
+    """How many units a part has; of whole steps, their samples beside."""
+    if part is None:
+        return ""
+    if unit == "step" and part.num_samples > part.num_steps:
+        return f"{part.num_steps:,} of {part.num_samples:,} samples"
+    return f"{part.num_samples:,}"
 
 
 def _slots(placement: Placement) -> str:
@@ -96,8 +104,9 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
         console.print(contender_table(part, title, several_nodes=several_nodes))
         console.print(LEGEND_OF_NODES if several_nodes else LEGEND)
         console.print()
-    print_seconds(plan, part, console)
-    console.print()
+    if "seconds" in plan.options:
+        print_seconds(plan, part, console)
+        console.print()
     if plan.decisions.sample_policy is not None:
         for line in sample_policy_lines(plan, part):
             console.print(line)
@@ -106,7 +115,7 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
 
 
 _OBJECTIVES = {
-    "link_cost": ("a re-homing costs, in copies inside a node,", ".1f"),
+    "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
     "exchange_s": ("the exchanges of a layer take, in seconds,", ".3g"),
     "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
     "moe_s": ("MoE layers take, in seconds a step,", ".4g"),

@@ -10,12 +10,13 @@ from ..runtime.decisions import DispatchModel
 
 __all__ = ["Request"]
 
-Method = Literal["sweeps", "ilp", "exact", "paper", "robust", "sum", "bottleneck"]
+Method = Literal["sweeps", "ilp", "exact", "paper", "robust", "unequal", "sum", "even", "bottleneck"]
 Backend = Literal["ortools", "pulp"]
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
 MAX_DEGREE = 1024
+MAX_CAPACITY_FACTOR = 1024
 SAMPLES_PER_DEVICE = 4  # the default step: 4 samples a device
 
 
@@ -44,9 +45,10 @@ class Request:
         The share of samples to fit on.
     samples_per_step
         Samples of a derived step; None: 4 a device.
-    max_degree, joint, full_duplex
+    max_degree, joint, full_duplex, capacity_factor
         What pipemoe may choose: degrees up to this one (None: 32, the most Tutel takes), one degree for both passes;
-        and whether dispatch and combine do not share a channel.
+        whether dispatch and combine do not share a channel; and every expert's buffer over its mean rows, padded to a
+        multiple of the degree (None: no fixed capacity, what is routed is sent).
     """
 
     strategy: str
@@ -69,6 +71,7 @@ class Request:
     joint: bool = False
     full_duplex: bool = False
     horizon_tokens: float | None = None
+    capacity_factor: float | None = None
 
     def __post_init__(self) -> None:
         if self.cluster.num_devices > MAX_DEVICES:
@@ -89,12 +92,24 @@ class Request:
             raise UsageError(f"--backend {self.backend} without exflow's --method ilp or paper, all that it solves")
         if self.redundant < 0:
             raise UsageError(f"--redundant {self.redundant}; expected at least 0")
-        if self.strategy != "pipemoe" and (self.max_degree is not None or self.joint or self.full_duplex):
+        self._check_pipeline()
+
+    def _check_pipeline(self) -> None:
+        """What only pipemoe is asked for."""
+        chosen = self.max_degree is not None or self.joint or self.full_duplex or self.capacity_factor is not None
+        if self.strategy != "pipemoe" and chosen:
             raise UsageError(
-                f"--max-degree, --joint or --full-duplex with --strategy {self.strategy}; only pipemoe has them"
+                "--max-degree, --joint, --full-duplex or --capacity-factor with --strategy"
+                f" {self.strategy}; only pipemoe has them"
             )
         if self.max_degree is not None and not 1 <= self.max_degree <= MAX_DEGREE:
             raise UsageError(f"--max-degree {self.max_degree}; expected 1 to {MAX_DEGREE:,}")
+        if self.capacity_factor is not None and not 0 < self.capacity_factor <= MAX_CAPACITY_FACTOR:
+            raise UsageError(
+                f"--capacity-factor {self.capacity_factor}; expected above 0 and at most {MAX_CAPACITY_FACTOR:,}"
+            )
+        if self.joint and self.method == "unequal":
+            raise UsageError("--joint with --method unequal; one degree for both passes is for equal chunks")
 
         if self.previous is not None and (self.strategy != "exflow" or self.on is not None):
             raise UsageError("--from with --on, or with another strategy than exflow; only exflow re-plans, by itself")

@@ -61,7 +61,7 @@ STRATEGIES = {
             "pipeline",
             ("standard",),
             "step_s",
-            methods=("exact", "paper", "robust"),
+            methods=("exact", "paper", "robust", "unequal"),
             beside=("placement",),
         ),
         Strategy(
@@ -70,7 +70,7 @@ STRATEGIES = {
             "sample_policy",
             ("migrating",),
             "inter_bytes",
-            methods=("sum", "bottleneck", "paper"),
+            methods=("sum", "even", "bottleneck", "paper"),
             beside=("placement",),
         ),
         Strategy("eplb", placing(eplb.place), "placement", ("standard",), "balance"),

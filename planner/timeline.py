@@ -13,10 +13,10 @@ from ..solvers.pipemoe.simulate import Event, Stage
 from .options import StageSeconds
 from .pipeline_report import pipeline_options
 
-__all__ = ["Timeline", "timeline_picture", "timelines"]
+__all__ = ["Timeline", "human", "timeline_picture", "timelines"]
 
 SIGNS = "0123456789abcdefghijklmnopqrstuvwxyz"  # of the chunks
-LABEL = 10
+LABEL = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +26,39 @@ class Timeline:
     Parameters
     ----------
     name
-        "one piece", "forward" or "backward".
+        "forward" or "backward", or either "in one piece".
+    whole_s
+        The seconds of that pass in one piece.
     """
 
     name: str
     degree: int
     events: tuple[Event, ...]
+    whole_s: float
 
     @property
     def seconds(self) -> float:
         """From the first dispatch to the last combine."""
         return self.events[-1].end_s
 
-    def lanes(self) -> Iterator[tuple[Stage, list[Event]]]:
-        """The events of every stage."""
+    @property
+    def title(self) -> str:
+        """The pass, its chunks, its seconds and what overlap saves of them."""
+        if self.degree == 1:
+            return f"{self.name}, {human(self.seconds)}"
+        saved = 1 - self.seconds / self.whole_s if self.whole_s else 0.0
+        return f"{self.name}, {self.degree} chunks, {human(self.seconds)}, {saved:.0%} less than in one piece"
+
+    def lanes(self) -> Iterator[tuple[Stage, list[Event], float]]:
+        """The events of every stage, and the share of the pass in which it is busy; else it is idle."""
         for stage in Stage:
-            yield stage, [event for event in self.events if event.stage is stage]
+            events = [event for event in self.events if event.stage is stage]
+            busy_s = sum(event.end_s - event.start_s for event in events)
+            yield stage, events, busy_s / self.seconds if self.seconds else 0.0
 
 
 def timelines(plan: Plan, layer: int) -> list[Timeline]:
-    """The layer in one piece, then its passes at the plan's degrees.
+    """Each pass of the layer, in one piece, then in the plan's chunks where these are several.
 
     Raises
     ------
@@ -59,15 +72,24 @@ def timelines(plan: Plan, layer: int) -> list[Timeline]:
     if not 0 <= layer < plan.model.num_layers:
         raise UsageError(f"--timeline {layer}; expected an MoE layer, 0 to {plan.model.num_layers - 1}")
 
-    def run(name: str, degree: int, stages: StageSeconds, *, back: bool = False) -> Timeline:
-        dispatch, experts, combine = (column[layer] for _, column in stages)
-        first, last = (combine, dispatch) if back else (dispatch, combine)
-        chunks = ([first] * degree, [experts] * degree, [last] * degree)
-        return Timeline(name, degree, simulate(*chunks, full_duplex=options.full_duplex))
+    def run(degree: int, stages: StageSeconds, *, back: bool, slower: float = 1.0) -> tuple[Event, ...]:
+        columns = (column[layer] for _, column in stages)
+        dispatch, experts, combine = (one * degree if len(one) == 1 else one for one in columns)
+        lasting = [slower * seconds for seconds in experts]
+        chunks = (combine, lasting, dispatch) if back else (dispatch, lasting, combine)
+        return simulate(*chunks, full_duplex=options.full_duplex)
 
-    found = [run("one piece", 1, options.whole), run("forward", pipeline.forward[layer], options.forward)]
-    if pipeline.backward is not None and options.backward_pass is not None:
-        found.append(run("backward", pipeline.backward[layer], options.backward_pass, back=True))
+    found: list[Timeline] = []
+    for name, degrees, stages, back in (
+        ("forward", pipeline.forward, options.forward, False),
+        ("backward", pipeline.backward, options.backward_pass, True),
+    ):
+        if degrees is None or stages is None:
+            continue
+        whole = run(1, options.whole, back=back, slower=options.backward if back else 1.0)
+        found.append(Timeline(f"{name} in one piece", 1, whole, whole[-1].end_s))
+        if degrees[layer] > 1:
+            found.append(Timeline(name, degrees[layer], run(degrees[layer], stages, back=back), whole[-1].end_s))
     return found
 
 
@@ -76,27 +98,31 @@ def timeline_picture(plan: Plan, layer: int, width: int) -> Iterable[str]:
     passes = timelines(plan, layer)
     columns = max(width - LABEL - 1, 20)
     longest_s = max(found.seconds for found in passes)
-    yield f"layer {layer}: sign = chunk, a column = {_human(longest_s / columns)}"
+    yield f"layer {layer}: sign = chunk, a column = {human(longest_s / columns)}, % = share of the pass it is busy"
     for found in passes:
-        chunks = "1 chunk" if found.degree == 1 else f"{found.degree} chunks"
         yield ""
-        yield f"{found.name}, {chunks}, {_human(found.seconds)}"
-        for stage, events in found.lanes():
-            yield f"{stage.value:<{LABEL}}|{_lane(events, columns / longest_s if longest_s else 0.0, columns)}"
+        yield found.title
+        for stage, events, busy in found.lanes():
+            lane = _lane(events, columns / longest_s if longest_s else 0.0, columns)
+            yield f"{stage.value:<{LABEL - 5}}{busy:>4.0%} |{lane}"
 
 
-def _lane(events: list[Event], columns_per_s: float, columns: int) -> str:
-    """The chunks of a stage where they run; a chunk shorter than a column still has one."""
-    signs = [" "] * columns
-    for event in events:
-        first = min(int(event.start_s * columns_per_s), columns - 1)
-        last = max(int(event.end_s * columns_per_s), first + 1)
-        signs[first:last] = SIGNS[event.chunk % len(SIGNS)] * (min(last, columns) - first)
-    return "".join(signs).rstrip()
-
-
-def _human(seconds: float) -> str:
+def human(seconds: float) -> str:
+    """Three digits in the unit that suits."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def _lane(events: list[Event], columns_per_s: float, columns: int) -> str:
+    """The chunks of a stage where they run; one that has the middle of no column takes a blank one near its own."""
+    signs = [" "] * columns
+    spans = [[round(at * columns_per_s) for at in (event.start_s, event.end_s)] for event in events]
+    for event, (first, last) in zip(events, spans, strict=True):
+        signs[first:last] = SIGNS[event.chunk % len(SIGNS)] * (last - first)
+    for event, (first, last) in zip(events, spans, strict=True):
+        at = min(first, columns - 1)
+        if first == last and signs[at] == " ":
+            signs[at] = SIGNS[event.chunk % len(SIGNS)]
+    return "".join(signs).rstrip()

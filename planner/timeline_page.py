@@ -34,22 +34,32 @@ def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None
         raise UsageError(f"-o {path}; expected a name that ends in .html (a page) or .json (a Chrome trace)")
     passes = timelines(plan, layer)
     if suffix == ".json":
-        write_json(path, {"traceEvents": list(trace_events(passes, layer)), "displayTimeUnit": "ns"})
+        about = {"model": plan.model.name, "layer": layer, "plan_sha256": plan.plan_sha256}
+        events = trace_events(passes, layer)
+        write_json(path, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about})
         return
-    text = f"{plan.model.name}, {', '.join(plan.strategies)}; seconds of a chunk are means over the fitted steps."
-    write_page(path, f"Layer {layer}: how its chunks overlap", text, (_section(found) for found in passes))
+    text = (
+        f"{plan.model.name}, {', '.join(plan.strategies)}; seconds of a chunk are means over the fitted steps, and all"
+        " figures have one scale."
+    )
+    longest_s = max(one.seconds for one in passes)
+    write_page(
+        path,
+        f"Layer {layer}: how its chunks overlap",
+        text,
+        (Section(*_words(one), _figure(one, longest_s)) for one in passes),
+    )
 
 
 def trace_events(passes: list[Timeline], layer: int) -> list[dict[str, Any]]:
-    """The passes as trace events in microseconds: a process a pass, a thread a stage, an event a chunk."""
+    """The passes as trace events in microseconds: a process a pass, a thread a stage, an event a chunk; none is 0."""
     found: list[dict[str, Any]] = []
-    for process, one in enumerate(passes):
-        name = f"layer {layer}, {one.name}, degree {one.degree}"
-        found.append({"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}})
-        for thread, (stage, events) in enumerate(one.lanes()):
-            found.append(
-                {"name": "thread_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": stage.value}}
-            )
+    for process, one in enumerate(passes, start=1):
+        found.append(_meta("process_name", process, 0, {"name": f"layer {layer}, {one.title}"}))
+        found.append(_meta("process_sort_index", process, 0, {"sort_index": process}))
+        for thread, (stage, events, _) in enumerate(one.lanes(), start=1):
+            found.append(_meta("thread_name", process, thread, {"name": stage.value}))
+            found.append(_meta("thread_sort_index", process, thread, {"sort_index": thread}))
             found += [
                 {
                     "name": f"{stage.value} {event.chunk}",
@@ -66,11 +76,16 @@ def trace_events(passes: list[Timeline], layer: int) -> list[dict[str, Any]]:
     return found
 
 
-def _section(one: Timeline) -> Section:
-    return Section(f"{one.name}, degree {one.degree}", f"{one.seconds * 1e6:,.1f} us in all", _figure(one))
+def _meta(name: str, process: int, thread: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": process, "tid": thread, "args": args}
 
 
-def _figure(one: Timeline) -> "Figure":
+def _words(one: Timeline) -> tuple[str, str]:
+    """A pass's heading, and how busy its stages are."""
+    return one.title, ", ".join(f"{stage.value} {busy:.0%}" for stage, _, busy in one.lanes()) + " of the pass busy"
+
+
+def _figure(one: Timeline, longest_s: float) -> "Figure":
     """A bar a chunk, on a lane a stage."""
     import plotly.graph_objects as go
 
@@ -84,9 +99,12 @@ def _figure(one: Timeline) -> "Figure":
             marker={"color": [COLOURS[event.chunk % 2] for event in events], "line": {"color": "#fff", "width": 1}},
             orientation="h",
             textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
             hovertemplate="%{y} %{text}: from %{base:.1f} us, %{x:.1f} us<extra></extra>",
         )
     )
     order = [stage.value for stage in reversed(Stage)]
-    figure.update_yaxes(categoryorder="array", categoryarray=order).update_xaxes(title_text="us")
-    return figure.update_layout(height=240, barmode="overlay")
+    figure.update_yaxes(categoryorder="array", categoryarray=order)
+    figure.update_xaxes(title_text="us", range=[0, longest_s * 1.01e6])
+    return figure.update_layout(height=220, barmode="overlay")

@@ -3,9 +3,9 @@
 Legend: I items; N sinks; P places (sink n has `capacity[n]` of them).
 """
 
-import math
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,16 +14,13 @@ from ..errors import UsageError
 from .cbc import cbc
 from .cycles import cancel_cycles
 from .integers import flow_units
-from .two_sinks import two_sinks
 
 __all__ = ["Method", "assign_places", "backend_of", "balanced_assignment"]
 
 Method = Literal["transport", "flow", "km", "pulp"]
-HUGE_COST = 2.0**500  # beyond, sums could overflow
-WHOLE = 2.0**53  # integers that floats hold exactly
-ROOM = 2.0**62  # for sums of integers
-TINY = 2.0**-900  # smaller costs are all alike
-ROUNDING = 8 * np.finfo(np.float64).eps
+ROOM = 2**61  # for sums of differences
+INTEGERS = "?bBhHiIlq"  # types of numpy that int64 holds
+Solver = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 
 
 def balanced_assignment(
@@ -38,10 +35,10 @@ def balanced_assignment(
     capacity
         The most items a sink takes, one number for all or one a sink.
     method
-        "transport" (compiled shortest paths, "flow" where numba is missing; for two sinks a partial sort), "flow"
-        (min-cost flow), "km" (Kuhn-Munkres on duplicated columns) or "pulp" (CBC). All are exact: integers below 2**53,
-        floats up to their rounding. Among optima of integer cost all choose the first in lexicographic order; of float
-        costs each method chooses alike on every run.
+        "transport" (for two sinks a partial sort, else compiled shortest paths, "flow" where numba is missing), "flow"
+        (min-cost flow), "km" (Kuhn-Munkres on duplicated columns) or "pulp" (CBC). All are exact, integers up to
+        2**61 / (N + 1) and floats up to their rounding, and all give the same assignment: among optima the first in
+        lexicographic order; for floats, of the costs in fixed point (`units`).
 
     Raises
     ------
@@ -59,26 +56,24 @@ def balanced_assignment(
     solve = _METHODS.get(method)
     if solve is None:
         raise ValueError(f"method {method!r}; expected one of {', '.join(_METHODS)}")
-    cost_IN = _checked_cost(cost)
-    capacity_N = _checked_capacity(capacity, *cost_IN.shape)
-    if not len(cost_IN):
+    found = np.asarray(cost)
+    if found.ndim != 2 or found.shape[1] < 1 or found.dtype.kind not in "biuf":
+        raise ValueError(f"cost of shape {list(found.shape)} and type {found.dtype}; expected numbers [items, sinks]")
+    capacity_N = _checked_capacity(capacity, *found.shape)
+    if not len(found):
         return np.zeros(0, dtype=np.int64)
-    if method == "transport" and len(capacity_N) == 2:
-        return two_sinks(cost_IN, capacity_N)
-    sink_I = solve(cost_IN, capacity_N)
-    if cost_IN.dtype.kind == "f":
-        return sink_I
-    from .ties import first_of_ties
-
-    return first_of_ties(cost_IN, capacity_N, sink_I)
+    limit = ROOM // (found.shape[1] + 1)
+    if found.dtype.char in INTEGERS:
+        units_IN = np.ascontiguousarray(found, dtype=np.int64)
+        if _kernels().greatest(units_IN) <= limit:
+            return solve(units_IN, capacity_N)
+    return _of_floats(found, capacity_N, solve, limit.bit_length() - 1)
 
 
 def backend_of(method: Method) -> str:
     """What solves by a method here, in words."""
     if method == "transport":
-        from .transport import COMPILED
-
-        return "moeplan transport" if COMPILED else _BACKENDS["flow"]
+        return "moeplan transport" if _kernels().compiled else _BACKENDS["flow"]
     return _BACKENDS[method]
 
 
@@ -99,27 +94,49 @@ def assign_places(cost: NDArray[np.float64], sink_of_place: NDArray[np.int64]) -
     return chosen_I
 
 
-def _checked_cost(cost: ArrayLike) -> NDArray[Any]:
-    """The costs, int64 where they are integers whose sums are exact, else float64."""
-    found = np.asarray(cost)
-    if found.ndim != 2 or found.shape[1] < 1 or found.dtype.kind not in "biuf":
-        raise ValueError(f"cost of shape {list(found.shape)} and type {found.dtype}; expected numbers [items, sinks]")
-    least, most = (float(found.min()), float(found.max())) if len(found) else (0.0, 0.0)
-    if not (math.isfinite(least) and math.isfinite(most)):
-        item, sink = np.argwhere(~np.isfinite(found))[0]
+class _Kernels(NamedTuple):
+    """What is compiled where there is numba, which loads with it."""
+
+    compiled: bool
+    transport: Solver
+    two_sinks: Solver
+    first_of_ties: Callable[..., NDArray[np.int64]]
+    prices: Callable[..., tuple[NDArray[Any], bool]]
+    greatest: Callable[..., float]
+    exponent: Callable[..., int]
+    fixed_point: Callable[..., tuple[NDArray[np.int64], bool]]
+    settled: Callable[..., bool]
+
+
+@functools.cache
+def _kernels() -> _Kernels:
+    from .ties import first_of_ties, prices
+    from .transport import COMPILED, transport
+    from .two_sinks import two_sinks
+    from .units import exponent, fixed_point, greatest, settled
+
+    return _Kernels(COMPILED, transport, two_sinks, first_of_ties, prices, greatest, exponent, fixed_point, settled)
+
+
+def _of_floats(found: NDArray[Any], capacity_N: NDArray[np.int64], solve: Solver, bits: int) -> NDArray[np.int64]:
+    """The assignment for costs in fixed point of so many bits; mended where their range is wider."""
+    cost_IN, kernels = np.ascontiguousarray(found, dtype=np.float64), _kernels()
+    power = bits - kernels.exponent(cost_IN)
+    if power == bits - 1025:
+        item, sink = np.argwhere(~np.isfinite(cost_IN))[0]
         raise ValueError(f"cost[{item}, {sink}] is {found[item, sink]}; expected finite numbers")
-    largest = max(most, -least)
-    if largest <= min(WHOLE, ROOM / (2 * found.shape[1] + 2)):
-        whole_IN = found.astype(np.int64)
-        if found.dtype.kind != "f" or (whole_IN == found).all():
-            return whole_IN
-    cost_IN = found.astype(np.float64)
-    return cost_IN * 2.0**-500 if largest > HUGE_COST else cost_IN
+    units_IN, exact = kernels.fixed_point(cost_IN, power)
+    sink_I = solve(units_IN, capacity_N)
+    if exact or kernels.settled(cost_IN, power, capacity_N, sink_I):
+        return sink_I
+    return cancel_cycles(np.ldexp(cost_IN, min(power, 0)), capacity_N, sink_I)
 
 
 def _checked_capacity(capacity: int | Sequence[int] | NDArray[Any], items: int, sinks: int) -> NDArray[np.int64]:
     if type(capacity) is int and capacity * sinks >= items:
-        return np.full(sinks, min(capacity, items))
+        capacity_N = np.empty(sinks, dtype=np.int64)
+        capacity_N.fill(min(capacity, items))
+        return capacity_N
     found = np.asarray(capacity)
     if found.dtype.kind not in "iu" or found.shape not in ((), (sinks,)) or (found < 0).any():
         raise ValueError(f"capacity {capacity!r}; expected one non-negative integer or {sinks}")
@@ -132,36 +149,36 @@ def _checked_capacity(capacity: int | Sequence[int] | NDArray[Any], items: int, 
     return capacity_N
 
 
-def _transport(cost_IN: NDArray[Any], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    from .ties import prices
-    from .transport import COMPILED, transport
-
-    if not COMPILED:
-        return _flow(cost_IN, capacity_N)
-    if cost_IN.dtype.kind != "f":
-        return transport(cost_IN, capacity_N)
-    sink_I = transport(_fixed_point(cost_IN), capacity_N)
-    rounding = ROUNDING * float(np.abs(cost_IN[np.arange(len(sink_I)), sink_I]).max())
-    _, settled = prices(cost_IN, capacity_N, sink_I, rounding)
-    return sink_I if settled else cancel_cycles(cost_IN, capacity_N, sink_I)
+def _transport(units_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    kernels = _kernels()
+    if len(capacity_N) == 2:
+        return kernels.two_sinks(units_IN, capacity_N)
+    if not kernels.compiled:
+        return _first(_flow, units_IN, capacity_N)
+    return kernels.first_of_ties(units_IN, capacity_N, kernels.transport(units_IN, capacity_N))
 
 
-def _fixed_point(cost_IN: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The costs as integers, as fine as their sums allow."""
-    _, power = math.frexp(ROOM / (2 * cost_IN.shape[1] + 2) / max(float(np.abs(cost_IN).max()), TINY))
-    return np.rint(np.ldexp(cost_IN, power - 1)).astype(np.int64)
+def _first(method: Solver, units_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first of the optimal assignments, from that of a method which may round or stop at a tolerance."""
+    kernels = _kernels()
+    above_IN = units_IN - units_IN.min(axis=1, keepdims=True)
+    common = int(np.bitwise_or.reduce(above_IN, axis=None))
+    above_IN >>= max(0, (common & -common).bit_length() - 1)
+    sink_I = method(above_IN, capacity_N)
+    if not kernels.prices(above_IN, capacity_N, sink_I, 0)[1]:
+        sink_I = cancel_cycles(above_IN, capacity_N, sink_I)
+    return kernels.first_of_ties(above_IN, capacity_N, sink_I)
 
 
-def _km(cost_IN: NDArray[Any], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    return assign_places(cost_IN, np.repeat(np.arange(len(capacity_N)), capacity_N))
+def _km(above_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    return assign_places(above_IN.astype(np.float64), np.repeat(np.arange(len(capacity_N)), capacity_N))
 
 
-def _flow(cost_IN: NDArray[Any], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
+def _flow(above_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
     from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
 
-    num_items, num_sinks = cost_IN.shape
-    above_IN = cost_IN - cost_IN.min(axis=1, keepdims=True)
-    units_IN, _ = flow_units(above_IN)
+    num_items, num_sinks = above_IN.shape
+    units_IN, _ = flow_units(above_IN.astype(np.float64))
     items, sinks, drain = np.arange(num_items), num_items + np.arange(num_sinks), num_items + num_sinks
     graph = SimpleMinCostFlow()
     arcs = graph.add_arcs_with_capacity_and_unit_cost(
@@ -174,16 +191,14 @@ def _flow(cost_IN: NDArray[Any], capacity_N: NDArray[np.int64]) -> NDArray[np.in
     graph.set_nodes_supplies(np.arange(drain + 1), supply)
     status = graph.solve()
     assert status == graph.OPTIMAL, status
-    sink_I = graph.flows(arcs).reshape(cost_IN.shape).argmax(axis=1)
-    return sink_I if (units_IN == above_IN).all() else cancel_cycles(cost_IN, capacity_N, sink_I)
+    return np.asarray(graph.flows(arcs).reshape(above_IN.shape).argmax(axis=1))
 
 
-def _pulp(cost_IN: NDArray[Any], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
+def _pulp(above_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
     import pulp
 
-    units_IN, _ = flow_units(cost_IN - cost_IN.min(axis=1, keepdims=True))
-    scaled = (units_IN / max(1, units_IN.max())).tolist()
-    items, sinks = range(cost_IN.shape[0]), range(cost_IN.shape[1])
+    scaled = (above_IN / max(1, above_IN.max())).tolist()
+    items, sinks = range(above_IN.shape[0]), range(above_IN.shape[1])
     model = pulp.LpProblem("assignment", pulp.LpMinimize)
     x = [[model.add_variable(f"x_{i}_{n}", cat="Binary") for n in sinks] for i in items]
     model += pulp.lpSum(scaled[i][n] * x[i][n] for i in items for n in sinks)
@@ -192,14 +207,13 @@ def _pulp(cost_IN: NDArray[Any], capacity_N: NDArray[np.int64]) -> NDArray[np.in
     for n in sinks:
         model += pulp.lpSum(x[i][n] for i in items) <= int(capacity_N[n])  # (2)
     model.solve(cbc())
-    sink_I = np.array([[x[i][n].value() for n in sinks] for i in items]).argmax(axis=1)
-    return cancel_cycles(cost_IN, capacity_N, sink_I)  # CBC reads 12 digits and stops at a tolerance
+    return np.asarray(np.array([[x[i][n].value() for n in sinks] for i in items]).argmax(axis=1))
 
 
-_METHODS: dict[str, Callable[[NDArray[Any], NDArray[np.int64]], NDArray[np.int64]]] = {
+_METHODS: dict[str, Solver] = {
     "transport": _transport,
-    "flow": _flow,
-    "km": _km,
-    "pulp": _pulp,
+    "flow": functools.partial(_first, _flow),
+    "km": functools.partial(_first, _km),
+    "pulp": functools.partial(_first, _pulp),
 }
 _BACKENDS = {"flow": "ortools min-cost flow", "km": "scipy kuhn-munkres", "pulp": "pulp cbc"}

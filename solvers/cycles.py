@@ -4,6 +4,7 @@ Legend: I items; N sinks. Node N of the exchange graph stands for unused capacit
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,8 @@ __all__ = ["cancel_cycles"]
 ROUNDING = 8 * np.finfo(np.float64).eps
 
 
-def cancel_cycles(cost: NDArray[np.float64], capacity: NDArray[np.int64], sink: NDArray[np.int64]) -> NDArray[np.int64]:
-    """An optimal assignment of items to sinks `[I]`, from a feasible one, in the costs' own precision.
+def cancel_cycles(cost: NDArray[Any], capacity: NDArray[np.int64], sink: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An optimal assignment of items to sinks `[I]`, from a feasible one: exact for integers, else up to rounding.
 
     Parameters
     ----------
@@ -34,18 +35,22 @@ def cancel_cycles(cost: NDArray[np.float64], capacity: NDArray[np.int64], sink: 
     sink_I = sink.copy()
     while (moves := _negative_cycle(*_exchange(cost, capacity, sink_I))) is not None:
         items, targets = np.array(moves).T
-        if math.fsum(np.concatenate([cost[items, targets], -cost[items, sink_I[items]]]).tolist()) >= 0:
+        change = np.concatenate([cost[items, targets], -cost[items, sink_I[items]]])
+        if change.dtype.kind == "f" and math.fsum(change.tolist()) >= 0:
             break  # negative only by rounding
         sink_I[items] = targets
     return sink_I
 
 
 def _exchange(
-    cost_IN: NDArray[np.float64], capacity_N: NDArray[np.int64], sink_I: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64], float]:
-    """Arc costs `[N+1, N+1]`, the item that each arc moves (-1: none), and the rounding of a cycle's cost."""
-    num_sinks = cost_IN.shape[1]
-    arc = np.full((num_sinks + 1, num_sinks + 1), np.inf)
+    cost_IN: NDArray[Any], capacity_N: NDArray[np.int64], sink_I: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[np.int64], float]:
+    """Arc costs `[N+1, N+1]`, the item that each arc moves (-1: none), and the rounding of a cycle's cost.
+
+    Integers become Python's, which infinity goes with.
+    """
+    num_sinks, whole = cost_IN.shape[1], cost_IN.dtype.kind != "f"
+    arc = np.full((num_sinks + 1, num_sinks + 1), np.inf, dtype=object if whole else np.float64)
     item = np.full(arc.shape, -1)
     chosen_I = cost_IN[np.arange(len(sink_I)), sink_I]
     for u in range(num_sinks):
@@ -53,16 +58,16 @@ def _exchange(
             move_uN = cost_IN[on_u] - chosen_I[on_u, None]
             best_N = move_uN.argmin(axis=0)
             arc[u, :-1], item[u, :-1] = move_uN[best_N, np.arange(num_sinks)], on_u[best_N]
-    arc[:-1, -1][np.bincount(sink_I, minlength=num_sinks) < capacity_N] = 0.0
-    arc[-1, :-1] = 0.0
+    arc[:-1, -1][np.bincount(sink_I, minlength=num_sinks) < capacity_N] = 0
+    arc[-1, :-1] = 0
     np.fill_diagonal(arc, np.inf)
-    return arc, item, ROUNDING * float(np.abs(chosen_I).max())
+    return arc, item, 0 if whole else ROUNDING * float(np.abs(chosen_I).max())
 
 
-def _negative_cycle(arc: NDArray[np.float64], item: NDArray[np.int64], rounding: float) -> list[tuple[int, int]] | None:
+def _negative_cycle(arc: NDArray[Any], item: NDArray[np.int64], rounding: float) -> list[tuple[int, int]] | None:
     """The moves (item, new sink) of a cycle that costs less than nothing, None when there is none (Bellman-Ford)."""
     num_nodes = len(arc)
-    distance, parent = np.zeros(num_nodes), np.full(num_nodes, -1)
+    distance, parent = np.zeros(num_nodes, arc.dtype), np.full(num_nodes, -1)
     for _ in range(num_nodes):
         through = distance[:, None] + arc
         best = through.argmin(axis=0)

@@ -1,16 +1,17 @@
 """What crosses each device's port: the copies that a dispatch or a combine sends and receives, by link class.
 
-Legend: T tokens; K experts a token; B steps; C link classes (`link_classes`); D devices.
+Legend: T tokens; I samples; K experts a token; B steps; C link classes (`link_classes`); D devices.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..profilers.cluster import Cluster
 
-__all__ = ["combined_at", "link_classes", "port_copies", "remote_visits"]
+__all__ = ["combined_at", "link_classes", "port_copies", "remote_visits", "sample_copies"]
 
 LinkClass = Literal["intra", "inter"]
 
@@ -107,3 +108,30 @@ def port_copies(
         at_device = np.bincount(device_cell_KT[of_class_KT], minlength=cells)
         ports_C2.append([at_end.reshape(num_steps, size), at_device.reshape(num_steps, size)])
     return np.array(ports_C2, dtype=np.int64).transpose(2, 0, 1, 3)
+
+
+def sample_copies(
+    copies: NDArray[Any], device: NDArray[np.integer], cluster: Cluster, first: Sequence[int] | NDArray[np.int64] = (0,)
+) -> NDArray[Any]:
+    """What `port_copies` gives of whole samples, each with all its tokens on one device, `[B, C, 2, D]`.
+
+    Parameters
+    ----------
+    copies
+        Of each sample with every device, `[I, D]`: counted, or expected.
+    device
+        Where each sample is, `[I]`.
+    first
+        Where the samples of each step begin, `[B]`.
+    """
+    group, every_D = cluster.devices_per_node, np.arange(cluster.num_devices)
+    step_I = np.repeat(np.arange(len(first)), np.diff([*first, len(copies)]))
+    near_ID = every_D // group == device[:, None] // group
+    crosses = {"intra": near_ID & (every_D != device[:, None]), "inter": ~near_ID}
+    number = np.result_type(copies, np.int64)
+    ports_C2BD = np.zeros((len(link_classes(cluster)), 2, len(first), cluster.num_devices), number)
+    for link, ports_2BD in zip(link_classes(cluster), ports_C2BD, strict=True):
+        of_class_ID = copies * crosses[link]
+        np.add.at(ports_2BD[0], (step_I, device), of_class_ID.sum(axis=1, dtype=number))
+        ports_2BD[1] = np.add.reduceat(of_class_ID, first, dtype=number)
+    return ports_C2BD.transpose(2, 0, 1, 3)

@@ -1,23 +1,25 @@
-"""The transportation problem with two sinks, which a partial sort solves.
+"""The transportation problem with two sinks, which a partial sort solves. Compiled where numba is installed.
+
+To be imported in the call that needs it.
 
 Legend: I items.
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
+
+from .transport import Ints, compiled
 
 __all__ = ["two_sinks"]
 
 
-def two_sinks(cost: NDArray[Any], capacity: NDArray[np.int64]) -> NDArray[np.int64]:
+@compiled
+def two_sinks(cost: Ints, capacity: Ints) -> Ints:
     """The sink, 0 or 1, of every item `[I]` at the least cost, and among equals the first in lexicographic order.
 
     Parameters
     ----------
     cost
-        `[I, 2]`.
+        `[I, 2]`, differences that do not overflow.
     capacity
         The most items a sink takes, `[2]`, enough.
 
@@ -26,11 +28,42 @@ def two_sinks(cost: NDArray[Any], capacity: NDArray[np.int64]) -> NDArray[np.int
     The items for which sink 1 is the greatest gain go there: all that gain, within the capacities, and of the last one
     and its equals the latest.
     """
-    dearer_I = cost[:, 1] - cost[:, 0]
-    moved = min(max(int(np.count_nonzero(dearer_I < 0)), len(cost) - int(capacity[0])), int(capacity[1]))
+    left = len(cost)
+    dearer, sink, gains = np.empty(left, np.int64), np.zeros(left, np.int64), 0
+    for i in range(left):
+        dearer[i] = cost[i, 1] - cost[i, 0]
+        gains += dearer[i] < 0
+    moved = min(max(gains, left - capacity[0]), capacity[1])
     if moved == 0:
-        return np.zeros(len(cost), dtype=np.int64)
-    last = np.partition(dearer_I, moved - 1)[moved - 1]
-    sink_I: NDArray[np.int64] = (dearer_I < last).astype(np.int64)
-    sink_I[np.flatnonzero(dearer_I == last)[int(np.count_nonzero(sink_I)) - moved :]] = 1
-    return sink_I
+        return sink
+    last = _selected(dearer.copy(), moved - 1)
+    for i in range(left):
+        sink[i] = dearer[i] < last
+        moved -= sink[i]
+    while moved:
+        left -= 1
+        if dearer[left] == last:
+            sink[left] = 1
+            moved -= 1
+    return sink
+
+
+@compiled
+def _selected(values: Ints, place: int) -> int:
+    """What stands at this place once the values, which are rearranged, are sorted (Hoare's quickselect)."""
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle, i, j = values[low + (high - low) * 5 // 8], low, high
+        while i <= j:
+            while values[i] < middle:
+                i += 1
+            while values[j] > middle:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if j < place < i:
+            break
+        low, high = (low, j) if place <= j else (i, high)
+    return int(values[place])

@@ -21,7 +21,8 @@ from .evaluation import check_evaluation
 from .evidence import check_evidence
 from .outcome import check_outcome
 from .pipeline import check_pipeline
-from .sample_policy import check_sample_policy, check_sample_policy_structure
+from .policy_structure import check_sample_policy_structure
+from .sample_policy import check_sample_policy
 from .structure import check_structure
 
 __all__ = ["Certificate", "certifiable_profile", "certifiable_trace", "certify"]

@@ -61,6 +61,7 @@ def check_evaluation(
     residences, clock = _residences(plan, fitted), clock_of(plan, profile, roster)
 
     def check_part(part: Part, roster: Roster, name: str) -> dict[str, Recounted]:
+        """A recount of every contender of a part, held against its figures."""
         tokens = tokens_of(trace, roster, evaluation_options(plan).phases)
         ledgers = recount(tokens, roster, plan.model.num_layers, residences, timed=clock is not None)
         if clock is not None:
@@ -243,5 +244,8 @@ def check_verdict(plan: Plan, found: Mapping[str, Recounted], certificate: Certi
         certificate.checks.append("verdict")
     else:
         certificate.unchecked.append("the gain of the verdict")
-    if (claimed.value == "benefit") != (low is not None and low > 0):
-        raise CertificationError(f"verdict {claimed.value} with a gain from {low}; a benefit needs a gain above 0")
+    assert plan.evaluation is not None
+    base = labelled(plan.evaluation.held_out or plan.evaluation.fit)[claimed.against].metrics
+    least = claimed.at_least * base[claimed.metric].value if claimed.at_least else 0.0
+    if (claimed.value == "benefit") != (low is not None and low > least):
+        raise CertificationError(f"verdict {claimed.value} with a gain from {low}; a benefit needs one above {least:g}")

@@ -25,6 +25,8 @@ def check_evidence(plan: Plan) -> None:
             f"an evaluation with outcomes of {sorted(plan.outcome)}, verdict {plan.verdict and plan.verdict.value};"
             f" expected both for {last.decides}: re-run moeplan solve"
         )
+    if plan.verdict.at_least and last.decides != "sample_policy":
+        raise CertificationError(f"a verdict from {plan.verdict.at_least:.1%} on; {last.name} pays from any gain on")
     check_timing(plan)
     if "placement" in plan.decisions.names:
         _check_placement(plan)

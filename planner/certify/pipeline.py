@@ -1,13 +1,9 @@
-"""The pipeline degrees of a plan and all that is said of them, recomputed from its trace and its profile.
+"""The pipeline degrees of a plan and all that is said of them, recomputed from its trace and its profile."""
 
-Legend: R degrees; L MoE layers.
-"""
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import CertificationError
 from ...profilers.profile import Profile
@@ -16,8 +12,9 @@ from ...runtime.plan import Part, Plan
 from ...solvers import contiguous
 from ...traces.reader import Trace
 from ...traces.schema import PHASES
-from ..options import PipelineOptions, StageSeconds
-from .certificate import TOLERANCE, Certificate
+from ..options import PipelineOptions
+from .certificate import Certificate
+from .degrees import check_degrees, cut_of, schedule_of
 from .evaluation import (
     Fitted,
     check_contender,
@@ -28,16 +25,14 @@ from .evaluation import (
     count_fitted,
     roster_of,
 )
-from .figures import Recounted, middle
+from .figures import Recounted
 from .recount import Ledger, Residence, recount
 from .roster import Roster, tokens_of
-from .schedule import Schedule
 from .seconds import Clock
 from .structure import evaluation_options, holders_of, labelled, pipeline_options, slot_widths
 
 __all__ = ["check_pipeline"]
 
-TUTEL_HIGHEST = 32
 BACKWARD = 2.0
 
 
@@ -61,7 +56,6 @@ def check_pipeline(
     on_progress("recounting the fitted samples")
     roster = roster_of(plan, trace, fit=True)
     clock, residence = clock_of(plan, profile, roster), _residence(plan)
-    degrees = {"plan": decision, **options.baselines}
 
     def ledger_of(roster: Roster) -> Ledger:
         tokens = tokens_of(trace, roster, evaluation_options(plan).phases)
@@ -70,20 +64,20 @@ def check_pipeline(
 
     def check_part(part: Part, of: Roster, name: str) -> dict[str, Recounted]:
         ledger = fitted_ledger if of is roster else ledger_of(of)
-        return _check_part(plan, part, ledger, degrees, clock, certificate, name)
+        return _check_part(plan, part, ledger, clock, certificate, name)
 
     fitted_ledger = ledger_of(roster)
     if clock is None:
         certificate.unchecked.append("degrees, their objective and their bound")
     else:
         on_progress("timing every degree")
-        _check_degrees(
-            plan, options, Schedule(fitted_ledger, clock, options.backward, options.full_duplex), certificate
-        )
+        check_degrees(plan, options, schedule_of(fitted_ledger, clock, options), certificate)
     found = check_parts(plan, trace, roster, check_part, certificate, on_progress)
     check_seconds(plan, clock, certificate)
     check_verdict(plan, found, certificate)
-    certificate.unchecked += ["solver seconds", "that the degrees of paper and robust are those of their algorithms"]
+    certificate.unchecked += ["solver seconds", "that the degrees of paper are those of its algorithm"]
+    if options.shares is not None:
+        certificate.unchecked.append("that no other shares of chunks take fewer seconds")
     return count_fitted(plan, trace, roster)
 
 
@@ -105,8 +99,26 @@ def _check_shape(plan: Plan, trace: Trace, options: PipelineOptions, decision: P
     trains = all(bool((batch.phase == training).all()) for batch in trace.batches((), phases=phases))
     if options.backward != (BACKWARD if trains else 0.0):
         raise CertificationError(f"a backward pass of factor {options.backward}; training tokens: {trains}")
+    experts, devices = plan.model.num_experts, plan.cluster.num_devices
+    if options.capacity_factor is not None and any(width * devices != experts for width in slot_widths(plan)):
+        raise CertificationError("a fixed capacity without every expert once and as many on every device")
+    _check_shares(options, decision)
     if options.placement != ("contiguous" if plan.decisions.placement is None else "base"):
         raise CertificationError(f"degrees under placement {options.placement!r}, which is not the plan's")
+
+
+def _check_shares(options: PipelineOptions, decision: PipelineDecision) -> None:
+    """Shares are as many as the degrees say and make whole layers."""
+    if (options.method == "unequal") != (options.shares is not None):
+        raise CertificationError(f"options.pipeline: shares of chunks by method {options.method}")
+    if options.shares is None:
+        return
+    for degrees, shares in (
+        (decision.forward, options.shares.forward),
+        (decision.backward or (), options.shares.backward or ()),
+    ):
+        if [*map(len, shares)] != [*degrees] or any(not math.isclose(sum(one), 1) for one in shares):
+            raise CertificationError("options.pipeline: shares of chunks other than the degrees, or not whole layers")
 
 
 def _residence(plan: Plan) -> Residence:
@@ -128,7 +140,6 @@ def _check_part(
     plan: Plan,
     part: Part,
     ledger: Ledger,
-    degrees: Mapping[str, PipelineDecision],
     clock: Clock | None,
     certificate: Certificate,
     name: str,
@@ -141,99 +152,9 @@ def _check_part(
     for label, contender in labelled(part).items():
         seconds = None
         if clock is not None:
-            one = degrees[contender.name]
-            timed = Schedule(ledger, clock, options.backward, options.full_duplex).timed(one.forward, one.backward)
+            timed = schedule_of(ledger, clock, options).timed(*cut_of(plan, options, contender.name))
             seconds = timed.seconds
             for metric, share in timed.outside.items():
                 clock.outside.setdefault(metric, []).append(share)
         found[label] = check_contender(plan, f"{name}: {label}", ledger, contender, seconds, certificate)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Costs:
-    """Mean seconds of every layer at every degree, `[R, L]`, forward, backward and both."""
-
-    forward: NDArray[np.float64]
-    backward: NDArray[np.float64]
-
-    @property
-    def both(self) -> NDArray[np.float64]:
-        return self.forward + self.backward
-
-    def of(self, one: PipelineDecision) -> float:
-        """Of a step at these degrees."""
-        back = one.forward if one.backward is None else one.backward
-        rows = zip(one.forward, back, strict=True)
-        return float(sum(self.forward[f - 1, x] + self.backward[b - 1, x] for x, (f, b) in enumerate(rows)))
-
-
-def _check_degrees(plan: Plan, options: PipelineOptions, fitted: Schedule, certificate: Certificate) -> None:
-    """Degrees that claim to be best are; the objective and the bound are theirs; stages take what is said."""
-    decision, outcome = plan.decisions.pipeline, plan.outcome["pipeline"]
-    assert decision is not None
-    costs = _costs(plan, options, fitted)
-    passes = [costs.both] if options.joint else [costs.forward, costs.backward]
-    least = float(sum(table.min(axis=0).sum() for table in passes))
-    goal = (outcome.objective.name, outcome.objective.sense, outcome.bound_kind)
-    if goal != ("moe_s", "min", "full search"):
-        raise CertificationError(f"objective and bound {goal}; expected the least moe_s by a full search")
-    certificate.agree("objective", outcome.objective.value, costs.of(decision))
-    certificate.agree("bound", outcome.bound, least)
-    claims = {"plan": decision, **options.baselines}
-    _check_best("exact", claims["plan" if options.method == "exact" else "exact"], costs, least)
-    _check_best("one_degree", claims["one_degree"], costs, float(costs.both.sum(axis=1).min()))
-    for name, allowed in (("degree_1", {1}), ("one_degree", {*range(1, options.max_degree + 1)})):
-        found = {*claims[name].forward, *(claims[name].backward or ())}
-        if len(found) > 1 or not found <= allowed:
-            raise CertificationError(f"degrees of {name}: {sorted(found)}")
-    _check_tutel(plan, options, costs.both)
-    _check_stages(plan, options, fitted, certificate)
-    certificate.checks += ["degrees", "objective of pipeline", "bound of pipeline"]
-
-
-def _check_tutel(plan: Plan, options: PipelineOptions, both: NDArray[np.float64]) -> None:
-    """What Tutel takes is the best of what it takes."""
-    degrees, most = options.a2a_ffn_overlap_degree, min(TUTEL_HIGHEST, options.max_degree)
-    if len(degrees) != plan.model.num_layers or max(degrees) > most:
-        raise CertificationError(f"a2a_ffn_overlap_degree: not one a layer, or above {most}")
-    one = PipelineDecision(forward=degrees, backward=None)
-    least = float(both[:most].min(axis=0).sum())
-    _check_best("a2a_ffn_overlap_degree", one, _Costs(both, np.zeros_like(both)), least)
-
-
-def _costs(plan: Plan, options: PipelineOptions, fitted: Schedule) -> _Costs:
-    def table(*, back: bool) -> NDArray[np.float64]:
-        every = ((degree,) * plan.model.num_layers for degree in range(1, options.max_degree + 1))
-        return np.array([middle(fitted.taken(degrees, back=back)).mean(axis=0) for degrees in every])
-
-    forward = table(back=False)
-    return _Costs(forward, table(back=True) if options.backward else np.zeros_like(forward))
-
-
-def _check_best(name: str, one: PipelineDecision, costs: _Costs, least: float) -> None:
-    if costs.of(one) > least * (1 + TOLERANCE):
-        raise CertificationError(f"degrees of {name}: others take fewer seconds, {least:.9g}")
-
-
-def _check_stages(plan: Plan, options: PipelineOptions, fitted: Schedule, certificate: Certificate) -> None:
-    """The stages of a chunk, which a timeline draws."""
-    decision = plan.decisions.pipeline
-    assert decision is not None
-    claims: list[tuple[StageSeconds | None, tuple[int, ...] | None, float]] = [
-        (options.whole, (1,) * plan.model.num_layers, 1.0),
-        (options.forward, decision.forward, 1.0),
-        (options.backward_pass, decision.backward, options.backward),
-    ]
-    for claimed, degrees, factor in claims:
-        if (claimed is None) != (degrees is None):
-            raise CertificationError("options.pipeline: stages of a pass that the plan does not decide")
-        if claimed is None or degrees is None:
-            continue
-        for (name, column), levels in zip(claimed, fitted.stages(degrees), strict=True):
-            scale = factor if name == "experts_s" else 1.0
-            found = scale * middle(levels).mean(axis=0)
-            if len(column) != len(found):
-                raise CertificationError(f"options.pipeline: {name} of {len(column)} layers")
-            for layer, (one, other) in enumerate(zip(column, found.tolist(), strict=True)):
-                certificate.agree(f"{name} of layer {layer}", one, other)

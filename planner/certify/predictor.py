@@ -3,6 +3,7 @@
 Legend: I fitted samples; L MoE layers; E experts; D devices.
 """
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +14,45 @@ from ...files import size_of
 from ...runtime.plan import Plan
 from ..netmoe.predictor import MAX_BYTES, Predictor
 from .census import Census, Sent
+from .certificate import Certificate
+from .policy_structure import decision_of
 
-__all__ = ["check_predictor", "fitted_again", "read_predictor"]
+__all__ = ["predictors_of"]
 
 RIDGE = 0.03
 CLOSE = 1e-4  # relative to the largest: two ways to the same least squares, in float32
 
 
-def read_predictor(path: Path) -> bytes:
+def predictors_of(
+    plan: Plan, census: Census, folder: Path, certificate: Certificate
+) -> dict[str, NDArray[np.float32] | None]:
+    """By placement: the plan's from its file, held against a fit; contiguous' from the fit."""
+    named = decision_of(plan).predictor
+    if named is None:
+        return {"plan": None, "contiguous": None}
+    contents = _read(folder / named.file)
+    if hashlib.sha256(contents).hexdigest() != named.sha256:
+        raise CertificationError(f"{folder / named.file}: another predictor than the plan's; re-run moeplan solve")
+    try:
+        per_pair = _check(contents, plan, census.sent["plan"], census)
+    except InputError as error:
+        raise CertificationError(f"{folder / named.file}: {error}") from error
+    certificate.checks.append("predictor")
+    return {"plan": per_pair, "contiguous": _fitted_again(plan, census.sent["contiguous"], census)}
+
+
+def _read(path: Path) -> bytes:
     """The bytes of a predictor beside its plan."""
     if (size := size_of(path, what="the plan's predictor")) > MAX_BYTES:
         raise InputError(f"{path}: {size:,} bytes; expected a predictor of at most {MAX_BYTES:,}")
     return path.read_bytes()
 
 
-def check_predictor(contents: bytes, plan: Plan, sent: Sent, census: Census) -> NDArray[np.float32]:
+def _check(contents: bytes, plan: Plan, sent: Sent, census: Census) -> NDArray[np.float32]:
     """The predictor in a file, `[L-1, E, D]`, refused where the fitted samples give another one."""
     model = plan.model
     shape = (model.num_layers - 1, model.num_experts, plan.cluster.num_devices)
-    claimed, found = Predictor.from_bytes(contents, shape).per_pair, fitted_again(plan, sent, census)
+    claimed, found = Predictor.from_bytes(contents, shape).per_pair, _fitted_again(plan, sent, census)
     off = np.abs(claimed - found).max(initial=0.0) / max(float(np.abs(found).max(initial=0.0)), 1e-9)
     if off > CLOSE:
         raise CertificationError(
@@ -40,7 +61,7 @@ def check_predictor(contents: bytes, plan: Plan, sent: Sent, census: Census) -> 
     return claimed
 
 
-def fitted_again(plan: Plan, sent: Sent, census: Census) -> NDArray[np.float32]:
+def _fitted_again(plan: Plan, sent: Sent, census: Census) -> NDArray[np.float32]:
     """The same fit by the least squares of an augmented system, `[L-1, E, D]`."""
     who, maps = census.fitted, []
     for layer in range(plan.model.num_layers - 1):

@@ -32,40 +32,54 @@ class Rehomed:
 
 
 def rehomed(
-    plan: Plan, census: Census, klass: Class, where: str, per_pair: NDArray[np.float32] | None, *, oracle: bool
+    plan: Plan,
+    census: Census,
+    klass: Class,
+    where: str,
+    method: str,
+    per_pair: NDArray[np.float32] | None,
+    *,
+    oracle: bool = False,
+    bounded: bool = True,
 ) -> Rehomed:
-    """The homes of a policy under a placement; the oracle knows the next layer."""
-    assert plan.decisions.sample_policy is not None
-    method, model, size = plan.decisions.sample_policy.method, plan.model, plan.cluster.num_devices
-    copies_ILD = census.sent[where].copies[klass.members]
+    """The homes of a policy under a placement; the oracle knows the next layer, without `per_pair` nobody does.
+
+    Without `bounded` the bound is 0.
+    """
+    model, size = plan.model, plan.cluster.num_devices
+    copies_ILD, pairs_ILE = census.sent[where].copies[klass.members], census.experts[klass.members]
     device = np.repeat(klass.home[None], model.num_layers + 1, axis=0)
-    reached, bounds, name = [], [], ""
-    sizes = (model.hidden_size or 0) * (model.dtype_bytes or 0)
-    for step in range(klass.num_steps):
-        at = np.flatnonzero(klass.step == step)
-        for layer in range(model.num_layers):
-            following = None
-            if layer + 1 < model.num_layers and oracle:
-                following = copies_ILD[at, layer + 1].astype(float)
-            elif layer + 1 < model.num_layers and per_pair is not None:
-                pairs = census.experts[klass.members[at], layer].astype(float)
-                following = np.clip(pairs @ per_pair[layer].astype(float), 0, None)
+    reached, bounds = np.zeros((2, klass.num_steps, model.num_layers))
+    name, sizes = "", (model.hidden_size or 0) * (model.dtype_bytes or 0)
+
+    def following(layer: int, at: Numbers) -> NDArray[np.float64] | None:
+        """What these samples send at the next layer, as the contender sees it."""
+        if layer + 1 == model.num_layers or (per_pair is None and not oracle):
+            return None
+        if per_pair is None or oracle:
+            return np.asarray(copies_ILD[at, layer + 1], float)
+        return np.asarray(np.maximum(pairs_ILE[at, layer].astype(float) @ per_pair[layer].astype(float), 0.0))
+
+    for step, layer in np.ndindex(reached.shape):
+        whole = np.flatnonzero(klass.step == step)
+        for at in _dealt(whole, pairs_ILE[whole, layer].sum(axis=1), size) if method == "even" else [whole]:
             found = netmoe.solve(
                 copies_ILD[at, layer],
                 np.arange(size),
                 plan.cluster,
-                next_counts=following,
+                next_counts=following(layer, at),
                 objective="bottleneck" if method == "bottleneck" else "sum",
                 method="flow",
                 copy_bytes=float(sizes) if sizes and method == "bottleneck" else None,
+                bounded=bounded,
             )
             if np.bincount(found.device_of_sample, minlength=size).max() > -(-len(at) // size):
                 raise CertificationError(f"step {step}, layer {layer}: a device takes more samples than its share")
             device[layer + 1 :, at] = found.device_of_sample
             name = found.outcome.objective.name
-            reached.append(found.outcome.objective.value)
-            bounds.append(found.outcome.bound or 0.0)
-    value, bound = float(np.mean(reached)), float(np.mean(bounds))
+            reached[step, layer] += found.outcome.objective.value
+            bounds[step, layer] += found.outcome.bound or 0.0
+    value, bound = float(reached.mean()), float(bounds.mean())
     return Rehomed(device, name, value, value if value <= bound * (1 + 1e-9) else bound)
 
 
@@ -120,6 +134,12 @@ def locality_of(plan: Plan, census: Census) -> tuple[float, float]:
             lower = [(cost + p).min(axis=1).sum() - room * p.sum() for p in (0 * price, price)]
             least += max(float(max(lower)), 0.0)
     return blind / klass.num_steps, least / klass.num_steps
+
+
+def _dealt(whole: Numbers, length: Numbers, size: int) -> list[Numbers]:
+    """Rounds of one sample a device, the longest first, those of one length as they come."""
+    order = sorted(range(len(whole)), key=lambda one: (-length[one], one))
+    return [whole[order[first : first + size]] for first in range(0, len(order), size)]
 
 
 def _by_node(copies_ILD: Numbers, plan: Plan) -> Numbers:

@@ -4,63 +4,34 @@ min-cost flow, and every figure, interval, gain and verdict from the exchanges t
 Legend: I samples; L MoE layers; E experts; D devices; N nodes; B steps.
 """
 
-import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from ...errors import CertificationError, InputError
+from ...errors import CertificationError
 from ...profilers.profile import Profile
-from ...runtime.decisions import PlacementDecision, SamplePolicyDecision
+from ...runtime.decisions import PlacementDecision
 from ...runtime.plan import Contender, Part, Plan
 from ...solvers import contiguous
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
-from ..netmoe.policy import SamplePolicyOptions
 from .census import Census, take_census
 from .certificate import Certificate
 from .evaluation import check_contender, check_seconds, check_verdict
-from .figures import Recounted, interval_of
-from .predictor import check_predictor, fitted_again, read_predictor
+from .figures import Recounted, interval_of, middle
+from .policy_structure import BLIND, ORACLE, PLAN, decision_of, policy_options
+from .predictor import predictors_of
 from .rehomed import Rehomed, ledger_of, locality_of, rehomed
 from .seconds import Clock
-from .structure import Holders, evaluation_options, holders_of, judged_metric, labelled, slot_widths
+from .structure import Holders, evaluation_options, holders_of, labelled, slot_widths
 
-__all__ = ["check_sample_policy", "check_sample_policy_structure"]
+__all__ = ["check_sample_policy"]
 
-METHODS = {"sum": "link_cost", "paper": "link_cost", "bottleneck": "exchange_s"}
 MOVED = "samples_moved"
-PLAN, ORACLE, STILL = "plan/migrating", "oracle/migrating", "contiguous/standard"
-
-
-def check_sample_policy_structure(plan: Plan, certificate: Certificate) -> None:
-    """Refuse a sample policy whose decision, options, outcome and contenders do not hang together."""
-    decision, verdict = _decision(plan), plan.verdict
-    if decision.method not in METHODS or decision.layers != tuple(range(plan.model.num_layers)):
-        raise CertificationError(
-            f"sample_policy by {decision.method!r} after {len(decision.layers)} of {plan.model.num_layers} layers;"
-            f" expected {' or '.join(METHODS)}, after every layer"
-        )
-    if (decision.predictor is None) != (decision.method == "paper"):
-        raise CertificationError(f"sample_policy by {decision.method} with the wrong predictor: only paper has none")
-    _options(plan)
-    outcome = plan.outcome.get("sample_policy")
-    if outcome is None or plan.evaluation is None or verdict is None:
-        raise CertificationError("a sample policy without its outcome, evaluation or verdict; re-run moeplan solve")
-    names = {METHODS[decision.method], "busiest_cost" if decision.method == "bottleneck" else "link_cost"}
-    if outcome.objective.name not in names or outcome.objective.sense != "min":
-        raise CertificationError(f"objective {outcome.objective.sense} {outcome.objective.name}; expected min {names}")
-    for part in (plan.evaluation.fit, plan.evaluation.held_out):
-        found = [contender.label for contender in part.contenders] if part else _labels(plan)
-        if found != _labels(plan):
-            raise CertificationError(f"contenders {found}; expected {_labels(plan)}")
-    expected = (judged_metric(plan, PLAN, _base(plan), _metric(plan)), _base(plan))
-    if (verdict.metric, verdict.against) != expected:
-        raise CertificationError(f"verdict on {verdict.metric} against {verdict.against}; expected {expected}")
-    certificate.checks.append("sample policy")
+PARTS = ("attention_s", "dispatch_s", "experts_s", "combine_s")
 
 
 def check_sample_policy(
@@ -88,13 +59,12 @@ def check_sample_policy(
     InputError
         There is no predictor beside the plan.
     """
-    check_sample_policy_structure(plan, certificate)
     assert plan.evaluation is not None
     placed, holders = _placements(plan)
     say("counting the samples again")
     census = take_census(trace, plan, holders)
     _check_roll(plan, census, certificate)
-    predictors = _predictors(plan, census, folder or Path(), certificate)
+    predictors = predictors_of(plan, census, folder or Path(), certificate)
     clock = None
     if "seconds" in plan.options and (profile is not None or plan.inputs.profile is None):
         clock = Clock(placed, profile, samples=True)
@@ -104,37 +74,10 @@ def check_sample_policy(
             say(f"re-homing the {'fitted' if fit else 'held-out'} samples again, by min-cost flow")
             found = _check_part(placed, census, predictors, part, clock, certificate, fit=fit)
     certificate.checks.append("metrics of every contender")
+    _check_tried(placed, census, predictors["plan"], clock, certificate)
     check_seconds(plan, clock, certificate)
     check_verdict(plan, found, certificate)
     certificate.unchecked.append("solver seconds and backend")
-
-
-def _decision(plan: Plan) -> SamplePolicyDecision:
-    assert plan.decisions.sample_policy is not None
-    return plan.decisions.sample_policy
-
-
-def _options(plan: Plan) -> SamplePolicyOptions:
-    try:
-        return SamplePolicyOptions.model_validate(dict(plan.options.get("sample_policy", {})))
-    except ValidationError as error:
-        raise CertificationError(f"options.sample_policy: {error.error_count()} values missing or wrong") from error
-
-
-def _labels(plan: Plan) -> list[str]:
-    between = [] if plan.decisions.placement is None else ["base/standard", "contiguous/migrating"]
-    return [PLAN, ORACLE, *between, STILL]
-
-
-def _base(plan: Plan) -> str:
-    return STILL if plan.decisions.placement is None else "base/standard"
-
-
-def _metric(plan: Plan) -> str:
-    """What the verdict is about where steps do not compare."""
-    if plan.cluster.num_nodes == 1:
-        return "device_copies"
-    return "inter_bytes" if plan.model.hidden_size and plan.model.dtype_bytes else "node_copies"
 
 
 def _placements(plan: Plan) -> tuple[Plan, dict[str, Holders]]:
@@ -151,7 +94,7 @@ def _placements(plan: Plan) -> tuple[Plan, dict[str, Holders]]:
 
 
 def _check_roll(plan: Plan, census: Census, certificate: Certificate) -> None:
-    options, assumed = evaluation_options(plan), _options(plan)
+    options, assumed = evaluation_options(plan), policy_options(plan)
     home = "source_rank" if census.recorded_home == plan.cluster.num_devices else "ordinal"
     found = (census.unit, home, "recorded" if census.has_steps else "derived", ["pairs", "devices"][census.by_tokens])
     if (options.unit, options.home, options.step, assumed.copies) != found:
@@ -162,24 +105,6 @@ def _check_roll(plan: Plan, census: Census, certificate: Certificate) -> None:
     if not census.by_tokens and plan.inputs.trace is not None:
         certificate.agree("tokens of the trace", plan.inputs.trace.num_tokens, int(census.tokens.sum()))
     certificate.checks.append("samples, split and locality")
-
-
-def _predictors(
-    plan: Plan, census: Census, folder: Path, certificate: Certificate
-) -> dict[str, NDArray[np.float32] | None]:
-    """By placement: the plan's from its file, held against a fit; contiguous' from the fit."""
-    named = _decision(plan).predictor
-    if named is None:
-        return {"plan": None, "contiguous": None}
-    contents = read_predictor(folder / named.file)
-    if hashlib.sha256(contents).hexdigest() != named.sha256:
-        raise CertificationError(f"{folder / named.file}: another predictor than the plan's; re-run moeplan solve")
-    try:
-        per_pair = check_predictor(contents, plan, census.sent["plan"], census)
-    except InputError as error:
-        raise CertificationError(f"{folder / named.file}: {error}") from error
-    certificate.checks.append("predictor")
-    return {"plan": per_pair, "contiguous": fitted_again(plan, census.sent["contiguous"], census)}
 
 
 def _check_part(
@@ -200,16 +125,20 @@ def _check_part(
     certificate.agree(f"{name}: dropped samples", part.dropped_samples, int((klass.step < 0).sum()))
     if clock is not None:
         clock.outside.clear()
-    figures = {}
+    figures, method = {}, decision_of(placed).method
     for label, contender in labelled(part).items():
         where = "contiguous" if label.startswith("contiguous") else "plan"
-        moved = None
+        moved, bounded = None, fit and label == PLAN
         if contender.dispatch_model == "migrating":
-            moved = rehomed(placed, census, klass, where, predictors[where], oracle=label == ORACLE)
-        if fit and label == PLAN and moved is not None:
+            per_pair = None if label == BLIND else predictors[where]
+            oracle = label == ORACLE
+            moved = rehomed(placed, census, klass, where, method, per_pair, oracle=oracle, bounded=bounded)
+        if bounded and moved is not None:
             _check_outcome(placed, moved, certificate)
         ledger, moves_B = ledger_of(placed, census, klass, where, moved, timed=clock is not None)
         seconds = clock.seconds(ledger, coherent=False) if clock else None
+        if seconds is not None and "dispatch_s" in seconds:
+            seconds["exchange_s"] = seconds["dispatch_s"] + seconds["combine_s"]
         _check_moves(f"{name}: {label}", contender, moves_B, placed.seed, certificate)
         kept = {key: metric for key, metric in contender.metrics.items() if key != MOVED}
         others = contender.model_copy(update={"metrics": kept})
@@ -225,6 +154,24 @@ def _check_outcome(plan: Plan, found: Rehomed, certificate: Certificate) -> None
     certificate.agree("objective", outcome.objective.value, found.value)
     certificate.agree("bound", outcome.bound, found.bound)
     certificate.checks.append("objective and bound")
+
+
+def _check_tried(
+    plan: Plan, census: Census, per_pair: NDArray[np.float32] | None, clock: Clock | None, certificate: Certificate
+) -> None:
+    """The methods that were tried on the fitted steps, again; without what times them they stay unchecked."""
+    tried = policy_options(plan).tried_s
+    if tried and clock is None:
+        certificate.unchecked.append("seconds of the methods tried")
+    elif tried and clock is not None:
+        klass = census.classed(plan, fit=True)
+        for method, claimed_s in tried.items():
+            moved = rehomed(plan, census, klass, "plan", method, per_pair, bounded=False)
+            ledger, _ = ledger_of(plan, census, klass, "plan", moved, timed=True)
+            seconds = replace(clock, outside={}).seconds(ledger, coherent=False)
+            found_s = sum(float(middle(seconds[part]).mean()) for part in PARTS if part in seconds)
+            certificate.agree(f"tried {method}", claimed_s, found_s)
+        certificate.checks.append("methods tried")
 
 
 def _check_moves(

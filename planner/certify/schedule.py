@@ -6,7 +6,10 @@ Legend: Q levels of a curve (low, middle, high), of a pass all pairs of the exch
 layers.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,9 @@ from .seconds import Clock
 __all__ = ["Schedule", "Timed"]
 
 Levels = NDArray[np.float64]
+Number = Fraction | float
+Shares = Sequence[Sequence[Number]]  # of every layer in each of its chunks
+Chunk = tuple[dict[str, Levels], dict[str, NDArray[np.bool_]]]
 STAGES = ("dispatch_s", "experts_s", "combine_s")
 
 
@@ -31,7 +37,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A recount whose layers can be timed at any degrees.
+    """A recount whose layers can be timed in any chunks.
 
     Parameters
     ----------
@@ -41,65 +47,98 @@ class Schedule:
         How many times as long as forward the experts compute backward.
     full_duplex
         Whether combines have a channel of their own.
+    capacity_factor
+        Where the rows of an expert are fixed, how many times the mean.
     """
 
     ledger: Ledger
     clock: Clock
     factor: float
     full_duplex: bool
+    capacity_factor: float | None
 
-    def timed(self, forward: tuple[int, ...], backward: tuple[int, ...] | None) -> Timed:
-        """Every metric of seconds at these degrees."""
-        stages, flags = self._chunk(forward)
+    def timed(self, forward: Shares, backward: Shares | None) -> Timed:
+        """Every metric of seconds in these chunks."""
+        chunks = self._chunks(forward)
+        once = {"attention_s": 1}
         seconds = {
-            name: (levels * (1 if name == "attention_s" else np.array(forward))).sum(axis=2)
-            for name, levels in stages.items()
+            name: np.sum([found[name] for found, _ in chunks[: once.get(name)]], axis=(0, 3)) for name in chunks[0][0]
         }
-        outside = {name: float(flag.mean()) for name, flag in flags.items()}
+        outside = {name: float(self._flagged(chunks, (name,)).mean()) for name in chunks[0][1]}
         passes = {"moe_s": forward, **({} if backward is None else {"moe_backward_s": backward})}
-        for name, degrees in passes.items():
-            seconds[name] = self.taken(degrees, back=name == "moe_backward_s").sum(axis=2)
-            outside[name] = float(np.any([self._chunk(degrees)[1][stage] for stage in STAGES], axis=0).mean())
+        for name, shares in passes.items():
+            seconds[name] = self.taken(shares, back=name == "moe_backward_s").sum(axis=2)
+            outside[name] = float(self._flagged(self._chunks(shares), STAGES).mean())
         parts = [middle(seconds[name]) for name in ("attention_s", *passes) if name in seconds]
         seconds["step_s"] = np.sum(parts, axis=0)[None]
         return Timed(seconds, {name: share for name, share in outside.items() if share})
 
-    def taken(self, degrees: tuple[int, ...], *, back: bool) -> Levels:
+    def taken(self, shares: Shares, *, back: bool) -> Levels:
         """Seconds of the forward or the backward pass of every layer, `[Q, B, L]`, at every pair of levels."""
-        dispatch, experts, combine = self.stages(degrees)
+        sent, computed, ended = np.zeros(()), np.zeros(()), np.zeros(())
+        chunks = [self._paired(found, back=back) for found, _ in self._chunks(shares)]
+        if not self.full_duplex:  # the one channel is free once all dispatches are through
+            ended = np.sum([first for first, _, _ in chunks], axis=0)
+        for first, experts, last in chunks:
+            sent = sent + first
+            computed = np.maximum(computed, sent) + experts
+            ended = np.maximum(ended, computed) + last
+        return np.asarray(ended)
+
+    def stages(self, shares: Shares) -> list[tuple[Levels, Levels, Levels]]:
+        """Seconds of every chunk's dispatch, experts and combine, `[Q, B, L]` each."""
+        return [(found["dispatch_s"], found["experts_s"], found["combine_s"]) for found, _ in self._chunks(shares)]
+
+    def _paired(self, found: Mapping[str, Levels], *, back: bool) -> tuple[Levels, Levels, Levels]:
+        """A chunk's first exchange, experts and last exchange at every pair of levels."""
+        dispatch, experts, combine = found["dispatch_s"], found["experts_s"], found["combine_s"]
         pairs = [(exchange, expert) for exchange in range(len(dispatch)) for expert in range(len(experts))]
-        at_exchange, at_expert = zip(*pairs, strict=True)
-        dispatch, experts, combine = dispatch[[*at_exchange]], experts[[*at_expert]], combine[[*at_exchange]]
-        if back:
-            return self._last_end(degrees, combine, self.factor * experts, dispatch)
-        return self._last_end(degrees, dispatch, experts, combine)
+        at_exchange, at_expert = ([*column] for column in zip(*pairs, strict=True))
+        exchanges = dispatch[at_exchange], combine[at_exchange]
+        first, last = exchanges[::-1] if back else exchanges
+        return first, (self.factor if back else 1.0) * experts[at_expert], last
 
-    def stages(self, degrees: tuple[int, ...]) -> tuple[Levels, Levels, Levels]:
-        """Seconds of one chunk's dispatch, experts and combine, `[Q, B, L]` each."""
-        found, _ = self._chunk(degrees)
-        return found["dispatch_s"], found["experts_s"], found["combine_s"]
+    def _chunks(self, shares: Shares) -> list[Chunk]:
+        """The parts of a step in every chunk, and which of its calls were outside the sizes measured."""
+        columns = [tuple(x[i] if i < len(x) else 0.0 for x in shares) for i in range(max(map(len, shares)))]
+        found = {column: self._chunk(column) for column in dict.fromkeys(columns)}
+        return [found[column] for column in columns]
 
-    def _chunk(self, degrees: tuple[int, ...]) -> tuple[dict[str, Levels], dict[str, NDArray[np.bool_]]]:
-        """The parts of a step with every layer's copies and pairs cut into as many chunks, the largest counting."""
-        cut_L, moves = np.array(degrees), self.ledger.moves
-        assert moves is not None
-        ledger = replace(
-            self.ledger,
-            moves=Moves(np.ceil(moves.ports / cut_L[:, None, None, None]).astype(np.int64), moves.sitting),
-            loads=np.ceil(self.ledger.loads / cut_L[:, None]).astype(np.int64),
-        )
+    def _chunk(self, share: tuple[Number, ...]) -> Chunk:
+        """One of them, nothing where a layer has no such chunk."""
+        there = np.array([x > 0 for x in share])
         clock = replace(self.clock, sources={}, other_dtype=set(), outside={}, flags={})
-        return clock.layers(ledger, coherent=False), clock.flags
+        found = clock.layers(self._part(share), coherent=False)
+        lasting = {name: levels if name == "attention_s" else levels * there for name, levels in found.items()}
+        return lasting, {name: flag & (there | (name == "attention_s")) for name, flag in clock.flags.items()}
 
-    def _last_end(self, degrees: tuple[int, ...], first: Levels, middle: Levels, last: Levels) -> Levels:
-        """When the last chunk leaves the last stage: each waits for its chunk and for its predecessor."""
-        cut_L = np.array(degrees)
-        sent = first * cut_L
-        computed, ended = np.zeros_like(first), np.zeros_like(first) if self.full_duplex else sent
-        for chunk in range(1, max(degrees) + 1):
-            computed_now = np.maximum(computed, chunk * first) + middle
-            ended_now = np.maximum(ended, computed_now) + last
-            computed, ended = (
-                np.where(chunk <= cut_L, *pair) for pair in ((computed_now, computed), (ended_now, ended))
-            )
-        return ended
+    def _part(self, share: tuple[Number, ...]) -> Ledger:
+        """The ledger with so much of every layer's copies and pairs, in whole ones; or of every expert's rows."""
+        moves, loads = self.ledger.moves, self.ledger.loads
+        assert moves is not None
+        if self.capacity_factor is None:
+            ports = np.stack([_whole(moves.ports[:, :, i], x) for i, x in enumerate(share)], axis=2)
+            pairs = np.stack([_whole(loads[:, i], x) for i, x in enumerate(share)], axis=1)
+            return replace(self.ledger, moves=Moves(ports, moves.sitting), loads=pairs)
+        model, cluster = self.clock.plan.model, self.clock.plan.cluster
+        here, ports, pairs = model.num_experts // cluster.num_devices, np.zeros_like(moves.ports), np.zeros_like(loads)
+        fullest = moves.sitting[0].max(axis=2)
+        rows = np.floor(self.capacity_factor * np.ceil(fullest / model.num_experts)).clip(1) * model.top_k
+        for layer, x in enumerate(share):
+            sent = here * _whole(rows[:, layer], x)
+            ports[:, :, layer, 0] = (sent * (cluster.devices_per_node - 1))[:, None, None]
+            ports[:, :, layer, 1] = (sent * (cluster.num_devices - cluster.devices_per_node))[:, None, None]
+            pairs[:, layer] = (sent * cluster.num_devices)[:, None]
+        return replace(self.ledger, moves=Moves(ports, moves.sitting), loads=pairs)
+
+    def _flagged(self, chunks: list[Chunk], names: tuple[str, ...]) -> NDArray[np.bool_]:
+        """Whether any such call of any chunk was outside the sizes measured, `[B, L]`."""
+        found: NDArray[np.bool_] = np.any([flags[name] for _, flags in chunks for name in names], axis=0)
+        return found
+
+
+def _whole(rows: NDArray[Any], share: Number) -> NDArray[np.int64]:
+    """A share of rows in whole ones; where it is a fraction's, up to its rounding."""
+    if isinstance(share, Fraction):
+        return -(-rows.astype(np.int64) * share.numerator // share.denominator)
+    return np.ceil(np.round(rows * share, 9)).astype(np.int64)

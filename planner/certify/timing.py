@@ -70,5 +70,7 @@ def _names(plan: Plan, timed: Set[str], *, coherent: bool) -> set[str]:
     pipeline = plan.decisions.pipeline
     if pipeline is not None:
         names |= {"moe_s"} if pipeline.backward is None else {"moe_s", "moe_backward_s"}
+    if plan.decisions.sample_policy is not None and "dispatch" in timed:
+        names |= {"exchange_s"}
     whole = {"dispatch", "experts"} | ({"kv"} if coherent else set())
     return names | ({"step_s"} if whole <= parts else set())

@@ -23,7 +23,9 @@ class Method(StrEnum):
     EXACT = "exact"
     PAPER = "paper"
     ROBUST = "robust"
+    UNEQUAL = "unequal"
     SUM = "sum"
+    EVEN = "even"
     BOTTLENECK = "bottleneck"
 
 

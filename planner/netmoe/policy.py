@@ -1,6 +1,7 @@
 """What a plan's `options.sample_policy` says, so that its figures can be made again."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,11 +20,15 @@ class SamplePolicyOptions(Record):
     blind_copies, least_copies
         Copies a fitted step between nodes (on one node: between devices) in both exchanges around the layers' ends,
         next layers known: of samples dealt out blindly, and the fewest that any homes have (`solvers.netmoe.locality`).
+    tried_s
+        Where exchanges are timed and no method was asked for: of each method that was tried, the seconds of all timed
+        parts of a fitted step. The plan has the fastest.
     """
 
     copies: Literal["devices", "pairs"]
     blind_copies: float = Field(ge=0)
     least_copies: float = Field(ge=0)
+    tried_s: Mapping[str, Annotated[float, Field(ge=0)]] = {}
 
     @property
     def locality_index(self) -> float:

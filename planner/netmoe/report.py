@@ -9,17 +9,19 @@ from ...runtime.plan import Part, Plan
 from ..part import find, value
 from .policy import SamplePolicyOptions
 
-__all__ = ["sample_policy_lines"]
+__all__ = ["SAVED", "sample_policy_lines"]
 
-METRICS = {
+SAVED = {
     "inter_bytes": "bytes between nodes",
     "node_copies": "copies between nodes",
     "device_copies": "copies between devices",
+    "exchange_s": "seconds of dispatch and combine",
 }
+BLIND = "unpredicted/migrating"
 
 
 def sample_policy_lines(plan: Plan, part: Part) -> Iterable[str]:
-    """The locality index, the share saved beside the oracle's, what moves, what a copy is, and where it costs time."""
+    """The locality index, shares saved with and without a prediction, methods tried, moves, what a copy is, time."""
     decision = plan.decisions.sample_policy
     assert decision is not None
     try:
@@ -31,21 +33,23 @@ def sample_policy_lines(plan: Plan, part: Part) -> Iterable[str]:
         f"locality  no homes save more than {options.locality_index:.1%} of the copies between {between}: what the"
         " samples' preferences allow under this placement"
     )
-    yield from _saved(plan, part)
-    ours = find(part, "plan/migrating")
+    yield from _saved(plan, part, pairs=options.copies == "pairs")
+    if options.tried_s:
+        found = ", ".join(f"{method} {seconds * 1e3:.4g}" for method, seconds in options.tried_s.items())
+        yield f"tried     {found} ms of timed parts a fitted step: {decision.method} is the plan's"
     yield (
-        f"a combine delivers {value(ours, 'samples_moved'):.0%} of the samples to another device; their labels and"
-        " positions go along"
+        f"a combine delivers {value(find(part, 'plan/migrating'), 'samples_moved'):.0%} of the samples to another"
+        " device; no figure holds the solves, or the labels and positions that go along"
     )
     if options.copies == "pairs":
         yield (
             "the trace holds counts only: a copy is a token-expert pair, where engines send a device one copy a token;"
             " contexts are taken as whole sequences"
         )
-    yield from _slower(plan, part)
+    yield from _exchanges(plan, part)
 
 
-def _saved(plan: Plan, part: Part) -> Iterable[str]:
+def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterable[str]:
     """Relative gains on every contender's own, the plan's beside the oracle's; under a base, either alone."""
     metric = "device_copies"
     if plan.cluster.num_nodes > 1:
@@ -55,11 +59,14 @@ def _saved(plan: Plan, part: Part) -> Iterable[str]:
         contender.label: 1 - value(contender, metric) / value(base, metric) if value(base, metric) else 0.0
         for contender in part.contenders
     }
-    what = f"{METRICS[metric]} of {base.name}, {base.dispatch_model}"
+    blind = f"{saved[BLIND]:.1%} without a prediction, " if BLIND in saved else ""
     yield (
-        f"saved     {saved['plan/migrating']:.1%} of the {what}; {saved['oracle/migrating']:.1%} if the next layer"
-        " were known"
+        f"saved     {saved['plan/migrating']:z.1%} of the {SAVED[metric]} of {base.name}, {base.dispatch_model}:"
+        f" {blind}{saved['oracle/migrating']:.1%} if the next layer were known"
     )
+    if metric != "node_copies" and plan.cluster.num_nodes > 1 and not pairs:
+        once = 1 - value(find(part, "plan/migrating"), "node_copies") / max(value(base, "node_copies"), 1e-9)
+        yield f"where a dispatch sends a node one copy a token, for all its devices, {once:.1%} are saved"
     if base.name == "base":
         start = value(find(part, "contiguous/standard"), metric)
         alone, moved, both = (
@@ -67,20 +74,22 @@ def _saved(plan: Plan, part: Part) -> Iterable[str]:
             for label in ("base/standard", "contiguous/migrating", "plan/migrating")
         )
         yield (
-            f"jointly   of contiguous, standard the placement alone saves {alone:.1%}, re-homing alone {moved:.1%},"
-            f" both {both:.1%}"
+            f"jointly   of contiguous, standard the placement alone saves {alone:z.1%}, re-homing alone {moved:z.1%},"
+            f" both {both:z.1%}"
         )
 
 
-def _slower(plan: Plan, part: Part) -> Iterable[str]:
-    """Said where fewer copies take more time, because the busiest port carries more."""
+def _exchanges(plan: Plan, part: Part) -> Iterable[str]:
+    """What becomes of the seconds of both exchanges: fewer copies take more where the busiest port carries more."""
     ours = find(part, "plan/migrating")
     base = find(part, "contiguous/standard" if plan.decisions.placement is None else "base/standard")
-    if not all(name in ours.metrics and name in base.metrics for name in ("dispatch_s", "combine_s")):
+    if not all("exchange_s" in one.metrics for one in (ours, base)):
         return
-    mine, theirs = (value(one, "dispatch_s") + value(one, "combine_s") for one in (ours, base))
+    mine, theirs = (value(one, "exchange_s") for one in (ours, base))
     if mine > theirs:
         yield (
             f"COSTS TIME: dispatch and combine take {mine / theirs - 1:.1%} longer, since the busiest port carries more"
-            " although all together carry less (try --method bottleneck, or samples of one length)"
+            " although all together carry less (without --method, the fastest of several is taken)"
         )
+    elif theirs:
+        yield f"dispatch and combine take {1 - mine / theirs:.1%} less time: the busiest port carries less"

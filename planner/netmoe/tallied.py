@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
-from ...solvers.ports import link_classes
+from ...solvers.ports import sample_copies
 from ..survey import Cohort
 from ..tally import COUNTS, Ports, Tally
 from .counted import Traffic
@@ -50,7 +50,7 @@ def tallied(
         np.add.at(tally.ports.contexts[:, layer], (step, device_LI[layer]), roll.contexts[place])
         dispatch_BC2D, combine_BC2D = tally.ports.dispatch[:, layer], tally.ports.combine[:, layer, :, ::-1]
         for device_I, ports_BC2D in ((device_LI[layer], dispatch_BC2D), (device_LI[layer + 1], combine_BC2D)):
-            ports_BC2D += _ports(traffic.copies[place, layer], device_I, step, first_B, cluster)
+            ports_BC2D += sample_copies(traffic.copies[place, layer], device_I, cluster, first_B)
             nodes_IN = traffic.nodes[place, layer].astype(np.int64)
             own_I = nodes_IN[np.arange(len(place)), device_I // cluster.devices_per_node]
             column["node_copies"] += np.add.reduceat(nodes_IN.sum(axis=1) - own_I, first_B)
@@ -60,18 +60,3 @@ def tallied(
         if cluster.num_nodes > 1:
             column["far_copies"] += sent_BC[:, -1]
     return tally
-
-
-def _ports(
-    copies_ID: NDArray[np.int32], device_I: Numbers, step_I: Numbers, first_B: Numbers, cluster: Cluster
-) -> Numbers:
-    """Copies through every port, `[B, C, 2, D]`: at the samples' homes (0) and at their experts' devices (1)."""
-    group, every_D = cluster.devices_per_node, np.arange(cluster.num_devices)
-    on_node_ID = every_D // group == device_I[:, None] // group
-    elsewhere_ID = every_D != device_I[:, None]
-    ports_C2BD = np.zeros((len(link_classes(cluster)), 2, len(first_B), cluster.num_devices), np.int64)
-    for link, ports_2BD in zip(link_classes(cluster), ports_C2BD, strict=True):
-        crossing_ID = copies_ID * (on_node_ID & elsewhere_ID if link == "intra" else ~on_node_ID)
-        np.add.at(ports_2BD[0], (step_I, device_I), crossing_ID.sum(axis=1))
-        ports_2BD[1] = np.add.reduceat(crossing_ID, first_B, dtype=np.int64)
-    return ports_C2BD.transpose(2, 0, 1, 3)

@@ -1,10 +1,8 @@
-"""The time of the exchanges as their busiest ports set it (Eq. 5), and its refinement by swaps of samples.
+"""The time of the exchanges as their busiest ports set it, and its refinement by swaps of samples.
 
-Legend: I samples; D devices; N nodes; P ports, those of the D devices inside their nodes, then those of the N nodes;
-X exchanges.
+Legend: I samples; D devices; C link classes, inside nodes (0) and between them (1); X exchanges.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,20 +11,18 @@ from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ..cost import inter_ratio
-from ..ports import link_classes
-from .port_bound import busiest_bound
+from ..ports import link_classes, sample_copies
 from .traffic import Traffic
-from .volumes import crossings
 
 __all__ = ["Channels", "refine"]
 
-MAX_SWEEPS = 8
-LEAST_GAIN = 1e-9  # relatively; less is rounding
+MAX_ROUNDS = 8
+CLASSES = ("intra", "inter")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channels:
-    """The ports of a cluster as alpha-beta: seconds to start, seconds a copy, each `[P]`.
+    """The ports of every device as alpha-beta: seconds to start, seconds a copy, each `[C]`; 0 of an unused class.
 
     Parameters
     ----------
@@ -36,9 +32,13 @@ class Channels:
 
     Notes
     -----
-    A link's figures are those of one device's port, and the G devices of a node carry its copies side by side:
+    Eq. 5 with the ports by which steps are predicted (`seconds.exchange_seconds`): a link's figures are those of one
+    device's port, in either direction and class, and of an exchange the busiest decides,
 
-        t = max_p (alpha[p] + beta[p] load[p]),    beta[node] = beta_inter / G        (Eq. 1, busiest port)         (1)
+        t = max_{c, d, direction} (alpha[c] + beta[c] copies[c, direction, d])                                     (1)
+
+    The paper's port is a whole node's (`Volumes.busiest_inter`): equal only where the devices of a node share its
+    copies evenly.
     """
 
     cluster: Cluster
@@ -54,28 +54,19 @@ class Channels:
         known = copy_bytes is not None and all(kind in cluster.links for kind in classes)
         if known and copy_bytes is not None:
             figures = {kind: (link.latency_s, link.s_per_byte * copy_bytes) for kind, link in cluster.links.items()}
-        alpha_P, beta_P = np.zeros((2, cluster.num_devices + cluster.num_nodes))
-        for kind in classes:
-            inside = kind == "intra"
-            ports = slice(cluster.num_devices) if inside else slice(cluster.num_devices, None)
-            alpha_P[ports], beta_P[ports] = figures[kind]
-            beta_P[ports] /= 1 if inside else cluster.devices_per_node
-        return cls(cluster, alpha_P, beta_P, "exchange_s" if known else "busiest_cost")
+        alpha_C, beta_C = np.array([figures[kind] if kind in classes else (0.0, 0.0) for kind in CLASSES]).T.copy()
+        return cls(cluster, alpha_C, beta_C, "exchange_s" if known else "busiest_cost")
 
-    def time(self, load: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The time of exchanges with loads `[..., 2, P]`, (1)."""
-        return np.asarray((self.alpha + self.beta * load).max(axis=(-2, -1)))
+    def seconds(self, exchange: NDArray[np.float64], device_of_sample: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Of every port in one exchange, `[C, 2, D]`, copies `[I, D]` with samples on their devices `[I]`."""
+        copies = sample_copies(exchange, device_of_sample, self.cluster)[0]
+        load_C2D = np.zeros((len(CLASSES), 2, self.cluster.num_devices))
+        load_C2D[[CLASSES.index(kind) for kind in link_classes(self.cluster)]] = copies
+        return np.asarray(self.alpha[:, None, None] + self.beta[:, None, None] * load_C2D)
 
     def total(self, traffic: Traffic, device_of_sample: NDArray[np.integer]) -> float:
-        """The time of all exchanges that are looked at, one after the other (Eq. 5)."""
-        loads = [crossings(x, device_of_sample, self.cluster).sum(axis=0) for x in traffic.exchanges]
-        return float(sum(self.time(load_2P) for load_2P in loads))
-
-    def bound(self, traffic: Traffic, capacity: NDArray[np.int64]) -> float:
-        """No homes make the exchanges shorter; on several nodes what stays inside them is left out."""
-        port = 0 if self.cluster.num_nodes == 1 else -1
-        busiest = busiest_bound(traffic, capacity, self.cluster)
-        return float(len(traffic.exchanges) * self.alpha[port] + self.beta[port] * busiest)
+        """The time of all exchanges that are looked at, one after the other, (1) each."""
+        return float(sum(self.seconds(x, device_of_sample).max() for x in traffic.exchanges))
 
 
 def refine(
@@ -90,42 +81,18 @@ def refine(
     capacity
         The most samples a device takes, `[D]`.
     """
-    device_I, num_samples = device_of_sample, len(device_of_sample)
-    for _ in range(MAX_SWEEPS):
+    from .swaps import swap
+
+    device_I, num_samples, group = device_of_sample, len(device_of_sample), channels.cluster.devices_per_node
+    least = channels.total(traffic, device_I)
+    for _ in range(MAX_ROUNDS):
         free_R = np.flatnonzero(np.bincount(device_I, minlength=len(capacity)) < capacity)
+        place_I = np.concatenate([device_I, free_R])
         rows_XID = np.array([np.vstack([x, np.zeros((len(free_R), x.shape[1]))]) for x in traffic.exchanges])
-        swept_I = _sweep(rows_XID, np.concatenate([device_I, free_R]), num_samples, channels)[:num_samples]
-        if (swept_I == device_I).all():
+        time = swap(rows_XID, place_I, num_samples, group, channels.alpha, channels.beta)
+        if time >= least:
             break
-        device_I = swept_I
+        device_I, least = place_I[:num_samples], time
+        if not len(free_R):
+            break
     return device_I
-
-
-def _sweep(
-    rows_XID: NDArray[np.float64], device_I: NDArray[np.int64], num_samples: int, channels: Channels
-) -> NDArray[np.int64]:
-    """Each sample in turn swapped with its best partner, where that gains; a free place is a sample without copies."""
-    device_I, cluster = device_I.copy(), channels.cluster
-    every_D = np.arange(cluster.num_devices)
-    cross_XI2P = np.array([crossings(x_ID, device_I, cluster) for x_ID in rows_XID])
-    load_X2P = cross_XI2P.sum(axis=1)
-    for i, here_XI2P in _beside(rows_XID, device_I, num_samples, cluster):
-        rows_XDD = np.repeat(rows_XID[:, i, None], len(every_D), axis=1)
-        there_XI2P = np.array([crossings(x_DD, every_D, cluster)[device_I] for x_DD in rows_XDD])
-        swapped_XI2P = (load_X2P - cross_XI2P[:, i])[:, None] - cross_XI2P + there_XI2P + here_XI2P
-        time_I = np.where(device_I == device_I[i], np.inf, channels.time(swapped_XI2P).sum(axis=0))
-        j = int(time_I.argmin())
-        if time_I[j] < channels.time(load_X2P).sum() * (1 - LEAST_GAIN):
-            load_X2P, cross_XI2P[:, i], cross_XI2P[:, j] = swapped_XI2P[:, j], there_XI2P[:, j], here_XI2P[:, j]
-            device_I[i], device_I[j] = device_I[j], device_I[i]
-    return device_I
-
-
-def _beside(
-    rows_XID: NDArray[np.float64], device_I: NDArray[np.int64], num_samples: int, cluster: Cluster
-) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Every sample by its device, as long as it stays there, with what all would send and receive on that device."""
-    for device, on_device in [(d, np.flatnonzero(device_I[:num_samples] == d)) for d in np.unique(device_I)]:
-        all_there_I = np.full_like(device_I, device)
-        here_XI2P = np.array([crossings(x_ID, all_there_I, cluster) for x_ID in rows_XID])
-        yield from ((int(i), here_XI2P) for i in on_device if device_I[i] == device)

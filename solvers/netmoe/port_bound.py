@@ -1,23 +1,23 @@
-"""A lower bound on what the busiest port carries, over all homes of the samples.
+"""A lower bound on the time of the exchanges as their busiest ports set it, over all homes of the samples.
 
-Legend: I samples; M sinks, the nodes, or the devices of a single node; X exchanges.
+Legend: I samples; D devices; C link classes, inside nodes (0) and between them (1); X exchanges.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...profilers.cluster import Cluster
 from ..assignment import balanced_assignment
+from .bottleneck import Channels
 from .traffic import Traffic
 
-__all__ = ["busiest_bound"]
+__all__ = ["least_time"]
 
-STEPS = 32
-RATE = 8.0
+STEPS = 16
+RATE, SLOWER = 20.0, 0.6
 
 
-def busiest_bound(traffic: Traffic, capacity: NDArray[np.int64], cluster: Cluster) -> float:
-    """The least sum over the exchanges of the copies through the busiest node (on one node: device).
+def least_time(traffic: Traffic, capacity: NDArray[np.int64], channels: Channels) -> float:
+    """No homes within the capacities make the exchanges shorter.
 
     Parameters
     ----------
@@ -26,29 +26,36 @@ def busiest_bound(traffic: Traffic, capacity: NDArray[np.int64], cluster: Cluste
 
     Notes
     -----
-    The busiest port carries at least any weighted mean of all, and the homes with the least mean are a transportation
-    problem. With weights w >= 0 of sending and receiving at each sink, which sum to 1 in each exchange,
+    The busiest port takes at least any weighted mean of all, and the homes with the least mean are a transportation
+    problem. With weights w >= 0 of the ports of every class, direction and device, which sum to 1 in each exchange,
 
-        bound = max_w min_homes sum_x (sum_m w[x, 0, m] load[x, 0, m] + w[x, 1, m] load[x, 1, m]),
+        bound = max_w min_homes sum_x sum_{c, end, d} w[x, c, end, d] (alpha[c] + beta[c] copies[x, c, end, d]),
 
-    valid at every w. The weights start equal and grow where the loads of the least homes are high.
+    valid at every w. The weights start equal and grow where the least homes take long, more slowly after every step
+    that did not raise the bound.
     """
-    group = cluster.devices_per_node if cluster.num_nodes > 1 else 1
-    near_XIM = np.array([x.reshape(len(x), -1, group).sum(axis=2) for x in traffic.exchanges])
-    far_XIM = near_XIM.sum(axis=2, keepdims=True) - near_XIM
-    room_M = capacity.reshape(-1, group).sum(axis=1)
-    sample = np.arange(near_XIM.shape[1])
-    score_X2M = np.zeros((len(near_XIM), 2, len(room_M)))
-    best = 0.0
-    for step in range(STEPS):
-        weight_X2M = np.exp(score_X2M - score_X2M.max(axis=(1, 2), keepdims=True))
-        weight_X2M /= weight_X2M.sum(axis=(1, 2), keepdims=True)
-        home_XM, expert_XM = weight_X2M[:, 0], weight_X2M[:, 1]
-        drawn_XI = np.einsum("xim,xm->xi", near_XIM, expert_XM)
-        cost_IM = (home_XM[:, None] * far_XIM + drawn_XI[..., None] - expert_XM[:, None] * near_XIM).sum(axis=0)
-        sink_I = balanced_assignment(cost_IM, room_M)
-        best = max(best, float(cost_IM[sample, sink_I].sum()))
-        here_IM = sink_I[:, None] == np.arange(len(room_M))
-        load_X2M = np.stack([(far_XIM * here_IM).sum(axis=1), (near_XIM * ~here_IM).sum(axis=1)], axis=1)
-        score_X2M += RATE / (1 + step) ** 0.5 * load_X2M / max(load_X2M.max(), 1e-300)
+    rows_XID = np.array(traffic.exchanges)
+    score_XC2D = np.zeros((len(rows_XID), 2, 2, len(capacity)))
+    best, rate = 0.0, RATE
+    for _ in range(STEPS):
+        weight_XC2D = np.exp(score_XC2D - score_XC2D.max(axis=(1, 2, 3), keepdims=True))
+        weight_XC2D /= weight_XC2D.sum(axis=(1, 2, 3), keepdims=True)
+        cost_ID = (rows_XID @ _prices(weight_XC2D, channels)).sum(axis=0)
+        device_I = balanced_assignment(cost_ID, capacity)
+        start = float((channels.alpha @ weight_XC2D.sum(axis=(2, 3)).T).sum())
+        value = start + float(cost_ID[np.arange(len(cost_ID)), device_I].sum())
+        best, rate = max(best, value), rate if value > best else rate * SLOWER
+        taken_XC2D = np.array([channels.seconds(x, device_I) for x in traffic.exchanges])
+        score_XC2D += rate * taken_XC2D / max(taken_XC2D.max(), 1e-300)
     return best
+
+
+def _prices(weight_XC2D: NDArray[np.float64], channels: Channels) -> NDArray[np.float64]:
+    """The weighted seconds of a copy with device e (first) of a sample on device d, `[X, D, D]`."""
+    every_D = np.arange(channels.cluster.num_devices)
+    node_D = every_D // channels.cluster.devices_per_node
+    far_DD = node_D[:, None] != node_D
+    near_DD = ~far_DD & (every_D[:, None] != every_D)
+    price_XC2D = weight_XC2D * channels.beta[:, None, None]
+    intra_XDD, inter_XDD = (price_XC2D[:, c, 1, :, None] + price_XC2D[:, c, 0, None, :] for c in (0, 1))
+    return np.asarray(near_DD * intra_XDD + far_DD * inter_XDD)

@@ -5,8 +5,8 @@ Legend: I samples; E experts; D devices.
 The objective "sum" is `link_cost`: copies that leave their device, those between nodes counted `cost.inter_ratio`
 times. Two stages make its first part, the copies between nodes, as few as any homes can, then the second given the
 first; the whole is bounded by one transportation over all devices, which is exact (`stages=1` takes its homes).
-The objective "bottleneck" is the time of Eq. 5 as the busiest ports set it (`bottleneck.Channels`), reached by swaps
-after the stages, a local optimum; `port_bound` bounds it.
+The objective "bottleneck" is the time of Eq. 5 as the busiest ports of devices set it (`bottleneck.Channels`), by which
+steps are predicted, reached by swaps after the stages, a local optimum; `port_bound` bounds it.
 """
 
 import time
@@ -22,6 +22,7 @@ from ..assignment import Method, backend_of
 from ..cost import inter_ratio
 from ..outcome import ROUNDING, Objective, Outcome, Status
 from .bottleneck import Channels, refine
+from .port_bound import least_time
 from .stages import one_stage, two_stages
 from .traffic import Traffic, traffic_of
 from .volumes import Volumes, volumes
@@ -59,6 +60,7 @@ def solve(
     stages: Literal[1, 2] = 2,
     method: Method = "transport",
     copy_bytes: float | None = None,
+    bounded: bool = True,
 ) -> NetMoeResult:
     """The home of every sample that makes this layer's combine and the next layer's dispatch cheapest (Eq. 5-10).
 
@@ -74,9 +76,11 @@ def solve(
     objective, stages
         As the module says.
     method
-        Of `assignment.balanced_assignment`; in two stages all give the same homes, ties included.
+        Of `assignment.balanced_assignment`; all give the same homes, ties included.
     copy_bytes
         Of a copy, for "bottleneck" in seconds.
+    bounded
+        Whether to bound the objective, too, which takes longer than to find the homes.
 
     Raises
     ------
@@ -92,29 +96,29 @@ def solve(
     )
     room_D = _room(capacity, len(traffic.gather), cluster.num_devices)
     home_I = joint_I = two_stages(traffic.units, room_D, cluster.devices_per_node, method)
-    if (stages == 1 or objective == "sum") and 1 < cluster.num_nodes < cluster.num_devices:
+    if (stages == 1 or (bounded and objective == "sum")) and 1 < cluster.num_nodes < cluster.num_devices:
         joint_I = one_stage(traffic.units, room_D, cluster.devices_per_node, inter_ratio(cluster), method)
         home_I = joint_I if stages == 1 else home_I
     if objective == "bottleneck":
         channels = Channels.of(cluster, copy_bytes)
         home_I = refine(traffic, home_I, room_D, channels)
         goal = Objective(channels.name, channels.total(traffic, home_I), "min")
-        bound, kind = channels.bound(traffic, room_D), "weighted ports"
+        bound, kind = least_time(traffic, room_D, channels) if bounded else None, "weighted ports"
     else:
         goal = Objective("link_cost", _link_cost(traffic, home_I, cluster), "min")
-        bound, kind = _link_cost(traffic, joint_I, cluster), "transportation"
+        bound, kind = _link_cost(traffic, joint_I, cluster) if bounded else None, "transportation"
     gather, *scatter = (volumes(x, home_I, cluster) for x in traffic.exchanges)
     outcome = _outcome(goal, bound, kind, backend_of(method), started)
     return NetMoeResult(home_I, gather, scatter[0] if scatter else None, outcome)
 
 
-def _outcome(goal: Objective, bound: float, kind: str, backend: str, started: float) -> Outcome:
+def _outcome(goal: Objective, bound: float | None, kind: str, backend: str, started: float) -> Outcome:
     return Outcome.of(
         status=Status.FEASIBLE,
         objective=goal,
         bound=bound,
-        bound_kind=kind,
-        proven=goal.value <= bound * (1 + ROUNDING),
+        bound_kind=None if bound is None else kind,
+        proven=bound is not None and goal.value <= bound * (1 + ROUNDING),
         started=started,
         backend=backend,
     )

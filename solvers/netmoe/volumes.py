@@ -1,6 +1,6 @@
 """What crosses the cluster when samples have given homes (Eq. 3-4): in all, and through the busiest port.
 
-Legend: I samples; D devices; N nodes; P ports, those of the D devices inside their nodes, then those of the N nodes.
+Legend: I samples; D devices; N nodes.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
+from ..ports import link_classes, sample_copies
 
-__all__ = ["Volumes", "crossings", "volumes"]
+__all__ = ["Volumes", "volumes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Volumes:
     inter, intra
         Between nodes (s_inter), and between devices of one node (s_intra).
     busiest_inter, busiest_intra
-        The most that a node, or a device inside its node, sends or receives.
+        The most that a node (Eq. 5), or a device inside its node, sends or receives.
     """
 
     inter: float
@@ -33,32 +34,13 @@ class Volumes:
 
 def volumes(traffic: NDArray[np.float64], device_of_sample: NDArray[np.integer], cluster: Cluster) -> Volumes:
     """The volumes of one exchange, `[I, D]` copies, with each sample on its device `[I]`."""
-    load_2P = crossings(traffic, device_of_sample, cluster).sum(axis=0)
-    intra_2D, inter_2N = np.split(load_2P, [cluster.num_devices], axis=1)
+    nothing = np.zeros((2, cluster.num_devices))
+    ports = dict(zip(link_classes(cluster), sample_copies(traffic, device_of_sample, cluster)[0], strict=True))
+    intra_2D, inter_2D = ports.get("intra", nothing), ports.get("inter", nothing)
+    inter_2N = inter_2D.reshape(2, cluster.num_nodes, -1).sum(axis=2)
     return Volumes(
         inter=float(inter_2N[0].sum()),
         intra=float(intra_2D[0].sum()),
         busiest_inter=float(inter_2N.max()),
         busiest_intra=float(intra_2D.max()),
     )
-
-
-def crossings(
-    traffic: NDArray[np.float64], device_of_sample: NDArray[np.integer], cluster: Cluster
-) -> NDArray[np.float64]:
-    """The copies of each sample through every port, `[I, 2, P]`: at its home (0) and at its experts' devices (1).
-
-    A dispatch sends at (0) and receives at (1), a combine the other way round.
-    """
-    num_samples, num_devices = traffic.shape
-    sample, group = np.arange(num_samples), cluster.devices_per_node
-    node_of_sample = device_of_sample // group
-    inter_IN = traffic.reshape(num_samples, -1, group).sum(axis=2)
-    inter_IN[sample, node_of_sample] = 0
-    intra_ID = np.where(np.arange(num_devices) // group == node_of_sample[:, None], traffic, 0)
-    intra_ID[sample, device_of_sample] = 0
-    cross_I2P = np.zeros((num_samples, 2, num_devices + cluster.num_nodes))
-    cross_I2P[sample, 0, device_of_sample] = intra_ID.sum(axis=1)
-    cross_I2P[sample, 0, num_devices + node_of_sample] = inter_IN.sum(axis=1)
-    cross_I2P[:, 1, :num_devices], cross_I2P[:, 1, num_devices:] = intra_ID, inter_IN
-    return cross_I2P

@@ -1,5 +1,15 @@
 """Unequal chunks: a small first and last one, where the experts saturate.
 
+For r chunks given, a linear programme, a row a longest path that changes stage at chunks i <= j:
+
+    min T   s.t.   sum_{k<=i} (a_a + d x_k) + sum_{i<=k<=j} (a_e + e x_k) + sum_{k>=j} (a_a + d x_k) <= T    (1)
+                   2 r a_a + 2 d <= T (half duplex),    sum x = 1,    x >= 0                                 (2)
+
+Its optimum is unchanged when the chunks are reversed, so by convexity some optimal shares read the same both ways: with
+one or two chunks, equal ones are best. No shares beat max(2 r a_a + 2 d [half duplex], 2 a_a + r a_e + e), which only
+grows with r: unequal chunks help just where the experts saturate, and the search ends, proven, once that bound reaches
+the best found; else what it is beyond 16 chunks stays the bound.
+
 Legend: r chunks; x_i the share of the layer in chunk i; d = b_a n_d and e = b_e n_e its seconds without start-up.
 """
 
@@ -14,6 +24,7 @@ from .degree import optimal_degree
 __all__ = ["Chunks", "unequal_chunks"]
 
 MOST = 16  # unequal chunks
+Found = tuple[float, tuple[float, ...]]  # seconds and shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +66,6 @@ def unequal_chunks(
     ------
     ValueError
         As `optimal_degree`.
-
-    Notes
-    -----
-    For r given, a linear programme, a row a longest path that changes stage at chunks i <= j:
-
-        min T   s.t.   sum_{k<=i} (a_a + d x_k) + sum_{i<=k<=j} (a_e + e x_k) + sum_{k>=j} (a_a + d x_k) <= T    (1)
-                       2 r a_a + 2 d <= T (half duplex),    sum x = 1,    x >= 0                                 (2)
-
-    Its optimum is unchanged when the chunks are reversed, so by convexity some optimal shares read the same both ways:
-    with one or two chunks, equal ones are best. No shares beat max(2 r a_a + 2 d [half duplex], 2 a_a + r a_e + e),
-    which only grows with r: unequal chunks help just where the experts saturate, and the search ends, proven, once that
-    bound reaches the best found; else what it is beyond 16 chunks stays the bound.
     """
     started = time.perf_counter()
     equal = optimal_degree(
@@ -74,14 +73,8 @@ def unequal_chunks(
     )
     d, e = b_a * n_d, b_e * n_e
     most = min(max_degree or MOST, MOST)
-    best_s, shares = equal.forward_s, (1 / equal.forward,) * equal.forward
     least_s = [max(0.0 if full_duplex else 2 * r * a_a + 2 * d, 2 * a_a + r * a_e + e) for r in range(most + 2)]
-    for r in range(3, most + 1):
-        if least_s[r] >= best_s * (1 - ROUNDING):
-            break
-        found_s, found = _programme(r, a_a / best_s, a_e / best_s, d / best_s, e / best_s, least_s[r] / best_s)
-        if found_s < 1 - ROUNDING:
-            best_s, shares = found_s * best_s, found
+    best_s, shares = _searched((equal.forward_s, (1 / equal.forward,) * equal.forward), (a_a, a_e, d, e), least_s)
     outcome = Outcome.of(
         status=Status.FEASIBLE,
         objective=Objective("pass_s", best_s, "min"),
@@ -94,7 +87,20 @@ def unequal_chunks(
     return Chunks(shares, equal.forward_s, outcome)
 
 
-def _programme(r: int, a_a: float, a_e: float, d: float, e: float, least: float) -> tuple[float, tuple[float, ...]]:
+def _searched(best: Found, stages: tuple[float, float, float, float], least_s: list[float]) -> Found:
+    """The best of equal chunks and of the programmes' of three and more; `least_s` bounds each, up to one more."""
+    for r in range(3, len(least_s) - 1):
+        best_s = best[0]
+        if least_s[r] >= best_s * (1 - ROUNDING):
+            break
+        a_a, a_e, d, e = (seconds / best_s for seconds in stages)
+        found_s, shares = _programme(r, a_a, a_e, d, e, least_s[r] / best_s)
+        if found_s < 1 - ROUNDING:
+            best = found_s * best_s, shares
+    return best
+
+
+def _programme(r: int, a_a: float, a_e: float, d: float, e: float, least: float) -> Found:
     """T and the shares of `r` chunks."""
     from scipy.optimize import linprog
 

@@ -1,5 +1,9 @@
 """The pipeline degree of one layer that takes the fewest seconds, in closed form.
 
+t(r) is the greater of two convex arms (`seconds.pass_arms`), so over the reals it is least at r = 1, at the minimum of
+an arm, sqrt(s / q), or where the arms cross; over the integers at the floor or ceiling of one of these. The sum of the
+passes is convex too, and least between the degrees of the two.
+
 Legend: r pipeline degree; p, q, s coefficients of an arm p + q r + s / r.
 """
 
@@ -36,15 +40,13 @@ def optimal_degree(
 
     Parameters
     ----------
-    a_a, b_a
-        Seconds to start an all-to-all, and seconds a byte.
-    a_e, b_e
-        Seconds to start the experts, and seconds a multiply-add.
+    a_a, b_a, a_e, b_e
+        Seconds to start an all-to-all and seconds a byte; to start the experts and a multiply-add.
     n_d, n_e
         Bytes that a rank dispatches, and multiply-adds of its experts.
     backward
-        How many times as long as forward the experts compute backward, start-up included (the gradients of inputs and
-        of weights are two GEMMs for each of forward); 0 where there is no backward pass.
+        How many times as long as forward the experts compute backward, start-up included (gradients of inputs and of
+        weights: 2); 0 where there is no backward pass.
     max_degree
         The largest degree allowed, e.g. `TUTEL_MAX_DEGREE`; None for no limit.
     full_duplex
@@ -56,28 +58,37 @@ def optimal_degree(
     ------
     ValueError
         A negative or infinite number, a limit below 1, an unknown method; no limit where nothing takes time to start.
-
-    Notes
-    -----
-    t(r) is the greater of two convex arms, so over the reals it is least at r = 1, at the minimum of an arm,
-    sqrt(s / q), or where the arms cross; over the integers at the floor or ceiling of one of these. The sum of the
-    passes is convex too, and least between the degrees of the two.
     """
     started = time.perf_counter()
-    if method not in ("exact", "paper"):
-        raise ValueError(f"method {method!r}; expected exact or paper")
-    a_a, b_a, a_e, b_e, n_d, n_e = _checked(a_a, b_a, a_e, b_e, n_d, n_e, backward=backward, max_degree=max_degree)
-    there = pass_arms(a_a, b_a, a_e, b_e, n_d, n_e, full_duplex=full_duplex)
-    back = pass_arms(a_a, b_a, backward * a_e, backward * b_e, n_d, n_e, full_duplex=full_duplex) if backward else IDLE
+    constants = _checked(a_a, b_a, a_e, b_e, n_d, n_e, backward=backward, max_degree=max_degree)
+    there, back = _passes(*constants, backward=backward, full_duplex=full_duplex)
     highest = max_degree or HIGHEST
     forward, backward_r = _lowest(there, highest), _lowest(back, highest)
     bound = _seconds(there, forward) + _seconds(back, backward_r)
-    if method == "paper":
-        joint = forward = min(printed_degree(a_a, b_a, a_e, b_e, n_d, n_e), highest)
-        backward_r = joint if backward else 1
-    else:
+    if method == "exact":
         joint = _lowest_of_both(there, back, min(forward, backward_r), max(forward, backward_r))
-    forward_s, backward_s = _seconds(there, forward), _seconds(back, backward_r)
+        return _degrees(there, back, (forward, backward_r, joint), bound, started)
+    if method != "paper":
+        raise ValueError(f"method {method!r}; expected exact or paper")
+    printed = min(printed_degree(*constants), highest)
+    return _degrees(there, back, (printed, printed if backward else 1, printed), bound, started)
+
+
+def _passes(
+    a_a: float, b_a: float, a_e: float, b_e: float, n_d: float, n_e: float, *, backward: float, full_duplex: bool
+) -> tuple[Arms[float], Arms[float]]:
+    there = pass_arms(a_a, b_a, a_e, b_e, n_d, n_e, full_duplex=full_duplex)
+    if not backward:
+        return there, IDLE
+    return there, pass_arms(a_a, b_a, backward * a_e, backward * b_e, n_d, n_e, full_duplex=full_duplex)
+
+
+def _degrees(
+    there: Arms[float], back: Arms[float], degrees: tuple[int, int, int], bound: float, started: float
+) -> Degrees:
+    """The result of these degrees, forward, backward and joint."""
+    forward, backward, joint = degrees
+    forward_s, backward_s = _seconds(there, forward), _seconds(back, backward)
     outcome = Outcome.of(
         status=Status.FEASIBLE,
         objective=Objective("layer_s", forward_s + backward_s, "min"),
@@ -87,11 +98,14 @@ def optimal_degree(
         started=started,
         backend="moeplan",
     )
-    joint_s = _seconds(there, joint) + _seconds(back, joint)
-    return Degrees(forward, backward_r, joint, forward_s, backward_s, joint_s, outcome)
+    return Degrees(
+        forward, backward, joint, forward_s, backward_s, _seconds(there, joint) + _seconds(back, joint), outcome
+    )
 
 
-def _checked(*numbers: float, backward: float, max_degree: int | None) -> tuple[float, ...]:
+def _checked(
+    *numbers: float, backward: float, max_degree: int | None
+) -> tuple[float, float, float, float, float, float]:
     """The constants as plain floats, which are several times as fast as NumPy's."""
     a_a, b_a, a_e, b_e, n_d, n_e = floats = tuple(map(float, numbers))
     finite = math.isfinite(a_a + b_a + b_e + n_d + n_e + b_a * n_d + (a_e + b_e * n_e) * (1 + backward))
@@ -101,7 +115,7 @@ def _checked(*numbers: float, backward: float, max_degree: int | None) -> tuple[
         )
     if max_degree is None and a_a == a_e == 0:
         raise ValueError("nothing takes time to start, so that more chunks are never worse; give max_degree")
-    return floats
+    return a_a, b_a, a_e, b_e, n_d, n_e
 
 
 def _seconds(arms: Arms[float], r: float) -> float:

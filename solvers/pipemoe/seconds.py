@@ -1,7 +1,7 @@
 """The seconds of one pipelined MoE layer (PipeMoE, Eq. 9-12, with the one network channel that Eq. 11 leaves out).
 
-A layer cut into r equal chunks issues r dispatches back to back, the experts take each chunk as it arrives, and the r
-combines follow. Forward and backward are such passes both.
+A layer cut into r chunks issues r dispatches back to back, the experts take each chunk as it arrives, and r combines
+follow. Forward and backward are such passes both.
 
 Legend: r pipeline degree; t_d, t_e, t_c seconds of one chunk's dispatch, experts and combine.
 """
@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Arms", "layer_seconds", "pass_arms", "turning_points"]
+__all__ = ["Arms", "chunk_seconds", "layer_seconds", "pass_arms", "turning_points"]
 
 Number = TypeVar("Number", float, NDArray[np.float64])
 
@@ -45,6 +45,32 @@ def layer_seconds(
     longest = np.maximum(np.maximum(dispatch_s, experts_s), combine_s)
     flow = dispatch_s + experts_s + combine_s + (degree - 1) * longest  # (1)
     return flow if full_duplex else np.maximum(degree * (dispatch_s + combine_s), flow)  # (2)
+
+
+def chunk_seconds(
+    dispatch_s: NDArray[np.float64],
+    experts_s: NDArray[np.float64],
+    combine_s: NDArray[np.float64],
+    *,
+    full_duplex: bool = False,
+) -> NDArray[np.float64]:
+    """`layer_seconds` of chunks of any sizes, `[...]`.
+
+    Parameters
+    ----------
+    dispatch_s, experts_s, combine_s
+        Of each chunk, `[C, ...]`, in the order of dispatch; a chunk of no seconds at the end changes nothing.
+
+    Notes
+    -----
+    `simulate`, vectorised: each chunk's stage waits for the stage before and for the chunk before.
+    """
+    sent = np.cumsum(dispatch_s, axis=0)
+    computed, combined = np.zeros_like(sent[0]), np.zeros_like(sent[0]) if full_duplex else sent[-1]
+    for sent_s, expert_s, back_s in zip(*np.broadcast_arrays(sent, experts_s, combine_s), strict=True):
+        computed = np.maximum(computed, sent_s) + expert_s
+        combined = np.maximum(combined, computed) + back_s
+    return np.asarray(combined)
 
 
 class Arms(NamedTuple, Generic[Number]):

@@ -27,6 +27,10 @@ def make_plan(trace: Any, profile: Path, **changes: Any) -> Plan:
         ("2x2", {"strategy": "eplb", "redundant": 4}, {"joint": True}),
         ("3x1", {"strategy": "exflow", "dispatch_model": "standard"}, {"method": "paper", "full_duplex": True}),
         ("1x4", None, {"method": "robust", "fit_fraction": 1.0}),
+        ("2x2", {"strategy": "eplb", "redundant": 4}, {"method": "robust", "joint": True}),
+        ("2x2", None, {"method": "unequal", "full_duplex": True}),
+        ("2x2", None, {"capacity_factor": 1.3}),
+        ("1x4", None, {"capacity_factor": 0.7, "method": "unequal"}),
     ],
     ids=str,
 )
@@ -38,7 +42,8 @@ def test_every_figure_of_a_fresh_plan_is_recomputed(
         save(make_plan(trace, profile, **{"max_degree": None} | base), tmp_path / "base.json")
         changes = {"on": tmp_path / "base.json"} | changes
     certificate = certify(make_plan(trace, profile, **changes), trace.path, profile)
-    assert {"degrees", "objective of pipeline", "bound of pipeline", "verdict"} <= set(certificate.checks)
+    assert {"degrees", "objective of pipeline", "verdict"} <= set(certificate.checks)
+    assert ("bound of pipeline" in certificate.checks) == (changes.get("method") != "unequal")
     assert certificate.largest_difference < 1e-11
 
 
@@ -71,8 +76,11 @@ HELD = "evaluation/held_out/contenders"
         ("options/pipeline/backward", 2.0),
         ("options/pipeline/placement", "base"),
         ("options/pipeline/method", "paper"),
-        ("options/pipeline/forward/dispatch_s/0", lambda x: x * 1.001),
-        ("options/pipeline/whole/experts_s/2", lambda x: x * 1.001),
+        ("options/pipeline/capacity_factor", 1.5),
+        ("options/pipeline/shares", {"forward": [[0.5, 0.5]] * 3, "backward": None}),
+        ("options/pipeline/forward/dispatch_s/0/0", lambda x: x * 1.001),
+        ("options/pipeline/forward/dispatch_s/0", lambda x: x * 2),
+        ("options/pipeline/whole/experts_s/2/0", lambda x: x * 1.001),
         ("options/pipeline/whole/experts_s", []),
         ("options/pipeline/backward_pass", {"dispatch_s": [], "experts_s": [], "combine_s": []}),
         (f"{HELD}/0/metrics/moe_s/value", lambda x: x * 0.999),
@@ -113,6 +121,48 @@ def test_degrees_that_others_beat_are_refused_though_their_objective_is_true(
     value["options"]["pipeline"]["method"] = "exact"
     with pytest.raises(CertificationError):
         certify(parse(value, "edited"), trace.path, profile)
+
+
+def test_a_robust_degree_that_another_beats_in_regret_is_refused(make_trace: Any, make_profile: Any) -> None:
+    trace, profile = make_trace(samples=60, tokens=200), make_profile("2x2", noise=0.3)
+    exact, robust = (make_plan(trace, profile, method=method) for method in ("exact", "robust"))
+    assert exact.decisions.pipeline != robust.decisions.pipeline
+    value = exact.model_dump(mode="json")
+    value["options"]["pipeline"]["method"] = "robust"
+    value["options"]["pipeline"]["baselines"]["exact"] = value["decisions"]["pipeline"]
+    for part in value["evaluation"].values():
+        part["contenders"].append(part["contenders"][0] | {"name": "exact"})
+    with pytest.raises(CertificationError, match="robust degree"):
+        certify(parse(value, "edited"), trace.path, profile)
+
+
+@pytest.fixture(scope="module")
+def uneven(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Plan]:
+    """A plan of unequal chunks."""
+    trace, profile = make_trace(samples=32, tokens=400), make_profile("1x2", noise=0.0)
+    return trace, profile, make_plan(trace, profile, method="unequal", fit_fraction=1.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("options/pipeline/shares", None),
+        ("options/pipeline/shares/forward/0", lambda x: x[:-1]),
+        ("options/pipeline/shares/forward/0", lambda x: [0.9 * share for share in x]),
+        ("options/pipeline/shares/forward/0", lambda x: [x[1], x[0], *x[2:]]),
+        ("options/pipeline/shares/backward", [[1.0]] * 3),
+        ("options/pipeline/forward/experts_s/0/0", lambda x: x * 1.001),
+        ("options/pipeline/forward/combine_s/1", lambda x: x[:1]),
+        ("outcome/pipeline/bound", 0.0),
+        ("outcome/pipeline/objective/value", lambda x: x * 0.999),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_edited_shares_are_refused(uneven: Any, path: str, change: Any) -> None:
+    trace, profile, plan = uneven
+    certify(plan, trace.path, profile)
+    with pytest.raises(CertificationError):
+        certify(edited(plan, path, change, hashed=True), trace.path, profile)
 
 
 def test_without_the_profile_degrees_and_seconds_are_listed_as_unchecked(made: Any) -> None:

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from moeplan.errors import InputError, UsageError
+from moeplan.planner.cut import Cut
 from moeplan.planner.options import PipelineOptions
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
@@ -18,6 +21,7 @@ from moeplan.solvers.pipemoe import simulate
 from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import PHASES, TraceMeta
 from moeplan.traces.writer import TraceWriter
+from tests.planner.edits import edited
 
 
 def make_plan(trace: Any, by: Path, **changes: Any) -> Plan:
@@ -239,6 +243,11 @@ def test_where_experts_and_exchanges_are_long_alike_a_benefit_is_expected(make_t
         ({"method": "ilp"}, "exact or paper or robust"),
         ({"dispatch_model": "coherent"}, "--dispatch coherent"),
         ({"slots": 4}, "--slots"),
+        ({"method": "unequal", "joint": True}, "--joint with --method unequal"),
+        ({"capacity_factor": 0.0}, "--capacity-factor 0.0"),
+        ({"capacity_factor": float("nan")}, "--capacity-factor nan"),
+        ({"capacity_factor": 1e9}, "--capacity-factor"),
+        ({"strategy": "eplb", "capacity_factor": 1.0}, "only pipemoe"),
         ({"strategy": "eplb", "joint": True}, "only pipemoe"),
         ({"strategy": "eplb", "method": "paper"}, "one way only"),
     ],
@@ -281,3 +290,119 @@ def test_a_base_of_another_model_is_refused(make_trace: Any, make_profile: Any, 
     on = placed(make_trace(samples=40), profile, tmp_path / "base.json")
     with pytest.raises(InputError, match="same model"):
         make_plan(make_trace(samples=40, layers=4), profile, on=on)
+
+
+@pytest.mark.parametrize("cluster", ["1x4", "2x2"])
+def test_under_a_fixed_capacity_every_chunk_is_of_whole_padded_rows_whatever_is_routed_where(
+    make_trace: Any, make_profile: Any, cluster: str
+) -> None:
+    """Rows of an expert from a device as Tutel counts them; all of them are sent and computed in every chunk."""
+    trace, profile = make_trace(samples=16, tokens=75, layers=2), make_profile(cluster, noise=0.0)
+    plan = make_plan(trace, profile, fit_fraction=1.0, max_degree=6, capacity_factor=1.3)
+    group = int(cluster[2])
+    rows = 2 * int(1.3 * -(-(4 * 75) // 8))  # top-2, 4 samples a device, 8 experts
+
+    def taken(degree: int) -> float:
+        chunk = -(-rows // degree)
+        exchange = max(
+            (20e-6 + 1e-9 * scale * 128 * 2 * peers * chunk)
+            for peers, scale in ((group - 1, 1), (4 - group, 6))  # slower by 4, for 3 of 4 parts where 2 cross
+            if peers
+        )
+        experts = 40e-6 + 1e-10 * 3 * 64 * 96 * 2 * 4 * chunk
+        return simulate([exchange] * degree, [experts] * degree, [exchange] * degree)[-1].end_s
+
+    found, table = plan.decisions.pipeline, [taken(degree) for degree in range(1, 7)]
+    assert found is not None
+    for degree in found.forward:
+        assert table[degree - 1] == pytest.approx(min(table), rel=0.01)
+    assert seconds(plan, "plan/standard", "moe_s") == pytest.approx(2 * min(table), rel=0.02)
+    assert seconds(plan, "degree_1/standard", "moe_s") == pytest.approx(2 * table[0], rel=0.02)
+    assert options(plan).a2a_ffn_overlap_degree == found.forward
+
+
+def test_a_fixed_capacity_needs_every_expert_once(make_trace: Any, make_profile: Any, tmp_path: Path) -> None:
+    trace, profile = make_trace(samples=40), make_profile()
+    on = placed(trace, profile, tmp_path / "base.json", redundant=4)
+    with pytest.raises(UsageError, match="12 slots for 8 experts"):
+        make_plan(trace, profile, on=on, capacity_factor=1.25)
+
+
+def test_unequal_chunks_help_where_experts_take_long_and_never_take_longer_than_equal_ones(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    profile = make_profile("1x2", noise=0.0)
+    for trains in (False, True):
+        trace = make_trace(samples=32, tokens=400)
+        trace = training(trace, tmp_path) if trains else trace
+        plan, equal = (
+            make_plan(trace, profile, method=method, fit_fraction=1.0, max_degree=8) for method in ("unequal", "exact")
+        )
+        shares, decision = options(plan).shares, plan.decisions.pipeline
+        assert shares is not None
+        assert decision is not None
+        assert [*map(len, shares.forward)] == [*decision.forward]
+        assert (shares.backward is None) == (decision.backward is None) == (not trains)
+        assert any(len(set(one)) > 1 for one in shares.forward)
+        value = sum(seconds(plan, "plan/standard", name) for name in ["moe_s"] + ["moe_backward_s"] * trains)
+        assert value == pytest.approx(plan.outcome["pipeline"].objective.value, rel=1e-12)
+        assert value < 0.995 * equal.outcome["pipeline"].objective.value
+        assert seconds(plan, "exact/standard", "moe_s") == seconds(equal, "plan/standard", "moe_s")
+        assert plan.outcome["pipeline"].bound is None
+
+
+def test_equal_shares_take_what_equal_degrees_take() -> None:
+    rows = np.arange(1, 2000)[None, :, None] * np.ones((1, 1, 3), np.int64)
+    for degree in (1, 2, 3, 7, 32, 49):
+        equal = Cut.equal(degree, 1999).sizes(rows)[0]
+        for part in Cut.of(((1 / degree,) * degree,) * 1999).sizes(rows):
+            assert (part == equal).all()
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.randoms(use_true_random=False), st.sampled_from(["exact", "robust", "unequal"]))
+def test_other_names_for_experts_or_for_devices_change_no_degree_and_no_figure(
+    make_trace: Any, make_profile: Any, tmp_path_factory: Any, random: Any, method: str
+) -> None:
+    """Devices move with their node; the base's slots, the homes of samples and the experts follow."""
+    folder = tmp_path_factory.mktemp("relabelled")
+    profile, plain = make_profile("2x2"), make_trace(samples=16, tokens=40)
+    nodes = random.sample([[0, 1], [2, 3]], 2)
+    device = np.array([one for node in nodes for one in random.sample(node, 2)])  # the new one of each old
+    expert = np.array(random.sample(range(8), 8))
+    here = np.array([int(sample) % 4 for batch in plain.batches() for sample in batch.sample])
+    plans = []
+    for name, to_expert, to_device in (("old", np.arange(8), np.arange(4)), ("new", expert, device)):
+        trace, start = folder / name, 0
+        with TraceWriter(trace, TraceMeta(form="tokens", model=plain.model, recorder="test")) as writer:
+            for batch in plain.batches():
+                home = to_device[here[start : start + len(batch)]].astype(np.int32)
+                start += len(batch)
+                writer.append(replace(batch, ids=to_expert[batch.ids].astype(batch.ids.dtype), source_rank=home))
+        base = make_plan(open_trace(trace), profile, strategy="contiguous", dispatch_model="standard")
+        slots = np.empty((plain.model.num_layers, 4, 2), np.int64)
+        for number in range(8):
+            slots[:, to_device[number // 2], number % 2] = to_expert[number]
+        rows = np.sort(slots, axis=2).reshape(len(slots), 8).tolist()
+        on = folder / f"{name}.json"
+        save(edited(base, "decisions/placement/physical_to_logical", rows, hashed=True), on)
+        plans.append(make_plan(open_trace(trace), profile, on=on, method=method, max_degree=8))
+    old, new = plans
+    assert old.decisions.pipeline == new.decisions.pipeline
+    assert options(old) == options(new)
+    assert old.evaluation == new.evaluation
+    assert old.verdict == new.verdict
+
+
+def test_a_larger_limit_never_hurts_and_the_bound_is_never_beaten(make_trace: Any, make_profile: Any) -> None:
+    trace, profile = make_trace(samples=24, tokens=200), make_profile("2x2", noise=0.2)
+    before = np.inf
+    for limit in (1, 2, 3, 5, 8, 13):
+        values = {}
+        for method in ("exact", "paper", "robust"):
+            outcome = make_plan(trace, profile, method=method, max_degree=limit).outcome["pipeline"]
+            values[method] = outcome.objective.value
+            assert outcome.bound is not None
+            assert outcome.objective.value >= outcome.bound == values["exact"]
+        assert values["exact"] <= before
+        before = values["exact"]

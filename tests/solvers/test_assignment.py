@@ -19,7 +19,8 @@ Array = NDArray[Any]
 
 METHODS: tuple[Method, ...] = ("transport", "flow", "km", "pulp")
 EXACT = METHODS[:3]
-integers = st.integers(-5, 5) | st.integers(-(2**45), 2**45)
+integers = st.integers(-5, 5) | st.integers(-(2**45), 2**45) | st.integers(-(2**58), 2**58)
+near_ties = st.builds(lambda n, ulps: n / 10 + ulps * 2.0**-54, st.integers(-7, 7), st.integers(-2, 2))
 floats = st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1e-9, 1 / 3, 1e12, -1e12])
 
 
@@ -71,10 +72,69 @@ def test_float_costs_of_any_range_are_assigned_at_the_cost_of_brute_force(proble
         certify(*problem, method)
 
 
+@settings(deadline=None, max_examples=100)
+@given(problems(floats) | problems(near_ties))
+def test_ties_and_near_ties_of_floats_fall_alike_in_every_method(problem: tuple[Array, list[int]]) -> None:
+    found = [balanced_assignment(*problem, method).tolist() for method in EXACT]
+    assert found[0] == found[1] == found[2]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 80), st.integers(2, 6), st.integers(0, 3), st.sampled_from([3, 1000]), st.integers(0, 2**32))
+def test_larger_problems_have_one_answer_whatever_the_method_and_the_scale(
+    num_items: int, num_sinks: int, spare: int, largest: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    cost = rng.integers(0, largest, (num_items, num_sinks)) - rng.integers(0, largest, num_sinks)
+    capacity = rng.multinomial(num_items + spare, rng.dirichlet(np.ones(num_sinks)))
+    expected = balanced_assignment(cost, capacity).tolist()
+    for method in EXACT:
+        assert balanced_assignment(cost, capacity, method).tolist() == expected
+        assert balanced_assignment(cost / 1024, capacity, method).tolist() == expected
+    thirds = [balanced_assignment(cost / 3, capacity, method).tolist() for method in EXACT]
+    assert thirds[0] == thirds[1] == thirds[2]
+
+
+@settings(deadline=None, max_examples=80)
+@given(problems(integers), st.sampled_from(EXACT), st.integers(0, 2**32))
+def test_names_change_no_least_cost_more_capacity_never_raises_it_and_what_all_sinks_cost_is_no_matter(
+    problem: tuple[Array, list[int]], method: Method, seed: int
+) -> None:
+    (cost, capacity), rng = problem, np.random.default_rng(seed)
+    item, sink = rng.permutation(len(cost)), rng.permutation(len(capacity))
+    sinks = balanced_assignment(cost, capacity, method).tolist()
+    least = exact_cost(cost, sinks)
+    other = cost[item][:, sink]
+    assert exact_cost(other, balanced_assignment(other, np.array(capacity)[sink], method).tolist()) == least
+    more = (np.array(capacity) + rng.integers(0, 3, len(capacity))).tolist()
+    assert exact_cost(cost, balanced_assignment(cost, more, method).tolist()) <= least
+    alike = (cost + rng.integers(-9, 9, (len(cost), 1))).astype(cost.dtype)
+    assert balanced_assignment(alike, capacity, method).tolist() == sinks
+
+
+@pytest.mark.parametrize("num_sinks", [2, 5])
+@pytest.mark.parametrize("kind", ["i1", "u2", "i4", "<i8", ">i8", "u8", "f2", "f4", ">f8", "g"])
+def test_any_type_and_layout_of_the_same_costs_gives_the_same_and_leaves_them_alone(
+    kind: str, num_sinks: int, rng: np.random.Generator
+) -> None:
+    cost = rng.integers(0, 100, (30, num_sinks))
+    expected = balanced_assignment(cost, 16).tolist()
+    given = cost.astype(kind)
+    wide = np.zeros((60, 2 * num_sinks), dtype=kind)
+    wide[::2, ::2] = given
+    frozen = given.copy()
+    frozen.flags.writeable = False
+    for same in (given, np.asfortranarray(given), wide[::2, ::2], given[::-1][::-1], frozen, given.tolist()):
+        assert balanced_assignment(same, 16).tolist() == expected
+    assert (given == cost).all()
+    assert balanced_assignment(cost, np.full(num_sinks, 16, dtype=np.uint8)).tolist() == expected
+
+
 @settings(deadline=None, max_examples=12)
 @given(problems(floats) | problems(integers))
 def test_cbc_agrees_with_brute_force(problem: tuple[Array, list[int]]) -> None:
     certify(*problem, "pulp")
+    assert balanced_assignment(*problem, "pulp").tolist() == balanced_assignment(*problem).tolist()
 
 
 @pytest.mark.parametrize("kind", ["float", "integer", "equal", "skewed"])
@@ -86,8 +146,8 @@ def test_all_methods_agree_on_a_problem_beyond_brute_force(kind: str, rng: np.ra
         "skewed": rng.normal(size=(40, 6)) * 10.0 ** rng.integers(-9, 9, (40, 6)),
     }[kind]
     capacity = [0, 3, 20, 10, 5, 9]
-    costs = [float(exact_cost(cost, balanced_assignment(cost, capacity, m).tolist())) for m in METHODS]
-    assert costs == pytest.approx([costs[0]] * 4, rel=1e-12)
+    found = [balanced_assignment(cost, capacity, method).tolist() for method in METHODS]
+    assert found == [found[0]] * len(METHODS)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -112,6 +172,8 @@ def test_cancelling_cycles_mends_the_worst_assignment_through_spare_room() -> No
 def test_costs_that_are_not_finite_are_refused(method: Method, bad: float) -> None:
     with pytest.raises(ValueError, match=r"cost\[0, 1\]"):
         balanced_assignment([[0.0, bad]], 1, method)
+    with pytest.raises(ValueError, match=r"cost\[1, 0\]"):
+        balanced_assignment(np.array([[0, 1, 2], [bad, 1, bad]], dtype=np.float32), 1, method)
 
 
 def test_too_little_capacity_is_told_with_what_would_do() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.profilers.cluster import Cluster
-from moeplan.solvers.ports import combined_at, link_classes, port_copies, remote_visits
+from moeplan.solvers.ports import combined_at, link_classes, port_copies, remote_visits, sample_copies
 
 
 def naive(device_TK: Any, end_T: Any, step_T: Any, num_steps: int, cluster: Cluster) -> Any:
@@ -54,6 +54,23 @@ def test_a_migrating_combine_carries_each_part_to_the_next_home(seed: int) -> No
     step_T = np.zeros(40, dtype=np.int64)
     found = port_copies(remote_visits(device_TK, end_T), device_TK, end_T, step_T, num_steps=1, cluster=cluster)
     np.testing.assert_array_equal(found, naive(device_TK, next_T, step_T, 1, cluster))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.sampled_from(["1x3", "2x2", "3x1", "2x3", "1x1"]))
+def test_ports_of_whole_samples_are_those_of_their_tokens(seed: int, name: str) -> None:
+    cluster, rng = Cluster.parse(name), np.random.default_rng(seed)
+    sample_T = rng.integers(6, size=40)
+    device_TK = rng.integers(-1, cluster.num_devices, size=(40, 2)).astype(np.int32)
+    home_I, step_I = rng.integers(cluster.num_devices, size=6), np.array([0, 0, 1, 1, 1, 2])
+    copies_ID = np.zeros((6, cluster.num_devices), np.int32)
+    for sample, devices in zip(sample_T.tolist(), device_TK.tolist(), strict=True):
+        copies_ID[sample, sorted(set(devices) - {-1})] += 1
+    found = sample_copies(copies_ID, home_I, cluster, [0, 2, 5])
+    np.testing.assert_array_equal(found, naive(device_TK, home_I[sample_T], step_I[sample_T], 3, cluster))
+    assert found.dtype == np.int64
+    shares = sample_copies(copies_ID / 4, home_I, cluster)
+    np.testing.assert_allclose(shares[0] * 4, found.sum(axis=0))
 
 
 @pytest.mark.parametrize(

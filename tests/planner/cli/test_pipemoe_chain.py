@@ -47,10 +47,13 @@ def test_the_timeline_has_a_lane_a_stage_in_which_every_chunk_appears(moeplan: A
     degree = json.loads((home / "plan.json").read_text())["decisions"]["pipeline"]["forward"][1]
     said = moeplan("show", "plan.json", "--timeline", "1", cwd=home).stdout
     forward = said.partition("\nforward, ")[2].splitlines()
-    assert forward[0].startswith(f"{degree} chunk")
+    assert forward[0].startswith(f"{degree} chunks, ")
+    assert forward[0].endswith("% less than in one piece")
     for line, stage in zip(forward[1:4], ("dispatch", "experts", "combine"), strict=True):
-        assert line.startswith(stage)
-        assert sorted(set(line.partition("|")[2].replace(" ", ""))) == [str(chunk) for chunk in range(degree)]
+        label, _, lane = line.partition("|")
+        assert label.startswith(stage)
+        assert 0 < int(label.split()[1].rstrip("%")) <= 100
+        assert sorted(set(lane.replace(" ", ""))) == [str(chunk) for chunk in range(degree)]
 
 
 def test_the_timeline_becomes_a_page_and_a_trace_whose_events_do_not_overlap_in_a_lane(
@@ -59,7 +62,10 @@ def test_the_timeline_becomes_a_page_and_a_trace_whose_events_do_not_overlap_in_
     moeplan("show", "plan.json", "--timeline", "2", "-o", "layer.html", cwd=home)
     assert "<h2>forward" in (home / "layer.html").read_text()
     moeplan("show", "plan.json", "--timeline", "2", "-o", "layer.json", cwd=home)
-    events = json.loads((home / "layer.json").read_text())["traceEvents"]
+    written = json.loads((home / "layer.json").read_text())
+    assert set(written) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert written["displayTimeUnit"] == "ns"
+    events = written["traceEvents"]
     lanes: dict[tuple[int, int], list[Any]] = {}
     for event in events:
         if event["ph"] == "X":
@@ -69,6 +75,65 @@ def test_the_timeline_becomes_a_page_and_a_trace_whose_events_do_not_overlap_in_
     for lane in lanes.values():
         for before, after in itertools.pairwise(lane):
             assert after["ts"] >= before["ts"] + before["dur"] - 1e-9
+    stages = json.loads((home / "plan.json").read_text())["options"]["pipeline"]["forward"]
+    for (_, thread), lane in [*lanes.items()][3:]:
+        stage = ("dispatch", "experts", "combine")[thread - 1]
+        assert [event["dur"] for event in lane] == pytest.approx([1e6 * stages[f"{stage}_s"][2][0]] * degree)
+
+
+def test_the_trace_follows_the_trace_event_format(moeplan: Any, home: Path) -> None:
+    said = moeplan("show", "plan.json", "--timeline", "1", "--json", cwd=home).stdout
+    events = json.loads(said)["traceEvents"]
+    named = {"process_name": set(), "thread_name": set()}  # type: dict[str, set[Any]]
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert event["ph"] in ("M", "X")
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert {"ts", "dur", "cat", "args"} <= set(event)
+            assert min(event["pid"], event["tid"]) > 0  # 0 is the idle process of a viewer
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+        elif event["name"] in named:
+            assert isinstance(event["args"]["name"], str)
+            named[event["name"]].add((event["pid"], event["tid"] if event["name"] == "thread_name" else 0))
+        else:
+            assert isinstance(event["args"]["sort_index"], int)
+    drawn = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
+    assert named["thread_name"] == drawn
+    assert named["process_name"] == {(process, 0) for process, _ in drawn}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--method", "unequal"), "chunks are unequal in"),
+        (("--capacity-factor", "1.25"), "every expert's buffer holds 1.25 times the mean"),
+        (("--method", "robust", "--joint", "--full-duplex", "--max-degree", "4"), "degrees"),
+    ],
+    ids=" ".join,
+)
+def test_every_choice_is_solved_certified_and_drawn(moeplan: Any, home: Path, flags: Any, words: str) -> None:
+    said = moeplan("solve", "--strategy", "pipemoe", *flags, "-o", "chosen.json", cwd=home).stdout
+    assert words in " ".join(said.split())
+    assert (
+        "verdict"
+        in moeplan("certify", "chosen.json", "--trace", "traces", "--profile", "profile.json", cwd=home).stdout
+    )
+    plan = json.loads((home / "chosen.json").read_text())
+    options = plan["options"]["pipeline"]
+    lanes: dict[tuple[int, int], list[float]] = {}
+    for event in json.loads(moeplan("show", "chosen.json", "--timeline", "0", "--json", cwd=home).stdout)[
+        "traceEvents"
+    ]:
+        if event["ph"] == "X":
+            lanes.setdefault((event["pid"], event["tid"]), []).append(event["dur"])
+    degree = plan["decisions"]["pipeline"]["forward"][0]
+    if degree > 1:
+        assert [len(lanes[2, stage]) for stage in (1, 2, 3)] == [degree] * 3
+    if options["shares"]:
+        assert lanes[2, 2] == pytest.approx([1e6 * x for x in options["forward"]["experts_s"][0]])
 
 
 def test_apply_certifies_the_degrees_and_makes_the_plan_active(moeplan: Any, home: Path) -> None:
@@ -90,6 +155,9 @@ def test_apply_certifies_the_degrees_and_makes_the_plan_active(moeplan: Any, hom
         (("solve", "--strategy", "pipemoe", "--on", "base.json", "--link", "intra=1:1"), 2, "leave them away"),
         (("solve", "--strategy", "pipemoe", "--max-degree", "0"), 2, "--max-degree"),
         (("solve", "--strategy", "pipemoe", "--method", "ilp"), 2, "exact or paper or robust"),
+        (("solve", "--strategy", "pipemoe", "--capacity-factor", "nan"), 2, "--capacity-factor"),
+        (("solve", "--strategy", "pipemoe", "--capacity-factor", "much"), 2, "--capacity-factor"),
+        (("solve", "--strategy", "pipemoe", "--joint", "--method", "unequal"), 2, "--joint"),
         (("show", "plan.json", "--timeline", "3"), 2, "0 to 2"),
         (("show", "plan.json", "--timeline", "-1"), 2, "0 to 2"),
         (("show", "base.json", "--timeline", "0"), 3, "no pipeline"),

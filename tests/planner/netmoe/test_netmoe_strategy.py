@@ -1,6 +1,5 @@
-"""NetMoE as a strategy: exchanges against a token-by-token twin, Figure 2, the ablation, verdicts, certificates."""
+"""NetMoE as a strategy: exchanges against a token-by-token twin, Figure 2, the ablation, ways to deal, real data."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,77 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.errors import CertificationError, InputError, MoeplanError
-from moeplan.files import sha256_json
+from moeplan.errors import MoeplanError
 from moeplan.planner.certify import certify
-from moeplan.planner.certify.certificate import Certificate
-from moeplan.planner.certify.sample_policy import check_sample_policy, check_sample_policy_structure
 from moeplan.planner.netmoe.counted import Traffic, count_samples
 from moeplan.planner.netmoe.online import rehome
 from moeplan.planner.netmoe.report import sample_policy_lines
 from moeplan.planner.netmoe.roll import Roll, call_roll
 from moeplan.planner.netmoe.tallied import tallied
 from moeplan.planner.request import Request
-from moeplan.planner.solve import Made, make
+from moeplan.planner.solve import make
+from moeplan.planner.speeds import Speeds
 from moeplan.planner.survey import Cohort
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.profile import load as load_profile
-from moeplan.runtime.plan import Part, Plan, parse
 from moeplan.solvers import contiguous
-from moeplan.traces.count_form import CountTable, CountTrace, open_any, read_counts, write_counts
+from moeplan.solvers.seconds import exchange_seconds, slowest
+from moeplan.traces.count_form import CountTable, open_any, read_counts, write_counts
 from moeplan.traces.importers import import_trace
-from moeplan.traces.model import ModelSpec
 from moeplan.traces.reader import Trace
-from moeplan.traces.schema import TraceMeta
+from tests.planner.netmoe.made import generated, judged, part_of, solved
 
 MakeTrace = Callable[..., Trace]
 FIG_2 = np.array([[0, 0, 3, 1], [1, 2, 1, 0], [1, 1, 0, 2], [3, 0, 0, 1]])  # expert i is on device i
-
-
-def solved(trace: Trace | CountTrace, cluster: str = "2x2", links: tuple[str, ...] = (), **options: Any) -> Made:
-    request = Request(strategy="netmoe", trace=trace.path, cluster=Cluster.parse(cluster, links), **options)
-    return make(request)
-
-
-def judged(plan: Plan) -> dict[str, dict[str, float]]:
-    assert plan.evaluation is not None
-    part = plan.evaluation.held_out or plan.evaluation.fit
-    return {c.label: {name: metric.value for name, metric in c.metrics.items()} for c in part.contenders}
-
-
-def part_of(plan: Plan) -> Part:
-    assert plan.evaluation is not None
-    assert plan.evaluation.held_out is not None
-    return plan.evaluation.held_out
-
-
-def certificate_of(made: Made, trace: Trace | CountTrace, folder: Path, profile: Path | None = None) -> Certificate:
-    made.save(folder / "plan.json")
-    certificate = Certificate()
-    timed_by = None if profile is None else load_profile(profile)
-    check_sample_policy(made.plan, trace, timed_by, certificate, lambda _: None, folder=folder)
-    return certificate
-
-
-def generated(folder: Path, *, alpha: float, samples: int = 256, layers: int = 3, seed: int = 0) -> CountTrace:
-    """Counts of samples with preferences Dirichlet(alpha / E) that a chain of experts carries from layer to layer."""
-    rng = np.random.default_rng(seed)
-    experts, chain = 8, rng.dirichlet(np.full(8, 0.1), (layers - 1, 8))
-    counts = np.zeros((samples, layers, experts), np.int64)
-    for i in range(samples):
-        counts[i, 0] = rng.multinomial(512, rng.dirichlet(np.full(experts, alpha / experts)))
-        for layer in range(1, layers):
-            counts[i, layer] = sum(map(rng.multinomial, counts[i, layer - 1], chain[layer - 1]))
-    model = ModelSpec(
-        name="generated", layer_ids=tuple(range(layers)), num_experts=8, top_k=2, hidden_size=64, dtype_bytes=2
-    )
-    table = CountTable(
-        sample=np.repeat(np.arange(samples), layers),
-        layer=np.tile(np.arange(layers, dtype=np.int32), samples),
-        counts=counts.reshape(-1, experts),
-    )
-    write_counts(folder, TraceMeta(form="counts", model=model, recorder="test"), [table])
-    return read_counts(folder)
 
 
 def test_figure_2_leaves_2_of_5_tokens_a_node_to_cross() -> None:
@@ -156,28 +105,111 @@ def test_exchanges_are_those_of_tokens_that_follow_their_samples(make_trace: Mak
     assert all(np.bincount(at[cohort.step == s], minlength=4).max() == 2 for at in homes.device for s in (0, 1))
 
 
-def test_prediction_closes_in_on_the_oracle_and_a_global_frequency_changes_nothing(tmp_path: Path) -> None:
+def test_prediction_closes_in_on_the_oracle(tmp_path: Path) -> None:
     trace = generated(tmp_path / "trace", alpha=3.0)
-    sample, paper = (judged(solved(trace, method=method).plan) for method in ("sum", "paper"))
-    plan, oracle, none, base = (
-        found["inter_bytes"]
-        for found in (
-            sample["plan/migrating"],
-            sample["oracle/migrating"],
-            paper["plan/migrating"],
-            sample["contiguous/standard"],
-        )
+    found = {label: metrics["inter_bytes"] for label, metrics in judged(solved(trace).plan).items()}
+    oracle, plan, none, base = (
+        found[label] for label in ("oracle/migrating", "plan/migrating", "unpredicted/migrating", "contiguous/standard")
     )
     assert oracle <= plan < none < base
     assert plan - oracle < 0.1 * (none - oracle)
-    traffic = Traffic.empty(contiguous.solve(1, 8, Cluster(2, 2)).placement, 16, Cluster(2, 2), linked=False)
-    traffic.copies[:] = np.random.default_rng(0).integers(0, 50, traffic.copies.shape)
-    who = np.arange(16)
+
+
+def test_unpredicted_is_what_the_papers_method_plans(tmp_path: Path) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=96)
+    sample, paper = (judged(solved(trace, method=method).plan) for method in ("sum", "paper"))
+    assert sample["unpredicted/migrating"] == paper["plan/migrating"]
+    assert "unpredicted/migrating" not in paper
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("method", ["sum", "even"])
+def test_a_global_frequency_changes_no_home(tmp_path: Path, method: str, uneven: bool) -> None:
+    """What every device gets at the next layer is counted one by one, for all fitted samples together."""
+    trace, cluster = generated(tmp_path / "trace", alpha=3.0, samples=64, uneven=uneven), Cluster(2, 2)
+    roll = call_roll(trace)
+    placements = {"plan": contiguous.solve(3, 8, cluster).placement}
+    counted = count_samples(trace, roll, roll.tokens > 0, placements, cluster)
+    frequency: list[list[int]] = [[0] * 4 for _ in range(3)]
+    for table in trace.tables():
+        for layer, counts in zip(table.layer.tolist(), table.counts.tolist(), strict=True):
+            for expert, count in enumerate(counts):
+                frequency[layer][expert // 2] += count
+
+    def globally(layer: int, at: np.ndarray) -> np.ndarray | None:
+        return None if layer == 2 else np.tile(np.array(frequency[layer + 1]) / 64, (len(at), 1))
+
+    who = np.arange(64)
     blind, frequent = (
-        rehome("sum", traffic, who, who % 4, who * 0, Cluster(2, 2), predict=predict, copy_bytes=None).device
-        for predict in (lambda *_: None, lambda *_: np.tile([9.0, 3.0, 1.0, 0.5], (16, 1)))
+        rehome(method, counted.traffic["plan"], who, who % 4, who // 16, cluster, predict=predict, copy_bytes=None)
+        for predict in (lambda *_: None, globally)
     )
-    np.testing.assert_array_equal(blind, frequent)
+    np.testing.assert_array_equal(blind.device, frequent.device)
+    assert (blind.device[1:] != blind.device[:-1]).any()
+
+
+def test_the_method_that_is_fastest_on_the_fitted_steps_is_taken_where_exchanges_are_timed(tmp_path: Path) -> None:
+    trace = generated(tmp_path / "trace", alpha=40.0, samples=192, uneven=True)
+    links = ("intra=100:2", "inter=10:5")
+    chosen, plain = (solved(trace, links=links, method=method).plan for method in (None, "sum"))
+    assert chosen.decisions.sample_policy is not None
+    assert chosen.decisions.sample_policy.method == "bottleneck"
+    fastest, summed = (
+        found["dispatch_s"] + found["combine_s"]
+        for found in (judged(plan)["plan/migrating"] for plan in (chosen, plain))
+    )
+    assert fastest < summed
+    tried_s = chosen.options["sample_policy"]["tried_s"]
+    assert tried_s["bottleneck"] < tried_s["even"] < tried_s["sum"]
+    assert any(line.startswith("tried") for line in sample_policy_lines(chosen, part_of(chosen)))
+    assert not plain.options["sample_policy"]["tried_s"]
+    untimed = solved(trace).plan.decisions.sample_policy
+    assert untimed is not None
+    assert untimed.method == "sum"
+
+
+@pytest.mark.parametrize("name", ["1x4", "2x2", "4x1"])
+def test_what_bottleneck_minimises_are_the_seconds_that_exchanges_are_predicted_to_take(
+    tmp_path: Path, name: str
+) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=48, uneven=True)
+    cluster = Cluster.parse(name, [] if name == "1x4" else ["inter=10:5"]).linked(["intra=100:2"])
+    roll, model = call_roll(trace), trace.meta.model
+    placements = {"plan": contiguous.solve(3, 8, cluster).placement}
+    traffic = count_samples(trace, roll, roll.tokens > 0, placements, cluster).traffic["plan"]
+    cohort = roll.cohort(np.arange(48), num_devices=4, samples_per_step=16)
+    assert cohort.home is not None
+    assert cohort.step is not None
+
+    def known(layer: int, at: np.ndarray) -> np.ndarray | None:
+        return None if layer == 2 else traffic.copies[at, layer + 1].astype(float)
+
+    homes = rehome(
+        "bottleneck", traffic, np.arange(48), cohort.home, cohort.step, cluster, predict=known, copy_bytes=128.0
+    )
+    ports = tallied(roll, traffic, np.arange(48), cohort, homes.device, cluster).ports
+    speeds = Speeds.of(None, cluster, model, samples=True)
+    assert ports is not None
+    assert speeds is not None
+    assert speeds.exchange is not None
+    dispatch, combine = (
+        slowest(exchange_seconds(copies, 128.0, speeds.exchange)).seconds for copies in (ports.dispatch, ports.combine)
+    )
+    assert homes.totals.name == "exchange_s"
+    assert homes.totals.value == pytest.approx(combine.sum() + dispatch[:, 1:].sum(), rel=1e-12)
+    assert 0.8 * homes.totals.value < homes.totals.bound <= homes.totals.value
+
+
+def test_even_gives_every_device_one_of_each_round(tmp_path: Path) -> None:
+    cluster, rng = Cluster(2, 2), np.random.default_rng(0)
+    traffic = Traffic.empty(contiguous.solve(2, 8, cluster).placement, 10, cluster, linked=False)
+    length = rng.permutation(10) + 1
+    traffic.copies[:] = rng.multinomial(length[:, None] * 20, [0.25] * 4, (10, 2))
+    who = np.arange(10)
+    homes = rehome("even", traffic, who, who % 4, who * 0, cluster, predict=lambda *_: None, copy_bytes=None).device
+    for first in (10, 6, 2):
+        devices = homes[1:, (length <= first) & (length > first - 4)]
+        assert all(len(set(row)) == len(row) for row in devices.tolist())
 
 
 def test_samples_that_are_all_alike_have_no_locality_and_no_benefit(tmp_path: Path) -> None:
@@ -200,125 +232,19 @@ def test_placement_and_homes_together_save_more_than_either_alone(tmp_path: Path
     make(base).save(tmp_path / "base.json")
     made = solved(trace, on=tmp_path / "base.json")
     found = judged(made.plan)
-    assert list(found) == [
-        "plan/migrating", "oracle/migrating", "base/standard", "contiguous/migrating", "contiguous/standard"
-    ]  # fmt: skip
+    policies, still = (
+        ("plan", "oracle", "unpredicted"),
+        ("base/standard", "contiguous/migrating", "contiguous/standard"),
+    )
+    assert list(found) == [*(f"{name}/migrating" for name in policies), *still]
     copies = {label: metrics["inter_bytes"] for label, metrics in found.items()}
     assert copies["plan/migrating"] < min(copies["base/standard"], copies["contiguous/migrating"])
     assert made.plan.verdict is not None
     assert made.plan.verdict.against == "base/standard"
     assert made.plan.strategies == ("exflow", "netmoe")
     assert any(line.startswith("jointly") for line in sample_policy_lines(made.plan, part_of(made.plan)))
-    certificate_of(made, trace, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("cluster", "columns", "options"),
-    [
-        ("2x2", ("sample",), {}),
-        ("1x4", ("sample", "source_rank"), {}),
-        ("4x1", ("sample", "step"), {"method": "paper"}),
-        ("2x2", ("sample",), {"method": "bottleneck", "fit_fraction": 1.0}),
-    ],
-)
-def test_a_plan_is_certified_by_code_of_its_own(
-    make_trace: MakeTrace, tmp_path: Path, cluster: str, columns: tuple[str, ...], options: dict[str, Any]
-) -> None:
-    trace = make_trace(samples=70, tokens=5, columns=columns, ranks=4, unrouted=0.05)
-    made = solved(trace, cluster, **options)
-    certificate = certificate_of(made, trace, tmp_path)
-    assert certificate.figures > 20
-    assert certificate.largest_difference < 1e-9
-    assert made.plan.verdict is not None
-    assert made.plan.verdict.metric == ("device_copies" if cluster == "1x4" else "inter_bytes")
-
-
-def test_a_plan_of_counts_with_a_profile_is_certified_with_its_seconds(
-    make_profile: Callable[..., Path], tmp_path: Path
-) -> None:
-    trace = generated(tmp_path / "trace", alpha=3.0, samples=120)
-    profile = make_profile("2x2")
-    made = solved(trace, profile=profile)
-    assert "predicted seconds" in certificate_of(made, trace, tmp_path, profile).checks
-    plan = judged(made.plan)["plan/migrating"]
-    assert {"dispatch_s", "combine_s", "attention_s"} <= plan.keys()
-    made = solved(trace)
-    model = made.plan.model
-    assert made.plan.inputs.trace is not None
-    tables = np.concatenate([table.counts for table in trace.tables()]).reshape(120, 3, 8)
-    assert made.plan.inputs.trace.num_tokens == (tables.sum(axis=2) // model.top_k).max(axis=1).sum()
-
-
-def test_steps_without_attention_do_not_judge_and_hidden_seconds_are_refused(
-    make_trace: MakeTrace, make_profile: Callable[..., Path], tmp_path: Path
-) -> None:
-    trace = make_trace(samples=70, tokens=5)
-    profile = make_profile("2x2", cases=("all_to_all", "expert_ffn"))
-    made = solved(trace, profile=profile)
-    assert "step_s" in judged(made.plan)["plan/migrating"]
-    assert made.plan.verdict is not None
-    assert made.plan.verdict.metric == "inter_bytes"
-    assert "predicted seconds" in certificate_of(made, trace, tmp_path, profile).checks
-    with pytest.raises(CertificationError, match="verdict on step_s"):
-        certify(changed(made.plan, ("verdict", "metric"), "step_s"))
-    contender = ("evaluation", "held_out", "contenders", 0, "metrics")
-    kept = {name: one for name, one in part_of(made.plan).contenders[0].metrics.items() if name != "step_s"}
-    hidden = {name: one.model_dump(mode="json") for name, one in kept.items()}
-    with pytest.raises(CertificationError, match="what times it gives"):
-        certify(changed(made.plan, contender, hidden))
-
-
-def changed(plan: Plan, path: tuple[str | int, ...], value: object) -> Plan:
-    """The plan with one value changed, its hash made again."""
-    written = plan.model_dump(mode="json", exclude={"plan_sha256", "moeplan_version", "created_at", "schema_version"})
-    inside: Any = written
-    for key in path[:-1]:
-        inside = inside[key]
-    inside[path[-1]] = value
-    made = plan.model_dump(mode="json") | written
-    made["plan_sha256"] = sha256_json({part: made[part] for part in ("decisions", "cluster", "model")})
-    return parse(json.loads(json.dumps(made)), "changed")
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("evaluation", "held_out", "contenders", 0, "metrics", "inter_bytes", "value"), 1.0, "inter_bytes"),
-        (("evaluation", "held_out", "contenders", 0, "metrics", "samples_moved", "value"), 0.0, "samples_moved"),
-        (("verdict", "gain", "low"), 1e9, "gain low"),
-        (("verdict", "against"), "oracle/migrating", "verdict on"),
-        (("options", "sample_policy", "least_copies"), 0.0, "least copies"),
-        (("outcome", "sample_policy", "objective", "value"), 1e9, "objective"),
-        (("decisions", "sample_policy", "method"), "magic", "expected sum"),
-        (("decisions", "sample_policy", "predictor", "sha256"), "0" * 64, "another predictor"),
-        (("decisions", "sample_policy", "layers"), [0, 1], "after every layer"),
-    ],
-)
-def test_a_plan_that_claims_something_else_is_refused(
-    make_trace: MakeTrace, tmp_path: Path, path: tuple[str | int, ...], value: object, message: str
-) -> None:
-    trace = make_trace(samples=70, tokens=5)
-    made = solved(trace)
     made.save(tmp_path / "plan.json")
-    plan = changed(made.plan, path, value)
-    with pytest.raises(CertificationError, match=message):
-        check_sample_policy(plan, trace, None, Certificate(), lambda _: None, folder=tmp_path)
-
-
-def test_a_predictor_that_is_gone_or_was_fitted_on_others_is_refused(make_trace: MakeTrace, tmp_path: Path) -> None:
-    trace = make_trace(samples=70, tokens=5)
-    made, other = solved(trace), solved(trace, seed=1)
-    check_sample_policy_structure(made.plan, Certificate())
-    with pytest.raises(InputError, match="cannot be read as the plan's predictor"):
-        check_sample_policy(made.plan, trace, None, Certificate(), lambda _: None, folder=tmp_path)
-    assert made.plan.decisions.sample_policy is not None
-    assert other.plan.decisions.sample_policy is not None
-    theirs = other.plan.decisions.sample_policy.predictor
-    assert theirs is not None
-    other.save(tmp_path / "plan.json")
-    plan = changed(made.plan, ("decisions", "sample_policy", "predictor"), theirs.model_dump())
-    with pytest.raises(CertificationError, match="it was fitted on others"):
-        check_sample_policy(plan, trace, None, Certificate(), lambda _: None, folder=tmp_path)
+    assert "metrics of every contender" in certify(made.plan, trace.path, folder=tmp_path).checks
 
 
 def test_the_same_request_gives_the_same_plan_and_file(make_trace: MakeTrace) -> None:

@@ -44,13 +44,13 @@ def homes(placement: Placement) -> Array:
     return placement.device_of_slot[order]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 99), st.sampled_from([[2, 2, 2], [3, 1, 2], [3, 3], [4, 3]]))
 def test_annealing_finds_the_optimum_of_small_programmes(brute_force: BruteForce, seed: int, slots: list[int]) -> None:
     weights = skewed(seed, 4, 6)
     programme = programme_of(weights, slots)
     incumbent = Incumbent(programme)
-    improve(programme, Terms(), Budget(3e7, 60), np.random.default_rng(seed), incumbent)
+    improve(programme, Terms(), Budget(5e6, 60), np.random.default_rng(seed), incumbent)
     assert incumbent.value == brute_force(weights, slots, programme.near)
 
 
@@ -81,7 +81,7 @@ def test_more_work_keeps_no_less_and_every_improvement_is_reported_in_turn() -> 
 def test_a_seed_and_a_work_budget_give_the_same_placement_again_whatever_the_time(cluster: Cluster, slots: int) -> None:
     weights = skewed(2, 5, 16)
     first, again = (
-        exflow.solve(weights, cluster, slots=slots, work=3e7, time_limit_s=limit, seed=4) for limit in (100, 200)
+        exflow.solve(weights, cluster, slots=slots, work=4e6, time_limit_s=limit, seed=4) for limit in (100, 200)
     )
     other = exflow.solve(weights, cluster, slots=slots, work=1e5, time_limit_s=100, seed=5)
     assert first.outcome.status is Status.FEASIBLE
@@ -93,7 +93,7 @@ def test_renaming_experts_leaves_what_annealing_keeps_unchanged() -> None:
     weights, rng = skewed(3, 5, 12), np.random.default_rng(0)
     order = [rng.permutation(12) for _ in range(5)]
     renamed = np.stack([weights[cut][np.ix_(order[cut], order[cut + 1])] for cut in range(4)])
-    values = [exflow.solve(w, Cluster(1, 4), work=1e8, time_limit_s=100).outcome.objective.value for w in (weights, renamed)]
+    values = [exflow.solve(w, Cluster(1, 4), work=3e7, time_limit_s=100).outcome.objective.value for w in (weights, renamed)]
     assert values[0] == pytest.approx(values[1], rel=1e-3)
 
 
@@ -136,11 +136,11 @@ def test_one_expert_a_device_is_not_called_optimal_with_two_levels_of_links() ->
 @pytest.mark.parametrize("cluster", [Cluster(1, 4), Cluster(2, 2)])
 def test_no_device_holds_more_than_the_cap_and_what_that_costs_shows(cluster: Cluster) -> None:
     weights = skewed(7, 6, 16)
-    loads = np.random.default_rng(7).pareto(2.0, (6, 16)) + 1
+    loads = np.random.default_rng(7).random((6, 16)) + 1
     free, capped = (
-        exflow.solve(weights, cluster, loads=loads, max_load=cap, work=2e7, time_limit_s=100) for cap in (None, 1.15)
+        exflow.solve(weights, cluster, loads=loads, max_load=cap, work=2e7, time_limit_s=100) for cap in (None, 1.02)
     )
-    for found, limit in ((free, np.inf), (capped, 1.15)):
+    for found, limit in ((free, np.inf), (capped, 1.02)):
         held = np.stack([np.bincount(d, w, 4) for d, w in zip(homes(found.placement), loads, strict=True)])
         assert (held.max(axis=1) / held.mean(axis=1)).max() <= limit * (1 + 1e-6)
     worse, better = (found.outcome.objective.value for found in (capped, free))

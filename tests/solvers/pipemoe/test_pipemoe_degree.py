@@ -122,6 +122,31 @@ def test_a_limit_binds_and_the_time_is_the_limits(brute_force: BruteForce) -> No
     assert optimal_degree(**known, n_d=n, n_e=n * 2048, max_degree=1).joint == 1
 
 
+@pytest.mark.parametrize("full_duplex", [False, True])
+@pytest.mark.parametrize(("name", "top_k"), CASES)
+def test_under_any_limit_table_iv_gets_the_degrees_of_a_brute_force_up_to_it(
+    name: str, top_k: int, full_duplex: bool, brute_force: BruteForce
+) -> None:
+    known, (n_d, n_e) = constants(PRESETS[name]), works(top_k)
+    passes = [brute_force(*known.values(), n_d, n_e, factor, full_duplex) for factor in (1.0, 2.0)]
+    for limit in (1, 3, TUTEL_MAX_DEGREE):
+        many = optimal_degrees(**known, n_d=n_d, n_e=n_e, max_degree=limit, full_duplex=full_duplex)
+        for found, table in zip((many.forward, many.backward, many.joint), (*passes, sum(passes)), strict=True):
+            assert found.tolist() == (np.asarray(table)[:, :limit].argmin(axis=1) + 1).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seconds, seconds, work_s, work_s, st.integers(1, 40), st.integers(0, 40), st.booleans())
+def test_a_larger_limit_never_hurts(
+    a_a: float, a_e: float, d: float, e: float, limit: int, more: int, full_duplex: bool
+) -> None:
+    layer: dict[str, Any] = {"a_a": a_a, "b_a": d, "a_e": a_e, "b_e": e, "n_d": 1, "n_e": 1, "full_duplex": full_duplex}
+    tight, loose = (optimal_degree(**layer, max_degree=most) for most in (limit, limit + more))
+    assert loose.forward_s <= tight.forward_s
+    assert loose.backward_s <= tight.backward_s
+    assert loose.joint_s <= tight.joint_s
+
+
 def test_a_limit_that_binds_some_layers_leaves_the_others_alone() -> None:
     known, (n_d, n_e) = constants(PRESETS["rtx2080ti-16"]), works(1)
     for limit in (1, 2, 5, 16):

@@ -5,87 +5,75 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from scipy.optimize import linprog
 
-from moeplan.solvers.pipemoe import optimal_degree, robust_degree
+from moeplan.solvers.outcome import Status
+from moeplan.solvers.pipemoe import measured_degree, optimal_degree, robust_degree
+from moeplan.solvers.pipemoe.seconds import layer_seconds
 
-Array = NDArray[Any]
-MOST = 4
-factors = st.floats(0, 1.5).map(lambda x: 10**x)
-levels = st.floats(-2, 0).map(lambda x: 10**x)
-boxes = st.lists(st.tuples(levels, factors), min_size=4, max_size=4)
+tables = st.integers(1, 5).flatmap(
+    lambda degrees: st.lists(st.lists(st.floats(0, 10), min_size=degrees, max_size=degrees), min_size=1, max_size=9)
+)
 
 
-def pass_arms(r: int, factor: float, full_duplex: bool) -> list[Array]:
-    left = [r + 1, 1 + 1 / r, factor, factor / r] if full_duplex else [2 * r, 2, 0, 0]
-    return [np.array(left, dtype=float), np.array([2, 2 / r, factor * r, factor])]
+@settings(max_examples=80, deadline=None)
+@given(tables)
+def test_the_degree_has_the_smallest_largest_regret_of_a_walk_over_scenarios(table: list[list[float]]) -> None:
+    found = robust_degree(table)
+    regrets = [max(row[r] - min(row) for row in table) for r in range(len(table[0]))]
+    assert found.regret_s.tolist() == regrets
+    assert found.degree == regrets.index(min(regrets)) + 1
+    assert found.outcome.objective.value == min(regrets)
+    assert found.outcome.status is Status.OPTIMAL
 
 
-def regret_by_linear_programmes(r: int, box: Array, passes: tuple[float, ...], full_duplex: bool) -> float:
-    """The largest over rivals and arms of max_c X . c - sum_p u_p with u_p >= both arms of pass p of the rival."""
-    worst = 0.0
-    for s in range(1, MOST + 1):
-        for chosen in itertools.product(*(pass_arms(r, factor, full_duplex) for factor in passes)):
-            rows = []
-            for p, factor in enumerate(passes):
-                rows += [np.append(arm, -np.eye(len(passes))[p]) for arm in pass_arms(s, factor, full_duplex)]
-            value = np.append(-np.sum(chosen, axis=0), np.ones(len(passes)))
-            bounds = [*map(tuple, box), *[(None, None)] * len(passes)]
-            worst = max(worst, -linprog(value, A_ub=rows, b_ub=np.zeros(len(rows)), bounds=bounds).fun)
-    return worst
+@settings(max_examples=40, deadline=None)
+@given(tables)
+def test_a_single_scenario_leaves_its_best_degree_no_regret(table: list[list[float]]) -> None:
+    found = robust_degree(table[:1])
+    assert found.degree == int(np.argmin(table[0])) + 1
+    assert found.outcome.objective.value == 0
 
 
-def check_against_linear_programmes(box: Array, passes: tuple[float, ...], full_duplex: bool) -> None:
-    names: dict[str, Any] = dict(zip(("a_a", "b_a", "a_e", "b_e"), map(tuple, box.tolist()), strict=True))
-    found = robust_degree(**names, n_d=1, n_e=1, passes=passes, max_degree=MOST, full_duplex=full_duplex)
-    expected = [regret_by_linear_programmes(r, box, passes, full_duplex) for r in range(1, MOST + 1)]
-    assert found.regret_s == pytest.approx(expected, rel=1e-7, abs=1e-7)
-    assert found.outcome.objective.value == found.regret_s[found.degree - 1] == found.regret_s.min()
+@settings(max_examples=40, deadline=None)
+@given(tables, st.integers(0, 8))
+def test_more_scenarios_never_leave_less_regret(table: list[list[float]], number: int) -> None:
+    fewer = robust_degree(table[: 1 + number])
+    assert robust_degree(table).outcome.objective.value >= fewer.outcome.objective.value
 
 
-@settings(max_examples=10, deadline=None)
-@given(boxes, st.sampled_from([(1.0,), (2.0,), (1.0, 2.0)]), st.booleans())
-def test_every_regret_is_that_of_the_linear_programmes(
-    known: list[tuple[float, float]], passes: tuple[float, ...], full_duplex: bool
-) -> None:
-    check_against_linear_programmes(np.array([(low, low * factor) for low, factor in known]), passes, full_duplex)
+def test_lines_at_the_ends_of_their_errors_are_scenarios() -> None:
+    layer: dict[str, Any] = {"a_a": 3e-4, "b_a": 3e-10, "a_e": 1.2e-4, "b_e": 3.3e-13}
+    ends = [
+        {name: value * factor for name, value, factor in zip(layer, layer.values(), factors, strict=True)}
+        for factors in itertools.product((0.5, 2.0), repeat=4)
+    ]
+    degrees = np.arange(1, 33)
 
+    def seconds(a_a: float, b_a: float, a_e: float, b_e: float) -> Any:
+        t_d, t_e = a_a + b_a * 1e8 / degrees, a_e + b_e * 1e11 / degrees
+        return layer_seconds(degrees, t_d, t_e, t_d) + layer_seconds(degrees, t_d, 2 * t_e, t_d)
 
-@pytest.mark.parametrize("passes", [(1.0,), (1.0, 2.0)])
-@pytest.mark.parametrize("full_duplex", [False, True])
-def test_wide_boxes_whose_worst_constants_are_no_corner_are_no_exception(
-    passes: tuple[float, ...], full_duplex: bool, rng: np.random.Generator
-) -> None:
-    for _ in range(6):
-        low = 10 ** rng.uniform(-2, 0, 4)
-        check_against_linear_programmes(
-            np.stack([low, low * 10 ** rng.uniform(0.5, 1.5, 4)], axis=1), passes, full_duplex
-        )
-
-
-def test_known_constants_leave_the_optimal_degree_no_regret() -> None:
-    layer: dict[str, Any] = {"a_a": 1e-4, "b_a": 3e-10, "a_e": 1.2e-4, "b_e": 3.3e-13}
-    box: dict[str, Any] = {name: (value, value) for name, value in layer.items()}
-    exact = optimal_degree(**layer, n_d=1e8, n_e=1e11, max_degree=32)
-    for passes, degree in (((1.0,), exact.forward), ((2.0,), exact.backward), ((1.0, 2.0), exact.joint)):
-        found = robust_degree(**box, n_d=1e8, n_e=1e11, passes=passes)
-        assert found.degree == degree
-        assert found.outcome.objective.value == pytest.approx(0, abs=1e-15)
-
-
-def test_the_robust_degree_is_never_more_wrong_than_the_one_for_the_middle_of_the_box() -> None:
-    middle: dict[str, Any] = {"a_a": 3e-4, "b_a": 3e-10, "a_e": 1.2e-4, "b_e": 3.3e-13}
-    box: dict[str, Any] = {name: (value * 0.5, value * 2) for name, value in middle.items()}
-    found = robust_degree(**box, n_d=1e8, n_e=1e11)
-    plain = optimal_degree(**middle, n_d=1e8, n_e=1e11)
+    found = robust_degree([seconds(**end) for end in ends])
+    plain = optimal_degree(**layer, n_d=1e8, n_e=1e11)
     assert found.outcome.objective.value < found.regret_s[plain.joint - 1]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"a_a": (2.0, 1.0)}, {"b_a": (-1.0, 1.0)}, {"b_e": (0.0, np.inf)}, {"passes": ()}, {"max_degree": 0}]
-)
-def test_boxes_that_are_no_boxes_are_refused(wrong: dict[str, Any]) -> None:
-    box: dict[str, Any] = dict.fromkeys(("a_a", "b_a", "a_e", "b_e"), (0.0, 1.0)) | wrong
+def test_errors_of_a_curve_of_any_form_move_the_degree_from_the_best_to_a_safer_one() -> None:
+    def dispatch(level: float) -> Any:
+        return lambda n: 0.02 * level + n + 0.1 * np.sqrt(n)
+
+    degrees = np.arange(1, 65)
+    rows = []
+    for level in (0.1, 1.0, 10.0):
+        t_d, t_e = dispatch(level)(1 / degrees), 0.02 + 1.5 / degrees
+        rows.append(layer_seconds(degrees, t_d, t_e, t_d))
+    best = measured_degree(dispatch(1.0), lambda n: 0.02 + 1.5 * n, n_d=1, n_e=1, backward=0)
+    found = robust_degree(rows)
+    assert best.forward == int(rows[1].argmin()) + 1
+    assert found.outcome.objective.value < found.regret_s[best.forward - 1]
+
+
+@pytest.mark.parametrize("wrong", [[], [[]], [1.0, 2.0], [[-1.0]], [[np.nan]], [[np.inf, 1.0]]])
+def test_tables_that_are_no_tables_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected"):
-        robust_degree(**box, n_d=1, n_e=1)
+        robust_degree(wrong)

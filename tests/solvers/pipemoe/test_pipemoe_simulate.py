@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moeplan.solvers.pipemoe.configurations import table_iv
 from moeplan.solvers.pipemoe.presets import PRESETS
-from moeplan.solvers.pipemoe.seconds import layer_seconds, pass_arms
+from moeplan.solvers.pipemoe.seconds import chunk_seconds, layer_seconds, pass_arms
 from moeplan.solvers.pipemoe.simulate import Stage, simulate
 
 Simulated = Callable[[Sequence[float], Sequence[float], Sequence[float], bool], float]
@@ -42,6 +42,21 @@ def test_the_schedule_of_any_chunks_ends_with_the_event_simulation(
     if not full_duplex:
         last_dispatch = max(event.end_s for event in events if event.stage is Stage.DISPATCH)
         assert all(event.start_s >= last_dispatch for event in events if event.stage is Stage.COMBINE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(stage_s, stage_s, stage_s), min_size=1, max_size=9), st.booleans(), st.integers(0, 3))
+def test_unequal_chunks_vectorised_take_what_the_event_simulation_says(
+    simulated: Simulated, chunks: list[tuple[float, float, float]], full_duplex: bool, missing: int
+) -> None:
+    dispatch_s, experts_s, combine_s = stages = [list(stage) for stage in zip(*chunks, strict=True)]
+    others = [[2 * seconds for seconds in stage[:1]] + [0.0] * (len(stage) - 1) for stage in stages]  # of one chunk
+    tables = [
+        np.array([*zip(*pair, strict=True), *[(0.0, 0.0)] * missing]) for pair in zip(stages, others, strict=True)
+    ]
+    found = chunk_seconds(*tables, full_duplex=full_duplex)
+    assert found[0] == pytest.approx(simulated(dispatch_s, experts_s, combine_s, full_duplex))
+    assert found[1] == pytest.approx(simulated(others[0][:1], others[1][:1], others[2][:1], full_duplex))
 
 
 @pytest.mark.parametrize("full_duplex", [False, True])

@@ -1,0 +1,1 @@
+"""One subject a module; each lists its studies in STUDIES."""

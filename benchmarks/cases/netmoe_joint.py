@@ -1,0 +1,190 @@
+"""NetMoE's homes and ExFlow's placement together: copies between nodes saved by either alone and by both.
+
+Synthetic: two layers, samples Dirichlet(3 / E) whose preferences one transition matrix carries on (they persist across
+layers by construction). Real: fitted on half of the samples, re-homed online on the others, the next layer predicted;
+where the data holds counts only, transitions are those of copies without memory (`netmoe.sample_transitions`).
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from moeplan.planner.netmoe.counted import Counted, Traffic, count_samples
+from moeplan.planner.netmoe.online import rehome
+from moeplan.planner.netmoe.predictor import fit_predictor
+from moeplan.planner.netmoe.roll import Roll, call_roll
+from moeplan.planner.netmoe.tallied import tallied
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import contiguous, exflow, netmoe
+from moeplan.solvers.placement import Placement
+from moeplan.traces.count_form import CountTrace, open_any
+from moeplan.traces.importers import import_trace
+from moeplan.traces.reader import Trace
+
+from ..race import cpu_s
+from ..real import OLMOE
+from ..study import Row, Settings, Study
+
+Array = np.ndarray
+PAIRS, ALPHA, SEEDS = 2048, 3.0, 5
+FAR = 6  # the column of copies between nodes in a tally
+GPT_OSS = "gpt-oss-20b/routing.npz"
+CASES = {
+    "placement": ("plan", "stay"),
+    "homes": ("contiguous", "sample"),
+    "both": ("plan", "sample"),
+    "both, oracle": ("plan", "oracle"),
+}  # where experts are, what homes know
+
+
+def _synthetic(instance: tuple[Cluster, bool, int]) -> Iterator[Row]:
+    """The mean over seeds of both exchanges around one re-homing."""
+    cluster, both_layers, seeds = instance
+    runs = [_step(np.random.default_rng(seed), cluster, both_layers) for seed in range(seeds)]
+    name = f"{cluster} {'both layers' if both_layers else 'next layer'}"
+    for method in CASES:
+        saved, seconds = np.mean([run[method] for run in runs], axis=0)
+        yield Row(name, method, quality=float(saved), seconds=float(seconds))
+
+
+def _step(rng: np.random.Generator, cluster: Cluster, both_layers: bool) -> dict[str, tuple[float, float]]:
+    """Saved and seconds of each case; experts placed by affinity in the next layer only, or in both."""
+    num_experts, num_samples = 2 * cluster.num_devices, 4 * cluster.num_devices
+    counts = rng.multinomial(PAIRS, rng.dirichlet(np.full(num_experts, ALPHA / num_experts), num_samples))
+    transitions = rng.dirichlet(np.full(num_experts, 0.08), num_experts)
+    following = np.array([sum(map(rng.multinomial, row, transitions)) for row in counts])
+    plain, started = np.arange(num_experts) // 2, cpu_s()
+    placed = _placed(counts.sum(axis=0)[:, None] * transitions, cluster, both_layers)
+    place_s = cpu_s() - started
+    room = np.full(cluster.num_devices, 4)
+    start = netmoe.locality(netmoe.traffic_of(counts, plain, cluster, next_counts=following), room, cluster).blind
+    found = {}
+    for method, (where, knows) in CASES.items():
+        first, second = placed if where == "plan" else (plain, plain)
+        traffic = netmoe.traffic_of(counts, first, cluster, next_counts=following, next_expert_to_device=second)
+        started = cpu_s()
+        copies = netmoe.locality(traffic, room, cluster).blind
+        if knows != "stay":
+            predicted = following if knows == "oracle" else netmoe.predict_next(counts, transitions)
+            started = cpu_s()
+            home = netmoe.solve(counts, first, cluster, next_counts=predicted, next_expert_to_device=second)
+            copies = sum(netmoe.volumes(x, home.device_of_sample, cluster).inter for x in traffic.exchanges)
+        homes_s = cpu_s() - started if knows != "stay" else 0.0
+        found[method] = 1 - copies / start, homes_s + (place_s if where == "plan" else 0.0)
+    return found
+
+
+def _placed(weight: Array, cluster: Cluster, both_layers: bool) -> tuple[Array, Array]:
+    """The devices of this layer's experts and of the next's."""
+    if both_layers:
+        placed = exflow.solve(weight[None], cluster, time_limit_s=5).placement
+        return placed.holds(0).argmax(axis=1), placed.holds(1).argmax(axis=1)
+    from_device = np.rint(weight.reshape(cluster.num_devices, 2, -1).sum(axis=1)).astype(np.int64)
+    room = np.full(cluster.num_devices, 2)
+    return np.arange(len(weight)) // 2, netmoe.two_stages(from_device.T.copy(), room, cluster.devices_per_node)
+
+
+def _clusters(source: str, settings: Settings) -> list[tuple[Path, Cluster]]:
+    sizes = (2,) if settings.quick else (2, 4)
+    return [(settings.data / source, Cluster(nodes, 8 // nodes)) for nodes in sizes]
+
+
+def _real(instance: tuple[Path, Cluster]) -> Iterator[Row]:
+    source, cluster = instance
+    with tempfile.TemporaryDirectory() as folder:
+        import_trace(source, Path(folder, "trace"))
+        far = _far(open_any(Path(folder, "trace")), cluster)
+        start, _ = far("contiguous", "stay")
+        for method, case in CASES.items():
+            copies, seconds = far(*case)
+            yield Row(f"{source.parent.name} {cluster}", method, quality=1 - copies / start, seconds=seconds)
+
+
+def _far(trace: Trace | CountTrace, cluster: Cluster) -> Callable[[str, str], tuple[float, float]]:
+    """A call from where experts are and what homes know to the copies between nodes, held out, and the seconds."""
+    model, roll = trace.meta.model, call_roll(trace)
+    fitted_I = roll.fitted(seed=0, fraction=0.5)
+    plain = contiguous.solve(model.num_layers, model.num_experts, cluster).placement
+    first = count_samples(trace, roll, fitted_I, {"contiguous": plain}, cluster)
+    placed, place_s = _by_affinity(trace, roll, fitted_I, first, cluster)
+    counted = count_samples(trace, roll, fitted_I, {"contiguous": plain, "plan": placed}, cluster)
+
+    def far(where: str, knows: str) -> tuple[float, float]:
+        started = cpu_s()
+        copies = _copies(roll, counted, where, knows, fitted_I, cluster, model.top_k)
+        return copies, cpu_s() - started + (place_s if where == "plan" else 0.0)
+
+    return far
+
+
+def _by_affinity(
+    trace: Trace | CountTrace, roll: Roll, fitted_I: Array, counted: Counted, cluster: Cluster
+) -> tuple[Placement, float]:
+    """ExFlow's placement of the fitted samples, and the seconds of its solve."""
+    if isinstance(trace, Trace):
+        from moeplan.traces.counts import count
+
+        transitions = count(trace, keep=lambda ids: np.isin(ids, roll.sample[fitted_I])).transitions
+    else:
+        experts = counted.experts[fitted_I]
+        pairs = zip(experts.transpose(1, 0, 2)[:-1], experts.transpose(1, 0, 2)[1:], strict=True)
+        transitions = np.array([netmoe.sample_transitions(one, two) for one, two in pairs])
+    started = cpu_s()
+    return exflow.solve(transitions, cluster, time_limit_s=20).placement, cpu_s() - started
+
+
+def _copies(
+    roll: Roll, counted: Counted, where: str, knows: str, fitted_I: Array, cluster: Cluster, top_k: int
+) -> float:
+    """Copies between nodes on the held-out samples."""
+    traffic: Traffic = counted.traffic[where]
+    place = np.flatnonzero(~fitted_I)
+    cohort = roll.cohort(place, num_devices=cluster.num_devices, samples_per_step=4 * cluster.num_devices)
+    assert cohort.home is not None
+    assert cohort.step is not None
+    device = np.tile(cohort.home, (traffic.copies.shape[1] + 1, 1))
+    if knows != "stay":
+        fit = fit_predictor(counted, traffic, fitted_I, top_k)
+
+        def predict(layer: int, at: Array) -> Array | None:
+            if knows == "sample":
+                return fit.copies(layer, counted.experts[at, layer])
+            return traffic.copies[at, layer + 1].astype(float) if layer + 1 < traffic.copies.shape[1] else None
+
+        device = rehome(
+            "sum", traffic, place, cohort.home, cohort.step, cluster, predict=predict, copy_bytes=None
+        ).device
+    return float(tallied(roll, traffic, place, cohort, device, cluster).counts[:, FAR].sum())
+
+
+def _generated(settings: Settings) -> list[tuple[Cluster, bool, int]]:
+    seeds = 1 if settings.quick else SEEDS
+    return [(Cluster(nodes, 8), both, seeds) for nodes in (2, 4) for both in (False, True)]
+
+
+SAVED = "copies between nodes saved, %"
+STUDIES = (
+    Study(
+        title="Synthetic",
+        quality=SAVED,
+        note=f"Of contiguous experts and blind homes, over both exchanges; mean over {SEEDS} steps, next predicted."
+        " Experts of the next layer placed by affinity, or of both layers. Seconds: placement and homes of one step.",
+        instances=_generated,
+        rows=_synthetic,
+    ),
+    *(
+        Study(
+            title=name,
+            quality=SAVED,
+            note="Of contiguous experts and blind homes, held-out samples, online. Seconds: the placement's solve,"
+            " the predictor's fit and all homes of the held-out steps.",
+            needs=source,
+            instances=partial(_clusters, source),
+            rows=_real,
+        )
+        for name, source in (("gpt-oss-20b", GPT_OSS), ("OLMoE-1B-7B", OLMOE))
+    ),
+)

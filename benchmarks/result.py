@@ -1,0 +1,91 @@
+"""The result of a subject's run as it is saved: its sections of rows and where they were measured."""
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from moeplan.files import read_json, write_json
+
+from .study import Row
+
+PACKAGES = ("moeplan", "numpy", "scipy", "ortools", "pulp", "numba")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A study that ran, or why it did not (`skipped`)."""
+
+    title: str
+    quality: str
+    baseline: str
+    note: str
+    skipped: str = ""
+    rows: list[Row] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where and when: the machine, the versions, the commit ("+" where the tree differed), loads over one minute."""
+
+    cpu: str
+    cores: int
+    python: str
+    packages: dict[str, str]
+    commit: str
+    date: str
+    load_at_start: float
+    load_at_end: float
+
+    @classmethod
+    def of(cls, load_at_start: float) -> "Environment":
+        """That of this process, now at its end."""
+        return cls(
+            cpu=_cpu(),
+            cores=os.cpu_count() or 1,
+            python=platform.python_version(),
+            packages={name: version(name) for name in PACKAGES},
+            commit=_git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
+            date=datetime.now(UTC).date().isoformat(),
+            load_at_start=load_at_start,
+            load_at_end=round(os.getloadavg()[0], 2),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A subject's run."""
+
+    schema_version: Literal[1]
+    subject: str
+    about: str
+    form: str
+    environment: Environment
+    sections: list[Section]
+
+
+def save(result: Result, path: Path) -> None:
+    """Write a result as JSON."""
+    write_json(path, TypeAdapter(Result).dump_python(result, mode="json", exclude_defaults=True))
+
+
+def load(path: Path) -> Result:
+    """Read a result."""
+    return TypeAdapter(Result).validate_python(read_json(path, what="benchmark result"))
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _git(*args: str) -> str:
+    done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or ("unknown" if done.returncode else "")

@@ -1,0 +1,128 @@
+"""The flags of `moeplan solve`, by what they are about; a strategy's own are a group."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import Backend, Dispatch, Method, Phase, Strategy
+
+__all__ = ["Fit", "Pipeline", "Replan", "Slots", "Solver", "Where"]
+
+
+@dataclass(frozen=True)
+class Where:
+    """What is planned by, from what, and for what machine."""
+
+    strategy: Annotated[Strategy, typer.Option(help="What to plan by.")] = Strategy.EXFLOW
+    trace: Annotated[str, typer.Option(help="The trace: a directory, a file or a URI.")] = "traces"
+    profile: Annotated[
+        Path | None, typer.Option(help="The profile; profile.json where there is one.", show_default=False)
+    ] = None
+    cluster: Annotated[
+        str | None, typer.Option(help="NxG: N nodes of G devices, instead of the profile's.", show_default=False)
+    ] = None
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="KIND=GBps:us, instead of the profile's; may repeat.", show_default=False),
+    ] = None
+    on: Annotated[
+        Path | None, typer.Option(help="A plan to add this decision to; its cluster.", show_default=False)
+    ] = None
+
+    def found(self, *, on: Path | None) -> dict[str, Any]:
+        """These of a request, profile and cluster looked for, the cluster also in the plan `on`."""
+        from ..inputs import cluster_for, profile_for
+
+        profile = profile_for(self.profile)
+        cluster = cluster_for(self.cluster, profile, self.link or (), on=self.on or on)
+        return {
+            "strategy": self.strategy.value,
+            "trace": self.trace,
+            "profile": profile,
+            "cluster": cluster,
+            "on": self.on,
+        }
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How it is solved."""
+
+    dispatch: Annotated[Dispatch | None, typer.Option(help="Instead of the strategy's own.", show_default=False)] = None
+    method: Annotated[Method | None, typer.Option(help="How to solve; the strategy's own.", show_default=False)] = None
+    backend: Annotated[Backend, typer.Option(help="What solves exflow's ilp and paper.")] = Backend.ORTOOLS
+    time_limit: Annotated[float, typer.Option(help="Seconds for the solver.")] = 30.0
+    seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0
+
+    def chosen(self) -> dict[str, Any]:
+        """These of a request."""
+        return {
+            "dispatch_model": self.dispatch and self.dispatch.value,
+            "method": self.method and self.method.value,
+            "backend": self.backend.value,
+            "time_limit_s": self.time_limit,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Expert slots, for strategies that place experts."""
+
+    slots: Annotated[
+        int | None, typer.Option(help="Expert slots a device; surplus ones hold replicas.", show_default=False)
+    ] = None
+    redundant: Annotated[int, typer.Option(help="Slots beyond one an expert, in all.")] = 0
+
+
+@dataclass(frozen=True)
+class Replan:
+    """What takes the place of a plan in force."""
+
+    previous: Annotated[
+        Path | None,
+        typer.Option("--from", help="exflow: the plan in force, to move few experts from.", show_default=False),
+    ] = None
+    horizon: Annotated[
+        float | None,
+        typer.Option(help="With --from: tokens within which a move must pay for itself.", show_default=False),
+    ] = None
+
+    def chosen(self) -> dict[str, Any]:
+        """These of a request."""
+        return {"previous": self.previous, "horizon_tokens": self.horizon}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What pipemoe alone is asked for."""
+
+    max_degree: Annotated[int | None, typer.Option(help="pipemoe: chunks at most; 32.", show_default=False)] = None
+    joint: Annotated[bool, typer.Option("--joint", help="pipemoe: one degree for both passes.")] = False
+    full_duplex: Annotated[
+        bool, typer.Option("--full-duplex", help="pipemoe: combines have a channel of their own.")
+    ] = False
+    capacity_factor: Annotated[
+        float | None,
+        typer.Option(help="pipemoe: rows of an expert, over the mean; padded to the degree.", show_default=False),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What of the trace is fitted, and how it makes steps."""
+
+    phase: Annotated[
+        list[Phase] | None, typer.Option(help="Only tokens of this phase; may repeat.", show_default=False)
+    ] = None
+    fit_fraction: Annotated[float, typer.Option(help="Share of samples to fit on; the rest judges.")] = 0.5
+    samples_per_step: Annotated[int | None, typer.Option(help="Samples of a step; 4 a device.", show_default=False)] = (
+        None
+    )
+
+    def chosen(self) -> dict[str, Any]:
+        """These of a request."""
+        phases = tuple(one.value for one in self.phase or ())
+        return {"phases": phases, "fit_fraction": self.fit_fraction, "samples_per_step": self.samples_per_step}

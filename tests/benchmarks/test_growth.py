@@ -1,0 +1,56 @@
+"""Exponents of growth and the picture."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.growth import FITTED, curves, draw
+from benchmarks.result import Environment, Result, Section
+from benchmarks.study import Row
+
+
+def result_of(*rows: Row) -> Result:
+    """A result of one section."""
+    there = Environment(
+        cpu="a cpu", cores=2, python="3", packages={"numpy": "2"}, commit="0", date="d", load_at_start=1, load_at_end=2
+    )
+    section = Section(title="Growth", quality="none", baseline="", note="", rows=list(rows))
+    return Result(schema_version=1, subject="made", about="Made", form="usual", environment=there, sections=[section])
+
+
+def grown(sizes: tuple[int, ...], power: float, method: str = "own", axis: str = "n") -> list[Row]:
+    return [Row(f"n={n}", method, seconds=1e-6 * n**power, axis=axis, size=n) for n in sizes]
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.5])
+def test_the_exponent_is_the_power_whatever_the_order_of_rows(power: float) -> None:
+    (curve,) = curves(result_of(*grown((64, 4, 16, 8), power)))
+    assert curve.sizes == (4, 8, 16, 64)
+    assert curve.exponent == pytest.approx(power, abs=1e-9)
+
+
+def test_the_exponent_ignores_all_but_the_largest_sizes() -> None:
+    flat = [Row(f"n={n}", "own", seconds=1.0, axis="n", size=n) for n in (1, 2)]
+    (curve,) = curves(result_of(*flat, *grown((8, 16, 32, 64), 2)))
+    assert len(curve.sizes) == FITTED + 2
+    assert curve.exponent == pytest.approx(2)
+
+
+def test_rows_without_a_size_are_no_curve_and_two_sizes_no_exponent() -> None:
+    assert curves(result_of(Row("n", "own", seconds=1.0))) == []
+    assert curves(result_of(*grown((1, 2), 1)))[0].exponent is None
+
+
+def test_the_same_figures_give_the_same_picture(tmp_path: Path) -> None:
+    result = result_of(*grown((4, 8, 16), 1), *grown((4, 8, 16), 2, "other"), *grown((1, 10), 1, axis="m"))
+    for name in ("one.svg", "two.svg"):
+        draw(result, tmp_path / name)
+    one, two = (Path(tmp_path, name).read_bytes() for name in ("one.svg", "two.svg"))
+    assert one == two
+    assert b"dc:date" not in one
+    assert all(label in one for label in (b"other", b"own", b">m<"))
+
+
+def test_no_curves_give_no_picture(tmp_path: Path) -> None:
+    draw(result_of(Row("n", "own", seconds=1.0)), tmp_path / "one.svg")
+    assert not (tmp_path / "one.svg").exists()

@@ -1,0 +1,148 @@
+"""Certificates of sample policies: every figure recomputed, every forged one refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeplan.errors import CertificationError, InputError
+from moeplan.planner.certify import Certificate, certify
+from moeplan.planner.solve import Made
+from moeplan.traces.count_form import CountTrace
+from moeplan.traces.reader import Trace
+from tests.planner.edits import edited
+from tests.planner.netmoe.made import generated, judged, part_of, solved
+
+MakeTrace = Callable[..., Trace]
+
+
+def certificate_of(made: Made, trace: Trace | CountTrace, folder: Path, profile: Path | None = None) -> Certificate:
+    made.save(folder / "plan.json")
+    return certify(made.plan, trace.path, profile, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "columns", "options"),
+    [
+        ("2x2", ("sample",), {}),
+        ("1x4", ("sample", "source_rank"), {}),
+        ("4x1", ("sample", "step"), {"method": "paper"}),
+        ("2x2", ("sample",), {"method": "bottleneck", "fit_fraction": 1.0}),
+    ],
+)
+def test_a_plan_is_certified_by_code_of_its_own(
+    make_trace: MakeTrace, tmp_path: Path, cluster: str, columns: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    trace = make_trace(samples=70, tokens=5, columns=columns, ranks=4, unrouted=0.05)
+    made = solved(trace, cluster, **options)
+    certificate = certificate_of(made, trace, tmp_path)
+    assert certificate.figures > 20
+    assert certificate.largest_difference < 1e-9
+    assert made.plan.verdict is not None
+    assert made.plan.verdict.metric == ("device_copies" if cluster == "1x4" else "inter_bytes")
+
+
+def test_a_plan_of_counts_with_a_profile_is_certified_with_its_seconds(
+    make_profile: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=120)
+    profile = make_profile("2x2")
+    made = solved(trace, profile=profile)
+    assert "predicted seconds" in certificate_of(made, trace, tmp_path, profile).checks
+    plan = judged(made.plan)["plan/migrating"]
+    assert {"dispatch_s", "combine_s", "attention_s"} <= plan.keys()
+    made = solved(trace)
+    model = made.plan.model
+    assert made.plan.inputs.trace is not None
+    tables = np.concatenate([table.counts for table in trace.tables()]).reshape(120, 3, 8)
+    assert made.plan.inputs.trace.num_tokens == (tables.sum(axis=2) // model.top_k).max(axis=1).sum()
+
+
+def test_steps_without_attention_do_not_judge_and_hidden_seconds_are_refused(
+    make_trace: MakeTrace, make_profile: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace = make_trace(samples=70, tokens=5)
+    profile = make_profile("2x2", cases=("all_to_all", "expert_ffn"))
+    made = solved(trace, profile=profile)
+    assert "step_s" in judged(made.plan)["plan/migrating"]
+    assert made.plan.verdict is not None
+    assert made.plan.verdict.metric == "exchange_s"
+    assert "predicted seconds" in certificate_of(made, trace, tmp_path, profile).checks
+    with pytest.raises(CertificationError, match="verdict on step_s"):
+        certify(edited(made.plan, "verdict.metric", "step_s"))
+    kept = {name: one for name, one in part_of(made.plan).contenders[0].metrics.items() if name != "step_s"}
+    hidden = {name: one.model_dump(mode="json") for name, one in kept.items()}
+    with pytest.raises(CertificationError, match="what times it gives"):
+        certify(edited(made.plan, "evaluation.held_out.contenders.0.metrics", hidden))
+
+
+def proven(outcome: dict[str, Any]) -> dict[str, Any]:
+    """The outcome with its bound reached."""
+    objective = outcome["objective"] | {"value": outcome["bound"]}
+    return outcome | {"objective": objective, "gap": 0.0, "status": "optimal"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("evaluation.held_out.contenders.0.metrics.inter_bytes.value", 1.0, "inter_bytes"),
+        ("evaluation.held_out.contenders.0.metrics.samples_moved.value", 0.0, "samples_moved"),
+        ("verdict.gain.low", 1e9, "gain low"),
+        ("verdict.at_least", 0.0, "above 0.0; expected"),
+        ("verdict.value", "none", "verdict none"),
+        ("options.sample_policy.tried_s", {"sum": 1.0, "even": 0.5, "bottleneck": 2.0}, "expected the fastest"),
+        ("verdict.against", "oracle/migrating", "verdict on"),
+        ("options.sample_policy.least_copies", 0.0, "least copies"),
+        ("outcome.sample_policy.objective.value", 1e9, "gap of sample_policy"),
+        ("outcome.sample_policy", proven, "objective: the plan says"),
+        ("decisions.sample_policy.method", "magic", "expected sum"),
+        ("decisions.sample_policy.predictor.sha256", "0" * 64, "another predictor"),
+        ("decisions.sample_policy.layers", [0, 1], "after every layer"),
+    ],
+)
+def test_a_plan_that_claims_something_else_is_refused(
+    make_trace: MakeTrace, tmp_path: Path, path: str, value: object, message: str
+) -> None:
+    trace = make_trace(samples=70, tokens=5)
+    made = solved(trace)
+    made.save(tmp_path / "plan.json")
+    plan = edited(made.plan, path, value, hashed=True)
+    with pytest.raises(CertificationError, match=message):
+        certify(plan, trace.path, folder=tmp_path)
+
+
+def test_a_predictor_that_is_gone_or_was_fitted_on_others_is_refused(make_trace: MakeTrace, tmp_path: Path) -> None:
+    trace = make_trace(samples=70, tokens=5)
+    made, other = solved(trace), solved(trace, seed=1)
+    certify(made.plan)
+    with pytest.raises(InputError, match="cannot be read as the plan's predictor"):
+        certify(made.plan, trace.path, folder=tmp_path)
+    assert made.plan.decisions.sample_policy is not None
+    assert other.plan.decisions.sample_policy is not None
+    theirs = other.plan.decisions.sample_policy.predictor
+    assert theirs is not None
+    other.save(tmp_path / "plan.json")
+    plan = edited(made.plan, "decisions.sample_policy.predictor", theirs.model_dump(), hashed=True)
+    with pytest.raises(CertificationError, match="it was fitted on others"):
+        certify(plan, trace.path, folder=tmp_path)
+
+
+def test_the_methods_tried_are_timed_again_and_forged_times_refused(tmp_path: Path) -> None:
+    trace = generated(tmp_path / "trace", alpha=40.0, samples=96, uneven=True)
+    made = solved(trace, links=("intra=100:2", "inter=10:5"))
+    assert made.plan.decisions.sample_policy is not None
+    assert made.plan.decisions.sample_policy.method == "bottleneck"
+    assert "methods tried" in certificate_of(made, trace, tmp_path).checks
+    forged = edited(made.plan, "options.sample_policy.tried_s.sum", lambda seconds: 2 * seconds)
+    with pytest.raises(CertificationError, match="tried sum"):
+        certify(forged, trace.path, folder=tmp_path)
+
+
+def test_of_methods_tried_by_a_profile_that_is_not_given_it_says_so(
+    make_profile: Callable[..., Path], tmp_path: Path
+) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=64)
+    made = solved(trace, profile=make_profile("2x2"))
+    assert "seconds of the methods tried" in certificate_of(made, trace, tmp_path).unchecked
