@@ -62,18 +62,17 @@ def test_annealing_keeps_more_than_sweeps_of_many_times_its_work() -> None:
     assert annealed.value > swept.value
 
 
-def test_more_work_keeps_no_less_and_every_improvement_is_reported_in_turn() -> None:
+def test_more_work_keeps_more_and_every_improvement_is_reported_in_turn() -> None:
     programme = programme_of(skewed(1, 8, 32), [4] * 8)
     values = []
-    for work in (1e6, 3e7, 3e8):
+    for work in (1e5, 5e7):
         seen: list[float] = []
         incumbent = Incumbent(programme, on_improvement=seen.append)
         improve(programme, Terms(), Budget(work, 60), np.random.default_rng(0), incumbent)
         assert seen == sorted(seen)
         assert seen[-1] == incumbent.value == programme.value(incumbent.layout)
         values.append(incumbent.value)
-    assert values == sorted(values)
-    assert values[0] < values[-1]
+    assert values[0] < values[1]
 
 
 @pytest.mark.parametrize("cluster", [Cluster(1, 4), Cluster(2, 2)])
