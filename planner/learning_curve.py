@@ -123,7 +123,12 @@ def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]
 def _placed(task: Task, chosen: NDArray[np.int64], limit_s: float) -> PlacementResult:
     """The placement that these units give."""
     request, unit_ids = task.request, task.surveyed.unit_ids[chosen]
-    counts = count(task.trace, keep=lambda units: np.isin(units, unit_ids), phases=request.phases or None)
+    counts = count(
+        task.trace,
+        keep=lambda units: np.isin(units, unit_ids),
+        coactivation=exflow.counts_pairs(task),
+        phases=request.phases or None,
+    )
     limited = dataclasses.replace(request, time_limit_s=limit_s)
     return exflow.place(counts, dataclasses.replace(task, request=limited), _slots(task))
 

@@ -9,17 +9,21 @@ from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record,
 from ..runtime.plan import Verdict
 
 __all__ = [
+    "Cap",
     "ChunkShares",
     "EvaluationOptions",
     "PipelineOptions",
     "PlacementOptions",
     "Replanned",
+    "Search",
     "SecondsOptions",
+    "StageHops",
     "StageSeconds",
 ]
 
 Seconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Share0 = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9)]  # or none, up to rounding
 
 
 class Replanned(Record):
@@ -48,14 +52,56 @@ class Replanned(Record):
     paid_back_tokens: float | None
 
 
+class StageHops(Record):
+    """The shares of transitions (or of a layer's pairs) between and inside nodes after a stage of exflow's search."""
+
+    name: Literal["nodes", "devices", "joint"]
+    inter_hops: Share0
+    intra_hops: Share0
+
+
+class Cap(Record):
+    """The most load of a device in a layer, over the mean, and what it costs.
+
+    Parameters
+    ----------
+    objective_without, highest_without
+        What a shorter search without the cap reached, and the most load of a device in any layer there.
+    """
+
+    max_load: float = Field(ge=1)
+    objective_without: float
+    highest_without: float = Field(ge=1 - 1e-9)
+
+
+class Search(Record):
+    """How exflow searched.
+
+    Parameters
+    ----------
+    compiled_s
+        Seconds of compilation, or of loading what was compiled, outside the time limit.
+    stages
+        Of two levels of links: nodes first, the devices inside, both at once.
+    cap
+        None where there was none, or where the search was interrupted.
+    """
+
+    bound: Literal["simple", "thorough"]
+    compiled_s: Seconds
+    stages: tuple[StageHops, ...]
+    cap: Cap | None
+
+
 class PlacementOptions(Record):
-    """How the placement was decided; `replanned` where it replaces another."""
+    """How the placement was decided; `search` by exflow, `replanned` where it replaces another."""
 
     strategy: str
     dispatch_model: DispatchModel
     method: str | None
     backend: str
     time_limit_s: float
+    search: Search | None = None
     replanned: Replanned | None = None
 
 

@@ -11,7 +11,7 @@ from ..runtime.decisions import PlacementDecision
 from ..solvers.placement import Placement, slots_for
 from ..solvers.result import PlacementResult
 from ..traces.counts import Counts, count
-from . import contiguous, eplb
+from . import contiguous, eplb, exflow
 from .evaluate import evaluate
 from .options import PlacementOptions
 from .replanned import previous_routes, reconsidered, replanned, without_previous
@@ -40,7 +40,9 @@ def placing(place: Place) -> Callable[[Task], Solved]:
         slots_D = slots_for(model.num_experts, request.cluster.num_devices, asked, redundant=request.redundant)
         counts = _count(task)
         task.say(f"solving {request.strategy}")
-        placed = reconsidered(place(counts, task, slots_D), counts, task)
+        found = place(counts, task, slots_D)
+        search = exflow.searched(counts, task, slots_D, found)
+        placed = reconsidered(found, counts, task)
         task.say("replaying the trace under the plan and its baselines")
         evaluated = evaluate(task, _routes(placed.placement, task, counts, slots_D))
         return Solved(
@@ -51,6 +53,7 @@ def placing(place: Place) -> Callable[[Task], Solved]:
                 method=task.method,
                 backend=request.backend,
                 time_limit_s=request.time_limit_s,
+                search=search,
                 replanned=replanned(placed.placement, evaluated, task),
             ),
             outcome=placed.outcome,
@@ -68,7 +71,8 @@ def _count(task: Task) -> Counts:
     def is_fitted(units: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.isin(units, fitted_ids)
 
-    counts = count(task.trace, keep=is_fitted, phases=task.request.phases or None)
+    pairs = task.request.strategy == "exflow" and exflow.counts_pairs(task)
+    counts = count(task.trace, keep=is_fitted, coactivation=pairs, phases=task.request.phases or None)
     if not counts.loads.any():
         raise InputError(f"{task.trace.path}: no token of the fitted samples is routed; there is nothing to place by")
     return counts

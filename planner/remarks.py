@@ -23,6 +23,7 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
         yield from pipeline_remarks(plan, part)
     elif plan.decisions.sample_policy is None:
         yield from _split_gain(part)
+        yield from _node_copies(plan, part)
         yield from _balance_price(part)
         yield from _coherence_price(plan, part)
     yield from _replanned(plan, part)
@@ -86,6 +87,15 @@ def _split_gain(part: Part) -> Iterable[str]:
         f"of {coherence + placement:.3f} copies saved, {coherence:.3f} come from coherence alone and {placement:.3f}"
         " from the placement"
     )
+
+
+def _node_copies(plan: Plan, part: Part) -> Iterable[str]:
+    """What an engine that sends a token once a node has of a plan whose tokens return home."""
+    ours, base = ours_and_base(part)
+    if ours.dispatch_model != "standard" or plan.cluster.num_nodes == 1 or not {*plan.strategies} & {"exflow"}:
+        return
+    found, theirs = value(ours, "node_copies"), value(base, "node_copies")
+    yield f"an engine that sends a token once a node makes {found:.2f} copies to nodes (contiguous {theirs:.2f})"
 
 
 def _balance_price(part: Part) -> Iterable[str]:

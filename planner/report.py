@@ -1,13 +1,18 @@
 """What `solve` and `show` print of a plan."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
+from ..errors import InputError
 from ..runtime.plan import Part, Plan
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement
 from .contender_table import LEGEND, LEGEND_OF_NODES, contender_table
 from .netmoe.report import sample_policy_lines
+from .options import Search
 from .picture import placement_picture
 from .pipeline_report import degree_lines, degree_summary
 from .remarks import remarks
@@ -78,6 +83,9 @@ def _print_outcomes(plan: Plan, console: "Console") -> None:
     for name, outcome in plan.outcome.items():
         what = f"{name} " if len(plan.outcome) > 1 else ""
         console.print(f"solved    {what}{outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}")
+        if name == "placement":
+            for line in _search_lines(plan, outcome):
+                console.print(line)
     if plan.decisions.pipeline is not None:
         console.print(f"degrees   {degree_summary(plan)}")
 
@@ -85,12 +93,40 @@ def _print_outcomes(plan: Plan, console: "Console") -> None:
 def _objective(outcome: Outcome) -> str:
     """The objective's value on the fitted samples, its bound and its kind."""
     objective = outcome.objective
-    words, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
-    value = f"{words} {objective.value:{form}}"
+    _, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
+    value = _valued(objective.name, objective.value)
     if outcome.bound is None or outcome.gap is None:
         return f"{value} (no bound)"
     limit = "at most" if objective.sense == "max" else "at least"
     return f"{value} of {limit} {outcome.bound:{form}} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
+
+
+def _valued(name: str, value: float) -> str:
+    """A value of an objective, in words."""
+    words, form = _OBJECTIVES.get(name, (name, ".3f"))
+    return f"{words} {value:{form}}"
+
+
+def _search_lines(plan: Plan, outcome: Outcome) -> Iterable[str]:
+    """What exflow compiled, the hops after each stage of its search, and what its cap costs."""
+    found = plan.options.get("placement", {}).get("search")
+    if found is None:
+        return
+    try:
+        search = Search.model_validate(found)
+    except ValidationError as error:
+        raise InputError(f"options.placement.search: {error.error_count()} values missing or wrong") from error
+    if search.compiled_s >= 0.1:
+        yield f"compiled  {search.compiled_s:.1f} s, before that"
+    what = "pairs apart" if "affinity" in outcome.objective.name else "hops"
+    for stage in search.stages:
+        yield f"{stage.name:<9} {stage.inter_hops:.1%} {what} between nodes, {stage.intra_hops:.1%} inside them"
+    if (cap := search.cap) is not None:
+        without = _valued(outcome.objective.name, cap.objective_without)
+        yield (
+            f"capped    at {cap.max_load:.3g} of a layer's mean load a device; without, in less time, {without} with up"
+            f" to {cap.highest_without:.3g}"
+        )
 
 
 def _print_evaluation(plan: Plan, console: "Console") -> None:
@@ -121,6 +157,13 @@ _OBJECTIVES = {
     "moe_s": ("MoE layers take, in seconds a step,", ".4g"),
     "hops_kept": ("hops kept", ".1%"),
     "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),
+    "affinity_kept": ("pairs of a token's experts kept on one device", ".1%"),
+    "affinity_cost": ("a pair of a token's experts is apart, in hops inside a node,", ".3f"),
+    "expected_affinity_kept": ("pairs of a token's experts kept on one device, counting replicas,", ".1%"),
+    "expected_affinity_cost": (
+        "a pair of a token's experts is apart, counting replicas, in hops inside a node,",
+        ".3f",
+    ),
     "expected_hops_kept": ("hops kept, as expected with replicas,", ".1%"),
     "expected_hop_cost": ("a transition costs, as expected with replicas, in hops inside a node,", ".3f"),
 }

@@ -10,8 +10,9 @@ from ..runtime.decisions import DispatchModel
 
 __all__ = ["Request"]
 
-Method = Literal["sweeps", "ilp", "exact", "paper", "robust", "unequal", "sum", "even", "bottleneck"]
+Method = Literal["annealing", "sweeps", "ilp", "exact", "paper", "robust", "unequal", "sum", "even", "bottleneck"]
 Backend = Literal["ortools", "pulp"]
+Bound = Literal["simple", "thorough"]
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
@@ -37,6 +38,9 @@ class Request:
         None: the strategy's own.
     method, backend
         How the strategy solves, None: its own way; what solves exflow's "ilp" and "paper".
+    bound, max_load
+        Of exflow: how it is bounded, and the most load of a device in a layer, over the mean; None: no cap, but under
+        standard dispatch.
     slots, redundant
         Slots a device, or slots beyond one an expert in all; neither: one slot an expert, rounded up.
     phases
@@ -60,6 +64,8 @@ class Request:
     dispatch_model: DispatchModel | None = None
     method: Method | None = None
     backend: Backend = "ortools"
+    bound: Bound = "simple"
+    max_load: float | None = None
     slots: int | None = None
     redundant: int = 0
     phases: tuple[Phase, ...] = ()
@@ -92,7 +98,17 @@ class Request:
             raise UsageError(f"--backend {self.backend} without exflow's --method ilp or paper, all that it solves")
         if self.redundant < 0:
             raise UsageError(f"--redundant {self.redundant}; expected at least 0")
+        self._check_search()
         self._check_pipeline()
+
+    def _check_search(self) -> None:
+        """What only exflow is asked for."""
+        if self.strategy != "exflow" and (self.bound != "simple" or self.max_load is not None):
+            raise UsageError(f"--bound or --max-load with --strategy {self.strategy}; only exflow has them")
+        if self.max_load is not None and not 1 <= self.max_load <= MAX_DEVICES:
+            raise UsageError(f"--max-load {self.max_load}; expected 1 (all devices alike) or more, of the mean")
+        if self.max_load is not None and self.horizon_tokens is not None:
+            raise UsageError("--max-load with --horizon; weighing moves knows of no cap: leave one of them away")
 
     def _check_pipeline(self) -> None:
         """What only pipemoe is asked for."""

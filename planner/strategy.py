@@ -53,7 +53,7 @@ STRATEGIES = {
             "placement",
             ("coherent", "standard"),
             "device_copies",
-            methods=("sweeps", "ilp", "paper"),
+            methods=("annealing", "sweeps", "ilp", "paper"),
         ),
         Strategy(
             "pipemoe",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...errors import CertificationError
 from ...runtime.plan import Plan
 from ..strategy import STRATEGIES, Strategy
-from .structure import judged_metric, pipeline_options, placement_options
+from .structure import counts_pairs, judged_metric, pipeline_options, placement_options
 from .timing import check_timing
 
 __all__ = ["check_evidence"]
@@ -60,6 +60,8 @@ def _check_placement(plan: Plan) -> None:
         or options.dispatch_model not in chosen.dispatch_models
     ):
         raise CertificationError(f"strategies {list(plan.strategies)} with options of {options.strategy!r}")
+    if options.search is not None and options.strategy != "exflow":
+        raise CertificationError(f"options.placement.search of {options.strategy}; only exflow searches")
     if "placement" in plan.outcome:
         _check_objective_name(plan, chosen.name)
 
@@ -85,7 +87,8 @@ def _check_objective_name(plan: Plan, strategy: str) -> None:
     assert plan.decisions.placement is not None
     name, sense = "balance", "min"
     if strategy == "exflow":
-        name, sense = ("hops_kept", "max") if plan.cluster.num_nodes == 1 else ("hop_cost", "min")
+        what = ("affinity", "affinity") if counts_pairs(plan) else ("hops", "hop")
+        name, sense = (f"{what[0]}_kept", "max") if plan.cluster.num_nodes == 1 else (f"{what[1]}_cost", "min")
         if len(plan.decisions.placement.physical_to_logical[0]) > plan.model.num_experts:
             name = f"expected_{name}"
     outcome = plan.outcome["placement"]

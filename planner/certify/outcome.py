@@ -1,7 +1,9 @@
 """The objective and the bound of a placement, computed again from the fitted tokens.
 
-Legend: L MoE layers; E experts; D devices; N nodes; S slots; W transitions.
+Legend: L MoE layers; E experts; D devices; N nodes; S slots; W transitions, or the pairs inside layers.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +13,23 @@ from ...runtime.plan import Plan
 from ...solvers.outcome import Outcome
 from .certificate import Certificate
 from .evaluation import Fitted
-from .structure import holders_of, placement_options, slot_widths
+from .search import Apart, check_cap, check_stages
+from .structure import counts_pairs, device_ratios, holders_of, placement_options, slot_widths
 
 __all__ = ["check_outcome"]
 
 BOUND_TOLERANCE = 1e-6  # relative; bounds are rounded up to stay bounds
 MOST_EXPERTS = 64  # a transportation programme of E x E cells a layer pair takes seconds beyond
+PAIRS = {"transportation", "spectral", "row"}  # of layers: what is recomputed here
+TIGHTER = {"transportation", "spectral", "two-layer", "three-layer"}
 
 
 def check_outcome(plan: Plan, fitted: Fitted, certificate: Certificate) -> None:
-    """Hold objective and bound against the fitted counts; what cannot be recomputed here is listed as unchecked."""
-    outcome = plan.outcome["placement"]
-    found = _objectives(plan, fitted)
+    """Hold objective, bound, cap and stages against the fitted counts; what cannot be recomputed is listed."""
+    outcome, apart = plan.outcome["placement"], _apart(plan, fitted)
+    found = _objectives(plan, fitted, apart)
+    check_cap(plan, fitted.loads, certificate)
+    check_stages(plan, apart, _inter_ratio(plan), certificate)
     if outcome.objective.name not in found:  # an expectation over replicas
         certificate.unchecked += [f"objective ({outcome.objective.name})", "bound"]
         return
@@ -32,44 +39,43 @@ def check_outcome(plan: Plan, fitted: Fitted, certificate: Certificate) -> None:
         _check_bound(plan, fitted, outcome, outcome.bound, certificate)
 
 
-def _objectives(plan: Plan, fitted: Fitted) -> dict[str, float]:
-    """What each objective is for this placement; hops only without replicas, where they follow from the counts."""
+def _tables(fitted: Fitted) -> NDArray[np.int64]:
+    """What the placement is to keep together, by pairs of layers, or inside layers: `[L-1 or L, E, E]`."""
+    return fitted.transitions if fitted.pairs is None else fitted.pairs
+
+
+def _apart(plan: Plan, fitted: Fitted) -> Apart | None:
+    """The shares that leave their node, and their device alone; None with replicas, where counts do not tell."""
     assert plan.decisions.placement is not None
     rows = plan.decisions.placement.physical_to_logical
-    holders = holders_of(rows, slot_widths(plan), plan.model.num_experts)
-    shared = {"balance": _balance(plan, holders, fitted.loads)}
-    total = fitted.transitions.sum()
     if len(rows[0]) > plan.model.num_experts:
-        return shared
+        return None
+    holders = holders_of(rows, slot_widths(plan), plan.model.num_experts)
     device = np.array([[held[0] for held in layer] for layer in holders])
-    kept = _same(device, fitted.transitions) / total if total else 1.0
-    on_node = _same(device // plan.cluster.devices_per_node, fitted.transitions) / total if total else 1.0
-    return shared | {"hops_kept": kept, "hop_cost": (1 - on_node) * _inter_ratio(plan) + on_node - kept}
-
-
-def _same(place_LE: NDArray[np.int64], transitions: NDArray[np.int64]) -> float:
-    """Transitions between experts of one place."""
-    return float(
+    tables, total = _tables(fitted), _tables(fitted).sum()
+    step = len(device) - len(tables)  # 0: pairs inside layers
+    kept = [
         sum(
-            table[place_LE[layer][:, None] == place_LE[layer + 1][None, :]].sum()
-            for layer, table in enumerate(transitions)
+            table[place_LE[layer][:, None] == place_LE[layer + step][None, :]].sum()
+            for layer, table in enumerate(tables)
         )
-    )
+        for place_LE in (device // plan.cluster.devices_per_node, device)
+    ]
+    on_node, on_device = (float(one / total) if total else 1.0 for one in kept)
+    return Apart(1 - on_node, on_node - on_device)
 
 
-def _balance(plan: Plan, holders: list[list[list[int]]], loads: NDArray[np.int64]) -> float:
-    """Busiest over mean device with even replicas, mean over layers (contiguous: were all loads equal)."""
-    ratios = []
-    widths = slot_widths(plan)
-    equal = placement_options(plan).strategy == "contiguous"
-    for layer, held in enumerate(holders):
-        device_load = [0.0] * len(widths)
-        for expert, devices in enumerate(held):
-            for device in devices:
-                device_load[device] += (1.0 if equal else float(loads[layer, expert])) / len(devices)
-        used = [load for load, width in zip(device_load, widths, strict=True) if width]
-        ratios.append(max(used) * len(used) / sum(used) if sum(used) else 1.0)
-    return sum(ratios) / len(ratios)
+def _objectives(plan: Plan, fitted: Fitted, apart: Apart | None) -> Mapping[str, float]:
+    """What each objective is for this placement."""
+    equal = placement_options(plan).strategy == "contiguous"  # were all loads equal
+    ratios = device_ratios(plan, np.ones_like(fitted.loads) if equal else fitted.loads)
+    shared = {"balance": sum(ratios) / len(ratios)}
+    if apart is None:
+        return shared
+    kept, cost = 1 - apart.inter - apart.intra, apart.inter * _inter_ratio(plan) + apart.intra
+    if counts_pairs(plan):
+        return shared | {"affinity_kept": kept, "affinity_cost": cost}
+    return shared | {"hops_kept": kept, "hop_cost": cost}
 
 
 def _inter_ratio(plan: Plan) -> float:
@@ -81,30 +87,36 @@ def _inter_ratio(plan: Plan) -> float:
 
 
 def _check_bound(plan: Plan, fitted: Fitted, outcome: Outcome, bound: float, certificate: Certificate) -> None:
-    """Refuse a bound that is tighter than the two-layer bounds of the fitted transitions."""
-    kind = outcome.bound_kind or ""
-    hops = outcome.objective.name in ("hops_kept", "hop_cost")
-    if (
-        not hops
-        or plan.model.num_experts > MOST_EXPERTS
-        or not set(kind.split()) <= {"transportation", "and", "spectral", "row"}
-    ):
+    """Refuse a bound that is tighter than two layers at a time give; of a thorough one, one that is looser."""
+    kind, name = outcome.bound_kind or "", outcome.objective.name
+    kinds = set(kind.split()) - {"and"}
+    if name == "balance" or plan.model.num_experts > MOST_EXPERTS or not (kinds <= PAIRS or kinds <= TIGHTER):
         certificate.unchecked.append(f"bound ({kind})")
         return
-    total = float(fitted.transitions.sum())
-    kept = sum(_most_kept(table, slot_widths(plan)) for table in fitted.transitions) / total if total else 1.0
-    if outcome.objective.name == "hops_kept":
-        tightest, excess = kept, kept - bound
+    tables, group = _tables(fitted), plan.cluster.devices_per_node
+    kept = _share_kept(tables, slot_widths(plan))
+    if outcome.objective.sense == "max":
+        pairwise, excess = kept, kept - bound
     else:
-        group = plan.cluster.devices_per_node
         widths = [sum(slot_widths(plan)[i : i + group]) for i in range(0, plan.cluster.num_devices, group)]
-        on_node = sum(_most_kept(table, widths) for table in fitted.transitions) / total if total else 1.0
         ratio = _inter_ratio(plan)
-        tightest = ratio - (ratio - 1) * min(on_node, 1.0) - min(kept, 1.0)
-        excess = bound - tightest
-    if excess > BOUND_TOLERANCE * max(abs(bound), 1):
-        raise CertificationError(f"bound {bound:.9g} is tighter than what its kind gives, {tightest:.9g}")
+        pairwise = ratio - (ratio - 1) * min(_share_kept(tables, widths), 1.0) - min(kept, 1.0)
+        excess = bound - pairwise
+    slack = BOUND_TOLERANCE * max(abs(bound), 1)
+    if kinds <= PAIRS and excess > slack:
+        raise CertificationError(f"bound {bound:.9g} is tighter than what its kind gives, {pairwise:.9g}")
+    if not kinds <= PAIRS:
+        if excess < -slack:
+            raise CertificationError(f"bound {bound:.9g} ({kind}) is looser than two layers at a time, {pairwise:.9g}")
+        certificate.unchecked.append(f"by how much the {kind} bound is below that of two layers at a time")
+        return
     certificate.checks.append("bound")
+
+
+def _share_kept(tables: NDArray[np.int64], widths: list[int]) -> float:
+    """The share that may stay on places of these widths."""
+    total = float(tables.sum())
+    return sum(_most_kept(table, widths) for table in tables) / total if total else 1.0
 
 
 def _most_kept(table_EE: NDArray[np.int64], widths: list[int]) -> float:

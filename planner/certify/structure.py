@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ...errors import CertificationError
@@ -15,6 +17,8 @@ from .certificate import TOLERANCE, Certificate
 __all__ = [
     "Holders",
     "check_structure",
+    "counts_pairs",
+    "device_ratios",
     "evaluation_options",
     "holders_of",
     "judged_metric",
@@ -57,6 +61,13 @@ def seconds_options(plan: Plan) -> SecondsOptions:
 def placement_options(plan: Plan) -> PlacementOptions:
     """How the plan says its placement was decided."""
     return parsed_options(plan, "placement", PlacementOptions)
+
+
+def counts_pairs(plan: Plan) -> bool:
+    """Whether the placement is about pairs of experts of one layer: exflow's annealing where tokens return home."""
+    options = placement_options(plan)
+    chosen = (options.strategy, options.dispatch_model, options.method)
+    return chosen == ("exflow", "standard", "annealing") and plan.model.top_k > 1
 
 
 def pipeline_options(plan: Plan) -> PipelineOptions:
@@ -108,6 +119,21 @@ def holders_of(rows: Sequence[Sequence[int]], widths: list[int], num_experts: in
             held[expert].append(device)
         layers.append(held)
     return layers
+
+
+def device_ratios(plan: Plan, loads: NDArray[np.int64]) -> list[float]:
+    """The busiest device over the mean of devices with slots in every layer, replicas sharing loads `[L, E]` alike."""
+    assert plan.decisions.placement is not None
+    widths, ratios = slot_widths(plan), []
+    rows = plan.decisions.placement.physical_to_logical
+    for layer, held in enumerate(holders_of(rows, widths, plan.model.num_experts)):
+        device_load = [0.0] * len(widths)
+        for expert, devices in enumerate(held):
+            for device in devices:
+                device_load[device] += float(loads[layer, expert]) / len(devices)
+        used = [load for load, width in zip(device_load, widths, strict=True) if width]
+        ratios.append(max(used) * len(used) / sum(used) if sum(used) else 1.0)
+    return ratios
 
 
 def _check_arithmetic(decision: str, outcome: Outcome, certificate: Certificate) -> None:

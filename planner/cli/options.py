@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-__all__ = ["Backend", "Dispatch", "Method", "Phase", "Strategy"]
+__all__ = ["Backend", "Bound", "Dispatch", "Method", "Phase", "Strategy"]
 
 
 class Strategy(StrEnum):
@@ -18,6 +18,7 @@ class Strategy(StrEnum):
 class Method(StrEnum):
     """How a strategy solves; `planner.strategy.STRATEGIES` says which has which."""
 
+    ANNEALING = "annealing"
     SWEEPS = "sweeps"
     ILP = "ilp"
     EXACT = "exact"
@@ -34,6 +35,13 @@ class Backend(StrEnum):
 
     ORTOOLS = "ortools"
     PULP = "pulp"
+
+
+class Bound(StrEnum):
+    """How exflow is bounded."""
+
+    SIMPLE = "simple"
+    THOROUGH = "thorough"
 
 
 class Dispatch(StrEnum):

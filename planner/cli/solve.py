@@ -8,7 +8,7 @@ import typer
 
 from .flags import grouped
 from .screen import Json, console, print_json, progress
-from .solve_flags import Fit, Pipeline, Replan, Slots, Solver, Where
+from .solve_flags import Fit, Pipeline, Replan, Search, Slots, Solver, Where
 
 if TYPE_CHECKING:
     from ..request import Request
@@ -23,6 +23,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def solve(
     where: Where,
     solver: Solver,
+    search: Search,
     slots: Slots,
     replan: Replan,
     pipeline: Pipeline,
@@ -50,6 +51,7 @@ def solve(
     request = Request(
         **where.found(on=replan.previous),
         **solver.chosen(),
+        **search.chosen(),
         **asdict(slots),
         **replan.chosen(),
         **asdict(pipeline),

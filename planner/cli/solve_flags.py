@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Backend, Dispatch, Method, Phase, Strategy
+from .options import Backend, Bound, Dispatch, Method, Phase, Strategy
 
-__all__ = ["Fit", "Pipeline", "Replan", "Slots", "Solver", "Where"]
+__all__ = ["Fit", "Pipeline", "Replan", "Search", "Slots", "Solver", "Where"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,23 @@ class Solver:
             "time_limit_s": self.time_limit,
             "seed": self.seed,
         }
+
+
+@dataclass(frozen=True)
+class Search:
+    """What exflow alone is asked for."""
+
+    bound: Annotated[
+        Bound, typer.Option(help="exflow: thorough takes up to 10 minutes after the time limit, or Ctrl-C.")
+    ] = Bound.SIMPLE
+    max_load: Annotated[
+        float | None,
+        typer.Option(help="exflow: most tokens of a device in a layer, over the mean.", show_default=False),
+    ] = None
+
+    def chosen(self) -> dict[str, Any]:
+        """These of a request."""
+        return {"bound": self.bound.value, "max_load": self.max_load}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Legend: D devices; N nodes of G devices.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,15 @@ from ..bounds import KeptBound, kept_bound
 from ..cost import HopsKept, inter_ratio, link_cost
 from ..outcome import Objective
 
-__all__ = ["Goal"]
+__all__ = ["Bounds", "Goal"]
+
+
+class Bounds(Protocol):
+    """What bounds the transitions that stay on places of so many slots, as `bounds.kept_bound` does."""
+
+    def __call__(self, transitions: NDArray[np.float64], slots: NDArray[np.int64], *, time_limit_s: float) -> KeptBound:
+        """No placement keeps more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +68,20 @@ class Goal:
         return (self.rho - 1) * float(kept.node.sum()) + float(kept.device.sum())
 
     def bound(
-        self, transitions: NDArray[np.float64], slots: NDArray[np.int64], *, time_limit_s: float = np.inf
+        self,
+        transitions: NDArray[np.float64],
+        slots: NDArray[np.int64],
+        *,
+        bounds: Bounds = kept_bound,
+        time_limit_s: float = np.inf,
     ) -> KeptBound:
         """No placement of experts and replicas in these slots `[D]` has more value; weaker where seconds are short."""
         if self.cluster.num_nodes == 1 or self.cluster.devices_per_node == 1:
-            device = node = kept_bound(transitions, slots, time_limit_s=time_limit_s)
+            device = node = bounds(transitions, slots, time_limit_s=time_limit_s)
         else:
-            device = kept_bound(transitions, slots, time_limit_s=time_limit_s / 2)
+            device = bounds(transitions, slots, time_limit_s=time_limit_s / 2)
             slots_N = slots.reshape(self.cluster.num_nodes, -1).sum(axis=1)
-            node = kept_bound(transitions, slots_N, time_limit_s=time_limit_s / 2)
+            node = bounds(transitions, slots_N, time_limit_s=time_limit_s / 2)
         return KeptBound((self.rho - 1) * node.value + device.value, device.kinds | node.kinds)
 
     def objective(self, value: float) -> Objective:

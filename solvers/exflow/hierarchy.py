@@ -28,7 +28,7 @@ class Stage:
     name
         "nodes", "devices" or "joint".
     inter_hops, intra_hops
-        The shares of transitions that leave their node, and that leave their device but not their node.
+        The shares of transitions (and of a layer's pairs) that leave their node, and their device but not their node.
     """
 
     name: str
@@ -36,17 +36,17 @@ class Stage:
     intra_hops: float
 
     @classmethod
-    def of(cls, name: str, programme: Programme, layout: Layout) -> "Stage":
+    def of(cls, name: str, programme: Programme, terms: Terms, layout: Layout) -> "Stage":
         """The stage that a layout is the end of."""
-        total = sum(float(weight.sum()) for weight in programme.weights) or 1.0
-        levels = [
-            sum(
-                float(weight[here[:, None] // size == there // size].sum())
-                for weight, here, there in zip(programme.weights, layout[:-1], layout[1:], strict=True)
-            )
+        met = list(zip(programme.weights, layout[:-1], layout[1:], strict=True))
+        if terms.beside is not None:
+            met += zip(terms.beside / 2, layout, layout, strict=True)
+        total = sum(float(weight.sum()) for weight, *_ in met) or 1.0
+        apart = [
+            sum(float(weight[here[:, None] // size != there // size].sum()) for weight, here, there in met) / total
             for size in (programme.devices_per_node, 1)
         ]
-        return cls(name, 1 - levels[0] / total, (levels[0] - levels[1]) / total)
+        return cls(name, apart[0], apart[1] - apart[0])
 
 
 def staged(
@@ -59,14 +59,14 @@ def staged(
     members = [[np.flatnonzero(node_E == node) for node_E in nodes] for node in range(num_nodes)]
     subs = [programme.inside(node, member) for node, member in enumerate(members)]
     _fill(layout, members, [sub.first_layout() for sub in subs], programme.devices_per_node)
-    after_nodes = Stage.of("nodes", programme, layout)
+    after_nodes = Stage.of("nodes", programme, terms, layout)
     inside = [
         _solved(sub, terms.of_node(member), budget, 1 / (num_nodes - node), rng, search)
         for node, (sub, member) in enumerate(zip(subs, members, strict=True))
     ]
     layout = [np.empty(size, dtype=np.int64) for size in programme.sizes]
     _fill(layout, members, inside, programme.devices_per_node)
-    return layout, (after_nodes, Stage.of("devices", programme, layout))
+    return layout, (after_nodes, Stage.of("devices", programme, terms, layout))
 
 
 def _fill(layout: Layout, members: list[Layout], inside: list[Layout], group: int) -> None:

@@ -22,6 +22,7 @@ __all__ = ["Deals", "State", "add_pulls", "anneal", "descend", "resample", "swap
 
 STEEPEST = 150.0  # exponents are cut off there, so that products of four do not overflow
 NEVER = 300.0  # ways so many temperatures below the best are not summed
+TOURNAMENT = 2  # candidates a pick, times experts a device over those picked
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Pulls = NDArray[np.int32]
@@ -218,31 +219,40 @@ def _width(state: State, p: int, q: int, most: int) -> int:
 
 @compiled
 def _choose(state: State, deals: Deals, layer: int, p: int, q: int, seed: NDArray[np.uint64]) -> None:
-    """Pick m experts of each device; of many, each is the one of a few random ones that the other pulls at most."""
-    m, pull = deals.m, state.pull[layer]
+    """Pick m experts of each device; of many, each is the most wished of a few random ones.
+
+    What is wished for by turns is a pull of the other device, and links to those picked in the layer before: threads
+    of experts that follow each other move only together.
+    """
+    m, threads, score = deals.m, layer > 0 and _below(seed, 2) > 0, np.zeros(state.pull.shape[2])
     for side in range(2):
         here, there = (q, p) if side else (p, q)
         start, count = state.first[here], state.first[here + 1] - state.first[here]
+        for at in range(start, start + count if count > m else start):
+            e = state.occupant[layer, at]
+            if threads:
+                score[e] = 0.0
+                for i in range(2 * m):
+                    score[e] += state.before[layer - 1, e, deals.member[layer - 1, i]]
+            else:
+                score[e] = state.pull[layer, there, e] - state.pull[layer, here, e]
         picked = 0
-        if count <= m:
-            for at in range(count):
-                if _below(seed, count - at) < m - picked:
-                    deals.member[layer, side * m + picked] = state.occupant[layer, start + at]
-                    picked += 1
         while picked < m:
-            best = -1
-            for _ in range(count // m):
-                e = state.occupant[layer, start + _below(seed, count)]
-                taken = False
-                for i in range(side * m, side * m + picked):
-                    taken |= deals.member[layer, i] == e
-                if not taken and (best < 0 or pull[there, e] - pull[here, e] > pull[there, best] - pull[here, best]):
-                    best = e
+            if count == m:
+                best = state.occupant[layer, start + picked]
+            else:
+                best = -1
+                for _ in range(TOURNAMENT * count // m):
+                    e = state.occupant[layer, start + _below(seed, count)]
+                    taken = False
+                    for i in range(side * m, side * m + picked):
+                        taken |= deals.member[layer, i] == e
+                    if not taken and (best < 0 or score[e] > score[best]):
+                        best = e
             if best >= 0:
                 deals.member[layer, side * m + picked] = best
+                deals.side[layer, side * m + picked] = 1.0 - side
                 picked += 1
-        for i in range(side * m, side * m + m):
-            deals.side[layer, i] = 1.0 - side
 
 
 @compiled

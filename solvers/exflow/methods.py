@@ -89,7 +89,7 @@ class Run:
             self.incumbent.offer(layout, self.terms.value(programme, layout))
         step(programme, self.terms, budget, rng, self.incumbent)
         if self.stages:
-            self.stages += (Stage.of("joint", programme, self.incumbent.layout),)
+            self.stages += (Stage.of("joint", programme, self.terms, self.incumbent.layout),)
 
     def _take(self, found: IlpResult) -> None:
         """Offer what an integer programme found; its bound where that is better."""

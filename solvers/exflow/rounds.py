@@ -25,10 +25,13 @@ __all__ = ["anneal_rounds", "compile_rounds"]
 WORKERS = 2
 WIDEST = 4  # experts dealt from each of two devices
 HOT, WARM, COLD = 1.4, 0.9, 0.45  # temperatures, in units of `_unit`
-FRESH_SHARE, MOST_FRESH = 0.4, 200  # of the work, and block moves a pair of devices, for the first fresh start
-REHEAT_SHARE = 1 / 6  # of the length of a fresh start
-STALE = 6  # reheats without gain that end a round
-PATIENCE = 3  # rounds without gain that end a search
+SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
+GROWTH = 1.4  # of fresh starts
+FRESH_SHARE = 0.4  # a fresh start takes at most, of what is left
+LAST_SHARE = 0.3  # of the work, for the best round at the end
+REHEAT_SHARE = 0.2  # of the length of a fresh start
+STALE, LITTLE = 4, 1e-4  # reheats without a relative gain worth mention end a round
+PATIENCE = 8  # rounds without gain end a search
 CHUNK = 1e7  # work between looks at the clock
 OVERHEAD = 600  # work a layer that a block move takes besides its ways
 MOST_RECOMBINED = 128  # devices; beyond, renaming takes longer than it is worth
@@ -54,17 +57,18 @@ def anneal_rounds(
     """
     if np.count_nonzero(programme.slots) < 2 or budget.exhausted or incumbent.optimal:
         return
-    rounds, idle = _Rounds(programme, terms, budget, rng, incumbent), 0
-    length = min(FRESH_SHARE * budget.left, MOST_FRESH * rounds.pairs * rounds.cost)
-    while idle < PATIENCE and not (budget.exhausted or incumbent.optimal):
+    rounds = _Rounds(programme, terms, budget, rng, incumbent)
+    length = max(SHORTEST, PER_PAIR * rounds.pairs) * rounds.pairs * rounds.cost
+    idle, last = 0, LAST_SHARE * budget.left
+    while fresh and idle < PATIENCE and budget.left > last and not (budget.exhausted or incumbent.optimal):
         before = incumbent.value
-        if fresh:
-            rounds.run(HOT, length)
-        stale = 0
-        while stale < STALE and not (budget.exhausted or incumbent.optimal):
-            stale = 0 if rounds.run(WARM, length * REHEAT_SHARE) else stale + 1
+        length = min(length, FRESH_SHARE * budget.left)
+        rounds.start(length)
+        rounds.reheat(length * REHEAT_SHARE, last)
         idle = idle + 1 if incumbent.value <= before else 0
-        length *= 2
+        length *= GROWTH
+    rounds.resume()
+    rounds.reheat(length * REHEAT_SHARE, 0.0)
 
 
 def compile_rounds() -> float:
@@ -82,6 +86,7 @@ class _Rounds:
         self, programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent
     ) -> None:
         self._programme, self._terms, self._budget, self._incumbent = programme, terms, budget, incumbent
+        self._layout, self._best = incumbent.layout, incumbent.value
         self._state = state_of(programme, terms, incumbent.layout)
         self._deals = [tuple(deals_of(m, programme.num_layers) for m in range(1, WIDEST + 1)) for _ in range(WORKERS)]
         self._seeds = rng.integers(1, 2**63, size=(WORKERS, 1), dtype=np.uint64)
@@ -90,12 +95,50 @@ class _Rounds:
         self.pairs = len(slots) * (len(slots) - 1) / 2
         self.cost = programme.num_layers * (float(np.mean([math.comb(2 * m, m) ** 2 for m in slots])) + OVERHEAD)
 
-    def run(self, hot: float, work: float) -> bool:
-        """Cool the incumbent down from a temperature in every thread; whether it, recombined with these, gains."""
+    def start(self, work: float) -> None:
+        """Begin a round with the best of what every thread cools down to from a temperature that forgets."""
+        if layouts := self._cooled(HOT, work):
+            self._layout = max(layouts, key=self._value)
+            self._best = self._value(self._layout)
+            self._incumbent.offer(self._layout, self._best)
+
+    def resume(self) -> None:
+        """Go on from the best of all."""
+        self._layout, self._best = self._incumbent.layout, self._incumbent.value
+
+    def reheat(self, work: float, last: float) -> None:
+        """Reheat the layout of the round in every thread and recombine it with what they find, until little gains.
+
+        Parameters
+        ----------
+        work, last
+            Of one reheating, and what to leave of the budget.
+        """
+        stale = 0
+        while stale < STALE and self._budget.left > last and not (self._budget.exhausted or self._incumbent.optimal):
+            before = self._best
+            self._recombine([self._layout, *self._cooled(WARM, work)])
+            stale = stale + 1 if self._best <= before * (1 + LITTLE) else 0
+        self._recombine([self._layout, self._incumbent.layout])
+
+    def _value(self, layout: Layout) -> float:
+        return self._terms.value(self._programme, layout)
+
+    def _recombine(self, layouts: list[Layout]) -> None:
+        """Go on from the best of the layouts and the best mixture of them."""
+        if len(self._programme.slots) <= MOST_RECOMBINED and not self._budget.late:
+            layouts = [*layouts, recombine(self._programme, self._terms, layouts)]
+        for layout in layouts:
+            if (value := self._value(layout)) > self._best:
+                self._layout, self._best = layout, value
+        self._incumbent.offer(self._layout, self._best)
+
+    def _cooled(self, hot: float, work: float) -> list[Layout]:
+        """What the layout of the round cools down to in every thread; nothing where the budget is spent."""
         budget, stop = self._budget, threading.Event()
         work = min(work, budget.left)
         if work <= 0 or budget.late:
-            return False
+            return []
         seconds = budget.remaining_s * work / budget.left
         with ThreadPoolExecutor(WORKERS) as pool:
             try:
@@ -103,35 +146,24 @@ class _Rounds:
                 layouts = [future.result() for future in futures]
             finally:
                 stop.set()
-        budget.spend(work)
-        before = self._incumbent.value
-        self._take(layouts)
-        return self._incumbent.value > before
+        budget.spend(work + self.pairs * self.cost)  # the descent at its end included
+        return layouts
 
     def _cool(self, worker: int, hot: float, work: float, seconds: float, stop: threading.Event) -> Layout:
-        """The layout that the incumbent ends in when it is heated and cooled down, by temperature and then by none."""
-        state, deals, seed = moved(self._state, self._incumbent.layout), self._deals[worker], self._seeds[worker]
+        """The layout that the one of the round ends in when it is heated and cooled down, then improved at none."""
+        state, deals, seed = moved(self._state, self._layout), self._deals[worker], self._seeds[worker]
         started, spent, share = time.perf_counter(), 0.0, 0.0
-        chunk = max(1, int(CHUNK / self.cost))
         while share < 1 and not stop.is_set():
-            then = min(1.0, share + chunk * self.cost / work)
-            here, there = (self._unit * hot * (COLD / hot) ** at for at in (share, then))
-            anneal(state, deals, chunk, here, there, seed)
-            spent += chunk * self.cost
+            blocks = math.ceil(min(CHUNK, work - spent) / self.cost)
+            spent += blocks * self.cost
+            here, there = (self._unit * hot * (COLD / hot) ** at for at in (share, max(share, min(1.0, spent / work))))
+            anneal(state, deals, blocks, here, there, seed)
             share = max(spent / work, (time.perf_counter() - started) / seconds)
         for device in range(len(state.first) - 1):  # what no temperature gains, within the work of a round
             if stop.is_set() or self._budget.late:
                 break
             descend(state, deals, device, seed)
         return [home[:size] for home, size in zip(state.home, self._programme.sizes, strict=True)]
-
-    def _take(self, layouts: list[Layout]) -> None:
-        """Offer the layouts, and the best mixture of them and the incumbent."""
-        programme, terms, incumbent = self._programme, self._terms, self._incumbent
-        if len(programme.slots) <= MOST_RECOMBINED and not self._budget.late:
-            layouts = [*layouts, recombine(programme, terms, [incumbent.layout, *layouts])]
-        for layout in layouts:
-            incumbent.offer(layout, terms.value(programme, layout))
 
 
 def _unit(programme: Programme, terms: Terms) -> float:

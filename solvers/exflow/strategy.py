@@ -14,21 +14,24 @@ so that bounds on KN and KD, each from `bounds.kept_bound`, bound the cost from 
 time limit; layer pairs that they do not reach get a weaker one, and the kind of the bound says so ("row").
 
 With co-activation, pairs of experts of one layer count as transitions do, a token's copies go down with them, and the
-figure is `affinity_kept` or `affinity_cost`, without a bound.
+figure is `affinity_kept` or `affinity_cost`. A layer's pairs are bounded as if its experts were those of two layers.
+
+The thorough bound (`bounds.thorough_bound`) is of transitions alone and takes minutes of its own, after the search.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ..bounds import KeptBound
+from ..bounds import KeptBound, thorough_bound
 from ..compiled import COMPILED
+from ..cost import hops_kept
 from ..outcome import ROUNDING, Outcome, Status
 from ..placement import Placement
 from ..result import PlacementResult
@@ -41,7 +44,7 @@ from .replicas import with_replicas
 from .search import Incumbent
 from .twins import anneal_replicas
 
-__all__ = ["ExflowResult", "Method", "solve"]
+__all__ = ["BoundKind", "ExflowResult", "Method", "solve"]
 
 WORK = 1.5e8  # of sweeps, cells of assignment matrices: 3 s for 24 layers x 32 experts
 ANNEALING_RATE = 1.5e8  # work of annealing a second of the time limit, about half of what a core does
@@ -50,6 +53,7 @@ SEARCH_SHARE = 0.97  # of the time limit; the rest is for what ends late
 BOUND_SHARE = 0.25  # of the time, at most
 REPLICA_SHARE = 0.3  # of the budget, where there are replicas
 BACKENDS = {"ortools": "ortools cp-sat", "pulp": "pulp cbc"}
+BoundKind = Literal["simple", "thorough"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,11 @@ def solve(
     backend: Backend = "ortools",
     time_limit_s: float = 30.0,
     work: float | None = None,
+    bound: BoundKind = "simple",
+    bound_time_limit_s: float = 600.0,
     seed: int = 0,
     on_progress: Callable[[float], None] | None = None,
+    on_bound: Callable[[float], None] | None = None,
 ) -> ExflowResult:
     """The placement that keeps most affinity near, found by annealing, by sweeps or by the integer programme.
 
@@ -102,12 +109,16 @@ def solve(
         "annealing" or "sweeps" (any size); or by "ortools" (CP-SAT) or "pulp" (CBC) "ilp" (small sizes, proven) and
         "paper", the integer programme in the paper's two stages with nothing before or after it.
     time_limit_s
-        A cap on seconds, bounds included.
+        A cap on seconds, simple bounds included.
     work
         A cap on work, by default what half of a core does within the time limit. Where work ends a search, the result
         depends on inputs, work and seed alone; where time does (`Status.TIME_LIMIT`), on the machine too.
+    bound, bound_time_limit_s
+        "simple", or then "thorough" too, for so many seconds on top.
     on_progress
         Called with the objective of each better layout (before replicas).
+    on_bound
+        Called with the share of transitions that each better thorough bound lets stay, on devices and then on nodes.
 
     Returns
     -------
@@ -122,15 +133,16 @@ def solve(
         Slots that cannot hold the experts; a problem too large; a cap that no placement keeps.
     """
     _check_options(method, backend, time_limit_s, work, coactivation is not None or max_load is not None)
+    _check_bound(bound, bound_time_limit_s, coactivation is not None)
     compiled_s, started = _compiled(method), time.perf_counter()
     budget = Budget(_work(method, time_limit_s, work), time_limit_s * SEARCH_SHARE)
     problem = Problem.of(transitions, cluster, coactivation, loads, max_load, slots, time_limit_s)
     programme, terms = problem.programme, problem.terms
-    bound = _bound(problem, budget)
+    simple = _bound(problem, budget)
     report = None if on_progress is None else lambda value: on_progress(problem.goal.objective(value).value)
-    incumbent = Incumbent(programme, bound.value, report, start=problem.start, terms=terms)
+    incumbent = Incumbent(programme, simple.value, report, start=problem.start, terms=terms)
     homes, twins = (budget.part(1 - REPLICA_SHARE), budget) if problem.goal.expected else (budget, None)
-    run = Run(programme, terms, incumbent, bound, homes, seed)
+    run = Run(programme, terms, incumbent, simple, homes, seed)
     status = run.solve(method, backend)
     if twins is not None:
         twins.settle(homes)
@@ -138,7 +150,14 @@ def solve(
     if twins is not None and method == "annealing" and status is not Status.INTERRUPTED:
         annealed = anneal_replicas(programme, placement, twins, np.random.default_rng(seed))
         placement = max(placement, annealed, key=problem.value)
-    outcome = _outcome(problem, placement, run.bound, status, method, backend, started)
+    found = run.bound
+    if bound == "thorough" and status is not Status.INTERRUPTED and not _proven(problem, placement, found):
+        try:
+            thorough = _thorough_bound(problem, placement, bound_time_limit_s, on_bound)
+            found = min(found, thorough, key=lambda one: one.value)
+        except KeyboardInterrupt:
+            status = Status.INTERRUPTED
+    outcome = _outcome(problem, placement, found, status, method, backend, started)
     return ExflowResult(placement, outcome, stages=run.stages, compiled_s=compiled_s)
 
 
@@ -159,13 +178,12 @@ def _compiled(method: str) -> float:
 def _outcome(
     problem: Problem, placement: Placement, bound: KeptBound, status: Status, method: str, backend: str, started: float
 ) -> Outcome:
-    value, bounded = problem.value(placement), np.isfinite(bound.value)
     return Outcome.of(
         status=status,
-        objective=problem.goal.objective(value),
-        bound=problem.goal.objective(bound.value).value if bounded else None,
-        bound_kind=bound.kind if bounded else None,
-        proven=value >= bound.value * (1 - ROUNDING),
+        objective=problem.goal.objective(problem.value(placement)),
+        bound=problem.goal.objective(bound.value).value,
+        bound_kind=bound.kind,
+        proven=_proven(problem, placement, bound),
         started=started,
         backend=BACKENDS[backend] if method in ("ilp", "paper") else "moeplan",
     )
@@ -185,12 +203,39 @@ def _check_options(method: str, backend: str, time_limit_s: float, work: float |
         )
 
 
+def _check_bound(bound: str, time_limit_s: float, paired: bool) -> None:
+    if bound not in get_args(BoundKind) or not time_limit_s > 0:
+        raise ValueError(f"bound {bound!r} within {time_limit_s} s; expected simple or thorough, more than 0 s")
+    if bound == "thorough" and paired:
+        raise UsageError("a thorough bound with co-activation; it is of transitions alone: take the simple one")
+
+
+def _proven(problem: Problem, placement: Placement, bound: KeptBound) -> bool:
+    return problem.value(placement) >= bound.value * (1 - ROUNDING)
+
+
 def _bound(problem: Problem, budget: Budget) -> KeptBound:
-    """The bound on the goal, for a share of the time; none with pairs, a loose one where the chain proves its own."""
-    if problem.goal.paired:
-        return KeptBound(np.inf, frozenset())
+    """The simple bound on the goal, for a share of the time; a loose one where the chain proves its own."""
     part = budget.part(BOUND_SHARE)
     seconds = 0.0 if separable(problem.programme, problem.terms) else part.remaining_s
-    bound = problem.goal.bound(problem.weights, problem.programme.slots, time_limit_s=seconds)
+    weights, beside = problem.weights, problem.terms.beside
+    if beside is not None:  # both ends of a pair see it
+        weights = np.concatenate([weights, beside / 2])
+    bound = problem.goal.bound(weights, problem.programme.slots, time_limit_s=seconds)
     budget.settle(part)
     return bound
+
+
+def _thorough_bound(
+    problem: Problem, placement: Placement, time_limit_s: float, report: Callable[[float], None] | None
+) -> KeptBound:
+    """The thorough bound on the goal, guided by what a placement keeps."""
+    kept = hops_kept(problem.weights, placement, problem.goal.cluster.devices_per_node)
+    total = problem.goal.total
+
+    def bounds(transitions: NDArray[np.float64], slots: NDArray[np.int64], *, time_limit_s: float) -> KeptBound:
+        level = kept.device if len(slots) == placement.num_devices else kept.node
+        say = None if report is None else lambda value: report(value / total)
+        return thorough_bound(transitions, slots, kept=float(level.sum()), time_limit_s=time_limit_s, on_progress=say)
+
+    return problem.goal.bound(problem.weights, problem.programme.slots, bounds=bounds, time_limit_s=time_limit_s)

@@ -14,9 +14,11 @@ from .terms import Terms
 
 __all__ = ["anneal_replicas"]
 
+MOST_CELLS = 2**25  # of weights between slots; 0.7 GB
+
 
 def anneal_replicas(programme: Programme, placement: Placement, budget: Budget, rng: np.random.Generator) -> Placement:
-    """The placement that annealing leads to from another one with as many replicas of every expert.
+    """The placement that annealing leads to from another one with as many replicas of every expert; that one if large.
 
     Notes
     -----
@@ -25,7 +27,8 @@ def anneal_replicas(programme: Programme, placement: Placement, budget: Budget, 
 
         W'[l, s, t] = W[l, e(s), e(t)] / |replicas of e(s)|
     """
-    if not COMPILED or budget.exhausted:
+    cells = len(programme.weights) * placement.num_slots**2
+    if not COMPILED or budget.exhausted or cells > MOST_CELLS:
         return placement
     from .rounds import anneal_rounds
 

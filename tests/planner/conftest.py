@@ -1,6 +1,6 @@
 """Profiles whose seconds follow known formulas, with a little noise, and traces whose experts have a known size."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.profile import Profile, save
 from moeplan.profilers.series import LinkKind, Series
+from moeplan.solvers.exflow import strategy
 from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import TraceMeta
 from moeplan.traces.writer import TraceWriter
@@ -39,6 +40,14 @@ SIZES: Mapping[str, list[dict[str, int]]] = {
 }
 A_S = {"all_to_all": 20e-6, "all_gather": 30e-6, "expert_ffn": 40e-6, "attention": 10e-6}
 S_PER_WORK = {"all_to_all": 1e-9, "all_gather": 2e-9, "expert_ffn": 1e-10, "attention": 1e-10}
+
+
+@pytest.fixture(scope="package", autouse=True)
+def little_work() -> Iterator[None]:
+    """Searches of exflow that end soon; none of these tests is about how good they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategy, "ANNEALING_RATE", 1e5)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from moeplan.planner.cli.flags import grouped
 from moeplan.planner.cli.solve import solve
-from moeplan.planner.cli.solve_flags import Fit, Pipeline, Replan, Slots, Solver, Where
+from moeplan.planner.cli.solve_flags import Fit, Pipeline, Replan, Search, Slots, Solver, Where
 from moeplan.planner.request import Request
 
 
@@ -36,7 +36,7 @@ def test_a_group_becomes_one_flag_a_field_in_its_place() -> None:
 
 def test_the_flags_of_solve_are_all_that_its_groups_hold() -> None:
     flags = [*inspect.signature(solve).parameters]
-    groups = (Where, Solver, Slots, Replan, Pipeline, Fit)
+    groups = (Where, Solver, Search, Slots, Replan, Pipeline, Fit)
     held = [name for group in groups for name in inspect.signature(group).parameters]
     assert flags == [*held, "learning_curve", "output", "as_json"]
 

@@ -44,13 +44,13 @@ def homes(placement: Placement) -> Array:
     return placement.device_of_slot[order]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 99), st.sampled_from([[2, 2, 2], [3, 1, 2], [3, 3], [4, 3]]))
 def test_annealing_finds_the_optimum_of_small_programmes(brute_force: BruteForce, seed: int, slots: list[int]) -> None:
     weights = skewed(seed, 4, 6)
     programme = programme_of(weights, slots)
     incumbent = Incumbent(programme)
-    improve(programme, Terms(), Budget(5e6, 60), np.random.default_rng(seed), incumbent)
+    improve(programme, Terms(), Budget(2e7, 60), np.random.default_rng(seed), incumbent)
     assert incumbent.value == brute_force(weights, slots, programme.near)
 
 
@@ -92,7 +92,9 @@ def test_renaming_experts_leaves_what_annealing_keeps_unchanged() -> None:
     weights, rng = skewed(3, 5, 12), np.random.default_rng(0)
     order = [rng.permutation(12) for _ in range(5)]
     renamed = np.stack([weights[cut][np.ix_(order[cut], order[cut + 1])] for cut in range(4)])
-    values = [exflow.solve(w, Cluster(1, 4), work=3e7, time_limit_s=100).outcome.objective.value for w in (weights, renamed)]
+    values = [
+        exflow.solve(w, Cluster(1, 4), work=3e7, time_limit_s=100).outcome.objective.value for w in (weights, renamed)
+    ]
     assert values[0] == pytest.approx(values[1], rel=1e-3)
 
 
@@ -191,12 +193,12 @@ def test_coactivation_alone_puts_experts_together_that_tokens_choose_together() 
     group = rng.permutation(16) % 4  # four secret groups of four experts
     tokens = np.stack([rng.choice(np.flatnonzero(group == rng.integers(4)), 2, replace=False) for _ in range(500)])
     pairs = np.zeros((1, 16, 16))
-    np.add.at(pairs, (0, tokens[:, 0], tokens[:, 1]), 1)
+    for a, b in tokens:
+        pairs[0, a, b] += 1
     found = exflow.solve(np.zeros((0, 16, 16)), Cluster(1, 4), coactivation=pairs, work=1e8, time_limit_s=100)
     device = homes(found.placement)[0]
     assert devices_a_token(tokens, device) == 1
     assert found.outcome.objective == dataclasses.replace(found.outcome.objective, name="affinity_kept", value=1.0)
-    assert found.outcome.bound is None
 
 
 def test_coactivation_and_transitions_add_up_in_the_objective() -> None:

@@ -11,7 +11,7 @@ from moeplan.solvers.cost import hops_kept
 from moeplan.traces.split import fitted
 
 Array = NDArray[Any]
-GATE = {4: 0.69, 8: 0.56, 16: 0.435, 32: 0.335}
+GATE = {4: 0.70, 8: 0.575, 16: 0.448, 32: 0.335}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,6 @@ def test_placements_of_real_routing_keep_the_hops_of_unseen_samples(
     ids, sample = routing
     samples, of_sample = np.unique(sample, return_inverse=True)
     fit = fitted(samples, seed=0, fraction=0.5)[of_sample]
-    found = exflow.solve(transitions(ids[fit]), Cluster(1, num_devices), time_limit_s=30)
+    found = exflow.solve(transitions(ids[fit]), Cluster(1, num_devices), work=4e8, time_limit_s=100)
     unseen = transitions(ids[~fit]).astype(float)
     assert hops_kept(unseen, found.placement, num_devices).device.sum() / unseen.sum() >= GATE[num_devices]
-    assert found.outcome.wall_s < 30

@@ -12,8 +12,9 @@ from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.chain import chain
 from moeplan.solvers.exflow.hierarchy import staged
 from moeplan.solvers.exflow.programme import Layout, Programme
-from moeplan.solvers.exflow.search import Incumbent, search
+from moeplan.solvers.exflow.search import Incumbent, improve, search
 from moeplan.solvers.exflow.sweeps import polish, relabel, sweep
+from moeplan.solvers.exflow.terms import Terms
 
 Array = NDArray[Any]
 BruteForce = Callable[[Array, list[int], Array], float]
@@ -33,6 +34,12 @@ def value_by_loops(programme: Programme, layout: Layout) -> float:
         for a in range(len(weight))
         for b in range(weight.shape[1])
     )
+
+
+def kept_on_nodes(programme: Programme, layout: Layout) -> float:
+    cuts = list(enumerate(programme.weights))
+    kept = sum(float(w[layout[cut][:, None] // 2 == layout[cut + 1] // 2].sum()) for cut, w in cuts)
+    return kept / sum(float(w.sum()) for _, w in cuts)
 
 
 def skewed(rng: np.random.Generator, num_layers: int, num_experts: int) -> Array:
@@ -120,9 +127,10 @@ def test_the_staged_layout_puts_experts_that_share_a_node_first(rng: np.random.G
     mixed = [rng.permutation(8) for _ in range(4)]
     weights = np.stack([blocks[np.ix_(mixed[cut], mixed[cut + 1])] for cut in range(3)])
     programme = programme_of(weights, [2, 2, 2, 2], TWO_NODES, 2)
-    layout = staged(programme, Budget(1e7, 60), rng)
+    layout, stages = staged(programme, Terms(), Budget(1e7, 60), rng, improve)
     best = [np.arange(8)[order] // 2 for order in mixed]
     assert programme.value(layout) == pytest.approx(programme.value(best))
+    assert stages[0].inter_hops == stages[1].inter_hops == pytest.approx(1 - kept_on_nodes(programme, best))
 
 
 def test_a_spent_deadline_stops_a_search_at_once(rng: np.random.Generator) -> None:

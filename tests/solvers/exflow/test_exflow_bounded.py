@@ -1,0 +1,82 @@
+"""The bounds of a solve: the thorough one after the search, and that of pairs inside layers."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from moeplan.errors import UsageError
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import exflow
+from moeplan.solvers.exflow import strategy
+from moeplan.solvers.outcome import Status
+
+
+def skewed(seed: int, num_layers: int = 4, num_experts: int = 8) -> NDArray[Any]:
+    rng = np.random.default_rng(seed)
+    rows = rng.dirichlet(np.full(num_experts, 0.3), (num_layers - 1, num_experts))
+    return np.asarray(rng.poisson(rows * 200))
+
+
+def solved(weights: NDArray[Any], cluster: Cluster, **changes: Any) -> exflow.strategy.ExflowResult:
+    return exflow.solve(weights, cluster, time_limit_s=100, work=1e6, **changes)
+
+
+@pytest.mark.parametrize("cluster", [Cluster(1, 4), Cluster(2, 2), Cluster(4, 1)], ids=str)
+def test_a_thorough_bound_is_between_the_simple_one_and_the_value(cluster: Cluster) -> None:
+    weights = skewed(1)
+    simple = solved(weights, cluster).outcome
+    found = solved(weights, cluster, bound="thorough", bound_time_limit_s=20).outcome
+    assert simple.bound is not None
+    assert found.bound is not None
+    sign = 1 if found.objective.sense == "max" else -1
+    assert found.objective == simple.objective
+    assert sign * simple.bound > sign * found.bound >= sign * found.objective.value - 1e-9
+    assert found.bound_kind == "three-layer" or found.status is Status.OPTIMAL
+
+
+def test_the_thorough_bound_reports_ever_smaller_shares() -> None:
+    shares: list[float] = []
+    found = solved(skewed(2), Cluster(1, 4), bound="thorough", on_bound=shares.append).outcome
+    assert shares == sorted(shares, reverse=True)
+    assert found.bound == pytest.approx(shares[-1], abs=1e-2)
+
+
+def test_an_interrupted_thorough_bound_leaves_the_simple_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    simple = solved(skewed(3), Cluster(1, 4)).outcome
+    monkeypatch.setattr(strategy, "thorough_bound", interrupted)
+    found = solved(skewed(3), Cluster(1, 4), bound="thorough").outcome
+    assert found.status is Status.INTERRUPTED
+    assert (found.bound, found.bound_kind) == (simple.bound, simple.bound_kind)
+
+
+def test_a_proven_placement_is_not_bounded_any_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "thorough_bound", None)
+    assert solved(skewed(4), Cluster(1, 8), bound="thorough").outcome.status is Status.OPTIMAL
+
+
+def test_no_way_to_put_a_layers_experts_together_keeps_more_pairs_than_the_bound() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(5):
+        pairs = np.triu(rng.integers(0, 90, (6, 6)), 1)
+        best = max(
+            sum(pairs[a, b] for a, b in itertools.combinations(range(6), 2) if place[a] == place[b])
+            for place in set(itertools.permutations((0, 0, 0, 1, 1, 1)))
+        )
+        found = solved(np.zeros((0, 6, 6)), Cluster(1, 2), coactivation=pairs[None]).outcome
+        assert found.bound is not None
+        assert found.bound * pairs.sum() >= best * (1 - 1e-9)
+
+
+def test_a_thorough_bound_of_pairs_and_an_unknown_one_are_refused() -> None:
+    weights = skewed(6)
+    with pytest.raises(UsageError, match="transitions alone"):
+        solved(weights, Cluster(1, 4), coactivation=np.ones((4, 8, 8)), bound="thorough")
+    for wrong in ({"bound": "perfect"}, {"bound": "thorough", "bound_time_limit_s": 0.0}):
+        with pytest.raises(ValueError, match="simple or thorough"):
+            solved(weights, Cluster(1, 4), **wrong)
