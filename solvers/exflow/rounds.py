@@ -16,6 +16,7 @@ from .budget import Budget
 from .kernel import anneal, descend
 from .programme import Layout, Programme
 from .recombination import recombine
+from .refinement import num_parts, refined
 from .search import Incumbent
 from .state import deals_of, moved, state_of
 from .terms import Terms
@@ -58,7 +59,8 @@ def anneal_rounds(
     if np.count_nonzero(programme.slots) < 2 or budget.exhausted or incumbent.optimal:
         return
     rounds = _Rounds(programme, terms, budget, rng, incumbent)
-    length = max(SHORTEST, PER_PAIR * rounds.pairs) * rounds.pairs * rounds.cost
+    pairs = rounds.pairs * rounds.parts**2
+    length = max(SHORTEST, PER_PAIR * pairs) * pairs * rounds.cost
     idle, last = 0, LAST_SHARE * budget.left
     while fresh and idle < PATIENCE and budget.left > last and not (budget.exhausted or incumbent.optimal):
         before = incumbent.value
@@ -90,17 +92,29 @@ class _Rounds:
         self._state = state_of(programme, terms, incumbent.layout)
         self._deals = [tuple(deals_of(m, programme.num_layers) for m in range(1, WIDEST + 1)) for _ in range(WORKERS)]
         self._seeds = rng.integers(1, 2**63, size=(WORKERS, 1), dtype=np.uint64)
-        self._unit = _unit(programme, terms)
+        self._unit, self._rng = _unit(programme, terms), rng
+        self.parts = num_parts(programme, terms, WIDEST)
         slots = np.minimum(programme.slots[programme.slots > 0], WIDEST)
         self.pairs = len(slots) * (len(slots) - 1) / 2
         self.cost = programme.num_layers * (float(np.mean([math.comb(2 * m, m) ** 2 for m in slots])) + OVERHEAD)
 
     def start(self, work: float) -> None:
-        """Begin a round with the best of what every thread cools down to from a temperature that forgets."""
-        if layouts := self._cooled(HOT, work):
+        """Begin a round with the best of what every thread cools down to from a temperature that forgets.
+
+        Where devices hold more experts than are dealt at once, with a refined layout instead.
+        """
+        if layouts := self._refined(work) if self.parts > 1 else self._cooled(HOT, work):
             self._layout = max(layouts, key=self._value)
             self._best = self._value(self._layout)
             self._incumbent.offer(self._layout, self._best)
+
+    def _refined(self, work: float) -> list[Layout]:
+        """One refined layout."""
+        budget = self._budget
+        part = budget.part(min(1.0, work / budget.left))
+        layout = refined(self._programme, self._terms, self.parts, part, self._rng, anneal_rounds)
+        budget.settle(part)
+        return [layout]
 
     def resume(self) -> None:
         """Go on from the best of all."""

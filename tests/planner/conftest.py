@@ -46,7 +46,7 @@ S_PER_WORK = {"all_to_all": 1e-9, "all_gather": 2e-9, "expert_ffn": 1e-10, "atte
 def little_work() -> Iterator[None]:
     """Searches of exflow that end soon; none of these tests is about how good they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategy, "ANNEALING_RATE", 1e5)
+        patch.setattr(strategy, "ANNEALING_RATE", 1e6)
         yield
 
 
