@@ -15,14 +15,20 @@ from .terms import Terms
 
 __all__ = ["num_parts", "refined"]
 
-MERGE_WORK = 1e7
+MERGE_WORK = 1e7  # to put the parts together
 Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], None]
 
 
 def num_parts(programme: Programme, terms: Terms, widest: int) -> int:
     """Into how many equal parts of 2 to `widest` slots each device can be cut, the fewest; 1 where it should not be."""
     slots, one_level = int(programme.slots[0]), programme.devices_per_node in (1, len(programme.slots))
-    if slots <= widest or (programme.slots != slots).any() or not one_level or not (terms.cap is terms.twin is None):
+    if (
+        slots <= widest
+        or (programme.slots != slots).any()
+        or not one_level
+        or terms.cap is not None
+        or terms.twin is not None
+    ):
         return 1
     return next((k for k in range(2, slots // 2 + 1) if slots % k == 0 and slots // k <= widest), 1)
 

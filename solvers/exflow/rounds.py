@@ -101,9 +101,10 @@ class _Rounds:
     def start(self, work: float) -> None:
         """Begin a round with the best of what every thread cools down to from a temperature that forgets.
 
-        Where devices hold more experts than are dealt at once, with a refined layout instead.
+        Where devices hold more experts than are dealt at once, with a refined layout instead if there is work enough.
         """
-        if layouts := self._refined(work) if self.parts > 1 else self._cooled(HOT, work):
+        worth_it = self.parts > 1 and work >= SHORTEST * self.pairs * self.parts**2 * self.cost
+        if layouts := self._refined(work) if worth_it else self._cooled(HOT, work):
             self._layout = max(layouts, key=self._value)
             self._best = self._value(self._layout)
             self._incumbent.offer(self._layout, self._best)
