@@ -7,10 +7,12 @@ from pydantic import Field
 
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record
 
-__all__ = ["ChunkShares", "EvaluationOptions", "PipelineOptions", "PlacementOptions", "SecondsOptions", "StageSeconds"]
+__all__ = ["EvaluationOptions", "PipelineOptions", "PlacementOptions", "SecondsOptions", "StageSeconds"]
 
-Seconds = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
+MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
+
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+Reason = Annotated[str, Field(max_length=256)]
 
 
 class PlacementOptions(Record):
@@ -21,19 +23,6 @@ class PlacementOptions(Record):
     method: str | None
     backend: str
     time_limit_s: float
-
-
-class ChunkShares(Record):
-    """The share of every MoE layer in each of its chunks, in the order of dispatch; a pass's degrees are their numbers.
-
-    Parameters
-    ----------
-    forward, backward
-        A tuple a layer that sums to 1; `backward` is None where no backward pass was planned.
-    """
-
-    forward: tuple[tuple[Share, ...], ...]
-    backward: tuple[tuple[Share, ...], ...] | None
 
 
 class StageSeconds(Record):
@@ -54,14 +43,10 @@ class PipelineOptions(Record):
     ----------
     backward
         How many times as long as forward the experts compute backward; 0: no backward pass was planned.
-    capacity_factor
-        Every expert's buffer over its mean rows, padded to a multiple of the degree; None: no fixed capacity.
-    shares
-        Of the plan's chunks where they are unequal; None: equal ones.
     placement
         Under which placement: that of the plan it was solved on, or contiguous.
     baselines
-        The degrees of the contenders that the plan is held against.
+        What the contenders decide that the plan is held against: equal chunks, and the plan's capacity.
     a2a_ffn_overlap_degree
         What Tutel takes, one a layer for both passes.
     whole, forward, backward_pass
@@ -73,8 +58,6 @@ class PipelineOptions(Record):
     joint: bool
     full_duplex: bool
     backward: Seconds
-    capacity_factor: Annotated[float, Field(gt=0)] | None = None
-    shares: ChunkShares | None = None
     placement: Literal["base", "contiguous"]
     baselines: Mapping[str, PipelineDecision]
     a2a_ffn_overlap_degree: tuple[Degree, ...]
@@ -109,6 +92,6 @@ class SecondsOptions(Record):
     """
 
     sources: Mapping[str, str]
-    missing: Mapping[str, str]
+    missing: Mapping[str, Reason]
     extrapolated: Mapping[str, Annotated[float, Field(ge=0, le=1)]]
     other_dtype: tuple[str, ...]

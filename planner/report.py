@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 from ..runtime.plan import Part, Plan
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement
-from .contender_table import LEGEND, LEGEND_OF_NODES, contender_table
+from .contender_table import contender_table, legend
 from .netmoe.report import sample_policy_lines
 from .picture import placement_picture
 from .pipeline_report import degree_lines, degree_summary
 from .remarks import remarks
-from .seconds_report import print_seconds
+from .seconds_report import TimeUnit, print_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["show_report", "solve_report"]
+__all__ = ["not_carried_out", "show_report", "solve_report"]
 
 
 def solve_report(plan: Plan, path: Path, console: "Console") -> None:
@@ -24,7 +24,14 @@ def solve_report(plan: Plan, path: Path, console: "Console") -> None:
     _print_inputs(plan, console)
     _print_outcomes(plan, console)
     _print_evaluation(plan, console)
-    console.print(f"wrote     {path}    next: moeplan apply {path}")
+    console.print(f"wrote     {path}    next: moeplan {_next_command(plan, path)}")
+    for line in not_carried_out(plan):
+        console.print(f"note      {line}")
+
+
+def not_carried_out(plan: Plan) -> list[str]:
+    """What `moeplan.runtime` refuses of a plan, and where what it decides is for others, a line each."""
+    return [line for name, line in _NOT_CARRIED_OUT.items() if name in plan.decisions.names]
 
 
 def show_report(plan: Plan, path: Path, console: "Console") -> None:
@@ -40,6 +47,14 @@ def show_report(plan: Plan, path: Path, console: "Console") -> None:
     if plan.decisions.pipeline is not None:
         for line in degree_lines(plan, console.width):
             console.print(line)
+
+
+def _next_command(plan: Plan, path: Path) -> str:
+    if plan.decisions.pipeline is not None:
+        return f"show {path} --timeline 0"
+    if plan.decisions.sample_policy is not None:
+        return f"show {path}"
+    return f"apply {path}"
 
 
 def _print_inputs(plan: Plan, console: "Console") -> None:
@@ -86,11 +101,13 @@ def _objective(outcome: Outcome) -> str:
     """The objective's value on the fitted samples, its bound and its kind."""
     objective = outcome.objective
     words, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
-    value = f"{words} {objective.value:{form}}"
+    timed = TimeUnit.up_to(max(objective.value, outcome.bound or 0.0)) if objective.name == "exchange_s" else None
+    shown = (lambda x: f"{timed.text(x)} {timed.name}") if timed else f"{{:{form}}}".format
+    value = f"{words} {shown(objective.value)}"
     if outcome.bound is None or outcome.gap is None:
         return f"{value} (no bound)"
     limit = "at most" if objective.sense == "max" else "at least"
-    return f"{value} of {limit} {outcome.bound:{form}} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
+    return f"{value} of {limit} {shown(outcome.bound)} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
 
 
 def _print_evaluation(plan: Plan, console: "Console") -> None:
@@ -102,7 +119,7 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
     if plan.decisions.pipeline is None:  # whose contenders differ in seconds alone
         several_nodes = plan.cluster.num_nodes > 1
         console.print(contender_table(part, title, several_nodes=several_nodes))
-        console.print(LEGEND_OF_NODES if several_nodes else LEGEND)
+        console.print(legend(part, several_nodes=several_nodes))
         console.print()
     if "seconds" in plan.options:
         print_seconds(plan, part, console)
@@ -114,9 +131,13 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
         console.print(line)
 
 
+_NOT_CARRIED_OUT = {
+    "pipeline": "moeplan.runtime pipelines no layers yet; options.pipeline.a2a_ffn_overlap_degree has Tutel's degrees",
+    "sample_policy": "moeplan.runtime re-homes no samples yet; decisions.sample_policy is for a loop of your own",
+}
 _OBJECTIVES = {
     "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
-    "exchange_s": ("the exchanges of a layer take, in seconds,", ".3g"),
+    "exchange_s": ("the exchanges of a layer take", ".3g"),
     "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
     "moe_s": ("MoE layers take, in seconds a step,", ".4g"),
     "hops_kept": ("hops kept", ".1%"),

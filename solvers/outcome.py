@@ -3,9 +3,11 @@
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-__all__ = ["ROUNDING", "Objective", "Outcome", "Status", "relative_gap"]
+from pydantic import Field
+
+__all__ = ["ROUNDING", "Objective", "Outcome", "Status"]
 
 ROUNDING = 1e-9  # a value this close to its bound, relatively, meets it
 
@@ -51,7 +53,7 @@ class Outcome:
     bound: float | None
     bound_kind: str | None
     gap: float | None
-    wall_s: float
+    wall_s: Annotated[float, Field(ge=0)]
     backend: str
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -84,13 +86,13 @@ class Outcome:
             objective=objective,
             bound=bound,
             bound_kind=bound_kind,
-            gap=relative_gap(objective.value, bound),
+            gap=_relative_gap(objective.value, bound),
             wall_s=time.perf_counter() - started,
             backend=backend,
         )
 
 
-def relative_gap(value: float, bound: float | None) -> float | None:
+def _relative_gap(value: float, bound: float | None) -> float | None:
     """`|bound - value| / max(|bound|, |value|)`, 0 where both are 0, None without a bound."""
     if bound is None:
         return None

@@ -1,0 +1,22 @@
+"""Functions compiled by numba where it is installed; modules that use it are imported in the call that needs them."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, TypeVar, cast
+
+__all__ = ["COMPILED", "compiled"]
+
+COMPILED = find_spec("numba") is not None
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """`function` compiled, cached on disk where there is a folder to cache in, free to run beside other threads."""
+    if not COMPILED:
+        return function
+    import numba
+
+    try:
+        return cast(Function, numba.njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # no folder to cache in
+        return cast(Function, numba.njit(nogil=True)(function))
