@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from moeplan.errors import MoeplanError
+
+from .commit import refuse_changes
 from .growth import draw
 from .page import index, page
 from .registry import DEFAULT, SUBJECTS, studies
@@ -27,17 +30,11 @@ STARTED = time.perf_counter()
 def main() -> int:
     """Run what was named; the exit code."""
     options = _options()
-    settings = Settings(quick=options.quick, full=options.full, data=options.data)
-    for name in options.names or DEFAULT:
-        sections: list[Section] = []
-        result = run(name, settings, sections)
-        show(result)
-        if len(sections) < len(studies(name)):
-            _tell("interrupted")
-            return 130
-        if options.save:
-            write(result, DOCS)
-    return 0
+    try:
+        return _run_all(options)
+    except MoeplanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 def run(name: str, settings: Settings, sections: list[Section]) -> Result:
@@ -62,6 +59,23 @@ def write(result: Result, folder: Path) -> None:
     (folder / f"{result.subject}.md").write_text(page(result))
     there = [folder / f"{name}.json" for name in SUBJECTS]
     (folder / "README.md").write_text(index([load(path) for path in there if path.exists()]))
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    settings = Settings(quick=options.quick, full=options.full, data=options.data)
+    for name in options.names or DEFAULT:
+        if options.save:
+            refuse_changes()
+        sections: list[Section] = []
+        result = run(name, settings, sections)
+        show(result)
+        if len(sections) < len(studies(name)):
+            _tell("interrupted")
+            return 130
+        if options.save:
+            refuse_changes()  # made meanwhile
+            write(result, DOCS)
+    return 0
 
 
 def _section(name: str, study: Study[Any], settings: Settings) -> Section:
@@ -96,7 +110,11 @@ def _options() -> argparse.Namespace:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quick", action="store_true", help="small instances only")
     form.add_argument("--full", action="store_true", help="the largest instances too, where a subject has such")
-    parser.add_argument("--save", action="store_true", help="write docs/benchmarks/NAME.json, .md and .svg")
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="write docs/benchmarks/NAME.json, .md and .svg; refused with uncommitted changes",
+    )
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="real data; ../shared/data by default")
     options = parser.parse_args()
     unknown = set(options.names) - set(SUBJECTS)

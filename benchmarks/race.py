@@ -70,13 +70,10 @@ def race(
     -----
     Each call is first made untimed. In a round a short call runs in a burst and counts with its mean.
     """
-    clock, values, bursts, round_s = clock or cpu_s, {}, {}, 0.0
+    clock = clock or cpu_s
+    values, bursts, round_s = {}, {}, 0.0
     for name, call in calls.items():
-        started = time.perf_counter()
-        values[name] = call()
-        once_s = time.perf_counter() - started
-        if once_s < COLD_S:
-            once_s = min(once_s, _seconds(call, 1, time.perf_counter))
+        values[name], once_s = _warmed_up(call, clock)
         bursts[name] = max(1, math.ceil(BURST_S / max(once_s, 1e-7)))
         round_s += max(once_s, BURST_S)
     turns = rounds or min(MOST_ROUNDS, max(LEAST_ROUNDS, int(budget_s / round_s)))
@@ -117,6 +114,14 @@ def peak_bytes(call: Call) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def _warmed_up(call: Call, clock: Callable[[], float]) -> tuple[Any, float]:
+    """What a call returns, and the seconds of one that is warm."""
+    started = clock()
+    value = call()
+    once_s = clock() - started
+    return value, once_s if once_s >= COLD_S else min(once_s, _seconds(call, 1, clock))
 
 
 def _divided(baseline_s: float, own_s: float) -> float:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from pydantic import TypeAdapter
 
 from moeplan.files import read_json, write_json
 
+from .commit import commit
 from .study import Row
 
 PACKAGES = ("moeplan", "numpy", "scipy", "ortools", "pulp", "numba")
@@ -32,7 +32,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where and when: the machine, the versions, the commit ("+" where the tree differed), loads over one minute."""
+    """Where and when: the machine, the versions, the commit ("+" where the tree differs), loads over one minute."""
 
     cpu: str
     cores: int
@@ -51,7 +51,7 @@ class Environment:
             cores=os.cpu_count() or 1,
             python=platform.python_version(),
             packages={name: version(name) for name in PACKAGES},
-            commit=_git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
+            commit=commit(),
             date=datetime.now(UTC).date().isoformat(),
             load_at_start=load_at_start,
             load_at_end=round(os.getloadavg()[0], 2),
@@ -84,8 +84,3 @@ def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _git(*args: str) -> str:
-    done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or ("unknown" if done.returncode else "")

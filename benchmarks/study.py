@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 Instance = TypeVar("Instance")
+COPIES_SAVED = "copies between nodes saved, %"  # the quality of many studies
 DEFAULT_DATA = Path(os.environ.get("MOEPLAN_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 

@@ -32,7 +32,12 @@ def cells(row: Row, quality: str) -> list[str]:
 
 def told(row: Row) -> str:
     """A row's further figures in words."""
-    return ", ".join(f"{name.removesuffix(', %').removesuffix(', s')} {shown(x, name)}" for name, x in row.more.items())
+    return ", ".join(_told(name, value) for name, value in row.more.items())
+
+
+def _told(name: str, value: float) -> str:
+    words, _, unit = name.partition(", ")
+    return f"{words} {shown(value, name)}" + (f" {unit}" if unit not in ("", "%", "s") else "")
 
 
 def _megabytes(size: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 os.environ["COLUMNS"] = os.environ["TERMINAL_WIDTH"] = "100"
 
 from moeplan.errors import MoeplanError
-from moeplan.planner.cli import group
+from moeplan.planner.cli.commands import group
 from moeplan.planner.cli.lazy import LazyGroup
 from moeplan.runtime.plan import Plan
 

@@ -211,23 +211,25 @@ def _pipelined(
 ) -> list[Replayed]:
     """Every contender by the one cost model that the plans with a pipeline share."""
     options = {label: pipeline_options(entry.plan) for label, entry in piped.items()}
-    models = {label: (one.backward, one.full_duplex, one.capacity_factor) for label, one in options.items()}
+    models = {label: (one.backward, one.full_duplex) for label, one in options.items()}
     if len(set(models.values())) > 1:
         raise UsageError(
-            f"{', '.join(models)} differ in passes, duplex or capacity: {', '.join(map(str, models.values()))}; one"
-            " cost model compares plans, so solve them alike"
+            f"{', '.join(models)} differ in their passes or duplex: {', '.join(map(str, models.values()))}; one cost"
+            " model compares plans, so solve them alike"
         )
-    backward, full_duplex, capacity_factor = next(iter(models.values()))
+    backward, full_duplex = next(iter(models.values()))
     whole = Cut.equal(1, model.num_layers)
     alone = Cuts(whole, whole if backward else None)
     row, baselines = [], []
     for label, route in routes.items():
-        pipeline = Pipeline(tallies[label], speeds, cluster, model, backward, full_duplex, capacity_factor)
+        pipeline = Pipeline(tallies[label], speeds, cluster, model, backward, full_duplex, None)
         cuts = alone
         if label in piped:
             degrees = piped[label].plan.decisions.pipeline
             assert degrees is not None
-            cuts = Cuts.of(degrees, options[label].shares)
+            if degrees.capacity_factor is not None:
+                raise UsageError(f"{label} has a fixed capacity; what it drops on another trace is not compared")
+            cuts = Cuts.of(degrees)
             name = piped[label].baseline.name
             baselines.append(Replayed(name, "standard", pipeline.tally, pipeline.predicted(alone)))
         row.append(Replayed(route.name, "standard", pipeline.tally, pipeline.predicted(cuts)))

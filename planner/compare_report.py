@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
 from .compare import Compared, Comparison
-from .contender_table import LEGEND, LEGEND_OF_NODES, contender_table
+from .contender_table import contender_table, legend
 from .remarks import gain_words
 from .seconds_report import print_seconds_table
 
@@ -27,7 +27,7 @@ def compare_report(found: Comparison, console: "Console") -> None:
         console.print(f"left out  {found.num_fitted} {found.unit}s that a plan was fitted to")
     console.print()
     console.print(contender_table(part, found.unit + "s", several_nodes=several_nodes))
-    console.print(LEGEND_OF_NODES if several_nodes else LEGEND)
+    console.print(legend(part, several_nodes=several_nodes))
     console.print()
     if found.seconds is not None and found.seconds.sources:
         print_seconds_table(part, console)

@@ -7,17 +7,8 @@ from ..runtime.plan import Contender, Part
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["LEGEND", "LEGEND_OF_NODES", "contender_table", "megabytes"]
+__all__ = ["contender_table", "legend", "megabytes"]
 
-LEGEND = (
-    "copies: hidden vectors to other devices, a token and layer; kept: hops that stay on the device; balance: busiest"
-    " device over the mean, over layers and steps (95th percentile); MB a step: hidden vectors, K and V"
-)
-LEGEND_OF_NODES = (
-    "copies: hidden vectors to other devices (nodes: nodes), a token and layer; kept: hops that stay on the device (on"
-    " node: node); balance: busiest device over the mean, over layers and steps (95th percentile); MB a step: hidden"
-    " vectors inside nodes, between nodes (inter), K and V"
-)
 COLUMNS = (
     ("copies", "device_copies", ".2f"),
     ("nodes", "node_copies", ".2f"),
@@ -49,6 +40,20 @@ def contender_table(part: Part, title: str, *, several_nodes: bool) -> "Table":
         cells = [_cell(contender, name, form) for _, name, form in columns]
         table.add_row(f"{contender.name}, {contender.dispatch_model}", *cells)
     return table
+
+
+def legend(part: Part, *, several_nodes: bool) -> str:
+    """What the columns of the table say, those that it has."""
+    found = {name for contender in part.contenders for name in contender.metrics}
+    nodes, on_node = (" (nodes: nodes)", " (on node: node)") if several_nodes else ("", "")
+    words = [f"copies: hidden vectors to other devices{nodes}, a token and layer"]
+    if "hops_kept" in found:
+        words.append(f"kept: hops that stay on the device{on_node}")
+    words.append("balance: busiest device over the mean, over layers and steps (95th percentile)")
+    if "intra_bytes" in found:
+        inside = " inside nodes, between nodes (inter)" if several_nodes else ""
+        words.append(f"MB a step: hidden vectors{inside}{', K and V' if 'kv_bytes' in found else ''}")
+    return "; ".join(words)
 
 
 def megabytes(value: float) -> str:

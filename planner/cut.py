@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ..runtime.decisions import PipelineDecision
 from ..solvers.pipemoe.seconds import chunk_seconds, layer_seconds
-from .options import ChunkShares
 
 __all__ = ["Cut", "Cuts"]
 
@@ -54,6 +53,11 @@ class Cut:
         shares = self.shares.reshape(*self.shares.shape, *other_axes)
         return [np.ceil(share * rows - SLACK).astype(np.int64) for share in shares]
 
+    def padded(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`rows` `[B, L]` padded to whole chunks."""
+        found: NDArray[np.int64] = np.sum(self.sizes(rows), axis=0)
+        return found * self.degree if self.shares is None else found
+
     def present(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of chunks `[..., C, B, L]` without those of chunks that a layer does not have."""
         return seconds if self.shares is None else seconds * (self.shares > 0)[:, None]
@@ -79,9 +83,11 @@ class Cuts:
     backward: Cut | None
 
     @classmethod
-    def of(cls, degrees: PipelineDecision, shares: ChunkShares | None = None) -> Self:
-        """The cuts that carry a decision out; equal chunks unless `shares` says otherwise."""
-        if shares is not None:
-            return cls(Cut.of(shares.forward), None if shares.backward is None else Cut.of(shares.backward))
-        backward = None if degrees.backward is None else Cut(np.array(degrees.backward))
-        return cls(Cut(np.array(degrees.forward)), backward)
+    def of(cls, decision: PipelineDecision) -> Self:
+        """The cuts that carry a decision out."""
+        if decision.shares is not None:
+            forward, backward = decision.shares.forward, decision.shares.backward
+            return cls(Cut.of(forward), None if backward is None else Cut.of(backward))
+        return cls(
+            Cut(np.array(decision.forward)), None if decision.backward is None else Cut(np.array(decision.backward))
+        )

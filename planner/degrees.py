@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..profilers.fits.alpha_beta import AlphaBeta
-from ..runtime.decisions import PipelineDecision
-from ..solvers.pipemoe import TUTEL_MAX_DEGREE, optimal_degree, robust_degree, unequal_chunks
+from ..runtime.decisions import ChunkShares, PipelineDecision
+from ..solvers.pipemoe import TUTEL_MAX_DEGREE, optimal_degree, robust_degree, tabulated_degrees, unequal_chunks
 from .cut import Cut
-from .options import ChunkShares
-from .pipelined import Pipeline
+from .pipelined import ChunkSeconds, Pipeline
 
-__all__ = ["DegreeTable", "tabulated", "unequal_shares"]
+__all__ = ["DegreeTable", "tabulated", "unequal"]
 
 Seconds = NDArray[np.float64]
 Shares = tuple[tuple[float, ...], ...]
@@ -44,6 +43,8 @@ class DegreeTable:
         Whether one degree serves both passes.
     trains
         Whether there is a backward pass.
+    capacity_factor
+        As in `PipelineDecision`, of whose decisions it is a part.
     """
 
     forward: Seconds
@@ -52,9 +53,10 @@ class DegreeTable:
     experts: Seconds
     joint: bool
     trains: bool
+    capacity_factor: float | None
 
     def degrees(self, method: str) -> PipelineDecision:
-        """The degrees by a method's name, equal chunks all."""
+        """The decision by a method's name, equal chunks all."""
         there, back = _middle(self.forward), _middle(self.backward)
         num_layers = there.shape[1]
         if method == "degree_1":
@@ -63,10 +65,12 @@ class DegreeTable:
             return self._decision(np.full(num_layers, (there + back).sum(axis=1).argmin() + 1))
         if method == "paper":
             return self._decision(np.array([self._printed(layer) for layer in range(num_layers)]))
-        choose = _robust if method == "robust" else _fastest
-        if self.joint:
-            return self._decision(choose(self.forward + self.backward))
-        return self._decision(choose(self.forward), choose(self.backward))
+        if method == "robust" and self.joint:
+            return self._decision(_robust(self.forward + self.backward))
+        if method == "robust":
+            return self._decision(_robust(self.forward), _robust(self.backward))
+        best = tabulated_degrees(there, back)
+        return self._decision(best.joint) if self.joint else self._decision(best.forward, best.backward)
 
     def seconds(self, degrees: PipelineDecision) -> float:
         """What the MoE layers of a step take in all passes."""
@@ -84,12 +88,13 @@ class DegreeTable:
     @property
     def tutel(self) -> tuple[int, ...]:
         """`a2a_ffn_overlap_degree` of every layer: the best that Tutel takes, which has one for both passes."""
-        return tuple(_fastest((self.forward + self.backward)[:, :TUTEL_MAX_DEGREE]).tolist())
+        there, back = (_middle(one)[:TUTEL_MAX_DEGREE] for one in (self.forward, self.backward))
+        return tuple(tabulated_degrees(there, back).joint.tolist())
 
     def _decision(self, forward: NDArray[np.int64], backward: NDArray[np.int64] | None = None) -> PipelineDecision:
         """The decision of these degrees; the same for both passes unless told."""
-        back = forward if backward is None else backward
-        return PipelineDecision(forward=forward.tolist(), backward=back.tolist() if self.trains else None)
+        back = (forward if backward is None else backward).tolist() if self.trains else None
+        return PipelineDecision(forward=forward.tolist(), backward=back, capacity_factor=self.capacity_factor)
 
     def _printed(self, layer: int) -> int:
         return optimal_degree(**self.line(layer), max_degree=self.forward.shape[1], method="paper").forward
@@ -98,29 +103,41 @@ class DegreeTable:
 def tabulated(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTable:
     """The table of all degrees up to `max_degree`, exact: every step at every degree."""
     cuts = [Cut.equal(degree, pipeline.model.num_layers) for degree in range(1, max_degree + 1)]
-    forward = np.stack([pipeline.taken(cut) for cut in cuts], axis=1)
-    backward = np.zeros_like(forward)
-    if pipeline.backward:
-        backward = np.stack([pipeline.taken(cut, back=True) for cut in cuts], axis=1)
-    stages = [pipeline.chunks(cut).stages for cut in cuts]
-    dispatch, experts = (np.array([stage[i].seconds[0].mean(axis=0) for stage in stages]) for i in (0, 1))
-    return DegreeTable(forward, backward, dispatch, experts, joint, bool(pipeline.backward))
+    trains = bool(pipeline.backward)
+    rows = [_row(pipeline, pipeline.chunks(cut), trains=trains) for cut in cuts]
+    forward, backward, dispatch, experts = (np.stack(column, axis=-2) for column in zip(*rows, strict=True))
+    return DegreeTable(forward, backward, dispatch, experts, joint, trains, pipeline.capacity_factor)
 
 
-def unequal_shares(pipeline: Pipeline, table: DegreeTable) -> ChunkShares:
+def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:
     """The chunks of every layer in each pass: unequal where they take fewer seconds than the best equal ones."""
-    backward = _pass_shares(pipeline, table, back=True) if table.trains else None
-    return ChunkShares(forward=_pass_shares(pipeline, table, back=False), backward=backward)
+    exact = table.degrees("exact")
+    forward = _pass_shares(pipeline, table, exact.forward, back=False)
+    backward = None if exact.backward is None else _pass_shares(pipeline, table, exact.backward, back=True)
+    return PipelineDecision(
+        forward=tuple(map(len, forward)),
+        backward=None if backward is None else tuple(map(len, backward)),
+        shares=ChunkShares(forward=forward, backward=backward),
+        capacity_factor=table.capacity_factor,
+    )
 
 
-def _pass_shares(pipeline: Pipeline, table: DegreeTable, *, back: bool) -> Shares:
-    """Those of one pass."""
+def _row(pipeline: Pipeline, chunks: ChunkSeconds, *, trains: bool) -> tuple[Seconds, ...]:
+    """Of one degree: forward and backward `[S, L]`, a chunk's dispatch and experts `[L]`."""
+    forward = pipeline.taken(chunks)
+    backward = pipeline.taken(chunks, back=True) if trains else np.zeros_like(forward)
+    dispatch, experts, _ = (stage.seconds[0].mean(axis=0) for stage in chunks.stages)
+    return forward, backward, dispatch, experts
+
+
+def _pass_shares(pipeline: Pipeline, table: DegreeTable, degrees: tuple[int, ...], *, back: bool) -> Shares:
+    """Those of one pass whose best equal chunks are `degrees`."""
     equal = _middle(table.backward if back else table.forward)
     factor = pipeline.backward if back else 1.0
     offered = [_offered(table.line(layer), factor, len(equal), pipeline.full_duplex) for layer in range(equal.shape[1])]
-    faster_L = _middle(pipeline.taken(Cut.of(tuple(offered)), back=back)[:, None])[0] < equal.min(axis=0)
-    degrees_L = (equal.argmin(axis=0) + 1).tolist()
-    alike = [(1 / degree,) * degree for degree in degrees_L]
+    chunks = pipeline.chunks(Cut.of(tuple(offered)))
+    faster_L = _middle(pipeline.taken(chunks, back=back)) < equal.min(axis=0)
+    alike = [(1 / degree,) * degree for degree in degrees]
     return tuple(offered[layer] if faster else alike[layer] for layer, faster in enumerate(faster_L))
 
 
@@ -132,14 +149,10 @@ def _offered(line: dict[str, Any], factor: float, most: int, full_duplex: bool) 
     return tuple(share / sum(kept) for share in kept)
 
 
-def _middle(seconds_SRL: Seconds) -> Seconds:
-    """Under the curves themselves, `[R, L]`."""
-    middle_RL: Seconds = seconds_SRL[len(seconds_SRL) // 2]
-    return middle_RL
-
-
-def _fastest(seconds_SRL: Seconds) -> NDArray[np.int64]:
-    return np.asarray(_middle(seconds_SRL).argmin(axis=0) + 1)
+def _middle(seconds: Seconds) -> Seconds:
+    """Of `[S, ...]`, those under the curves themselves."""
+    middle: Seconds = seconds[len(seconds) // 2]
+    return middle
 
 
 def _robust(seconds_SRL: Seconds) -> NDArray[np.int64]:

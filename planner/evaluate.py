@@ -41,12 +41,19 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A contender on one part of the trace: what it did there, and the seconds predicted of that."""
+    """A contender on one part of the trace: what it did there, and the seconds predicted of that.
+
+    Parameters
+    ----------
+    dropped_share
+        Of the routed token-expert pairs, where buffers have a fixed capacity.
+    """
 
     name: str
     dispatch_model: DispatchModel
     tally: Tally
     predicted: Predicted
+    dropped_share: float | None = None
 
     @property
     def label(self) -> str:
@@ -135,6 +142,7 @@ def _figures(one: Replayed, cohort: Cohort, model: ModelSpec, seed: int) -> Figu
         seed=seed,
         seconds=one.predicted.seconds,
         crossed=one.predicted.crossed,
+        dropped_share=one.dropped_share,
     )
 
 

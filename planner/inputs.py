@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import InputError, UsageError
-from ..profilers.cluster import Cluster, Link
+from ..profilers.cluster import Cluster
 
 __all__ = ["cluster_for", "profile_for"]
 
@@ -37,15 +37,16 @@ def cluster_for(
     asked = known if text is None else Cluster.parse(text)
     if asked is None:
         raise UsageError("no cluster: there is no profile.json here; run moeplan profile, or give --cluster NxG")
-    stated = dict(map(Link.parse, links))
-    return dataclasses.replace(asked, links={**(known.links if known is not None else {}), **stated})
+    return dataclasses.replace(asked, links=known.links if known is not None else {}).linked(links)
 
 
 def _cluster_of(on: Path, text: str | None, links: Iterable[str]) -> Cluster:
-    """The cluster of a plan, with no other beside it."""
+    """The cluster of a plan, which may be said again, with no other beside it."""
     from ..runtime.plan import load
 
     found = load(on).cluster
-    if text is not None or list(links):
-        raise UsageError(f"--cluster or --link beside {on}, a plan for {found}; leave them away")
+    if list(links):
+        raise UsageError(f"--link beside {on}, a plan for {found} with its own links; leave it out")
+    if text is not None and str(Cluster.parse(text)) != str(found):
+        raise UsageError(f"--cluster {text} beside {on}, a plan for {found}; leave --cluster out")
     return found

@@ -10,6 +10,7 @@ balance_p95        95th percentile of the same
 inter_bytes        bytes a step of the device copies that cross nodes: copies x hidden_size x dtype
 intra_bytes        bytes a step of those that stay inside a node
 kv_bytes           bytes of K and V that coherence gathers a step: (D - 1) x kv_size x dtype, a token and layer
+dropped_share      token-expert pairs beyond a fixed capacity (`planner.dropped`), of all that are routed
 *_s                predicted seconds of a step and of its parts (`solvers.seconds`), mean over steps
 =================  ==========================================================================================
 
@@ -91,6 +92,7 @@ def figures(
     seed: int,
     seconds: Mapping[str, Prediction] = MappingProxyType({}),
     crossed: NDArray[np.float64] | None = None,
+    dropped_share: float | None = None,
 ) -> Figures:
     """All metrics of a tally; those that need an unknown size of the model are left out.
 
@@ -100,6 +102,8 @@ def figures(
         By metric, of every step `[B]`.
     crossed
         As `Predicted.crossed`.
+    dropped_share
+        None without a fixed capacity.
     """
     value = {name: float(x[0]) for name, x in _ratios(tally.counts.sum(axis=0)[None], model.num_layers).items()}
     draws = _ratios(resampled_sums(tally.counts, seed=seed), model.num_layers)
@@ -113,6 +117,8 @@ def figures(
         value["kv_bytes"] = cell_bytes * model.attention.kv_size * (tally.loads.shape[2] - 1)
     _add_balance(tally.loads[:, :, tally.slots > 0], seed, value, draws)
     _add_seconds(seconds, crossed, seed, value, draws)
+    if dropped_share is not None:
+        value["dropped_share"] = dropped_share
     return Figures(value, draws)
 
 

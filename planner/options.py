@@ -10,7 +10,6 @@ from ..runtime.plan import Verdict
 
 __all__ = [
     "Cap",
-    "ChunkShares",
     "EvaluationOptions",
     "PipelineOptions",
     "PlacementOptions",
@@ -21,8 +20,10 @@ __all__ = [
     "StageSeconds",
 ]
 
-Seconds = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
+MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
+
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+Reason = Annotated[str, Field(max_length=256)]
 Share0 = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9)]  # or none, up to rounding
 
 
@@ -105,19 +106,6 @@ class PlacementOptions(Record):
     replanned: Replanned | None = None
 
 
-class ChunkShares(Record):
-    """The share of every MoE layer in each of its chunks, in the order of dispatch; a pass's degrees are their numbers.
-
-    Parameters
-    ----------
-    forward, backward
-        A tuple a layer that sums to 1; `backward` is None where no backward pass was planned.
-    """
-
-    forward: tuple[tuple[Share, ...], ...]
-    backward: tuple[tuple[Share, ...], ...] | None
-
-
 class StageSeconds(Record):
     """Seconds of the chunks of every MoE layer in each stage, in the order of a forward pass, mean over steps.
 
@@ -136,14 +124,10 @@ class PipelineOptions(Record):
     ----------
     backward
         How many times as long as forward the experts compute backward; 0: no backward pass was planned.
-    capacity_factor
-        Every expert's buffer over its mean rows, padded to a multiple of the degree; None: no fixed capacity.
-    shares
-        Of the plan's chunks where they are unequal; None: equal ones.
     placement
         Under which placement: that of the plan it was solved on, or contiguous.
     baselines
-        The degrees of the contenders that the plan is held against.
+        What the contenders decide that the plan is held against: equal chunks, and the plan's capacity.
     a2a_ffn_overlap_degree
         What Tutel takes, one a layer for both passes.
     whole, forward, backward_pass
@@ -155,8 +139,6 @@ class PipelineOptions(Record):
     joint: bool
     full_duplex: bool
     backward: Seconds
-    capacity_factor: Annotated[float, Field(gt=0)] | None = None
-    shares: ChunkShares | None = None
     placement: Literal["base", "contiguous"]
     baselines: Mapping[str, PipelineDecision]
     a2a_ffn_overlap_degree: tuple[Degree, ...]
@@ -191,6 +173,6 @@ class SecondsOptions(Record):
     """
 
     sources: Mapping[str, str]
-    missing: Mapping[str, str]
+    missing: Mapping[str, Reason]
     extrapolated: Mapping[str, Annotated[float, Field(ge=0, le=1)]]
     other_dtype: tuple[str, ...]

@@ -8,11 +8,23 @@ from pydantic import ValidationError
 
 from ..errors import InputError
 from ..runtime.plan import Part, Plan
+from ..solvers.pipemoe import TUTEL_MAX_DEGREE
 from .options import PipelineOptions
 from .part import find, value
 from .seconds_report import TimeUnit
+from .superadditive import curve_gain
 
-__all__ = ["degree_lines", "degree_summary", "pipeline_options", "pipeline_remarks"]
+__all__ = [
+    "degree_choices",
+    "degree_lines",
+    "degree_summary",
+    "one_piece",
+    "pipeline_options",
+    "pipeline_price",
+    "pipeline_remarks",
+]
+
+LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
 
 
 def pipeline_options(plan: Plan) -> PipelineOptions:
@@ -48,16 +60,40 @@ def degree_summary(plan: Plan) -> str:
     pipeline = plan.decisions.pipeline
     assert pipeline is not None
     words = f"forward {_tallied(pipeline.forward)}"
-    return words if pipeline.backward is None else f"{words}; backward {_tallied(pipeline.backward)}"
+    if pipeline.backward is not None:
+        words += f"; backward {_tallied(pipeline.backward)}"
+    return f"{words} ({degree_choices(plan)})"
+
+
+def degree_choices(plan: Plan) -> str:
+    """From what the degrees were chosen, and what channels were assumed."""
+    options = pipeline_options(plan)
+    words = [f"up to {options.max_degree}", "full duplex" if options.full_duplex else "half duplex"]
+    if options.joint:
+        words.append("one for both passes" if options.backward else "--joint without effect: no backward pass")
+    return ", ".join(words)
+
+
+def one_piece(plan: Plan) -> bool:
+    """Whether the plan cuts no layer, so that it is what it is held against."""
+    pipeline = plan.decisions.pipeline
+    return pipeline is not None and {*pipeline.forward, *(pipeline.backward or ())} == {1}
+
+
+def pipeline_price(part: Part) -> str:
+    """What a fixed capacity costs beside the seconds, as the end of a verdict."""
+    dropped = part.contenders[0].metrics.get("dropped_share")
+    return "" if dropped is None else f"; the price: {dropped.value:.1%} of the token-expert pairs are dropped"
 
 
 def degree_lines(plan: Plan, width: int) -> Iterable[str]:
     """The degree of every layer in each pass, and what Tutel takes."""
     options, pipeline = pipeline_options(plan), plan.decisions.pipeline
     assert pipeline is not None
+    most = min(TUTEL_MAX_DEGREE, options.max_degree)
     rows = {"forward": pipeline.forward, "backward": pipeline.backward, "tutel": options.a2a_ffn_overlap_degree}
     yield ""
-    yield "pipeline degrees, layer by layer; tutel: a2a_ffn_overlap_degree, one for both passes, at most 32"
+    yield f"pipeline degrees, layer by layer; tutel: a2a_ffn_overlap_degree, one for both passes, at most {most}"
     for name, degrees in rows.items():
         wrapped = textwrap.wrap(" ".join(map(str, degrees or ())), max(width - 12, 16))
         for number, line in enumerate(wrapped):
@@ -70,28 +106,40 @@ def pipeline_remarks(plan: Plan, part: Part) -> Iterable[str]:
     Notes
     -----
     Exchanges share one channel and experts one device, so a pass in any chunks takes at least the longer of both; in
-    one piece it takes both: overlap saves at most the shorter. With full duplex the exchanges overlap each other, too.
+    one piece it takes both: overlap saves at most the shorter. With full duplex each exchange has a channel of its own,
+    and overlap saves at most all but the longest of the three.
     """
-    options, whole = pipeline_options(plan), find(part, "degree_1/standard")
-    exchanges = value(whole, "dispatch_s") + value(whole, "combine_s")
-    experts = value(whole, "experts_s")
+    options, decision, whole = pipeline_options(plan), plan.decisions.pipeline, find(part, "degree_1/standard")
+    assert decision is not None
+    dispatch, experts, combine = (value(whole, f"{name}_s") for name in ("dispatch", "experts", "combine"))
+    busy = {"exchanges": dispatch + combine, "experts": experts}
+    if options.full_duplex:
+        busy = {"dispatch": dispatch, "experts": experts, "combine": combine}
     unit = TimeUnit.of(part)
-    if not options.full_duplex:
+    yield (
+        f"overlap can hide at most {unit.text(sum(busy.values()) - max(busy.values()))} {unit.name} of a forward pass:"
+        f" {', '.join(f'{name} {unit.text(seconds)}' for name, seconds in busy.items())}"
+    )
+    saved, bent = curve_gain(plan, options)
+    if bent > LEAST_CURVE_SHARE * saved > 0:
         yield (
-            f"overlap can hide at most {unit.text(min(exchanges, experts))} {unit.name} of a forward pass: exchanges"
-            f" {unit.text(exchanges)}, experts {unit.text(experts)}"
+            f"of {TimeUnit.worded(saved)} that chunks save on the fitted steps, {TimeUnit.worded(bent)} are no overlap:"
+            " the experts' curve says that chunks compute faster than the whole"
         )
-    if options.shares is not None:
-        passes = [options.shares.forward, options.shares.backward or ()]
+    if decision.shares is not None:
+        passes = [decision.shares.forward, decision.shares.backward or ()]
         uneven = sum(len(set(shares)) > 1 for one in passes for shares in one)
+        number = sum(map(len, passes))
         yield (
-            f"chunks are unequal in {uneven} of {sum(map(len, passes))} passes of layers, where that is faster; no"
-            " engine that is exported to takes them"
+            f"chunks are unequal in {uneven} of {number} passes of layers, where that is faster; no engine that is"
+            " exported to takes them"
+            if uneven
+            else f"none of {number} passes of layers is faster in unequal chunks"
         )
-    if options.capacity_factor is not None:
+    if decision.capacity_factor is not None:
         yield (
-            f"capacity: every expert's buffer holds {options.capacity_factor:g} times the mean, padded to whole chunks;"
-            " tokens beyond it are dropped, which no figure here weighs"
+            f"capacity: every expert's buffer holds {decision.capacity_factor:g} times the mean, padded to whole"
+            " chunks; what dropped pairs do to outputs no figure here weighs"
         )
     if options.backward:
         yield "training: forward and backward of the MoE layers are timed, of attention forward only"

@@ -26,7 +26,7 @@ from .predicted import Predicted, by_class
 from .speeds import Speeds
 from .tally import Tally
 
-__all__ = ["Chunks", "Pipeline"]
+__all__ = ["ChunkSeconds", "Pipeline"]
 
 PASSES = ("moe_s", "moe_backward_s")
 Stages = tuple[Prediction, Prediction, Prediction]
@@ -34,9 +34,10 @@ PARTS = ("attention_s", "dispatch_s", "experts_s", "combine_s", *PASSES)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
-    """Seconds of the chunks of every layer in their three stages, `[C, B, L]`; the exchanges one a link class, too."""
+class ChunkSeconds:
+    """Seconds of the chunks of a cut in their three stages, `[C, B, L]`; the exchanges one a link class, too."""
 
+    cut: Cut
     dispatch_by_class: list[Prediction]
     experts: Prediction
     combine_by_class: list[Prediction]
@@ -74,16 +75,16 @@ class Pipeline:
 
     def predicted(self, cuts: Cuts) -> Predicted:
         """The seconds of a step and of its parts at the cuts of every layer."""
-        ports, forward = self.tally.ports, cuts.forward
+        ports, chunks = self.tally.ports, self.chunks(cuts.forward)
         assert ports is not None
-        chunks = self.chunks(forward)
+        busy = cuts.forward.busy
         layers: dict[str, Prediction] = {}
         if self.speeds.attention:
             layers["attention_s"] = attention_seconds(ports.tokens, ports.contexts, self.speeds.attention)
         for name, parts in (("dispatch", chunks.dispatch_by_class), ("combine", chunks.combine_by_class)):
-            layers |= by_class(name, [_over_chunks(forward.busy, part) for part in parts], self.cluster)
-        layers["experts_s"] = _over_chunks(forward.busy, chunks.experts)
-        passes = {"moe_s": (forward, chunks.stages)}
+            layers |= by_class(name, [_over_chunks(busy, part) for part in parts], self.cluster)
+        layers["experts_s"] = _over_chunks(busy, chunks.experts)
+        passes = {"moe_s": (cuts.forward, chunks.stages)}
         if cuts.backward is not None:
             passes["moe_backward_s"] = (cuts.backward, self._reversed(self.chunks(cuts.backward)))
         layers |= {name: self._pass(*one) for name, one in passes.items()}
@@ -93,32 +94,32 @@ class Pipeline:
         outside = {name: float(layers[name].extrapolated.mean()) for name in PARTS if name in layers}
         return Predicted(seconds, {name: share for name, share in outside.items() if share}, crossed_QB)
 
-    def chunks(self, cut: Cut) -> Chunks:
+    def chunks(self, cut: Cut) -> ChunkSeconds:
         """The seconds of the chunks that every layer is cut into."""
         speeds, found = self.speeds, []
         assert speeds.exchange is not None
         assert speeds.experts is not None
-        copy_bytes = float((self.model.hidden_size or 0) * (self.model.dtype_bytes or 0))
+        copy_bytes = self.model.copy_bytes
+        assert copy_bytes is not None
         for dispatch, pairs, combine in self._work(cut):
             there = exchange_seconds(dispatch, copy_bytes, speeds.exchange)
             back = exchange_seconds(combine, copy_bytes, speeds.exchange)
             found.append((there, expert_seconds(pairs, self.tally.slots, speeds.experts), back))
         dispatches, experts, combines = zip(*found, strict=True)
-        return Chunks(
+        return ChunkSeconds(
+            cut,
             [_stacked(cut, one) for one in zip(*dispatches, strict=True)],
             _stacked(cut, experts),
             [_stacked(cut, one) for one in zip(*combines, strict=True)],
         )
 
-    def taken(self, cut: Cut, *, back: bool = False) -> NDArray[np.float64]:
+    def taken(self, chunks: ChunkSeconds, *, back: bool = False) -> NDArray[np.float64]:
         """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.
 
         Exchanges are at each level with experts at each.
         """
-        chunks = self.chunks(cut)
-        mean_QL: NDArray[np.float64] = self._crossed(cut, self._reversed(chunks) if back else chunks.stages).mean(
-            axis=1
-        )
+        stages = self._reversed(chunks) if back else chunks.stages
+        mean_QL: NDArray[np.float64] = self._crossed(chunks.cut, stages).mean(axis=1)
         return mean_QL
 
     @property
@@ -127,12 +128,12 @@ class Pipeline:
 
         Notes
         -----
-        As Tutel has it: K int(F ceil(T / E)), T the tokens of the fullest device, E experts, K a token; at least one a
-        choice.
+        As Tutel has it (`extract_critical` in tutel/impls/fast_dispatch.py): K int(F ceil(T / E)), T the tokens of the
+        fullest device, E experts, K a token.
         """
         assert self.tally.ports is not None
         mean_BL = -(-self.tally.ports.tokens.max(axis=2) // self.model.num_experts)
-        rows_BL = np.maximum(np.floor((self.capacity_factor or 0.0) * mean_BL), 1).astype(np.int64)
+        rows_BL = np.floor((self.capacity_factor or 0.0) * mean_BL).astype(np.int64)
         return np.broadcast_to(self.model.top_k * rows_BL, self.tally.loads.shape[:2])
 
     def _work(self, cut: Cut) -> Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
@@ -148,7 +149,7 @@ class Pipeline:
         copies = [(one * slots_C)[..., None, None] for one in rows]
         return [*zip(copies, [one * slots_D * len(slots_D) for one in rows], copies, strict=True)]
 
-    def _reversed(self, chunks: Chunks) -> Stages:
+    def _reversed(self, chunks: ChunkSeconds) -> Stages:
         """Gradients go back through the combine, the experts, `backward` times as long, and the dispatch."""
         dispatch, experts, combine = chunks.stages
         seconds, low, high = (self.backward * one for one in (experts.seconds, experts.low, experts.high))

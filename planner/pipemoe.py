@@ -10,9 +10,10 @@ from ..runtime.decisions import PipelineDecision
 from ..solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ..solvers.pipemoe import TUTEL_MAX_DEGREE
 from .cut import Cut, Cuts
-from .degrees import DegreeTable, tabulated, unequal_shares
+from .degrees import DegreeTable, tabulated, unequal
+from .dropped import dropped_share, sent_pairs
 from .evaluate import Replayed, cohorts_of, judge
-from .options import ChunkShares, PipelineOptions, StageSeconds
+from .options import MAX_SECONDS, PipelineOptions, StageSeconds
 from .pipelined import Pipeline
 from .replay import replay
 from .solved import Solved
@@ -32,9 +33,9 @@ def solve(task: Task) -> Solved:
     Raises
     ------
     UsageError
-        There is no profile; a fixed capacity under replicas.
+        There is no profile; a fixed capacity under replicas, or one of no row.
     InputError
-        The profile cannot time an exchange or the experts; no token is routed.
+        The profile cannot time an exchange or the experts, or says absurd times; no token is routed.
     """
     speeds, cohorts = _speeds(task), cohorts_of(task)
     task.say("replaying the trace under the placement")
@@ -45,16 +46,23 @@ def solve(task: Task) -> Solved:
     task.say("solving pipemoe")
     started = time.perf_counter()
     table = tabulated(pipelines[0], task.request.max_degree or TUTEL_MAX_DEGREE, joint=task.request.joint)
-    degrees, shares = _decided(task, pipelines[0], table)
-    cuts = {"plan": Cuts.of(degrees, shares)}
-    outcome = _outcome(table, degrees, started) if shares is None else _unbounded(pipelines[0], cuts["plan"], started)
+    _check_seconds(table)
+    uneven = task.method == "unequal"
+    decision = unequal(pipelines[0], table) if uneven else table.degrees(str(task.method))
+    cuts = {"plan": Cuts.of(decision)}
+    outcome = _unbounded(pipelines[0], cuts["plan"], started) if uneven else _outcome(table, decision, started)
     baselines = {name: table.degrees(name) for name in rivals(task.method)}
     task.say("timing the plan and its baselines")
     cuts |= {name: Cuts.of(found) for name, found in baselines.items()}
-    timed = [[_replayed(name, cut, one) for name, cut in cuts.items()] for one in pipelines]
+    fixed = task.request.capacity_factor is not None
+    sent = sent_pairs(task.trace, cohorts, task.request.cluster, phases=phases) if fixed else [None] * len(cohorts)
+    timed = [
+        [_replayed(name, cut, one, sent_BLDE) for name, cut in cuts.items()]
+        for one, sent_BLDE in zip(pipelines, sent, strict=True)
+    ]
     return Solved(
-        decision=degrees,
-        options=_options(task, pipelines[0], table, cuts["plan"], shares, baselines),
+        decision=decision,
+        options=_options(task, pipelines[0], table, cuts["plan"], baselines),
         outcome=outcome,
         evaluated=judge(cohorts, timed, task.trace.model, speeds, seed=task.request.seed),
         against="degree_1/standard",
@@ -91,20 +99,29 @@ def _pipeline(task: Task, tally: Tally, speeds: Speeds) -> Pipeline:
             " every expert once and as many on every device"
         )
     factor = BACKWARD if task.surveyed.training else 0.0
-    return Pipeline(tally, speeds, request.cluster, model, factor, request.full_duplex, request.capacity_factor)
+    made = Pipeline(tally, speeds, request.cluster, model, factor, request.full_duplex, request.capacity_factor)
+    if request.capacity_factor is not None and not made.capacity[tally.loads.any(axis=2)].all():
+        raise UsageError(
+            f"--capacity-factor {request.capacity_factor}: a buffer of int({request.capacity_factor:g} ceil(tokens /"
+            " experts)) rows holds none in some step; expected a larger one, 1 is enough in every step"
+        )
+    return made
 
 
-def _decided(task: Task, pipeline: Pipeline, table: DegreeTable) -> tuple[PipelineDecision, ChunkShares | None]:
-    """The degrees by the task's method, and the shares of their chunks where these may be unequal."""
-    if task.method != "unequal":
-        return table.degrees(str(task.method)), None
-    shares = unequal_shares(pipeline, table)
-    back = None if shares.backward is None else tuple(map(len, shares.backward))
-    return PipelineDecision(forward=tuple(map(len, shares.forward)), backward=back), shares
+def _check_seconds(table: DegreeTable) -> None:
+    """Refuse curves by which a layer takes longer than a plan may say."""
+    longest = max(table.forward.max(), table.backward.max())
+    if not longest <= MAX_SECONDS:
+        raise InputError(
+            f"an MoE layer takes {longest:.3g} s by the profile and the links; expected at most {MAX_SECONDS:g}:"
+            " measure again, or correct --link"
+        )
 
 
-def _replayed(name: str, cuts: Cuts, pipeline: Pipeline) -> Replayed:
-    return Replayed(name, "standard", pipeline.tally, pipeline.predicted(cuts))
+def _replayed(name: str, cuts: Cuts, pipeline: Pipeline, sent_BLDE: NDArray[np.int32] | None) -> Replayed:
+    """A contender on a part; `sent_BLDE` as `dropped.sent_pairs` gives it where the capacity is fixed."""
+    dropped = None if sent_BLDE is None else dropped_share(sent_BLDE, cuts.forward.padded(pipeline.capacity))
+    return Replayed(name, "standard", pipeline.tally, pipeline.predicted(cuts), dropped)
 
 
 def _outcome(table: DegreeTable, degrees: PipelineDecision, started: float) -> Outcome:
@@ -123,20 +140,15 @@ def _outcome(table: DegreeTable, degrees: PipelineDecision, started: float) -> O
 
 def _unbounded(pipeline: Pipeline, cuts: Cuts, started: float) -> Outcome:
     """What unequal chunks take; other shares might take less, under curves of any form nothing is proven."""
-    passes = [pipeline.taken(cuts.forward)]
-    passes += [pipeline.taken(cuts.backward, back=True)] if cuts.backward is not None else []
+    passes = [pipeline.taken(pipeline.chunks(cuts.forward))]
+    passes += [pipeline.taken(pipeline.chunks(cuts.backward), back=True)] if cuts.backward is not None else []
     value = float(sum(taken_SL[len(taken_SL) // 2].sum() for taken_SL in passes))
     objective = Objective("moe_s", value, "min")
     return Outcome.of(status=Status.FEASIBLE, objective=objective, started=started, backend="scipy highs")
 
 
 def _options(
-    task: Task,
-    pipeline: Pipeline,
-    table: DegreeTable,
-    cuts: Cuts,
-    shares: ChunkShares | None,
-    baselines: dict[str, PipelineDecision],
+    task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts, baselines: dict[str, PipelineDecision]
 ) -> PipelineOptions:
     return PipelineOptions(
         method=str(task.method),
@@ -144,8 +156,6 @@ def _options(
         joint=table.joint,
         full_duplex=pipeline.full_duplex,
         backward=pipeline.backward,
-        capacity_factor=pipeline.capacity_factor,
-        shares=shares,
         placement="contiguous" if task.base is None else "base",
         baselines=baselines,
         a2a_ffn_overlap_degree=table.tutel,

@@ -91,10 +91,9 @@ def _layers(
     found: dict[str, Prediction] = {}
     if speeds.attention:
         found["attention_s"] = attention_seconds(ports.tokens, ports.contexts, speeds.attention)
-    if speeds.exchange:
-        copy_bytes = float((model.hidden_size or 0) * (model.dtype_bytes or 0))
-        dispatch = exchange_seconds(ports.dispatch, copy_bytes, speeds.exchange)
-        combine = exchange_seconds(ports.combine, copy_bytes, speeds.exchange)
+    if speeds.exchange and model.copy_bytes:
+        dispatch = exchange_seconds(ports.dispatch, model.copy_bytes, speeds.exchange)
+        combine = exchange_seconds(ports.combine, model.copy_bytes, speeds.exchange)
         if coherent and model.top_k == 1:  # the token is already where it lives next: nothing is called
             combine = [no_seconds(part.seconds.shape) for part in combine]
         found |= by_class("dispatch", dispatch, cluster) | by_class("combine", combine, cluster)

@@ -7,18 +7,22 @@ from pydantic import ValidationError
 from ..errors import InputError
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from .contender_table import megabytes
-from .netmoe.report import SAVED
+from .netmoe.report import SAVED, dealt_lines
 from .options import Replanned
 from .part import find, ours_and_base, value
-from .pipeline_report import pipeline_remarks
+from .pipeline_report import one_piece, pipeline_price, pipeline_remarks
 from .seconds_report import TimeUnit
 
 __all__ = ["gain_words", "remarks"]
+
+FEW_STEPS = 10  # an interval from so few says little of others
 
 
 def remarks(plan: Plan, part: Part) -> Iterable[str]:
     """The verdict of a plan and the prices of the part that judges it, line by line."""
     yield from _verdict(plan, part)
+    if plan.decisions.sample_policy is not None:
+        yield from dealt_lines(plan, part)
     if plan.decisions.pipeline is not None:
         yield from pipeline_remarks(plan, part)
     elif plan.decisions.sample_policy is None:
@@ -57,14 +61,16 @@ def _verdict(plan: Plan, part: Part) -> Iterable[str]:
         yield "judged on the very samples it was fitted to, because nothing was held out: expect less on others"
     against = verdict.against.replace("/", ", ")
     gain = gain_words(verdict, part)
-    if verdict.value == "none" and verdict.gain.low is None:
+    if one_piece(plan):
+        yield f"no benefit expected: one piece is taken in every layer, as by {against}{pipeline_price(part)}"
+    elif verdict.value == "none" and verdict.gain.low is None:
         yield f"no benefit shown: {gain} than {against}; one step shows nothing, record more"
     elif verdict.value == "none":
-        yield f"no benefit expected: {gain} than {against}{_short_of(verdict, part)}"
+        yield f"no benefit expected: {gain} than {against}{_short_of(verdict, part)}{pipeline_price(part)}"
     elif verdict.metric == "device_copies" and _loses_bytes(plan, part):
         yield f"benefit in copies alone, NOT IN BYTES: {gain} than {against}, and more K and V than they save"
     else:
-        yield f"benefit expected: {gain} than {against}"
+        yield f"benefit expected: {gain} than {against}{pipeline_price(part)}"
 
 
 def _short_of(verdict: Verdict, part: Part) -> str:
@@ -72,7 +78,9 @@ def _short_of(verdict: Verdict, part: Part) -> str:
     if not verdict.at_least or verdict.gain.value <= 0:
         return ""
     moved = value(part.contenders[0], "samples_moved")
-    return f"; under {verdict.at_least:.0%} does not pay for moving {moved:.0%} of the samples at every layer"
+    above = verdict.gain.value > verdict.at_least * value(find(part, verdict.against), verdict.metric)
+    under = f"may be under {verdict.at_least:.0%}, which" if above else f"under {verdict.at_least:.0%}"
+    return f"; {under} does not pay for moving {moved:.0%} of the samples at every layer"
 
 
 def _split_gain(part: Part) -> Iterable[str]:
@@ -189,6 +197,10 @@ def _steps(plan: Plan, part: Part) -> Iterable[str]:
         one = all_ = "seconds are"
     elif plan.decisions.sample_policy is not None:
         one = all_ = "figures are"
+        if 1 < part.num_steps < FEW_STEPS:
+            derived = options.get("step") == "derived"
+            how = ", or put fewer samples in each (--samples-per-step, which changes the figures)" if derived else ""
+            yield f"judged on {part.num_steps} steps, which are few: record more{how}"
     if options.get("step") == "derived" and part.num_samples < options.get("samples_per_step", 0):
         yield f"{one} of one incomplete step of {part.num_samples} {unit}s (--samples-per-step)"
     elif part.dropped_samples:

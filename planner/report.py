@@ -10,18 +10,18 @@ from ..errors import InputError
 from ..runtime.plan import Part, Plan
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement
-from .contender_table import LEGEND, LEGEND_OF_NODES, contender_table
+from .contender_table import contender_table, legend
 from .netmoe.report import sample_policy_lines
 from .options import Search
 from .picture import placement_picture
 from .pipeline_report import degree_lines, degree_summary
 from .remarks import remarks
-from .seconds_report import print_seconds
+from .seconds_report import TimeUnit, print_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["show_report", "solve_report"]
+__all__ = ["not_carried_out", "show_report", "solve_report"]
 
 
 def solve_report(plan: Plan, path: Path, console: "Console") -> None:
@@ -29,7 +29,14 @@ def solve_report(plan: Plan, path: Path, console: "Console") -> None:
     _print_inputs(plan, console)
     _print_outcomes(plan, console)
     _print_evaluation(plan, console)
-    console.print(f"wrote     {path}    next: moeplan apply {path}")
+    console.print(f"wrote     {path}    next: moeplan {_next_command(plan, path)}")
+    for line in not_carried_out(plan):
+        console.print(f"note      {line}")
+
+
+def not_carried_out(plan: Plan) -> list[str]:
+    """What `moeplan.runtime` refuses of a plan, and where what it decides is for others, a line each."""
+    return [line for name, line in _NOT_CARRIED_OUT.items() if name in plan.decisions.names]
 
 
 def show_report(plan: Plan, path: Path, console: "Console") -> None:
@@ -45,6 +52,14 @@ def show_report(plan: Plan, path: Path, console: "Console") -> None:
     if plan.decisions.pipeline is not None:
         for line in degree_lines(plan, console.width):
             console.print(line)
+
+
+def _next_command(plan: Plan, path: Path) -> str:
+    if plan.decisions.pipeline is not None:
+        return f"show {path} --timeline 0"
+    if plan.decisions.sample_policy is not None:
+        return f"show {path}"
+    return f"apply {path}"
 
 
 def _print_inputs(plan: Plan, console: "Console") -> None:
@@ -93,18 +108,14 @@ def _print_outcomes(plan: Plan, console: "Console") -> None:
 def _objective(outcome: Outcome) -> str:
     """The objective's value on the fitted samples, its bound and its kind."""
     objective = outcome.objective
-    _, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
-    value = _valued(objective.name, objective.value)
+    words, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
+    timed = TimeUnit.up_to(max(objective.value, outcome.bound or 0.0)) if objective.name == "exchange_s" else None
+    shown = (lambda x: f"{timed.text(x)} {timed.name}") if timed else f"{{:{form}}}".format
+    value = f"{words} {shown(objective.value)}"
     if outcome.bound is None or outcome.gap is None:
         return f"{value} (no bound)"
     limit = "at most" if objective.sense == "max" else "at least"
-    return f"{value} of {limit} {outcome.bound:{form}} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
-
-
-def _valued(name: str, value: float) -> str:
-    """A value of an objective, in words."""
-    words, form = _OBJECTIVES.get(name, (name, ".3f"))
-    return f"{words} {value:{form}}"
+    return f"{value} of {limit} {shown(outcome.bound)} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
 
 
 def _search_lines(plan: Plan, outcome: Outcome) -> Iterable[str]:
@@ -122,7 +133,8 @@ def _search_lines(plan: Plan, outcome: Outcome) -> Iterable[str]:
     for stage in search.stages:
         yield f"{stage.name:<9} {stage.inter_hops:.1%} {what} between nodes, {stage.intra_hops:.1%} inside them"
     if (cap := search.cap) is not None:
-        without = _valued(outcome.objective.name, cap.objective_without)
+        words, form = _OBJECTIVES.get(outcome.objective.name, (outcome.objective.name, ".3f"))
+        without = f"{words} {cap.objective_without:{form}}"
         yield (
             f"capped    at {cap.max_load:.3g} of a layer's mean load a device; without, in less time, {without} with up"
             f" to {cap.highest_without:.3g}"
@@ -138,7 +150,7 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
     if plan.decisions.pipeline is None:  # whose contenders differ in seconds alone
         several_nodes = plan.cluster.num_nodes > 1
         console.print(contender_table(part, title, several_nodes=several_nodes))
-        console.print(LEGEND_OF_NODES if several_nodes else LEGEND)
+        console.print(legend(part, several_nodes=several_nodes))
         console.print()
     if "seconds" in plan.options:
         print_seconds(plan, part, console)
@@ -150,9 +162,13 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
         console.print(line)
 
 
+_NOT_CARRIED_OUT = {
+    "pipeline": "moeplan.runtime pipelines no layers yet; options.pipeline.a2a_ffn_overlap_degree has Tutel's degrees",
+    "sample_policy": "moeplan.runtime re-homes no samples yet; decisions.sample_policy is for a loop of your own",
+}
 _OBJECTIVES = {
     "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
-    "exchange_s": ("the exchanges of a layer take, in seconds,", ".3g"),
+    "exchange_s": ("the exchanges of a layer take", ".3g"),
     "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
     "moe_s": ("MoE layers take, in seconds a step,", ".4g"),
     "hops_kept": ("hops kept", ".1%"),

@@ -18,6 +18,7 @@ Phase = Literal["prefill", "decode", "train"]
 MAX_DEVICES = 4096
 MAX_DEGREE = 1024
 MAX_CAPACITY_FACTOR = 1024
+TIME_LIMIT_S = 30.0
 SAMPLES_PER_DEVICE = 4  # the default step: 4 samples a device
 
 
@@ -36,6 +37,8 @@ class Request:
         itself within them. None: moves are not weighed.
     dispatch_model
         None: the strategy's own.
+    time_limit_s
+        Of exflow's search; the others end by themselves.
     method, backend
         How the strategy solves, None: its own way; what solves exflow's "ilp" and "paper".
     bound, max_load
@@ -71,7 +74,7 @@ class Request:
     phases: tuple[Phase, ...] = ()
     fit_fraction: float = 0.5
     samples_per_step: int | None = None
-    time_limit_s: float = 30.0
+    time_limit_s: float = TIME_LIMIT_S
     seed: int = 0
     max_degree: int | None = None
     joint: bool = False
@@ -90,6 +93,8 @@ class Request:
             raise UsageError(f"--samples-per-step {self.samples_per_step}; expected at least 1 and below 2^31")
         if not 0 < self.time_limit_s < 1e7:
             raise UsageError(f"--time-limit {self.time_limit_s}; expected seconds above 0")
+        if self.time_limit_s != TIME_LIMIT_S and self.strategy != "exflow":
+            raise UsageError(f"--time-limit with --strategy {self.strategy}; only exflow searches until its limit")
         if self.slots is not None and self.redundant:
             raise UsageError("--slots and --redundant both say how many slots there are; give one of them")
         if not 0 <= self.seed < 2**63:
@@ -112,12 +117,15 @@ class Request:
 
     def _check_pipeline(self) -> None:
         """What only pipemoe is asked for."""
-        chosen = self.max_degree is not None or self.joint or self.full_duplex or self.capacity_factor is not None
-        if self.strategy != "pipemoe" and chosen:
-            raise UsageError(
-                "--max-degree, --joint, --full-duplex or --capacity-factor with --strategy"
-                f" {self.strategy}; only pipemoe has them"
-            )
+        flags = {
+            "--max-degree": self.max_degree is not None,
+            "--joint": self.joint,
+            "--full-duplex": self.full_duplex,
+            "--capacity-factor": self.capacity_factor is not None,
+        }
+        if self.strategy != "pipemoe" and any(flags.values()):
+            given = " and ".join(name for name, is_given in flags.items() if is_given)
+            raise UsageError(f"{given} with --strategy {self.strategy}; only pipemoe has such flags")
         if self.max_degree is not None and not 1 <= self.max_degree <= MAX_DEGREE:
             raise UsageError(f"--max-degree {self.max_degree}; expected 1 to {MAX_DEGREE:,}")
         if self.capacity_factor is not None and not 0 < self.capacity_factor <= MAX_CAPACITY_FACTOR:

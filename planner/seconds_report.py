@@ -62,7 +62,7 @@ def print_seconds_table(part: Part, console: "Console") -> None:
 
 @dataclass(frozen=True, slots=True)
 class TimeUnit:
-    """The unit in which a plan's seconds are shown, so that the longest step has one to five digits."""
+    """The unit in which seconds are shown, so that the longest has one to five digits."""
 
     name: str
     per_s: float
@@ -70,12 +70,22 @@ class TimeUnit:
     @classmethod
     def of(cls, part: Part) -> "TimeUnit":
         """That of the longest figure of a part of the evaluation."""
-        longest = max(
-            (found.value for one in part.contenders for name, found in one.metrics.items() if name.endswith("_s"))
+        return cls.up_to(
+            max(found.value for one in part.contenders for name, found in one.metrics.items() if name.endswith("_s"))
         )
+
+    @classmethod
+    def up_to(cls, longest: float) -> "TimeUnit":
+        """That of figures of which one of so many seconds is the longest."""
         if longest >= 10:
             return cls("s", 1.0)
         return cls("ms", 1e3) if longest >= 1e-2 else cls("us", 1e6)
+
+    @classmethod
+    def worded(cls, seconds: float) -> str:
+        """A single figure in the unit that suits it, with its name."""
+        unit = cls.up_to(seconds)
+        return f"{unit.text(seconds)} {unit.name}"
 
     def text(self, seconds: float) -> str:
         """A figure, three digits at least."""

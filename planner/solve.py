@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..files import atomic_path, sha256_file
+from ..files import sha256_file
 from ..runtime.decisions import Decisions
-from ..runtime.plan import FileInput, Inputs, Plan, Split, TraceInput, load, save
+from ..runtime.plan import FileInput, Inputs, Plan, Split, TraceInput, load
 from ..solvers.outcome import Outcome
 from .evaluate import verdict
 from .replanned import previous_plan
 from .request import Request
+from .sidecars import save_with
 from .solved import Solved
 from .strategy import Strategy, strategy
 from .task import Task
@@ -29,11 +30,8 @@ class Made:
     sidecars: Mapping[str, bytes]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the sidecars, then the plan that names them, each atomically."""
-        for name, contents in self.sidecars.items():
-            with atomic_path(Path(path).parent / name) as temporary:
-                temporary.write_bytes(contents)
-        save(self.plan, path)
+        """Write the plan with its sidecars; parameters and errors as in `sidecars.save_with`."""
+        save_with(self.sidecars, self.plan, Path(path))
 
 
 def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Plan:

@@ -129,7 +129,7 @@ def _experts(profile: Profile | None, model: ModelSpec) -> _Found[Curve2] | _Mis
     if unknown:
         return _Missing(f"the model's {' and '.join(unknown)} is not in the trace")
     if series is None:
-        return _Missing("the profile has no expert_ffn")
+        return _Missing(_unmeasured(profile, "expert_ffn"))
     assert series.fit is not None
     least = series.fit.measured.get("grouped", (0, 0))[0]
     sizes = {"hidden": model.hidden_size, "ffn": model.ffn_size, "grouped": least}
@@ -144,10 +144,14 @@ def _attention(profile: Profile | None, model: ModelSpec, *, samples: bool) -> _
     if model.hidden_size is None:
         return _Missing("the model's hidden_size is not in the trace")
     if series is None:
-        return _Missing("the profile has no attention")
+        return _Missing(_unmeasured(profile, "attention"))
     source = series.key if model.attention.kv_size == 2 * model.hidden_size else f"{series.key} (as MHA)"
     curve = _of_two(series, ("batch", "length"), {"hidden": model.hidden_size})
     return _Found(curve, {"attention": source}, series.dtype not in _dtypes(model))
+
+
+def _unmeasured(profile: Profile | None, case: str) -> str:
+    return "no profile" if profile is None else f"the profile has no {case}"
 
 
 def _dtypes(model: ModelSpec) -> list[str]:

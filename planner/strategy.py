@@ -28,7 +28,7 @@ class Strategy:
     dispatch_models
         Those it makes sense under, the default first.
     metric
-        What its verdict is about where there is no `step_s`; less is better.
+        What its verdict is about where there is no `step_s` and `Solved` names no other; less is better.
     methods
         How it solves, the default first; empty where there is only one way.
     beside
@@ -69,7 +69,7 @@ STRATEGIES = {
             netmoe.solve,
             "sample_policy",
             ("migrating",),
-            "inter_bytes",
+            "exchange_s",
             methods=("sum", "even", "bottleneck", "paper"),
             beside=("placement",),
         ),

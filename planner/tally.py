@@ -17,7 +17,7 @@ from ..solvers.placement import Placement
 from ..solvers.ports import link_classes
 from .survey import Cohort
 
-__all__ = ["COUNTS", "Ports", "Route", "Tally"]
+__all__ = ["COUNTS", "Ports", "Route", "Tally", "check_cells"]
 
 MAX_CELLS = 2**27
 COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
@@ -62,7 +62,7 @@ class Ports:
         shape = (num_steps, num_layers, len(link_classes(cluster)), 2, cluster.num_devices)
         held = (num_steps, 1 if stays else num_layers, cluster.num_devices)
         ways = {"classes": shape[2], "directions": 2, "exchanges": 1 if stays else 2}
-        _check_cells("copies for seconds", cluster, steps=num_steps, layers=num_layers, devices=held[2], **ways)
+        check_cells("copies for seconds", cluster, steps=num_steps, layers=num_layers, devices=held[2], **ways)
         dispatch = np.zeros(shape, np.int64)
         combine = dispatch[:, :, :, ::-1] if stays else np.zeros(shape, np.int64)
         return cls(dispatch, combine, np.zeros(held, np.int64), np.zeros(held, np.int64))
@@ -95,7 +95,7 @@ class Tally:
         """A tally of nothing."""
         placement = route.placement
         shape = (cohort.num_steps, placement.num_layers, cluster.num_devices)
-        _check_cells("loads", cluster, steps=shape[0], layers=shape[1], devices=shape[2])
+        check_cells("loads", cluster, steps=shape[0], layers=shape[1], devices=shape[2])
         return cls(
             np.zeros((len(cohort.unit_ids), len(COUNTS)), np.int64),
             np.zeros(shape, np.int64),
@@ -104,7 +104,7 @@ class Tally:
         )
 
 
-def _check_cells(what: str, cluster: Cluster, **lengths: int) -> None:
+def check_cells(what: str, cluster: Cluster, **lengths: int) -> None:
     """Refuse an array of one number for every step, layer, device and so on that would not fit into memory."""
     cells = math.prod(lengths.values())
     if cells > MAX_CELLS:

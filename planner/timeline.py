@@ -3,7 +3,8 @@
 Seconds are those of the plan: of one chunk in each stage, mean over the fitted steps, at the layer's degrees.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
@@ -11,12 +12,16 @@ from ..runtime.plan import Plan
 from ..solvers.pipemoe import simulate
 from ..solvers.pipemoe.simulate import Event, Stage
 from .options import StageSeconds
-from .pipeline_report import pipeline_options
+from .pipeline_report import degree_choices, pipeline_options
+from .seconds_report import TimeUnit
 
-__all__ = ["Timeline", "human", "timeline_picture", "timelines"]
+__all__ = ["BASIS", "SIGNS", "Timeline", "timeline_picture", "timelines"]
 
-SIGNS = "0123456789abcdefghijklmnopqrstuvwxyz"  # of the chunks
+SIGNS = "0123456789"  # of the chunks, where they are few
+SHADES = " ░▒▓█"  # of a column, by the share of it that is busy
+BASIS = "means over the fitted steps"
 LABEL = 14
+SLACK = 1e-9  # of a column, that rounding may leave busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,9 @@ class Timeline:
     def title(self) -> str:
         """The pass, its chunks, its seconds and what overlap saves of them."""
         if self.degree == 1:
-            return f"{self.name}, {human(self.seconds)}"
+            return f"{self.name}, {TimeUnit.worded(self.seconds)}"
         saved = 1 - self.seconds / self.whole_s if self.whole_s else 0.0
-        return f"{self.name}, {self.degree} chunks, {human(self.seconds)}, {saved:.0%} less than in one piece"
+        return f"{self.name}, {self.degree} chunks, {TimeUnit.worded(self.seconds)}, {saved:.0%} less than in one piece"
 
     def lanes(self) -> Iterator[tuple[Stage, list[Event], float]]:
         """The events of every stage, and the share of the pass in which it is busy; else it is idle."""
@@ -94,35 +99,54 @@ def timelines(plan: Plan, layer: int) -> list[Timeline]:
 
 
 def timeline_picture(plan: Plan, layer: int, width: int) -> Iterable[str]:
-    """A lane a stage and a sign a chunk, on one scale for all passes."""
+    """A lane a stage, all passes on one scale: a sign a chunk, or shades where chunks are too many for signs."""
     passes = timelines(plan, layer)
     columns = max(width - LABEL - 1, 20)
     longest_s = max(found.seconds for found in passes)
-    yield f"layer {layer}: sign = chunk, a column = {human(longest_s / columns)}, % = share of the pass it is busy"
-    for found in passes:
+    pictures = [_lanes(found, longest_s, columns) for found in passes]
+    shaded = any({*SHADES[1:]} & {*lane} for lanes in pictures for lane in lanes)
+    yield f"layer {layer}, {BASIS}; {degree_choices(plan)}"
+    yield f"a column = {TimeUnit.worded(longest_s / columns)}, digit = chunk, % = share of the pass it is busy"
+    if shaded:
+        yield f"{SHADES[1:]} = share of a column that is busy, where chunks are too many for digits"
+    for found, lanes in zip(passes, pictures, strict=True):
         yield ""
         yield found.title
-        for stage, events, busy in found.lanes():
-            lane = _lane(events, columns / longest_s if longest_s else 0.0, columns)
+        for (stage, _, busy), lane in zip(found.lanes(), lanes, strict=True):
             yield f"{stage.value:<{LABEL - 5}}{busy:>4.0%} |{lane}"
 
 
-def human(seconds: float) -> str:
-    """Three digits in the unit that suits."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+def _lanes(found: Timeline, longest_s: float, columns: int) -> list[str]:
+    """The stages of a pass: by signs if every chunk that takes time can be seen, else by shades."""
+    spans = [
+        [tuple(_column(at, longest_s, columns) for at in (event.start_s, event.end_s)) for event in events]
+        for _, events, _ in found.lanes()
+    ]
+    if found.degree <= len(SIGNS):
+        lanes = [_signed(one, columns) for one in spans]
+        if all(len({*lane} - {" "}) == found.degree for lane in lanes):
+            return lanes
+    return [_shaded(one, columns) for one in spans]
 
 
-def _lane(events: list[Event], columns_per_s: float, columns: int) -> str:
+def _column(at_s: float, longest_s: float, columns: int) -> float:
+    return at_s / longest_s * columns if longest_s else 0.0
+
+
+def _signed(spans: Sequence[tuple[float, ...]], columns: int) -> str:
     """The chunks of a stage where they run; one that has the middle of no column takes a blank one near its own."""
     signs = [" "] * columns
-    spans = [[round(at * columns_per_s) for at in (event.start_s, event.end_s)] for event in events]
-    for event, (first, last) in zip(events, spans, strict=True):
-        signs[first:last] = SIGNS[event.chunk % len(SIGNS)] * (last - first)
-    for event, (first, last) in zip(events, spans, strict=True):
+    whole = [[round(at) for at in span] for span in spans]
+    for sign, (first, last) in zip(SIGNS, whole, strict=False):
+        signs[first:last] = sign * (last - first)
+    for sign, (first, last) in zip(SIGNS, whole, strict=False):
         at = min(first, columns - 1)
         if first == last and signs[at] == " ":
-            signs[at] = SIGNS[event.chunk % len(SIGNS)]
+            signs[at] = sign
     return "".join(signs).rstrip()
+
+
+def _shaded(spans: Sequence[tuple[float, ...]], columns: int) -> str:
+    """How much of each column a stage works, rounded up."""
+    busy = [sum(max(min(last, at + 1) - max(first, at), 0.0) for first, last in spans) for at in range(columns)]
+    return "".join(SHADES[min(math.ceil(share * 4 - SLACK), 4)] for share in busy).rstrip()

@@ -9,7 +9,8 @@ from ..files import write_json
 from ..runtime.plan import Plan
 from ..solvers.pipemoe.simulate import Stage
 from .page import Section, write_page
-from .timeline import Timeline, timelines
+from .pipeline_report import degree_choices
+from .timeline import BASIS, SIGNS, Timeline, timelines
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -34,13 +35,13 @@ def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None
         raise UsageError(f"-o {path}; expected a name that ends in .html (a page) or .json (a Chrome trace)")
     passes = timelines(plan, layer)
     if suffix == ".json":
-        about = {"model": plan.model.name, "layer": layer, "plan_sha256": plan.plan_sha256}
+        about = {"model": plan.model.name, "layer": layer, "plan_sha256": plan.plan_sha256, "seconds": BASIS}
         events = trace_events(passes, layer)
         write_json(path, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about})
         return
     text = (
-        f"{plan.model.name}, {', '.join(plan.strategies)}; seconds of a chunk are means over the fitted steps, and all"
-        " figures have one scale."
+        f"{plan.model.name}, {', '.join(plan.strategies)} ({degree_choices(plan)}); seconds of a chunk are {BASIS}, and"
+        " all figures have one scale. A bar is a chunk, numbered where they are few; point at one for its seconds."
     )
     longest_s = max(one.seconds for one in passes)
     write_page(
@@ -95,13 +96,17 @@ def _figure(one: Timeline, longest_s: float) -> "Figure":
             y=[event.stage.value for event in events],
             base=[event.start_s * 1e6 for event in events],
             x=[(event.end_s - event.start_s) * 1e6 for event in events],
-            text=[str(event.chunk) for event in events],
-            marker={"color": [COLOURS[event.chunk % 2] for event in events], "line": {"color": "#fff", "width": 1}},
+            customdata=[event.chunk for event in events],
+            text=[str(event.chunk) if one.degree <= len(SIGNS) else "" for event in events],
+            marker={
+                "color": [COLOURS[event.chunk % 2] for event in events],
+                "line": {"color": "#fff", "width": 1 if one.degree <= len(SIGNS) else 0},
+            },
             orientation="h",
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            hovertemplate="%{y} %{text}: from %{base:.1f} us, %{x:.1f} us<extra></extra>",
+            hovertemplate="%{y} %{customdata}: from %{base:.1f} us, %{x:.1f} us<extra></extra>",
         )
     )
     order = [stage.value for stage in reversed(Stage)]

@@ -3,14 +3,23 @@
 A rule between decisions, or between one and the model, is the Plan's (`plan.py`).
 """
 
+import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from ..solvers.placement import Placement, ReplicaRule
 from ..traces.model import NOT_ROUTED
 
 __all__ = [
+    "ChunkShares",
     "Decision",
     "Decisions",
     "Degree",
@@ -30,6 +39,7 @@ ExpertId = Annotated[int, Field(ge=0, lt=NOT_ROUTED)]
 NumSlots = Annotated[int, Field(ge=0, le=NOT_ROUTED)]
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 Layer = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Record(BaseModel):
@@ -58,6 +68,19 @@ class PlacementDecision(Record):
         )
 
 
+class ChunkShares(Record):
+    """The share of every MoE layer in each of its chunks, in the order of dispatch; a pass's degrees are their numbers.
+
+    Parameters
+    ----------
+    forward, backward
+        A tuple a layer that sums to 1; `backward` is None where no backward pass was planned.
+    """
+
+    forward: tuple[tuple[Share, ...], ...]
+    backward: tuple[tuple[Share, ...], ...] | None
+
+
 class PipelineDecision(Record):
     """Into how many chunks each MoE layer is cut, so that its exchanges and its experts overlap.
 
@@ -65,10 +88,34 @@ class PipelineDecision(Record):
     ----------
     forward, backward
         A degree a layer for each pass; `backward` is None where no backward pass was planned.
+    shares
+        Of the chunks where they are unequal; None: equal ones.
+    capacity_factor
+        Every expert's buffer over its mean rows, padded to a multiple of the degree; None: no fixed capacity.
     """
 
     forward: tuple[Degree, ...]
     backward: tuple[Degree, ...] | None
+    shares: ChunkShares | None = None
+    capacity_factor: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _of_whole_layers(self) -> Self:
+        """Refuse shares that are not as many as the degrees say, or do not make whole layers."""
+        if self.shares is None:
+            return self
+        passes = {"forward": (self.forward, self.shares.forward), "backward": (self.backward, self.shares.backward)}
+        for name, (degrees, shares) in passes.items():
+            if degrees != (None if shares is None else tuple(map(len, shares))):
+                raise ValueError(f"{name} shares of other chunks than the degrees; expected one a chunk of every layer")
+            if wrong := [sum(one) for one in shares or () if not math.isclose(sum(one), 1)]:
+                raise ValueError(f"{name} shares of a layer sum to {wrong[0]:.6g}; expected 1")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        optional = ("shares", "capacity_factor")  # not written where absent: plans without them keep their hash
+        return {name: value for name, value in write(self).items() if value is not None or name not in optional}
 
 
 class PredictorFile(Record):

@@ -5,22 +5,24 @@ Legend: I items; N sinks; P places (sink n has `capacity[n]` of them).
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
-from .cbc import cbc
-from .cycles import cancel_cycles
-from .integers import flow_units
+from .compiled import COMPILED
 
 __all__ = ["Method", "assign_places", "backend_of", "balanced_assignment"]
 
 Method = Literal["transport", "flow", "km", "pulp"]
-ROOM = 2**61  # for sums of differences
-INTEGERS = "?bBhHiIlq"  # types of numpy that int64 holds
-Solver = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
+_FLOW = "ortools min-cost flow"
+_BACKENDS: dict[str, str] = {
+    "transport": "moeplan transport" if COMPILED else _FLOW,
+    "flow": _FLOW,
+    "km": "scipy kuhn-munkres",
+    "pulp": "pulp cbc",
+}
 
 
 def balanced_assignment(
@@ -53,27 +55,19 @@ def balanced_assignment(
 
         min sum_{i,n} c[i,n] x[i,n]   s.t.   (1) sum_n x[i,n] = 1    (2) sum_i x[i,n] <= capacity[n]    x in {0, 1}
     """
-    solve = _METHODS.get(method)
-    if solve is None:
-        raise ValueError(f"method {method!r}; expected one of {', '.join(_METHODS)}")
+    if method not in _BACKENDS:
+        raise ValueError(f"method {method!r}; expected one of {', '.join(_BACKENDS)}")
     found = np.asarray(cost)
     if found.ndim != 2 or found.shape[1] < 1 or found.dtype.kind not in "biuf":
         raise ValueError(f"cost of shape {list(found.shape)} and type {found.dtype}; expected numbers [items, sinks]")
     capacity_N = _checked_capacity(capacity, *found.shape)
     if not len(found):
         return np.zeros(0, dtype=np.int64)
-    limit = ROOM // (found.shape[1] + 1)
-    if found.dtype.char in INTEGERS:
-        units_IN = np.ascontiguousarray(found, dtype=np.int64)
-        if _kernels().greatest(units_IN) <= limit:
-            return solve(units_IN, capacity_N)
-    return _of_floats(found, capacity_N, solve, limit.bit_length() - 1)
+    return _optimum()(found, capacity_N, method)
 
 
 def backend_of(method: Method) -> str:
     """What solves by a method here, in words."""
-    if method == "transport":
-        return "moeplan transport" if _kernels().compiled else _BACKENDS["flow"]
     return _BACKENDS[method]
 
 
@@ -94,42 +88,11 @@ def assign_places(cost: NDArray[np.float64], sink_of_place: NDArray[np.int64]) -
     return chosen_I
 
 
-class _Kernels(NamedTuple):
-    """What is compiled where there is numba, which loads with it."""
-
-    compiled: bool
-    transport: Solver
-    two_sinks: Solver
-    first_of_ties: Callable[..., NDArray[np.int64]]
-    prices: Callable[..., tuple[NDArray[Any], bool]]
-    greatest: Callable[..., float]
-    exponent: Callable[..., int]
-    fixed_point: Callable[..., tuple[NDArray[np.int64], bool]]
-    settled: Callable[..., bool]
-
-
 @functools.cache
-def _kernels() -> _Kernels:
-    from .ties import first_of_ties, prices
-    from .transport import COMPILED, transport
-    from .two_sinks import two_sinks
-    from .units import exponent, fixed_point, greatest, settled
+def _optimum() -> Callable[[NDArray[Any], NDArray[np.int64], str], NDArray[np.int64]]:
+    from .optimum import optimum  # numba loads with it
 
-    return _Kernels(COMPILED, transport, two_sinks, first_of_ties, prices, greatest, exponent, fixed_point, settled)
-
-
-def _of_floats(found: NDArray[Any], capacity_N: NDArray[np.int64], solve: Solver, bits: int) -> NDArray[np.int64]:
-    """The assignment for costs in fixed point of so many bits; mended where their range is wider."""
-    cost_IN, kernels = np.ascontiguousarray(found, dtype=np.float64), _kernels()
-    power = bits - kernels.exponent(cost_IN)
-    if power == bits - 1025:
-        item, sink = np.argwhere(~np.isfinite(cost_IN))[0]
-        raise ValueError(f"cost[{item}, {sink}] is {found[item, sink]}; expected finite numbers")
-    units_IN, exact = kernels.fixed_point(cost_IN, power)
-    sink_I = solve(units_IN, capacity_N)
-    if exact or kernels.settled(cost_IN, power, capacity_N, sink_I):
-        return sink_I
-    return cancel_cycles(np.ldexp(cost_IN, min(power, 0)), capacity_N, sink_I)
+    return optimum
 
 
 def _checked_capacity(capacity: int | Sequence[int] | NDArray[Any], items: int, sinks: int) -> NDArray[np.int64]:
@@ -147,73 +110,3 @@ def _checked_capacity(capacity: int | Sequence[int] | NDArray[Any], items: int, 
             f" {-(-items // sinks)} a sink"
         )
     return capacity_N
-
-
-def _transport(units_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    kernels = _kernels()
-    if len(capacity_N) == 2:
-        return kernels.two_sinks(units_IN, capacity_N)
-    if not kernels.compiled:
-        return _first(_flow, units_IN, capacity_N)
-    return kernels.first_of_ties(units_IN, capacity_N, kernels.transport(units_IN, capacity_N))
-
-
-def _first(method: Solver, units_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first of the optimal assignments, from that of a method which may round or stop at a tolerance."""
-    kernels = _kernels()
-    above_IN = units_IN - units_IN.min(axis=1, keepdims=True)
-    common = int(np.bitwise_or.reduce(above_IN, axis=None))
-    above_IN >>= max(0, (common & -common).bit_length() - 1)
-    sink_I = method(above_IN, capacity_N)
-    if not kernels.prices(above_IN, capacity_N, sink_I, 0)[1]:
-        sink_I = cancel_cycles(above_IN, capacity_N, sink_I)
-    return kernels.first_of_ties(above_IN, capacity_N, sink_I)
-
-
-def _km(above_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    return assign_places(above_IN.astype(np.float64), np.repeat(np.arange(len(capacity_N)), capacity_N))
-
-
-def _flow(above_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
-
-    num_items, num_sinks = above_IN.shape
-    units_IN, _ = flow_units(above_IN.astype(np.float64))
-    items, sinks, drain = np.arange(num_items), num_items + np.arange(num_sinks), num_items + num_sinks
-    graph = SimpleMinCostFlow()
-    arcs = graph.add_arcs_with_capacity_and_unit_cost(
-        np.repeat(items, num_sinks), np.tile(sinks, num_items), np.ones(units_IN.size, np.int64), units_IN.ravel()
-    )  # (1)
-    graph.add_arcs_with_capacity_and_unit_cost(
-        sinks, np.full(num_sinks, drain), capacity_N, np.zeros(num_sinks, np.int64)
-    )  # (2)
-    supply = np.concatenate([np.ones(num_items, np.int64), np.zeros(num_sinks, np.int64), [-num_items]])
-    graph.set_nodes_supplies(np.arange(drain + 1), supply)
-    status = graph.solve()
-    assert status == graph.OPTIMAL, status
-    return np.asarray(graph.flows(arcs).reshape(above_IN.shape).argmax(axis=1))
-
-
-def _pulp(above_IN: NDArray[np.int64], capacity_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    import pulp
-
-    scaled = (above_IN / max(1, above_IN.max())).tolist()
-    items, sinks = range(above_IN.shape[0]), range(above_IN.shape[1])
-    model = pulp.LpProblem("assignment", pulp.LpMinimize)
-    x = [[model.add_variable(f"x_{i}_{n}", cat="Binary") for n in sinks] for i in items]
-    model += pulp.lpSum(scaled[i][n] * x[i][n] for i in items for n in sinks)
-    for i in items:
-        model += pulp.lpSum(x[i]) == 1  # (1)
-    for n in sinks:
-        model += pulp.lpSum(x[i][n] for i in items) <= int(capacity_N[n])  # (2)
-    model.solve(cbc())
-    return np.asarray(np.array([[x[i][n].value() for n in sinks] for i in items]).argmax(axis=1))
-
-
-_METHODS: dict[str, Solver] = {
-    "transport": _transport,
-    "flow": functools.partial(_first, _flow),
-    "km": functools.partial(_first, _km),
-    "pulp": functools.partial(_first, _pulp),
-}
-_BACKENDS = {"flow": "ortools min-cost flow", "km": "scipy kuhn-munkres", "pulp": "pulp cbc"}

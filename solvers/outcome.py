@@ -3,7 +3,9 @@
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 __all__ = ["ROUNDING", "Objective", "Outcome", "Status", "relative_gap"]
 
@@ -51,7 +53,7 @@ class Outcome:
     bound: float | None
     bound_kind: str | None
     gap: float | None
-    wall_s: float
+    wall_s: Annotated[float, Field(ge=0)]
     backend: str
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

@@ -1,6 +1,7 @@
 """What crosses each device's port: the copies that a dispatch or a combine sends and receives, by link class.
 
-Legend: T tokens; I samples; K experts a token; B steps; C link classes (`link_classes`); D devices.
+Legend: T tokens; I samples; K experts a token; B steps; D devices; C link classes, of samples both (`CLASSES`), of
+tokens those that join devices (`link_classes`).
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from ..profilers.cluster import Cluster
 
-__all__ = ["combined_at", "link_classes", "port_copies", "remote_visits", "sample_copies"]
+__all__ = ["CLASSES", "combined_at", "link_classes", "port_copies", "remote_visits", "sample_copies"]
 
 LinkClass = Literal["intra", "inter"]
+CLASSES: tuple[LinkClass, LinkClass] = ("intra", "inter")
 
 
 def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
@@ -113,7 +115,7 @@ def port_copies(
 def sample_copies(
     copies: NDArray[Any], device: NDArray[np.integer], cluster: Cluster, first: Sequence[int] | NDArray[np.int64] = (0,)
 ) -> NDArray[Any]:
-    """What `port_copies` gives of whole samples, each with all its tokens on one device, `[B, C, 2, D]`.
+    """What `port_copies` gives of whole samples, each with all its tokens on one device, `[B, 2, 2, D]`: both classes.
 
     Parameters
     ----------
@@ -127,11 +129,10 @@ def sample_copies(
     group, every_D = cluster.devices_per_node, np.arange(cluster.num_devices)
     step_I = np.repeat(np.arange(len(first)), np.diff([*first, len(copies)]))
     near_ID = every_D // group == device[:, None] // group
-    crosses = {"intra": near_ID & (every_D != device[:, None]), "inter": ~near_ID}
     number = np.result_type(copies, np.int64)
-    ports_C2BD = np.zeros((len(link_classes(cluster)), 2, len(first), cluster.num_devices), number)
-    for link, ports_2BD in zip(link_classes(cluster), ports_C2BD, strict=True):
-        of_class_ID = copies * crosses[link]
+    ports_C2BD = np.zeros((len(CLASSES), 2, len(first), cluster.num_devices), number)
+    for crosses_ID, ports_2BD in zip((near_ID & (every_D != device[:, None]), ~near_ID), ports_C2BD, strict=True):
+        of_class_ID = copies * crosses_ID
         np.add.at(ports_2BD[0], (step_I, device), of_class_ID.sum(axis=1, dtype=number))
         ports_2BD[1] = np.add.reduceat(of_class_ID, first, dtype=number)
     return ports_C2BD.transpose(2, 0, 1, 3)

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .transport import Ints, compiled
+from .compiled import compiled
 
 __all__ = ["first_of_ties", "prices"]
 
+Ints = NDArray[np.int64]
+
 
 @compiled
-def first_of_ties(cost: Ints, capacity: Ints, sink: Ints) -> Ints:
-    """The optimal assignment `[I]` that comes first, from any optimal one; integer costs `[I, N]`.
+def first_of_ties(cost: Ints, capacity: Ints, sink: Ints) -> tuple[Ints, bool]:
+    """The optimal assignment `[I]` that comes first, from any optimal one, and whether that was one; integer costs.
 
     Notes
     -----
@@ -28,7 +30,7 @@ def first_of_ties(cost: Ints, capacity: Ints, sink: Ints) -> Ints:
     price, settled = prices(cost, capacity, sink, 0)
     first, room = sink.copy(), capacity.copy()
     if not settled:
-        return first  # not optimal
+        return first, False
     many = np.zeros((len(price), len(price)), np.int64)
     loose = np.empty_like(sink)
     num_loose = 0
@@ -45,7 +47,7 @@ def first_of_ties(cost: Ints, capacity: Ints, sink: Ints) -> Ints:
                 many, cost, price, first, room, loose[k:num_loose], v
             ):
                 break
-    return first
+    return first, True
 
 
 @compiled

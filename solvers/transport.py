@@ -8,30 +8,16 @@ that needs it.
 Legend: I items; N sinks.
 """
 
-from collections.abc import Callable
-from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COMPILED", "transport"]
+from .compiled import compiled
 
-COMPILED = find_spec("numba") is not None
+__all__ = ["transport"]
+
 Ints = NDArray[np.int64]
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """`function` compiled and cached on disk where there is numba and a folder to cache in."""
-    if not COMPILED:
-        return function
-    import numba
-
-    try:
-        return cast(Function, numba.njit(cache=True)(function))
-    except RuntimeError:  # no folder to cache in
-        return cast(Function, numba.njit(function))
 
 
 class _Sinks(NamedTuple):

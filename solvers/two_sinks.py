@@ -6,10 +6,13 @@ Legend: I items.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .transport import Ints, compiled
+from .compiled import compiled
 
 __all__ = ["two_sinks"]
+
+Ints = NDArray[np.int64]
 
 
 @compiled

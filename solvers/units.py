@@ -8,23 +8,24 @@ Legend: I items; N sinks.
 import numpy as np
 from numpy.typing import NDArray
 
+from .compiled import compiled
 from .ties import prices
-from .transport import Ints, compiled
 
 __all__ = ["exponent", "fixed_point", "greatest", "settled"]
 
+Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MAGNITUDE, MANTISSA_BITS = 2**63 - 1, 52  # of a float's bits
 ROUNDING = 8 * 2.0**-MANTISSA_BITS
 
 
 @compiled
-def greatest(cost: Ints) -> float:
-    """The greatest magnitude in `[I, N]`, I and N at least 1."""
+def greatest(cost: Ints) -> int:
+    """The greatest magnitude in `[I, N]`, I and N at least 1; that of -2**63, which int64 lacks, as 2**63 - 1."""
     most = least = 0
     for value in cost.ravel():
         most, least = max(most, int(value)), min(least, int(value))
-    return max(float(most), -float(least))
+    return max(most, -max(least, -MAGNITUDE))
 
 
 @compiled

@@ -105,3 +105,8 @@ class ModelSpec:
     def num_layers(self) -> int:
         """MoE layers."""
         return len(self.layer_ids)
+
+    @property
+    def copy_bytes(self) -> int | None:
+        """Bytes of a token's hidden vector as it travels between devices; None where a size of it is unknown."""
+        return None if self.hidden_size is None or self.dtype_bytes is None else self.hidden_size * self.dtype_bytes

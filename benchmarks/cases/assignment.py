@@ -50,11 +50,10 @@ def _speed(instance: tuple[int, int, str]) -> Iterator[Row]:
         "transport": lambda: balanced_assignment(cost, room),
     }
     timings = race(calls, "km (scipy)")
-    least = cost[np.arange(num_items), timings["km (scipy)"].value].sum()
+    least = _total(cost, timings["km (scipy)"].value)
     for method, timing in timings.items():
-        total = cost[np.arange(num_items), timing.value].sum()
-        name = f"I={num_items} N={num_sinks} {kind}"
-        yield Row(name, method, quality=float(total), bound=float(least), **timing.figures)
+        total, name = _total(cost, timing.value), f"I={num_items} N={num_sinks} {kind}"
+        yield Row(name, method, quality=total, bound=least, **timing.figures)
 
 
 def _grown(settings: Settings) -> list[tuple[int, int]]:
@@ -71,9 +70,9 @@ def _growth(instance: tuple[int, int]) -> Iterator[Row]:
     }
     timings = race(calls, "km" if "km" in calls else "", budget_s=0.3)
     for method, timing in timings.items():
-        total = cost[np.arange(num_items), timing.value].sum()
-        name, axis = f"I={num_items} N={num_sinks}", f"items I, N = {num_sinks}"
-        yield Row(name, method, quality=float(total), axis=axis, size=num_items, **timing.figures)
+        total, name = _total(cost, timing.value), f"I={num_items} N={num_sinks}"
+        axis = f"items I, N = {num_sinks}"
+        yield Row(name, method, quality=total, axis=axis, size=num_items, **timing.figures)
 
 
 def _first_calls(costs: str) -> Iterator[Row]:
@@ -97,6 +96,10 @@ def _cost(num_items: int, num_sinks: int, kind: str) -> Array:
     if kind == "popular":
         return uniform - rng.integers(0, 5_000, num_sinks)
     return uniform / 9_999 if kind == "float" else uniform
+
+
+def _total(cost: Array, sink: Array) -> float:
+    return float(cost[np.arange(len(cost)), sink].sum())
 
 
 STUDIES = (

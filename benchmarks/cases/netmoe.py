@@ -1,10 +1,10 @@
 """NetMoE's homes of samples: seconds beside Kuhn-Munkres, copies saved beside blind dealing and the bounds.
 
-The samples of the generator have preferences of their own, Dirichlet(alpha / E); in the ablation they persist from
-layer to layer through one transition matrix for all.
+Synthetic samples are `generator`'s; in the ablation their preferences persist from layer to layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -15,22 +15,23 @@ from moeplan.solvers import netmoe
 from moeplan.solvers.assignment import Method
 from moeplan.solvers.netmoe.bottleneck import Channels
 
+from ..generator import carried_on, expert_devices, sample_counts
 from ..race import Call, race
 from ..real import OLMOE, SMARTMOE, olmoe, smartmoe
-from ..study import Row, Settings, Study
+from ..study import COPIES_SAVED, Row, Settings, Study
 
 Array = np.ndarray
 METHODS: tuple[Method, ...] = ("km", "flow", "transport", "pulp")
 TABLE_4 = ((2, 3.69e-3), (4, 7.13e-3), (8, 13.50e-3), (16, 27.31e-3), (24, 41.65e-3))  # samples a device, s to hide in
-LENGTH, TOP_K, HIDDEN, ALPHA, COPY_BYTES = 1024, 2, 768, 3.0, 1536
+HIDDEN, COPY_BYTES = 768, 1536
 LINKS = ("intra=400:2", "inter=100:5")  # Table 2
 SEEDS = 20
 
 
 def _table_4(instance: tuple[int, float]) -> Iterator[Row]:
     each, budget_s = instance
-    cluster, counts = Cluster(2, 8), _counts(np.random.default_rng(0), Cluster(2, 8), each)
-    traffic, room = netmoe.traffic_of(counts, _experts(cluster), cluster), np.full(16, each)
+    cluster, counts = Cluster(2, 8), sample_counts(np.random.default_rng(0), Cluster(2, 8), each)
+    traffic, room = netmoe.traffic_of(counts, expert_devices(cluster), cluster), np.full(16, each)
     units, index = traffic.units, netmoe.locality(traffic, np.full(16, each), cluster)
     calls: dict[str, Call] = {m: lambda m=m: netmoe.two_stages(units, room, 8, m) for m in METHODS}  # type: ignore[misc]
     for method, timing in race(calls, "km").items():
@@ -43,8 +44,8 @@ def _table_4(instance: tuple[int, float]) -> Iterator[Row]:
 def _table_5(instance: tuple[Cluster, int]) -> Iterator[Row]:
     """The mean over seeds; seconds and memory of the first."""
     cluster, seeds = instance
-    experts = _experts(cluster)
-    steps = [_counts(np.random.default_rng(seed), cluster, 4) for seed in range(seeds)]
+    experts = expert_devices(cluster)
+    steps = [sample_counts(np.random.default_rng(seed), cluster, 4) for seed in range(seeds)]
     blind = (1 - 1 / cluster.num_nodes) * float(steps[0].sum())
     bytes_each = HIDDEN / 1e6  # K H bytes a token as the paper's s_inter counts, thus H a copy
     room = np.full(cluster.num_devices, 4)
@@ -99,22 +100,18 @@ def _synthetic_steps(settings: Settings) -> list[tuple[str, Cluster, Array]]:
     seeds, found = 3 if settings.quick else SEEDS, []
     for nodes in (2, 4):
         cluster = Cluster.parse(f"{nodes}x8", LINKS)
-        steps = np.array([_counts(np.random.default_rng(seed), cluster, 4) for seed in range(seeds)])
+        steps = np.array([sample_counts(np.random.default_rng(seed), cluster, 4) for seed in range(seeds)])
         found.append((f"{nodes}x8 generator", cluster, steps))
     return found
 
 
 def _real_steps(settings: Settings) -> list[tuple[str, Cluster, Array]]:
-    layers = (0,) if settings.quick else (0, 5, 11)
-    return [
-        (
-            f"{nodes}x{8 // nodes} {name}",
-            Cluster.parse(f"{nodes}x{8 // nodes}", LINKS),
-            steps[:, layers].reshape(-1, *steps.shape[2:]),
-        )
-        for name, steps in (("olmoe", olmoe(settings.data)),)
-        for nodes in (2, 4)
-    ]
+    layers, found = (0,) if settings.quick else (0, 5, 11), []
+    steps = olmoe(settings.data)[:, layers]
+    for nodes in (2, 4):
+        cluster = Cluster.parse(f"{nodes}x{8 // nodes}", LINKS)
+        found.append((f"{cluster} olmoe", cluster, steps.reshape(-1, *steps.shape[2:])))
+    return found
 
 
 def _ablation(instance: tuple[Cluster, int]) -> Iterator[Row]:
@@ -127,9 +124,8 @@ def _ablation(instance: tuple[Cluster, int]) -> Iterator[Row]:
 
 
 def _predicted(rng: np.random.Generator, cluster: Cluster) -> dict[str, float]:
-    counts, experts = _counts(rng, cluster, 4), _experts(cluster)
-    transitions = rng.dirichlet(np.full(len(experts), 0.08), len(experts))
-    actual = np.array([sum(map(rng.multinomial, num, transitions)) for num in counts])
+    counts, experts = sample_counts(rng, cluster, 4), expert_devices(cluster)
+    transitions, actual = carried_on(rng, counts)
     predictions: Mapping[str, Array | None] = {
         "none": None,
         "global": netmoe.global_next(counts, transitions),
@@ -153,12 +149,9 @@ def _saved(counts: Array, actual: Array, predicted: Array | None, experts: Array
     return 1 - copies / netmoe.locality(traffic, room, cluster).blind
 
 
-def _real(read: Callable[[Path], Array]) -> Callable[[Settings], list[tuple[Cluster, Array]]]:
-    def instances(settings: Settings) -> list[tuple[Cluster, Array]]:
-        steps = read(settings.data)[: 2 if settings.quick else None]
-        return [(Cluster(nodes, 8 // nodes), steps) for nodes in (2, 4)]
-
-    return instances
+def _real(read: Callable[[Path], Array], settings: Settings) -> list[tuple[Cluster, Array]]:
+    steps = read(settings.data)[: 2 if settings.quick else None]
+    return [(Cluster(nodes, 8 // nodes), steps) for nodes in (2, 4)]
 
 
 def _real_rows(instance: tuple[Cluster, Array]) -> Iterator[Row]:
@@ -171,34 +164,17 @@ def _real_rows(instance: tuple[Cluster, Array]) -> Iterator[Row]:
     bound = fmean(netmoe.locality(one, room, cluster).share for one in traffic)
     for method, knows in (("none", False), ("oracle", True)):
         saved = [_saved(here, there, there if knows else None, experts, cluster) for here, there in pairs]
-        yield Row(
-            instance=f"{cluster}, {len(pairs)} layer steps",
-            method=method,
-            quality=float(np.mean(saved)),
-            bound=float(bound),
-        )
-
-
-def _counts(rng: np.random.Generator, cluster: Cluster, samples_each: int) -> Array:
-    """Samples with preferences of their own, `[I, E]`, two experts a device."""
-    num_experts = 2 * cluster.num_devices
-    taste = rng.dirichlet(np.full(num_experts, ALPHA / num_experts), samples_each * cluster.num_devices)
-    return rng.multinomial(LENGTH * TOP_K, taste)
-
-
-def _experts(cluster: Cluster) -> Array:
-    return np.arange(2 * cluster.num_devices) // 2
+        yield Row(f"{cluster}, {len(pairs)} layer steps", method, quality=fmean(saved), bound=bound)
 
 
 def _clusters(settings: Settings) -> list[tuple[Cluster, int]]:
     return [(Cluster.parse(f"{nodes}x8", LINKS), 3 if settings.quick else SEEDS) for nodes in (2, 4)]
 
 
-SAVED = "copies between nodes saved, %"
 STUDIES = (
     Study(
         title="Table 4: the solver's seconds",
-        quality=SAVED,
+        quality=COPIES_SAVED,
         baseline="km",
         note="Both stages on 2x8 devices, the cost matrix given; the paper has its scatter and computation to hide the"
         " solver in, 3.7 to 41.7 ms. Saved of blind dealing; the bound is the locality index.",
@@ -207,7 +183,7 @@ STUDIES = (
     ),
     Study(
         title="Table 5: volumes and reductions",
-        quality=SAVED,
+        quality=COPIES_SAVED,
         baseline="paper (km)",
         note="Of uniform routing's (1 - 1/N) I L K H bytes (L = 1024, K = 2, H = 768, a byte an element); samples"
         " Dirichlet(3 / E), I = 4 J; mean over 20 steps, spread: one standard deviation over them. The paper reports 34"
@@ -235,7 +211,7 @@ STUDIES = (
     ),
     Study(
         title="Ablation: what the homes know of the next layer",
-        quality=SAVED,
+        quality=COPIES_SAVED,
         note="Over both exchanges. Preferences persist across layers by construction. A global frequency adds the same"
         " to every choice: it must equal none.",
         instances=_clusters,
@@ -244,10 +220,10 @@ STUDIES = (
     *(
         Study(
             title=f"Real counts: {name}",
-            quality=SAVED,
+            quality=COPIES_SAVED,
             note="Over both exchanges, experts contiguous, steps of 64 samples; the bound is the locality index.",
             needs=needs,
-            instances=_real(read),
+            instances=partial(_real, read),
             rows=_real_rows,
         )
         for name, needs, read in (("OLMoE-1B-7B", OLMOE, olmoe), ("SmartMoE's GPT-MoE training", SMARTMOE, smartmoe))

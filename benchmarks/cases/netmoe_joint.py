@@ -1,8 +1,8 @@
 """NetMoE's homes and ExFlow's placement together: copies between nodes saved by either alone and by both.
 
-Synthetic: two layers, samples Dirichlet(3 / E) whose preferences one transition matrix carries on (they persist across
-layers by construction). Real: fitted on half of the samples, re-homed online on the others, the next layer predicted;
-where the data holds counts only, transitions are those of copies without memory (`netmoe.sample_transitions`).
+Synthetic: two layers, `generator`'s samples, whose preferences persist across layers by construction. Real: fitted on
+half of the samples, re-homed online on the others, the next layer predicted; where the data holds counts only,
+transitions are those of copies without memory (`netmoe.sample_transitions`).
 """
 
 import tempfile
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moeplan.planner.netmoe.counted import Counted, Traffic, count_samples
-from moeplan.planner.netmoe.online import rehome
+from moeplan.planner.netmoe.counted import Counted, SampleTraffic, count_samples
+from moeplan.planner.netmoe.online import Movers, rehome
 from moeplan.planner.netmoe.predictor import fit_predictor
 from moeplan.planner.netmoe.roll import Roll, call_roll
 from moeplan.planner.netmoe.tallied import tallied
@@ -24,12 +24,13 @@ from moeplan.traces.count_form import CountTrace, open_any
 from moeplan.traces.importers import import_trace
 from moeplan.traces.reader import Trace
 
+from ..generator import carried_on, expert_devices, sample_counts
 from ..race import cpu_s
 from ..real import OLMOE
-from ..study import Row, Settings, Study
+from ..study import COPIES_SAVED, Row, Settings, Study
 
 Array = np.ndarray
-PAIRS, ALPHA, SEEDS = 2048, 3.0, 5
+SEEDS = 5
 FAR = 6  # the column of copies between nodes in a tally
 GPT_OSS = "gpt-oss-20b/routing.npz"
 CASES = {
@@ -52,11 +53,9 @@ def _synthetic(instance: tuple[Cluster, bool, int]) -> Iterator[Row]:
 
 def _step(rng: np.random.Generator, cluster: Cluster, both_layers: bool) -> dict[str, tuple[float, float]]:
     """Saved and seconds of each case; experts placed by affinity in the next layer only, or in both."""
-    num_experts, num_samples = 2 * cluster.num_devices, 4 * cluster.num_devices
-    counts = rng.multinomial(PAIRS, rng.dirichlet(np.full(num_experts, ALPHA / num_experts), num_samples))
-    transitions = rng.dirichlet(np.full(num_experts, 0.08), num_experts)
-    following = np.array([sum(map(rng.multinomial, row, transitions)) for row in counts])
-    plain, started = np.arange(num_experts) // 2, cpu_s()
+    counts = sample_counts(rng, cluster, 4)
+    transitions, following = carried_on(rng, counts)
+    plain, started = expert_devices(cluster), cpu_s()
     placed = _placed(counts.sum(axis=0)[:, None] * transitions, cluster, both_layers)
     place_s = cpu_s() - started
     room = np.full(cluster.num_devices, 4)
@@ -140,7 +139,7 @@ def _copies(
     roll: Roll, counted: Counted, where: str, knows: str, fitted_I: Array, cluster: Cluster, top_k: int
 ) -> float:
     """Copies between nodes on the held-out samples."""
-    traffic: Traffic = counted.traffic[where]
+    traffic: SampleTraffic = counted.traffic[where]
     place = np.flatnonzero(~fitted_I)
     cohort = roll.cohort(place, num_devices=cluster.num_devices, samples_per_step=4 * cluster.num_devices)
     assert cohort.home is not None
@@ -154,9 +153,8 @@ def _copies(
                 return fit.copies(layer, counted.experts[at, layer])
             return traffic.copies[at, layer + 1].astype(float) if layer + 1 < traffic.copies.shape[1] else None
 
-        device = rehome(
-            "sum", traffic, place, cohort.home, cohort.step, cluster, predict=predict, copy_bytes=None
-        ).device
+        movers = Movers(traffic, place, cohort.home, cohort.step)
+        device = rehome("sum", movers, cluster, predict=predict, copy_bytes=None, bounded=False).device
     return float(tallied(roll, traffic, place, cohort, device, cluster).counts[:, FAR].sum())
 
 
@@ -165,11 +163,10 @@ def _generated(settings: Settings) -> list[tuple[Cluster, bool, int]]:
     return [(Cluster(nodes, 8), both, seeds) for nodes in (2, 4) for both in (False, True)]
 
 
-SAVED = "copies between nodes saved, %"
 STUDIES = (
     Study(
         title="Synthetic",
-        quality=SAVED,
+        quality=COPIES_SAVED,
         note=f"Of contiguous experts and blind homes, over both exchanges; mean over {SEEDS} steps, next predicted."
         " Experts of the next layer placed by affinity, or of both layers. Seconds: placement and homes of one step.",
         instances=_generated,
@@ -178,7 +175,7 @@ STUDIES = (
     *(
         Study(
             title=name,
-            quality=SAVED,
+            quality=COPIES_SAVED,
             note="Of contiguous experts and blind homes, held-out samples, online. Seconds: the placement's solve,"
             " the predictor's fit and all homes of the held-out steps.",
             needs=source,

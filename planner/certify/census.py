@@ -174,7 +174,7 @@ def _add_tokens(census: Census, who: Numbers, rows: TokenBatch, placements: Mapp
                 visited[token, device // width] = True
                 at, place = np.nonzero(visited)
                 np.add.at(to[:, layer], (who[at], place), 1)
-                if layer and width == 1:
+                if layer and to is sent.copies:
                     _link(sent.linked[layer - 1], rows.ids[:, layer - 1], visited & census.fitted[who][:, None])
 
 

@@ -19,6 +19,7 @@ from .figures import middle
 from .recount import Ledger
 from .schedule import Schedule, Shares
 from .seconds import Clock
+from .structure import pipeline_options
 
 __all__ = ["check_degrees", "cut_of", "schedule_of"]
 
@@ -30,7 +31,7 @@ def check_degrees(plan: Plan, options: PipelineOptions, fitted: Schedule, certif
     costs = _costs(plan, options, fitted)
     passes = [costs.both] if options.joint else [costs.forward, costs.backward]
     least = float(sum(middle(table).min(axis=0).sum() for table in passes))
-    _check_outcome(plan, options, fitted, costs, least, certificate)
+    _check_outcome(plan, fitted, costs, least, certificate)
     decision = plan.decisions.pipeline
     assert decision is not None
     claims = {"plan": decision, **options.baselines}
@@ -45,20 +46,22 @@ def check_degrees(plan: Plan, options: PipelineOptions, fitted: Schedule, certif
             _check_regret(table, degrees or ())
     _check_tutel(plan, options, costs.both)
     _check_stages(plan, options, fitted, certificate)
-    certificate.checks += ["degrees", "objective of pipeline"] + ["bound of pipeline"] * (options.shares is None)
+    certificate.checks += ["degrees", "objective of pipeline"] + ["bound of pipeline"] * (decision.shares is None)
 
 
-def schedule_of(ledger: Ledger, clock: Clock, options: PipelineOptions) -> Schedule:
-    """What times a recount as the plan's options say."""
-    return Schedule(ledger, clock, options.backward, options.full_duplex, options.capacity_factor)
+def schedule_of(plan: Plan, ledger: Ledger, clock: Clock) -> Schedule:
+    """What times a recount as the plan says."""
+    options, decision = pipeline_options(plan), plan.decisions.pipeline
+    assert decision is not None
+    return Schedule(ledger, clock, options.backward, options.full_duplex, decision.capacity_factor)
 
 
 def cut_of(plan: Plan, options: PipelineOptions, name: str) -> tuple[Shares, Shares | None]:
     """The shares of a contender's chunks, forward and backward."""
     decision = plan.decisions.pipeline if name == "plan" else options.baselines[name]
     assert decision is not None
-    if name == "plan" and options.shares is not None:
-        return options.shares.forward, options.shares.backward
+    if decision.shares is not None:
+        return decision.shares.forward, decision.shares.backward
     forward = _equal(decision.forward)
     assert forward is not None
     return forward, _equal(decision.backward)
@@ -87,12 +90,11 @@ def _equal(degrees: tuple[int, ...] | None) -> Shares | None:
     return None if degrees is None else [(Fraction(1, degree),) * degree for degree in degrees]
 
 
-def _check_outcome(
-    plan: Plan, options: PipelineOptions, fitted: Schedule, costs: _Costs, least: float, certificate: Certificate
-) -> None:
+def _check_outcome(plan: Plan, fitted: Schedule, costs: _Costs, least: float, certificate: Certificate) -> None:
     """The objective is what the plan takes; the bound, where degrees are chosen, the least that any degrees take."""
-    outcome, decision, shares = plan.outcome["pipeline"], plan.decisions.pipeline, options.shares
+    outcome, decision = plan.outcome["pipeline"], plan.decisions.pipeline
     assert decision is not None
+    shares = decision.shares
     goal = (outcome.objective.name, outcome.objective.sense, outcome.bound_kind)
     if goal != ("moe_s", "min", "full search" if shares is None else None):
         raise CertificationError(f"objective and bound {goal}; expected the least moe_s by a full search")

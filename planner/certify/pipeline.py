@@ -1,6 +1,5 @@
 """The pipeline degrees of a plan and all that is said of them, recomputed from its trace and its profile."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +14,7 @@ from ...traces.schema import PHASES
 from ..options import PipelineOptions
 from .certificate import Certificate
 from .degrees import check_degrees, cut_of, schedule_of
+from .dropped import Buffers
 from .evaluation import (
     Fitted,
     check_contender,
@@ -64,6 +64,8 @@ def check_pipeline(
 
     def check_part(part: Part, of: Roster, name: str) -> dict[str, Recounted]:
         ledger = fitted_ledger if of is roster else ledger_of(of)
+        if decision.capacity_factor is not None:
+            part = _check_dropped(plan, part, of, trace, certificate, name)
         return _check_part(plan, part, ledger, clock, certificate, name)
 
     fitted_ledger = ledger_of(roster)
@@ -71,12 +73,17 @@ def check_pipeline(
         certificate.unchecked.append("degrees, their objective and their bound")
     else:
         on_progress("timing every degree")
-        check_degrees(plan, options, schedule_of(fitted_ledger, clock, options), certificate)
+        check_degrees(plan, options, schedule_of(plan, fitted_ledger, clock), certificate)
     found = check_parts(plan, trace, roster, check_part, certificate, on_progress)
     check_seconds(plan, clock, certificate)
     check_verdict(plan, found, certificate)
+    if clock is not None:
+        timing = {source.removeprefix("link ") for source in clock.sources.values()}
+        certificate.unchecked += [
+            f"link {kind}, which times nothing" for kind in sorted({*plan.cluster.links} - timing)
+        ]
     certificate.unchecked += ["solver seconds", "that the degrees of paper are those of its algorithm"]
-    if options.shares is not None:
+    if decision.shares is not None:
         certificate.unchecked.append("that no other shares of chunks take fewer seconds")
     return count_fitted(plan, trace, roster)
 
@@ -91,6 +98,11 @@ def _check_shape(plan: Plan, trace: Trace, options: PipelineOptions, decision: P
             options.joint and one.backward not in (None, one.forward)
         ):
             raise CertificationError(f"degrees of {name}: passes other than options.pipeline says")
+        uneven = name == "plan" and options.method == "unequal"
+        if uneven and options.joint:
+            raise CertificationError("degrees of plan: method unequal with joint, which is for equal chunks")
+        if (one.shares is not None) != uneven or one.capacity_factor != decision.capacity_factor:
+            raise CertificationError(f"degrees of {name}: shares or a capacity other than method {options.method} has")
     expected = {contender.name for contender in plan.evaluation.fit.contenders} - {"plan"} if plan.evaluation else set()
     if {*options.baselines} != expected:
         raise CertificationError(f"degrees of {sorted(options.baselines)}; the contenders are {sorted(expected)}")
@@ -100,25 +112,10 @@ def _check_shape(plan: Plan, trace: Trace, options: PipelineOptions, decision: P
     if options.backward != (BACKWARD if trains else 0.0):
         raise CertificationError(f"a backward pass of factor {options.backward}; training tokens: {trains}")
     experts, devices = plan.model.num_experts, plan.cluster.num_devices
-    if options.capacity_factor is not None and any(width * devices != experts for width in slot_widths(plan)):
+    if decision.capacity_factor is not None and any(width * devices != experts for width in slot_widths(plan)):
         raise CertificationError("a fixed capacity without every expert once and as many on every device")
-    _check_shares(options, decision)
     if options.placement != ("contiguous" if plan.decisions.placement is None else "base"):
         raise CertificationError(f"degrees under placement {options.placement!r}, which is not the plan's")
-
-
-def _check_shares(options: PipelineOptions, decision: PipelineDecision) -> None:
-    """Shares are as many as the degrees say and make whole layers."""
-    if (options.method == "unequal") != (options.shares is not None):
-        raise CertificationError(f"options.pipeline: shares of chunks by method {options.method}")
-    if options.shares is None:
-        return
-    for degrees, shares in (
-        (decision.forward, options.shares.forward),
-        (decision.backward or (), options.shares.backward or ()),
-    ):
-        if [*map(len, shares)] != [*degrees] or any(not math.isclose(sum(one), 1) for one in shares):
-            raise CertificationError("options.pipeline: shares of chunks other than the degrees, or not whole layers")
 
 
 def _residence(plan: Plan) -> Residence:
@@ -134,6 +131,24 @@ def _residence(plan: Plan) -> Residence:
         num_devices=cluster.num_devices,
         devices_per_node=cluster.devices_per_node,
     )
+
+
+def _check_dropped(plan: Plan, part: Part, roster: Roster, trace: Trace, certificate: Certificate, name: str) -> Part:
+    """Hold what every contender drops against a recount; returns the part without it."""
+    options, decision, kept = pipeline_options(plan), plan.decisions.pipeline, []
+    assert decision is not None
+    assert decision.capacity_factor is not None
+    buffers = Buffers(plan, roster, tokens_of(trace, roster, evaluation_options(plan).phases))
+    for contender in part.contenders:
+        label, claimed = f"{name}: {contender.label}: dropped_share", dict(contender.metrics)
+        if (dropped := claimed.pop("dropped_share", None)) is None:
+            raise CertificationError(f"{label} is not there; expected it of a fixed capacity")
+        forward, _ = cut_of(plan, options, contender.name)
+        certificate.agree(label, dropped.value, buffers.dropped_share(decision.capacity_factor, forward))
+        certificate.agree(f"{label} low", dropped.low, None)
+        certificate.agree(f"{label} high", dropped.high, None)
+        kept.append(contender.model_copy(update={"metrics": claimed}))
+    return part.model_copy(update={"contenders": tuple(kept)})
 
 
 def _check_part(
@@ -152,7 +167,7 @@ def _check_part(
     for label, contender in labelled(part).items():
         seconds = None
         if clock is not None:
-            timed = schedule_of(ledger, clock, options).timed(*cut_of(plan, options, contender.name))
+            timed = schedule_of(plan, ledger, clock).timed(*cut_of(plan, options, contender.name))
             seconds = timed.seconds
             for metric, share in timed.outside.items():
                 clock.outside.setdefault(metric, []).append(share)

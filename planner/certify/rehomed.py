@@ -1,10 +1,12 @@
-"""Homes solved again and their exchanges counted again: the naive twin of `planner.netmoe.online` and `.tallied`.
+"""Homes solved for again and their exchanges counted again: the naive twin of `planner.netmoe.online` and `.tallied`.
 
-A policy's homes are its algorithm's output: they are solved for again, by min-cost flow instead of the compiled kernel.
+A policy's homes are its algorithm's output: they are solved for again by `solvers.netmoe`, by min-cost flow instead of
+the compiled kernel. Nothing that it tells of them is used.
 
-Legend: I samples of a part; L MoE layers; D devices; N nodes; B steps.
+Legend: I samples of a part; L MoE layers; E experts; D devices; N nodes; B steps.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,82 +16,115 @@ from ...errors import CertificationError
 from ...runtime.plan import Plan
 from ...solvers import netmoe
 from .census import Census, Class
+from .home_cost import HomeCost
 from .recount import Ledger
 
-__all__ = ["Rehomed", "ledger_of", "locality_of", "rehomed"]
+__all__ = ["Reached", "Seen", "dealt_homes", "ledger_of", "locality_of", "reached", "rehomed"]
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Rehomed:
-    """Where samples are before each layer and after the last `[L+1, I]`; mean objective and bound of the solves."""
+class Seen:
+    """What a policy sees of a part under a placement: copies to devices `[I, L, D]`, pairs with experts `[I, L, E]`.
 
-    device: Numbers
-    objective: str
+    The oracle knows the next layer; without `per_pair` nobody else does.
+    """
+
+    klass: Class
+    copies: Numbers
+    pairs: Numbers
+    per_pair: NDArray[np.float32] | None
+    oracle: bool
+
+    @classmethod
+    def of(
+        cls, census: Census, klass: Class, where: str, per_pair: NDArray[np.float32] | None, *, oracle: bool = False
+    ) -> "Seen":
+        """What is seen by a contender."""
+        return cls(klass, census.sent[where].copies[klass.members], census.experts[klass.members], per_pair, oracle)
+
+    def solves(self) -> Iterator[tuple[int, Numbers]]:
+        """Layer and samples, layer by layer of each step."""
+        for step, layer in np.ndindex(self.klass.num_steps, self.copies.shape[1]):
+            yield layer, np.flatnonzero(self.klass.step == step)
+
+    def exchanges(self, layer: int, at: Numbers) -> list[NDArray[np.float64]]:
+        """The copies of some samples in this layer's combine and, as seen, in the next layer's dispatch, `[I, D]`."""
+        combine = self.copies[at, layer].astype(float)
+        if layer + 1 == self.copies.shape[1] or (self.per_pair is None and not self.oracle):
+            return [combine]
+        if self.per_pair is None or self.oracle:
+            return [combine, self.copies[at, layer + 1].astype(float)]
+        return [combine, np.maximum(self.pairs[at, layer].astype(float) @ self.per_pair[layer].astype(float), 0.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The objective of homes and its bound, means over the solves."""
+
+    name: str
     value: float
     bound: float
 
 
-def rehomed(
-    plan: Plan,
-    census: Census,
-    klass: Class,
-    where: str,
-    method: str,
-    per_pair: NDArray[np.float32] | None,
-    *,
-    oracle: bool = False,
-    bounded: bool = True,
-) -> Rehomed:
-    """The homes of a policy under a placement; the oracle knows the next layer, without `per_pair` nobody does.
-
-    Without `bounded` the bound is 0.
-    """
-    model, size = plan.model, plan.cluster.num_devices
-    copies_ILD, pairs_ILE = census.sent[where].copies[klass.members], census.experts[klass.members]
-    device = np.repeat(klass.home[None], model.num_layers + 1, axis=0)
-    reached, bounds = np.zeros((2, klass.num_steps, model.num_layers))
-    name, sizes = "", (model.hidden_size or 0) * (model.dtype_bytes or 0)
-
-    def following(layer: int, at: Numbers) -> NDArray[np.float64] | None:
-        """What these samples send at the next layer, as the contender sees it."""
-        if layer + 1 == model.num_layers or (per_pair is None and not oracle):
-            return None
-        if per_pair is None or oracle:
-            return np.asarray(copies_ILD[at, layer + 1], float)
-        return np.asarray(np.maximum(pairs_ILE[at, layer].astype(float) @ per_pair[layer].astype(float), 0.0))
-
-    for step, layer in np.ndindex(reached.shape):
-        whole = np.flatnonzero(klass.step == step)
-        for at in _dealt(whole, pairs_ILE[whole, layer].sum(axis=1), size) if method == "even" else [whole]:
+def rehomed(plan: Plan, seen: Seen, method: str) -> Numbers:
+    """Where a method's samples are before each layer and after the last, `[L+1, I]`."""
+    size = plan.cluster.num_devices
+    device = np.repeat(seen.klass.home[None], plan.model.num_layers + 1, axis=0)
+    for layer, whole in seen.solves():
+        length = seen.pairs[whole, layer].sum(axis=1)
+        for at in _dealt(whole, length, size) if method == "even" else [whole]:
+            combine, *following = seen.exchanges(layer, at)
             found = netmoe.solve(
-                copies_ILD[at, layer],
+                combine,
                 np.arange(size),
                 plan.cluster,
-                next_counts=following(layer, at),
+                next_counts=following[0] if following else None,
                 objective="bottleneck" if method == "bottleneck" else "sum",
                 method="flow",
-                copy_bytes=float(sizes) if sizes and method == "bottleneck" else None,
-                bounded=bounded,
-            )
-            if np.bincount(found.device_of_sample, minlength=size).max() > -(-len(at) // size):
-                raise CertificationError(f"step {step}, layer {layer}: a device takes more samples than its share")
-            device[layer + 1 :, at] = found.device_of_sample
-            name = found.outcome.objective.name
-            reached[step, layer] += found.outcome.objective.value
-            bounds[step, layer] += found.outcome.bound or 0.0
-    value, bound = float(reached.mean()), float(bounds.mean())
-    return Rehomed(device, name, value, value if value <= bound * (1 + 1e-9) else bound)
+                copy_bytes=plan.model.copy_bytes,
+                bounded=False,
+            ).device_of_sample
+            if np.bincount(found, minlength=size).max() > -(-len(at) // size):
+                raise CertificationError(f"layer {layer}: a device takes more samples of a step than its share")
+            device[layer + 1 :, at] = found
+    return device
+
+
+def dealt_homes(plan: Plan, census: Census, klass: Class) -> Numbers:
+    """Where samples are that were dealt by length alone, `[L+1, I]`: longest first, to whoever has fewest tokens."""
+    home, size = klass.home.copy(), plan.cluster.num_devices
+    for step in range(klass.num_steps):
+        at = np.flatnonzero(klass.step == step)
+        length = census.tokens[klass.members[at]].tolist()
+        held: list[list[int]] = [[] for _ in range(size)]
+        for one in sorted(range(len(at)), key=lambda one: (-length[one], one)):
+            free = [device for device in range(size) if len(held[device]) < -(-len(at) // size)]
+            device = min(free, key=lambda device: (sum(held[device]), device))
+            held[device].append(length[one])
+            home[at[one]] = device
+    return np.repeat(home[None], plan.model.num_layers + 1, axis=0)
+
+
+def reached(plan: Plan, seen: Seen, method: str, device: Numbers) -> Reached:
+    """What these homes reach, and what no homes of whole steps could."""
+    cost, size = HomeCost.of(plan, method), plan.cluster.num_devices
+    found = []
+    for layer, at in seen.solves():
+        exchanges = seen.exchanges(layer, at)
+        found.append((cost.value(exchanges, device[layer + 1, at]), cost.bound(exchanges, -(-len(at) // size))))
+    value, bound = np.mean(found, axis=0).tolist()
+    return Reached(cost.name, value, value if value <= bound * (1 + 1e-9) else bound)
 
 
 def ledger_of(
-    plan: Plan, census: Census, klass: Class, where: str, moved: Rehomed | None, *, timed: bool
+    plan: Plan, census: Census, klass: Class, where: str, moved: Numbers | None, *, timed: bool
 ) -> tuple[Ledger, NDArray[np.float64]]:
     """What crosses in every step with these homes (None: samples stay), and the share of samples moved, `[B]`."""
     sent, group, steps = census.sent[where], plan.cluster.devices_per_node, klass.num_steps
     layers, size = plan.model.num_layers, plan.cluster.num_devices
-    device = np.repeat(klass.home[None], layers + 1, axis=0) if moved is None else moved.device
+    device = np.repeat(klass.home[None], layers + 1, axis=0) if moved is None else moved
     ledger, moves_B = Ledger.empty(steps, (steps, layers, size), timed=timed), np.zeros(steps)
     far_DD = np.arange(size)[:, None] // group != np.arange(size) // group
     for step in range(steps):

@@ -21,10 +21,10 @@ from ...traces.reader import Trace
 from .census import Census, take_census
 from .certificate import Certificate
 from .evaluation import check_contender, check_seconds, check_verdict
-from .figures import Recounted, interval_of, middle
-from .policy_structure import BLIND, ORACLE, PLAN, decision_of, policy_options
+from .figures import Recounted, gain_interval, interval_of, middle
+from .policy_structure import BLIND, DEALT, ORACLE, PLAN, decision_of, policy_options
 from .predictor import predictors_of
-from .rehomed import Rehomed, ledger_of, locality_of, rehomed
+from .rehomed import Reached, Seen, dealt_homes, ledger_of, locality_of, reached, rehomed
 from .seconds import Clock
 from .structure import Holders, evaluation_options, holders_of, labelled, slot_widths
 
@@ -60,6 +60,8 @@ def check_sample_policy(
         There is no predictor beside the plan.
     """
     assert plan.evaluation is not None
+    if (policy_options(plan).copies == "pairs") != isinstance(trace, CountTrace):
+        raise CertificationError(f"copies are {policy_options(plan).copies}; expected pairs of a trace of counts alone")
     placed, holders = _placements(plan)
     say("counting the samples again")
     census = take_census(trace, plan, holders)
@@ -77,6 +79,11 @@ def check_sample_policy(
     _check_tried(placed, census, predictors["plan"], clock, certificate)
     check_seconds(plan, clock, certificate)
     check_verdict(plan, found, certificate)
+    _check_over_dealt(plan, found, certificate)
+    if policy_options(plan).asked:
+        certificate.unchecked.append("that the method was asked for")
+    if decision_of(placed).method == "bottleneck":
+        certificate.unchecked.append("that the swaps of bottleneck stop where they should")
     certificate.unchecked.append("solver seconds and backend")
 
 
@@ -96,9 +103,9 @@ def _placements(plan: Plan) -> tuple[Plan, dict[str, Holders]]:
 def _check_roll(plan: Plan, census: Census, certificate: Certificate) -> None:
     options, assumed = evaluation_options(plan), policy_options(plan)
     home = "source_rank" if census.recorded_home == plan.cluster.num_devices else "ordinal"
-    found = (census.unit, home, "recorded" if census.has_steps else "derived", ["pairs", "devices"][census.by_tokens])
-    if (options.unit, options.home, options.step, assumed.copies) != found:
-        raise CertificationError(f"options of the evaluation or the policy differ from the trace's: {found}")
+    found = (census.unit, home, "recorded" if census.has_steps else "derived")
+    if (options.unit, options.home, options.step) != found:
+        raise CertificationError(f"options of the evaluation differ from the trace's: {found}")
     blind, least = locality_of(plan, census)
     certificate.agree("blind copies", assumed.blind_copies, blind)
     certificate.agree("least copies", assumed.least_copies, least)
@@ -128,13 +135,13 @@ def _check_part(
     figures, method = {}, decision_of(placed).method
     for label, contender in labelled(part).items():
         where = "contiguous" if label.startswith("contiguous") else "plan"
-        moved, bounded = None, fit and label == PLAN
+        moved = dealt_homes(placed, census, klass) if label == DEALT else None
         if contender.dispatch_model == "migrating":
             per_pair = None if label == BLIND else predictors[where]
-            oracle = label == ORACLE
-            moved = rehomed(placed, census, klass, where, method, per_pair, oracle=oracle, bounded=bounded)
-        if bounded and moved is not None:
-            _check_outcome(placed, moved, certificate)
+            seen = Seen.of(census, klass, where, per_pair, oracle=label == ORACLE)
+            moved = rehomed(placed, seen, method)
+            if fit and label == PLAN:
+                _check_outcome(placed, reached(placed, seen, method, moved), certificate)
         ledger, moves_B = ledger_of(placed, census, klass, where, moved, timed=clock is not None)
         seconds = clock.seconds(ledger, coherent=False) if clock else None
         if seconds is not None and "dispatch_s" in seconds:
@@ -147,13 +154,26 @@ def _check_part(
     return figures
 
 
-def _check_outcome(plan: Plan, found: Rehomed, certificate: Certificate) -> None:
+def _check_outcome(plan: Plan, found: Reached, certificate: Certificate) -> None:
     outcome = plan.outcome["sample_policy"]
-    if outcome.objective.name != found.objective:
-        raise CertificationError(f"objective {outcome.objective.name}; the recount has {found.objective}")
+    if outcome.objective.name != found.name:
+        raise CertificationError(f"objective {outcome.objective.name}; the recount has {found.name}")
     certificate.agree("objective", outcome.objective.value, found.value)
     certificate.agree("bound", outcome.bound, found.bound)
     certificate.checks.append("objective and bound")
+
+
+def _check_over_dealt(plan: Plan, found: dict[str, Recounted], certificate: Certificate) -> None:
+    """What the plan has less than samples dealt by length alone; unchecked where the verdict's gain is."""
+    assert plan.verdict is not None
+    claimed, metric, ours, theirs = policy_options(plan).over_dealt, plan.verdict.metric, found[PLAN], found[DEALT]
+    if claimed is None or metric not in ours.value:
+        certificate.unchecked.append("the gain over samples dealt by length")
+        return
+    low, high = gain_interval(metric, ours, theirs)
+    certificate.agree("gain over dealt", claimed.value, theirs.value[metric] - ours.value[metric])
+    certificate.agree("gain over dealt low", claimed.low, low)
+    certificate.agree("gain over dealt high", claimed.high, high)
 
 
 def _check_tried(
@@ -166,7 +186,7 @@ def _check_tried(
     elif tried and clock is not None:
         klass = census.classed(plan, fit=True)
         for method, claimed_s in tried.items():
-            moved = rehomed(plan, census, klass, "plan", method, per_pair, bounded=False)
+            moved = rehomed(plan, Seen.of(census, klass, "plan", per_pair), method)
             ledger, _ = ledger_of(plan, census, klass, "plan", moved, timed=True)
             seconds = replace(clock, outside={}).seconds(ledger, coherent=False)
             found_s = sum(float(middle(seconds[part]).mean()) for part in PARTS if part in seconds)

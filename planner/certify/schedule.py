@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...traces.model import ModelSpec
 from .figures import middle
 from .recount import Ledger, Moves
 from .seconds import Clock
 
-__all__ = ["Schedule", "Timed"]
+__all__ = ["Schedule", "Shares", "Timed", "rows_of", "whole"]
 
 Levels = NDArray[np.float64]
 Number = Fraction | float
@@ -117,15 +118,14 @@ class Schedule:
         moves, loads = self.ledger.moves, self.ledger.loads
         assert moves is not None
         if self.capacity_factor is None:
-            ports = np.stack([_whole(moves.ports[:, :, i], x) for i, x in enumerate(share)], axis=2)
-            pairs = np.stack([_whole(loads[:, i], x) for i, x in enumerate(share)], axis=1)
+            ports = np.stack([whole(moves.ports[:, :, i], x) for i, x in enumerate(share)], axis=2)
+            pairs = np.stack([whole(loads[:, i], x) for i, x in enumerate(share)], axis=1)
             return replace(self.ledger, moves=Moves(ports, moves.sitting), loads=pairs)
         model, cluster = self.clock.plan.model, self.clock.plan.cluster
         here, ports, pairs = model.num_experts // cluster.num_devices, np.zeros_like(moves.ports), np.zeros_like(loads)
-        fullest = moves.sitting[0].max(axis=2)
-        rows = np.floor(self.capacity_factor * np.ceil(fullest / model.num_experts)).clip(1) * model.top_k
+        rows = rows_of(model, self.capacity_factor, moves.sitting[0].max(axis=2))
         for layer, x in enumerate(share):
-            sent = here * _whole(rows[:, layer], x)
+            sent = here * whole(rows[:, layer], x)
             ports[:, :, layer, 0] = (sent * (cluster.devices_per_node - 1))[:, None, None]
             ports[:, :, layer, 1] = (sent * (cluster.num_devices - cluster.devices_per_node))[:, None, None]
             pairs[:, layer] = (sent * cluster.num_devices)[:, None]
@@ -137,7 +137,13 @@ class Schedule:
         return found
 
 
-def _whole(rows: NDArray[Any], share: Number) -> NDArray[np.int64]:
+def rows_of(model: ModelSpec, factor: float, fullest: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Rows of an expert from one device under a fixed capacity, by the tokens of the fullest device."""
+    rows: NDArray[np.float64] = np.floor(factor * np.ceil(fullest / model.num_experts)) * model.top_k
+    return rows
+
+
+def whole(rows: NDArray[Any], share: Number) -> NDArray[np.int64]:
     """A share of rows in whole ones; where it is a fraction's, up to its rounding."""
     if isinstance(share, Fraction):
         return -(-rows.astype(np.int64) * share.numerator // share.denominator)

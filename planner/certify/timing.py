@@ -1,5 +1,6 @@
 """Which seconds a plan must have, given what it says times them; checked without trace and profile."""
 
+import re
 from collections.abc import Set
 
 from ...errors import CertificationError
@@ -8,6 +9,14 @@ from .structure import seconds_options
 
 __all__ = ["check_timing"]
 
+SIZE = r"the model's [a-z_ ]+ (is not in the trace|or dtype is not known)"
+LINK = r"no all_to_all of \d+ ranks and no (intra|inter) link; give --link \2=GBps:us"
+REASONS = {  # why a part may have no seconds
+    "dispatch": rf"{SIZE}|{LINK}",
+    "kv": rf"{SIZE}|{LINK.replace('all_to_all', 'all_gather')}",
+    "experts": rf"{SIZE}|no profile|the profile has no expert_ffn",
+    "attention": rf"{SIZE}|no profile|the profile has no attention|the trace has no samples, hence no contexts",
+}
 METRICS = {
     "dispatch": ("dispatch_s", "combine_s"),
     "kv": ("kv_s",),
@@ -42,6 +51,9 @@ def _timed(plan: Plan) -> set[str]:
             f"options.seconds: sources of {sorted(timed)}, missing {sorted(seconds.missing)}; expected each of"
             f" {', '.join(METRICS)} once"
         )
+    for part, reason in seconds.missing.items():
+        if not re.fullmatch(REASONS[part], reason):
+            raise CertificationError(f"options.seconds: no seconds of {part} for {reason!r:.80}, which is no reason")
     return timed
 
 

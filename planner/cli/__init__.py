@@ -6,33 +6,21 @@ import sys
 from types import FrameType
 
 from ...errors import MoeplanError, StorageError, UsageError
-from .lazy import LazyGroup
+from .interrupt import interruptible
 
-__all__ = ["COMMANDS", "group", "main"]
-
-COMMANDS = {
-    "profile": "Measure this machine, or describe a cluster.",
-    "trace": "Record, import, inspect and count routing.",
-    "solve": "Compute a plan from a trace.",
-    "show": "Print a plan and a picture of it.",
-    "compare": "Hold plans against one another on any trace.",
-    "certify": "Recompute what a plan claims.",
-    "apply": "Make a plan this directory's active plan.",
-    "demo": "Run the whole chain on the embedded model.",
-}
-
-group = LazyGroup(
-    "moeplan",
-    COMMANDS,
-    help="Plan Mixture-of-Experts expert parallelism: measure, record, solve, apply.\n\n"
-    "In an empty directory, one after another: moeplan profile; moeplan solve --strategy exflow;"
-    " moeplan apply plan.json.",
-)
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line; an expected failure is one line on stderr and its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    with interruptible():
+        _run()
+
+
+def _run() -> None:
+    from .commands import group  # typer loads with it, when Ctrl-C is already handled
+
     try:
         code = group.main(prog_name="moeplan", standalone_mode=False)
         sys.stdout.flush()

@@ -117,7 +117,9 @@ def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], outpu
     if profiles and "--merge" not in asked:
         raise UsageError(f"{profiles[0]}: profiles are only given with --merge")
     if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} do different things; give one of them")
+        can_be_joined = list(asked) == ["--cluster", "--from-tables"]
+        mend = "write each with -o, then join them with --merge" if can_be_joined else "give one of them"
+        raise UsageError(f"{' and '.join(asked)} do different things; {mend}")
     if any(path.resolve() == output.resolve() for path in profiles):
         raise UsageError(f"{output} would be overwritten, and is one of the profiles to merge; choose another with -o")
     if plot is not None and plot.resolve() in [path.resolve() for path in (output, _partial(output), *profiles)]:

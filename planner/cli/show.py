@@ -37,7 +37,7 @@ def show(
     """
     from ...runtime.plan import load
     from ..report import show_report
-    from ..timeline import timeline_picture, timelines
+    from ..timeline import BASIS, timeline_picture, timelines
     from ..timeline_page import trace_events, write_timeline
 
     if output is not None and timeline is None:
@@ -47,7 +47,8 @@ def show(
         write_timeline(loaded, timeline, output)
     if as_json and timeline is not None:
         events = trace_events(timelines(loaded, timeline), timeline)
-        print_json({"plan": str(plan), "layer": timeline, "output": output and str(output), "traceEvents": events})
+        about = {"plan": str(plan), "layer": timeline, "seconds": BASIS, "output": output and str(output)}
+        print_json({**about, "traceEvents": events})
     elif as_json:
         print_json(loaded.model_dump(mode="json"))
     elif timeline is None:

@@ -1,12 +1,15 @@
 """`moeplan trace import`: turn a foreign recording into a trace."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import Phase
 from .screen import Json, print_json, progress
+
+if TYPE_CHECKING:
+    from ...traces.importers import ImportSummary
 
 __all__ = ["app"]
 
@@ -44,6 +47,9 @@ def import_(
     An .npz holds expert_ids [tokens, layers, k] with optional weights, seq_id, pos and num_experts; an .npy is
     [tokens, layers] or [tokens, layers, k].
 
+    An .npz without expert_ids holds counts [samples, layers, experts], with n_tokens [samples] if known; or counts
+    [steps, source ranks, layers, micro-batches, experts] with iteration [steps], every micro-batch a sample.
+
     JSON lines have an object a token, {"sample": 7, "position": 0, "experts": [[3, 1], [0, 2]]}, with optional
     weights in the shape of experts, step, source_rank and phase; or an object a token and layer, {"sample": 7,
     "position": 0, "layer": 12, "experts": [3, 1]}. The first line may be {"model": {"num_experts": 8, ...}}.
@@ -71,14 +77,24 @@ def import_(
             dtype_bytes=dtype_bytes,
         )
     if as_json:
-        print_json({"trace": summary.destination, "num_tokens": summary.num_tokens, "notes": list(summary.notes)})
+        told = {"trace": summary.destination, "model": summary.model.name, "num_tokens": summary.num_tokens}
+        print_json(told | {"num_samples": summary.num_samples, "notes": list(summary.notes)})
         return
     model = summary.model
-    what = "counts" if summary.num_tokens is None else f"{summary.num_tokens:,} tokens"
     print(
-        f"imported {what}, {model.num_layers} layers x {model.num_experts} experts,"
+        f"imported  {_what(summary)}, {model.num_layers} layers x {model.num_experts} experts,"
         f" top-{model.top_k}{', with gate weights' if summary.has_weights else ''}"
+    )
+    print(
+        f"model     {model.name}{'' if name or model.name != source.stem else ', after the file; --name says another'}"
     )
     for note in summary.notes:
         print(f"note      {note}")
     print(f"wrote     {summary.destination}    next: moeplan trace info {summary.destination}")
+
+
+def _what(summary: "ImportSummary") -> str:
+    """How much was imported, of what is known."""
+    known = {"tokens": summary.num_tokens, "samples": summary.num_samples}
+    amounts = " of ".join(f"{number:,} {name}" for name, number in known.items() if number is not None)
+    return f"counts{amounts and f' of {amounts}'}" if summary.is_counts else amounts

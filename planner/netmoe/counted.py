@@ -20,7 +20,7 @@ from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .roll import Roll
 
-__all__ = ["Counted", "Traffic", "count_samples"]
+__all__ = ["Counted", "SampleTraffic", "count_samples"]
 
 MAX_CELLS = 2**28  # of 4 bytes
 MAX_PAIRS = 2**31 - 1  # of a sample in a layer
@@ -28,7 +28,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Traffic:
+class SampleTraffic:
     """What crosses under one placement.
 
     Parameters
@@ -52,7 +52,7 @@ class Traffic:
     linked: Numbers | None
 
     @classmethod
-    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> "Traffic":
+    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> "SampleTraffic":
         """Of nothing yet."""
         shape = (num_samples, placement.num_layers)
         by_device = (placement.num_layers - 1, placement.num_experts, cluster.num_devices)
@@ -71,7 +71,7 @@ class Counted:
     """The samples of a trace, counted; `experts` are the pairs of each with every expert, int32 `[I, L, E]`."""
 
     experts: NDArray[np.int32]
-    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    traffic: Mapping[str, SampleTraffic] = field(default_factory=dict)
 
 
 def count_samples(
@@ -93,7 +93,7 @@ def count_samples(
     model = trace.meta.model
     _check(model, len(roll.sample), placements, cluster, tokens=isinstance(trace, Trace))
     traffic = {
-        name: Traffic.empty(placement, len(roll.sample), cluster, linked=isinstance(trace, Trace))
+        name: SampleTraffic.empty(placement, len(roll.sample), cluster, linked=isinstance(trace, Trace))
         for name, placement in placements.items()
     }
     counted = Counted(np.zeros((len(roll.sample), model.num_layers, model.num_experts), np.int32), traffic)
@@ -138,7 +138,7 @@ class _Rows:
 class _Visitor:
     """Sends tokens to the devices of one placement."""
 
-    def __init__(self, traffic: Traffic, cluster: Cluster) -> None:
+    def __init__(self, traffic: SampleTraffic, cluster: Cluster) -> None:
         self.traffic, self.cluster = traffic, cluster
         placement = traffic.placement
         self.tables = [
@@ -166,7 +166,8 @@ class _Visitor:
 def _check(
     model: ModelSpec, num_samples: int, placements: Mapping[str, Placement], cluster: Cluster, *, tokens: bool
 ) -> None:
-    places = 2 * cluster.num_devices + cluster.num_nodes
+    devices = cluster.num_devices
+    places = 2 * devices + cluster.num_nodes
     cells = num_samples * model.num_layers * (model.num_experts + len(placements) * places)
     if cells > MAX_CELLS:
         raise UsageError(
@@ -182,9 +183,12 @@ def _check(
                 " expected no replicas, or the rule even (--strategy eplb)"
             )
         if not tokens:
+            found = f"the {name} placement has replicas"
+            if model.num_experts % devices:
+                found = f"--cluster {cluster}: {devices} devices do not divide {model.num_experts} experts"
             raise UsageError(
-                f"the {name} placement has replicas, and counts do not say which of them serves a token; expected"
-                " devices that divide the experts, or a trace of tokens"
+                f"{found}, and counts do not say which replica serves a token; expected devices that divide the"
+                " experts, each expert once, or a trace of tokens"
             )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from .counted import Counted, Traffic
+from .counted import Counted, SampleTraffic
 
 __all__ = ["MAX_BYTES", "Predictor", "fit_predictor"]
 
@@ -73,7 +73,7 @@ class Predictor:
         return cls(per_pair)
 
 
-def fit_predictor(counted: Counted, traffic: Traffic, fitted_I: NDArray[np.bool_], top_k: int) -> Predictor:
+def fit_predictor(counted: Counted, traffic: SampleTraffic, fitted_I: NDArray[np.bool_], top_k: int) -> Predictor:
     """The predictor of fitted samples under a placement.
 
     Notes

@@ -6,10 +6,12 @@ from pydantic import ValidationError
 
 from ...errors import InputError
 from ...runtime.plan import Part, Plan
+from ...solvers.cost import inter_ratio
 from ..part import find, value
+from ..seconds_report import TimeUnit
 from .policy import SamplePolicyOptions
 
-__all__ = ["SAVED", "sample_policy_lines"]
+__all__ = ["SAVED", "dealt_lines", "sample_policy_lines"]
 
 SAVED = {
     "inter_bytes": "bytes between nodes",
@@ -18,22 +20,24 @@ SAVED = {
     "exchange_s": "seconds of dispatch and combine",
 }
 BLIND = "unpredicted/migrating"
+TIMED = ("exchange_s", "step_s")
 
 
 def sample_policy_lines(plan: Plan, part: Part) -> Iterable[str]:
-    """The locality index, shares saved with and without a prediction, methods tried, moves, what a copy is, time."""
+    """The locality index, shares saved with and without a prediction, costs, methods tried, moves, copies, time."""
     decision = plan.decisions.sample_policy
     assert decision is not None
-    try:
-        options = SamplePolicyOptions.model_validate(dict(plan.options.get("sample_policy", {})))
-    except ValidationError as error:
-        raise InputError(f"options.sample_policy: {error.error_count()} values missing or wrong") from error
+    options = _options(plan)
     between = "nodes" if plan.cluster.num_nodes > 1 else "devices"
     yield (
         f"locality  no homes save more than {options.locality_index:.1%} of the copies between {between}: what the"
         " samples' preferences allow under this placement"
     )
     yield from _saved(plan, part, pairs=options.copies == "pairs")
+    if plan.cluster.num_nodes > 1 and plan.outcome["sample_policy"].objective.name != "exchange_s":
+        known = {"intra", "inter"} <= set(plan.cluster.links)
+        by = "by their links' seconds a byte" if known else "no links of both kinds are given"
+        yield f"cost      a copy between nodes counts as {inter_ratio(plan.cluster):.3g} inside one ({by})"
     if options.tried_s:
         found = ", ".join(f"{method} {seconds * 1e3:.4g}" for method, seconds in options.tried_s.items())
         yield f"tried     {found} ms of timed parts a fitted step: {decision.method} is the plan's"
@@ -47,6 +51,26 @@ def sample_policy_lines(plan: Plan, part: Part) -> Iterable[str]:
             " contexts are taken as whole sequences"
         )
     yield from _exchanges(plan, part)
+
+
+def dealt_lines(plan: Plan, part: Part) -> Iterable[str]:
+    """What of a verdict on seconds a data loader gives that deals samples by length, and whether it does as well."""
+    verdict, over = plan.verdict, _options(plan).over_dealt
+    if verdict is None or verdict.metric not in TIMED or over is None:
+        return
+    dealt, base = (value(find(part, label), verdict.metric) for label in ("dealt/standard", verdict.against))
+    share = 1 - dealt / base if base else 0.0
+    yield f"of this, dealing samples by length alone gives {share:z.1%}: once a step, by a data loader, without moves"
+    if over.low is not None and over.low <= verdict.at_least * dealt:
+        more = f"{abs(over.value) / dealt if dealt else 0.0:.1%} {'less' if over.value >= 0 else 'more'}"
+        yield f"DEALING BY LENGTH DOES AS WELL: the plan takes {more} than that, no sure gain that pays for its moves"
+
+
+def _options(plan: Plan) -> SamplePolicyOptions:
+    try:
+        return SamplePolicyOptions.model_validate(dict(plan.options.get("sample_policy", {})))
+    except ValidationError as error:
+        raise InputError(f"options.sample_policy: {error.error_count()} values missing or wrong") from error
 
 
 def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterable[str]:
@@ -68,14 +92,20 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterable[str]:
         once = 1 - value(find(part, "plan/migrating"), "node_copies") / max(value(base, "node_copies"), 1e-9)
         yield f"where a dispatch sends a node one copy a token, for all its devices, {once:.1%} are saved"
     if base.name == "base":
+        yield from _jointly(part, [metric, *(["exchange_s"] if "exchange_s" in base.metrics else [])])
+
+
+def _jointly(part: Part, metrics: list[str]) -> Iterable[str]:
+    """What the placement alone, re-homing alone and both save of contiguous experts and homes."""
+    for metric in metrics:
         start = value(find(part, "contiguous/standard"), metric)
         alone, moved, both = (
             1 - value(find(part, label), metric) / start if start else 0.0
             for label in ("base/standard", "contiguous/migrating", "plan/migrating")
         )
         yield (
-            f"jointly   of contiguous, standard the placement alone saves {alone:z.1%}, re-homing alone {moved:z.1%},"
-            f" both {both:z.1%}"
+            f"jointly   of the {SAVED[metric]} of contiguous, standard the placement alone saves {alone:z.1%},"
+            f" re-homing alone {moved:z.1%}, both {both:z.1%}"
         )
 
 
@@ -86,10 +116,12 @@ def _exchanges(plan: Plan, part: Part) -> Iterable[str]:
     if not all("exchange_s" in one.metrics for one in (ours, base)):
         return
     mine, theirs = (value(one, "exchange_s") for one in (ours, base))
+    unit = TimeUnit.of(part)
+    summed = f"{unit.text(mine)} {unit.name} a step, {unit.text(theirs)} of {base.name}, {base.dispatch_model}"
     if mine > theirs:
         yield (
-            f"COSTS TIME: dispatch and combine take {mine / theirs - 1:.1%} longer, since the busiest port carries more"
-            " although all together carry less (without --method, the fastest of several is taken)"
+            f"COSTS TIME: dispatch and combine take {mine / theirs - 1:.1%} longer ({summed}), since the busiest port"
+            " carries more although all together carry less (without --method, the fastest of several is taken)"
         )
     elif theirs:
-        yield f"dispatch and combine take {1 - mine / theirs:.1%} less time: the busiest port carries less"
+        yield f"dispatch and combine take {1 - mine / theirs:.1%} less time ({summed}): the busiest port carries less"

@@ -22,8 +22,8 @@ from ..predicted import SOURCES, Predicted, predicted
 from ..speeds import Speeds
 from ..survey import Cohort
 from ..task import Task
-from .counted import Counted, Traffic, count_samples
-from .online import Homes, Totals, rehome, steps_of
+from .counted import Counted, SampleTraffic, count_samples
+from .online import Homes, Movers, Totals, deal, rehome, steps_of
 from .predictor import Predictor, fit_predictor
 from .roll import Roll, call_roll
 from .tallied import tallied
@@ -95,7 +95,7 @@ class Run:
         """The samples at these places as they run."""
         return self.roll.cohort(place, num_devices=self.cluster.num_devices, samples_per_step=self.samples_per_step)
 
-    def locality(self) -> tuple[float, float]:
+    def locality(self) -> netmoe.Locality:
         """Blind and least copies a fitted step, next layers known."""
         place, traffic = self.parts[0], self.counted.traffic["plan"]
         cohort, here_D = self.cohort(place), np.arange(self.cluster.num_devices)
@@ -110,7 +110,7 @@ class Run:
                 )
                 index = netmoe.locality(crossing, room_D, self.cluster)
                 blind, least = blind + index.blind, least + max(index.least, 0.0)
-        return blind / cohort.num_steps, least / cohort.num_steps
+        return netmoe.Locality(blind / cohort.num_steps, least / cohort.num_steps)
 
     def timed_s(self, method: str) -> float:
         """Seconds of the timed parts of a fitted step under a method."""
@@ -130,15 +130,15 @@ class Run:
         """Name and dispatch model of the contenders, the plan first.
 
         `base` and `contiguous` are placements; under one of them "migrating" is the policy fitted there, "standard"
-        leaves samples where they are. The oracle is the plan that knows the next layer, `unpredicted` the plan that
-        does not look at it, as "paper" never does.
+        leaves samples where they are, `dealt` where their lengths put them before the first layer. The oracle is the
+        plan that knows the next layer, `unpredicted` the plan that does not look at it, as "paper" never does.
         """
         found: list[tuple[str, DispatchModel]] = [("plan", "migrating"), ("oracle", "migrating")]
         if self.predictors:
             found.append(("unpredicted", "migrating"))
         if self.has_base:
             found += [("base", "standard"), ("contiguous", "migrating")]
-        return [*found, ("contiguous", "standard")]
+        return [*found, ("dealt", "standard"), ("contiguous", "standard")]
 
     def judged_by(self, task: Task) -> EvaluationOptions:
         """How the plan is judged."""
@@ -169,7 +169,7 @@ class Run:
         self,
         name: str,
         dispatch_model: DispatchModel,
-        traffic: Traffic,
+        traffic: SampleTraffic,
         place: Numbers,
         cohort: Cohort,
         *,
@@ -178,7 +178,10 @@ class Run:
         assert cohort.home is not None
         assert cohort.step is not None
         if dispatch_model == "standard":
-            return Homes(np.tile(cohort.home, (self.model.num_layers + 1, 1)), Totals())
+            home_I = cohort.home
+            if name == "dealt":
+                home_I = deal(self.roll.tokens[place], home_I, cohort.step, self.cluster.num_devices)
+            return Homes(np.tile(home_I, (self.model.num_layers + 1, 1)), Totals())
         predictor = self.predictors.get("contiguous" if name == "contiguous" else "plan")
 
         def predict(layer: int, at: Numbers) -> NDArray[np.float64] | None:
@@ -188,18 +191,9 @@ class Run:
                 return None
             return predictor.copies(layer, self.counted.experts[at, layer])
 
-        known = self.model.hidden_size and self.model.dtype_bytes
-        return rehome(
-            self.method,
-            traffic,
-            place,
-            cohort.home,
-            cohort.step,
-            self.cluster,
-            predict=predict,
-            copy_bytes=float(self.model.hidden_size * self.model.dtype_bytes) if known else None,  # type: ignore[operator]
-            bounded=bounded,
-        )
+        movers = Movers(traffic, place, cohort.home, cohort.step)
+        copy_bytes = self.model.copy_bytes
+        return rehome(self.method, movers, self.cluster, predict=predict, copy_bytes=copy_bytes, bounded=bounded)
 
 
 def _placements(task: Task, model: ModelSpec, cluster: Cluster) -> dict[str, Placement]:
@@ -209,6 +203,6 @@ def _placements(task: Task, model: ModelSpec, cluster: Cluster) -> dict[str, Pla
     return {"plan": in_order} if base is None else {"plan": base, "contiguous": in_order}
 
 
-def _next(traffic: Traffic, layer: int, at: Numbers) -> NDArray[np.float64] | None:
+def _next(traffic: SampleTraffic, layer: int, at: Numbers) -> NDArray[np.float64] | None:
     """What the samples really send at the next layer; None after the last."""
     return traffic.copies[at, layer + 1].astype(np.float64) if layer + 1 < traffic.copies.shape[1] else None

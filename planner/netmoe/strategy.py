@@ -1,13 +1,14 @@
 """NetMoE as a strategy: count the samples, fit the predictor, re-home online, judge beside the oracle and the base."""
 
 import hashlib
+import time
 from dataclasses import replace
 
 from ...runtime.decisions import PredictorFile, SamplePolicyDecision
 from ...solvers.assignment import backend_of
-from ...solvers.outcome import ROUNDING, Objective, Outcome, Status, relative_gap
+from ...solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ...traces.count_form import CountTrace
-from ..evaluate import judge
+from ..evaluate import judge, verdict
 from ..solved import Solved
 from ..task import Task
 from .moves import with_moves
@@ -35,17 +36,24 @@ def solve(task: Task) -> Solved:
         task.say(f"trying {', '.join(TRIED)} on the fitted steps")
         tried = {method: run.timed_s(method) for method in TRIED}
         run = replace(run, method=min(TRIED, key=lambda method: tried[method]))
-    blind, least = run.locality()
-    index = 1 - least / blind if blind else 0.0
-    task.say(f"locality index {index:.1%}: no homes save a larger share; re-homing the samples online")
+    locality = run.locality()
+    task.say(f"locality index {locality.share:.1%}: no homes save a larger share; re-homing the samples online")
     rows = [run.row(place) for place in run.parts]
     cohorts = [run.cohort(place) for place in run.parts]
     found = judge(cohorts, [[one for one, _ in row] for row in rows], run.model, run.speeds, seed=task.request.seed)
     predictor = run.predictors.get("plan")
     name = None if predictor is None else PredictorFile(file=predictor.file_name, sha256=_sha256(predictor))
+    dealt = verdict(found, judged_metric(run), "dealt/standard")
     return Solved(
         decision=SamplePolicyDecision(method=run.method, layers=tuple(range(run.model.num_layers)), predictor=name),
-        options=SamplePolicyOptions(copies=run.copies, blind_copies=blind, least_copies=least, tried_s=tried),
+        options=SamplePolicyOptions(
+            copies=run.copies,
+            blind_copies=locality.blind,
+            least_copies=locality.least,
+            over_dealt=dealt.gain,
+            asked=task.request.method is not None,
+            tried_s=tried,
+        ),
         outcome=_outcome(rows[0][0][1].totals, run.method),
         evaluated=replace(
             with_moves(found, cohorts, [[homes for _, homes in row] for row in rows], task.request.seed),
@@ -67,21 +75,19 @@ def judged_metric(run: Run) -> str:
         return EXCHANGE
     if run.cluster.num_nodes == 1:
         return "device_copies"
-    return "inter_bytes" if run.model.hidden_size and run.model.dtype_bytes else "node_copies"
+    return "inter_bytes" if run.model.copy_bytes else "node_copies"
 
 
 def _outcome(totals: Totals, method: str) -> Outcome:
     """The mean over the re-homings of the fitted steps of what was reached, next layers as predicted."""
     value, bound = totals.value / totals.layers, totals.bound / totals.layers
-    proven = value <= bound * (1 + ROUNDING)
-    bound = value if proven else bound
-    return Outcome(
-        status=Status.OPTIMAL if proven else Status.FEASIBLE,
+    return Outcome.of(
+        status=Status.FEASIBLE,
         objective=Objective(totals.name, value, "min"),
         bound=bound,
-        bound_kind="weighted ports" if METHODS[method].objective == "bottleneck" else "transportation",
-        gap=relative_gap(value, bound),
-        wall_s=totals.wall_s,
+        bound_kind="weighted ports" if METHODS[method].goal == "bottleneck" else "transportation",
+        proven=value <= bound * (1 + ROUNDING),
+        started=time.perf_counter() - totals.wall_s,
         backend=backend_of(METHODS[method].assignment),
     )
 

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
-from ...solvers.ports import sample_copies
+from ...solvers.ports import CLASSES, link_classes, sample_copies
 from ..survey import Cohort
 from ..tally import COUNTS, Ports, Tally
-from .counted import Traffic
+from .counted import SampleTraffic
 from .roll import Roll
 
 __all__ = ["tallied"]
@@ -19,7 +19,7 @@ Numbers = NDArray[np.int64]
 
 
 def tallied(
-    roll: Roll, traffic: Traffic, place: Numbers, cohort: Cohort, device_LI: Numbers, cluster: Cluster
+    roll: Roll, traffic: SampleTraffic, place: Numbers, cohort: Cohort, device_LI: Numbers, cluster: Cluster
 ) -> Tally:
     """What the samples of complete steps send, by step.
 
@@ -42,6 +42,7 @@ def tallied(
         Ports.empty("migrating", num_steps, num_layers, cluster),
     )
     assert tally.ports is not None
+    classes = [CLASSES.index(link) for link in link_classes(cluster)]
     column = {name: tally.counts[:, index] for index, name in enumerate(COUNTS)}
     column["tokens"] += np.add.reduceat(roll.tokens[place], first_B)
     for layer in range(num_layers):
@@ -50,7 +51,7 @@ def tallied(
         np.add.at(tally.ports.contexts[:, layer], (step, device_LI[layer]), roll.contexts[place])
         dispatch_BC2D, combine_BC2D = tally.ports.dispatch[:, layer], tally.ports.combine[:, layer, :, ::-1]
         for device_I, ports_BC2D in ((device_LI[layer], dispatch_BC2D), (device_LI[layer + 1], combine_BC2D)):
-            ports_BC2D += sample_copies(traffic.copies[place, layer], device_I, cluster, first_B)
+            ports_BC2D += sample_copies(traffic.copies[place, layer], device_I, cluster, first_B)[:, classes]
             nodes_IN = traffic.nodes[place, layer].astype(np.int64)
             own_I = nodes_IN[np.arange(len(place)), device_I // cluster.devices_per_node]
             column["node_copies"] += np.add.reduceat(nodes_IN.sum(axis=1) - own_I, first_B)

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ..cost import inter_ratio
-from ..ports import link_classes, sample_copies
+from ..ports import CLASSES, link_classes, sample_copies
 from .traffic import Traffic
 
 __all__ = ["Channels", "refine"]
 
 MAX_ROUNDS = 8
-CLASSES = ("intra", "inter")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,10 +58,8 @@ class Channels:
 
     def seconds(self, exchange: NDArray[np.float64], device_of_sample: NDArray[np.integer]) -> NDArray[np.float64]:
         """Of every port in one exchange, `[C, 2, D]`, copies `[I, D]` with samples on their devices `[I]`."""
-        copies = sample_copies(exchange, device_of_sample, self.cluster)[0]
-        load_C2D = np.zeros((len(CLASSES), 2, self.cluster.num_devices))
-        load_C2D[[CLASSES.index(kind) for kind in link_classes(self.cluster)]] = copies
-        return np.asarray(self.alpha[:, None, None] + self.beta[:, None, None] * load_C2D)
+        copies_C2D = sample_copies(exchange, device_of_sample, self.cluster)[0]
+        return np.asarray(self.alpha[:, None, None] + self.beta[:, None, None] * copies_C2D)
 
     def total(self, traffic: Traffic, device_of_sample: NDArray[np.integer]) -> float:
         """The time of all exchanges that are looked at, one after the other, (1) each."""

@@ -3,6 +3,8 @@
 Legend: I samples; D devices; C link classes, inside nodes (0) and between them (1); X exchanges.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,14 +12,22 @@ from ..assignment import balanced_assignment
 from .bottleneck import Channels
 from .traffic import Traffic
 
-__all__ = ["least_time"]
+__all__ = ["PortBound", "least_time"]
 
-STEPS = 16
-RATE, SLOWER = 20.0, 0.6
+STEPS = 16  # each costs a transportation; more raise the bound by little
+RATE, SLOWER = 20.0, 0.6  # of the weights' growth: valid at any, chosen for a high bound after few steps
 
 
-def least_time(traffic: Traffic, capacity: NDArray[np.int64], channels: Channels) -> float:
-    """No homes within the capacities make the exchanges shorter.
+@dataclass(frozen=True, slots=True, eq=False)
+class PortBound:
+    """No homes make the exchanges shorter than `seconds`; the weights of the ports that prove it, `[X, C, 2, D]`."""
+
+    seconds: float
+    weights: NDArray[np.float64]
+
+
+def least_time(traffic: Traffic, capacity: NDArray[np.int64], channels: Channels) -> PortBound:
+    """The highest bound found on the time of homes within the capacities.
 
     Parameters
     ----------
@@ -31,12 +41,16 @@ def least_time(traffic: Traffic, capacity: NDArray[np.int64], channels: Channels
 
         bound = max_w min_homes sum_x sum_{c, end, d} w[x, c, end, d] (alpha[c] + beta[c] copies[x, c, end, d]),
 
-    valid at every w. The weights start equal and grow where the least homes take long, more slowly after every step
-    that did not raise the bound.
+    valid at every w. The weights start equal and grow exponentially where the least homes take long (multiplicative
+    weights), more slowly after every step that did not raise the bound.
+
+    References
+    ----------
+    Arora, Hazan and Kale, The Multiplicative Weights Update Method, Theory of Computing 8 (2012), section 3.2.
     """
     rows_XID = np.array(traffic.exchanges)
     score_XC2D = np.zeros((len(rows_XID), 2, 2, len(capacity)))
-    best, rate = 0.0, RATE
+    best, rate = PortBound(0.0, np.full_like(score_XC2D, 0.25 / len(capacity))), RATE
     for _ in range(STEPS):
         weight_XC2D = np.exp(score_XC2D - score_XC2D.max(axis=(1, 2, 3), keepdims=True))
         weight_XC2D /= weight_XC2D.sum(axis=(1, 2, 3), keepdims=True)
@@ -44,7 +58,10 @@ def least_time(traffic: Traffic, capacity: NDArray[np.int64], channels: Channels
         device_I = balanced_assignment(cost_ID, capacity)
         start = float((channels.alpha @ weight_XC2D.sum(axis=(2, 3)).T).sum())
         value = start + float(cost_ID[np.arange(len(cost_ID)), device_I].sum())
-        best, rate = max(best, value), rate if value > best else rate * SLOWER
+        if value > best.seconds:
+            best = PortBound(value, weight_XC2D)
+        else:
+            rate *= SLOWER
         taken_XC2D = np.array([channels.seconds(x, device_I) for x in traffic.exchanges])
         score_XC2D += rate * taken_XC2D / max(taken_XC2D.max(), 1e-300)
     return best

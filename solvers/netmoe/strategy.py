@@ -30,6 +30,9 @@ from .volumes import Volumes, volumes
 __all__ = ["NetMoeResult", "solve"]
 
 
+Room = NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NetMoeResult:
     """Homes of samples and how they came about.
@@ -95,33 +98,56 @@ def solve(
         counts, expert_to_device, cluster, next_counts=next_counts, next_expert_to_device=next_expert_to_device
     )
     room_D = _room(capacity, len(traffic.gather), cluster.num_devices)
+    found = _by_sum(traffic, room_D, cluster, stages, method, bounded=bounded and objective == "sum")
+    if objective == "bottleneck":
+        found = _by_ports(traffic, room_D, found.home, Channels.of(cluster, copy_bytes), bounded=bounded)
+    gather, *scatter = (volumes(x, found.home, cluster) for x in traffic.exchanges)
+    outcome = found.outcome(backend_of(method), started)
+    return NetMoeResult(found.home, gather, scatter[0] if scatter else None, outcome)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reached:
+    """Homes `[I]`, what they reach, and the bound."""
+
+    home: NDArray[np.int64]
+    objective: Objective
+    bound: float | None
+    bound_kind: str
+
+    def outcome(self, backend: str, started: float) -> Outcome:
+        """The outcome of a solve that ends now."""
+        return Outcome.of(
+            status=Status.FEASIBLE,
+            objective=self.objective,
+            bound=self.bound,
+            bound_kind=None if self.bound is None else self.bound_kind,
+            proven=self.bound is not None and self.objective.value <= self.bound * (1 + ROUNDING),
+            started=started,
+            backend=backend,
+        )
+
+
+def _by_sum(
+    traffic: Traffic, room_D: Room, cluster: Cluster, stages: int, method: Method, *, bounded: bool
+) -> _Reached:
+    """Homes of two stages, bounded by those of one; or the latter."""
     home_I = joint_I = two_stages(traffic.units, room_D, cluster.devices_per_node, method)
-    if (stages == 1 or (bounded and objective == "sum")) and 1 < cluster.num_nodes < cluster.num_devices:
+    if (stages == 1 or bounded) and 1 < cluster.num_nodes < cluster.num_devices:
         joint_I = one_stage(traffic.units, room_D, cluster.devices_per_node, inter_ratio(cluster), method)
         home_I = joint_I if stages == 1 else home_I
-    if objective == "bottleneck":
-        channels = Channels.of(cluster, copy_bytes)
-        home_I = refine(traffic, home_I, room_D, channels)
-        goal = Objective(channels.name, channels.total(traffic, home_I), "min")
-        bound, kind = least_time(traffic, room_D, channels) if bounded else None, "weighted ports"
-    else:
-        goal = Objective("link_cost", _link_cost(traffic, home_I, cluster), "min")
-        bound, kind = _link_cost(traffic, joint_I, cluster) if bounded else None, "transportation"
-    gather, *scatter = (volumes(x, home_I, cluster) for x in traffic.exchanges)
-    outcome = _outcome(goal, bound, kind, backend_of(method), started)
-    return NetMoeResult(home_I, gather, scatter[0] if scatter else None, outcome)
+    goal = Objective("link_cost", _link_cost(traffic, home_I, cluster), "min")
+    return _Reached(home_I, goal, _link_cost(traffic, joint_I, cluster) if bounded else None, "transportation")
 
 
-def _outcome(goal: Objective, bound: float | None, kind: str, backend: str, started: float) -> Outcome:
-    return Outcome.of(
-        status=Status.FEASIBLE,
-        objective=goal,
-        bound=bound,
-        bound_kind=None if bound is None else kind,
-        proven=bound is not None and goal.value <= bound * (1 + ROUNDING),
-        started=started,
-        backend=backend,
-    )
+def _by_ports(
+    traffic: Traffic, room_D: Room, start_I: NDArray[np.int64], channels: Channels, *, bounded: bool
+) -> _Reached:
+    """Homes refined from others'."""
+    home_I = refine(traffic, start_I, room_D, channels)
+    goal = Objective(channels.name, channels.total(traffic, home_I), "min")
+    bound = least_time(traffic, room_D, channels).seconds if bounded else None
+    return _Reached(home_I, goal, bound, "weighted ports")
 
 
 def _check_options(objective: str, stages: int, copy_bytes: float | None) -> None:
@@ -132,7 +158,7 @@ def _check_options(objective: str, stages: int, copy_bytes: float | None) -> Non
         )
 
 
-def _room(capacity: Any, num_samples: int, num_devices: int) -> NDArray[np.int64]:
+def _room(capacity: Any, num_samples: int, num_devices: int) -> Room:
     """The most samples each device takes, `[D]`."""
     found = np.asarray(-(-num_samples // num_devices) if capacity is None else capacity)
     if found.dtype.kind not in "iu" or found.shape not in ((), (num_devices,)) or (found < 0).any():

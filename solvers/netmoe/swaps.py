@@ -1,20 +1,39 @@
-"""The swaps that shortens the time of the exchanges. Compiled where numba is installed.
+"""The swaps that shorten the time of the exchanges. Compiled where numba is installed.
 
 To be imported in the call that needs it.
 
 Legend: I samples; D devices; N nodes; C link classes, inside nodes (0) and between them (1); X exchanges.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..transport import Ints, compiled
+from ..compiled import compiled
+from ..transport import Ints
 
 __all__ = ["swap"]
 
 Floats = NDArray[np.float64]
 LEAST_GAIN = 1e-9  # relatively; less is rounding
 MAX_SWEEPS = 8
+
+
+class _Ports(NamedTuple):
+    """What samples send, and the ports as their homes load them.
+
+    `rows[x, i, d]` are copies with device d, `home[x, c, i, d]` those that the sample sends over a link class if it is
+    on device d. `load[x, end, c, d]` go through a port, at the samples' ends (0) or their experts' (1), as
+    `ports.sample_copies` counts them; `rest[x, n, m]` are the seconds of the busiest but for nodes n and m.
+    """
+
+    rows: Floats
+    home: Floats
+    load: Floats
+    rest: Floats
+    alpha: Floats
+    beta: Floats
 
 
 @compiled
@@ -34,24 +53,23 @@ def swap(rows: Floats, device: Ints, num_samples: int, group: int, alpha: Floats
     alpha, beta
         Seconds to start and a copy, `[C]`.
     """
-    home = _homes(rows, group)
-    load = _loads(rows, device, group)
-    busy = _node_times(load, group, alpha, beta)
-    time = _time(busy)
+    num_exchanges, _, num_devices = rows.shape
+    load = np.zeros((num_exchanges, 2, 2, num_devices))
+    rest = np.zeros((num_exchanges, num_devices // group, num_devices // group))
+    ports = _Ports(rows, _homes(rows, group), load, rest, alpha, beta)
+    time = _fill(ports, device, group)
     idle = 0
     for turn in range(MAX_SWEEPS * num_samples):
         i, idle = turn % num_samples, idle + 1
         best, least = -1, time * (1 - LEAST_GAIN)
         for j in range(len(device)):
             if device[j] != device[i]:
-                found = _swapped(load, busy, rows, home, i, j, device[i], device[j], alpha, beta, least)
+                found = _swapped(ports, i, j, device[i], device[j], least)
                 if found < least:
                     best, least = j, found
         if best >= 0:
             device[i], device[best] = device[best], device[i]
-            load = _loads(rows, device, group)
-            busy = _node_times(load, group, alpha, beta)
-            time, idle = _time(busy), 0
+            time, idle = _fill(ports, device, group), 0
         elif idle == num_samples:
             break
     return time
@@ -59,7 +77,7 @@ def swap(rows: Floats, device: Ints, num_samples: int, group: int, alpha: Floats
 
 @compiled
 def _homes(rows: Floats, group: int) -> Floats:
-    """The copies that each sample sends over each link class if it is on a device, `[X, C, I, D]`."""
+    """`_Ports.home`."""
     home = np.zeros((rows.shape[0], 2, rows.shape[1], rows.shape[2]))
     for x in range(len(rows)):
         for i in range(rows.shape[1]):
@@ -73,9 +91,10 @@ def _homes(rows: Floats, group: int) -> Floats:
 
 
 @compiled
-def _loads(rows: Floats, device: Ints, group: int) -> Floats:
-    """The copies through every port, `[X, 2, C, D]`, as `ports.sample_copies` counts them."""
-    load = np.zeros((len(rows), 2, 2, rows.shape[2]))
+def _fill(ports: _Ports, device: Ints, group: int) -> float:
+    """Fill `load` and `rest` for samples on these devices; the time of the exchanges."""
+    rows, load, rest, time = ports.rows, ports.load, ports.rest, 0.0
+    load[:] = 0.0
     for x in range(len(rows)):
         for i in range(len(device)):
             here = device[i]
@@ -84,61 +103,50 @@ def _loads(rows: Floats, device: Ints, group: int) -> Floats:
                     link = 0 if d // group == here // group else 1
                     load[x, 0, link, here] += rows[x, i, d]
                     load[x, 1, link, d] += rows[x, i, d]
-    return load
-
-
-@compiled
-def _node_times(load: Floats, group: int, alpha: Floats, beta: Floats) -> Floats:
-    """The seconds of the busiest port of each node, `[X, N]`."""
-    busy = np.zeros((len(load), load.shape[3] // group))
-    for x in range(len(load)):
-        for d in range(load.shape[3]):
+        busy = np.zeros(rest.shape[1])
+        for d in range(rows.shape[2]):
             for link in range(2):
                 copies = max(load[x, 0, link, d], load[x, 1, link, d])
-                busy[x, d // group] = max(busy[x, d // group], alpha[link] + beta[link] * copies)
-    return busy
+                busy[d // group] = max(busy[d // group], ports.alpha[link] + ports.beta[link] * copies)
+        for n in range(len(busy)):
+            for m in range(len(busy)):
+                rest[x, n, m] = 0.0
+                for other in range(len(busy)):
+                    if other != n and other != m:
+                        rest[x, n, m] = max(rest[x, n, m], busy[other])
+        time += busy.max()
+    return time
 
 
 @compiled
-def _time(busy: Floats) -> float:
-    """The busiest ports' seconds, summed over the exchanges."""
-    total = 0.0
-    for x in range(len(busy)):
-        total += busy[x].max()
-    return total
-
-
-@compiled
-def _swapped(
-    load: Floats, busy: Floats, rows: Floats, home: Floats, i: int, j: int, a: int, b: int,
-    alpha: Floats, beta: Floats, least: float
-) -> float:  # fmt: skip
+def _swapped(ports: _Ports, i: int, j: int, a: int, b: int, least: float) -> float:
     """The time with sample i, of device a, and j, of b, swapped; where that is not under `least`, perhaps less."""
-    group, total = rows.shape[2] // busy.shape[1], 0.0
-    for x in range(len(busy)):
-        total += _rest(busy[x], a // group, b // group)
-    for x in range(len(busy)):
+    group = ports.rows.shape[2] // ports.rest.shape[1]
+    n, m = a // group, b // group
+    total = 0.0
+    for x in range(len(ports.rest)):
+        total += ports.rest[x, n, m]
+    for x in range(len(ports.rest)):
         if total >= least:
             break
-        rest = _rest(busy[x], a // group, b // group)
+        rest = ports.rest[x, n, m]
         limit = least - (total - rest)
-        busiest = max(rest, _node_after(load[x], rows[x], home[x], i, j, group, a, b, alpha, beta, limit))
+        busiest = max(rest, _node_after(ports, x, i, j, a, b, limit))
         if busiest < limit:
-            busiest = max(busiest, _node_after(load[x], rows[x], home[x], j, i, group, b, a, alpha, beta, limit))
+            busiest = max(busiest, _node_after(ports, x, j, i, b, a, limit))
         total += busiest - rest
     return total
 
 
 @compiled
-def _node_after(
-    load: Floats, rows: Floats, home: Floats, out: int, into: int, group: int, own: int, other: int,
-    alpha: Floats, beta: Floats, limit: float
-) -> float:  # fmt: skip
+def _node_after(ports: _Ports, x: int, out: int, into: int, own: int, other: int, limit: float) -> float:
     """The seconds of the busiest port on the node of `own`, but for `other`, once one sample went out and another came;
     where that is not under `limit`, perhaps less.
 
     Every device of the node reaches both by another link then; on one node only their own devices do.
     """
+    rows, home, load = ports.rows[x], ports.home[x], ports.load[x]
+    group = rows.shape[1] // ports.rest.shape[1]
     node, busiest = own // group, 0.0
     for d in range(node * group, node * group + group):
         if d == other:
@@ -153,19 +161,9 @@ def _node_after(
         if d == own:
             home_near -= home[0, out, d] - home[0, into, d]
             home_far -= home[1, out, d] - home[1, into, d]
-        near_s = alpha[0] + beta[0] * max(home_near, near)
-        far_s = alpha[1] + beta[1] * max(home_far, far)
+        near_s = ports.alpha[0] + ports.beta[0] * max(home_near, near)
+        far_s = ports.alpha[1] + ports.beta[1] * max(home_far, far)
         busiest = max(busiest, near_s, far_s)
         if busiest >= limit:
             break
     return busiest
-
-
-@compiled
-def _rest(busy: Floats, here: int, there: int) -> float:
-    """The seconds of the busiest of the other nodes."""
-    rest = 0.0
-    for node in range(len(busy)):
-        if node != here and node != there:
-            rest = max(rest, busy[node])
-    return rest

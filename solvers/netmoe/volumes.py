@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
-from ..ports import link_classes, sample_copies
+from ..ports import sample_copies
 
 __all__ = ["Volumes", "volumes"]
 
@@ -34,9 +34,7 @@ class Volumes:
 
 def volumes(traffic: NDArray[np.float64], device_of_sample: NDArray[np.integer], cluster: Cluster) -> Volumes:
     """The volumes of one exchange, `[I, D]` copies, with each sample on its device `[I]`."""
-    nothing = np.zeros((2, cluster.num_devices))
-    ports = dict(zip(link_classes(cluster), sample_copies(traffic, device_of_sample, cluster)[0], strict=True))
-    intra_2D, inter_2D = ports.get("intra", nothing), ports.get("inter", nothing)
+    intra_2D, inter_2D = sample_copies(traffic, device_of_sample, cluster)[0]
     inter_2N = inter_2D.reshape(2, cluster.num_nodes, -1).sum(axis=2)
     return Volumes(
         inter=float(inter_2N[0].sum()),

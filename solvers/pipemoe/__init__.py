@@ -1,7 +1,7 @@
 """PipeMoE: the pipeline degree of an MoE layer (Shi et al., INFOCOM 2023)."""
 
 from .chunks import unequal_chunks
-from .curves import measured_degree, tabulated_degree
+from .curves import measured_degrees, tabulated_degrees
 from .degree import TUTEL_MAX_DEGREE, optimal_degree
 from .layers import optimal_degrees
 from .robust import robust_degree
@@ -9,11 +9,11 @@ from .simulate import simulate
 
 __all__ = [
     "TUTEL_MAX_DEGREE",
-    "measured_degree",
+    "measured_degrees",
     "optimal_degree",
     "optimal_degrees",
     "robust_degree",
     "simulate",
-    "tabulated_degree",
+    "tabulated_degrees",
     "unequal_chunks",
 ]

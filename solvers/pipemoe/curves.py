@@ -1,6 +1,8 @@
-"""The pipeline degree under measured curves: exact search over every degree that is allowed.
+"""The pipeline degrees under measured curves: a search of every degree that is allowed.
 
-Legend: R degrees, 1 to the largest allowed.
+A stage whose seconds are lines needs none (`degree.py`, `layers.py`); the planner's are whatever was measured.
+
+Legend: R degrees, 1 to the largest allowed; L MoE layers.
 """
 
 import time
@@ -10,34 +12,65 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..outcome import Objective, Outcome, Status
-from .result import Degrees
+from .result import LayerDegrees
 from .seconds import layer_seconds
 
-__all__ = ["Curve", "measured_degree", "tabulated_degree"]
+__all__ = ["Curve", "measured_degrees", "tabulated_degrees"]
 
 Curve = Callable[[NDArray[np.float64]], ArrayLike]  # work of each call -> its seconds
 
 
-def measured_degree(
+def tabulated_degrees(there: ArrayLike, back: ArrayLike) -> LayerDegrees:
+    """The best pipeline degrees of L layers, given what they take at every degree; the smallest among equals.
+
+    Parameters
+    ----------
+    there, back
+        Seconds of the passes in r = 1 .. R chunks, `[R, L]`; zeros where there is no backward pass.
+
+    Raises
+    ------
+    ValueError
+        Seconds that are negative or not finite; tables of different shapes or none.
+    """
+    started = time.perf_counter()
+    forward_RL, backward_RL = _checked(there), _checked(back)
+    if forward_RL.shape != backward_RL.shape:
+        raise ValueError(f"passes of shapes {forward_RL.shape} and {backward_RL.shape}; expected both the same")
+    tables = forward_RL, backward_RL, forward_RL + backward_RL
+    forward_s, backward_s, joint_s = (table.min(axis=0) for table in tables)
+    forward, backward, joint = (table.argmin(axis=0) + 1 for table in tables)
+    outcome = Outcome.of(
+        status=Status.OPTIMAL,
+        objective=Objective("layers_s", float((forward_s + backward_s).sum()), "min"),
+        bound_kind="full search",
+        proven=True,
+        started=started,
+        backend="moeplan",
+    )
+    return LayerDegrees(forward, backward, joint, forward_s, backward_s, joint_s, outcome)
+
+
+def measured_degrees(
     dispatch: Curve,
     experts: Curve,
     *,
-    n_d: float,
-    n_e: float,
+    n_d: ArrayLike,
+    n_e: ArrayLike,
     combine: Curve | None = None,
     backward: float = 2.0,
     max_degree: int = 64,
     capacity: int | None = None,
     full_duplex: bool = False,
-) -> Degrees:
-    """The best pipeline degrees of a layer whose stages take what `dispatch` and `experts` say, lines or not.
+) -> LayerDegrees:
+    """`tabulated_degrees` of layers whose stages take what `dispatch` and `experts` say, lines or not.
 
     Parameters
     ----------
     dispatch, experts
         Seconds of an all-to-all by its bytes, and of the experts by their multiply-adds.
     n_d, n_e
-        Bytes that a rank dispatches, and multiply-adds of its experts.
+        Bytes that a rank dispatches, and multiply-adds of its experts, numbers or `[L]`.
     combine
         Seconds of the way back by the bytes dispatched; None: as `dispatch`.
     backward
@@ -51,67 +84,22 @@ def measured_degree(
     Raises
     ------
     ValueError
-        As `tabulated_degree`; a limit or a capacity below 1.
+        As `tabulated_degrees`; a limit or a capacity below 1.
     """
     if max_degree < 1 or (capacity is not None and capacity < 1):
         raise ValueError(f"limit {max_degree}, capacity {capacity}; expected at least 1")
-    degrees_R = np.arange(1, min(max_degree, capacity or max_degree) + 1)
-    share_R = -(-capacity // degrees_R) / capacity if capacity else 1 / degrees_R
-    return tabulated_degree(
-        dispatch(share_R * n_d),
-        experts(share_R * n_e),
-        combine_s=None if combine is None else combine(share_R * n_d),
-        backward=backward,
-        full_duplex=full_duplex,
-    )
+    degree_R1 = np.arange(1, min(max_degree, capacity or max_degree) + 1)[:, None]
+    share_R1 = -(-capacity // degree_R1) / capacity if capacity else 1 / degree_R1
+    sent_RL, computed_RL = share_R1 * np.asarray(n_d), share_R1 * np.asarray(n_e)
+    there, work = np.asarray(dispatch(sent_RL)), np.asarray(experts(computed_RL))
+    back = there if combine is None else np.asarray(combine(sent_RL))
+    forward_RL = layer_seconds(degree_R1, there, work, back, full_duplex=full_duplex)
+    backward_RL = layer_seconds(degree_R1, back, backward * work, there, full_duplex=full_duplex)
+    return tabulated_degrees(forward_RL, backward_RL if backward else np.zeros_like(backward_RL))
 
 
-def tabulated_degree(
-    dispatch_s: ArrayLike,
-    experts_s: ArrayLike,
-    *,
-    combine_s: ArrayLike | None = None,
-    backward: float = 2.0,
-    full_duplex: bool = False,
-) -> Degrees:
-    """The best pipeline degrees of a layer, given the seconds of one chunk at every degree.
-
-    Parameters
-    ----------
-    dispatch_s, experts_s, combine_s
-        Of one of r chunks, r = 1 .. R, `[R]`; `combine_s` None: as `dispatch_s`.
-    backward, full_duplex
-        As for `measured_degree`.
-
-    Raises
-    ------
-    ValueError
-        Seconds or a factor that are negative or not finite; tables of different lengths or none.
-    """
-    started = time.perf_counter()
-    tables = [dispatch_s, experts_s, dispatch_s if combine_s is None else combine_s]
-    dispatch_R, experts_R, combine_R = (np.asarray(table, dtype=np.float64) for table in tables)
-    _check(np.array([backward]), dispatch_R, experts_R, combine_R)
-    degrees_R = np.arange(1, len(dispatch_R) + 1)
-    forward_R = layer_seconds(degrees_R, dispatch_R, experts_R, combine_R, full_duplex=full_duplex)
-    back_R = layer_seconds(degrees_R, combine_R, backward * experts_R, dispatch_R, full_duplex=full_duplex)
-    backward_R = back_R if backward else np.zeros(len(back_R))
-    forward, backward_r, joint = (int(table.argmin()) for table in (forward_R, backward_R, forward_R + backward_R))
-    outcome = Outcome.of(
-        status=Status.OPTIMAL,
-        objective=Objective("layer_s", float(forward_R[forward] + backward_R[backward_r]), "min"),
-        bound_kind="exact",
-        proven=True,
-        started=started,
-        backend="moeplan",
-    )
-    seconds = float(forward_R[forward]), float(backward_R[backward_r]), float(forward_R[joint] + backward_R[joint])
-    return Degrees(forward + 1, backward_r + 1, joint + 1, *seconds, outcome)
-
-
-def _check(backward: NDArray[np.float64], *tables: NDArray[np.float64]) -> None:
-    shapes = {table.shape for table in tables}
-    if len(shapes) > 1 or tables[0].ndim != 1 or not tables[0].size:
-        raise ValueError(f"seconds of shapes {sorted(shapes)}; expected one a degree from 1 on, for each stage")
-    if not all(np.isfinite(column).all() and (column >= 0).all() for column in (backward, *tables)):
-        raise ValueError(f"negative or infinite seconds, or a factor {backward[0]}; expected finite numbers >= 0")
+def _checked(seconds: ArrayLike) -> NDArray[np.float64]:
+    seconds_RL = np.asarray(seconds, dtype=np.float64)
+    if seconds_RL.ndim != 2 or not seconds_RL.size or not (np.isfinite(seconds_RL) & (seconds_RL >= 0)).all():
+        raise ValueError(f"seconds of shape {seconds_RL.shape}; expected finite numbers >= 0, degrees by layers")
+    return seconds_RL

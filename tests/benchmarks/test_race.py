@@ -36,6 +36,30 @@ def test_one_slow_round_moves_neither_median_nor_ratio() -> None:
     assert (found.seconds, found.least_s, found.ratio) == pytest.approx((1.0, 1.0, 2.0))
 
 
+@pytest.mark.parametrize(("budget_s", "rounds"), [(1.0, 3), (5.0, 10), (5.4, 10), (100.0, 25)])
+def test_the_budget_sets_how_often_calls_run_from_three_rounds_to_25(budget_s: float, rounds: int) -> None:
+    clock, made = Clock(), {"a": 0, "b": 0}
+
+    def call(name: str, seconds: float) -> None:
+        made[name] += 1
+        clock.wait(seconds)
+
+    race({"a": lambda: call("a", 0.2), "b": lambda: call("b", 0.3)}, budget_s=budget_s, memory=False, clock=clock)
+    assert made == {"a": 1 + rounds, "b": 1 + rounds}  # warmed up by one call
+
+
+def test_a_short_call_is_warmed_up_twice_and_runs_in_bursts() -> None:
+    clock, made = Clock(), [0]
+
+    def call() -> None:
+        made[0] += 1
+        clock.wait(0.05 if made[0] == 1 else 2.0**-10)  # the first one loads
+
+    found = race({"": call}, rounds=3, memory=False, clock=clock)[""]
+    assert made[0] == 2 + 3 * 3  # 3 of 2**-10 s are the least that last 0.002 s
+    assert found.seconds == 2.0**-10
+
+
 def test_calls_take_turns_with_the_collector_off() -> None:
     order: list[str] = []
     enabled: list[bool] = []

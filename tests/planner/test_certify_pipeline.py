@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from moeplan.errors import CertificationError
+from moeplan.errors import CertificationError, InputError
+from moeplan.files import sha256_json
 from moeplan.planner.certify import certify
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
@@ -29,7 +30,7 @@ def make_plan(trace: Any, profile: Path, **changes: Any) -> Plan:
         ("1x4", None, {"method": "robust", "fit_fraction": 1.0}),
         ("2x2", {"strategy": "eplb", "redundant": 4}, {"method": "robust", "joint": True}),
         ("2x2", None, {"method": "unequal", "full_duplex": True}),
-        ("2x2", None, {"capacity_factor": 1.3}),
+        ("2x2", None, {"capacity_factor": 1.37}),
         ("1x4", None, {"capacity_factor": 0.7, "method": "unequal"}),
     ],
     ids=str,
@@ -56,58 +57,73 @@ def made(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Plan]:
 
 
 HELD = "evaluation/held_out/contenders"
+LOPSIDED = {"forward": [2] * 3, "backward": None, "shares": {"forward": [[0.4, 0.6]] * 3, "backward": None}}
 
 
 @pytest.mark.parametrize(
-    ("path", "change"),
+    ("path", "change", "words"),
     [
-        ("decisions/pipeline/forward/1", lambda x: x % 8 + 1),
-        ("decisions/pipeline/backward", [1, 1, 1]),
-        ("options/pipeline/baselines/one_degree/forward", lambda x: [one % 8 + 1 for one in x]),
-        ("options/pipeline/baselines/degree_1/forward/0", 2),
-        ("options/pipeline/baselines/paper/forward/0", lambda x: x % 8 + 1),
-        ("options/pipeline/baselines/paper/forward", [2]),
-        ("options/pipeline/baselines", {}),
-        ("options/pipeline/a2a_ffn_overlap_degree/0", lambda x: x % 8 + 1),
-        ("options/pipeline/a2a_ffn_overlap_degree", [2]),
-        ("options/pipeline/max_degree", 1),
-        ("options/pipeline/max_degree", "x"),
-        ("options/pipeline/full_duplex", True),
-        ("options/pipeline/backward", 2.0),
-        ("options/pipeline/placement", "base"),
-        ("options/pipeline/method", "paper"),
-        ("options/pipeline/capacity_factor", 1.5),
-        ("options/pipeline/shares", {"forward": [[0.5, 0.5]] * 3, "backward": None}),
-        ("options/pipeline/forward/dispatch_s/0/0", lambda x: x * 1.001),
-        ("options/pipeline/forward/dispatch_s/0", lambda x: x * 2),
-        ("options/pipeline/whole/experts_s/2/0", lambda x: x * 1.001),
-        ("options/pipeline/whole/experts_s", []),
-        ("options/pipeline/backward_pass", {"dispatch_s": [], "experts_s": [], "combine_s": []}),
-        (f"{HELD}/0/metrics/moe_s/value", lambda x: x * 0.999),
-        (f"{HELD}/1/metrics/dispatch_s/low", lambda x: x * 0.999),
-        (f"{HELD}/2/metrics/step_s/high", lambda x: x * 1.001),
-        (f"{HELD}/3/metrics/balance/value", lambda x: x * 1.001),
-        (f"{HELD}/0/metrics", lambda x: {name: found for name, found in x.items() if name != "moe_s"}),
-        (HELD, lambda x: x[:-1]),
-        ("outcome/pipeline/objective/value", lambda x: x * 0.999),
-        ("outcome/pipeline/objective/name", "step_s"),
-        ("outcome/pipeline/bound_kind", "magic"),
-        ("outcome", {}),
-        ("options/seconds/sources/experts", "expert_ffn/bf16"),
-        ("options/seconds/extrapolated", lambda x: {**x, "moe_s": 0.987}),
-        ("verdict/against", "paper/standard"),
-        ("verdict/metric", "balance"),
-        ("verdict/gain/low", lambda x: x + 1e-6),
-        ("verdict", None),
-        ("strategies", ["eplb"]),
-        ("strategies", ["pipemoe", "pipemoe"]),
-        ("strategies", []),
+        ("decisions/pipeline/forward/1", lambda x: x % 8 + 1, "objective: the plan says"),
+        ("decisions/pipeline/backward", [1, 1, 1], "what times it gives"),
+        (
+            "options/pipeline/baselines/one_degree/forward",
+            lambda x: [one % 8 + 1 for one in x],
+            "one_degree: others take fewer",
+        ),
+        ("options/pipeline/baselines/degree_1/forward/0", 2, r"degree_1: \[1, 2\]"),
+        (
+            "options/pipeline/baselines/paper/forward/0",
+            lambda x: x % 8 + 1,
+            "paper/standard: dispatch_s: the plan says",
+        ),
+        ("options/pipeline/baselines/paper/forward", [2], "degrees of paper: not one a layer"),
+        ("options/pipeline/baselines", {}, "the contenders are"),
+        ("options/pipeline/a2a_ffn_overlap_degree/0", lambda x: x % 8 + 1, "a2a_ffn_overlap_degree: others take fewer"),
+        ("options/pipeline/a2a_ffn_overlap_degree", [2], "a2a_ffn_overlap_degree: not one a layer"),
+        ("options/pipeline/max_degree", 1, "above 1"),
+        ("options/pipeline/max_degree", "x", "options.pipeline: 1 values"),
+        ("options/pipeline/full_duplex", True, "objective: the plan says"),
+        ("options/pipeline/backward", 2.0, "passes other than"),
+        ("options/pipeline/placement", "base", "placement 'base'"),
+        ("options/pipeline/method", "paper", "exact/standard"),
+        ("decisions/pipeline/capacity_factor", 1.5, "degree_1: shares or a capacity"),
+        ("options/pipeline/baselines/paper/capacity_factor", 1.5, "paper: shares or a capacity"),
+        ("decisions/pipeline", LOPSIDED, "degrees of plan: shares or a capacity"),
+        ("options/pipeline/forward/dispatch_s/0/0", lambda x: x * 1.001, "dispatch_s of chunk 0 of layer 0"),
+        ("options/pipeline/forward/dispatch_s/0", lambda x: x * 2, "dispatch_s of other chunks"),
+        ("options/pipeline/whole/experts_s/2/0", lambda x: x * 1.001, "experts_s of chunk 0 of layer 2"),
+        ("options/pipeline/whole/experts_s", [], "experts_s of other chunks"),
+        ("options/pipeline/backward_pass", {"dispatch_s": [], "experts_s": [], "combine_s": []}, "stages of a pass"),
+        (f"{HELD}/0/metrics/moe_s/value", lambda x: x * 0.999, "plan/standard: moe_s"),
+        (f"{HELD}/1/metrics/dispatch_s/low", lambda x: x * 0.999, "degree_1/standard: dispatch_s low"),
+        (f"{HELD}/2/metrics/step_s/high", lambda x: x * 1.001, "one_degree/standard: step_s high"),
+        (f"{HELD}/3/metrics/balance/value", lambda x: x * 1.001, "paper/standard: balance"),
+        (
+            f"{HELD}/0/metrics",
+            lambda x: {name: found for name, found in x.items() if name != "moe_s"},
+            "what times it gives",
+        ),
+        (HELD, lambda x: x[:-1], "contenders .*; expected"),
+        ("outcome/pipeline/objective/value", lambda x: x * 0.999, "better than its bound"),
+        ("outcome/pipeline/objective/name", "step_s", "expected the least moe_s"),
+        ("outcome/pipeline/bound_kind", "magic", "'magic'"),
+        ("outcome", {}, r"outcomes of \[\]"),
+        ("options/seconds/sources/experts", "expert_ffn/bf16", "expert_ffn/bf16"),
+        ("options/seconds/extrapolated", lambda x: {**x, "moe_s": 0.987}, "extrapolated moe_s"),
+        ("verdict/against", "paper/standard", "against paper/standard"),
+        ("verdict/metric", "balance", "verdict on balance"),
+        ("verdict/gain/low", lambda x: x + 1e-6, "gain low"),
+        ("verdict", None, "verdict None"),
+        ("options/pipeline/forward/dispatch_s/0/0", 1e13, "options.pipeline: 1 values"),
+        ("strategies", ["eplb"], r"strategies \['eplb'\]"),
+        ("strategies", ["pipemoe", "pipemoe"], "'pipemoe', 'pipemoe'"),
+        ("strategies", [], r"strategies \[\]"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_an_edited_claim_is_refused(made: Any, path: str, change: Any) -> None:
+def test_an_edited_claim_is_refused(made: Any, path: str, change: Any, words: str) -> None:
     trace, profile, plan = made
-    with pytest.raises(CertificationError):
+    with pytest.raises(CertificationError, match=words):
         certify(edited(plan, path, change, hashed=True), trace.path, profile)
 
 
@@ -119,7 +135,11 @@ def test_degrees_that_others_beat_are_refused_though_their_objective_is_true(
     assert paper.outcome["pipeline"].gap
     value = paper.model_dump(mode="json")
     value["options"]["pipeline"]["method"] = "exact"
-    with pytest.raises(CertificationError):
+    value["options"]["pipeline"]["baselines"]["paper"] = value["options"]["pipeline"]["baselines"].pop("exact")
+    for part in value["evaluation"].values():
+        for one in part["contenders"]:
+            one["name"] = "paper" if one["name"] == "exact" else one["name"]
+    with pytest.raises(CertificationError, match="degrees of exact: others take fewer"):
         certify(parse(value, "edited"), trace.path, profile)
 
 
@@ -144,25 +164,38 @@ def uneven(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Plan]:
 
 
 @pytest.mark.parametrize(
-    ("path", "change"),
+    ("path", "change", "words"),
     [
-        ("options/pipeline/shares", None),
-        ("options/pipeline/shares/forward/0", lambda x: x[:-1]),
-        ("options/pipeline/shares/forward/0", lambda x: [0.9 * share for share in x]),
-        ("options/pipeline/shares/forward/0", lambda x: [x[1], x[0], *x[2:]]),
-        ("options/pipeline/shares/backward", [[1.0]] * 3),
-        ("options/pipeline/forward/experts_s/0/0", lambda x: x * 1.001),
-        ("options/pipeline/forward/combine_s/1", lambda x: x[:1]),
-        ("outcome/pipeline/bound", 0.0),
-        ("outcome/pipeline/objective/value", lambda x: x * 0.999),
+        (
+            "decisions/pipeline",
+            lambda x: {name: x[name] for name in ("forward", "backward")},
+            "degrees of plan: shares",
+        ),
+        ("decisions/pipeline/shares/forward/0", lambda x: [x[1], x[0], *x[2:]], "objective: the plan says"),
+        ("options/pipeline/forward/experts_s/0/0", lambda x: x * 1.001, "experts_s of chunk 0 of layer 0"),
+        ("options/pipeline/forward/combine_s/1", lambda x: x[:1], "combine_s of other chunks"),
+        ("options/pipeline/baselines/exact", LOPSIDED, "degrees of exact: shares"),
+        ("options/pipeline/joint", True, "unequal with joint"),
+        ("outcome/pipeline/bound", 0.0, "gap of pipeline"),
+        ("outcome/pipeline/objective/value", lambda x: x * 0.999, "objective: the plan says"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_edited_shares_are_refused(uneven: Any, path: str, change: Any) -> None:
+def test_edited_shares_are_refused(uneven: Any, path: str, change: Any, words: str) -> None:
     trace, profile, plan = uneven
     certify(plan, trace.path, profile)
-    with pytest.raises(CertificationError):
+    with pytest.raises(CertificationError, match=words):
         certify(edited(plan, path, change, hashed=True), trace.path, profile)
+
+
+def test_a_capacity_that_every_contender_claims_is_recounted(make_trace: Any, make_profile: Any) -> None:
+    trace, profile = make_trace(samples=60, tokens=60), make_profile("2x2")
+    value = make_plan(trace, profile, capacity_factor=1.37).model_dump(mode="json")
+    for one in (value["decisions"]["pipeline"], *value["options"]["pipeline"]["baselines"].values()):
+        one["capacity_factor"] = 2.0
+    value["plan_sha256"] = sha256_json({part: value[part] for part in ("decisions", "cluster", "model")})
+    with pytest.raises(CertificationError, match="objective: the plan says"):
+        certify(parse(value, "edited"), trace.path, profile)
 
 
 def test_without_the_profile_degrees_and_seconds_are_listed_as_unchecked(made: Any) -> None:
@@ -194,3 +227,17 @@ def test_impossible_seconds_are_refused_without_trace_and_profile(
 ) -> None:
     with pytest.raises(CertificationError, match=words):
         certify(edited(made[2], path, change, hashed=True))
+
+
+def test_a_negative_time_of_solving_is_refused_where_a_plan_is_read(made: Any) -> None:
+    with pytest.raises(InputError, match="wall_s"):
+        edited(made[2], "outcome/pipeline/wall_s", -1.0)
+
+
+def test_a_link_that_times_nothing_is_listed_as_unchecked(make_trace: Any, make_profile: Any, made: Any) -> None:
+    trace, profile, plan = made
+    assert not [one for one in certify(plan, trace.path, profile).unchecked if one.startswith("link")]
+    measured = make_profile("1x4")
+    cluster = Cluster.parse("1x4", ["intra=10:5"])
+    plan = make_plan(trace, measured, samples_per_step=8, cluster=cluster)
+    assert "link intra, which times nothing" in certify(plan, trace.path, measured).unchecked

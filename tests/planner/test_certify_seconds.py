@@ -184,3 +184,12 @@ def test_a_profile_path_that_never_ends_is_not_read(made: Any) -> None:
     _, _, plan = made
     assert certifiable_profile(plan) is not None
     assert certifiable_profile(edited(plan, "inputs/profile/path", "/dev/zero")) is None
+
+
+@pytest.mark.parametrize("reason", ["because we say so", "the profile has no expert_ffn", "no profile" * 40])
+def test_a_part_has_no_seconds_for_a_reason_that_there_is(make_trace: Any, make_profile: Any, reason: str) -> None:
+    profile = make_profile(cases=("all_to_all", "all_gather", "expert_ffn"))
+    plan = make_plan(make_trace(samples=40), profile)
+    certify(plan)
+    with pytest.raises(CertificationError, match=r"which is no reason|options\.seconds: 1 values"):
+        certify(edited(plan, "options/seconds/missing/attention", reason))

@@ -11,6 +11,7 @@ from moeplan.planner.report import show_report
 from moeplan.planner.request import Request
 from moeplan.planner.seconds_report import TimeUnit
 from moeplan.planner.solve import solve
+from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load
 from moeplan.runtime.plan import Plan, parse
 
@@ -42,6 +43,14 @@ def test_the_screen_shows_parts_links_origin_and_what_is_missing(plan: Plan, wid
     assert "judged by device_copies, not by the step: attention is not in it" in words
     assert "a step takes" not in words
     assert "EXTRAPOLATED" in words
+
+
+def test_without_a_profile_it_is_the_profile_that_is_missing(make_trace: Any) -> None:
+    cluster = Cluster.parse("1x4", ["intra=10:5"])
+    found = solve(Request(strategy="exflow", trace=str(make_trace(samples=40).path), cluster=cluster))
+    words = " ".join(screen(found, 120).split())
+    assert "no seconds of experts: no profile" in words
+    assert "no seconds of attention: no profile" in words
 
 
 def test_with_attention_the_verdict_is_on_the_step_and_nothing_has_to_be_explained(
@@ -87,3 +96,11 @@ def test_the_unit_is_that_of_the_longest_step(plan: Plan, longest: float, name: 
         contender["metrics"] = {"step_s": {"value": longest}}
     unit = TimeUnit.of(type(plan.evaluation.fit).model_validate(part))
     assert (unit.name, unit.text(longest)) == (name, text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.34, "12.3 s"), (10, "10.0 s"), (9.99, "9,990 ms"), (0.01, "10.0 ms"), (0.0099, "9,900 us"), (0, "0.00 us")],
+)
+def test_a_single_figure_is_followed_by_its_unit(seconds: float, text: str) -> None:
+    assert TimeUnit.worded(seconds) == text

@@ -11,6 +11,7 @@ from moeplan.runtime.decisions import Decisions, PipelineDecision, PredictorFile
 from moeplan.runtime.plan import Inputs, Plan, load, save
 from moeplan.traces.model import ModelSpec
 
+SHARES = ((1.0,), (1.0,), (0.4, 0.6))
 MODEL = ModelSpec(name="small", layer_ids=(0, 1, 2), num_experts=4, top_k=2)
 
 
@@ -27,6 +28,11 @@ def made(**decisions: Any) -> Plan:
     )
 
 
+def shared(forward: Any, backward: Any = None) -> dict[str, Any]:
+    """A pipeline of one, one and two chunks of these shares."""
+    return {"forward": (1, 1, 2), "backward": None, "shares": {"forward": forward, "backward": backward}}
+
+
 def policy(**changes: Any) -> SamplePolicyDecision:
     return SamplePolicyDecision(**{"method": "sum", "layers": (0, 2)} | changes)
 
@@ -41,6 +47,15 @@ def test_degrees_and_policies_survive_the_disk_and_are_part_of_the_hash(tmp_path
     plan = made(sample_policy=policy(predictor=PredictorFile(file="p.safetensors", sha256="a" * 64)))
     assert load_again(plan, tmp_path) == plan
     assert len({*hashes, plan.plan_sha256, made().plan_sha256}) == 5
+
+
+def test_shares_and_a_capacity_survive_the_disk_and_are_part_of_the_hash(tmp_path: Path) -> None:
+    plain = {"forward": (1, 1, 2), "backward": None}
+    other = shared(((1.0,), (1.0,), (0.3, 0.7)))
+    choices = [plain, shared(SHARES), other, plain | {"capacity_factor": 1.25}, plain | {"capacity_factor": 1.5}]
+    plans = [made(pipeline=choice) for choice in choices]
+    assert all(load_again(plan, tmp_path) == plan for plan in plans)
+    assert len({plan.plan_sha256 for plan in plans}) == len(plans)
 
 
 def load_again(plan: Plan, folder: Path) -> Plan:
@@ -66,6 +81,13 @@ def test_a_sample_policy_makes_the_dispatch_migrating(tmp_path: Path) -> None:
         ({"pipeline": {"forward": (1, 2, 3), "backward": (1,)}}, "backward"),
         ({"pipeline": {"forward": (1, 0, 3), "backward": None}}, "greater than or equal to 1"),
         ({"pipeline": {"forward": (1, 10**9, 3), "backward": None}}, "less than or equal"),
+        ({"pipeline": shared(((0.5,), (1.0,), (0.4, 0.6)))}, "forward shares of a layer sum to 0.5; expected 1"),
+        ({"pipeline": shared(((1.0,), (1.0,), (1.0,)))}, "forward shares of other chunks than the degrees"),
+        ({"pipeline": shared(((1.0,), (0.4, 0.6)))}, "forward shares of other chunks than the degrees"),
+        ({"pipeline": shared(SHARES) | {"backward": (1, 1, 1)}}, "backward shares of other chunks than the degrees"),
+        ({"pipeline": shared(SHARES, SHARES)}, "backward shares of other chunks than the degrees"),
+        ({"pipeline": shared(((1.0,), (1.0,), (0.0, 1.0)))}, "greater than 0"),
+        ({"pipeline": {"forward": (1, 1, 2), "backward": None, "capacity_factor": 0.0}}, "greater than 0"),
         ({"sample_policy": {"method": "sum", "layers": (2, 0)}}, "ascending"),
         ({"sample_policy": {"method": "sum", "layers": (0, 0)}}, "ascending"),
         ({"sample_policy": {"method": "sum", "layers": (3,)}}, "below 3"),

@@ -66,7 +66,7 @@ outcomes = st.builds(
     bound=st.none() | finite,
     bound_kind=st.none() | names,
     gap=st.none() | finite,
-    wall_s=finite,
+    wall_s=finite.map(abs),
     backend=names,
 )
 traces = st.builds(

@@ -156,6 +156,24 @@ def test_no_items_need_no_sink_and_one_sink_takes_all(method: Method) -> None:
     assert balanced_assignment([[2.0], [-1.0]], 2, method).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_integers_up_to_the_limit_are_exact_of_any_type(method: Method) -> None:
+    high = 2**61 // 5
+    signed = np.array([[0, 1 - high, high, high], [high, high, 1 - high, -high], [high, 1 - high, high - 1, 1 - high]])
+    assert balanced_assignment(signed, [1, 2, 3, 3], method).tolist() == [1, 3, 1]
+    fine = np.array([[2**57, 2**57 + 1], [2**57 + 3, 2**57], [2**57 + 1, 2**57]], np.uint64)
+    assert balanced_assignment(fine, [2, 1], method).tolist() == [0, 1, 0]
+    assert balanced_assignment(np.array([[2**64 - 1, 0]], np.uint64), 1, method).tolist() == [1]
+
+
+def test_a_wider_float_beyond_float64_is_refused_by_its_value() -> None:
+    huge = np.array([[np.longdouble("1e400"), 1]])
+    if not np.isfinite(huge).all():
+        pytest.skip("long double is float64 here")
+    with pytest.raises(ValueError, match=r"cost\[0, 0\] is 1e\+400; expected finite numbers within float64"):
+        balanced_assignment(huge, 1)
+
+
 def test_costs_near_the_largest_float_do_not_overflow() -> None:
     cost = np.array([[1e308, -1e308], [-1e308, 1e308]])
     for method in METHODS:

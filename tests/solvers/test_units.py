@@ -16,7 +16,12 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 @settings(deadline=None, max_examples=50)
 @given(arrays(np.int64, shapes))
 def test_the_greatest_magnitude_is_that_of_every_integer_even_the_least(cost: np.ndarray) -> None:
-    assert greatest(cost) == float(max(abs(value) for value in cost.ravel().tolist()))
+    assert greatest(cost) == min(2**63 - 1, max(abs(value) for value in cost.ravel().tolist()))
+
+
+def test_a_magnitude_that_no_float_holds_is_exact() -> None:
+    assert greatest(np.array([[2**61 // 5, -3]])) == 2**61 // 5
+    assert greatest(np.array([[1 - 2**63, 3]])) == 2**63 - 1
 
 
 @settings(deadline=None, max_examples=100)

@@ -29,3 +29,12 @@ def test_a_limit_on_groups_is_written_and_read() -> None:
     assert meta.model_dump(mode="json")["model"]["top_k_groups"] == 2
     with pytest.raises(InputError, match="top_k_groups 0"):
         ModelSpec(name="m", layer_ids=(0,), num_experts=8, top_k=2, top_k_groups=0)
+
+
+@pytest.mark.parametrize(("hidden", "width", "found"), [(64, 2, 128), (None, 2, None), (64, None, None)])
+def test_the_bytes_of_a_copy_are_known_where_both_its_sizes_are(
+    hidden: int | None, width: int | None, found: int | None
+) -> None:
+    model = ModelSpec(name="m", layer_ids=(0,), num_experts=8, top_k=2, hidden_size=hidden, dtype_bytes=width)
+    assert model.copy_bytes == found
+    assert "copy_bytes" not in TraceMeta(form="tokens", model=model, recorder="x").model_dump(mode="json")["model"]

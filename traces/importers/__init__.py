@@ -17,6 +17,7 @@ from ..part_file import local_directory
 from ..schema import PHASES, TraceMeta
 from ..writer import TraceWriter
 from .source import CountSource, Importer, Source
+from .tally import Tally
 
 __all__ = ["IMPORTERS", "ImportSummary", "import_trace"]
 
@@ -36,16 +37,22 @@ class ImportSummary:
     ----------
     importer
         Its name in `IMPORTERS`.
+    is_counts
+        Whether it is counts, not tokens.
     num_tokens
-        None for counts, which do not say.
+        Of counts those of every layer by the experts a token; None where these are not known, or layers differ.
+    num_samples
+        None where samples are unknown.
     notes
         What was decided or left out on the way, a sentence each.
     """
 
     importer: str
+    is_counts: bool
     destination: str
     model: ModelSpec
     num_tokens: int | None
+    num_samples: int | None
     has_weights: bool
     notes: tuple[str, ...]
 
@@ -96,26 +103,31 @@ def import_trace(
         opened = cast(Importer, import_module(IMPORTERS[importer], __package__)).open_source(source)
         sizes = {"hidden_size": hidden_size, "ffn_size": ffn_size, "dtype_bytes": dtype_bytes, "kv_size": kv_size}
         model = _model_of(opened, {"num_experts": num_experts, "top_k": top_k, "name": name, **sizes}, source.stem)
-        tokens = _write(opened, model, importer, local_directory(destination), phase)
+        is_known = top_k is not None or "top_k" in opened.model
+        tally = Tally(model.num_layers, model.top_k if is_known else None)
+        _write(opened, model, importer, local_directory(destination), phase, tally)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
+    is_counts = isinstance(opened, CountSource)
     has_weights = not isinstance(opened, CountSource) and opened.has_weights
     notes = tuple(printable(note) for note in opened.notes)  # they quote the file
-    return ImportSummary(importer, str(destination), model, tokens, has_weights, notes)
+    return ImportSummary(
+        importer, is_counts, str(destination), model, tally.num_tokens, tally.num_samples, has_weights, notes
+    )
 
 
-def _write(source: Source | CountSource, model: ModelSpec, importer: str, destination: Path, phase: str) -> int | None:
-    """Write the trace; the tokens in it, None for counts."""
+def _write(
+    source: Source | CountSource, model: ModelSpec, importer: str, destination: Path, phase: str, tally: Tally
+) -> None:
     recorder = f"import {importer}"
     if isinstance(source, CountSource):
         meta = TraceMeta(form="counts", model=model, recorder=recorder)
-        write_counts(destination, meta, source.tables(model.num_experts))
-        return None
+        write_counts(destination, meta, map(tally.of_counts, source.tables(model.num_experts)))
+        return
     meta = TraceMeta(form="tokens", model=model, recorder=recorder)
     with atomic_directory(destination) as directory, TraceWriter(directory, meta, weights=source.has_weights) as writer:
         for batch in source.batches(phase):
-            writer.append(batch)
-    return writer.num_tokens
+            writer.append(tally.of_tokens(batch))
 
 
 def _importer_of(source: Path) -> str:

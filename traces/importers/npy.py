@@ -87,11 +87,13 @@ def open_arrays(path: Path) -> dict[str, NpyArray]:
             return {"": _header("array", path, None, path.stat().st_size)}
     with _refusing("archive"), zipfile.ZipFile(path) as archive:
         members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-    arrays = {}
+    arrays: dict[str, NpyArray] = {}
     for info in members:
         name = info.filename.removesuffix(".npy")
         if not name.isprintable():
             raise InputError(f"an array called {name!r}; expected a printable name")
+        if name in arrays:
+            raise InputError(f"two arrays called {name}; expected one of each name")
         if info.file_size > max(FREE_BYTES, MAX_EXPANSION * info.compress_size):
             raise InputError(
                 f"{name} unpacks from {info.compress_size:,} to {info.file_size:,} bytes;"

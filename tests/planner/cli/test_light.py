@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from moeplan.planner import request
-from moeplan.planner.cli import COMMANDS, group
+from moeplan.planner.cli.commands import COMMANDS, group
 from moeplan.planner.cli.options import Backend, Dispatch, Method, Phase, Strategy
 from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
 from moeplan.planner.strategy import STRATEGIES

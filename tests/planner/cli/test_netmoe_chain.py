@@ -23,14 +23,23 @@ def test_placement_then_homes_then_certified_then_applied(
         cwd=tmp_path,
     )
     solved = moeplan("solve", "--strategy", "netmoe", "--on", "base.json", "--trace", trace, cwd=tmp_path).stdout
-    for words in ("locality", "saved", "jointly", "base, standard", "oracle, migrating", "wrote"):
+    for words in (
+        "locality",
+        "saved",
+        "jointly",
+        "base, standard",
+        "oracle, migrating",
+        "wrote",
+        "re-homes no samples",
+    ):
         assert words in solved
+    assert "moeplan apply" not in solved
     written = json.loads((tmp_path / "plan.json").read_text())
     predictor = written["decisions"]["sample_policy"]["predictor"]
     assert (tmp_path / predictor["file"]).is_file()
     certified = json.loads(moeplan("certify", "plan.json", "--trace", trace, "--json", cwd=tmp_path).stdout)
     assert {"predictor", "verdict", "metrics of every contender"} <= set(certified["checks"])
-    moeplan("apply", "plan.json", cwd=tmp_path)
+    assert "moeplan.runtime re-homes no samples yet" in moeplan("apply", "plan.json", cwd=tmp_path).stderr
     assert load_plan(tmp_path / ".moeplan" / "active.json").decisions.sample_policy is not None
     assert any(predictor["sha256"][:16] in path.name for path in (tmp_path / ".moeplan").iterdir())
     assert "saved" in moeplan("show", "plan.json", cwd=tmp_path).stdout

@@ -210,6 +210,8 @@ def test_uneven_exchanges_are_held_against_even_ones_of_the_same_busiest_port() 
         (("--resume", "--quick", "-o", "half.json"), 4, "a grid that is full, this run quick"),
         (("--resume", "-o", "small.json"), 4, "the first described"),
         (("--from-tables", "."), 2, "go together"),
+        (("--from-tables", ".", "--system", "x", "--cluster", "2x8"), 2, "then join them with --merge"),
+        (("--cluster", "2x8", "--link", "inter=1:1", "--link", "inter=2:2"), 2, "two links inter"),
         (("--cluster", "2x8", "--plot", "profile.json"), 2, "--plot profile.json is where a profile is or goes"),
         (("--merge", "node.json", "net.json", "--plot", "net.json"), 2, "is where a profile is or goes"),
         (

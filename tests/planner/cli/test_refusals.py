@@ -63,6 +63,11 @@ REFUSALS = [
     (("solve", "--cluster", "1x2", "--profile", "binary.json"), 3, "binary.json"),
     (("solve", "--cluster", "1x2", "--link", "inter=fast"), 2, "GBps"),
     (("solve", "--link", "inter=25:4.5"), 2, "--cluster"),
+    (("solve", "--cluster", "2x1", "--link", "inter=1:1", "--link", "inter=2:2"), 2, "two links inter"),
+    (("solve", "--cluster", "1x2", "--link", "inter=1:1"), 2, "two or more nodes"),
+    (("solve", "--cluster", "2x1", "--strategy", "netmoe", "--time-limit", "0.0001"), 2, "only exflow"),
+    (("solve", "--cluster", "2x1", "--strategy", "netmoe", "--joint"), 2, "--joint with --strategy netmoe; only"),
+    (("solve", "--on", "plan.json", "--cluster", "2x1"), 2, "a plan for 1x2; leave --cluster out"),
     (("certify", "plan.json", "--profile", "none.json"), 3, "none.json"),
     (("certify", "plan.json", "--profile", "binary.json"), 3, "binary.json"),
     (("apply", "plan.json", "--profile", "none.json"), 3, "none.json"),
@@ -143,6 +148,29 @@ def test_a_full_disk_leaves_the_old_plan_as_it_was(folder: Path, tmp_path: Path)
     assert done.stderr.count("\n") == 1
     assert plan.read_text() == "the old plan"
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("target", ["plan.json", "newer/plan.json"])
+def test_a_full_disk_leaves_no_predictor_behind(folder: Path, tmp_path: Path, target: str) -> None:
+    limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+    traces = ["--trace", str(folder / "traces"), "--samples-per-step", "4"]
+    argv = ["moeplan", "solve", "--strategy", "netmoe", *traces, "--cluster", "2x2", "-o", target]
+    code = f"{limit}import sys; sys.argv = {argv!r}\nfrom moeplan.planner.cli import main; main()"
+    environ = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 7
+    assert done.stderr.startswith(f"moeplan: {target}: ")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_cluster_of_a_base_may_be_said_again(moeplan: Any, folder: Path, tmp_path: Path) -> None:
+    moeplan("solve", "--trace", folder / "traces", "--cluster", "2x2", "--dispatch", "standard", cwd=tmp_path)
+    netmoe = ("solve", "--strategy", "netmoe", "--trace", folder / "traces", "--samples-per-step", "4")
+    moeplan(*netmoe, "--on", "plan.json", "--cluster", "2x2", "-o", "homes.json", cwd=tmp_path)
+    base = json.loads((tmp_path / "plan.json").read_text())["cluster"]
+    assert json.loads((tmp_path / "homes.json").read_text())["cluster"] == base
 
 
 def test_an_edited_figure_is_found_by_certify_with_code_5(moeplan: Any, folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`moeplan trace import`, `info` and `count` on both forms of a trace, as typed."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,10 @@ def test_info_draws_a_page(moeplan: Any, home: Path, tmp_path: Path) -> None:
 
 def test_counts_of_csv_are_added_up_by_count(moeplan: Any, home: Path, tmp_path: Path) -> None:
     done = moeplan("trace", "import", home / "r.csv", "-o", "csv", "--top-k", "2", cwd=tmp_path)
-    assert "imported counts, 2 layers x 2 experts, top-2" in done.stdout
+    assert re.search(r"imported  counts( of \d+ tokens)?, 2 layers x 2 experts, top-2", done.stdout)
+    assert "model     r, after the file; --name says another" in done.stdout
+    named = moeplan("trace", "import", home / "r.csv", "-o", "named", "--name", "r", cwd=tmp_path).stdout
+    assert "model     r\n" in named
     done = moeplan("trace", "count", "csv", "-o", (tmp_path / "again").as_uri(), "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["by"] == ["step"]
     found = json.loads(moeplan("trace", "info", "again", "--json", cwd=tmp_path).stdout)

@@ -1,5 +1,6 @@
 """Certificates of sample policies: every figure recomputed, every forged one refused."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from moeplan.errors import CertificationError, InputError
-from moeplan.planner.certify import Certificate, certify
+from moeplan.planner.certify import Certificate, certify, home_cost
 from moeplan.planner.solve import Made
+from moeplan.solvers.netmoe import port_bound, strategy
 from moeplan.traces.count_form import CountTrace
 from moeplan.traces.reader import Trace
 from tests.planner.edits import edited
@@ -30,9 +32,13 @@ def certificate_of(made: Made, trace: Trace | CountTrace, folder: Path, profile:
         ("1x4", ("sample", "source_rank"), {}),
         ("4x1", ("sample", "step"), {"method": "paper"}),
         ("2x2", ("sample",), {"method": "bottleneck", "fit_fraction": 1.0}),
+        ("2x2", ("sample",), {"method": "bottleneck", "links": ("intra=100:2", "inter=10:5")}),
+        ("1x4", ("sample",), {"method": "bottleneck", "links": ("intra=100:2",)}),
+        ("2x2", ("sample",), {"method": "even", "links": ("intra=100:2", "inter=10:5")}),
+        ("4x1", ("sample",), {"method": "even", "links": ("inter=10:5",)}),
     ],
 )
-def test_a_plan_is_certified_by_code_of_its_own(
+def test_the_figures_of_a_plan_are_those_of_a_second_count(
     make_trace: MakeTrace, tmp_path: Path, cluster: str, columns: tuple[str, ...], options: dict[str, Any]
 ) -> None:
     trace = make_trace(samples=70, tokens=5, columns=columns, ranks=4, unrouted=0.05)
@@ -41,7 +47,8 @@ def test_a_plan_is_certified_by_code_of_its_own(
     assert certificate.figures > 20
     assert certificate.largest_difference < 1e-9
     assert made.plan.verdict is not None
-    assert made.plan.verdict.metric == ("device_copies" if cluster == "1x4" else "inter_bytes")
+    untimed = "device_copies" if cluster == "1x4" else "inter_bytes"
+    assert made.plan.verdict.metric == ("exchange_s" if "links" in options else untimed)
 
 
 def test_a_plan_of_counts_with_a_profile_is_certified_with_its_seconds(
@@ -92,7 +99,10 @@ def proven(outcome: dict[str, Any]) -> dict[str, Any]:
         ("verdict.gain.low", 1e9, "gain low"),
         ("verdict.at_least", 0.0, "above 0.0; expected"),
         ("verdict.value", "none", "verdict none"),
-        ("options.sample_policy.tried_s", {"sum": 1.0, "even": 0.5, "bottleneck": 2.0}, "expected the fastest"),
+        ("options.sample_policy.tried_s", {"sum": 1.0, "even": 0.5, "bottleneck": 2.0}, "expected no methods tried"),
+        ("options.sample_policy.over_dealt.low", -1e9, "gain over dealt low"),
+        ("options.sample_policy.copies", "pairs", "copies are pairs"),
+        ("outcome.sample_policy.bound_kind", "exact", "bound of sum: exact"),
         ("verdict.against", "oracle/migrating", "verdict on"),
         ("options.sample_policy.least_copies", 0.0, "least copies"),
         ("outcome.sample_policy.objective.value", 1e9, "gap of sample_policy"),
@@ -135,9 +145,34 @@ def test_the_methods_tried_are_timed_again_and_forged_times_refused(tmp_path: Pa
     assert made.plan.decisions.sample_policy is not None
     assert made.plan.decisions.sample_policy.method == "bottleneck"
     assert "methods tried" in certificate_of(made, trace, tmp_path).checks
+    with pytest.raises(CertificationError, match="expected the fastest of"):
+        certify(edited(made.plan, "options.sample_policy.tried_s", {}))
+    hurried = {"sum": 1.0, "even": 0.5, "bottleneck": 2.0}
+    with pytest.raises(CertificationError, match="expected the fastest of"):
+        certify(edited(made.plan, "options.sample_policy.tried_s", hurried))
     forged = edited(made.plan, "options.sample_policy.tried_s.sum", lambda seconds: 2 * seconds)
     with pytest.raises(CertificationError, match="tried sum"):
         certify(forged, trace.path, folder=tmp_path)
+
+
+@pytest.mark.parametrize("path", ["cluster.num_nodes", "cluster.devices_per_node"])
+def test_counts_on_devices_that_do_not_divide_the_experts_are_refused(tmp_path: Path, path: str) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=64)
+    made = solved(trace)
+    made.save(tmp_path / "plan.json")
+    plan = edited(made.plan, path, 3, hashed=True)
+    for given in (None, trace.path):
+        with pytest.raises(CertificationError, match="counts with replicas: 8 experts on the 6 devices"):
+            certify(plan, given, folder=tmp_path)
+    claimed = edited(plan, "options.sample_policy.copies", "devices")
+    with pytest.raises(CertificationError, match="copies are devices"):
+        certify(claimed, trace.path, folder=tmp_path)
+
+
+def test_that_a_method_was_asked_for_is_told_as_unchecked(tmp_path: Path) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=64)
+    found = [certificate_of(solved(trace, method=method), trace, tmp_path) for method in (None, "sum")]
+    assert ["that the method was asked for" in one.unchecked for one in found] == [False, True]
 
 
 def test_of_methods_tried_by_a_profile_that_is_not_given_it_says_so(
@@ -146,3 +181,30 @@ def test_of_methods_tried_by_a_profile_that_is_not_given_it_says_so(
     trace = generated(tmp_path / "trace", alpha=3.0, samples=64)
     made = solved(trace, profile=make_profile("2x2"))
     assert "seconds of the methods tried" in certificate_of(made, trace, tmp_path).unchecked
+
+
+def test_a_solver_that_tells_half_the_cost_of_its_homes_is_found_out(
+    make_trace: MakeTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = strategy._link_cost
+    monkeypatch.setattr(strategy, "_link_cost", lambda *given: whole(*given) / 2)
+    trace = make_trace(samples=70, tokens=5)
+    with pytest.raises(CertificationError, match="objective: the plan says"):
+        certificate_of(solved(trace), trace, tmp_path)
+
+
+def test_a_solver_that_calls_every_time_optimal_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = port_bound.least_time
+    for module in (strategy, home_cost):
+        monkeypatch.setattr(module, "least_time", lambda *given: dataclasses.replace(real(*given), seconds=1e18))
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=64, uneven=True)
+    made = solved(trace, links=("intra=100:2", "inter=10:5"), method="bottleneck")
+    assert made.plan.outcome["sample_policy"].status == "optimal"
+    with pytest.raises(CertificationError, match="bound: the plan says"):
+        certificate_of(made, trace, tmp_path)
+
+
+def test_a_bottleneck_plan_says_that_its_swaps_are_taken_as_they_are(tmp_path: Path) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=64)
+    found = [certificate_of(solved(trace, method=method), trace, tmp_path) for method in ("sum", "bottleneck")]
+    assert ["swaps" in " ".join(one.unchecked) for one in found] == [False, True]

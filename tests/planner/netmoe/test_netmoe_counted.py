@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.errors import InputError, UsageError
-from moeplan.planner.netmoe.counted import Traffic, count_samples
+from moeplan.planner.netmoe.counted import SampleTraffic, count_samples
 from moeplan.planner.netmoe.roll import Roll, call_roll
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
@@ -29,7 +29,7 @@ def counts_of(trace: Trace, folder: Path) -> str:
     return str(folder / "counts")
 
 
-def traffic_of(trace: Trace, placement: Placement, cluster: Cluster = CLUSTER) -> tuple[Roll, Traffic]:
+def traffic_of(trace: Trace, placement: Placement, cluster: Cluster = CLUSTER) -> tuple[Roll, SampleTraffic]:
     roll = call_roll(trace)
     fitted_I = np.arange(len(roll.sample)) % 2 == 0
     counted = count_samples(trace, roll, fitted_I, {"plan": placement}, cluster)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from moeplan.errors import InputError
-from moeplan.planner.netmoe.counted import Counted, Traffic
+from moeplan.planner.netmoe.counted import Counted, SampleTraffic
 from moeplan.planner.netmoe.predictor import Predictor, fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
@@ -15,11 +15,11 @@ from moeplan.solvers import contiguous
 SHAPES = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))
 
 
-def of_chain(samples: int, *, linked: bool, seed: int = 0) -> tuple[Counted, Traffic, np.ndarray]:
+def of_chain(samples: int, *, linked: bool, seed: int = 0) -> tuple[Counted, SampleTraffic, np.ndarray]:
     """Samples with tastes of their own whose tokens follow one chain of experts, and the chain by device."""
     rng = np.random.default_rng(seed)
     placement = contiguous.solve(2, 8, Cluster(1, 4)).placement
-    traffic = Traffic.empty(placement, samples, Cluster(1, 4), linked=linked)
+    traffic = SampleTraffic.empty(placement, samples, Cluster(1, 4), linked=linked)
     counted = Counted(np.zeros((samples, 2, 8), np.int32), {"plan": traffic})
     chain = rng.dirichlet(np.full(8, 0.1), 8)
     for i in range(samples):

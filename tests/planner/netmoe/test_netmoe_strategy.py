@@ -1,5 +1,6 @@
 """NetMoE as a strategy: exchanges against a token-by-token twin, Figure 2, the ablation, ways to deal, real data."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,33 +11,40 @@ import pytest
 
 from moeplan.errors import MoeplanError
 from moeplan.planner.certify import certify
-from moeplan.planner.netmoe.counted import Traffic, count_samples
-from moeplan.planner.netmoe.online import rehome
+from moeplan.planner.netmoe.counted import SampleTraffic, count_samples
+from moeplan.planner.netmoe.online import Movers, deal, rehome
 from moeplan.planner.netmoe.report import sample_policy_lines
 from moeplan.planner.netmoe.roll import Roll, call_roll
 from moeplan.planner.netmoe.tallied import tallied
+from moeplan.planner.remarks import remarks
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.planner.speeds import Speeds
 from moeplan.planner.survey import Cohort
 from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.plan import Plan
 from moeplan.solvers import contiguous
 from moeplan.solvers.seconds import exchange_seconds, slowest
 from moeplan.traces.count_form import CountTable, open_any, read_counts, write_counts
 from moeplan.traces.importers import import_trace
 from moeplan.traces.reader import Trace
+from tests.planner.edits import edited
 from tests.planner.netmoe.made import generated, judged, part_of, solved
 
 MakeTrace = Callable[..., Trace]
 FIG_2 = np.array([[0, 0, 3, 1], [1, 2, 1, 0], [1, 1, 0, 2], [3, 0, 0, 1]])  # expert i is on device i
 
 
+def remarks_of(plan: Plan) -> list[str]:
+    return list(remarks(plan, part_of(plan)))
+
+
 def test_figure_2_leaves_2_of_5_tokens_a_node_to_cross() -> None:
     cluster = Cluster(2, 2)
-    traffic = Traffic.empty(contiguous.solve(1, 4, cluster).placement, 4, cluster, linked=False)
+    traffic = SampleTraffic.empty(contiguous.solve(1, 4, cluster).placement, 4, cluster, linked=False)
     traffic.copies[:, 0] = FIG_2
     who, step = np.arange(4), np.zeros(4, int)
-    found = rehome("sum", traffic, who, who, step, cluster, predict=lambda *_: None, copy_bytes=None)
+    found = rehome("sum", Movers(traffic, who, who, step), cluster, predict=lambda *_: None, copy_bytes=None)
     roll = Roll(who, None, None, FIG_2.sum(axis=1), FIG_2.sum(axis=1))
     cohort = Cohort(who, roll.tokens, who, step, None, 1, 0)
     ports = tallied(roll, traffic, who, cohort, found.device, cluster).ports
@@ -70,10 +78,7 @@ def test_exchanges_are_those_of_tokens_that_follow_their_samples(make_trace: Mak
     assert cohort.step is not None
     homes = rehome(
         method,
-        counted.traffic["plan"],
-        np.arange(16),
-        cohort.home,
-        cohort.step,
+        Movers(counted.traffic["plan"], np.arange(16), cohort.home, cohort.step),
         cluster,
         predict=lambda *_: None,
         copy_bytes=None,
@@ -140,9 +145,9 @@ def test_a_global_frequency_changes_no_home(tmp_path: Path, method: str, uneven:
         return None if layer == 2 else np.tile(np.array(frequency[layer + 1]) / 64, (len(at), 1))
 
     who = np.arange(64)
+    movers = Movers(counted.traffic["plan"], who, who % 4, who // 16)
     blind, frequent = (
-        rehome(method, counted.traffic["plan"], who, who % 4, who // 16, cluster, predict=predict, copy_bytes=None)
-        for predict in (lambda *_: None, globally)
+        rehome(method, movers, cluster, predict=predict, copy_bytes=None) for predict in (lambda *_: None, globally)
     )
     np.testing.assert_array_equal(blind.device, frequent.device)
     assert (blind.device[1:] != blind.device[:-1]).any()
@@ -184,9 +189,8 @@ def test_what_bottleneck_minimises_are_the_seconds_that_exchanges_are_predicted_
     def known(layer: int, at: np.ndarray) -> np.ndarray | None:
         return None if layer == 2 else traffic.copies[at, layer + 1].astype(float)
 
-    homes = rehome(
-        "bottleneck", traffic, np.arange(48), cohort.home, cohort.step, cluster, predict=known, copy_bytes=128.0
-    )
+    movers = Movers(traffic, np.arange(48), cohort.home, cohort.step)
+    homes = rehome("bottleneck", movers, cluster, predict=known, copy_bytes=128.0)
     ports = tallied(roll, traffic, np.arange(48), cohort, homes.device, cluster).ports
     speeds = Speeds.of(None, cluster, model, samples=True)
     assert ports is not None
@@ -202,14 +206,80 @@ def test_what_bottleneck_minimises_are_the_seconds_that_exchanges_are_predicted_
 
 def test_even_gives_every_device_one_of_each_round(tmp_path: Path) -> None:
     cluster, rng = Cluster(2, 2), np.random.default_rng(0)
-    traffic = Traffic.empty(contiguous.solve(2, 8, cluster).placement, 10, cluster, linked=False)
+    traffic = SampleTraffic.empty(contiguous.solve(2, 8, cluster).placement, 10, cluster, linked=False)
     length = rng.permutation(10) + 1
     traffic.copies[:] = rng.multinomial(length[:, None] * 20, [0.25] * 4, (10, 2))
     who = np.arange(10)
-    homes = rehome("even", traffic, who, who % 4, who * 0, cluster, predict=lambda *_: None, copy_bytes=None).device
+    movers = Movers(traffic, who, who % 4, who * 0)
+    homes = rehome("even", movers, cluster, predict=lambda *_: None, copy_bytes=None).device
     for first in (10, 6, 2):
         devices = homes[1:, (length <= first) & (length > first - 4)]
         assert all(len(set(row)) == len(row) for row in devices.tolist())
+
+
+def test_dealt_gives_the_longest_sample_that_is_left_to_the_device_with_fewest_tokens() -> None:
+    length, home, step = np.array([9, 1, 8, 2, 7, 3, 5]), np.full(7, 2), np.array([0, 0, 0, 0, 0, 0, -1])
+    assert deal(length, home, step, 3).tolist() == [0, 0, 1, 1, 2, 2, 2]
+    assert deal(length[:5], home[:5], step[:5], 2).tolist() == [0, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_what_dealing_by_length_gives_stands_below_a_verdict_on_seconds(tmp_path: Path, uneven: bool) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0 if not uneven else 400.0, samples=160, uneven=uneven)
+    plan = solved(trace, links=("intra=100:2", "inter=10:5")).plan
+    found, (first, *rest) = judged(plan), remarks_of(plan)
+    dealt, base = (found[label]["exchange_s"] for label in ("dealt/standard", "contiguous/standard"))
+    assert f"of this, dealing samples by length alone gives {1 - dealt / base:z.1%}" in "\n".join([first, *rest])
+    over = plan.options["sample_policy"]["over_dealt"]
+    assert over["value"] == pytest.approx(dealt - found["plan/migrating"]["exchange_s"])
+    assert ("DEALING BY LENGTH DOES AS WELL" in "\n".join(rest)) == (over["low"] <= 0.02 * dealt)
+    for low, told in ((0.0199, True), (0.0201, False)):
+        lines = remarks_of(edited(plan, "options.sample_policy.over_dealt.low", low * dealt))
+        assert any("DEALING BY LENGTH DOES AS WELL" in line for line in lines) == told
+
+
+def test_a_verdict_on_bytes_says_nothing_of_dealing_by_length(tmp_path: Path) -> None:
+    lines = remarks_of(solved(generated(tmp_path / "trace", alpha=3.0, samples=160)).plan)
+    assert not any("by length" in line for line in lines)
+
+
+def test_a_gain_above_2_percent_whose_lower_end_is_under_it_may_be_under_2_percent(tmp_path: Path) -> None:
+    plan = solved(generated(tmp_path / "trace", alpha=3.0, samples=160)).plan
+    assert plan.verdict is not None
+    base = judged(plan)["contiguous/standard"]["inter_bytes"]
+    for value, told in ((0.03, "; may be under 2%, which does not pay"), (0.015, "; under 2% does not pay")):
+        gain = {"value": value * base, "low": 0.01 * base, "high": 0.04 * base}
+        none = edited(edited(plan, "verdict.gain", gain), "verdict.value", "none")
+        assert any(told in line for line in remarks_of(none))
+
+
+def test_few_steps_are_told(tmp_path: Path) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=160)
+    plans = [solved(trace, samples_per_step=size).plan for size in (16, 4)]
+    steps = [part_of(plan).num_steps for plan in plans]
+    assert steps[0] < 10 < steps[1]
+    told = [f"judged on {steps[0]} steps, which are few" in "\n".join(remarks_of(plan)) for plan in plans]
+    assert told == [True, False]
+
+
+def test_no_way_to_deal_samples_beats_the_bound_of_another(tmp_path: Path) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=96, uneven=True)
+    found = [solved(trace, method=method).plan.outcome["sample_policy"] for method in ("sum", "even")]
+    values, bounds = [one.objective.value for one in found], [one.bound for one in found]
+    assert bounds[0] is not None
+    assert bounds[1] == pytest.approx(bounds[0], rel=1e-9)
+    assert bounds[0] <= values[0] * (1 + 1e-9)
+    assert values[0] < 0.9 * values[1]
+    assert found[1].status == "feasible"
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(1.25, "COSTS TIME: .* take 25.0% longer"), (0.75, "25.0% less time")])
+def test_exchanges_that_take_longer_cost_time_and_shorter_ones_less(tmp_path: Path, seconds: float, told: str) -> None:
+    trace = generated(tmp_path / "trace", alpha=3.0, samples=64)
+    plan = solved(trace, links=("intra=100:2", "inter=10:5"), method="sum").plan
+    base = judged(plan)["contiguous/standard"]["exchange_s"]
+    part = part_of(edited(plan, "evaluation.held_out.contenders.0.metrics.exchange_s.value", seconds * base))
+    assert re.search(told, list(sample_policy_lines(plan, part))[-1])
 
 
 def test_samples_that_are_all_alike_have_no_locality_and_no_benefit(tmp_path: Path) -> None:
@@ -234,7 +304,7 @@ def test_placement_and_homes_together_save_more_than_either_alone(tmp_path: Path
     found = judged(made.plan)
     policies, still = (
         ("plan", "oracle", "unpredicted"),
-        ("base/standard", "contiguous/migrating", "contiguous/standard"),
+        ("base/standard", "contiguous/migrating", "dealt/standard", "contiguous/standard"),
     )
     assert list(found) == [*(f"{name}/migrating" for name in policies), *still]
     copies = {label: metrics["inter_bytes"] for label, metrics in found.items()}
@@ -280,6 +350,6 @@ def test_gpt_oss_saves_something_and_says_so(gpt_oss: Path, tmp_path: Path) -> N
 
 
 def test_a_cluster_that_the_placement_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(MoeplanError, match="counts do not say") as caught:
+    with pytest.raises(MoeplanError, match="1x3: 3 devices do not divide 8 experts, and counts do not say") as caught:
         solved(generated(tmp_path / "trace", alpha=3.0, samples=20), "1x3")
     assert "\n" not in str(caught.value)

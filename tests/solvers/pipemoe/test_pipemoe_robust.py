@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.solvers.outcome import Status
-from moeplan.solvers.pipemoe import measured_degree, optimal_degree, robust_degree
+from moeplan.solvers.pipemoe import measured_degrees, optimal_degree, robust_degree
 from moeplan.solvers.pipemoe.seconds import layer_seconds
 
 tables = st.integers(1, 5).flatmap(
@@ -67,10 +67,10 @@ def test_errors_of_a_curve_of_any_form_move_the_degree_from_the_best_to_a_safer_
     for level in (0.1, 1.0, 10.0):
         t_d, t_e = dispatch(level)(1 / degrees), 0.02 + 1.5 / degrees
         rows.append(layer_seconds(degrees, t_d, t_e, t_d))
-    best = measured_degree(dispatch(1.0), lambda n: 0.02 + 1.5 * n, n_d=1, n_e=1, backward=0)
+    best = measured_degrees(dispatch(1.0), lambda n: 0.02 + 1.5 * n, n_d=1, n_e=1, backward=0)
     found = robust_degree(rows)
-    assert best.forward == int(rows[1].argmin()) + 1
-    assert found.outcome.objective.value < found.regret_s[best.forward - 1]
+    assert best.forward.tolist() == [int(rows[1].argmin()) + 1]
+    assert found.outcome.objective.value < found.regret_s[best.forward[0] - 1]
 
 
 @pytest.mark.parametrize("wrong", [[], [[]], [1.0, 2.0], [[-1.0]], [[np.nan]], [[np.inf, 1.0]]])

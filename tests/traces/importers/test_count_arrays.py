@@ -1,5 +1,7 @@
 """The importer of count arrays: both layouts come back cell by cell, and everything it must refuse."""
 
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,10 @@ def test_counts_by_sample_come_back(tmp_path_factory: pytest.TempPathFactory, da
     assert cells(folder / "trace") == {
         (None, i, None, layer): counts[i, layer].tolist() for i, layer in np.ndindex(*shape[:2])
     }
-    assert (summary.num_tokens, summary.model.num_experts, summary.notes) == (None, shape[2], ("array other left out",))
+    (pairs, *others) = counts.sum(axis=(0, 2), dtype=np.int64).tolist()
+    num_tokens = pairs if all(other == pairs for other in others) else None
+    assert (summary.num_tokens, summary.num_samples, summary.is_counts) == (num_tokens, shape[0], True)
+    assert (summary.model.num_experts, summary.notes) == (shape[2], ("array other left out",))
 
 
 @settings(max_examples=25, deadline=None)
@@ -54,7 +59,8 @@ def test_counts_by_step_come_back_whatever_the_block(
     np.savez(folder / "c.npz", counts=counts, iteration=steps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(count_arrays, "BLOCK_BYTES", block_bytes)
-        import_trace(folder / "c.npz", folder / "trace", top_k=1)
+        summary = import_trace(folder / "c.npz", folder / "trace", top_k=1)
+    assert summary.num_samples == shape[0] * shape[1] * shape[3]
     _, ranks, layers, micro, _ = shape
     assert cells(folder / "trace") == {
         (int(steps[b]), (b * ranks + r) * micro + m, r, layer): counts[b, r, layer, m].tolist()
@@ -64,7 +70,8 @@ def test_counts_by_step_come_back_whatever_the_block(
 
 def test_the_experts_a_token_follow_from_the_tokens_of_a_sample(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", counts=np.full((4, 2, 3), 4), n_tokens=np.full(4, 6))
-    assert import_trace(tmp_path / "c.npz", tmp_path / "trace").model.top_k == 2
+    summary = import_trace(tmp_path / "c.npz", tmp_path / "trace")
+    assert (summary.model.top_k, summary.num_tokens, summary.num_samples) == (2, 24, 4)
     with pytest.raises(UsageError, match="top_k 3 asked for; the file says 2"):
         import_trace(tmp_path / "c.npz", tmp_path / "other", top_k=3)
 
@@ -95,6 +102,24 @@ def test_arrays_of_another_layout_are_refused_in_one_line(tmp_path: Path, arrays
     with pytest.raises(InputError, match=message) as caught:
         import_trace(tmp_path / "c.npz", tmp_path / "trace")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_counts_of_unknown_experts_a_token_are_of_no_known_number_of_tokens(tmp_path: Path) -> None:
+    np.savez(tmp_path / "c.npz", counts=np.full((4, 2, 3), 4))
+    summary = import_trace(tmp_path / "c.npz", tmp_path / "trace")
+    assert (summary.model.top_k, summary.num_tokens, summary.num_samples) == (1, None, 4)
+
+
+def test_an_archive_that_names_an_array_twice_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", COUNTS)
+    np.save(tmp_path / "two.npy", 2 * COUNTS)
+    with zipfile.ZipFile(tmp_path / "c.npz", "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("one", "two"):
+            archive.write(tmp_path / f"{name}.npy", "counts.npy")
+    with pytest.raises(InputError, match=r"c\.npz: two arrays called counts; expected one of each name"):
+        import_trace(tmp_path / "c.npz", tmp_path / "trace")
     assert not (tmp_path / "trace").exists()
 
 

@@ -53,7 +53,8 @@ def test_counts_come_back_added_up(
     for row in rows:
         expected[tuple(row[name] for name in (*KEYS, "layer", "expert") if name in row)] += row["count"]
     assert cells(folder / "trace") == {key: count for key, count in expected.items() if count}
-    assert (summary.importer, summary.num_tokens, summary.model.top_k) == ("csv", None, 2)
+    assert (summary.importer, summary.is_counts, summary.model.top_k) == ("csv", True, 2)
+    assert summary.num_samples == (len({row["sample"] for row in rows}) if "sample" in keys else None)
     assert summary.model.layer_ids == tuple(sorted({row["layer"] for row in rows}))
 
 

@@ -51,7 +51,8 @@ def test_the_layout_of_the_real_data_is_imported_whole(tmp_path: Path, save: Cal
     np.testing.assert_array_equal(batch.sample, given_["seq_id"])
     np.testing.assert_array_equal(batch.position, given_["pos"])
     assert (batch.step, batch.source_rank, set(batch.phase.tolist())) == (None, None, {1})
-    assert (summary.importer, summary.num_tokens, summary.has_weights, summary.notes) == ("numpy", T, True, ())
+    assert (summary.importer, summary.is_counts, summary.has_weights, summary.notes) == ("numpy", False, True, ())
+    assert (summary.num_tokens, summary.num_samples) == (T, len(set(given_["seq_id"].tolist())))
     assert (summary.model.name, summary.model.num_experts, summary.model.top_k) == ("r", E, K)
     assert summary.model.layer_ids == (0, 1, 2)
 
@@ -307,5 +308,6 @@ def test_every_module_of_the_folder_is_registered() -> None:
         ".cells",
         ".json_tokens",
         ".count_arrays",
+        ".tally",
     }
     assert set(IMPORTERS.values()) == modules

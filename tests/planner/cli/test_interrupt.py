@@ -1,0 +1,104 @@
+"""Ctrl-C while packages are imported, some of which swallow it: sent from within the import, so at no chance moment."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LONG = ("profile", "--cluster", "2x2")
+RUN = """
+import os, signal, sys, time, types
+
+class Interrupting:
+    "Ctrl-C as the first import of a module begins; what swallows it goes on as if nothing had been."
+
+    def find_spec(self, name, path=None, target=None):
+        if name != {module!r}:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            exec("os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)")
+        except BaseException:
+            if not {swallowed}:
+                raise
+        {after}
+
+sys.argv = ["moeplan", *{args!r}]
+sys.meta_path.insert(0, Interrupting())
+from moeplan.planner.cli import main
+main()
+"""
+
+
+def run(
+    folder: Path, module: str, *, args: tuple[str, ...], swallowed: bool, after: str = "pass"
+) -> "subprocess.CompletedProcess[str]":
+    code = RUN.format(module=module, args=args, swallowed=swallowed, after=after)
+    (folder / "interrupted").mkdir()
+    (folder / "interrupted" / "__main__.py").write_text(code)
+    command = [sys.executable, "-B", "-m", "interrupted"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize(
+    "module",
+    ["typer.main", "typer.core", "moeplan.planner.cli.commands", "moeplan.planner.cli.profile", "pydantic", "numpy"],
+)
+def test_ctrl_c_amid_an_import_ends_with_130_and_no_traceback(tmp_path: Path, module: str, swallowed: bool) -> None:
+    done = run(tmp_path, module, args=LONG, swallowed=swallowed)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["moeplan.planner.cli.show", "pydantic"])
+def test_an_expected_failure_after_a_swallowed_ctrl_c_is_still_ctrl_c(tmp_path: Path, module: str) -> None:
+    done = run(tmp_path, module, args=("show", "none.json"), swallowed=True)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+def test_a_swallowed_ctrl_c_comes_again_and_ends_what_would_take_long(tmp_path: Path) -> None:
+    trap = "import moeplan.files; moeplan.files.write_json = lambda *_: time.sleep(45)"
+    started = time.monotonic()
+    done = run(tmp_path, "moeplan.profilers.profile", args=LONG, swallowed=True, after=trap)
+    assert done.returncode == 130
+    assert time.monotonic() - started < 40
+    assert [path.name for path in tmp_path.iterdir()] == ["interrupted"]
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path: Path) -> None:
+    code = RUN.format(module="numpy", args=LONG, swallowed=False, after="pass")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{code}"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "profile.json").is_file()
+
+
+def test_cleaning_up_after_ctrl_c_may_take_longer_than_the_pause_until_a_swallowed_one_comes_again(
+    tmp_path: Path,
+) -> None:
+    code = """
+import os, signal, sys, time
+from moeplan.planner.cli.interrupt import interruptible
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+with interruptible():
+    try:
+        sys.meta_path.insert(0, Interrupting())
+        import moeplan.planner.plainly_absent
+    finally:
+        sys.meta_path.pop(0)
+        time.sleep(0.2)
+        print("cleaned up", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "cleaned up\n")

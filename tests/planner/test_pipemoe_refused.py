@@ -1,0 +1,90 @@
+"""What pipemoe refuses to plan."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeplan.errors import InputError, UsageError
+from moeplan.profilers.cluster import Cluster
+from tests.planner.pipelines import make_plan, placed
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"profile": None}, "no profile"),
+        ({"profile": None, "cluster": Cluster.parse("1x4", ["intra=10:5"])}, "no profile"),
+        ({"max_degree": 0}, "--max-degree 0"),
+        ({"max_degree": 10**9}, "--max-degree"),
+        ({"method": "ilp"}, "exact or paper or robust"),
+        ({"dispatch_model": "coherent"}, "--dispatch coherent"),
+        ({"slots": 4}, "--slots"),
+        ({"method": "unequal", "joint": True}, "--joint with --method unequal"),
+        ({"capacity_factor": 0.0}, "--capacity-factor 0.0"),
+        ({"capacity_factor": float("nan")}, "--capacity-factor nan"),
+        ({"capacity_factor": 1e9}, "--capacity-factor"),
+        ({"capacity_factor": 1e-300}, "holds none in some step"),
+        ({"strategy": "eplb", "capacity_factor": 1.0}, "only pipemoe"),
+        ({"strategy": "eplb", "joint": True}, "only pipemoe"),
+        ({"strategy": "eplb", "method": "paper"}, "one way only"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_planned_is_refused_by_name(
+    make_trace: Any, make_profile: Any, changes: Any, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_plan(make_trace(), make_profile(), **changes)
+
+
+def test_a_profile_that_cannot_time_the_experts_is_refused_by_name(make_trace: Any, make_profile: Any) -> None:
+    with pytest.raises(InputError, match="no seconds of experts"):
+        make_plan(make_trace(samples=40), make_profile(cases=("all_to_all",)))
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "words"),
+    [
+        ({"strategy": "exflow"}, {}, "coherent dispatch"),
+        ({"strategy": "pipemoe"}, {}, "pipeline, not again"),
+        ({"strategy": "eplb"}, {"strategy": "eplb"}, "leave --on away"),
+        ({"strategy": "pipemoe"}, {"strategy": "exflow"}, "not beside pipeline"),
+        ({"strategy": "eplb"}, {"cluster": Cluster.parse("2x2")}, "leave --cluster away"),
+    ],
+    ids=str,
+)
+def test_decisions_that_do_not_go_together_are_refused_by_name(
+    make_trace: Any, make_profile: Any, tmp_path: Path, base: Any, changes: Any, words: str
+) -> None:
+    trace, profile = make_trace(samples=40), make_profile()
+    on = placed(trace, profile, tmp_path / "base.json", **base)
+    with pytest.raises(UsageError, match=words):
+        make_plan(trace, profile, on=on, **changes)
+
+
+def test_a_base_of_another_model_is_refused(make_trace: Any, make_profile: Any, tmp_path: Path) -> None:
+    profile = make_profile()
+    on = placed(make_trace(samples=40), profile, tmp_path / "base.json")
+    with pytest.raises(InputError, match="same model"):
+        make_plan(make_trace(samples=40, layers=4), profile, on=on)
+
+
+def test_a_profile_by_which_a_layer_takes_ages_is_refused_before_a_plan_says_so(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    value = json.loads(make_profile().read_text())
+    for series in value["series"].values():
+        if series["case"] == "expert_ffn":
+            series["fit"]["model"] = series["fit"]["alpha_beta"] = {"kind": "alpha_beta", "a_s": 1e-5, "b_s": 8e4}
+    (tmp_path / "hostile.json").write_text(json.dumps(value))
+    with pytest.raises(InputError, match=r"an MoE layer takes .* s by the profile"):
+        make_plan(make_trace(samples=40, tokens=600), tmp_path / "hostile.json")
+
+
+def test_a_fixed_capacity_needs_every_expert_once(make_trace: Any, make_profile: Any, tmp_path: Path) -> None:
+    trace, profile = make_trace(samples=40), make_profile()
+    on = placed(trace, profile, tmp_path / "base.json", redundant=4)
+    with pytest.raises(UsageError, match="12 slots for 8 experts"):
+        make_plan(trace, profile, on=on, capacity_factor=1.25)
