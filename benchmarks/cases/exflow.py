@@ -81,7 +81,7 @@ def _both(fit: Array, unseen: Array, num_devices: int, seed: int) -> dict[str, R
 
 
 def _sweeps(fit: Array, num_devices: int, seed: int) -> PlacementResult:
-    found = exflow.solve(fit, Cluster(1, num_devices), seed=seed)
+    found = exflow.solve(fit, Cluster(1, num_devices), seed=seed, method="sweeps")
     if found.outcome.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     return found

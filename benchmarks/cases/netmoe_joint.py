@@ -79,7 +79,7 @@ def _step(rng: np.random.Generator, cluster: Cluster, both_layers: bool) -> dict
 def _placed(weight: Array, cluster: Cluster, both_layers: bool) -> tuple[Array, Array]:
     """The devices of this layer's experts and of the next's."""
     if both_layers:
-        placed = exflow.solve(weight[None], cluster, time_limit_s=5).placement
+        placed = exflow.solve(weight[None], cluster, time_limit_s=5, method="sweeps").placement
         return placed.holds(0).argmax(axis=1), placed.holds(1).argmax(axis=1)
     from_device = np.rint(weight.reshape(cluster.num_devices, 2, -1).sum(axis=1)).astype(np.int64)
     room = np.full(cluster.num_devices, 2)
@@ -132,7 +132,7 @@ def _by_affinity(
         pairs = zip(experts.transpose(1, 0, 2)[:-1], experts.transpose(1, 0, 2)[1:], strict=True)
         transitions = np.array([netmoe.sample_transitions(one, two) for one, two in pairs])
     started = cpu_s()
-    return exflow.solve(transitions, cluster, time_limit_s=20).placement, cpu_s() - started
+    return exflow.solve(transitions, cluster, time_limit_s=20, method="sweeps").placement, cpu_s() - started
 
 
 def _copies(

@@ -109,7 +109,7 @@ REFUSALS = [
     (("solve", "--no-such-flag"), 2, "--no-such-flag"),
     (("solve", "--cluster", "1x2", "--horizon", "5"), 2, "beside --from"),
     (("solve", "--from", "none.json"), 3, "none.json"),
-    (("solve", "--from", "plan.json", "--cluster", "1x2"), 2, "leave them away"),
+    (("solve", "--from", "plan.json", "--cluster", "1x4"), 2, "leave --cluster out"),
     (("solve", "--from", "plan.json", "--strategy", "eplb"), 2, "only exflow re-plans"),
     (("solve", "--cluster", "1x2", "--learning-curve", "--fit-fraction", "1"), 2, "--learning-curve"),
     (("solve", "--cluster", "1x2", "--learning-curve", "-o", "curve.json"), 2, "name it .html"),
