@@ -225,7 +225,7 @@ def test_links_alone_time_the_exchanges_but_no_step_and_copies_decide(make_trace
     options = SecondsOptions.model_validate(plan.options["seconds"])
     assert options.sources["dispatch inter"] == "link inter"
     assert "attention" in options.missing
-    assert "expert_ffn" in options.missing["experts"]
+    assert options.missing["experts"] == "no profile"
 
 
 def test_without_profile_and_links_there_are_no_seconds_and_nothing_is_said_of_them(make_trace: Any) -> None:
