@@ -95,7 +95,8 @@ def test_its_json_form_and_its_page(curve: LearningCurve, tmp_path: Path) -> Non
 
 
 def test_a_curve_needs_exflow_and_samples_to_halve_and_to_hold_out(trace: Any, make_trace: Any) -> None:
-    for changes in ({"strategy": "eplb", "time_limit_s": 30.0}, {"fit_fraction": 1.0}):
+    refused: tuple[dict[str, Any], ...] = ({"strategy": "eplb", "time_limit_s": 30.0}, {"fit_fraction": 1.0})
+    for changes in refused:
         with pytest.raises(UsageError, match="--learning-curve"):
             learning_curve(request(trace, **changes))
     for changes, words in (({"method": "exact"}, "--method exact"), ({"dispatch_model": "migrating"}, "--dispatch")):
