@@ -16,11 +16,11 @@ from ..solvers import contiguous
 from ..solvers.outcome import Status
 from ..solvers.placement import Placement, slots_for
 from ..solvers.result import PlacementResult
-from ..traces.counts import count
 from . import exflow
 from .evaluate import Replayed, cohorts_of, judge
 from .intervals import DRAWS, interval
 from .metrics import Figures
+from .placing import counted
 from .predicted import Predicted
 from .replay import replay
 from .request import Request
@@ -122,15 +122,8 @@ def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]
 
 def _placed(task: Task, chosen: NDArray[np.int64], limit_s: float) -> PlacementResult:
     """The placement that these units give."""
-    request, unit_ids = task.request, task.surveyed.unit_ids[chosen]
-    counts = count(
-        task.trace,
-        keep=lambda units: np.isin(units, unit_ids),
-        coactivation=exflow.counts_pairs(task),
-        phases=request.phases or None,
-    )
-    limited = dataclasses.replace(request, time_limit_s=limit_s)
-    return exflow.place(counts, dataclasses.replace(task, request=limited), _slots(task))
+    limited = dataclasses.replace(task.request, time_limit_s=limit_s)
+    return exflow.place(counted(task, chosen), dataclasses.replace(task, request=limited), _slots(task))
 
 
 def _slots(task: Task) -> NDArray[np.int64]:

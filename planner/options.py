@@ -1,10 +1,11 @@
 """What a plan's `options` say, so that its figures can be made again."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256
 from ..runtime.plan import Verdict
 
@@ -18,6 +19,7 @@ __all__ = [
     "SecondsOptions",
     "StageHops",
     "StageSeconds",
+    "parsed",
 ]
 
 MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
@@ -176,3 +178,20 @@ class SecondsOptions(Record):
     missing: Mapping[str, Reason]
     extrapolated: Mapping[str, Annotated[float, Field(ge=0, le=1)]]
     other_dtype: tuple[str, ...]
+
+
+Options = TypeVar("Options", bound=Record)
+
+
+def parsed(kind: type[Options], found: Any, name: str) -> Options:
+    """What a plan holds under `options.name`.
+
+    Raises
+    ------
+    InputError
+        Values are missing or wrong.
+    """
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        raise InputError(f"options.{name}: {error.error_count()} values missing or wrong; re-run solve") from error

@@ -4,12 +4,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from pydantic import ValidationError
-
 from ..errors import InputError
 from ..runtime.plan import Part, Plan
 from ..solvers.pipemoe import TUTEL_MAX_DEGREE
-from .options import PipelineOptions
+from .options import PipelineOptions, parsed
 from .part import find, value
 from .seconds_report import TimeUnit
 from .superadditive import curve_gain
@@ -37,10 +35,7 @@ def pipeline_options(plan: Plan) -> PipelineOptions:
     """
     if plan.decisions.pipeline is None:
         raise InputError("the plan decides no pipeline; solve one with moeplan solve --strategy pipemoe")
-    try:
-        found = PipelineOptions.model_validate(dict(plan.options.get("pipeline", {})))
-    except ValidationError as error:
-        raise InputError(f"options.pipeline: {error.error_count()} values missing or wrong; re-run solve") from error
+    found = parsed(PipelineOptions, dict(plan.options.get("pipeline", {})), "pipeline")
     degrees, num_layers = plan.decisions.pipeline, plan.model.num_layers
     whole = (1,) * num_layers
     cuts = ((found.whole, whole), (found.forward, degrees.forward), (found.backward_pass, degrees.backward or whole))

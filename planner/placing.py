@@ -19,7 +19,7 @@ from .solved import Solved
 from .tally import Route
 from .task import Task
 
-__all__ = ["Place", "placing"]
+__all__ = ["Place", "counted", "placing"]
 
 
 class Place(Protocol):
@@ -64,15 +64,21 @@ def placing(place: Place) -> Callable[[Task], Solved]:
     return solve
 
 
+def counted(task: Task, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Counts:
+    """The counts of chosen units, pairs of experts among them where the task is about these."""
+    unit_ids = task.surveyed.unit_ids[chosen]
+    pairs = task.request.strategy == "exflow" and exflow.counts_pairs(task)
+    return count(
+        task.trace,
+        keep=lambda units: np.isin(units, unit_ids),
+        coactivation=pairs,
+        phases=task.request.phases or None,
+    )
+
+
 def _count(task: Task) -> Counts:
     """The counts of the fitted units."""
-    fitted_ids = task.surveyed.unit_ids[task.fitted]
-
-    def is_fitted(units: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return np.isin(units, fitted_ids)
-
-    pairs = task.request.strategy == "exflow" and exflow.counts_pairs(task)
-    counts = count(task.trace, keep=is_fitted, coactivation=pairs, phases=task.request.phases or None)
+    counts = counted(task, task.fitted)
     if not counts.loads.any():
         raise InputError(f"{task.trace.path}: no token of the fitted samples is routed; there is nothing to place by")
     return counts

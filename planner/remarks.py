@@ -2,13 +2,10 @@
 
 from collections.abc import Callable, Iterable
 
-from pydantic import ValidationError
-
-from ..errors import InputError
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from .contender_table import megabytes
 from .netmoe.report import SAVED, dealt_lines
-from .options import Replanned
+from .options import Replanned, parsed
 from .part import find, ours_and_base, value
 from .pipeline_report import one_piece, pipeline_price, pipeline_remarks
 from .seconds_report import TimeUnit
@@ -170,10 +167,7 @@ def _replanned(plan: Plan, part: Part) -> Iterable[str]:
     found = plan.options.get("placement", {}).get("replanned")
     if found is None:
         return
-    try:
-        options = Replanned.model_validate(found)
-    except ValidationError as error:
-        raise InputError(f"options.placement.replanned: {error.error_count()} values missing or wrong") from error
+    options = parsed(Replanned, found, "placement.replanned")
     size = "" if options.bytes_moved is None else f" ({megabytes(options.bytes_moved)} MB)"
     weighed = "" if options.horizon_tokens is None else f", weighed over {options.horizon_tokens:,.0f} tokens"
     yield f"re-planned: {options.experts_moved:,} of {options.experts_held:,} experts move{size}{weighed}"

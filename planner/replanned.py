@@ -66,13 +66,11 @@ def replanned(placement: Placement, evaluated: Evaluated, task: Task) -> Replann
     label = f"{NAME}/{plan.dispatch_model}"
     ours = next(iter(evaluated.judged.values()))
     moved = int(experts_moved(placement, old).sum())
-    known = model.ffn_size and model.hidden_size and model.dtype_bytes
-    expert_bytes = MATRICES * model.ffn_size * model.hidden_size * model.dtype_bytes if known else None  # type: ignore[operator]
     return Replanned(
         plan_sha256=plan.plan_sha256,
         experts_moved=moved,
         experts_held=placement.num_slots * placement.num_layers,
-        bytes_moved=None if expert_bytes is None else moved * expert_bytes,
+        bytes_moved=moved * _vectors_a_move(model) * model.copy_bytes if model.ffn_size and model.copy_bytes else None,
         horizon_tokens=task.request.horizon_tokens,
         verdict=verdict(evaluated, "device_copies", label),
         paid_back_tokens=_paid_back(moved, ours.gain("device_copies", evaluated.judged[label]).value, model),

@@ -4,15 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from ..errors import InputError
 from ..runtime.plan import Part, Plan
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement
 from .contender_table import contender_table, legend
 from .netmoe.report import sample_policy_lines
-from .options import Search
+from .options import Search, parsed
 from .picture import placement_picture
 from .pipeline_report import degree_lines, degree_summary
 from .remarks import remarks
@@ -123,10 +120,7 @@ def _search_lines(plan: Plan, outcome: Outcome) -> Iterable[str]:
     found = plan.options.get("placement", {}).get("search")
     if found is None:
         return
-    try:
-        search = Search.model_validate(found)
-    except ValidationError as error:
-        raise InputError(f"options.placement.search: {error.error_count()} values missing or wrong") from error
+    search = parsed(Search, found, "placement.search")
     if search.compiled_s >= 0.1:
         yield f"compiled  {search.compiled_s:.1f} s, before that"
     what = "pairs apart" if "affinity" in outcome.objective.name else "hops"

@@ -4,11 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from ..errors import InputError
 from ..runtime.plan import Metric, Part, Plan
-from .options import SecondsOptions
+from .options import SecondsOptions, parsed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,10 +33,7 @@ def print_seconds(plan: Plan, part: Part, console: "Console") -> None:
     """The parts of a step of every contender in milliseconds, by link class where there are two, and their origin."""
     if "seconds" not in plan.options:
         return
-    try:
-        options = SecondsOptions.model_validate(dict(plan.options["seconds"]))
-    except ValidationError as error:
-        raise InputError(f"options.seconds: {error.error_count()} values missing or wrong; re-run solve") from error
+    options = parsed(SecondsOptions, dict(plan.options["seconds"]), "seconds")
     brief = plan.decisions.pipeline is not None  # all contenders are of one dispatch model, and no other table is shown
     held_out = plan.evaluation is not None and part is plan.evaluation.held_out
     title = f"{'held out' if held_out else 'fitted'}, {{unit}}" if brief else "{unit} a step"

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable
 
-from pydantic import ValidationError
-
-from ...errors import InputError
 from ...runtime.plan import Part, Plan
 from ...solvers.cost import inter_ratio
+from ..options import parsed
 from ..part import find, value
 from ..seconds_report import TimeUnit
 from .policy import SamplePolicyOptions
@@ -67,10 +65,7 @@ def dealt_lines(plan: Plan, part: Part) -> Iterable[str]:
 
 
 def _options(plan: Plan) -> SamplePolicyOptions:
-    try:
-        return SamplePolicyOptions.model_validate(dict(plan.options.get("sample_policy", {})))
-    except ValidationError as error:
-        raise InputError(f"options.sample_policy: {error.error_count()} values missing or wrong") from error
+    return parsed(SamplePolicyOptions, dict(plan.options.get("sample_policy", {})), "sample_policy")
 
 
 def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterable[str]:

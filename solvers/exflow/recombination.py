@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..moves import best_labels
 from .programme import Layout, Programme
-from .sweeps import best_labels
+from .sweeps import name_worth
 from .terms import Terms
 
 __all__ = ["recombine"]
@@ -48,9 +49,6 @@ def _joined(
     programme: Programme, here_E: NDArray[np.int64], there_E: NDArray[np.int64], cut: int
 ) -> tuple[float, NDArray[np.int64]]:
     """What a layer pair keeps when the devices of the later layer are renamed at their best, and the names `[D]`."""
-    num_devices = len(programme.slots)
-    pair_EE = here_E[:, None] * num_devices + there_E
-    flow_DD = np.bincount(pair_EE.ravel(), programme.weights[cut].ravel(), num_devices**2)
-    worth_DD = flow_DD.reshape(num_devices, num_devices).T @ programme.near
-    label_D = best_labels(worth_DD, programme)
-    return float(worth_DD[np.arange(num_devices), label_D].sum()), label_D
+    worth_DD = name_worth(programme, here_E, there_E, cut)
+    label_D = best_labels(worth_DD, programme.slots, programme.devices_per_node)
+    return float(worth_DD[np.arange(len(label_D)), label_D].sum()), label_D

@@ -20,10 +20,9 @@ from ..placement import Placement
 from ..result import PlacementResult
 from .goal import Goal
 from .programme import Layout, Programme
+from .sweeps import gains
 
 __all__ = ["reconsider"]
-
-TOLERANCE = 1e-12  # gains below this share of what is at stake are rounding
 
 
 def reconsider(
@@ -111,8 +110,7 @@ def _settled(programme: Programme, start: Layout, before: Layout, price: float, 
             row_E, worth_ED = np.arange(programme.sizes[layer]), programme.worth(layout, layer)
             worth_ED[row_E, before[layer]] += price
             home_E = assign_places(-worth_ED, programme.places)
-            now = float(worth_ED[row_E, layout[layer]].sum())
-            if float(worth_ED[row_E, home_E].sum()) > now + TOLERANCE * abs(now):
+            if gains(worth_ED, home_E, layout[layer]):
                 layout[layer], gained = home_E, True
         upward = not upward
     return layout
