@@ -10,13 +10,20 @@ COMPILED = find_spec("numba") is not None
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled(function: Function) -> Function:
-    """`function` compiled, cached on disk where there is a folder to cache in, free to run beside other threads."""
+def compiled(function: Function, *, any_order: bool = False) -> Function:
+    """`function` compiled, cached on disk where there is a folder to cache in, free to run beside other threads.
+
+    Parameters
+    ----------
+    any_order
+        Whether sums may be taken in any order, several terms at once.
+    """
     if not COMPILED:
         return function
     import numba
 
+    fast = {"reassoc", "contract"} if any_order else False
     try:
-        return cast(Function, numba.njit(cache=True, nogil=True)(function))
+        return cast(Function, numba.njit(cache=True, nogil=True, fastmath=fast)(function))
     except RuntimeError:  # no folder to cache in
-        return cast(Function, numba.njit(nogil=True)(function))
+        return cast(Function, numba.njit(nogil=True, fastmath=fast)(function))

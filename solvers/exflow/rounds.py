@@ -13,19 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from .budget import Budget
+from .deals import deals_of
 from .kernel import anneal, descend
 from .programme import Layout, Programme
 from .recombination import recombine
 from .refinement import num_parts, refined
 from .search import Incumbent
-from .state import deals_of, moved, state_of
+from .state import moved, state_of
 from .terms import Terms
 
-__all__ = ["anneal_rounds", "compile_rounds"]
+__all__ = ["anneal_rounds", "compile_rounds", "weight_unit"]
 
 WORKERS = 2
 WIDEST = 4  # experts dealt from each of two devices
-HOT, WARM, COLD = 1.4, 0.9, 0.45  # temperatures, in units of `_unit`
+HOT, WARM, COLD = 1.4, 0.9, 0.45  # temperatures, in units of `weight_unit`
 SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
 GROWTH = 1.4  # of fresh starts
 FRESH_SHARE = 0.4  # a fresh start takes at most, of what is left
@@ -33,8 +34,9 @@ LAST_SHARE = 0.3  # of the work, for the best round at the end
 REHEAT_SHARE = 0.2  # of the length of a fresh start
 STALE, LITTLE = 4, 1e-4  # reheats without a relative gain worth mention end a round
 PATIENCE = 8  # rounds without gain end a search
-CHUNK = 1e7  # work between looks at the clock
-OVERHEAD = 600  # work a layer that a block move takes besides its ways
+CHUNK = 3e7  # work between looks at the clock
+# Work is nanoseconds of a core of 2024: of a block move, a layer, so many, a place, a way to deal and a pair of ways.
+MOVE, PER_PLACE, PER_WAY, PER_WAYS = 1100, 15, 55, 0.15
 MOST_RECOMBINED = 128  # devices; beyond, renaming takes longer than it is worth
 
 
@@ -92,11 +94,11 @@ class _Rounds:
         self._state = state_of(programme, terms, incumbent.layout)
         self._deals = [tuple(deals_of(m, programme.num_layers) for m in range(1, WIDEST + 1)) for _ in range(WORKERS)]
         self._seeds = rng.integers(1, 2**63, size=(WORKERS, 1), dtype=np.uint64)
-        self._unit, self._rng = _unit(programme, terms), rng
+        self._unit, self._rng = weight_unit(programme, terms), rng
         self.parts = num_parts(programme, terms, WIDEST)
         slots = np.minimum(programme.slots[programme.slots > 0], WIDEST)
         self.pairs = len(slots) * (len(slots) - 1) / 2
-        self.cost = programme.num_layers * (float(np.mean([math.comb(2 * m, m) ** 2 for m in slots])) + OVERHEAD)
+        self.cost = programme.num_layers * float(np.mean([_move_work(m, len(programme.places)) for m in slots]))
 
     def start(self, work: float) -> None:
         """Begin a round with the best of what every thread cools down to from a temperature that forgets.
@@ -181,7 +183,13 @@ class _Rounds:
         return [home[:size] for home, size in zip(state.home, self._programme.sizes, strict=True)]
 
 
-def _unit(programme: Programme, terms: Terms) -> float:
+def _move_work(m: int, num_places: int) -> float:
+    """Work of dealing 2 m experts of a layer anew."""
+    ways = math.comb(2 * m, m)
+    return MOVE + PER_PLACE * num_places + PER_WAY * ways + PER_WAYS * ways**2
+
+
+def weight_unit(programme: Programme, terms: Terms) -> float:
     """The mean, over experts and neighbouring layers, of their root mean square weight, times what a device is worth.
 
     The mean over experts, since the few busiest would set the temperature of all.

@@ -1,4 +1,4 @@
-"""The state of an annealed layout and the ways to deal its experts, as the kernel takes them.
+"""The state of an annealed layout, as the kernel takes it.
 
 Layers are padded with weightless experts to one a place, so that every move is a swap. To be imported in the call that
 needs it (compiled).
@@ -9,11 +9,11 @@ Legend: L MoE layers; P places a layer; D devices.
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import Deals, State, add_pulls
 from .programme import Layout, Programme
+from .pulls import State, add_pulls
 from .terms import Terms
 
-__all__ = ["deals_of", "moved", "state_of"]
+__all__ = ["moved", "state_of"]
 
 LARGEST = 2.0**30  # no pull exceeds it
 Ints = NDArray[np.int64]
@@ -103,22 +103,3 @@ def _places(device_E: Ints, first: Ints) -> Ints:
     place = np.empty(len(order), np.int64)
     place[order] = first[device_E[order]] + ordinal
     return np.concatenate([place, np.setdiff1d(np.arange(first[-1]), place)])
-
-
-def deals_of(m: int, num_layers: int) -> Deals:
-    """The ways to deal 2 m experts of every layer."""
-    size = np.array([bin(x).count("1") for x in range(2**m)])
-    low, high = np.nonzero(size[:, None] + size == m)
-    ways, floats = len(low), np.float64
-    return Deals(
-        m=m,
-        low=low,
-        high=high,
-        size=size,
-        member=np.zeros((num_layers, 2 * m), np.int64),
-        side=np.zeros((num_layers, 2 * m), floats),
-        own=np.zeros((num_layers, ways), floats),
-        message=np.zeros((num_layers, ways), floats),
-        back=np.zeros((num_layers, ways), np.int32),
-        link=np.zeros((max(num_layers - 1, 0), 2 * m, 2 * m), floats),
-    )

@@ -21,7 +21,7 @@ The thorough bound (`bounds.thorough_bound`) is of transitions alone and takes m
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -29,9 +29,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ..bounds import KeptBound, thorough_bound
+from ..bounds import KeptBound
 from ..compiled import COMPILED
-from ..cost import hops_kept
 from ..outcome import ROUNDING, Outcome, Status
 from ..placement import Placement
 from ..result import PlacementResult
@@ -42,12 +41,13 @@ from .methods import Method, Run, separable
 from .problem import Problem
 from .replicas import with_replicas
 from .search import Incumbent
+from .thorough import Thorough, bound_thoroughly
 from .twins import anneal_replicas
 
 __all__ = ["BoundKind", "ExflowResult", "Method", "solve"]
 
 WORK = 1.5e8  # of sweeps, cells of assignment matrices: 3 s for 24 layers x 32 experts
-ANNEALING_RATE = 1.5e8  # work of annealing a second of the time limit, about half of what a core does
+ANNEALING_RATE = 8e8  # work of annealing a second of the time limit, four fifths of what a core does
 ILP_START_WORK = 1e7  # before the integer programme
 SEARCH_SHARE = 0.97  # of the time limit; the rest is for what ends late
 BOUND_SHARE = 0.25  # of the time, at most
@@ -66,10 +66,13 @@ class ExflowResult(PlacementResult):
         What it cost after each stage (before replicas); none on one level of links.
     compiled_s
         Seconds of compilation, or of loading what was compiled, before `outcome.wall_s` and outside the time limit.
+    thorough
+        The bound: what proves it where a thorough one was asked for, or why it is a simple one.
     """
 
     stages: tuple[Stage, ...] = ()
     compiled_s: float = 0.0
+    thorough: Thorough = field(kw_only=True)
 
 
 def solve(
@@ -111,7 +114,7 @@ def solve(
     time_limit_s
         A cap on seconds, simple bounds included.
     work
-        A cap on work, by default what half of a core does within the time limit. Where work ends a search, the result
+        A cap on work, by default what four fifths of a core do within the time limit. Where work ends a search, the result
         depends on inputs, work and seed alone; where time does (`Status.TIME_LIMIT`), on the machine too.
     bound, bound_time_limit_s
         "simple", or then "thorough" too, for so many seconds on top.
@@ -150,15 +153,12 @@ def solve(
     if twins is not None and method == "annealing" and status is not Status.INTERRUPTED:
         annealed = anneal_replicas(programme, placement, twins, np.random.default_rng(seed))
         placement = max(placement, annealed, key=problem.value)
-    found = run.bound
-    if bound == "thorough" and status is not Status.INTERRUPTED and not _proven(problem, placement, found):
-        try:
-            thorough = _thorough_bound(problem, placement, bound_time_limit_s, on_bound)
-            found = min(found, thorough, key=lambda one: one.value)
-        except KeyboardInterrupt:
-            status = Status.INTERRUPTED
-    outcome = _outcome(problem, placement, found, status, method, backend, started)
-    return ExflowResult(placement, outcome, stages=run.stages, compiled_s=compiled_s)
+    found = Thorough(run.bound)
+    if bound == "thorough" and status is not Status.INTERRUPTED and not _proven(problem, placement, run.bound):
+        found = bound_thoroughly(problem, placement, run.bound, bound_time_limit_s, on_bound)
+        status = Status.INTERRUPTED if found.interrupted else status
+    outcome = _outcome(problem, placement, found.bound, status, method, backend, started)
+    return ExflowResult(placement, outcome, stages=run.stages, compiled_s=compiled_s, thorough=found)
 
 
 def _work(method: str, time_limit_s: float, work: float | None) -> float:
@@ -224,18 +224,3 @@ def _bound(problem: Problem, budget: Budget) -> KeptBound:
     bound = problem.goal.bound(weights, problem.programme.slots, time_limit_s=seconds)
     budget.settle(part)
     return bound
-
-
-def _thorough_bound(
-    problem: Problem, placement: Placement, time_limit_s: float, report: Callable[[float], None] | None
-) -> KeptBound:
-    """The thorough bound on the goal, guided by what a placement keeps."""
-    kept = hops_kept(problem.weights, placement, problem.goal.cluster.devices_per_node)
-    total = problem.goal.total
-
-    def bounds(transitions: NDArray[np.float64], slots: NDArray[np.int64], *, time_limit_s: float) -> KeptBound:
-        level = kept.device if len(slots) == placement.num_devices else kept.node
-        say = None if report is None else lambda value: report(value / total)
-        return thorough_bound(transitions, slots, kept=float(level.sum()), time_limit_s=time_limit_s, on_progress=say)
-
-    return problem.goal.bound(problem.weights, problem.programme.slots, bounds=bounds, time_limit_s=time_limit_s)

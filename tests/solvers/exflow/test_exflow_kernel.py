@@ -13,8 +13,11 @@ from moeplan.solvers.exflow.terms import Terms
 if not COMPILED:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from moeplan.solvers.exflow.kernel import State, anneal, descend, resample, swap
-from moeplan.solvers.exflow.state import deals_of, state_of
+from moeplan.solvers.exflow.deals import deals_of
+from moeplan.solvers.exflow.draws import exponential
+from moeplan.solvers.exflow.kernel import anneal, descend, resample
+from moeplan.solvers.exflow.pulls import State, swap
+from moeplan.solvers.exflow.state import state_of
 
 Array = NDArray[Any]
 LAYERS, EXPERTS = 4, 8
@@ -176,3 +179,8 @@ def test_weights_that_are_no_integers_are_scaled_and_lose_next_to_nothing() -> N
     state = state_of(programme, Terms(), layout)
     expected = programme.worth(layout, 1)
     assert state.pull[1, :, :EXPERTS].T * state.worth[0] == pytest.approx(expected, rel=1e-6)
+
+
+@given(st.floats(-700, 700))
+def test_the_exponential_is_that_of_the_library(x: float) -> None:
+    assert exponential(x) == pytest.approx(np.exp(x), rel=1e-8)
