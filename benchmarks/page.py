@@ -50,18 +50,22 @@ def _section(section: Section) -> str:
     if section.skipped:
         return f"{head}**Skipped**: {section.skipped}."
     more = list(dict.fromkeys(name for row in section.rows for name in row.more))
-    table = [_line([*HEAD, *more]), "|---|---|" + "---:|" * (len(HEAD) - 2 + len(more))]
-    table += [
-        _line(cells(row, section.quality) + [shown(row.more.get(name), name) for name in more]) for row in section.rows
+    table = [[*HEAD, *more]] + [
+        cells(row, section.quality) + [shown(row.more.get(name), name) for name in more] for row in section.rows
     ]
-    return head + "\n".join(table)
+    filled = [at for at in range(len(table[0])) if at < 2 or any(row[at] != "-" for row in table[1:])]
+    lines = [_line([row[at] for at in filled]) for row in table]
+    return head + "\n".join([lines[0], "|---|---|" + "---:|" * (len(filled) - 2), *lines[1:]])
 
 
 def _growth(subject: str, lines: list[Curve]) -> list[str]:
     if not lines:
         return []
+    timed = [line for line in lines if not line.quality]
+    if not timed:
+        return ["## Picture", f"![Figures against size]({subject}.svg)"]
     table = ["| size | method | p | fitted over |", "|---|---|---:|---|"]
-    for line in lines:
+    for line in timed:
         fitted = line.sizes[-FITTED:]
         power = "-" if line.exponent is None else f"{line.exponent:.2f}"
         table.append(_line([line.axis, line.method, power, f"{fitted[0]:,g} to {fitted[-1]:,g}"]))

@@ -66,9 +66,8 @@ def _plan(one: Compared) -> dict[str, Any]:
 
 def _gains(found: Comparison) -> Iterable[str]:
     for one in found.compared:
-        claimed = "" if one.claimed is None else f"; {_claim(one, found)} when it was solved"
         gain = gain_words(one.verdict, found.part)
-        yield f"{printable(one.path)} {_standing(one)}: {gain} than {_named(one.verdict.against)}{claimed}"
+        yield f"{printable(one.path)} {_standing(one)}: {gain} than {_named(one.verdict.against)}{_claim(one)}"
     for one in found.compared:
         if one.against_first is not None:
             gain = gain_words(one.against_first, found.part)
@@ -84,10 +83,14 @@ def _standing(one: Compared) -> str:
     return "NO LONGER PAYS" if paid else "DOES NOT PAY"
 
 
-def _claim(one: Compared, found: Comparison) -> str:
-    """The gain when it was solved, worded as the verdict."""
-    assert one.claimed is not None
-    return gain_words(one.verdict.model_copy(update={"gain": one.claimed}), found.part)
+def _claim(one: Compared) -> str:
+    """The gain when it was solved, worded as the verdict; and what a sample policy must gain."""
+    words, evaluation = "", one.plan.evaluation
+    if one.claimed is not None and one.plan.verdict is not None and evaluation is not None:
+        words = f"; {gain_words(one.plan.verdict, evaluation.held_out or evaluation.fit)} when it was solved"
+    if one.verdict.at_least and one.verdict.value == "none":
+        words += f"; up to {one.verdict.at_least:.0%} does not pay for moving samples"
+    return words
 
 
 def _named(label: str) -> str:

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from ..errors import MismatchError, UsageError
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
-from ..runtime.plan import Plan, load
+from ..runtime.decisions import SamplePolicyDecision
+from ..runtime.plan import Plan, Split, load
 from ..solvers import contiguous
 from ..solvers.placement import Placement, slots_for
+from ..traces.count_form import CountTrace
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
-from .strategy import strategy
 from .tally import Route
 
 __all__ = ["Entry", "check_model", "common_cluster", "entries_of", "known_model"]
 
-COMPARABLE = {"placement", "pipeline"}
 SAME = ("name", "layer_ids", "num_experts", "top_k")  # what two traces of one model agree on
 
 
@@ -34,15 +34,24 @@ class Entry:
     placement: Placement
 
     @property
+    def policy(self) -> SamplePolicyDecision | None:
+        """How it moves samples; None where they stay."""
+        return self.plan.decisions.sample_policy
+
+    @property
     def route(self) -> Route:
         """Its placement under its dispatch model."""
         return Route(self.path, self.plan.dispatch_model, self.placement)
 
     @property
     def baseline(self) -> Route:
-        """What it is held against: contiguous in as many slots; for a pipeline the same placement, in one chunk."""
+        """What it is held against: contiguous in as many slots; for a pipeline the same placement, in one chunk, and
+        for a sample policy the same placement, samples where they start.
+        """
         if self.plan.decisions.pipeline is not None:
             return Route(f"{self.path} at degree 1", "standard", self.placement)
+        if self.policy and self.plan.placement is not None:
+            return Route(f"{self.path}, samples staying", "standard", self.placement)
         slots_D = self.placement.slots
         name = f"contiguous in {self.placement.num_slots} slots"
         if len(set(slots_D.tolist())) > 1:
@@ -51,10 +60,10 @@ class Entry:
             name = "contiguous"
         return Route(name, "standard", _contiguous(self.plan, slots_D))
 
-    @property
-    def metric(self) -> str:
-        """What its verdict is about where steps cannot be compared."""
-        return strategy(self.plan.strategies[-1]).metric
+    def split_of(self, sha256: str) -> Split | None:
+        """How the units of a trace were split for it; None where it was made from another trace."""
+        source = self.plan.inputs.trace
+        return source.split if source is not None and source.sha256 == sha256 else None
 
 
 def entries_of(paths: Sequence[str | os.PathLike[str]]) -> list[Entry]:
@@ -63,19 +72,14 @@ def entries_of(paths: Sequence[str | os.PathLike[str]]) -> list[Entry]:
     Raises
     ------
     UsageError
-        None, one twice, or one whose decisions are made online.
+        None, or one twice.
     """
     names = [str(path) for path in paths]
     if not names or len(set(names)) < len(names):
-        raise UsageError(f"plans {', '.join(names) or 'none'}; expected one or more, each once")
+        raise UsageError(f"plans {', '.join(names)[:200] or 'none'}; expected one or more, each once")
     found = []
     for name in names:
         plan = load(name)
-        if other := set(plan.decisions.names) - COMPARABLE:
-            raise UsageError(
-                f"{name}: it decides {' and '.join(sorted(other))}, made online from each step's own samples; compare"
-                " takes placements and pipelines: solve that strategy on the new trace instead"
-            )
         slots_D = slots_for(plan.model.num_experts, plan.cluster.num_devices)
         found.append(Entry(name, plan, plan.placement or _contiguous(plan, slots_D)))
     return found
@@ -103,10 +107,10 @@ def common_cluster(entries: Sequence[Entry], profile: str | os.PathLike[str] | N
     return dataclasses.replace(cluster, links={**cluster.links, **links})
 
 
-def check_model(entry: Entry, trace: Trace) -> None:
+def check_model(entry: Entry, trace: Trace | CountTrace) -> None:
     """Refuse a trace of another model than the plan's."""
     for name in SAME:
-        ours, theirs = getattr(entry.plan.model, name), getattr(trace.model, name)
+        ours, theirs = getattr(entry.plan.model, name), getattr(trace.meta.model, name)
         if ours != theirs:
             raise MismatchError(
                 f"{entry.path}: a plan for {name} {ours!s:.60}, {trace.path} has {theirs!s:.60}; expected a trace of"

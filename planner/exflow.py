@@ -1,6 +1,6 @@
 """ExFlow: experts that follow each other, or serve the same tokens, live together (solvers/exflow).
 
-Legend: L MoE layers; E experts; D devices.
+Legend: L MoE layers; E experts; K experts a token; D devices.
 """
 
 import dataclasses
@@ -14,68 +14,115 @@ from ..solvers.balance import balance
 from ..solvers.exflow.strategy import ExflowResult, Method
 from ..solvers.outcome import Status
 from ..solvers.placement import Placement
-from ..solvers.result import PlacementResult
-from ..traces.counts import Counts
+from ..traces.counts import Counts, Pairs
 from .options import Cap, Search, StageHops
+from .proof import Proof
+from .request import Objective
+from .searched import Searched
 from .task import Task
 
-__all__ = ["counts_pairs", "place", "searched"]
+__all__ = ["counted_pairs", "load_cap", "objective", "place", "searched", "sought"]
 
 FREE_SHARE = 0.2  # of the time limit, to see what a cap costs
 EVEN = 1.05
 
 
-def place(counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
-    """Place by the top-1 transitions between layers, or, where tokens return home, by the pairs inside layers."""
-    cap = _max_load(counts, task, slots)
-    limit_s = task.request.time_limit_s * (1.0 if cap is None else 1 - FREE_SHARE)
-    return _solve(counts, task, slots, cap, limit_s)
+def objective(task: Task) -> Objective:
+    """What a task keeps together: "hops", a token's first experts in all layers; "copies", pairs that save it copies.
 
+    Hops are the default where tokens stay with their first expert, copies where they return home. Only annealing knows
+    of copies, and of tokens with one expert each hops are all there is.
 
-def counts_pairs(task: Task) -> bool:
-    """Whether a task is about pairs of experts of one layer: tokens return home, and each takes several experts.
+    Notes
+    -----
+    A token at the device h of its last first choice goes to the devices x(b_k) of its K experts b_1 .. b_K, and on from
+    x(b_1). Its copies in a layer are
 
-    Only annealing knows of pairs; the other methods keep transitions whatever the dispatch.
+        dispatch = |{x(b_k)} - {h}|       <= K - sum_k [x(b_k) = h]                                             (1)
+        combine  = |{x(b_k)} - {x(b_1)}|  >= K - 1 - sum_{j < k} [x(b_j) = x(b_k)]                              (2)
+
+    equal where no two of its experts share a device other than h (1), and no three share one (2). What is subtracted
+    is pairs, and these are the objective of coherent dispatch: the transitions from first choices to all K next ones,
+    and the pairs inside layers. Where tokens return home it is the pairs inside layers alone.
     """
-    return task.dispatch_model == "standard" and task.method == "annealing" and task.trace.model.top_k > 1
+    wanted = task.request.objective or ("copies" if task.dispatch_model == "standard" else "hops")
+    return wanted if task.method == "annealing" and task.trace.model.top_k > 1 else "hops"
 
 
-def searched(counts: Counts, task: Task, slots: NDArray[np.int64], found: PlacementResult) -> Search | None:
-    """How `place` came to what it found, and what a cap cost it; None of another strategy's result."""
-    if not isinstance(found, ExflowResult):
-        return None
-    cap, most = None, _max_load(counts, task, slots)
+def counted_pairs(task: Task) -> tuple[Pairs, bool]:
+    """What a task's objective counts: which pairs, and whether those inside layers too."""
+    copies = objective(task) == "copies"
+    return "first" if copies and task.dispatch_model == "coherent" else "top1", copies
+
+
+def sought(counts: Counts, task: Task) -> tuple[NDArray[np.number], NDArray[np.number] | None]:
+    """The transitions and the coactivation that the solver is to keep together for a task's objective."""
+    copies = objective(task) == "copies"
+    at_home = copies and task.dispatch_model == "standard"
+    transitions = np.zeros_like(counts.transitions) if at_home else counts.transitions
+    return transitions, counts.coactivation if copies else None
+
+
+def place(counts: Counts, task: Task, slots: NDArray[np.int64], *, work: float | None = None) -> ExflowResult:
+    """Place by the task's objective, within its cap; `work` as `solvers.exflow` takes it."""
+    return _solve(counts, task, slots, load_cap(counts, task, slots), task.request.time_limit_s, work)
+
+
+def searched(counts: Counts, task: Task, slots: NDArray[np.int64]) -> Searched:
+    """Place as `place` does, with how that came about and what a cap cost."""
+    limit_s, most = task.request.time_limit_s, load_cap(counts, task, slots)
+    found = _solve(counts, task, slots, most, limit_s * (1.0 if most is None else 1 - FREE_SHARE))
+    cap = None
     if most is not None and found.outcome.status is not Status.INTERRUPTED:
         plain = dataclasses.replace(task, request=dataclasses.replace(task.request, bound="simple"))
-        free = _solve(counts, plain, slots, None, task.request.time_limit_s * FREE_SHARE)
+        free = _solve(counts, plain, slots, None, limit_s * FREE_SHARE)
         highest = _highest(counts, free.placement)
         cap = Cap(max_load=most, objective_without=free.outcome.objective.value, highest_without=highest)
     stages = tuple(StageHops(**dataclasses.asdict(stage)) for stage in found.stages)
-    return Search(bound=task.request.bound, compiled_s=found.compiled_s, stages=stages, cap=cap)
+    proof = Proof(found.thorough.proofs) if found.thorough.proofs else None
+    return Searched(
+        found.placement,
+        dataclasses.replace(found.outcome, compiled_s=found.compiled_s),
+        search=Search(
+            objective=objective(task),
+            bound=task.request.bound,
+            proof=None if proof is None else proof.file,
+            simple=found.thorough.reasons,
+            stages=stages,
+            cap=cap,
+        ),
+        sidecars={} if proof is None else {proof.file.file: proof.to_bytes()},
+    )
 
 
 def _solve(
-    counts: Counts, task: Task, slots: NDArray[np.int64], max_load: float | None, limit_s: float
+    counts: Counts,
+    task: Task,
+    slots: NDArray[np.int64],
+    max_load: float | None,
+    limit_s: float,
+    work: float | None = None,
 ) -> ExflowResult:
-    request, paired = task.request, counts_pairs(task)
+    request, (transitions, coactivation) = task.request, sought(counts, task)
     return exflow.solve(
-        np.zeros_like(counts.transitions) if paired else counts.transitions,
+        transitions,
         request.cluster,
-        coactivation=counts.coactivation if paired else None,
+        coactivation=coactivation,
         loads=counts.loads,
         max_load=max_load,
         slots=slots,
         method=cast(Method, task.method),
         backend=request.backend,
         time_limit_s=limit_s,
+        work=work,
         bound=request.bound,
         seed=request.seed,
         on_bound=lambda share: task.say(f"bounding: at most {share:.2%} of transitions stay"),
     )
 
 
-def _max_load(counts: Counts, task: Task, slots: NDArray[np.int64]) -> float | None:
-    """The cap on a device's share of a layer: as asked for; for pairs, without replicas, as even as EPLB packs.
+def load_cap(counts: Counts, task: Task, slots: NDArray[np.int64]) -> float | None:
+    """The cap on a device's share of a layer: as asked for; of copies at home, without replicas, as even as EPLB packs.
 
     Notes
     -----
@@ -83,7 +130,8 @@ def _max_load(counts: Counts, task: Task, slots: NDArray[np.int64]) -> float | N
     takes together are busy in the same steps, so that steps are less even than these loads: looser caps cost there.
     """
     request, num_experts = task.request, counts.loads.shape[1]
-    if request.max_load is not None or not counts_pairs(task) or slots.sum() > num_experts or slots.max() == 1:
+    at_home = task.dispatch_model == "standard" and objective(task) == "copies"
+    if request.max_load is not None or not at_home or slots.sum() > num_experts or slots.max() == 1:
         return request.max_load
     return max(EVEN, _highest(counts, eplb.solve(counts.loads, request.cluster, slots=slots).placement))
 

@@ -4,8 +4,9 @@ Legend: R bootstrap draws.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from ..solvers.result import PlacementResult
 from . import exflow
 from .evaluate import Replayed, cohorts_of, judge
 from .intervals import DRAWS, interval
-from .metrics import Figures
+from .metrics import Figures, copies_metric
 from .placing import counted
 from .predicted import Predicted
 from .replay import replay
@@ -29,11 +30,11 @@ from .strategy import strategy
 from .tally import Route
 from .task import Task
 
-__all__ = ["METRIC", "LearningCurve", "Point", "learning_curve"]
+__all__ = ["LearningCurve", "Point", "learning_curve"]
 
-METRIC = "device_copies"
 SUBSETS = 3  # of every size but the largest
-HALVINGS = 6
+HALVINGS = 7
+WORK = 5e7  # of a solve (`solvers.exflow`), so that time ends none where there is enough of it
 FEWEST_SIZES = 2
 
 
@@ -46,8 +47,8 @@ class Point:
     num_tokens
         Of the units, mean over the subsets drawn.
     gain
-        Fewer `device_copies` than contiguous experts under the same dispatch model, mean over the subsets; the interval
-        is over subsets and held-out units.
+        Fewer copies than contiguous experts have under the same dispatch model, mean over the subsets; the interval is
+        over subsets and held-out units.
     """
 
     num_units: int
@@ -58,14 +59,30 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class LearningCurve:
-    """Points in ascending size, what the last doubling of the fitted units gained, and solves that time cut short."""
+    """The gain by the number of units fitted.
+
+    Parameters
+    ----------
+    metric
+        The copies that gains are of (`metrics.copies_metric`).
+    points
+        In ascending size.
+    last_doubling
+        What the last doubling of the fitted units gained.
+    num_capped
+        Solves that the time limit ended, so that another run may find others.
+    wall_s
+        Seconds of all solves together.
+    """
 
     unit: str
     dispatch_model: str
+    metric: str
     points: tuple[Point, ...]
     last_doubling: Metric
     num_solves: int
     num_capped: int
+    wall_s: float = field(compare=False)
 
     @property
     def saturated(self) -> bool:
@@ -97,15 +114,18 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
         raise UsageError("--learning-curve with --fit-fraction 1; expected units held out to judge by: give less")
     task = task_for(strategy("exflow"), request, on_progress)
     subsets = list(_subsets(np.flatnonzero(task.fitted), request.seed))
-    limit_s = request.time_limit_s / (len(subsets) + 1)
-    _placed(task, subsets[-1], limit_s)  # loads and compiles the solvers, in nobody's time
-    placed = []
+    task = dataclasses.replace(
+        task, request=dataclasses.replace(request, time_limit_s=request.time_limit_s / len(subsets))
+    )
+    _placed(task, subsets[-1], work=1.0)  # loads and compiles the solvers, in nobody's time
+    placed, started = [], time.perf_counter()
     for number, chosen in enumerate(subsets, start=1):
         on_progress(f"solving {number} of {len(subsets)}: {len(chosen)} {task.surveyed.kind}s")
-        placed.append(_placed(task, chosen, limit_s))
+        placed.append(_placed(task, chosen, work=WORK))
+    wall_s = time.perf_counter() - started
     on_progress("replaying the held-out samples")
     judged = _judged(task, [one.placement for one in placed])
-    return _curve(task, subsets, judged, sum(one.outcome.status is Status.TIME_LIMIT for one in placed))
+    return _curve(task, subsets, judged, sum(one.outcome.status is Status.TIME_LIMIT for one in placed), wall_s)
 
 
 def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]]:
@@ -120,10 +140,9 @@ def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]
             yield np.sort(rng.permutation(fitted)[:size])
 
 
-def _placed(task: Task, chosen: NDArray[np.int64], limit_s: float) -> PlacementResult:
+def _placed(task: Task, chosen: NDArray[np.int64], *, work: float) -> PlacementResult:
     """The placement that these units give."""
-    limited = dataclasses.replace(task.request, time_limit_s=limit_s)
-    return exflow.place(counted(task, chosen), dataclasses.replace(task, request=limited), _slots(task))
+    return exflow.place(counted(task, chosen), task, _slots(task), work=work)
 
 
 def _slots(task: Task) -> NDArray[np.int64]:
@@ -146,13 +165,16 @@ def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
     return list(judge(held_out, [row], model, None, seed=request.seed).judged.values())
 
 
-def _curve(task: Task, subsets: Sequence[NDArray[np.int64]], judged: Sequence[Figures], capped: int) -> LearningCurve:
+def _curve(
+    task: Task, subsets: Sequence[NDArray[np.int64]], judged: Sequence[Figures], num_capped: int, wall_s: float
+) -> LearningCurve:
     *found, base = judged
+    metric = copies_metric(task.dispatch_model, task.request.cluster)
     rng, by_size = np.random.default_rng(task.request.seed), {}
     for size in sorted({len(one) for one in subsets}):
         at = [number for number, one in enumerate(subsets) if len(one) == size]
-        gains = np.array([base.value[METRIC] - found[number].value[METRIC] for number in at])
-        drawn_R = np.array([base.draws[METRIC] - found[number].draws[METRIC] for number in at])[
+        gains = np.array([base.value[metric] - found[number].value[metric] for number in at])
+        drawn_R = np.array([base.draws[metric] - found[number].draws[metric] for number in at])[
             rng.integers(len(at), size=DRAWS), np.arange(DRAWS)
         ]
         tokens = np.mean([task.surveyed.unit_tokens[subsets[number]].sum() for number in at])
@@ -161,10 +183,12 @@ def _curve(task: Task, subsets: Sequence[NDArray[np.int64]], judged: Sequence[Fi
     return LearningCurve(
         unit=task.surveyed.kind,
         dispatch_model=task.dispatch_model,
+        metric=metric,
         points=tuple(point for point, _ in by_size.values()),
         last_doubling=_metric(last.gain.value - half.gain.value, last_R - half_R),
         num_solves=len(subsets),
-        num_capped=capped,
+        num_capped=num_capped,
+        wall_s=wall_s,
     )
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..runtime.plan import Metric
-from .learning_curve import METRIC, LearningCurve
+from .learning_curve import LearningCurve
 from .page import Section, write_page
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def curve_report(curve: LearningCurve, console: "Console") -> None:
         table.add_column(header, justify="right")
     last = curve.points[-1].gain.value
     for point in curve.points:
-        share = f"{point.gain.value / last:.0%}" if last > 0 else "-"
+        share = f"{point.gain.value / last:.1%}" if last > 0 else "-"
         sizes = (f"{point.num_tokens:,}", str(point.num_units), str(point.num_subsets))
         table.add_row(*sizes, _ranged(point.gain), share)
     console.print(table)
-    console.print(f"copies to other devices, a token and layer, fewer than contiguous, {curve.dispatch_model}")
+    console.print(f"copies to other {_places(curve)}, a token and layer, fewer than contiguous, {curve.dispatch_model}")
     console.print()
     for line in _words(curve):
         console.print(line)
@@ -39,7 +39,7 @@ def curve_report(curve: LearningCurve, console: "Console") -> None:
 def as_dict(curve: LearningCurve) -> dict[str, Any]:
     """The curve as a JSON object."""
     return {
-        "metric": METRIC,
+        "metric": curve.metric,
         "unit": curve.unit,
         "dispatch_model": curve.dispatch_model,
         "points": [
@@ -55,6 +55,7 @@ def as_dict(curve: LearningCurve) -> dict[str, Any]:
         "saturated": curve.saturated,
         "num_solves": curve.num_solves,
         "num_capped": curve.num_capped,
+        "wall_s": curve.wall_s,
     }
 
 
@@ -76,15 +77,30 @@ def _words(curve: LearningCurve) -> list[str]:
     points, step = curve.points, curve.last_doubling
     if points[-1].gain.value <= 0:
         return ["no gain at any size: no number of tokens is enough"]
-    lines = [f"{share:.0%} of the last gain from {curve.enough(share).num_tokens:,} tokens on" for share in SHARES]
+    lines = [_enough(curve, share) for share in SHARES]
     doubled = f"the last doubling, to {points[-1].num_tokens:,} tokens, saved {_ranged(step)} copies more"
     more = "more tokens would hardly help" if curve.saturated else "more tokens would help: record more"
     lines.append(f"{doubled}: {more}")
+    solved = f"{curve.num_solves} solves in {curve.wall_s:.0f} s"
     if curve.num_capped:
-        lines.append(
-            f"{curve.num_capped} of {curve.num_solves} solves ran out of time: give all together more with --time-limit"
-        )
-    return lines
+        solved += f", {curve.num_capped} ended by time: another run may differ; give them more with --time-limit"
+    return [*lines, solved]
+
+
+def _enough(curve: LearningCurve, share: float) -> str:
+    """From how many tokens on there is a share of the last gain; units are not divided to try fewer."""
+    point = curve.enough(share)
+    if point is curve.points[-1]:
+        return f"{share:.0%} of the last gain from all {point.num_tokens:,} tokens only"
+    if point is not curve.points[0]:
+        return f"{share:.0%} of the last gain from {point.num_tokens:,} tokens on"
+    fewest = f"{point.num_tokens:,} tokens, {point.num_units} {curve.unit}{'s' if point.num_units > 1 else ''}"
+    return f"{share:.0%} of the last gain already from the fewest tried on, {fewest}; perhaps from fewer"
+
+
+def _places(curve: LearningCurve) -> str:
+    """Where the copies go."""
+    return "nodes" if curve.metric == "node_copies" else "devices"
 
 
 def _ranged(metric: Metric) -> str:

@@ -26,14 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..profilers.cluster import Cluster
 from ..profilers.fits.prediction import Prediction
+from ..runtime.decisions import DispatchModel
 from ..runtime.plan import Metric
 from ..traces.model import ModelSpec
 from .intervals import interval, resampled_sums
 from .predicted import SOURCES, STEP
 from .tally import COUNTS, Tally
 
-__all__ = ["Figures", "figures"]
+__all__ = ["Figures", "copies_metric", "figures"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,14 @@ def figures(
     if dropped_share is not None:
         value["dropped_share"] = dropped_share
     return Figures(value, draws)
+
+
+def copies_metric(dispatch_model: DispatchModel, cluster: Cluster) -> str:
+    """Which copies say what a placement saves: where tokens return home to several nodes, those to nodes.
+
+    Engines for such clusters (DeepEP) send a token once to each node; inside nodes links are several times faster.
+    """
+    return "node_copies" if dispatch_model == "standard" and cluster.num_nodes > 1 else "device_copies"
 
 
 def _ratios(sums_RC: NDArray[np.number], num_layers: int) -> dict[str, NDArray[np.float64]]:

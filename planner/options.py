@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from ..errors import InputError
-from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256
+from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, PredictorFile, Record, Sha256
 from ..runtime.plan import Verdict
 
 __all__ = [
@@ -82,16 +82,20 @@ class Search(Record):
 
     Parameters
     ----------
-    compiled_s
-        Seconds of compilation, or of loading what was compiled, outside the time limit.
+    objective
+        What it kept together: `planner.exflow.objective`.
+    proof, simple
+        Of a thorough bound: the file that proves it, and why it is simple nonetheless, by "device" or "node".
     stages
         Of two levels of links: nodes first, the devices inside, both at once.
     cap
         None where there was none, or where the search was interrupted.
     """
 
+    objective: Literal["hops", "copies"]
     bound: Literal["simple", "thorough"]
-    compiled_s: Seconds
+    proof: PredictorFile | None = None
+    simple: Mapping[str, Reason] = {}
     stages: tuple[StageHops, ...]
     cap: Cap | None
 

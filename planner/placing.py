@@ -15,6 +15,7 @@ from . import contiguous, eplb, exflow
 from .evaluate import evaluate
 from .options import PlacementOptions
 from .replanned import previous_routes, reconsidered, replanned, without_previous
+from .searched import Searched
 from .solved import Solved
 from .tally import Route
 from .task import Task
@@ -41,7 +42,6 @@ def placing(place: Place) -> Callable[[Task], Solved]:
         counts = _count(task)
         task.say(f"solving {request.strategy}")
         found = place(counts, task, slots_D)
-        search = exflow.searched(counts, task, slots_D, found)
         placed = reconsidered(found, counts, task)
         task.say("replaying the trace under the plan and its baselines")
         evaluated = evaluate(task, _routes(placed.placement, task, counts, slots_D))
@@ -53,11 +53,12 @@ def placing(place: Place) -> Callable[[Task], Solved]:
                 method=task.method,
                 backend=request.backend,
                 time_limit_s=request.time_limit_s,
-                search=search,
+                search=found.search if isinstance(found, Searched) else None,
                 replanned=replanned(placed.placement, evaluated, task),
             ),
             outcome=placed.outcome,
             evaluated=without_previous(evaluated),
+            sidecars=found.sidecars if isinstance(found, Searched) else {},
             against="contiguous/standard",
         )
 
@@ -65,13 +66,14 @@ def placing(place: Place) -> Callable[[Task], Solved]:
 
 
 def counted(task: Task, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Counts:
-    """The counts of chosen units, pairs of experts among them where the task is about these."""
+    """The counts of chosen units, of what the task keeps together."""
     unit_ids = task.surveyed.unit_ids[chosen]
-    pairs = task.request.strategy == "exflow" and exflow.counts_pairs(task)
+    pairs, coactivation = exflow.counted_pairs(task)
     return count(
         task.trace,
         keep=lambda units: np.isin(units, unit_ids),
-        coactivation=pairs,
+        pairs=pairs,
+        coactivation=coactivation,
         phases=task.request.phases or None,
     )
 

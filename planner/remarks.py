@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from .contender_table import megabytes
 from .netmoe.report import SAVED, dealt_lines
-from .options import Replanned, parsed
+from .options import Replanned, Search, parsed
 from .part import find, ours_and_base, value
 from .pipeline_report import one_piece, pipeline_price, pipeline_remarks
 from .seconds_report import TimeUnit
 
 __all__ = ["gain_words", "remarks"]
 
+COPIES = {"device_copies": "copies", "node_copies": "copies to nodes"}
 FEW_STEPS = 10  # an interval from so few says little of others
 
 
@@ -25,7 +26,7 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
     elif plan.decisions.sample_policy is None:
         yield from _split_gain(part)
         yield from _node_copies(plan, part)
-        yield from _balance_price(part)
+        yield from _balance_price(plan, part)
         yield from _coherence_price(plan, part)
     yield from _replanned(plan, part)
     yield from _steps(plan, part)
@@ -40,8 +41,8 @@ def gain_words(verdict: Verdict, part: Part) -> str:
     if verdict.at_least and (base := value(find(part, verdict.against), verdict.metric)) > 0:
         share = _range(gain, lambda x: f"{100 * x / base:.1f}", "%")
         return f"{share} {'more' if lost else 'fewer'} {SAVED.get(verdict.metric, verdict.metric)}"
-    if verdict.metric == "device_copies":
-        return f"{_range(gain)} {'more' if lost else 'fewer'} copies"
+    if verdict.metric in COPIES:
+        return f"{_range(gain)} {'more' if lost else 'fewer'} {COPIES[verdict.metric]}"
     if verdict.metric == "inter_bytes":
         return f"{_range(gain, megabytes, ' MB')} a step {'more' if lost else 'fewer'} between nodes"
     if verdict.metric != "step_s":
@@ -95,20 +96,31 @@ def _split_gain(part: Part) -> Iterable[str]:
 
 
 def _node_copies(plan: Plan, part: Part) -> Iterable[str]:
-    """What an engine that sends a token once a node has of a plan whose tokens return home."""
+    """Who has what of a plan whose tokens return home over several nodes."""
     ours, base = ours_and_base(part)
     if ours.dispatch_model != "standard" or plan.cluster.num_nodes == 1 or not {*plan.strategies} & {"exflow"}:
         return
-    found, theirs = value(ours, "node_copies"), value(base, "node_copies")
-    yield f"an engine that sends a token once a node makes {found:.2f} copies to nodes (contiguous {theirs:.2f})"
+    judged = plan.verdict is not None and plan.verdict.metric == "node_copies"
+    metric = "device_copies" if judged else "node_copies"
+    said = f"{value(ours, metric):.2f} a token and layer (contiguous {value(base, metric):.2f})"
+    if judged:
+        yield "engines that send a token once a node (DeepEP) save this;"
+        yield f"moeplan.runtime does not, it sends a copy to each device: {said}"
+    else:
+        yield f"an engine that sends a token once a node (DeepEP) makes {said} copies to nodes"
 
 
-def _balance_price(part: Part) -> Iterable[str]:
+def _balance_price(plan: Plan, part: Part) -> Iterable[str]:
+    """What balance is lost, and how to cap that where a cap can be given."""
     ours, base = (contender.metrics.get("balance") for contender in ours_and_base(part))
-    if ours and base and ours.value > 1.01 * base.value:
-        yield (
-            f"costs balance: the busiest device carries {ours.value:.2f} times the mean (contiguous {base.value:.2f})"
-        )
+    if not ours or not base or ours.value <= 1.01 * base.value:
+        return
+    yield f"costs balance: the busiest device carries {ours.value:.2f} times the mean (contiguous {base.value:.2f})"
+    if plan.strategies == ("exflow",) and plan.placement is not None and not plan.placement.has_replicas:
+        found = plan.options.get("placement", {}).get("search")
+        cap = None if found is None else parsed(Search, found, "placement.search").cap
+        now = "" if cap is None else f", {cap.max_load:.3g} now"
+        yield f"--max-load caps that over all fitted samples{now}; single steps vary more"
 
 
 def _coherence_price(plan: Plan, part: Part) -> Iterable[str]:
@@ -171,6 +183,9 @@ def _replanned(plan: Plan, part: Part) -> Iterable[str]:
     size = "" if options.bytes_moved is None else f" ({megabytes(options.bytes_moved)} MB)"
     weighed = "" if options.horizon_tokens is None else f", weighed over {options.horizon_tokens:,.0f} tokens"
     yield f"re-planned: {options.experts_moved:,} of {options.experts_held:,} experts move{size}{weighed}"
+    if not options.experts_moved:
+        yield "KEEP THE PLAN IN FORCE: no move is worth its price"
+        return
     gain = gain_words(options.verdict, part)
     if options.verdict.value == "none":
         yield f"KEEP THE PLAN IN FORCE: no benefit over it, {gain}"
@@ -181,6 +196,9 @@ def _replanned(plan: Plan, part: Part) -> Iterable[str]:
         else f"; the moves are paid back after {options.paid_back_tokens:,.0f} tokens"
     )
     yield f"worth moving: {gain} than the plan in force{paid}"
+    if options.verdict.metric in COPIES:
+        each = 1e6 * plan.model.num_layers * options.verdict.gain.value / options.experts_moved
+        yield f"an expert moved saves {each:,.0f} copies a million tokens, in the mean"
 
 
 def _steps(plan: Plan, part: Part) -> Iterable[str]:

@@ -12,7 +12,9 @@ from ..solvers.placement import Placement
 from ..solvers.result import PlacementResult
 from ..traces.counts import Counts
 from ..traces.model import ModelSpec
+from . import exflow
 from .evaluate import Evaluated, verdict
+from .metrics import copies_metric
 from .options import Replanned
 from .tally import Route
 from .task import Task
@@ -20,6 +22,7 @@ from .task import Task
 __all__ = ["previous_plan", "previous_routes", "reconsidered", "replanned", "without_previous"]
 
 NAME = "previous"
+MOVES_SHARE = 0.1  # of the time limit, after it
 MATRICES = 3  # of an expert, each hidden x ffn: gate, up and down
 
 
@@ -37,19 +40,35 @@ def previous_plan(path: Path, cluster: Cluster) -> Plan:
 
 
 def reconsidered(found: PlacementResult, counts: Counts, task: Task) -> PlacementResult:
-    """What was found, with devices named so that few experts move, or less where moving does not pay in time.
+    """What was found, or a placement near the plan in force that is worth about as much, or less where moves cost.
 
     Notes
     -----
-    A token that stays saves one hidden vector of M elements, a move takes 3 M H of them. With T fitted tokens standing
-    for the `horizon` to come, a move costs as much as 3 H T / horizon transitions are worth.
+    A move takes 3 M H elements, M to a hidden vector. What stays saves one vector, under standard dispatch of copies a
+    vector there and one back. With T fitted tokens standing for the `horizon` to come, a move costs as much as
+    3 H T / horizon vectors are worth.
     """
-    old, horizon = _placement(task), task.request.horizon_tokens
+    old, request = _placement(task), task.request
     if old is None:
         return found
-    price = 0.0 if horizon is None else _vectors_a_move(task.trace.model) * counts.num_tokens / horizon
-    limit = task.request.time_limit_s
-    return reconsider(counts.transitions, task.request.cluster, found, old, price=price, time_limit_s=limit)
+    price, horizon = 0.0, request.horizon_tokens
+    if horizon is not None:
+        saved = 2 if task.dispatch_model == "standard" and exflow.objective(task) == "copies" else 1
+        price = _vectors_a_move(task.trace.model) * counts.num_tokens / horizon / saved
+    task.say("weighing moves from the plan in force")
+    transitions, coactivation = exflow.sought(counts, task)
+    return reconsider(
+        transitions,
+        request.cluster,
+        found,
+        old,
+        coactivation=coactivation,
+        loads=counts.loads,
+        max_load=exflow.load_cap(counts, task, found.placement.slots),
+        price=price,
+        time_limit_s=MOVES_SHARE * request.time_limit_s,
+        seed=request.seed,
+    )
 
 
 def previous_routes(task: Task) -> list[Route]:
@@ -72,7 +91,7 @@ def replanned(placement: Placement, evaluated: Evaluated, task: Task) -> Replann
         experts_held=placement.num_slots * placement.num_layers,
         bytes_moved=moved * _vectors_a_move(model) * model.copy_bytes if model.ffn_size and model.copy_bytes else None,
         horizon_tokens=task.request.horizon_tokens,
-        verdict=verdict(evaluated, "device_copies", label),
+        verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), label),
         paid_back_tokens=_paid_back(moved, ours.gain("device_copies", evaluated.judged[label]).value, model),
     )
 

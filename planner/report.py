@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.plan import Part, Plan
-from ..solvers.outcome import Outcome
+from ..solvers.outcome import Objective, Outcome
 from ..solvers.placement import Placement
 from .contender_table import contender_table, legend
 from .netmoe.report import sample_policy_lines
@@ -94,7 +94,7 @@ def _slots(placement: Placement) -> str:
 def _print_outcomes(plan: Plan, console: "Console") -> None:
     for name, outcome in plan.outcome.items():
         what = f"{name} " if len(plan.outcome) > 1 else ""
-        console.print(f"solved    {what}{outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}")
+        console.print(f"solved    {what}{outcome.wall_s:.1f} s, {outcome.status}: {_objective(plan, outcome)}")
         if name == "placement":
             for line in _search_lines(plan, outcome):
                 console.print(line)
@@ -102,10 +102,17 @@ def _print_outcomes(plan: Plan, console: "Console") -> None:
         console.print(f"degrees   {degree_summary(plan)}")
 
 
-def _objective(outcome: Outcome) -> str:
+def _named(plan: Plan, objective: Objective) -> tuple[str, str]:
+    """What an objective is, in words, and the form of its figures."""
+    words, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
+    also = " and the first before" if plan.dispatch_model == "coherent" else ""
+    return words.replace("a token's experts", f"a token's experts{also}"), form
+
+
+def _objective(plan: Plan, outcome: Outcome) -> str:
     """The objective's value on the fitted samples, its bound and its kind."""
     objective = outcome.objective
-    words, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
+    words, form = _named(plan, objective)
     timed = TimeUnit.up_to(max(objective.value, outcome.bound or 0.0)) if objective.name == "exchange_s" else None
     shown = (lambda x: f"{timed.text(x)} {timed.name}") if timed else f"{{:{form}}}".format
     value = f"{words} {shown(objective.value)}"
@@ -121,13 +128,15 @@ def _search_lines(plan: Plan, outcome: Outcome) -> Iterable[str]:
     if found is None:
         return
     search = parsed(Search, found, "placement.search")
-    if search.compiled_s >= 0.1:
-        yield f"compiled  {search.compiled_s:.1f} s, before that"
+    if outcome.compiled_s >= 0.1:
+        yield f"compiled  {outcome.compiled_s:.1f} s, before that"
+    for level, reason in search.simple.items():
+        yield f"bounded   what stays on a {level} by a simple bound: {reason}"
     what = "pairs apart" if "affinity" in outcome.objective.name else "hops"
     for stage in search.stages:
         yield f"{stage.name:<9} {stage.inter_hops:.1%} {what} between nodes, {stage.intra_hops:.1%} inside them"
     if (cap := search.cap) is not None:
-        words, form = _OBJECTIVES.get(outcome.objective.name, (outcome.objective.name, ".3f"))
+        words, form = _named(plan, outcome.objective)
         without = f"{words} {cap.objective_without:{form}}"
         yield (
             f"capped    at {cap.max_load:.3g} of a layer's mean load a device; without, in less time, {without} with up"

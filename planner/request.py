@@ -8,11 +8,12 @@ from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from ..runtime.decisions import DispatchModel
 
-__all__ = ["Request"]
+__all__ = ["Objective", "Request"]
 
 Method = Literal["annealing", "sweeps", "ilp", "exact", "paper", "robust", "unequal", "sum", "even", "bottleneck"]
 Backend = Literal["ortools", "pulp"]
 Bound = Literal["simple", "thorough"]
+Objective = Literal["hops", "copies"]
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
@@ -41,9 +42,9 @@ class Request:
         Of exflow's search; the others end by themselves.
     method, backend
         How the strategy solves, None: its own way; what solves exflow's "ilp" and "paper".
-    bound, max_load
-        Of exflow: how it is bounded, and the most load of a device in a layer, over the mean; None: no cap, but under
-        standard dispatch.
+    objective, bound, max_load
+        Of exflow: what it keeps together (None: hops, copies under standard dispatch), how it is bounded, and the most
+        load of a device in a layer, over the mean (None: no cap, but of copies under standard dispatch).
     slots, redundant
         Slots a device, or slots beyond one an expert in all; neither: one slot an expert, rounded up.
     phases
@@ -67,6 +68,7 @@ class Request:
     dispatch_model: DispatchModel | None = None
     method: Method | None = None
     backend: Backend = "ortools"
+    objective: Objective | None = None
     bound: Bound = "simple"
     max_load: float | None = None
     slots: int | None = None
@@ -108,12 +110,14 @@ class Request:
 
     def _check_search(self) -> None:
         """What only exflow is asked for."""
-        if self.strategy != "exflow" and (self.bound != "simple" or self.max_load is not None):
-            raise UsageError(f"--bound or --max-load with --strategy {self.strategy}; only exflow has them")
+        if self.strategy != "exflow" and (self.objective or self.bound != "simple" or self.max_load is not None):
+            raise UsageError(
+                f"--objective, --bound or --max-load with --strategy {self.strategy}; only exflow has them"
+            )
+        if self.objective == "copies" and self.method not in (None, "annealing"):
+            raise UsageError(f"--objective copies with --method {self.method}; only annealing knows of it")
         if self.max_load is not None and not 1 <= self.max_load <= MAX_DEVICES:
             raise UsageError(f"--max-load {self.max_load}; expected 1 (all devices alike) or more, of the mean")
-        if self.max_load is not None and self.horizon_tokens is not None:
-            raise UsageError("--max-load with --horizon; weighing moves knows of no cap: leave one of them away")
 
     def _check_pipeline(self) -> None:
         """What only pipemoe is asked for."""

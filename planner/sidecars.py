@@ -1,11 +1,14 @@
 """The files that lie beside a plan, which it names by their hash: written with it, and gone with it."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..errors import MoeplanError, StorageError
 from ..files import MAX_JSON_BYTES, atomic_path, sha256_file
+from ..runtime.decisions import PredictorFile
 from ..runtime.plan import Plan, load, save
+from .options import Search, parsed
 
 __all__ = ["save_with"]
 
@@ -18,7 +21,7 @@ def save_with(sidecars: Mapping[str, bytes], plan: Plan, path: Path) -> None:
     StorageError
         One of them cannot be written; what was there stays as it was.
     """
-    replaced, appearing = _predictor_of(path), list[Path]()
+    replaced, appearing = list(_sidecars_of(path)), list[Path]()
     try:
         with atomic_path(path) as temporary:
             save(plan, temporary)
@@ -30,8 +33,9 @@ def save_with(sidecars: Mapping[str, bytes], plan: Plan, path: Path) -> None:
         for sidecar in appearing:
             sidecar.unlink(missing_ok=True)
         raise
-    if replaced is not None and replaced.name not in sidecars and not _is_named(replaced):
-        replaced.unlink(missing_ok=True)
+    for old in replaced:
+        if old.name not in sidecars and not _is_named(old):
+            old.unlink(missing_ok=True)
 
 
 def _write_beside(path: Path, name: str, contents: bytes) -> None:
@@ -42,17 +46,20 @@ def _write_beside(path: Path, name: str, contents: bytes) -> None:
         raise StorageError(f"{path}: its {name} beside it cannot be written ({error.__cause__ or error})") from error
 
 
-def _predictor_of(path: Path) -> Path | None:
-    """The predictor of the plan at `path`, if it has the name and the contents that solve gave it."""
-    try:
-        policy = load(path).decisions.sample_policy
-        if policy is None or policy.predictor is None:
-            return None
-        found, digest = path.parent / policy.predictor.file, policy.predictor.sha256
-        given = found.name == f"predictor-{digest[:16]}.safetensors"
-        return found if given and sha256_file(found) == digest else None
-    except (MoeplanError, OSError):
-        return None
+def _sidecars_of(path: Path) -> Iterator[Path]:
+    """The predictor and the proof of the plan at `path` that have the names and the contents that solve gave them."""
+    with contextlib.suppress(MoeplanError, OSError):
+        plan = load(path)
+        named = list[tuple[str, PredictorFile | None]]()
+        if (policy := plan.decisions.sample_policy) is not None:
+            named.append(("predictor", policy.predictor))
+        if (search := plan.options.get("placement", {}).get("search")) is not None:
+            named.append(("bound", parsed(Search, search, "placement.search").proof))
+        for kind, one in named:
+            if one is not None and one.file == f"{kind}-{one.sha256[:16]}.safetensors":
+                with contextlib.suppress(MoeplanError, OSError):
+                    if sha256_file(path.parent / one.file) == one.sha256:
+                        yield path.parent / one.file
 
 
 def _is_named(sidecar: Path) -> bool:

@@ -69,7 +69,9 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
         options=_options(task, chosen, solved),
         outcome={**_kept_outcomes(task, inputs), chosen.decides: solved.outcome},
         evaluation=evaluated.evaluation,
-        verdict=verdict(evaluated, solved.metric or chosen.metric, solved.against),
+        verdict=verdict(
+            evaluated, solved.metric or chosen.judged_on(task.dispatch_model, request.cluster), solved.against
+        ),
     )
     return Made(plan, solved.sidecars)
 

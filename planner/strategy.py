@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..profilers.cluster import Cluster
 from ..runtime.decisions import DispatchModel
 from . import contiguous, eplb, exflow, netmoe, pipemoe
+from .metrics import copies_metric
 from .placing import placing
 from .solved import Solved
 from .task import Task
@@ -28,7 +30,8 @@ class Strategy:
     dispatch_models
         Those it makes sense under, the default first.
     metric
-        What its verdict is about where there is no `step_s` and `Solved` names no other; less is better.
+        What its verdict is about where there is no `step_s` and `Solved` names no other; less is better. Of copies it
+        depends on the dispatch model and the cluster: `judged_on`.
     methods
         How it solves, the default first; empty where there is only one way.
     beside
@@ -43,13 +46,17 @@ class Strategy:
     methods: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
 
+    def judged_on(self, dispatch_model: DispatchModel, cluster: Cluster) -> str:
+        """Its metric for such plans."""
+        return copies_metric(dispatch_model, cluster) if self.metric == "device_copies" else self.metric
+
 
 STRATEGIES = {
     row.name: row
     for row in (
         Strategy(
             "exflow",
-            placing(exflow.place),
+            placing(exflow.searched),
             "placement",
             ("coherent", "standard"),
             "device_copies",

@@ -44,6 +44,8 @@ class Outcome:
         Which bound: "transportation", "spectral", "ilp" and others, or several; None without a bound.
     wall_s
         Seconds the solve took.
+    compiled_s
+        Seconds before that, of compilation or of loading what was compiled.
     backend
         What solved it, e.g. "moeplan", "ortools cp-sat", "pulp cbc".
     """
@@ -55,6 +57,7 @@ class Outcome:
     gap: float | None
     wall_s: Annotated[float, Field(ge=0)]
     backend: str
+    compiled_s: Annotated[float, Field(ge=0)] = 0.0
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 

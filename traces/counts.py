@@ -18,7 +18,7 @@ from .split import with_units
 
 __all__ = ["Counter", "Counts", "Keep", "Pairs", "count"]
 
-Pairs = Literal["top1", "all", "weighted"]
+Pairs = Literal["top1", "first", "all", "weighted"]
 Keep = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 MAX_TABLE_BYTES = 4 * 2**30
 
@@ -73,8 +73,9 @@ def count(
     keep
         From the ids of units `[U]` (see `split.units`) to whether each is counted; None: all.
     pairs
-        Which transitions: "top1" between the first choices (the highest gate weight) of both layers; "all" between all
-        K x K choices; "weighted" those by the product of the two gate weights.
+        Which transitions: "top1" between the first choices (the highest gate weight) of both layers; "first" from the
+        first choice to all K next ones; "all" between all K x K choices; "weighted" those by the product of the two
+        gate weights.
     coactivation
         Count pairs within a layer too.
     phases
@@ -157,7 +158,7 @@ class Counter:
             assert batch.weights is not None
             gates_KT = [batch.weights[:, at].T.astype(np.float64) for at in (layer - 1, layer)]
         table = np.zeros((size, size), self._transitions.dtype)
-        for i, before_T in enumerate(before_KT):
+        for i, before_T in enumerate(before_KT[:1] if self.pairs == "first" else before_KT):
             for j, after_T in enumerate(after_KT):
                 table += _pairs(before_T, after_T, size, None if gates_KT is None else gates_KT[0][i] * gates_KT[1][j])
         return table

@@ -75,7 +75,7 @@ def certify(
     fitted = check(plan, opened, timed_by, certificate, on_progress)
     if "placement" in plan.outcome:
         on_progress("recomputing objective and bound")
-        check_outcome(plan, fitted, certificate)
+        check_outcome(plan, fitted, certificate, Path(folder or "."))
     return certificate
 
 

@@ -1,8 +1,6 @@
 """Every metric, interval, gain and verdict of a plan, recounted from its trace."""
 
-import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +12,11 @@ from ...solvers import contiguous, eplb
 from ...traces.reader import Trace
 from .certificate import Certificate
 from .figures import Recounted, gain_interval, interval_of, recounted
+from .fitted import Fitted, count_fitted
 from .recount import Ledger, Residence, recount
 from .roster import Roster, enroll, tokens_of
 from .seconds import Clock
 from .structure import (
-    counts_pairs,
     evaluation_options,
     holders_of,
     labelled,
@@ -28,30 +26,16 @@ from .structure import (
 )
 
 __all__ = [
-    "Fitted",
     "check_contender",
     "check_evaluation",
     "check_parts",
     "check_seconds",
     "check_verdict",
     "clock_of",
-    "count_fitted",
     "roster_of",
 ]
 
 CheckPart = Callable[[Part, Roster, str], Mapping[str, Recounted]]
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """What the fitted tokens show: loads `[L, E]` over all choices, first-choice transitions `[L-1, E, E]`.
-
-    `pairs`: how often a token has two experts of a layer, either first, `[L, E, E]`; None where nothing is about them.
-    """
-
-    loads: NDArray[np.int64]
-    transitions: NDArray[np.int64]
-    pairs: NDArray[np.int64] | None
 
 
 def check_evaluation(
@@ -144,28 +128,6 @@ def roster_of(plan: Plan, trace: Trace, *, fit: bool) -> Roster:
             f"options say {options.unit}, {options.home}, {options.step}; the trace gives {roster.kind}, {home}, {step}"
         )
     return roster
-
-
-def count_fitted(plan: Plan, trace: Trace, roster: Roster) -> Fitted:
-    """The counts of the fitted units."""
-    parts = tokens_of(trace, roster, evaluation_options(plan).phases)
-    num_layers, num_experts = plan.model.num_layers, plan.model.num_experts
-    loads = np.zeros((num_layers, num_experts), np.int64)
-    transitions = np.zeros((num_layers - 1, num_experts, num_experts), np.int64)
-    paired = "placement" in plan.outcome and counts_pairs(plan)
-    pairs = np.zeros((num_layers, num_experts, num_experts), np.int64) if paired else None
-    for tokens in parts:
-        for layer in range(num_layers):
-            ids = tokens.ids[:, layer]
-            np.add.at(loads[layer], ids[ids < num_experts], 1)
-            if layer:
-                pair = np.stack([tokens.ids[:, layer - 1, 0], ids[:, 0]])
-                np.add.at(transitions[layer - 1], tuple(pair[:, (pair < num_experts).all(axis=0)]), 1)
-            if pairs is not None:
-                for two in itertools.permutations(ids.T, 2):
-                    pair = np.stack(two)
-                    np.add.at(pairs[layer], tuple(pair[:, (pair < num_experts).all(axis=0)]), 1)
-    return Fitted(loads, transitions, pairs)
 
 
 def _residences(plan: Plan, fitted: Fitted) -> dict[str, Residence]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...errors import CertificationError
 from ...runtime.plan import Plan
 from ..strategy import STRATEGIES, Strategy
-from .structure import counts_pairs, judged_metric, pipeline_options, placement_options
+from .structure import judged_metric, keeps_pairs, pipeline_options, placement_options
 from .timing import check_timing
 
 __all__ = ["check_evidence"]
@@ -70,7 +70,7 @@ def _check_contenders(plan: Plan, chosen: Strategy, expected: Sequence[str], aga
     """The contenders of both parts, and what the verdict is about."""
     assert plan.evaluation is not None
     assert plan.verdict is not None
-    metric = judged_metric(plan, expected[0], against, chosen.metric)
+    metric = judged_metric(plan, expected[0], against, chosen.judged_on(plan.dispatch_model, plan.cluster))
     if (plan.verdict.metric, plan.verdict.against) != (metric, against):
         raise CertificationError(
             f"verdict on {plan.verdict.metric} against {plan.verdict.against}; {chosen.name} is judged on"
@@ -87,7 +87,7 @@ def _check_objective_name(plan: Plan, strategy: str) -> None:
     assert plan.decisions.placement is not None
     name, sense = "balance", "min"
     if strategy == "exflow":
-        what = ("affinity", "affinity") if counts_pairs(plan) else ("hops", "hop")
+        what = ("affinity", "affinity") if keeps_pairs(plan) else ("hops", "hop")
         name, sense = (f"{what[0]}_kept", "max") if plan.cluster.num_nodes == 1 else (f"{what[1]}_cost", "min")
         if len(plan.decisions.placement.physical_to_logical[0]) > plan.model.num_experts:
             name = f"expected_{name}"

@@ -1,9 +1,11 @@
 """The objective and the bound of a placement, computed again from the fitted tokens.
 
-Legend: L MoE layers; E experts; D devices; N nodes; S slots; W transitions, or the pairs inside layers.
+Legend: L MoE layers; E experts; D devices; N nodes; S slots; W transitions, or pairs inside layers.
 """
 
+import itertools
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +14,10 @@ from ...errors import CertificationError
 from ...runtime.plan import Plan
 from ...solvers.outcome import Outcome
 from .certificate import Certificate
-from .evaluation import Fitted
+from .fitted import Fitted
+from .proof import proven_shares
 from .search import Apart, check_cap, check_stages
-from .structure import counts_pairs, device_ratios, holders_of, placement_options, slot_widths
+from .structure import device_ratios, holders_of, keeps_pairs, placement_options, slot_widths
 
 __all__ = ["check_outcome"]
 
@@ -24,8 +27,11 @@ PAIRS = {"transportation", "spectral", "row"}  # of layers: what is recomputed h
 TIGHTER = {"transportation", "spectral", "two-layer", "three-layer"}
 
 
-def check_outcome(plan: Plan, fitted: Fitted, certificate: Certificate) -> None:
-    """Hold objective, bound, cap and stages against the fitted counts; what cannot be recomputed is listed."""
+def check_outcome(plan: Plan, fitted: Fitted, certificate: Certificate, folder: Path) -> None:
+    """Hold objective, bound, cap and stages against the fitted counts; what cannot be recomputed is listed.
+
+    `folder` is where the proof of a thorough bound is.
+    """
     outcome, apart = plan.outcome["placement"], _apart(plan, fitted)
     found = _objectives(plan, fitted, apart)
     check_cap(plan, fitted.loads, certificate)
@@ -36,12 +42,13 @@ def check_outcome(plan: Plan, fitted: Fitted, certificate: Certificate) -> None:
     certificate.agree("objective", outcome.objective.value, found[outcome.objective.name])
     certificate.checks.append("objective")
     if outcome.bound is not None:
-        _check_bound(plan, fitted, outcome, outcome.bound, certificate)
+        _check_bound(plan, fitted, outcome, outcome.bound, certificate, folder)
 
 
-def _tables(fitted: Fitted) -> NDArray[np.int64]:
-    """What the placement is to keep together, by pairs of layers, or inside layers: `[L-1 or L, E, E]`."""
-    return fitted.transitions if fitted.pairs is None else fitted.pairs
+def _tables(fitted: Fitted) -> NDArray[np.float64]:
+    """What the placement is to keep together: between layers, then inside them, `[L-1 or 2L-1, E, E]`."""
+    between = fitted.between.astype(np.float64)
+    return between if fitted.within is None else np.concatenate([between, fitted.within / 2])  # both ends see a pair
 
 
 def _apart(plan: Plan, fitted: Fitted) -> Apart | None:
@@ -53,11 +60,12 @@ def _apart(plan: Plan, fitted: Fitted) -> Apart | None:
     holders = holders_of(rows, slot_widths(plan), plan.model.num_experts)
     device = np.array([[held[0] for held in layer] for layer in holders])
     tables, total = _tables(fitted), _tables(fitted).sum()
-    step = len(device) - len(tables)  # 0: pairs inside layers
+    layers = range(len(device))
+    joined = [*itertools.pairwise(layers), *zip(layers, layers, strict=True)]
     kept = [
         sum(
-            table[place_LE[layer][:, None] == place_LE[layer + step][None, :]].sum()
-            for layer, table in enumerate(tables)
+            table[place_LE[one][:, None] == place_LE[other]].sum()
+            for table, (one, other) in zip(tables, joined, strict=False)
         )
         for place_LE in (device // plan.cluster.devices_per_node, device)
     ]
@@ -73,7 +81,7 @@ def _objectives(plan: Plan, fitted: Fitted, apart: Apart | None) -> Mapping[str,
     if apart is None:
         return shared
     kept, cost = 1 - apart.inter - apart.intra, apart.inter * _inter_ratio(plan) + apart.intra
-    if counts_pairs(plan):
+    if keeps_pairs(plan):
         return shared | {"affinity_kept": kept, "affinity_cost": cost}
     return shared | {"hops_kept": kept, "hop_cost": cost}
 
@@ -86,40 +94,59 @@ def _inter_ratio(plan: Plan) -> float:
     return max(links["inter"].s_per_byte / links["intra"].s_per_byte, 1.0)
 
 
-def _check_bound(plan: Plan, fitted: Fitted, outcome: Outcome, bound: float, certificate: Certificate) -> None:
-    """Refuse a bound that is tighter than two layers at a time give; of a thorough one, one that is looser."""
+def _check_bound(
+    plan: Plan, fitted: Fitted, outcome: Outcome, bound: float, certificate: Certificate, folder: Path
+) -> None:
+    """Refuse a bound that is tighter than two layers at a time, or its proof, give; a thorough one that is looser."""
     kind, name = outcome.bound_kind or "", outcome.objective.name
     kinds = set(kind.split()) - {"and"}
     if name == "balance" or plan.model.num_experts > MOST_EXPERTS or not (kinds <= PAIRS or kinds <= TIGHTER):
         certificate.unchecked.append(f"bound ({kind})")
         return
-    tables, group = _tables(fitted), plan.cluster.devices_per_node
-    kept = _share_kept(tables, slot_widths(plan))
-    if outcome.objective.sense == "max":
-        pairwise, excess = kept, kept - bound
-    else:
-        widths = [sum(slot_widths(plan)[i : i + group]) for i in range(0, plan.cluster.num_devices, group)]
-        ratio = _inter_ratio(plan)
-        pairwise = ratio - (ratio - 1) * min(_share_kept(tables, widths), 1.0) - min(kept, 1.0)
-        excess = bound - pairwise
-    slack = BOUND_TOLERANCE * max(abs(bound), 1)
-    if kinds <= PAIRS and excess > slack:
-        raise CertificationError(f"bound {bound:.9g} is tighter than what its kind gives, {pairwise:.9g}")
-    if not kinds <= PAIRS:
-        if excess < -slack:
-            raise CertificationError(f"bound {bound:.9g} ({kind}) is looser than two layers at a time, {pairwise:.9g}")
-        certificate.unchecked.append(f"by how much the {kind} bound is below that of two layers at a time")
+    tables, levels = _tables(fitted), _levels(plan)
+    near = {level: _share_kept(tables, widths) for level, widths in levels.items()}
+    pairwise, slack = _limit(plan, outcome, near), BOUND_TOLERANCE * max(abs(bound), 1)
+    sign = 1 if outcome.objective.sense == "max" else -1
+    if kinds <= PAIRS:
+        if sign * (pairwise - bound) > slack:
+            raise CertificationError(f"bound {bound:.9g} is tighter than what its kind gives, {pairwise:.9g}")
+        certificate.checks.append("bound")
         return
-    certificate.checks.append("bound")
+    if sign * (bound - pairwise) > slack:
+        raise CertificationError(f"bound {bound:.9g} ({kind}) is looser than two layers at a time, {pairwise:.9g}")
+    proven = proven_shares(plan, tables, levels, folder)
+    if isinstance(proven, str):
+        certificate.unchecked.append(f"how far the {kind} bound is below that of two layers at a time ({proven})")
+        return
+    least = _limit(plan, outcome, {level: min(share, proven.get(level, share)) for level, share in near.items()})
+    if sign * (least - bound) > slack:
+        raise CertificationError(f"bound {bound:.9g} ({kind}) is tighter than what its prices prove, {least:.9g}")
+    certificate.checks.append("bound, by its prices")
 
 
-def _share_kept(tables: NDArray[np.int64], widths: list[int]) -> float:
+def _levels(plan: Plan) -> dict[str, list[int]]:
+    """The slots of every device, and of every node where that is something else."""
+    widths, group = slot_widths(plan), plan.cluster.devices_per_node
+    if 1 in (group, plan.cluster.num_nodes):
+        return {"device": widths}
+    return {"device": widths, "node": [sum(widths[i : i + group]) for i in range(0, len(widths), group)]}
+
+
+def _limit(plan: Plan, outcome: Outcome, near: Mapping[str, float]) -> float:
+    """What the objective is at best where these shares stay on their device and their node."""
+    if outcome.objective.sense == "max":
+        return near["device"]
+    ratio = _inter_ratio(plan)
+    return ratio - (ratio - 1) * min(near.get("node", near["device"]), 1.0) - min(near["device"], 1.0)
+
+
+def _share_kept(tables: NDArray[np.float64], widths: list[int]) -> float:
     """The share that may stay on places of these widths."""
     total = float(tables.sum())
-    return sum(_most_kept(table, widths) for table in tables) / total if total else 1.0
+    return sum(_most_kept(table, widths) for table in tables if table.any()) / total if total else 1.0
 
 
-def _most_kept(table_EE: NDArray[np.int64], widths: list[int]) -> float:
+def _most_kept(table_EE: NDArray[np.float64], widths: list[int]) -> float:
     """The better of the transportation bound, by linear programming, and the spectral one, for one layer pair.
 
     An expert meets at most the largest place's experts; all places together join sum S^2 pairs, no more and no fewer.
@@ -132,7 +159,7 @@ def _most_kept(table_EE: NDArray[np.int64], widths: list[int]) -> float:
     rows, columns = kron(eye_array(size), one), kron(one, eye_array(size))
     limits, pairs = vstack([rows, columns], format="csr"), [sum(width**2 for width in widths)]
     found = linprog(
-        -table_EE.ravel().astype(float),
+        -table_EE.ravel(),
         A_ub=limits,
         b_ub=np.full(2 * size, most),
         A_eq=np.ones((1, size * size)),
@@ -140,7 +167,7 @@ def _most_kept(table_EE: NDArray[np.int64], widths: list[int]) -> float:
         bounds=(0, 1),
         method="highs",
     )
-    return min(-float(found.fun), _spectral(table_EE.astype(float), widths))
+    return min(-float(found.fun), _spectral(table_EE, widths))
 
 
 def _spectral(table_EE: NDArray[np.float64], widths: list[int]) -> float:

@@ -16,16 +16,15 @@ from .certificate import Certificate
 from .degrees import check_degrees, cut_of, schedule_of
 from .dropped import Buffers
 from .evaluation import (
-    Fitted,
     check_contender,
     check_parts,
     check_seconds,
     check_verdict,
     clock_of,
-    count_fitted,
     roster_of,
 )
 from .figures import Recounted
+from .fitted import Fitted, count_fitted
 from .recount import Ledger, Residence, recount
 from .roster import Roster, tokens_of
 from .seconds import Clock

@@ -17,11 +17,11 @@ from .certificate import TOLERANCE, Certificate
 __all__ = [
     "Holders",
     "check_structure",
-    "counts_pairs",
     "device_ratios",
     "evaluation_options",
     "holders_of",
     "judged_metric",
+    "keeps_pairs",
     "labelled",
     "parsed_options",
     "pipeline_options",
@@ -63,11 +63,10 @@ def placement_options(plan: Plan) -> PlacementOptions:
     return parsed_options(plan, "placement", PlacementOptions)
 
 
-def counts_pairs(plan: Plan) -> bool:
-    """Whether the placement is about pairs of experts of one layer: exflow's annealing where tokens return home."""
-    options = placement_options(plan)
-    chosen = (options.strategy, options.dispatch_model, options.method)
-    return chosen == ("exflow", "standard", "annealing") and plan.model.top_k > 1
+def keeps_pairs(plan: Plan) -> bool:
+    """Whether the placement is to save copies, for which pairs of experts of one layer count, or hops alone."""
+    search = placement_options(plan).search
+    return search is not None and search.objective == "copies"
 
 
 def pipeline_options(plan: Plan) -> PipelineOptions:

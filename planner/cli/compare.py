@@ -33,10 +33,13 @@ def compare(
 ) -> None:
     """Evaluate plans side by side on a trace they were not made from, each against its own baseline and the first.
 
-    Exits with 8 when a plan no longer pays: its gain's 95 % interval is not above 0.
+    Exits with 8 when at least one of the plans does not pay there: the 95 % interval of its gain over its own baseline
+    is not above 0 (of a sample policy: above 2 % of the baseline). stderr names all that do not; gains over the first
+    plan decide nothing. To ask about one plan alone, name it alone.
 
     \b
-    Example:
+    Examples:
+      moeplan compare plan.json --trace new-traces
       moeplan compare plan.json other.json --trace new-traces
     """
     from ..compare import compare as compared

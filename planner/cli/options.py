@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-__all__ = ["Backend", "Bound", "Dispatch", "Method", "Phase", "Strategy"]
+__all__ = ["Backend", "Bound", "Dispatch", "Method", "Objective", "Phase", "Strategy"]
 
 
 class Strategy(StrEnum):
@@ -42,6 +42,13 @@ class Bound(StrEnum):
 
     SIMPLE = "simple"
     THOROUGH = "thorough"
+
+
+class Objective(StrEnum):
+    """What exflow keeps together."""
+
+    HOPS = "hops"
+    COPIES = "copies"
 
 
 class Dispatch(StrEnum):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Backend, Bound, Dispatch, Method, Phase, Strategy
+from .options import Backend, Bound, Dispatch, Method, Objective, Phase, Strategy
 
 __all__ = ["Fit", "Pipeline", "Replan", "Search", "Slots", "Solver", "Where"]
 
@@ -71,6 +71,10 @@ class Solver:
 class Search:
     """What exflow alone is asked for."""
 
+    objective: Annotated[
+        Objective | None,
+        typer.Option(help="exflow: what to save; hops, or under standard dispatch copies.", show_default=False),
+    ] = None
     bound: Annotated[
         Bound, typer.Option(help="exflow: thorough takes up to 10 minutes after the time limit, or Ctrl-C.")
     ] = Bound.SIMPLE
@@ -81,7 +85,8 @@ class Search:
 
     def chosen(self) -> dict[str, Any]:
         """These of a request."""
-        return {"bound": self.bound.value, "max_load": self.max_load}
+        objective = self.objective and self.objective.value
+        return {"objective": objective, "bound": self.bound.value, "max_load": self.max_load}
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Run:
 
     def timed_s(self, method: str) -> float:
         """Seconds of the timed parts of a fitted step under a method."""
-        tried, _ = replace(self, method=method)._contender("plan", "migrating", self.parts[0], bounded=False)
+        tried, _ = replace(self, method=method).contender("plan", "migrating", self.parts[0], bounded=False)
         seconds = tried.predicted.seconds
         return float(sum(seconds[part].seconds.mean() for part in SOURCES if part in seconds))
 
@@ -122,7 +122,7 @@ class Run:
         """Every contender on the samples at these places; bounded is the plan on the fitted ones."""
         fitted = place is self.parts[0]
         return [
-            self._contender(name, model, place, bounded=fitted and name == "plan") for name, model in self.contenders
+            self.contender(name, model, place, bounded=fitted and name == "plan") for name, model in self.contenders
         ]
 
     @property
@@ -150,9 +150,10 @@ class Run:
             step="derived" if self.roll.step is None else "recorded",
         )
 
-    def _contender(
+    def contender(
         self, name: str, dispatch_model: DispatchModel, place: Numbers, *, bounded: bool
     ) -> tuple[Replayed, Homes]:
+        """One of the `contenders` on the samples at these places, and where it puts them."""
         traffic = self.counted.traffic["contiguous" if name == "contiguous" and self.has_base else "plan"]
         cohort = self.cohort(place)
         homes = self._homes(name, dispatch_model, traffic, place, cohort, bounded=bounded)

@@ -4,12 +4,15 @@ import hashlib
 import time
 from dataclasses import replace
 
+from ...profilers.cluster import Cluster
 from ...runtime.decisions import PredictorFile, SamplePolicyDecision
 from ...solvers.assignment import backend_of
 from ...solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ...traces.count_form import CountTrace
+from ...traces.model import ModelSpec
 from ..evaluate import judge, verdict
 from ..solved import Solved
+from ..speeds import Speeds
 from ..task import Task
 from .moves import with_moves
 from .online import METHODS, Totals
@@ -17,7 +20,7 @@ from .policy import SamplePolicyOptions
 from .predictor import Predictor
 from .run import EXCHANGE, Run
 
-__all__ = ["judged_metric", "solve"]
+__all__ = ["PAYS_FROM", "judged_metric", "solve"]
 
 PAYS_FROM = 0.02  # of bytes, copies or their seconds: what follows a sample (labels, masks) and the solves are extra
 TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
@@ -43,7 +46,8 @@ def solve(task: Task) -> Solved:
     found = judge(cohorts, [[one for one, _ in row] for row in rows], run.model, run.speeds, seed=task.request.seed)
     predictor = run.predictors.get("plan")
     name = None if predictor is None else PredictorFile(file=predictor.file_name, sha256=_sha256(predictor))
-    dealt = verdict(found, judged_metric(run), "dealt/standard")
+    metric = judged_metric(run.speeds, run.cluster, run.model)
+    dealt = verdict(found, metric, "dealt/standard")
     return Solved(
         decision=SamplePolicyDecision(method=run.method, layers=tuple(range(run.model.num_layers)), predictor=name),
         options=SamplePolicyOptions(
@@ -60,22 +64,22 @@ def solve(task: Task) -> Solved:
             at_least=PAYS_FROM,
         ),
         against="base/standard" if run.has_base else "contiguous/standard",
-        metric=judged_metric(run),
+        metric=metric,
         judged_by=run.judged_by(task),
         num_tokens=int(run.roll.tokens.sum()) if isinstance(task.source, CountTrace) else None,
         sidecars={} if predictor is None else {predictor.file_name: predictor.to_bytes()},
     )
 
 
-def judged_metric(run: Run) -> str:
+def judged_metric(speeds: Speeds | None, cluster: Cluster, model: ModelSpec) -> str:
     """What the verdict is about where there is no `step_s`: seconds of both exchanges; where nothing times them, bytes
     between nodes, copies where bytes are not known; on one node copies between devices.
     """
-    if run.speeds is not None and run.speeds.exchange:
+    if speeds is not None and speeds.exchange:
         return EXCHANGE
-    if run.cluster.num_nodes == 1:
+    if cluster.num_nodes == 1:
         return "device_copies"
-    return "inter_bytes" if run.model.copy_bytes else "node_copies"
+    return "inter_bytes" if model.copy_bytes else "node_copies"
 
 
 def _outcome(totals: Totals, method: str) -> Outcome:

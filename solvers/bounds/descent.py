@@ -5,6 +5,8 @@ Bounds take a search; between two of them the steps go by estimates, the more th
 
 import time
 
+import numpy as np
+
 from .triples import Evaluation, Triples
 
 __all__ = ["Descent"]
@@ -22,6 +24,8 @@ FUTILE = 2  # bounds cut short and no better than what was known, after which mo
 class Descent:
     """The way down from first prices, one `step` at a time; `best` is the least bound so far.
 
+    Its prices, with floors, are its `proof` (`Prices.with_floor`).
+
     Parameters
     ----------
     known
@@ -33,7 +37,7 @@ class Descent:
     """
 
     def __init__(self, triples: Triples, known: float, kept: float, deadline: float) -> None:
-        self.best = float("inf")
+        self.best, self.proof = float("inf"), np.empty((0, 0, 4))
         self._triples, self._known, self._kept, self._deadline = triples, known, kept, deadline
         self._prices = triples.first_prices()
         self._length, self._stalled, self._futile, self._estimates = 1.0, 0, 0, MOST_ESTIMATES
@@ -78,7 +82,8 @@ class Descent:
         if self._stalled >= PATIENCE:
             self._length, self._stalled = self._length * SHORTER, 0
         better = found.value < self.best
-        self.best = min(self.best, found.value)
+        if better:
+            self.best, self.proof = found.value, self._prices.with_floor(found.floor)
         if not found.searched and self.best >= self._known:
             self._futile += 1
         return better

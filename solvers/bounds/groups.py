@@ -19,6 +19,7 @@ __all__ = ["climb", "met", "search"]
 NOTHING = -1e300
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flag = NDArray[np.bool_]  # one, shared with the thread that raises it
 
 
 class _Room(NamedTuple):
@@ -59,15 +60,17 @@ def climb(worth_EJ: Floats, sides: int, group_EC: Ints) -> Floats:
 
 
 @compiled
-def search(worth_EJ: Floats, sides: int, group_EC: Ints, value_E: Floats, most_nodes: int) -> tuple[float, int]:
+def search(
+    worth_EJ: Floats, sides: int, group_EC: Ints, value_E: Floats, most_nodes: int, stop: Flag
+) -> tuple[float, int]:
     """The worthiest group of each expert, its groups and values made better in place, by branch and bound.
 
     Returns what may have been missed, and the nodes visited. No group is worth more than the values of its experts, or
-    than what may have been missed: -1e300 if the nodes sufficed.
+    than what may have been missed: -1e300 if the nodes sufficed. `stop` ends it at once.
     """
     order = _by_promise(worth_EJ, sides, group_EC.shape[1])
     value, group = value_E[order], group_EC[order]
-    missed, nodes = _branch(worth_EJ[order], sides, order, value, group, most_nodes)
+    missed, nodes = _branch(worth_EJ[order], sides, order, value, group, most_nodes, stop)
     value_E[order] = value
     group_EC[order] = group
     return missed, nodes
@@ -75,7 +78,7 @@ def search(worth_EJ: Floats, sides: int, group_EC: Ints, value_E: Floats, most_n
 
 @compiled
 def _branch(
-    worth_EJ: Floats, sides: int, order: Ints, value_E: Floats, group_EC: Ints, most_nodes: int
+    worth_EJ: Floats, sides: int, order: Ints, value_E: Floats, group_EC: Ints, most_nodes: int, stop: Flag
 ) -> tuple[float, int]:
     """Grow groups by ascending rows; end where the best completions of all sums together are worth no more than known.
 
@@ -90,7 +93,7 @@ def _branch(
         if i > num_experts - left:
             depth -= 1
             continue
-        if nodes >= most_nodes:
+        if nodes >= most_nodes or stop[0]:
             room.sums[:] = room.above[depth] + rest[i, left]
             missed = max(missed, _most(room.sums, sides, room.largest))
             depth -= 1

@@ -20,9 +20,11 @@ S and U are the C best for T each by itself, so that only T is searched for (`gr
 all prices its least is that of column generation for all triples at once, with (2) as rows of the master.
 """
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,19 +64,44 @@ class Prices:
         """These prices minus so many steps in a direction."""
         return Prices(*(a - step * b for a, b in zip(self._arrays(), direction._arrays(), strict=True)))
 
+    def with_floor(self, floor_L: Floats) -> Floats:
+        """By layer and expert `[L, E, E+4]`: share to each expert of the next layer, own, before, after, the floor."""
+        share_LEE = np.concatenate([self.share, np.zeros((1, *self.share.shape[1:]))])
+        floor_LE = np.broadcast_to(floor_L[:, None], self.own.shape)
+        return np.concatenate([share_LEE, np.stack([self.own, self.before, self.after, floor_LE], axis=2)], axis=2)
+
     def _arrays(self) -> Iterator[Floats]:
         return (getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The value of (3) at some prices and a subgradient there; a bound only if every group was `searched` for.
+    """The value of (3) at some prices and a subgradient there; a bound only if groups were searched for.
 
-    `nodes` is the work of the searches.
+    Parameters
+    ----------
+    floor
+        By middle layer `[L]`, what the best group of some expert is worth, and what a search cut short may have missed:
+        whoever has the groups of more worth has the bound.
+    searched
+        Whether every search came to its end.
+    nodes
+        The work of the searches.
     """
 
     value: float
     gradient: Prices
+    floor: Floats
+    searched: bool
+    nodes: int
+
+
+class _Best(NamedTuple):
+    """What the best groups of a triple add to (3), who met whom there `[E, J]`, and as in `Evaluation`."""
+
+    value: float
+    met: Floats
+    floor: float
     searched: bool
     nodes: int
 
@@ -87,11 +114,22 @@ class Triples:
 
     def __init__(self, weights: Floats, size: int, executor: Executor) -> None:
         self._weights, self._size, self._executor = weights, size, executor
+        self._stop = np.zeros(1, np.bool_)
         num_layers, num_experts = len(weights) + 1, weights.shape[1]
         self._middles = range(1, max(2, num_layers - 1))
         self.count = len(self._middles)
         first_EC = (np.arange(num_experts)[:, None] + np.arange(size)) % num_experts
         self._group_LEC = np.tile(first_EC, (num_layers, 1, 1))
+
+    def compile(self) -> float:
+        """The seconds to compile, or to load what was compiled, in this thread, where Ctrl-C ends it."""
+        started = time.perf_counter()
+        self._triple(self._middles[0], self.first_prices(), 1)
+        return time.perf_counter() - started
+
+    def stop(self) -> None:
+        """End the searches that run, and all to come, at once; their bounds are loose."""
+        self._stop[0] = True
 
     def first_prices(self) -> Prices:
         """Nothing has a price; W is halved, but for the pairs that one triple alone counts."""
@@ -105,31 +143,33 @@ class Triples:
     def evaluate(self, prices: Prices, most_nodes: int) -> Evaluation:
         """(3) at these prices: exact, or an upper bound if the nodes do not suffice; with 0 nodes a mere estimate."""
         gradient = Prices(np.zeros_like(prices.share), *np.zeros((3, *prices.own.shape)))
-        value, searched, nodes = 0.0, True, 0
+        value, floor_L, searched, nodes = 0.0, np.zeros(len(prices.own)), True, 0
         triples = self._executor.map(lambda middle: self._triple(middle, prices, most_nodes), self._middles)
-        for middle, (worth, met_EJ, missed, visited) in zip(self._middles, triples, strict=True):
-            self._enter(gradient, middle, met_EJ)
-            value += worth
-            searched &= not missed
-            nodes += visited
+        for middle, best in zip(self._middles, triples, strict=True):
+            self._enter(gradient, middle, best.met)
+            value += best.value
+            floor_L[middle] = best.floor
+            searched &= best.searched
+            nodes += best.nodes
         gradient.share[0] = gradient.share[-1] = 0.0
         scale = float(self._weights.sum()) + prices.magnitude()
-        return Evaluation(value + ROUNDING * scale, gradient, searched, nodes)
+        return Evaluation(value + ROUNDING * scale, gradient, floor_L, searched, nodes)
 
-    def _triple(self, middle: int, prices: Prices, most_nodes: int) -> tuple[float, Floats, bool, int]:
-        """What a triple adds to (3), who met whom in its best groups, whether some may be better, nodes visited."""
+    def _triple(self, middle: int, prices: Prices, most_nodes: int) -> _Best:
         from .groups import climb, met, search
 
         worth_EJ, sides = self._worth(middle, prices)
         group_EC = self._group_LEC[middle]
         value_E = climb(worth_EJ, sides, group_EC)
-        missed, nodes = search(worth_EJ, sides, group_EC, value_E, most_nodes) if most_nodes else (-np.inf, 0)
-        met_EJ = met(worth_EJ, sides, group_EC)
+        missed, nodes = -np.inf, 0
+        if most_nodes:
+            missed, nodes = search(worth_EJ, sides, group_EC, value_E, most_nodes, self._stop)
         price = prices.own[middle].sum() + prices.before[middle].sum()
         if sides > 1:
             price += prices.after[middle].sum()
-        value = price + np.maximum(value_E, missed).sum() / self._size
-        return float(value), met_EJ, bool(missed > value_E.min()), nodes
+        value, least = price + np.maximum(value_E, missed).sum() / self._size, float(value_E.min())
+        met_EJ = met(worth_EJ, sides, group_EC)
+        return _Best(float(value), met_EJ, max(missed, least), missed <= least, nodes)
 
     def _worth(self, middle: int, prices: Prices) -> tuple[Floats, int]:
         """What a middle expert and one beside it are worth together `[E, J]`, prices of both within, and the sides."""

@@ -34,4 +34,5 @@ def exponential(x: float) -> float:
     k = np.floor(x * 1.4426950408889634 + 0.5)
     f = x - k * 0.6931471805599453
     tail = f * (1 / 24 + f * (1 / 120 + f * (1 / 720 + f / 5040)))
-    return (1.0 + f * (1.0 + f * (0.5 + f * (1 / 6 + tail)))) * np.int64((np.int64(k) + 1023) << 52).view(np.float64)
+    power = np.int64((np.int64(k) + 1023) << 52).view(np.float64)
+    return float((1.0 + f * (1.0 + f * (0.5 + f * (1 / 6 + tail)))) * power)

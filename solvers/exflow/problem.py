@@ -66,6 +66,8 @@ class Problem:
         total = float(weights_LEE.sum()) + (0.0 if beside_LEE is None else float(beside_LEE.sum()) / 2)
         goal = Goal(cluster, total, expected=bool(slots_D.sum() > num_experts), paired=beside_LEE is not None)
         programme = _programme(weights_LEE, goal, slots_D)
+        if slots_D.max() == 1 and cluster.devices_per_node in (1, cluster.num_devices):
+            beside_LEE = None  # no two experts of a layer meet
         if max_load is None:
             return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE), None)
         if goal.expected or not max_load >= 1:

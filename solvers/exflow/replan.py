@@ -5,24 +5,35 @@ Legend: L MoE layers; E experts a layer; D devices.
 
 import dataclasses
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..assignment import assign_places
-from ..checked_counts import checked_counts
-from ..cost import hops_kept
+from ..compiled import COMPILED
 from ..moves import keep_in_place
 from ..outcome import ROUNDING, Outcome, Status, relative_gap
 from ..placement import Placement
 from ..result import PlacementResult
-from .goal import Goal
+from .problem import Problem
 from .programme import Layout, Programme
 from .sweeps import gains
+from .terms import Terms
 
 __all__ = ["reconsider"]
+
+ALIKE = 0.01  # of the value: what moving all experts must give at least; searches end within that of one another
+LITTLE = 1e-3  # of the value: a smaller gain is not worth any move
+WARM, COLD = 0.8, 0.45  # temperatures, in units of `rounds.weight_unit`
+PER_PAIR, SHORTEST = 10, 100  # block moves of a reheating: a pair of devices, and at least
+STALE = 6  # reheatings without gain end a search
+CHUNK = 50  # block moves between looks at the clock
+WIDEST = 4  # experts dealt from each of two devices
+MOST_PULL = 2**30 - 1  # beside a pull of as much it fits into an int32
 
 
 def reconsider(
@@ -31,25 +42,30 @@ def reconsider(
     found: PlacementResult,
     old: Placement,
     *,
+    coactivation: ArrayLike | None = None,
+    loads: ArrayLike | None = None,
+    max_load: float | None = None,
     price: float = 0.0,
     time_limit_s: float = 30.0,
+    seed: int = 0,
 ) -> PlacementResult:
-    """The placement to go to from `old`: the one found, its devices renamed, or one between the two.
+    """The placement to go to from `old`: one near it that is worth what the one found is, or nearer.
 
     Parameters
     ----------
-    transitions
-        W `[L-1, E, E]`, those that `found` was found for.
+    transitions, coactivation, loads, max_load
+        Those that `found` was found for (`exflow.solve`).
     price
-        What a move costs, in transitions that stay on one node (`Goal`'s value). At 0 only devices are renamed, which
-        loses nothing.
+        What a move costs, in transitions (or pairs) that stay on one device. At least a hundredth of the value over all
+        experts, so that of placements that are worth about the same the one that moves fewest is taken.
     time_limit_s
-        A cap on the seconds that weighing moves takes.
+        A cap on seconds; searches of the size of 24 layers x 32 experts end by themselves in one or two.
 
     Raises
     ------
     UsageError
-        A price where experts have replicas, or where no hops were optimised.
+        A price where experts have replicas, or other slots than in `old`; without a price devices are renamed there,
+        which loses nothing.
 
     Notes
     -----
@@ -57,65 +73,142 @@ def reconsider(
 
         max value(x) - price moved(x)                                                                           (1)
 
-    by sweeps from `old` and from `found`, of which the better is taken: one layer given its neighbours is a
-    transportation problem, with `price` on staying, solved exactly. So (1) is at least what both have.
+    by annealing from `old` and from `found`, its devices renamed, of which the better is taken. A move is a swap, and
+    the price one more pull of its old home on every expert. `old` itself stays where less than LITTLE is gained.
     """
     started = time.perf_counter()
     renamed = keep_in_place(found.placement, old, cluster.devices_per_node)
-    if not price:
+    if renamed.has_replicas or renamed.slots.tolist() != old.slots.tolist():
+        if price:
+            raise UsageError(
+                f"moves to be weighed in {old.num_slots} slots now and {renamed.num_slots} then, for {old.num_experts}"
+                " experts; expected one slot an expert as before: leave --horizon away, devices are still named so that"
+                " few experts move"
+            )
         return dataclasses.replace(found, placement=renamed)
-    alike = renamed.slots.tolist() == old.slots.tolist() and not old.has_replicas
-    if not alike or found.outcome.objective.name not in ("hops_kept", "hop_cost"):
-        raise UsageError(
-            f"moves to be weighed against {found.outcome.objective.name}, in {old.num_slots} slots now and"
-            f" {renamed.num_slots} then; expected hops, and one slot an expert as before: leave --horizon away, devices"
-            " are still named so that few experts move"
-        )
-    num_experts = old.num_experts
-    weights_LEE = checked_counts(transitions, "transitions", (old.num_layers - 1, num_experts, num_experts))
-    goal = Goal(cluster, float(weights_LEE.sum()), expected=False)
-    programme = Programme(
-        list(weights_LEE), (num_experts,) * old.num_layers, old.slots, goal.near, cluster.devices_per_node
-    )
-    before, deadline = _layout(old), started + time_limit_s
-    reached = [_settled(programme, start, before, price, deadline) for start in (before, _layout(renamed))]
-    layout = max(reached, key=lambda one: _net(programme, one, before, price))
-    sets = [[np.flatnonzero(home_E == d).tolist() for d in range(len(old.slots))] for home_E in layout]
-    placement = Placement.from_sets(sets, num_experts)
-    value = goal.value(hops_kept(weights_LEE, placement, cluster.devices_per_node))
-    return dataclasses.replace(found, placement=placement, outcome=_outcome(found, goal, value, started))
+    problem = Problem.of(transitions, cluster, coactivation, loads, None, old.slots, time_limit_s)
+    terms = problem.terms if max_load is None else _capped(problem, max_load)
+    least = ALIKE * problem.value(renamed) / (old.num_layers * old.num_experts)
+    weighed = _Weighed(problem.programme, terms, _layout(old), max(price, least), started + time_limit_s)
+    layout, status = _searched(weighed, _layout(renamed), np.random.default_rng(seed), found.outcome.status)
+    sets = [[np.flatnonzero(home_E == d).tolist() for d in range(old.num_devices)] for home_E in layout]
+    placement = Placement.from_sets(sets, old.num_experts)
+    outcome = _outcome(problem, placement, dataclasses.replace(found.outcome, status=status), started)
+    return dataclasses.replace(found, placement=placement, outcome=outcome)
 
 
-def _outcome(found: PlacementResult, goal: Goal, value: float, started: float) -> Outcome:
-    """The outcome of what was found, at another value."""
-    outcome, objective = found.outcome, goal.objective(value)
-    gap = relative_gap(objective.value, outcome.bound)
-    optimal = outcome.status is Status.OPTIMAL and gap is not None and gap <= ROUNDING
-    status = outcome.status if optimal or outcome.status is not Status.OPTIMAL else Status.FEASIBLE
-    wall_s = outcome.wall_s + time.perf_counter() - started
-    return dataclasses.replace(outcome, status=status, objective=objective, gap=gap, wall_s=wall_s)
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """Programme (1): what counts, where experts are before, what a move costs, and until when to search."""
+
+    programme: Programme
+    terms: Terms
+    before: Layout
+    price: float
+    deadline: float
+
+    @property
+    def late(self) -> bool:
+        return time.perf_counter() >= self.deadline
+
+    @property
+    def stays(self) -> bool:
+        """Whether nobody need move: the cap is kept as it is."""
+        if self.terms.cap is None or self.terms.load is None:
+            return True
+        layers = zip(self.terms.load, self.before, self.terms.cap, strict=True)
+        return all(np.bincount(home_E, load_E).max() <= cap for load_E, home_E, cap in layers)
+
+    def net(self, layout: Layout) -> float:
+        """What a layout is worth less its moves."""
+        moved = sum(np.count_nonzero(now_E != was_E) for now_E, was_E in zip(layout, self.before, strict=True))
+        return self.terms.value(self.programme, layout) - self.price * moved  # (1)
+
+    def improved(self, layout: Layout, seed: NDArray[np.uint64]) -> Layout:
+        """The best of a layout's reheatings, each from the best so far."""
+        best, stale = self.settled(layout), 0
+        while COMPILED and stale < STALE and not self.late:
+            tried = self.settled(self.reheated(best, seed))
+            stale = 0 if self.net(tried) > self.net(best) else stale + 1
+            best = max(best, tried, key=self.net)
+        return best
+
+    def settled(self, layout: Layout) -> Layout:
+        """Sweeps up and down until no layer gains; nothing where more counts than a programme does.
+
+        One layer given its neighbours is a transportation problem, with the price on staying.
+        """
+        layout, upward, gained = list(layout), True, self.terms.plain
+        while gained and not self.late:
+            gained = False
+            for layer in range(len(layout)) if upward else reversed(range(len(layout))):
+                worth_ED = self.programme.worth(layout, layer)
+                worth_ED[np.arange(len(worth_ED)), self.before[layer]] += self.price
+                home_E = assign_places(-worth_ED, self.programme.places)
+                if gains(worth_ED, home_E, layout[layer]):
+                    layout[layer], gained = home_E, True
+            upward = not upward
+        return layout
+
+    def reheated(self, layout: Layout, seed: NDArray[np.uint64]) -> Layout:
+        """What a layout cools down to, old homes pulling at their experts."""
+        from .deals import deals_of
+        from .kernel import anneal, descend
+        from .rounds import weight_unit
+        from .state import state_of
+
+        state, num_devices = state_of(self.programme, self.terms, layout), len(self.programme.slots)
+        for pull_DP, home_E in zip(state.pull, self.before, strict=True):
+            pull_DP[home_E, np.arange(len(home_E))] += min(round(self.price / state.worth[0]), MOST_PULL)
+        deals = tuple(deals_of(m, len(layout)) for m in range(1, WIDEST + 1))
+        unit, blocks = weight_unit(self.programme, self.terms), max(PER_PAIR * num_devices**2 // 2, SHORTEST)
+        for here, there in _cooling(unit, blocks):
+            if not self.late:
+                anneal(state, deals, CHUNK, here, there, seed)
+        for device in range(num_devices):
+            if not self.late:
+                descend(state, deals, device, seed)
+        return [home_P[:size] for home_P, size in zip(state.home, self.programme.sizes, strict=True)]
+
+
+def _searched(weighed: _Weighed, found: Layout, rng: np.random.Generator, status: Status) -> tuple[Layout, Status]:
+    """The best layout, and how the search ended; what was found after an interruption."""
+    before = [weighed.before] if weighed.stays else []
+    best = max([*before, found], key=weighed.net)
+    if status is Status.INTERRUPTED:
+        return best, status
+    try:
+        for start in (*before, found):
+            seed = rng.integers(1, 2**63, size=1, dtype=np.uint64)
+            best = max(best, weighed.improved(start, seed), key=weighed.net)
+    except KeyboardInterrupt:
+        status = Status.INTERRUPTED
+    little = LITTLE * weighed.net(weighed.before)
+    return (before[0] if before and weighed.net(best) <= weighed.net(before[0]) + little else best), status
+
+
+def _cooling(unit: float, blocks: int) -> Iterable[tuple[float, float]]:
+    """The temperatures that chunks of block moves fall from and to."""
+    shares = np.linspace(0, 1, -(-blocks // CHUNK) + 1)
+    temperature = unit * WARM * (COLD / WARM) ** shares
+    return zip(temperature[:-1].tolist(), temperature[1:].tolist(), strict=True)
+
+
+def _capped(problem: Problem, max_load: float) -> Terms:
+    """The terms of a problem with a cap on the load of a device in each layer."""
+    mean_L = problem.loads.sum(axis=1) / np.count_nonzero(problem.programme.slots)
+    return dataclasses.replace(problem.terms, load=problem.loads, cap=max_load * mean_L * (1 + ROUNDING))
+
+
+def _outcome(problem: Problem, placement: Placement, found: Outcome, started: float) -> Outcome:
+    """The outcome of what was found, at the value of another placement."""
+    objective = problem.goal.objective(problem.value(placement))
+    gap = relative_gap(objective.value, found.bound)
+    proven = found.status is Status.OPTIMAL and gap is not None and gap <= ROUNDING
+    status = Status.FEASIBLE if found.status is Status.OPTIMAL and not proven else found.status
+    wall_s = found.wall_s + time.perf_counter() - started
+    return dataclasses.replace(found, status=status, objective=objective, gap=gap, wall_s=wall_s)
 
 
 def _layout(placement: Placement) -> Layout:
     return [placement.holds(layer).argmax(axis=1) for layer in range(placement.num_layers)]
-
-
-def _settled(programme: Programme, start: Layout, before: Layout, price: float, deadline: float) -> Layout:
-    """Sweeps from `start`, up and down, until no layer gains or time runs out."""
-    layout, upward, gained = list(start), True, True
-    layers = range(programme.num_layers)
-    while gained and time.perf_counter() < deadline:
-        gained = False
-        for layer in layers if upward else reversed(layers):
-            row_E, worth_ED = np.arange(programme.sizes[layer]), programme.worth(layout, layer)
-            worth_ED[row_E, before[layer]] += price
-            home_E = assign_places(-worth_ED, programme.places)
-            if gains(worth_ED, home_E, layout[layer]):
-                layout[layer], gained = home_E, True
-        upward = not upward
-    return layout
-
-
-def _net(programme: Programme, layout: Layout, before: Layout, price: float) -> float:
-    moved = sum(np.count_nonzero(now_E != was_E) for now_E, was_E in zip(layout, before, strict=True))
-    return programme.value(layout) - price * moved  # (1)

@@ -26,10 +26,10 @@ __all__ = ["anneal_rounds", "compile_rounds", "weight_unit"]
 
 WORKERS = 2
 WIDEST = 4  # experts dealt from each of two devices
-HOT, WARM, COLD = 1.4, 0.9, 0.45  # temperatures, in units of `weight_unit`
+HOT, WARM, COLD = 1.4, 1.0, 0.45  # temperatures, in units of `weight_unit`
 SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
 GROWTH = 1.4  # of fresh starts
-FRESH_SHARE = 0.4  # a fresh start takes at most, of what is left
+FRESH_SHARE = 0.6  # a fresh start takes at most, of what is left
 LAST_SHARE = 0.3  # of the work, for the best round at the end
 REHEAT_SHARE = 0.2  # of the length of a fresh start
 STALE, LITTLE = 4, 1e-4  # reheats without a relative gain worth mention end a round

@@ -114,8 +114,8 @@ def solve(
     time_limit_s
         A cap on seconds, simple bounds included.
     work
-        A cap on work, by default what four fifths of a core do within the time limit. Where work ends a search, the result
-        depends on inputs, work and seed alone; where time does (`Status.TIME_LIMIT`), on the machine too.
+        A cap on work, by default what four fifths of a core do within the time limit. Where work ends a search, the
+        result depends on inputs, work and seed alone; where time does (`Status.TIME_LIMIT`), on the machine too.
     bound, bound_time_limit_s
         "simple", or then "thorough" too, for so many seconds on top.
     on_progress
@@ -140,25 +140,32 @@ def solve(
     compiled_s, started = _compiled(method), time.perf_counter()
     budget = Budget(_work(method, time_limit_s, work), time_limit_s * SEARCH_SHARE)
     problem = Problem.of(transitions, cluster, coactivation, loads, max_load, slots, time_limit_s)
-    programme, terms = problem.programme, problem.terms
-    simple = _bound(problem, budget)
     report = None if on_progress is None else lambda value: on_progress(problem.goal.objective(value).value)
-    incumbent = Incumbent(programme, simple.value, report, start=problem.start, terms=terms)
-    homes, twins = (budget.part(1 - REPLICA_SHARE), budget) if problem.goal.expected else (budget, None)
-    run = Run(programme, terms, incumbent, simple, homes, seed)
-    status = run.solve(method, backend)
-    if twins is not None:
-        twins.settle(homes)
-    placement = with_replicas(programme, incumbent.layout, problem.loads, problem.value, budget)
-    if twins is not None and method == "annealing" and status is not Status.INTERRUPTED:
-        annealed = anneal_replicas(programme, placement, twins, np.random.default_rng(seed))
-        placement = max(placement, annealed, key=problem.value)
+    simple = _bound(problem, budget)
+    incumbent = Incumbent(problem.programme, simple.value, report, start=problem.start, terms=problem.terms)
+    run = Run(problem.programme, problem.terms, incumbent, simple, budget, seed)
+    placement, status = _placed(problem, run, method, backend)
     found = Thorough(run.bound)
     if bound == "thorough" and status is not Status.INTERRUPTED and not _proven(problem, placement, run.bound):
         found = bound_thoroughly(problem, placement, run.bound, bound_time_limit_s, on_bound)
         status = Status.INTERRUPTED if found.interrupted else status
     outcome = _outcome(problem, placement, found.bound, status, method, backend, started)
     return ExflowResult(placement, outcome, stages=run.stages, compiled_s=compiled_s, thorough=found)
+
+
+def _placed(problem: Problem, run: Run, method: Method, backend: Backend) -> tuple[Placement, Status]:
+    """The homes that a run finds, with replicas where there is room, and how the search for homes ended."""
+    budget, expected = run.budget, problem.goal.expected
+    if expected:
+        run.budget = budget.part(1 - REPLICA_SHARE)
+    status = run.solve(method, backend)
+    if expected:
+        budget.settle(run.budget)
+    placement = with_replicas(problem.programme, run.incumbent.layout, problem.loads, problem.value, budget)
+    if expected and method == "annealing" and status is not Status.INTERRUPTED:
+        annealed = anneal_replicas(problem.programme, placement, budget, np.random.default_rng(run.seed))
+        placement = max(placement, annealed, key=problem.value)
+    return placement, status
 
 
 def _work(method: str, time_limit_s: float, work: float | None) -> float:

@@ -41,6 +41,16 @@ def test_rows_without_a_size_are_no_curve_and_two_sizes_no_exponent() -> None:
     assert curves(result_of(*grown((1, 2), 1)))[0].exponent is None
 
 
+def test_rows_that_were_not_timed_are_a_curve_of_their_quality_and_have_no_exponent(tmp_path: Path) -> None:
+    rows = [Row(f"n={n}", method, quality=0.5, axis="n", size=n) for n in (1, 2, 3) for method in "abcdefg"]
+    found = curves(result_of(*rows))
+    assert (found[0].method, found[0].values, found[0].quality) == ("a", (0.5, 0.5, 0.5), "none")
+    assert all(curve.exponent is None for curve in found)
+    draw(result_of(*rows), tmp_path / "one.svg")
+    assert b"CPU seconds" not in (picture := (tmp_path / "one.svg").read_bytes())
+    assert b">none<" in picture
+
+
 def test_the_same_figures_give_the_same_picture(tmp_path: Path) -> None:
     result = result_of(*grown((4, 8, 16), 1), *grown((4, 8, 16), 2, "other"), *grown((1, 10), 1, axis="m"))
     for name in ("one.svg", "two.svg"):

@@ -144,12 +144,82 @@ def test_a_pipeline_has_the_seconds_it_was_solved_with_and_is_held_against_one_c
         compare([piped, coherent], trace.path, profile=profile)
 
 
+def test_a_fixed_capacity_drops_on_other_text_what_finds_no_room_there(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    trace, profile = make_trace(samples=130, tokens=12), make_profile("2x2")
+    loose, tight = (
+        planned(trace, tmp_path / f"{factor}.json", profile=profile, strategy="pipemoe", capacity_factor=factor)
+        for factor in (4.0, 1.0)
+    )
+    found, plan = compare([tight, loose], trace.path, profile=profile), load(tight)
+    assert plan.evaluation is not None
+    assert plan.evaluation.held_out is not None
+    assert dict(metrics_of(found, "1.0.json")) == pytest.approx(dict(plan.evaluation.held_out.contenders[0].metrics))
+    new = make_trace(samples=150, tokens=9, seed=4)
+    there = compare([tight, loose], new.path, profile=profile)
+    shares = [metrics_of(there, f"{name}.json")["dropped_share"].value for name in ("1.0", "4.0")]
+    assert shares[0] > shares[1] >= 0
+    assert shares[0] != metrics_of(found, "1.0.json")["dropped_share"].value
+    small = planned(trace, tmp_path / "small.json", profile=profile, strategy="pipemoe", capacity_factor=0.2)
+    with pytest.raises(UsageError, match=r"small.json: its fixed capacity holds no row"):
+        compare([small], make_trace(samples=90, tokens=1).path, profile=profile, samples_per_step=4)
+
+
+def test_a_pipeline_of_one_chunk_has_its_own_baseline_s_seconds_whatever_stands_beside_it(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    trace, profile = make_trace(samples=130, tokens=12), make_profile("2x2")
+    piped = planned(trace, tmp_path / "piped.json", profile=profile, strategy="pipemoe")
+    fixed = planned(trace, tmp_path / "fixed.json", profile=profile, strategy="pipemoe", capacity_factor=2.0)
+    alone, both = compare([piped], trace.path, profile=profile), compare([piped, fixed], trace.path, profile=profile)
+    for name in ("piped.json", "piped.json at degree 1"):
+        assert metrics_of(alone, name) == metrics_of(both, name)
+    assert alone.compared[0].verdict == both.compared[0].verdict
+
+
+def test_standard_plans_on_several_nodes_are_judged_by_copies_to_nodes(trace: Any, tmp_path: Path) -> None:
+    path = planned(trace, tmp_path / "standard.json", dispatch_model="standard")
+    found, plan = compare([path], trace.path), load(path)
+    assert plan.verdict is not None
+    assert (plan.verdict.metric, found.compared[0].verdict.metric) == ("node_copies", "node_copies")
+    assert found.compared[0].verdict.gain == plan.verdict.gain
+
+
+def test_a_plan_without_evaluation_or_by_a_strategy_that_nobody_knows_is_judged_by_copies(
+    trace: Any, home: Path, tmp_path: Path
+) -> None:
+    value = json.loads((home / "exflow.json").read_text())
+    bare = {**value, "evaluation": None, "verdict": None, "options": {}, "outcome": {}, "strategies": ["theirs"]}
+    (tmp_path / "bare.json").write_text(json.dumps(bare))
+    (tmp_path / "none.json").write_text(json.dumps({**bare, "strategies": []}))
+    found = compare([tmp_path / "bare.json", tmp_path / "none.json"], trace.path)
+    assert [one.claimed for one in found.compared] == [None, None]
+    assert [one.verdict.metric for one in found.compared] == ["node_copies"] * 2
+    versus = found.compared[1].against_first
+    assert versus is not None
+    assert versus.gain == Metric(value=0, low=0, high=0)
+
+
+def test_fifty_plans_stand_in_one_table_in_their_order(trace: Any, home: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.json" for number in range(50)]
+    for path in paths:
+        path.write_bytes((home / "exflow.json").read_bytes())
+    found = compare(paths, trace.path)
+    assert [one.name for one in found.part.contenders] == [*map(str, paths), "contiguous"]
+    assert len({one.verdict.gain.value for one in found.compared}) == 1
+
+
+def test_a_plan_named_as_a_baseline_is_refused(trace: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    Path("contiguous").write_bytes((home / "contiguous.json").read_bytes())
+    with pytest.raises(UsageError, match="rename its file"):
+        compare(["contiguous"], trace.path)
+
+
 def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
     make_trace: Any, trace: Any, home: Path, tmp_path: Path
 ) -> None:
-    policy = planned(trace, tmp_path / "policy.json", strategy="netmoe")
-    with pytest.raises(UsageError, match=r"policy.json: it decides sample_policy, made online"):
-        compare([policy], trace.path)
     small = planned(trace, tmp_path / "small.json", cluster=Cluster.parse("1x2"))
     with pytest.raises(UsageError, match=r"small.json is for 1x2, .*exflow.json for 2x2"):
         compare([home / "exflow.json", small], trace.path)

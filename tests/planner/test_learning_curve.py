@@ -1,9 +1,12 @@
+import dataclasses
 import io
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -14,6 +17,9 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Metric
+from moeplan.traces.model import ModelSpec
+from moeplan.traces.schema import TokenBatch, TraceMeta
+from moeplan.traces.writer import TraceWriter
 
 
 def request(trace: Any, **changes: Any) -> Request:
@@ -21,10 +27,18 @@ def request(trace: Any, **changes: Any) -> Request:
         "strategy": "exflow",
         "trace": str(trace.path),
         "cluster": Cluster.parse("1x2"),
-        "method": "sweeps",  # whose work no time limit changes, so that ties are broken alike
+        "method": "sweeps",
         "time_limit_s": 300.0,
     }
     return Request(**settings | changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_work_each() -> Iterator[None]:
+    """Solves that end soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moeplan.planner.learning_curve.WORK", 2e6)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +80,8 @@ def test_the_same_seed_draws_the_same_curve(trace: Any, curve: LearningCurve) ->
 
 def points(*gains: float) -> LearningCurve:
     made = [Point(2**i, 10 * 2**i, 3, Metric(value=gain, low=gain - 1, high=gain + 1)) for i, gain in enumerate(gains)]
-    return LearningCurve("sample", "coherent", tuple(made), Metric(value=gains[-1] - gains[-2]), 9, 0)
+    last = Metric(value=gains[-1] - gains[-2])
+    return LearningCurve("sample", "coherent", "device_copies", tuple(made), last, num_solves=9, num_capped=0, wall_s=4)
 
 
 def test_enough_is_where_the_curve_stays_above_the_share_and_more_helps_while_it_still_climbs() -> None:
@@ -80,9 +95,65 @@ def test_enough_is_where_the_curve_stays_above_the_share_and_more_helps_while_it
     curve_report(points(0.0, -1.0), screen)
     said = " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
     assert "95% of the last gain from 40 tokens on" in said
+    assert "95% of the last gain from all 40 tokens only" in said
+    assert "9 solves in 4 s" in said
     assert "more tokens would hardly help" in said
     assert "record more" in said
     assert "no number of tokens is enough" in said
+
+
+def said_of(curve: LearningCurve) -> str:
+    screen = Console(file=io.StringIO(), width=200)
+    curve_report(curve, screen)
+    return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_where_the_fewest_units_tried_are_enough_that_is_said_and_units_are_not_divided() -> None:
+    one = Point(1, 900, 3, Metric(value=99.0, low=98.0, high=100.0))
+    flat = dataclasses.replace(points(99.0, 100.0), points=(one, points(99.0, 100.0).points[-1]))
+    assert "already from the fewest tried on, 900 tokens, 1 sample; perhaps from fewer" in said_of(flat)
+
+
+def test_solves_that_time_ended_are_told_and_where_copies_to_nodes_count_so_is_that() -> None:
+    capped = dataclasses.replace(points(50.0, 100.0), num_capped=3, metric="node_copies")
+    assert "9 solves in 4 s, 3 ended by time: another run may differ" in said_of(capped)
+    assert "copies to other nodes" in said_of(capped)
+
+
+def test_annealing_ends_by_work_so_that_the_curve_is_the_same_again(trace: Any) -> None:
+    first, again = (learning_curve(request(trace, method=None)) for _ in range(2))
+    assert first.num_capped == 0
+    assert first == again
+
+
+def test_standard_dispatch_on_several_nodes_is_about_copies_to_nodes(make_trace: Any) -> None:
+    trace = make_trace(samples=24, tokens=6)
+    found = learning_curve(request(trace, cluster=Cluster.parse("2x2"), dispatch_model="standard", method=None))
+    assert (found.metric, as_dict(found)["metric"]) == ("node_copies", "node_copies")
+
+
+def test_of_a_markov_chain_of_8_experts_a_thousand_tokens_give_94_per_cent_and_more_would_hardly_help(
+    tmp_path: Path,
+) -> None:
+    curve = learning_curve(request(type("Where", (), {"path": markov(tmp_path, experts=8, tokens=16_000)})))
+    assert curve.enough(0.94).num_tokens <= 1_000
+    assert curve.saturated
+    assert "hardly help" in said_of(curve)
+
+
+def markov(path: Path, *, experts: int, tokens: int, layers: int = 6) -> Path:
+    """A trace of samples of 4 tokens that follow a chain of experts."""
+    rng = np.random.default_rng(0)
+    ids = np.empty((tokens, layers, 1), np.uint16)
+    ids[:, 0, 0] = rng.integers(experts, size=tokens)
+    for layer, chain in enumerate(rng.dirichlet(np.full(experts, 0.1), (layers - 1, experts))):
+        drawn = rng.random((tokens, 1)) > chain.cumsum(axis=1)[ids[:, layer, 0]]
+        ids[:, layer + 1, 0] = np.minimum(drawn.sum(axis=1), experts - 1)
+    model = ModelSpec(name="markov", layer_ids=tuple(range(layers)), num_experts=experts, top_k=1)
+    sample, position = np.divmod(np.arange(tokens), 4)
+    with TraceWriter(path, TraceMeta(form="tokens", model=model, recorder="test")) as writer:
+        writer.append(TokenBatch(None, sample, position.astype(np.int32), None, np.zeros(tokens, np.int8), ids))
+    return path
 
 
 def test_its_json_form_and_its_page(curve: LearningCurve, tmp_path: Path) -> None:

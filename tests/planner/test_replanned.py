@@ -56,7 +56,7 @@ def test_a_plan_is_re_planned_under_the_names_that_move_least_and_certifies_with
     assert found.experts_moved <= experts_moved(plain.placement, before).sum()
     assert (found.experts_held, found.plan_sha256) == (24, load(old).plan_sha256)
     assert found.bytes_moved == found.experts_moved * 3 * 96 * 64 * 2
-    assert plan.outcome["placement"].objective == plain.outcome["placement"].objective
+    assert plan.outcome["placement"].objective.value <= 1.01 * plain.outcome["placement"].objective.value
     assert plan.evaluation is not None
     assert "previous" not in {one.name for one in plan.evaluation.fit.contenders}
     assert "moves from the plan in force and the gain over it" in certify(plan, trace.path).unchecked
@@ -90,6 +90,37 @@ def test_within_a_short_horizon_nothing_moves_and_the_plan_in_force_is_kept(
     screen = Console(file=io.StringIO(), width=200)
     show_report(plan, tmp_path / "next.json", screen)
     assert "KEEP THE PLAN IN FORCE" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_on_the_same_trace_nothing_moves_and_that_is_said(trace: Any, tmp_path: Path) -> None:
+    planned(trace, tmp_path / "old.json")
+    plan = planned(trace, tmp_path / "next.json", previous=tmp_path / "old.json")
+    assert options_of(plan).experts_moved == 0
+    screen = Console(file=io.StringIO(), width=200)
+    show_report(plan, tmp_path / "next.json", screen)
+    assert "re-planned: 0 of 24 experts move" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dispatch_model": "standard"}, {"max_load": 1.3}, {"objective": "copies"}], ids=str
+)
+def test_moves_are_weighed_whatever_is_kept_together_and_told_by_what_each_saves(
+    make_trace: Any, trace: Any, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    planned(make_trace(samples=40, seed=1), tmp_path / "old.json", **changes)
+    free, dear = (
+        planned(trace, tmp_path / "next.json", previous=tmp_path / "old.json", horizon_tokens=horizon, **changes)
+        for horizon in (1e9, 1.0)
+    )
+    assert options_of(free).experts_moved >= options_of(dear).experts_moved
+    certify(free, trace.path)
+    screen = Console(file=io.StringIO(), width=200)
+    show_report(free, tmp_path / "next.json", screen)
+    gain = options_of(free).verdict
+    assert gain.metric == ("node_copies" if free.dispatch_model == "standard" else "device_copies")
+    each = 1e6 * 3 * gain.gain.value / max(options_of(free).experts_moved, 1)
+    said = f"an expert moved saves {each:,.0f} copies a million tokens"
+    assert (said in screen.file.getvalue()) == (gain.value == "benefit")  # type: ignore[attr-defined]
 
 
 def test_dispatch_and_slots_are_those_of_the_plan_in_force(trace: Any, make_trace: Any, tmp_path: Path) -> None:

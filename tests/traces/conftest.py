@@ -1,6 +1,7 @@
 """Small random traces, in memory and on disk."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,15 @@ def meta() -> TraceMeta:
 @pytest.fixture
 def make_batch(meta: TraceMeta) -> Callable[..., TokenBatch]:
     def make(
-        tokens: int = 100, *, seed: int = 0, dropped: float = 0.1, known: tuple[str, ...] = ("sample",)
+        tokens: int = 100,
+        *,
+        seed: int = 0,
+        dropped: float = 0.1,
+        known: tuple[str, ...] = ("sample",),
+        top_k: int = meta.model.top_k,
     ) -> TokenBatch:
         rng = np.random.default_rng(seed)
-        cells = (tokens, meta.model.num_layers, meta.model.top_k)
+        cells = (tokens, meta.model.num_layers, top_k)
         ids = rng.integers(0, meta.model.num_experts, cells).astype(np.uint16)
         ids[rng.random(cells) < dropped] = NOT_ROUTED
         return TokenBatch(
@@ -45,8 +51,9 @@ def make_batch(meta: TraceMeta) -> Callable[..., TokenBatch]:
 def make_trace(tmp_path: Path, meta: TraceMeta) -> Callable[..., Trace]:
     """Write batches, each as a part of its own, and open them."""
 
-    def make(*batches: TokenBatch, name: str = "trace", weights: bool = True) -> Trace:
-        with TraceWriter(tmp_path / name, meta, weights=weights) as writer:
+    def make(*batches: TokenBatch, name: str = "trace", weights: bool = True, top_k: int = meta.model.top_k) -> Trace:
+        sized = meta.model_copy(update={"model": replace(meta.model, top_k=top_k)})
+        with TraceWriter(tmp_path / name, sized, weights=weights) as writer:
             for batch in batches:
                 writer.append(batch)
                 writer.flush()

@@ -16,7 +16,7 @@ from moeplan.traces.split import BLOCK_ROWS, fitted
 
 Make = Callable[..., TokenBatch]
 MakeTrace = Callable[..., Trace]
-L, E, K, DROPPED = 3, 6, 2, 65_535
+L, E, DROPPED = 3, 6, 65_535
 
 
 def naive(batch: TokenBatch, pairs: Pairs, rows: Any = None) -> tuple[Any, Any, Any]:
@@ -28,11 +28,11 @@ def naive(batch: TokenBatch, pairs: Pairs, rows: Any = None) -> tuple[Any, Any, 
             for expert, times in Tally(cells).items():
                 if expert != DROPPED:
                     loads[layer, expert] += times
-            for i in range(K):
-                for j in range(K):
+            for i in range(len(cells)):
+                for j in range(len(cells)):
                     if i != j and DROPPED not in (cells[i], cells[j]):
                         together[layer, cells[i], cells[j]] += 1
-                    if layer and (pairs != "top1" or i == j == 0):
+                    if layer and (i == 0 or pairs in ("all", "weighted")) and (j == 0 or pairs != "top1"):
                         a, b = int(batch.ids[token, layer - 1, i]), cells[j]
                         assert batch.weights is not None
                         gate = float(batch.weights[token, layer - 1, i]) * float(batch.weights[token, layer, j])
@@ -41,10 +41,10 @@ def naive(batch: TokenBatch, pairs: Pairs, rows: Any = None) -> tuple[Any, Any, 
     return loads, transitions, together
 
 
-@pytest.mark.parametrize("pairs", ["top1", "all", "weighted"])
+@pytest.mark.parametrize("pairs", ["top1", "first", "all", "weighted"])
 def test_counts_are_those_of_plain_loops(make_trace: MakeTrace, make_batch: Make, pairs: Pairs) -> None:
-    batch = make_batch(300)
-    counts = count(make_trace(batch), pairs=pairs, coactivation=True)
+    batch = make_batch(300, top_k=3)
+    counts = count(make_trace(batch, top_k=3), pairs=pairs, coactivation=True)
     loads, transitions, together = naive(batch, pairs)
     np.testing.assert_array_equal(counts.loads, loads)
     np.testing.assert_allclose(counts.transitions, transitions, rtol=1e-12)

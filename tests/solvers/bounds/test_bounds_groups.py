@@ -1,4 +1,6 @@
 import itertools
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from moeplan.solvers.bounds.groups import climb, met, search
 Array = NDArray[Any]
 
 ALL_NODES = 10**9
+GO = np.zeros(1, bool)
 
 
 def worth_of(worth: Array, sides: int, group: tuple[int, ...]) -> float:
@@ -39,7 +42,7 @@ def test_the_search_finds_the_worthiest_group_of_every_expert(
     value = climb(worth, sides, groups)
     best = best_by_enumeration(worth, sides, size)
     assert (value <= best + 1e-9).all()
-    missed, _ = search(worth, sides, groups, value, ALL_NODES)
+    missed, _ = search(worth, sides, groups, value, ALL_NODES, GO)
     assert value == pytest.approx(best)
     assert missed == -1e300
     for expert, group in enumerate(groups):
@@ -52,9 +55,31 @@ def test_a_search_cut_short_says_how_much_it_may_have_missed(most_nodes: int, rn
     worth = rng.exponential(1, (10, 20))
     groups = first_groups(10, 4)
     value = climb(worth, 2, groups)
-    missed, nodes = search(worth, 2, groups, value, most_nodes)
+    missed, nodes = search(worth, 2, groups, value, most_nodes, GO)
     assert nodes <= most_nodes
     assert (np.maximum(value, missed) >= best_by_enumeration(worth, 2, 4) - 1e-9).all()
+
+
+def test_a_search_that_is_stopped_ends_at_once_and_its_bound_holds(rng: np.random.Generator) -> None:
+    worth = rng.exponential(1, (32, 64))
+    groups, stop = first_groups(32, 12), np.zeros(1, bool)
+    value = climb(worth, 2, groups)
+    timer = threading.Timer(0.3, lambda: stop.__setitem__(0, True))
+    timer.start()
+    started = time.perf_counter()
+    missed, nodes = search(worth, 2, groups, value, ALL_NODES, stop)
+    assert 0.1 < time.perf_counter() - started < 5
+    assert nodes < ALL_NODES
+    for group in (rng.choice(32, 12, replace=False) for _ in range(100)):
+        assert worth_of(worth, 2, tuple(group)) <= min(np.maximum(value, missed)[group])
+
+
+@pytest.mark.parametrize("worth", [np.zeros((6, 12)), np.ones((6, 12)), np.kron(np.eye(3), np.ones((2, 4)))])
+def test_ties_are_worth_what_they_are(worth: Array) -> None:
+    groups = first_groups(6, 2)
+    value = climb(worth, 2, groups)
+    search(worth, 2, groups, value, ALL_NODES, GO)
+    assert value == pytest.approx(best_by_enumeration(worth, 2, 2))
 
 
 def test_a_climb_leaves_no_group_that_another_turn_improves(rng: np.random.Generator) -> None:

@@ -1,4 +1,7 @@
 import itertools
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,16 +79,25 @@ def test_block_structure_ends_the_search_where_the_bound_meets_what_is_kept() ->
     assert found.value == pytest.approx(kept)
 
 
-@pytest.mark.parametrize("slots", [[1] * 6, [3, 2, 1], [4, 3], [6]])
-def test_where_triples_say_nothing_new_the_simple_bound_stands(rng: np.random.Generator, slots: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("slots", "reason"),
+    [([1] * 6, "one expert"), ([3, 2, 1], "unequal"), ([4, 3], "replicas"), ([4, 4], "replicas"), ([6], "no tighter")],
+)
+def test_where_triples_say_nothing_new_the_simple_bound_stands(
+    rng: np.random.Generator, slots: list[int], reason: str
+) -> None:
     weights = rng.dirichlet(np.full(6, 0.3), (3, 6))
-    assert thorough_bound(weights, np.array(slots)) == kept_bound(weights, np.array(slots))
+    found, simple = thorough_bound(weights, np.array(slots)), kept_bound(weights, np.array(slots))
+    assert (found.value, found.kind, found.proof) == (simple.value, simple.kind, None)
+    assert reason in found.reason
     assert thorough_bound(weights[:0], np.array(slots)).value == 0.0
 
 
 def test_more_groups_than_can_be_searched_take_no_time(rng: np.random.Generator) -> None:
     weights, slots = rng.dirichlet(np.full(32, 0.3), (2, 32)), np.full(2, 16)
-    assert thorough_bound(weights, slots) == kept_bound(weights, slots)
+    found, simple = thorough_bound(weights, slots), kept_bound(weights, slots)
+    assert (found.value, found.kind, found.proof) == (simple.value, simple.kind, None)
+    assert "6.0e+08 groups of 16 experts" in found.reason
 
 
 def test_bounds_only_improve_and_the_same_inputs_give_the_same(rng: np.random.Generator) -> None:
@@ -106,6 +118,32 @@ def test_a_time_limit_is_kept_and_leaves_a_bound(rng: np.random.Generator, size:
     assert time.perf_counter() - started < 6
     contiguous = weights.reshape(5, 32 // size, size, 32 // size, size)
     assert np.einsum("lxaxb->", contiguous) <= found.value <= kept_bound(weights, slots).value
+
+
+def test_ctrl_c_ends_the_searches_within_a_second_and_leaves_a_bound(rng: np.random.Generator) -> None:
+    weights, slots = rng.dirichlet(np.full(32, 0.1), (5, 32)), np.full(3, 8)
+    weights = weights[:, :24, :24]
+    thorough_bound(weights, slots, time_limit_s=0.1)  # compiled by then
+    threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.perf_counter()
+    found = thorough_bound(weights, slots, time_limit_s=100)
+    assert found.interrupted
+    assert 1 < time.perf_counter() - started < 4
+    contiguous = weights.reshape(5, 3, 8, 3, 8)
+    assert np.einsum("lxaxb->", contiguous) <= found.value <= kept_bound(weights, slots).value
+
+
+@pytest.mark.parametrize("num_layers", [2, 3, 5])
+@pytest.mark.parametrize("even", [True, False])
+def test_ties_are_bounded_by_what_is_kept(num_layers: int, even: bool) -> None:
+    weights = (
+        np.ones((num_layers - 1, 6, 6))
+        if even
+        else np.tile(np.kron(np.eye(3), np.ones((2, 2))), (num_layers - 1, 1, 1))
+    )
+    found = thorough_bound(weights, np.full(3, 2), time_limit_s=5)
+    assert found.value == (num_layers - 1) * 12
+    assert thorough_bound(weights * 0, np.full(3, 2), time_limit_s=5).value == 0
 
 
 class ReachedError(Exception):

@@ -130,6 +130,15 @@ def test_one_expert_a_device_is_optimal_by_the_chain_at_once(nodes: int, group: 
     assert found.bound_kind == "assignment"
 
 
+def test_pairs_that_can_never_meet_leave_one_expert_a_device_proven() -> None:
+    weights, pairs = skewed(3, 4, 6), np.full((4, 6, 6), 5) - 5 * np.eye(6, dtype=int)
+    alone = exflow.solve(weights, Cluster(1, 6)).outcome
+    found = exflow.solve(weights, Cluster(1, 6), coactivation=pairs).outcome
+    assert found.status is Status.OPTIMAL and found.gap == 0
+    total = weights.sum() + pairs.sum() / 2
+    assert found.objective.value * total == pytest.approx(alone.objective.value * weights.sum())
+
+
 def test_one_expert_a_device_is_not_called_optimal_with_two_levels_of_links() -> None:
     assert exflow.solve(skewed(6, 3, 6), Cluster(2, 3), work=1e6).outcome.bound_kind != "assignment"
 

@@ -1,6 +1,7 @@
 """The bounds of a solve: the thorough one after the search, and that of pairs inside layers."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
-from moeplan.solvers.exflow import strategy
-from moeplan.solvers.outcome import Status
+from moeplan.solvers.exflow import strategy, thorough
+from moeplan.solvers.outcome import Outcome, Status
+
+BruteForce = Callable[[NDArray[Any], list[int], NDArray[Any]], float]
 
 
 def skewed(seed: int, num_layers: int = 4, num_experts: int = 8) -> NDArray[Any]:
@@ -44,19 +47,60 @@ def test_the_thorough_bound_reports_ever_smaller_shares() -> None:
     assert found.bound == pytest.approx(shares[-1], abs=1e-2)
 
 
-def test_an_interrupted_thorough_bound_leaves_the_simple_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_thorough_bound_has_begun_leaves_the_simple_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     simple = solved(skewed(3), Cluster(1, 4)).outcome
-    monkeypatch.setattr(strategy, "thorough_bound", interrupted)
-    found = solved(skewed(3), Cluster(1, 4), bound="thorough").outcome
-    assert found.status is Status.INTERRUPTED
-    assert (found.bound, found.bound_kind) == (simple.bound, simple.bound_kind)
+    monkeypatch.setattr(thorough, "thorough_bound", interrupted)
+    found = solved(skewed(3), Cluster(1, 4), bound="thorough")
+    assert found.outcome.status is Status.INTERRUPTED
+    assert (found.outcome.bound, found.outcome.bound_kind) == (simple.bound, simple.bound_kind)
+    assert not found.thorough.proofs
+
+
+@pytest.mark.parametrize("cluster", [Cluster(1, 4), Cluster(2, 2)], ids=str)
+def test_ctrl_c_during_the_thorough_bound_leaves_the_best_one_so_far(cluster: Cluster) -> None:
+    shares = list[float]()
+
+    def interrupt(share: float) -> None:
+        shares.append(share)
+        if len(shares) == 3:
+            raise KeyboardInterrupt
+
+    weights = skewed(3)
+    simple = solved(weights, cluster).outcome
+    found = solved(weights, cluster, bound="thorough", on_bound=interrupt)
+    assert found.outcome.status is Status.INTERRUPTED
+    assert len(shares) == 3
+    assert "three-layer" in str(found.outcome.bound_kind)
+    assert list(found.thorough.proofs) == ["device"]
+    assert found.thorough.bound.value < thorough_value(simple, cluster, weights.sum())
+
+
+def thorough_value(simple: Outcome, cluster: Cluster, total: float) -> float:
+    """A bound on the figure as one on the value of `goal.Goal`: links unknown, a hop between nodes costs 8."""
+    assert simple.bound is not None
+    return total * (simple.bound if cluster.num_nodes == 1 else 8 - simple.bound)
+
+
+def test_the_bound_of_devices_and_nodes_holds_for_every_placement(brute_force: BruteForce) -> None:
+    weights = skewed(7, num_experts=4)
+    near = np.kron(np.eye(2), np.ones((2, 2))) * 7 + np.eye(4)
+    simple, found = (solved(weights, Cluster(2, 2), bound=kind).thorough for kind in ("simple", "thorough"))
+    assert list(found.proofs) == ["node"]
+    assert found.reasons == {"device": "one expert a device"}
+    assert simple.bound.value > found.bound.value >= brute_force(weights, [1] * 4, near) * (1 - 1e-12)
+
+
+def test_where_groups_are_too_many_the_reason_is_told() -> None:
+    found = solved(skewed(8, 3, 32), Cluster(1, 2), bound="thorough")
+    assert found.outcome.bound_kind != "three-layer"
+    assert "6.0e+08 groups" in found.thorough.reasons["device"]
 
 
 def test_a_proven_placement_is_not_bounded_any_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "thorough_bound", None)
+    monkeypatch.setattr(strategy, "bound_thoroughly", None)
     assert solved(skewed(4), Cluster(1, 8), bound="thorough").outcome.status is Status.OPTIMAL
 
 
