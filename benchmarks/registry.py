@@ -6,7 +6,7 @@ from typing import Any
 from .study import Study
 
 SUBJECTS = {
-    "exflow": "ExFlow placements: hops kept on unseen tokens, bounds, growth with layers, experts and devices",
+    "exflow": "ExFlow placements: hops kept on unseen tokens, shares of the best known, growth with L, E and D",
     "pipemoe": "PipeMoE degrees: the closed form, brute force and the paper's Algorithm 1",
     "netmoe": "NetMoE homes of samples: Tables 4 and 5, ablation of the prediction, busiest ports, real counts",
     "netmoe_joint": "NetMoE homes and ExFlow placement together, beside either alone",

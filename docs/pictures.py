@@ -8,6 +8,7 @@ Legend: W transitions `[L-1, E, E]`; D devices.
 import argparse
 import itertools
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MultipleLocator
 
 from benchmarks.cases.exflow.trail import Trail, annealed, swept
 from benchmarks.exflow_reference import FILE, instance
@@ -37,6 +37,7 @@ DEVICES, SEEDS = 8, 3
 RANDOM, SEED = "24x64x16", 4
 BLUE, RED, GREEN = (color for color, _ in STYLES[:3])
 GREY = "0.35"
+MOST = 0.99  # of the cells have a colour of their own, the others the darkest
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of time limit, a search")
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="real data; ../shared/data by default")
     options = parser.parse_args()
+    if not 0 < options.seconds < math.inf:
+        parser.error(f"--seconds {options.seconds}; expected more than 0")
     try:
         placed = Placed.of(options.data, options.seconds)
     except InputError as error:
@@ -94,21 +97,22 @@ def heat_map(placed: Placed) -> Figure:
     shares = _shares(placed.unseen, placed.plan)
     cut = int(np.argsort(shares)[len(shares) // 2])
     going = placed.unseen[cut] / placed.unseen[cut].sum()
+    norm = PowerNorm(0.5, 0, float(np.quantile(going, MOST)))
     figure = Figure(figsize=(8.4, 4.3), layout="constrained")
     panels = figure.subplots(1, 2)
     for panel, title, placement in zip(panels, ("contiguous", "plan"), (placed.plain, placed.plan), strict=True):
         here, there = (np.argsort(placement.holds(layer).argmax(axis=1), kind="stable") for layer in (cut, cut + 1))
-        image = panel.imshow(going[np.ix_(here, there)], cmap="Blues", norm=PowerNorm(0.5, 0, going.max()))
+        image = panel.imshow(going[np.ix_(here, there)], cmap="Blues", norm=norm)
         edges = np.arange(0, len(going) + 1, len(going) // DEVICES) - 0.5
         for first, last in itertools.pairwise(edges):
-            panel.plot([first, last, last, first, first], [first, first, last, last, first], color=RED, linewidth=1.2)
+            panel.plot([first, last, last, first, first], [first, first, last, last, first], color=RED, clip_on=False)
         centres = (edges[:-1] + edges[1:]) / 2
         panel.set(xticks=centres, xticklabels=range(DEVICES), yticks=centres, yticklabels=range(DEVICES))
         panel.tick_params(length=0)
         kept = _shares(placed.unseen, placement)[cut]
         panel.set(title=f"{title}: {kept:.0%} stay", xlabel=f"MoE layer {cut + 1}, experts by device")
     panels[0].set_ylabel(f"MoE layer {cut}, experts by device")
-    bar = figure.colorbar(image, ax=panels, shrink=0.85, format="{x:.1%}")
+    bar = figure.colorbar(image, ax=panels, shrink=0.85, format="{x:.1%}", extend="max")
     bar.set_label("of the transitions between the two layers")
     return figure
 
@@ -145,7 +149,7 @@ def by_layer(placed: Placed) -> Figure:
 
 def anytime(placed: Placed, seconds: float) -> Figure:
     """What searches keep after so many CPU seconds: real routing, and a random instance whose best is known."""
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    figure = Figure(figsize=(8.4, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     _trails(left, placed.sweeps, placed.annealing, None)
     left.set_title("gpt-oss-20b, 8 devices")
@@ -159,22 +163,26 @@ def anytime(placed: Placed, seconds: float) -> Figure:
 
 
 def _trails(panel: Any, sweeps: Trail, annealing: list[Trail], best: float | None) -> None:
-    """Draw one panel of searches as steps, the bound and the best known."""
+    """Draw one panel of searches as steps and the best known; the bound, far above, in words."""
     end = max(trail.seconds for trail in annealing)
-    panel.axhline(sweeps.bound, color=GREY, linestyle="--", linewidth=1.2, label="simple bound")
     if best is not None:
-        panel.axhline(best, color=GREEN, linestyle="-.", linewidth=1.2, label="best known")
-    for trail in annealing:
+        panel.axhline(best, color=GREEN, linestyle="-.", linewidth=1.2, label=f"best known: {best:.1%}")
+    found = f"{min(trail.kept for trail in annealing):.1%} to {max(trail.kept for trail in annealing):.1%}"
+    labels = [
+        f"annealing, {len(annealing)} seeds: {found}",
+        *[None] * (len(annealing) - 1),
+        f"sweeps: {sweeps.kept:.1%}",
+    ]
+    for trail, label in zip([*annealing, sweeps], labels, strict=True):
         times, kept = zip(*trail.steps, strict=True)
-        label = f"annealing, {len(annealing)} seeds" if trail is annealing[0] else None
-        panel.step([*times, end], [*kept, kept[-1]], where="post", color=BLUE, linewidth=1.2, label=label)
-    times, kept = zip(*sweeps.steps, strict=True)
-    panel.step([*times, end], [*kept, kept[-1]], where="post", color=RED, linewidth=1.2, label="sweeps")
+        color = RED if trail is sweeps else BLUE
+        panel.step([*times, end], [*kept, kept[-1]], where="post", color=color, linewidth=1.2, label=label)
+    panel.plot([], [], " ", label=f"simple bound, above: {sweeps.bound:.1%}")
     panel.set(xscale="log", xlabel="CPU seconds of all threads")
     panel.xaxis.set_major_formatter("{x:g}")
-    panel.yaxis.set_major_locator(MultipleLocator(0.05))
-    panel.legend(frameon=False, fontsize=8, loc="center right")
+    panel.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17))
     _dress(panel)
+    panel.yaxis.set_major_formatter("{x:.1%}")
 
 
 def _dress(panel: Any) -> None:

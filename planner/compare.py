@@ -63,7 +63,7 @@ class Comparison:
     part
         The contenders: the plans, then their baselines.
     unit, num_fitted
-        What was resampled, and how many of the trace were left out because a plan was fitted to them.
+        What judges, and how many of them were left out because a plan was fitted to them.
     seen
         Whether nothing else was left, so that plans are judged on what they were fitted to.
     seconds
@@ -80,6 +80,11 @@ class Comparison:
     num_fitted: int
     seen: bool
     seconds: SecondsOptions | None
+
+    @property
+    def resampled(self) -> str:
+        """What the intervals of shares and copies are over; those of seconds and balance are over steps."""
+        return "step" if any(one.plan.decisions.sample_policy for one in self.compared) else self.unit
 
     @property
     def failing(self) -> list[str]:

@@ -20,7 +20,8 @@ def compare_report(found: Comparison, console: "Console") -> None:
     part, several_nodes = found.part, found.cluster.num_nodes > 1
     console.print(f"trace     {printable(found.trace)}  {part.num_tokens:,} tokens, {part.num_samples} {found.unit}s")
     dropped = f", {part.dropped_samples} {found.unit}(s) fill none" if part.dropped_samples else ""
-    console.print(f"cluster   {found.cluster}; {part.num_steps} step(s){dropped}")
+    over = ", which all intervals are over" if found.resampled == "step" != found.unit else ""
+    console.print(f"cluster   {found.cluster}; {part.num_steps} step(s){over}{dropped}")
     if found.seen:
         console.print(f"ALL {found.unit}s were fitted by these plans: expect less on others")
     elif found.num_fitted:
@@ -42,6 +43,7 @@ def as_dict(found: Comparison) -> dict[str, Any]:
         "trace": {"path": found.trace, "sha256": found.trace_sha256},
         "cluster": str(found.cluster),
         "unit": found.unit,
+        "resampled": found.resampled,
         "samples_per_step": found.samples_per_step,
         "num_fitted_left_out": 0 if found.seen else found.num_fitted,
         "judged_on_fitted": found.seen,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from .programme import Layout
 
-__all__ = ["capped_layout"]
+__all__ = ["capped_layout", "evened"]
 
 ROUNDING = 1 + 1e-9
 
@@ -52,6 +52,26 @@ def capped_layout(
     return layout, np.maximum(max_load * mean_L * ROUNDING, 0.0)
 
 
+def evened(
+    load_E: NDArray[np.float64], device_E: NDArray[np.int64], num_devices: int, *, cap: float = 0.0
+) -> NDArray[np.int64]:
+    """A layer's homes after swaps out of the most loaded device, until none holds more than a cap or none helps."""
+    device_E, held_D = device_E.copy(), np.bincount(device_E, load_E, num_devices)
+    while held_D.max() > cap:
+        top = int(held_D.argmax())
+        mine, others = np.flatnonzero(device_E == top), np.flatnonzero(device_E != top)
+        shift = load_E[mine, None] - load_E[others]
+        after = np.maximum(held_D[top] - shift, held_D[device_E[others]] + shift)
+        if not after.size or after.min() >= held_D[top] * (1 - 1e-12):
+            break
+        i, j = np.unravel_index(after.argmin(), after.shape)
+        other = int(device_E[others[j]])
+        held_D[top] -= shift[i, j]
+        held_D[other] += shift[i, j]
+        device_E[mine[i]], device_E[others[j]] = other, top
+    return device_E
+
+
 def _highest(load_E: NDArray[np.float64], device_E: NDArray[np.int64], slots_D: NDArray[np.int64]) -> float:
     return float(np.bincount(device_E, load_E, len(slots_D)).max())
 
@@ -64,18 +84,7 @@ def _even(load_E: NDArray[np.float64], slots_D: NDArray[np.int64]) -> NDArray[np
         device_E[expert] = device
         free_D[device] -= 1
         held_D[device] += load_E[expert]
-    while True:
-        top = int(held_D.argmax())
-        mine, others = np.flatnonzero(device_E == top), np.flatnonzero(device_E != top)
-        shift = load_E[mine, None] - load_E[others]
-        after = np.maximum(held_D[top] - shift, held_D[device_E[others]] + shift)
-        if not after.size or after.min() >= held_D[top] * (1 - 1e-12):
-            return device_E
-        i, j = np.unravel_index(after.argmin(), after.shape)
-        other = int(device_E[others[j]])
-        held_D[top] -= shift[i, j]
-        held_D[other] += shift[i, j]
-        device_E[mine[i]], device_E[others[j]] = other, top
+    return evened(load_E, device_E, len(slots_D))
 
 
 def _evenest(

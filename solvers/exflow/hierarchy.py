@@ -15,7 +15,7 @@ from .terms import Terms
 
 __all__ = ["Stage", "staged"]
 
-NODE_SHARE = 0.5  # of the budget; the rest goes to the devices inside the nodes
+NODE_SHARE = 0.7  # of the budget; the rest goes to the devices inside the nodes
 Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], None]
 
 

@@ -13,13 +13,13 @@ from .hierarchy import Stage, staged
 from .ilp import Backend, IlpResult, solve_ilp
 from .paper import solve_paper
 from .programme import Programme
-from .search import Incumbent, improve, search
+from .search import Incumbent, anneal, improve, search
 from .sweeps import polish
 from .terms import Terms
 
 __all__ = ["Method", "Run", "separable"]
 
-STAGED_SHARE = 0.5  # of the work, where there are several nodes
+STAGED_SHARE = 0.7  # of the work, where there are several nodes
 Method = Literal["annealing", "sweeps", "ilp", "paper"]
 
 
@@ -70,26 +70,24 @@ class Run:
             self.incumbent.target = value
 
     def _improve(self, method: Method, rng: np.random.Generator) -> None:
-        """Search at one level of links; where there are two, from the staged solution too."""
-        programme, budget, anneals = self.programme, self.budget, method == "annealing"
-        step = improve if anneals else _sweep
-        if (
-            1 < programme.devices_per_node < len(programme.slots)
-            and self.terms.cap is None
-            and not self.incumbent.optimal
-        ):
-            if self.terms.plain:
-                layout = chain(programme, 0, budget, rng)
-                self.incumbent.offer(layout, programme.value(layout))
-            part = budget.part(STAGED_SHARE)
-            layout, self.stages = staged(programme, self.terms, part, rng, step)
-            budget.settle(part)
-            if self.terms.plain:
-                polish(programme, layout, budget)
-            self.incumbent.offer(layout, self.terms.value(programme, layout))
-        step(programme, self.terms, budget, rng, self.incumbent)
-        if self.stages:
-            self.stages += (Stage.of("joint", programme, self.terms, self.incumbent.layout),)
+        """Search at one level of links; where there are two, from the staged solution."""
+        programme, terms, budget, incumbent = self.programme, self.terms, self.budget, self.incumbent
+        begin, go_on = (improve, anneal) if method == "annealing" else (_sweep, _sweep)
+        two_levels = 1 < programme.devices_per_node < len(programme.slots)
+        if not two_levels or terms.cap is not None or incumbent.optimal:
+            begin(programme, terms, budget, rng, incumbent)
+            return
+        if terms.plain:
+            layout = chain(programme, 0, budget, rng)
+            incumbent.offer(layout, programme.value(layout))
+        part = budget.part(STAGED_SHARE)
+        layout, stages = staged(programme, terms, part, rng, begin)
+        budget.settle(part)
+        if terms.plain:
+            polish(programme, layout, budget)
+        incumbent.offer(layout, terms.value(programme, layout))
+        go_on(programme, terms, budget, rng, incumbent)
+        self.stages = (*stages, Stage.of("joint", programme, terms, incumbent.layout))
 
     def _take(self, found: IlpResult) -> None:
         """Offer what an integer programme found; its bound where that is better."""

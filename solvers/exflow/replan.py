@@ -19,6 +19,7 @@ from ..moves import keep_in_place
 from ..outcome import ROUNDING, Outcome, Status, relative_gap
 from ..placement import Placement
 from ..result import PlacementResult
+from .caps import evened
 from .problem import Problem
 from .programme import Layout, Programme
 from .sweeps import gains
@@ -73,8 +74,9 @@ def reconsider(
 
         max value(x) - price moved(x)                                                                           (1)
 
-    by annealing from `old` and from `found`, its devices renamed, of which the better is taken. A move is a swap, and
-    the price one more pull of its old home on every expert. `old` itself stays where less than LITTLE is gained.
+    by annealing from `old` (swapped into the cap) and from `found`, its devices renamed, of which the better is taken.
+    A move is a swap, and the price one more pull of its old home on every expert. `old` itself stays where less than
+    LITTLE is gained.
     """
     started = time.perf_counter()
     renamed = keep_in_place(found.placement, old, cluster.devices_per_node)
@@ -112,12 +114,15 @@ class _Weighed:
         return time.perf_counter() >= self.deadline
 
     @property
-    def stays(self) -> bool:
-        """Whether nobody need move: the cap is kept as it is."""
-        if self.terms.cap is None or self.terms.load is None:
-            return True
-        layers = zip(self.terms.load, self.before, self.terms.cap, strict=True)
-        return all(np.bincount(home_E, load_E).max() <= cap for load_E, home_E, cap in layers)
+    def legal(self) -> list[Layout]:
+        """Experts where they are before, after the few swaps that keep a cap; none where swaps do not get there."""
+        terms, num_devices = self.terms, len(self.programme.slots)
+        if terms.cap is None or terms.load is None:
+            return [self.before]
+        layers = list(zip(terms.load, self.before, terms.cap.tolist(), strict=True))
+        layout = [evened(load_E, home_E, num_devices, cap=cap) for load_E, home_E, cap in layers]
+        kept = [np.bincount(now_E, load_E).max() <= cap for now_E, (load_E, _, cap) in zip(layout, layers, strict=True)]
+        return [layout] if all(kept) else []
 
     def net(self, layout: Layout) -> float:
         """What a layout is worth less its moves."""
@@ -173,18 +178,18 @@ class _Weighed:
 
 def _searched(weighed: _Weighed, found: Layout, rng: np.random.Generator, status: Status) -> tuple[Layout, Status]:
     """The best layout, and how the search ended; what was found after an interruption."""
-    before = [weighed.before] if weighed.stays else []
-    best = max([*before, found], key=weighed.net)
+    starts = [*weighed.legal, found]
+    best = max(starts, key=weighed.net)
     if status is Status.INTERRUPTED:
         return best, status
     try:
-        for start in (*before, found):
+        for start in starts:
             seed = rng.integers(1, 2**63, size=1, dtype=np.uint64)
             best = max(best, weighed.improved(start, seed), key=weighed.net)
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
-    little = LITTLE * weighed.net(weighed.before)
-    return (before[0] if before and weighed.net(best) <= weighed.net(before[0]) + little else best), status
+    least = weighed.net(starts[0])
+    return (starts[0] if weighed.net(best) <= least + LITTLE * abs(least) else best), status
 
 
 def _cooling(unit: float, blocks: int) -> Iterable[tuple[float, float]]:

@@ -12,7 +12,7 @@ from .programme import Layout, Programme
 from .sweeps import polish, sweep
 from .terms import Terms
 
-__all__ = ["Incumbent", "improve", "search"]
+__all__ = ["Incumbent", "anneal", "improve", "search"]
 
 STARTS = 8
 START_SHARE = 0.3  # of the work; the first start always runs to its end
@@ -72,14 +72,19 @@ def improve(programme: Programme, terms: Terms, budget: Budget, rng: np.random.G
     """
     if incumbent.optimal or budget.late:
         return
-    if terms.plain and not COMPILED:
-        search(programme, budget, rng, incumbent)
-    elif terms.plain and programme.weights:
+    if COMPILED and terms.plain and programme.weights:
         _start(programme, budget, rng, incumbent, starts=1)
+    anneal(programme, terms, budget, rng, incumbent)
+
+
+def anneal(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
+    """Improve `incumbent`, whose layout is worth to begin with, by annealing; by sweeps as `improve` says."""
     if COMPILED:
         from .rounds import anneal_rounds
 
         anneal_rounds(programme, terms, budget, rng, incumbent)
+    elif terms.plain:
+        search(programme, budget, rng, incumbent)
 
 
 def search(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:

@@ -41,8 +41,8 @@ def _sizes(settings: Settings) -> list[_Size]:
     ]
     if settings.quick:
         return [_Size(*one, QUICK_S) for one in found[::5]]
-    found += [(MANY, devices, (6, 1024, devices)) for devices in (8, 32, 128, 512)]
     if settings.full:
+        found += [(MANY, devices, (6, 1024, devices)) for devices in (8, 32, 128, 512)]
         found += [(DEEP, layers, (layers, 256, 64)) for layers in (6, 15, 29, 58)]
     return [_Size(*one, BUDGET_S) for one in found]
 
@@ -64,7 +64,7 @@ def _rows(size: _Size) -> Iterator[Row]:
 def reached(annealing: Trail, sweeps: float) -> dict[str, float]:
     """CPU seconds until annealing keeps nearly what it keeps in the end, and until more than the sweeps if ever."""
     nearly, more = annealing.until(NEARLY * annealing.kept), annealing.until(np.nextafter(sweeps, 1))
-    found = {f"annealing: {NEARLY:.0%}": nearly, "annealing: past sweeps": more}
+    found = {f"annealing: {NEARLY:.0%}": nearly, "annealing > sweeps": more}
     return {method: seconds for method, seconds in found.items() if seconds is not None}
 
 

@@ -43,10 +43,12 @@ def test_a_sample_policy_and_a_placement_stand_side_by_side(moeplan: Any, folder
     said = moeplan(*args, cwd=folder).stdout
     assert "policy.json, migrating" in said
     assert "policy.json pays" in said
+    assert "step(s), which all intervals are over" in said
     assert max(map(len, said.splitlines())) <= 80
     found = json.loads(moeplan(*args, "--json", cwd=folder).stdout)
     assert [one["verdict"]["at_least"] for one in found["plans"]] == [0.0, 0.02]
     assert found["no_longer_pay"] == []
+    assert (found["unit"], found["resampled"]) == ("sample", "step")
 
 
 def test_pipelines_are_judged_by_seconds_with_a_profile_and_refused_without(

@@ -82,3 +82,10 @@ def test_layer_pairs_that_time_does_not_reach_get_the_row_bound(rng: np.random.G
     assert late.kind == "row"
     assert late.value == pytest.approx(sum(row_bound(weight, slots) for weight in weights))
     assert late.value > kept_bound(weights, slots).value
+
+
+def test_many_experts_have_the_same_spectral_bound_within_a_millionth_and_not_below(rng: np.random.Generator) -> None:
+    weight = rng.dirichlet(np.full(96, 0.1), 96)
+    centred = weight - weight.mean(axis=0) - weight.mean(axis=1, keepdims=True) + weight.mean()
+    exact = weight.sum() / 48 + 2 * np.linalg.svd(centred, compute_uv=False)[:47].sum()
+    assert exact <= spectral_bound(weight, np.full(48, 2)) <= exact * (1 + 1e-6)
