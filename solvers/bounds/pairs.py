@@ -143,7 +143,7 @@ def _singular_values(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     An eigenvalue of A A' is found to E eps times the largest one.
     """
     if len(matrix) <= MOST_SVD:
-        return np.linalg.svd(matrix, compute_uv=False)
+        return np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
     square_E = np.linalg.eigvalsh(matrix @ matrix.T)[::-1]
     error = len(matrix) * np.finfo(np.float64).eps * square_E[0]
     return np.asarray(np.sqrt(np.maximum(square_E, 0.0) + error))

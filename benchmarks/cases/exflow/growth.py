@@ -41,8 +41,8 @@ def _sizes(settings: Settings) -> list[_Size]:
     ]
     if settings.quick:
         return [_Size(*one, QUICK_S) for one in found[::5]]
+    found += [(MANY, devices, (6, 1024, devices)) for devices in (8, 32, 128, 512)]
     if settings.full:
-        found += [(MANY, devices, (6, 1024, devices)) for devices in (8, 32, 128, 512)]
         found += [(DEEP, layers, (layers, 256, 64)) for layers in (6, 15, 29, 58)]
     return [_Size(*one, BUDGET_S) for one in found]
 
