@@ -36,7 +36,7 @@ class Compared:
     label
         Its contender's label.
     verdict
-        Whether it still pays against its own baseline.
+        Whether it still pays: against that of its own baselines which it beats by least.
     against_first
         How it stands to the first plan, which has none.
     """
@@ -90,6 +90,16 @@ class Comparison:
     def failing(self) -> list[str]:
         """The plans that do not pay here, by their paths."""
         return [one.path for one in self.compared if one.verdict.value == "none"]
+
+    @property
+    def advice(self) -> str:
+        """What to do about plans that do not pay."""
+        placed = [one.path for one in self.compared if one.path in self.failing and one.plan.strategies == ("exflow",)]
+        return (
+            f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"
+            if placed
+            else "solve anew on this trace"
+        )
 
 
 def compare(
@@ -180,8 +190,10 @@ def _compared(entry: Entry, first: Entry, evaluated: Evaluated, setting: Setting
         copies = "device_copies" if metric == "step_s" else metric
         other = verdict(evaluated, copies, first.route.label, of=label)
     least = replace(evaluated, at_least=PAYS_FROM if entry.policy else 0.0)
-    own = verdict(least, _metric(entry, setting), entry.baseline.label, of=label)
-    return Compared(entry.path, entry.plan, label, own, other)
+    metric = _metric(entry, setting)
+    against = [verdict(least, metric, one.label, of=label) for one in entry.baselines]
+    hardest = min(against, key=lambda one: (one.value == "benefit", one.gain.value))
+    return Compared(entry.path, entry.plan, label, hardest, other)
 
 
 def _metric(entry: Entry, setting: Setting) -> str:

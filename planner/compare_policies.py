@@ -46,7 +46,7 @@ def moved(entries: Sequence[Entry], setting: Setting) -> list[Replayed]:
         run = _run(entry, setting, counted, predictor)
         found, _ = run.contender("plan", "migrating", called.place, bounded=False)
         base, _ = run.contender("base", "standard", called.place, bounded=False)
-        row += [replace(found, name=entry.path), replace(base, name=entry.baseline.name)]
+        row += [replace(found, name=entry.path), replace(base, name=entry.baselines[0].name)]
     return row
 
 

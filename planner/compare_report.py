@@ -80,7 +80,7 @@ def _standing(one: Compared) -> str:
     if one.verdict.value == "benefit":
         return "pays"
     if one.verdict.gain.low is None:
-        return "NOT SHOWN TO PAY (one step shows nothing)"
+        return "NOT SHOWN TO PAY (one step or sample shows nothing)"
     paid = one.plan.verdict is not None and one.plan.verdict.value == "benefit"
     return "NO LONGER PAYS" if paid else "DOES NOT PAY"
 
@@ -89,7 +89,9 @@ def _claim(one: Compared) -> str:
     """The gain when it was solved, worded as the verdict; and what a sample policy must gain."""
     words, evaluation = "", one.plan.evaluation
     if one.claimed is not None and one.plan.verdict is not None and evaluation is not None:
-        words = f"; {gain_words(one.plan.verdict, evaluation.held_out or evaluation.fit)} when it was solved"
+        words = f"; {gain_words(one.plan.verdict, evaluation.held_out or evaluation.fit)}"
+        words += "" if one.plan.verdict.against == one.verdict.against else f" than {_named(one.plan.verdict.against)}"
+        words += " when it was solved" + ("" if evaluation.held_out else ", on the samples it was fitted to")
     if one.verdict.at_least and one.verdict.value == "none":
         words += f"; up to {one.verdict.at_least:.0%} does not pay for moving samples"
     return words

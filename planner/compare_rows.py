@@ -52,7 +52,7 @@ def contenders(entries: Sequence[Entry], setting: Setting) -> list[Replayed]:
 
 def _routes(entries: Sequence[Entry]) -> tuple[list[Route], list[Route]]:
     """The plans', and their baselines'."""
-    return [entry.route for entry in entries], [entry.baseline for entry in entries]
+    return [entry.route for entry in entries], [one for entry in entries for one in entry.baselines]
 
 
 def _placed(entries: Sequence[Entry], setting: Setting) -> list[Replayed]:
@@ -97,7 +97,7 @@ def _pipelined(entries: Sequence[Entry], piped: Sequence[Entry], setting: Settin
     """Every contender by the one cost model of the plans with a pipeline, the others in one chunk."""
     (backward, full_duplex), speeds = _passes(piped), _checked(setting.speeds, piped[0])
     whole, row = Cut.equal(1, setting.model.num_layers), []
-    by_label = {one.label: entry for entry in piped for one in (entry.route, entry.baseline)}
+    by_label = {one.label: entry for entry in piped for one in (entry.route, *entry.baselines)}
     for route, tally in _tallies(entries, setting):
         entry, cuts, factor = by_label.get(route.label), Cuts(whole, whole if backward else None), None
         if entry is not None and (degrees := entry.plan.decisions.pipeline) is not None:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,21 +44,24 @@ class Entry:
         return Route(self.path, self.plan.dispatch_model, self.placement)
 
     @property
-    def baseline(self) -> Route:
-        """What it is held against: contiguous in as many slots; for a pipeline the same placement, in one chunk, and
+    def baselines(self) -> tuple[Route, ...]:
+        """What it must beat, each: contiguous in as many slots, and where tokens stay with their experts, the same with
+        tokens that stay too, since coherence alone saves copies; for a pipeline the same placement, in one chunk, and
         for a sample policy the same placement, samples where they start.
         """
         if self.plan.decisions.pipeline is not None:
-            return Route(f"{self.path} at degree 1", "standard", self.placement)
+            return (Route(f"{self.path} at degree 1", "standard", self.placement),)
         if self.policy and self.plan.placement is not None:
-            return Route(f"{self.path}, samples staying", "standard", self.placement)
+            return (Route(f"{self.path}, samples staying", "standard", self.placement),)
         slots_D = self.placement.slots
         name = f"contiguous in {self.placement.num_slots} slots"
         if len(set(slots_D.tolist())) > 1:
             name = f"contiguous in the slots of {self.path}"
         elif slots_D[0] == -(-self.placement.num_experts // len(slots_D)):
             name = "contiguous"
-        return Route(name, "standard", _contiguous(self.plan, slots_D))
+        in_order = Route(name, "standard", _contiguous(self.plan, slots_D))
+        both = self.plan.dispatch_model == "coherent"
+        return (in_order, replace(in_order, dispatch_model="coherent")) if both else (in_order,)
 
     def split_of(self, sha256: str) -> Split | None:
         """How the units of a trace were split for it; None where it was made from another trace."""
@@ -104,7 +107,7 @@ def common_cluster(entries: Sequence[Entry], profile: str | os.PathLike[str] | N
     cluster = entries[0].plan.cluster
     known = {} if profile is None else load_profile(profile).cluster.links
     links = {kind: link for kind, link in known.items() if kind != "inter" or cluster.num_nodes > 1}
-    return dataclasses.replace(cluster, links={**cluster.links, **links})
+    return replace(cluster, links={**cluster.links, **links})
 
 
 def check_model(entry: Entry, trace: Trace | CountTrace) -> None:
@@ -123,7 +126,7 @@ def known_model(model: ModelSpec, plans: Sequence[Plan]) -> ModelSpec:
     for plan in plans:
         lacking = [one.name for one in dataclasses.fields(ModelSpec) if getattr(model, one.name) is None]
         attention = model.attention if model.attention.kv_size else plan.model.attention
-        model = dataclasses.replace(model, attention=attention, **{name: getattr(plan.model, name) for name in lacking})
+        model = replace(model, attention=attention, **{name: getattr(plan.model, name) for name in lacking})
     return model
 
 

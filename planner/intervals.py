@@ -13,7 +13,7 @@ DRAWS = 1000
 
 
 def resampled_sums(values_UC: NDArray[np.number], *, seed: int) -> NDArray[np.float64]:
-    """Column sums over R resamplings of the rows, `[R, C]`.
+    """Column sums over R resamplings of the rows, `[R, C]`; of a single row itself, R = 1: nothing varies there.
 
     Notes
     -----
@@ -22,6 +22,8 @@ def resampled_sums(values_UC: NDArray[np.number], *, seed: int) -> NDArray[np.fl
     """
     rng = np.random.default_rng(seed)
     num_rows = len(values_UC)
+    if num_rows == 1:
+        return values_UC.astype(np.float64)
     sums_RC = np.empty((DRAWS, values_UC.shape[1]))
     for row_C in sums_RC:
         times_U = np.bincount(rng.integers(num_rows, size=num_rows), minlength=num_rows)
@@ -35,7 +37,7 @@ def interval(figure: NDArray[np.float64]) -> tuple[float | None, float | None]:
     Parameters
     ----------
     figure
-        `[R]`; or the summands of each source at each level, `[S, Q, R]`, of a single step with R = 1.
+        `[R]`; or the summands of each source at each level, `[S, Q, R]`; of a single unit or step with R = 1.
 
     Notes
     -----
@@ -45,7 +47,7 @@ def interval(figure: NDArray[np.float64]) -> tuple[float | None, float | None]:
         low  = 2.5 % quantile over r of   sum_s min_q figure[s, q, r]
         high = 97.5 % quantile over r of  sum_s max_q figure[s, q, r]
 
-    A single step without any error of its curves has no interval: nothing is known of its width.
+    A single unit, or step without any error of its curves, has no interval: nothing is known of its width.
     """
     summands_SQR = figure if figure.ndim == 3 else figure[None, None]
     low_R, high_R = summands_SQR.min(axis=1).sum(axis=0), summands_SQR.max(axis=1).sum(axis=0)

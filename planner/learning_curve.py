@@ -35,7 +35,7 @@ __all__ = ["LearningCurve", "Point", "learning_curve"]
 SUBSETS = 3  # of every size but the largest
 HALVINGS = 7
 WORK = 5e7  # of a solve (`solvers.exflow`), so that time ends none where there is enough of it
-FEWEST_SIZES = 2
+FEWEST_UNITS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
 def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]]:
     """Places of units: all fitted ones, then random halves, quarters and so on."""
     rng, size = np.random.default_rng(seed), len(fitted)
-    if size < FEWEST_SIZES:
-        raise UsageError(f"--learning-curve of {size} fitted unit(s); expected {FEWEST_SIZES} or more: record more")
+    if size < FEWEST_UNITS:
+        raise UsageError(f"--learning-curve of {size} fitted unit(s); expected {FEWEST_UNITS} or more: record more")
     yield fitted
     for _ in range(min(HALVINGS, size.bit_length() - 1)):
         size //= 2

@@ -79,7 +79,12 @@ def _words(curve: LearningCurve) -> list[str]:
         return ["no gain at any size: no number of tokens is enough"]
     lines = [_enough(curve, share) for share in SHARES]
     doubled = f"the last doubling, to {points[-1].num_tokens:,} tokens, saved {_ranged(step)} copies more"
-    more = "more tokens would hardly help" if curve.saturated else "more tokens would help: record more"
+    if curve.saturated:
+        more = "more tokens would hardly help"
+    elif step.low is None or step.low <= 0:
+        more = "that more tokens would help is not shown"
+    else:
+        more = "more tokens would help: record more"
     lines.append(f"{doubled}: {more}")
     solved = f"{curve.num_solves} solves in {curve.wall_s:.0f} s"
     if curve.num_capped:
@@ -113,7 +118,7 @@ def _drawn(curve: LearningCurve) -> "Figure":
     import plotly.graph_objects as go
 
     gains = [one.gain for one in curve.points]
-    above = [(gain.high or gain.value) - gain.value for gain in gains]
+    above = [(gain.value if gain.high is None else gain.high) - gain.value for gain in gains]
     below = [gain.value - (gain.value if gain.low is None else gain.low) for gain in gains]
     figure = go.Figure(
         go.Scatter(

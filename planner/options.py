@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from ..errors import InputError
-from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, PredictorFile, Record, Sha256
+from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
 from ..runtime.plan import Verdict
 
 __all__ = [
@@ -94,7 +94,7 @@ class Search(Record):
 
     objective: Literal["hops", "copies"]
     bound: Literal["simple", "thorough"]
-    proof: PredictorFile | None = None
+    proof: SidecarFile | None = None
     simple: Mapping[str, Reason] = {}
     stages: tuple[StageHops, ...]
     cap: Cap | None

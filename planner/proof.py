@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..runtime.decisions import PredictorFile
+from ..runtime.decisions import SidecarFile
 
 __all__ = ["Proof"]
 
@@ -33,10 +33,10 @@ class Proof:
         return save({name: np.ascontiguousarray(table) for name, table in self.levels.items()})
 
     @property
-    def file(self) -> PredictorFile:
+    def file(self) -> SidecarFile:
         """What a plan names it by."""
         sha256 = hashlib.sha256(self.to_bytes()).hexdigest()
-        return PredictorFile(file=f"bound-{sha256[:16]}.safetensors", sha256=sha256)
+        return SidecarFile(file=f"bound-{sha256[:16]}.safetensors", sha256=sha256)
 
     @staticmethod
     def most_bytes(shape: tuple[int, int, int]) -> int:

@@ -24,7 +24,7 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
     if plan.decisions.pipeline is not None:
         yield from pipeline_remarks(plan, part)
     elif plan.decisions.sample_policy is None:
-        yield from _split_gain(part)
+        yield from _split_gain(plan, part)
         yield from _node_copies(plan, part)
         yield from _balance_price(plan, part)
         yield from _coherence_price(plan, part)
@@ -81,8 +81,8 @@ def _short_of(verdict: Verdict, part: Part) -> str:
     return f"; {under} does not pay for moving {moved:.0%} of the samples at every layer"
 
 
-def _split_gain(part: Part) -> Iterable[str]:
-    """What of a coherent plan's copies is the placement's doing, and what coherence's."""
+def _split_gain(plan: Plan, part: Part) -> Iterable[str]:
+    """What of a coherent plan's copies is the placement's doing, and what coherence's; what would save more."""
     ours = part.contenders[0]
     if ours.dispatch_model != "coherent":
         return
@@ -93,6 +93,9 @@ def _split_gain(part: Part) -> Iterable[str]:
         f"of {coherence + placement:.3f} copies saved, {coherence:.3f} come from coherence alone and {placement:.3f}"
         " from the placement"
     )
+    search = _search(plan)
+    if search is not None and search.objective == "hops" and plan.model.top_k > 1:
+        yield f"placed to keep the first choices' hops; for fewer copies of all {plan.model.top_k}: --objective copies"
 
 
 def _node_copies(plan: Plan, part: Part) -> Iterable[str]:
@@ -110,6 +113,12 @@ def _node_copies(plan: Plan, part: Part) -> Iterable[str]:
         yield f"an engine that sends a token once a node (DeepEP) makes {said} copies to nodes"
 
 
+def _search(plan: Plan) -> Search | None:
+    """How exflow came to a placement."""
+    found = plan.options.get("placement", {}).get("search")
+    return None if found is None else parsed(Search, found, "placement.search")
+
+
 def _balance_price(plan: Plan, part: Part) -> Iterable[str]:
     """What balance is lost, and how to cap that where a cap can be given."""
     ours, base = (contender.metrics.get("balance") for contender in ours_and_base(part))
@@ -117,9 +126,9 @@ def _balance_price(plan: Plan, part: Part) -> Iterable[str]:
         return
     yield f"costs balance: the busiest device carries {ours.value:.2f} times the mean (contiguous {base.value:.2f})"
     if plan.strategies == ("exflow",) and plan.placement is not None and not plan.placement.has_replicas:
-        found = plan.options.get("placement", {}).get("search")
-        cap = None if found is None else parsed(Search, found, "placement.search").cap
-        now = "" if cap is None else f", {cap.max_load:.3g} now"
+        search = _search(plan)
+        cap = None if search is None else search.cap
+        now = "" if cap is None else f", {cap.max_load:g} now"
         yield f"--max-load caps that over all fitted samples{now}; single steps vary more"
 
 

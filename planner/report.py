@@ -26,7 +26,8 @@ def solve_report(plan: Plan, path: Path, console: "Console") -> None:
     _print_inputs(plan, console)
     _print_outcomes(plan, console)
     _print_evaluation(plan, console)
-    console.print(f"wrote     {path}    next: moeplan {_next_command(plan, path)}")
+    pays = plan.verdict is None or plan.verdict.value == "benefit"
+    console.print(f"wrote     {path}" + (f"    next: moeplan {_next_command(plan, path)}" if pays else ""))
     for line in not_carried_out(plan):
         console.print(f"note      {line}")
 
@@ -131,7 +132,7 @@ def _search_lines(plan: Plan, outcome: Outcome) -> Iterable[str]:
     if outcome.compiled_s >= 0.1:
         yield f"compiled  {outcome.compiled_s:.1f} s, before that"
     for level, reason in search.simple.items():
-        yield f"bounded   what stays on a {level} by a simple bound: {reason}"
+        yield f"bounded   no thorough bound of what stays on a {level}: {reason}"
     what = "pairs apart" if "affinity" in outcome.objective.name else "hops"
     for stage in search.stages:
         yield f"{stage.name:<9} {stage.inter_hops:.1%} {what} between nodes, {stage.intra_hops:.1%} inside them"
@@ -139,7 +140,7 @@ def _search_lines(plan: Plan, outcome: Outcome) -> Iterable[str]:
         words, form = _named(plan, outcome.objective)
         without = f"{words} {cap.objective_without:{form}}"
         yield (
-            f"capped    at {cap.max_load:.3g} of a layer's mean load a device; without, in less time, {without} with up"
+            f"capped    at {cap.max_load:g} of a layer's mean load a device; without, in less time, {without} with up"
             f" to {cap.highest_without:.3g}"
         )
 

@@ -107,6 +107,7 @@ class Request:
             raise UsageError(f"--redundant {self.redundant}; expected at least 0")
         self._check_search()
         self._check_pipeline()
+        self._check_replan()
 
     def _check_search(self) -> None:
         """What only exflow is asked for."""
@@ -139,6 +140,8 @@ class Request:
         if self.joint and self.method == "unequal":
             raise UsageError("--joint with --method unequal; one degree for both passes is for equal chunks")
 
+    def _check_replan(self) -> None:
+        """What stands in the way of replacing a plan in force."""
         if self.previous is not None and (self.strategy != "exflow" or self.on is not None):
             raise UsageError("--from with --on, or with another strategy than exflow; only exflow re-plans, by itself")
         if self.horizon_tokens is not None and not (self.previous is not None and 0 < self.horizon_tokens < 1e18):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import MoeplanError, StorageError
 from ..files import MAX_JSON_BYTES, atomic_path, sha256_file
-from ..runtime.decisions import PredictorFile
+from ..runtime.decisions import SidecarFile
 from ..runtime.plan import Plan, load, save
 from .options import Search, parsed
 
@@ -50,7 +50,7 @@ def _sidecars_of(path: Path) -> Iterator[Path]:
     """The predictor and the proof of the plan at `path` that have the names and the contents that solve gave them."""
     with contextlib.suppress(MoeplanError, OSError):
         plan = load(path)
-        named = list[tuple[str, PredictorFile | None]]()
+        named = list[tuple[str, SidecarFile | None]]()
         if (policy := plan.decisions.sample_policy) is not None:
             named.append(("predictor", policy.predictor))
         if (search := plan.options.get("placement", {}).get("search")) is not None:

@@ -4,13 +4,13 @@ Legend: U units.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, MismatchError
 from ..profilers.profile import Profile
 from ..profilers.profile import load as load_profile
 from ..runtime.decisions import DispatchModel
@@ -18,6 +18,7 @@ from ..runtime.plan import Plan
 from ..solvers import contiguous
 from ..solvers.placement import Placement, slots_for
 from ..traces.count_form import CountTrace, open_any
+from ..traces.model import ModelSpec
 from ..traces.reader import Trace, open_trace
 from .options import EvaluationOptions
 from .request import Request
@@ -55,15 +56,18 @@ class Task:
         Raises
         ------
         InputError
-            It is damaged, or of another model than the base.
+            It is damaged.
+        MismatchError
+            It is of another model than the base or the plan in force.
         """
         found = open_any(self.request.trace)
         model = found.meta.model
         for path, plan in ((self.request.on, self.base), (self.request.previous, self.previous)):
             if plan is not None and plan.model != model:
-                raise InputError(
-                    f"{path}: a plan for {plan.model.name}, {found.path} is of {model.name} or of other sizes; expected"
-                    " the same model: give the plan's own trace, or solve on this one"
+                raise MismatchError(
+                    f"{path}: a plan for {_differing(plan.model, model)}, {found.path} has"
+                    f" {_differing(model, plan.model)}; expected the same model: give the plan's own trace, or solve"
+                    " on this one"
                 )
         return found
 
@@ -122,3 +126,9 @@ class Task:
             home="source_rank" if surveyed.num_source_ranks == request.cluster.num_devices else "ordinal",
             step="derived" if surveyed.steps is None else "recorded",
         )
+
+
+def _differing(model: ModelSpec, other: ModelSpec) -> str:
+    """What a model has where it is not as another one."""
+    pairs = [(one.name, getattr(model, one.name), getattr(other, one.name)) for one in fields(ModelSpec)]
+    return ", ".join(f"{name} {ours!s:.40}" for name, ours, theirs in pairs if ours != theirs)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..files import atomic_path, sha256_file
-from .decisions import PredictorFile
+from .decisions import SidecarFile
 from .plan import Plan, load
 
 __all__ = ["activate", "load_plan"]
@@ -58,7 +58,7 @@ def load_plan(path: str | os.PathLike[str] | None = None) -> Plan:
     return load(found)
 
 
-def _copy_sidecar(source: Path, named: PredictorFile, target: Path) -> None:
+def _copy_sidecar(source: Path, named: SidecarFile, target: Path) -> None:
     """Copy a file that a plan names, once it is known to be that file."""
     path = source / named.file
     found = sha256_file(path) if path.is_file() else None

@@ -26,10 +26,10 @@ __all__ = [
     "DispatchModel",
     "PipelineDecision",
     "PlacementDecision",
-    "PredictorFile",
     "Record",
     "SamplePolicyDecision",
     "Sha256",
+    "SidecarFile",
 ]
 
 MAX_DEGREE = 65_536
@@ -118,7 +118,7 @@ class PipelineDecision(Record):
         return {name: value for name, value in write(self).items() if value is not None or name not in optional}
 
 
-class PredictorFile(Record):
+class SidecarFile(Record):
     """A file beside the plan, known by its hash; `file` is a plain name."""
 
     file: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
@@ -138,7 +138,7 @@ class SamplePolicyDecision(Record):
 
     method: str
     layers: tuple[Layer, ...]
-    predictor: PredictorFile | None = None
+    predictor: SidecarFile | None = None
 
 
 Decision = PlacementDecision | PipelineDecision | SamplePolicyDecision

@@ -1,7 +1,9 @@
 """What tests of all rooms share: where the real data is, and traces made of random tokens."""
 
+import hashlib
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,11 +11,22 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-import moeplan  # noqa: F401  the installed one, before the clone's own folder can be found under that name
+import moeplan  # the installed one, before the clone's own folder can be found under that name
 from moeplan.traces.model import Attention, ModelSpec
 from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import TokenBatch, TraceMeta
 from moeplan.traces.writer import TraceWriter
+
+
+def compiled_code() -> str:
+    """A folder for what numba compiles, one a state of the solvers: numba notices no change of a file called from."""
+    solvers = sorted((Path(moeplan.__file__).parent / "solvers").rglob("*.py"))
+    key = hashlib.sha256(b"".join(file.read_bytes() for file in solvers)).hexdigest()[:16]
+    return str(Path(tempfile.gettempdir()) / f"moeplan-compiled-{os.getuid()}-{key}")
+
+
+# Before numba is imported, which reads it; for the processes that tests start, too.
+os.environ.setdefault("NUMBA_CACHE_DIR", compiled_code())
 
 # A shell's `&` leaves Ctrl-C ignored, in every child too; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -86,7 +86,7 @@ def _trace(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -
         expected = claimed.sha256[:12] if claimed else "no trace"
         raise MismatchError(
             f"{path}: hash {opened.sha256[:12]}.., the plan was made from {expected}..; give the trace it was made"
-            " from (how it fares on another one is a comparison, not a certificate)"
+            " from (how it fares on another one: moeplan compare)"
         )
     counted = isinstance(opened, Trace) and opened.num_tokens != claimed.num_tokens
     if counted or opened.meta.model != plan.model:

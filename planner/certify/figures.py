@@ -82,7 +82,8 @@ def _resampled(ledger: Ledger, seed: int) -> dict[str, NDArray[np.float64]]:
     rows_UC = np.stack(list(ledger.sums.values()), axis=1)
     rng = np.random.default_rng(seed)
     samples = [rows_UC.sum(axis=0)]
-    samples += [rows_UC[rng.integers(len(rows_UC), size=len(rows_UC))].sum(axis=0) for _ in range(DRAWS)]
+    number = len(rows_UC)
+    samples += [rows_UC[rng.integers(number, size=number)].sum(axis=0) for _ in range(DRAWS if number > 1 else 1)]
     return {name: np.array([row[i] for row in samples], dtype=float) for i, name in enumerate(ledger.sums)}
 
 
@@ -108,7 +109,7 @@ def middle(levels: NDArray[np.float64]) -> NDArray[np.float64]:
 def interval_of(draws: Draws | None) -> tuple[float | None, float | None]:
     """The 95 % interval of a sum of summands, each curve at its least for the low and at its most for the high end.
 
-    None for both of what is undefined, and of a single step whose curves have no error.
+    None for both of what is undefined, and of a single unit, or step whose curves have no error.
     """
     if not draws:
         return None, None

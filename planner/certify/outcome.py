@@ -121,7 +121,7 @@ def _check_bound(
     least = _limit(plan, outcome, {level: min(share, proven.get(level, share)) for level, share in near.items()})
     if sign * (least - bound) > slack:
         raise CertificationError(f"bound {bound:.9g} ({kind}) is tighter than what its prices prove, {least:.9g}")
-    certificate.checks.append("bound, by its prices")
+    certificate.checks.append("bound (by its prices)")
 
 
 def _levels(plan: Plan) -> dict[str, list[int]]:

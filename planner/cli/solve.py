@@ -31,7 +31,9 @@ def solve(
     learning_curve: Annotated[
         bool, typer.Option("--learning-curve", help="exflow: instead of a plan, its gain by fit tokens; -o PAGE.html.")
     ] = False,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")] = Path("plan.json"),
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where the plan goes; plan.json.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compute a plan from a trace, and judge it on samples it has not seen.
@@ -62,24 +64,24 @@ def solve(
         return
     with progress() as say:
         made = make(request, on_progress=say)
-    made.save(output)
+    path = output or Path("plan.json")
+    made.save(path)
     plan = made.plan
     interrupted = any(outcome.status == "interrupted" for outcome in plan.outcome.values())
     if as_json:
-        print_json({"plan": str(output)} | plan.model_dump(mode="json", exclude={"decisions"}))
+        print_json({"plan": str(path)} | plan.model_dump(mode="json", exclude={"decisions"}))
     else:
-        solve_report(plan, output, console())
+        solve_report(plan, path, console())
     if interrupted:
-        print(f"moeplan: interrupted; {output} holds the best found until then", file=sys.stderr)
+        print(f"moeplan: interrupted; {path} holds the best found until then", file=sys.stderr)
         raise typer.Exit(130)
 
 
-def _show_curve(request: "Request", output: Path, *, as_json: bool) -> None:
+def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None:
     """The learning curve on stdout, and as a page where one is asked for."""
     from ..learning_curve import learning_curve
     from ..learning_curve_report import as_dict, check_page, curve_report, write_curve
 
-    page = output if output != Path("plan.json") else None
     if page is not None:
         check_page(page)
     with progress() as say:

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 from ...profilers.cluster import Cluster
-from ...runtime.decisions import PredictorFile, SamplePolicyDecision
+from ...runtime.decisions import SamplePolicyDecision, SidecarFile
 from ...solvers.assignment import backend_of
 from ...solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ...traces.count_form import CountTrace
@@ -45,7 +45,7 @@ def solve(task: Task) -> Solved:
     cohorts = [run.cohort(place) for place in run.parts]
     found = judge(cohorts, [[one for one, _ in row] for row in rows], run.model, run.speeds, seed=task.request.seed)
     predictor = run.predictors.get("plan")
-    name = None if predictor is None else PredictorFile(file=predictor.file_name, sha256=_sha256(predictor))
+    name = None if predictor is None else SidecarFile(file=predictor.file_name, sha256=_sha256(predictor))
     metric = judged_metric(run.speeds, run.cluster, run.model)
     dealt = verdict(found, metric, "dealt/standard")
     return Solved(

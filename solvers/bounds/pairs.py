@@ -15,6 +15,7 @@ from ..integers import flow_units
 __all__ = ["KeptBound", "kept_bound", "row_bound", "spectral_bound", "transportation_bound"]
 
 MOST_SVD = 64  # experts
+CELL_S = 1e-6  # of both bounds of a layer pair, a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,13 @@ def kept_bound(
     slots
         S `[D]`, their sum at least E; of nodes for a bound on node hops.
     time_limit_s
-        Seconds after which the layer pairs that are left get the row bound, which costs next to nothing.
+        Layer pairs that this leaves no time for get the row bound, which costs next to nothing.
     """
     deadline = time.perf_counter() + time_limit_s
     total, kinds = 0.0, frozenset[str]()
     for weight_EE in transitions:
-        bounds = {"row": row_bound} if time.perf_counter() >= deadline else _BOUNDS
+        left_s = deadline - time.perf_counter()
+        bounds = {"row": row_bound} if left_s <= len(weight_EE) ** 2 * CELL_S else _BOUNDS
         found = {kind: bound(weight_EE, slots) for kind, bound in bounds.items()}
         kind = min(found, key=found.__getitem__)
         total += found[kind]

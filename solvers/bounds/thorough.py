@@ -95,7 +95,7 @@ def _beyond(weights_LEE: NDArray[np.float64], slots: NDArray[np.int64]) -> str:
     if not len(weights_LEE):
         return "no transitions"
     if weights_LEE.shape[1] != num_experts:
-        return "replicas"
+        return "slots hold replicas"
     if (slots != size).any():
         return "devices of unequal slots"
     if size == 1:

@@ -9,11 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ..outcome import ROUNDING
 from .programme import Layout
 
-__all__ = ["capped_layout", "evened"]
+__all__ = ["cap_of", "capped_layout", "evened"]
 
-ROUNDING = 1 + 1e-9
+
+def cap_of(loads: NDArray[np.float64], slots: NDArray[np.int64], max_load: float) -> NDArray[np.float64]:
+    """The most load that a device may hold in each layer `[L]`: so many times the mean of devices that have slots."""
+    return np.asarray(max_load * (1 + ROUNDING) * loads.sum(axis=1) / np.count_nonzero(slots))
 
 
 def capped_layout(
@@ -36,20 +40,19 @@ def capped_layout(
         No layout keeps the cap, or none was found; with the smallest cap that was.
     """
     deadline = time.perf_counter() + time_limit_s
-    mean_L = loads.sum(axis=1) / np.count_nonzero(slots)
-    layout, worst, proven = [], 0.0, True
-    for load_E, mean in zip(loads, mean_L.tolist(), strict=True):
+    cap_L, layout, worst, proven = cap_of(loads, slots, max_load), [], 0.0, True
+    for load_E, cap in zip(loads, cap_L.tolist(), strict=True):
         device_E = _even(load_E, slots)
-        if _highest(load_E, device_E, slots) > max_load * mean * ROUNDING:
+        if _highest(load_E, device_E, slots) > cap:
             device_E, sure = _evenest(load_E, slots, device_E, deadline)
             proven &= sure
         layout.append(device_E)
-        worst = max(worst, _highest(load_E, device_E, slots) / mean if mean else 1.0)
-    if worst > max_load * ROUNDING:
-        least = np.ceil(worst * 1e4) / 1e4
+        worst = max(worst, _highest(load_E, device_E, slots) / cap if cap else 0.0)
+    if worst > 1:
+        least = np.ceil(worst * max_load * 1e4) / 1e4
         how = "the smallest that any placement keeps" if proven else "the smallest found, perhaps not the smallest"
         raise UsageError(f"max load {max_load:g}: no device may be that even here; give {least:.4f} or more, {how}")
-    return layout, np.maximum(max_load * mean_L * ROUNDING, 0.0)
+    return layout, cap_L
 
 
 def evened(

@@ -32,6 +32,9 @@ class Deals(NamedTuple):
 
     Way s gives the experts of the bits of `low[s]` and `high[s]` to p. Of each layer: the experts dealt, which of them
     are on p, what every way is worth beside its links, and what it is worth with all that come before it.
+
+    `member, side [L, K]; own, message, back [L, W]; link [L-1, K, K]; gain [2, K, X]; mean [2, X]; base [W];
+    factor [K, W]; product [2, X, W]`.
     """
 
     m: int

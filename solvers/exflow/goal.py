@@ -3,26 +3,21 @@
 Legend: D devices; N nodes of G devices.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
-from ..bounds import KeptBound, kept_bound
+from ..bounds import KeptBound
 from ..cost import HopsKept, inter_ratio, link_cost
 from ..outcome import Objective
 
-__all__ = ["Bounds", "Goal"]
+__all__ = ["Goal", "Level"]
 
-
-class Bounds(Protocol):
-    """What bounds the transitions that stay on places of so many slots, as `bounds.kept_bound` does."""
-
-    def __call__(self, transitions: NDArray[np.float64], slots: NDArray[np.int64], *, time_limit_s: float) -> KeptBound:
-        """No placement keeps more."""
-        ...
+Level = Literal["device", "node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +62,15 @@ class Goal:
         """The value of what a placement keeps."""
         return (self.rho - 1) * float(kept.node.sum()) + float(kept.device.sum())
 
-    def bound(
-        self,
-        transitions: NDArray[np.float64],
-        slots: NDArray[np.int64],
-        *,
-        bounds: Bounds = kept_bound,
-        time_limit_s: float = np.inf,
-    ) -> KeptBound:
-        """No placement of experts and replicas in these slots `[D]` has more value; weaker where seconds are short."""
+    def levels(self, slots: NDArray[np.int64]) -> Mapping[Level, NDArray[np.int64]]:
+        """The slots `[D]` of every device and, where there are devices to a node and several, of every node `[N]`."""
         if self.cluster.num_nodes == 1 or self.cluster.devices_per_node == 1:
-            device = node = bounds(transitions, slots, time_limit_s=time_limit_s)
-        else:
-            device = bounds(transitions, slots, time_limit_s=time_limit_s / 2)
-            slots_N = slots.reshape(self.cluster.num_nodes, -1).sum(axis=1)
-            node = bounds(transitions, slots_N, time_limit_s=time_limit_s / 2)
+            return {"device": slots}
+        return {"device": slots, "node": slots.reshape(self.cluster.num_nodes, -1).sum(axis=1)}
+
+    def bound(self, kept: Mapping[Level, KeptBound]) -> KeptBound:
+        """No placement has more value, where none keeps more transitions on places of each of the `levels`."""
+        device, node = kept["device"], kept.get("node", kept["device"])
         return KeptBound((self.rho - 1) * node.value + device.value, device.kinds | node.kinds)
 
     def objective(self, value: float) -> Objective:

@@ -5,7 +5,7 @@ Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -103,7 +103,7 @@ def _ortools(programme: Programme, start: Layout, budget: Budget, seed: int) -> 
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return _NOTHING
-    layout = [np.array([[solver.value(v) for v in expert] for expert in layer]).argmax(axis=1) for layer in x]
+    layout = _layout(x, solver.value)
     return IlpResult(layout, _most(programme) - solver.best_objective_bound / scale, status == cp_model.OPTIMAL)
 
 
@@ -123,7 +123,7 @@ def _pulp(programme: Programme, start: Layout, budget: Budget, seed: int) -> Ilp
         [[model.add_variable(f"x_{layer}_{e}_{d}", cat="Binary") for d in devices] for e in range(size)]
         for layer, size in enumerate(programme.sizes)
     ]
-    largest = max((float(w.max()) for w in programme.weights), default=1.0) or 1.0
+    largest = max((float(w.max(initial=0.0)) for w in programme.weights), default=1.0) or 1.0
     objective = []
     for number, (pair, loss, runs) in enumerate(_pairs(programme)):
         if budget.late:
@@ -145,9 +145,14 @@ def _pulp(programme: Programme, start: Layout, budget: Budget, seed: int) -> Ilp
     model.solve(cbc(timeLimit=budget.remaining_s, warmStart=True, options=options))
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return _NOTHING
-    layout = [np.array([[v.value() for v in expert] for expert in layer]).argmax(axis=1) for layer in x]
+    layout = _layout(x, pulp.value)
     proven = model.sol_status == pulp.LpSolutionOptimal
     return IlpResult(layout, programme.value(layout) if proven else np.inf, proven)
+
+
+def _layout(x: list[list[list[Any]]], value: Callable[[Any], Any]) -> Layout:
+    """Where every expert is, in layers that may have none."""
+    return [np.array([np.argmax([value(on) for on in expert]) for expert in layer], np.int64) for layer in x]
 
 
 _NOTHING = IlpResult(None, np.inf, False)

@@ -128,32 +128,46 @@ def _choose(state: State, deals: Deals, layer: int, p: int, q: int, seed: NDArra
     m, threads, score = deals.m, layer > 0 and below(seed, 2) > 0, np.zeros(state.pull.shape[2])
     for side in range(2):
         here, there = (q, p) if side else (p, q)
-        start, count = state.first[here], state.first[here + 1] - state.first[here]
-        for at in range(start, start + count if count > m else start):
-            e = state.occupant[layer, at]
-            if threads:
-                score[e] = 0.0
-                for i in range(2 * m):
-                    score[e] += state.before[layer - 1, e, deals.member[layer - 1, i]]
-            else:
-                score[e] = state.pull[layer, there, e] - state.pull[layer, here, e]
-        picked = 0
-        while picked < m:
-            if count == m:
-                best = state.occupant[layer, start + picked]
-            else:
-                best = -1
-                for _ in range(TOURNAMENT * count // m):
-                    e = state.occupant[layer, start + below(seed, count)]
-                    taken = False
-                    for i in range(side * m, side * m + picked):
-                        taken |= deals.member[layer, i] == e
-                    if not taken and (best < 0 or score[e] > score[best]):
-                        best = e
-            if best >= 0:
-                deals.member[layer, side * m + picked] = best
-                deals.side[layer, side * m + picked] = 1.0 - side
-                picked += 1
+        experts = state.occupant[layer, state.first[here] : state.first[here + 1]]
+        member = deals.member[layer, side * m : (side + 1) * m]
+        deals.side[layer, side * m : (side + 1) * m] = 1.0 - side
+        if len(experts) == m:
+            member[:] = experts
+        else:
+            _score(state, deals, layer, here, there, threads, score)
+            for at in range(m):
+                member[at] = _pick(experts, score, member[:at], TOURNAMENT * len(experts) // m, seed)
+
+
+@compiled
+def _score(
+    state: State, deals: Deals, layer: int, here: int, there: int, threads: bool, score: NDArray[np.float64]
+) -> None:
+    """How much it is wished that each expert of a device be dealt."""
+    for at in range(state.first[here], state.first[here + 1]):
+        e = state.occupant[layer, at]
+        score[e] = 0.0 if threads else state.pull[layer, there, e] - state.pull[layer, here, e]
+        if threads:
+            for i in deals.member[layer - 1]:
+                score[e] += state.before[layer - 1, e, i]
+
+
+@compiled
+def _pick(
+    experts: NDArray[np.int64],
+    score: NDArray[np.float64],
+    taken: NDArray[np.int64],
+    draws: int,
+    seed: NDArray[np.uint64],
+) -> int:
+    """The most wished of a few random experts that are not taken."""
+    best = -1
+    while best < 0:
+        for _ in range(draws):
+            e = experts[below(seed, len(experts))]
+            if (best < 0 or score[e] > score[best]) and e not in taken:
+                best = e
+    return best
 
 
 @compiled

@@ -33,6 +33,8 @@ def solve_paper(programme: Programme, backend: Backend, *, time_limit_s: float, 
     layout = [np.empty(size, np.int64) for size in programme.sizes]
     for node in range(num_nodes := num_devices // group):
         members = [np.flatnonzero(node_E == node) for node_E in nodes]
+        if not any(map(len, members)):
+            continue
         share_s = max(deadline - time.perf_counter(), 0.0) / (num_nodes - node)
         inside, optimal = _stage(programme.inside(node, members), backend, share_s, seed)
         proven &= optimal

@@ -22,6 +22,7 @@ from .terms import Terms
 __all__ = ["Problem"]
 
 MAX_CELLS = 2**24
+MOST_EXPONENT = 300  # of weights that are taken as they are
 CAP_SHARE = 0.2  # of the time, at most, to find a layout within a cap
 
 
@@ -60,9 +61,11 @@ class Problem:
         """The problem of a caller's arrays; `strategy.solve` says what they are and what is refused."""
         num_cuts, num_experts = (*np.shape(transitions), 0, 0)[:2]
         weights_LEE = checked_counts(transitions, "transitions", (num_cuts, num_experts, num_experts))
-        loads_LE = _loads(weights_LEE, loads)
         slots_D = slots_for(num_experts, cluster.num_devices, slots)
         beside_LEE = None if coactivation is None else _beside(coactivation, num_cuts + 1, num_experts)
+        unit = _unit(weights_LEE, beside_LEE)
+        weights_LEE, beside_LEE = weights_LEE / unit, None if beside_LEE is None else beside_LEE / unit
+        loads_LE = _loads(weights_LEE, loads)
         total = float(weights_LEE.sum()) + (0.0 if beside_LEE is None else float(beside_LEE.sum()) / 2)
         goal = Goal(cluster, total, expected=bool(slots_D.sum() > num_experts), paired=beside_LEE is not None)
         programme = _programme(weights_LEE, goal, slots_D)
@@ -70,7 +73,7 @@ class Problem:
             beside_LEE = None  # no two experts of a layer meet
         if max_load is None:
             return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE), None)
-        if goal.expected or not max_load >= 1:
+        if goal.expected or not 1 <= max_load < np.inf:
             raise UsageError(
                 f"max load {max_load:g} for {num_experts} experts in {slots_D.sum():,} slots; expected 1 or more (of"
                 " the mean device load) and as many slots as experts, since replicas share loads as tokens come"
@@ -92,6 +95,14 @@ class Problem:
                 near_EE += (self.goal.rho - 1) * (held_EN @ held_EN.T > 0)
             value += float((weight_EE * near_EE).sum()) / 2
         return value
+
+
+def _unit(*weights: NDArray[np.float64] | None) -> float:
+    """1; of weights so large or small that their squares would leave the floats' range, a power of two near them."""
+    largest = max((float(weight.max(initial=0.0)) for weight in weights if weight is not None), default=0.0)
+    if largest == 0.0 or 2.0**-MOST_EXPONENT < largest < 2.0**MOST_EXPONENT:
+        return 1.0
+    return float(2.0 ** max(np.floor(np.log2(largest)), -1022))
 
 
 def _beside(coactivation: ArrayLike, num_layers: int, num_experts: int) -> NDArray[np.float64]:

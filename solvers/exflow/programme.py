@@ -91,6 +91,13 @@ class Programme:
             worth_ED += self.after(layout, layer)
         return worth_ED
 
+    def spread(self, share: NDArray[np.number]) -> NDArray[np.float64]:
+        """What each device is worth next to shares on devices, `[E, D]`: the shares times `near`, node by node."""
+        node_worth = float(self.near[0, 1]) if self.devices_per_node > 1 else 0.0
+        node_EN = share.reshape(len(share), -1, self.devices_per_node).sum(axis=2)
+        on_node_ED = np.repeat(node_worth * node_EN, self.devices_per_node, axis=1)
+        return np.asarray((self.near[0, 0] - node_worth) * share + on_node_ED)
+
     def cut_value(self, layout: Layout, cut: int) -> float:
         """The value of layer pair (cut, cut + 1)."""
         return float((self.weights[cut] * self.near[layout[cut][:, None], layout[cut + 1]]).sum())

@@ -33,16 +33,16 @@ class State(NamedTuple):
     after: Pulls
     before: Pulls
     beside: Pulls
-    worth: NDArray[np.float64]
+    worth: Floats
     group: int
     first: Ints
-    load: NDArray[np.float64]
-    cap: NDArray[np.float64]
+    load: Floats
+    cap: Floats
     twin: Ints
     home: Ints
     place: Ints
     occupant: Ints
-    held: NDArray[np.float64]
+    held: Floats
     pull: Pulls
     node_pull: Pulls
 

@@ -15,7 +15,7 @@ from .terms import Terms
 
 __all__ = ["num_parts", "refined"]
 
-MERGE_WORK = 1e7  # to put the parts together
+MERGE_WORK = 1e7  # to put the parts together, at most; and as much as finding them at most
 Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], None]
 
 
@@ -45,7 +45,9 @@ def refined(
     together = Terms(_flow(programme, terms, found.layout, len(slots_Q))[None])
     merge = Programme([], (len(slots_Q),), np.full(num_devices, parts), programme.near, programme.devices_per_node)
     merged = Incumbent(merge, terms=together)
-    search(merge, together, Budget(MERGE_WORK, budget.remaining_s), rng, merged)
+    merging = Budget(min(MERGE_WORK, budget.total), budget.remaining_s)
+    search(merge, together, merging, rng, merged)
+    budget.settle(merging)
     return [merged.layout[0][part_E] for part_E in found.layout]
 
 

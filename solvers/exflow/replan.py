@@ -19,10 +19,11 @@ from ..moves import keep_in_place
 from ..outcome import ROUNDING, Outcome, Status, relative_gap
 from ..placement import Placement
 from ..result import PlacementResult
-from .caps import evened
+from .budget import Budget
+from .caps import cap_of, evened
 from .problem import Problem
 from .programme import Layout, Programme
-from .sweeps import gains
+from .sweeps import OVERHEAD, gains
 from .terms import Terms
 
 __all__ = ["reconsider"]
@@ -33,6 +34,8 @@ WARM, COLD = 0.8, 0.45  # temperatures, in units of `rounds.weight_unit`
 PER_PAIR, SHORTEST = 10, 100  # block moves of a reheating: a pair of devices, and at least
 STALE = 6  # reheatings without gain end a search
 CHUNK = 50  # block moves between looks at the clock
+WORK_RATE = 4e8  # a second of the time limit, half of what a core does or less, so that idle machines end by work
+PER_CELL = 20  # work of annealing that a cell of an assignment matrix amounts to
 WIDEST = 4  # experts dealt from each of two devices
 MOST_PULL = 2**30 - 1  # beside a pull of as much it fits into an int32
 
@@ -48,6 +51,7 @@ def reconsider(
     max_load: float | None = None,
     price: float = 0.0,
     time_limit_s: float = 30.0,
+    work: float | None = None,
     seed: int = 0,
 ) -> PlacementResult:
     """The placement to go to from `old`: one near it that is worth what the one found is, or nearer.
@@ -61,6 +65,9 @@ def reconsider(
         experts, so that of placements that are worth about the same the one that moves fewest is taken.
     time_limit_s
         A cap on seconds; searches of the size of 24 layers x 32 experts end by themselves in one or two.
+    work
+        A cap on work, by default what a core does in half of the time limit, so that on an idle machine work ends what
+        does not end by itself, and the result is the same again. Where time does, the status is `TIME_LIMIT`.
 
     Raises
     ------
@@ -78,7 +85,7 @@ def reconsider(
     A move is a swap, and the price one more pull of its old home on every expert. `old` itself stays where less than
     LITTLE is gained.
     """
-    started = time.perf_counter()
+    compiled_s, started = _compiled(), time.perf_counter()
     renamed = keep_in_place(found.placement, old, cluster.devices_per_node)
     if renamed.has_replicas or renamed.slots.tolist() != old.slots.tolist():
         if price:
@@ -89,29 +96,28 @@ def reconsider(
             )
         return dataclasses.replace(found, placement=renamed)
     problem = Problem.of(transitions, cluster, coactivation, loads, None, old.slots, time_limit_s)
-    terms = problem.terms if max_load is None else _capped(problem, max_load)
+    terms = problem.terms
+    if max_load is not None:
+        terms = dataclasses.replace(terms, load=problem.loads, cap=cap_of(problem.loads, old.slots, max_load))
     least = ALIKE * problem.value(renamed) / (old.num_layers * old.num_experts)
-    weighed = _Weighed(problem.programme, terms, _layout(old), max(price, least), started + time_limit_s)
-    layout, status = _searched(weighed, _layout(renamed), np.random.default_rng(seed), found.outcome.status)
+    weighed = _Weighed(problem.programme, terms, _layout(old), max(price, least))
+    budget = Budget(WORK_RATE * time_limit_s if work is None else work, time_limit_s)
+    layout, status = _searched(weighed, _layout(renamed), budget, np.random.default_rng(seed), found.outcome.status)
     sets = [[np.flatnonzero(home_E == d).tolist() for d in range(old.num_devices)] for home_E in layout]
     placement = Placement.from_sets(sets, old.num_experts)
-    outcome = _outcome(problem, placement, dataclasses.replace(found.outcome, status=status), started)
+    outcome = dataclasses.replace(found.outcome, status=status, compiled_s=found.outcome.compiled_s + compiled_s)
+    outcome = _outcome(problem, placement, outcome, budget, started)
     return dataclasses.replace(found, placement=placement, outcome=outcome)
 
 
 @dataclass(frozen=True, slots=True)
 class _Weighed:
-    """Programme (1): what counts, where experts are before, what a move costs, and until when to search."""
+    """Programme (1): what counts, where experts are before, and what a move costs."""
 
     programme: Programme
     terms: Terms
     before: Layout
     price: float
-    deadline: float
-
-    @property
-    def late(self) -> bool:
-        return time.perf_counter() >= self.deadline
 
     @property
     def legal(self) -> list[Layout]:
@@ -129,63 +135,84 @@ class _Weighed:
         moved = sum(np.count_nonzero(now_E != was_E) for now_E, was_E in zip(layout, self.before, strict=True))
         return self.terms.value(self.programme, layout) - self.price * moved  # (1)
 
-    def improved(self, layout: Layout, seed: NDArray[np.uint64]) -> Layout:
+    def improved(self, layout: Layout, budget: Budget, seed: NDArray[np.uint64]) -> Layout:
         """The best of a layout's reheatings, each from the best so far."""
-        best, stale = self.settled(layout), 0
-        while COMPILED and stale < STALE and not self.late:
-            tried = self.settled(self.reheated(best, seed))
+        best, stale = self.settled(layout, budget), 0
+        while COMPILED and stale < STALE and not budget.late and (blocks := self.affordable(budget)):
+            tried = self.settled(self.reheated(best, blocks, budget, seed), budget)
             stale = 0 if self.net(tried) > self.net(best) else stale + 1
             best = max(best, tried, key=self.net)
         return best
 
-    def settled(self, layout: Layout) -> Layout:
+    def settled(self, layout: Layout, budget: Budget) -> Layout:
         """Sweeps up and down until no layer gains; nothing where more counts than a programme does.
 
         One layer given its neighbours is a transportation problem, with the price on staying.
         """
         layout, upward, gained = list(layout), True, self.terms.plain
-        while gained and not self.late:
+        while gained and not budget.exhausted:
             gained = False
             for layer in range(len(layout)) if upward else reversed(range(len(layout))):
                 worth_ED = self.programme.worth(layout, layer)
                 worth_ED[np.arange(len(worth_ED)), self.before[layer]] += self.price
                 home_E = assign_places(-worth_ED, self.programme.places)
+                budget.spend(PER_CELL * (len(home_E) * len(self.programme.places) + OVERHEAD))
                 if gains(worth_ED, home_E, layout[layer]):
                     layout[layer], gained = home_E, True
             upward = not upward
         return layout
 
-    def reheated(self, layout: Layout, seed: NDArray[np.uint64]) -> Layout:
-        """What a layout cools down to, old homes pulling at their experts."""
+    def affordable(self, budget: Budget) -> int:
+        """Block moves of a reheating that leave work for the descent after it; 0 where they would be too few."""
+        from .rounds import block_work
+
+        num_devices = len(self.programme.slots)
+        left = int(budget.left / block_work(self.programme)) - num_devices * (num_devices - 1) // 2
+        return min(max(PER_PAIR * num_devices**2 // 2, SHORTEST), left) if left >= SHORTEST else 0
+
+    def reheated(self, layout: Layout, blocks: int, budget: Budget, seed: NDArray[np.uint64]) -> Layout:
+        """What a layout cools down to in so many block moves, old homes pulling at their experts."""
         from .deals import deals_of
         from .kernel import anneal, descend
-        from .rounds import weight_unit
+        from .rounds import block_work, weight_unit
         from .state import state_of
 
         state, num_devices = state_of(self.programme, self.terms, layout), len(self.programme.slots)
         for pull_DP, home_E in zip(state.pull, self.before, strict=True):
             pull_DP[home_E, np.arange(len(home_E))] += min(round(self.price / state.worth[0]), MOST_PULL)
         deals = tuple(deals_of(m, len(layout)) for m in range(1, WIDEST + 1))
-        unit, blocks = weight_unit(self.programme, self.terms), max(PER_PAIR * num_devices**2 // 2, SHORTEST)
-        for here, there in _cooling(unit, blocks):
-            if not self.late:
+        for here, there in _cooling(weight_unit(self.programme, self.terms), blocks):
+            if not budget.late:
                 anneal(state, deals, CHUNK, here, there, seed)
         for device in range(num_devices):
-            if not self.late:
+            if not budget.late:
                 descend(state, deals, device, seed)
+        budget.spend((blocks + num_devices * (num_devices - 1) // 2) * block_work(self.programme))
         return [home_P[:size] for home_P, size in zip(state.home, self.programme.sizes, strict=True)]
 
 
-def _searched(weighed: _Weighed, found: Layout, rng: np.random.Generator, status: Status) -> tuple[Layout, Status]:
+def _compiled() -> float:
+    """Seconds to compile what reheats, or to load it."""
+    if not COMPILED:
+        return 0.0
+    from .rounds import compile_rounds
+
+    return compile_rounds()
+
+
+def _searched(
+    weighed: _Weighed, found: Layout, budget: Budget, rng: np.random.Generator, status: Status
+) -> tuple[Layout, Status]:
     """The best layout, and how the search ended; what was found after an interruption."""
     starts = [*weighed.legal, found]
     best = max(starts, key=weighed.net)
     if status is Status.INTERRUPTED:
         return best, status
     try:
-        for start in starts:
-            seed = rng.integers(1, 2**63, size=1, dtype=np.uint64)
-            best = max(best, weighed.improved(start, seed), key=weighed.net)
+        for number, start in enumerate(starts):
+            seed, part = rng.integers(1, 2**63, size=1, dtype=np.uint64), budget.part(1 / (len(starts) - number))
+            best = max(best, weighed.improved(start, part, seed), key=weighed.net)
+            budget.settle(part)
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     least = weighed.net(starts[0])
@@ -199,18 +226,14 @@ def _cooling(unit: float, blocks: int) -> Iterable[tuple[float, float]]:
     return zip(temperature[:-1].tolist(), temperature[1:].tolist(), strict=True)
 
 
-def _capped(problem: Problem, max_load: float) -> Terms:
-    """The terms of a problem with a cap on the load of a device in each layer."""
-    mean_L = problem.loads.sum(axis=1) / np.count_nonzero(problem.programme.slots)
-    return dataclasses.replace(problem.terms, load=problem.loads, cap=max_load * mean_L * (1 + ROUNDING))
-
-
-def _outcome(problem: Problem, placement: Placement, found: Outcome, started: float) -> Outcome:
-    """The outcome of what was found, at the value of another placement."""
+def _outcome(problem: Problem, placement: Placement, found: Outcome, budget: Budget, started: float) -> Outcome:
+    """The outcome of what was found, at the value of another placement, which time may have ended the search for."""
     objective = problem.goal.objective(problem.value(placement))
     gap = relative_gap(objective.value, found.bound)
     proven = found.status is Status.OPTIMAL and gap is not None and gap <= ROUNDING
-    status = Status.FEASIBLE if found.status is Status.OPTIMAL and not proven else found.status
+    status = found.status
+    if not proven and status in (Status.OPTIMAL, Status.FEASIBLE):
+        status = Status.TIME_LIMIT if budget.capped else Status.FEASIBLE
     wall_s = found.wall_s + time.perf_counter() - started
     return dataclasses.replace(found, status=status, objective=objective, gap=gap, wall_s=wall_s)
 

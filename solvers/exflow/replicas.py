@@ -3,7 +3,9 @@
 Legend: L MoE layers; E experts a layer; D devices, S slots of each.
 """
 
+import itertools
 from collections.abc import Callable
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +23,10 @@ def with_replicas(
     loads: NDArray[np.float64],
     value: Callable[[Placement], float],
     budget: Budget,
-) -> Placement:
+) -> tuple[float, Placement]:
     """The placement of `layout` whose free slots hold replicas: of the highest loads or the nearest, the better of two.
+
+    With what it is worth.
 
     Parameters
     ----------
@@ -31,7 +35,7 @@ def with_replicas(
     value
         What a placement is worth, more is better; of equals the one by loads is taken.
     budget
-        When its time is out, replicas are the nearest ones, which takes next to none.
+        From when its time is out, layers get the nearest replicas, which takes next to none.
 
     Notes
     -----
@@ -40,23 +44,30 @@ def with_replicas(
     and leaves it its slot. The nearest replicas on a device are those that it is worth most to.
     """
     if len(programme.places) == programme.sizes[0] or budget.late:
-        return _filled(programme, layout, None)
-    return max((_filled(programme, layout, by) for by in (loads, None)), key=value)
+        only = _filled(programme, layout, None, budget)
+        return value(only), only
+    both = [_filled(programme, layout, by, budget) for by in (loads, None)]
+    return max(((value(one), one) for one in both), key=itemgetter(0))
 
 
-def _filled(programme: Programme, layout: Layout, loads: NDArray[np.float64] | None) -> Placement:
+def _filled(programme: Programme, layout: Layout, loads: NDArray[np.float64] | None, budget: Budget) -> Placement:
     """The placement filled by loads, or with the nearest replicas."""
     held_LED = np.stack([np.eye(len(programme.slots), dtype=np.bool_)[device_E] for device_E in layout])
     for layer, held_ED in enumerate(held_LED):
         if held_ED.sum() == len(programme.places):
             continue
         worth_ED = _worth(programme, held_LED, layer)
-        if loads is None:
+        if loads is None or budget.late:
             _fill_nearest(held_ED, programme.slots, worth_ED)
         else:
             _fill_by_load(held_ED, programme.slots, loads[layer], worth_ED)
-    experts = [[np.flatnonzero(held_E).tolist() for held_E in held_ED.T] for held_ED in held_LED]
-    return Placement.from_sets(experts, programme.sizes[0])
+    return Placement.from_sets([_sets(held_ED) for held_ED in held_LED], programme.sizes[0])
+
+
+def _sets(held_ED: NDArray[np.bool_]) -> list[list[int]]:
+    """The experts of every device, ascending."""
+    experts, ends = np.nonzero(held_ED.T)[1].tolist(), np.cumsum(held_ED.sum(axis=0)).tolist()
+    return [experts[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
 def _fill_nearest(held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], worth_ED: NDArray[np.float64]) -> None:
@@ -70,17 +81,19 @@ def _fill_by_load(
     held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], load_E: NDArray[np.float64], worth_ED: NDArray[np.float64]
 ) -> None:
     """Fill one layer's free slots, in place."""
-    for _ in range(int(slots_D.sum() - held_ED.sum())):
-        count_E, room_D = held_ED.sum(axis=1), held_ED.sum(axis=0) < slots_D
+    count_E, free_D = held_ED.sum(axis=1), slots_D - held_ED.sum(axis=0)
+    for _ in range(int(free_D.sum())):
         for expert in np.argsort(-load_E / count_E, kind="stable"):
-            if (open_D := room_D & ~held_ED[expert]).any():
-                device = int(np.where(open_D, worth_ED[expert], -1.0).argmax())
+            if (open_D := (free_D > 0) & ~held_ED[expert]).any():
+                filled = device = int(np.where(open_D, worth_ED[expert], -1.0).argmax())
                 break
-            if (move := _cheapest_move(held_ED, expert, room_D, slots_D, worth_ED)) is not None:
-                moved, device, target = move
-                held_ED[moved, [device, target]] = False, True
+            if (move := _cheapest_move(held_ED, expert, free_D > 0, slots_D, worth_ED)) is not None:
+                moved, device, filled = move
+                held_ED[moved, [device, filled]] = False, True
                 break
         held_ED[expert, device] = True
+        count_E[expert] += 1
+        free_D[filled] -= 1
 
 
 def _cheapest_move(
@@ -107,7 +120,7 @@ def _worth(programme: Programme, held_LED: NDArray[np.bool_], layer: int) -> NDA
     worth_ED = np.zeros(held_LED.shape[1:])
     if layer > 0:
         shared_ED = held_LED[layer - 1] / held_LED[layer - 1].sum(axis=1, keepdims=True)
-        worth_ED += programme.weights[layer - 1].T @ (shared_ED @ programme.near)
+        worth_ED += programme.weights[layer - 1].T @ programme.spread(shared_ED)
     if layer < programme.num_layers - 1:
-        worth_ED += programme.weights[layer] @ (held_LED[layer + 1] @ programme.near)
+        worth_ED += programme.weights[layer] @ programme.spread(held_LED[layer + 1])
     return worth_ED

@@ -22,7 +22,7 @@ from .search import Incumbent
 from .state import moved, state_of
 from .terms import Terms
 
-__all__ = ["anneal_rounds", "compile_rounds", "weight_unit"]
+__all__ = ["anneal_rounds", "block_work", "compile_rounds", "weight_unit"]
 
 WORKERS = 2
 WIDEST = 4  # experts dealt from each of two devices
@@ -30,13 +30,14 @@ HOT, WARM, COLD = 1.4, 1.0, 0.45  # temperatures, in units of `weight_unit`
 SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
 GROWTH = 1.4  # of fresh starts
 FRESH_SHARE = 0.6  # a fresh start takes at most, of what is left
+QUICK_SHARE = 1 / 16  # of the first fresh start, for one before it that is soon there
 LAST_SHARE = 0.3  # of the work, for the best round at the end
 REHEAT_SHARE = 0.2  # of the length of a fresh start
 STALE, LITTLE = 4, 1e-4  # reheats without a relative gain worth mention end a round
 PATIENCE = 8  # rounds without gain end a search
 CHUNK = 3e7  # work between looks at the clock
-# Work is nanoseconds of a core of 2024: of a block move, a layer, so many, a place, a way to deal and a pair of ways.
-MOVE, PER_PLACE, PER_WAY, PER_WAYS = 1100, 15, 55, 0.15
+# Work is nanoseconds of a core of 2024: of a block move, a layer, so many, a place and pair dealt, a way and two ways.
+MOVE, PER_PLACE, PER_WAY, PER_WAYS = 1100, 1, 55, 0.15
 MOST_RECOMBINED = 128  # devices; beyond, renaming takes longer than it is worth
 
 
@@ -64,6 +65,8 @@ def anneal_rounds(
     pairs = rounds.pairs * rounds.parts**2
     length = max(SHORTEST, PER_PAIR * pairs) * pairs * rounds.cost
     idle, last = 0, LAST_SHARE * budget.left
+    if fresh:
+        rounds.start(min(length, FRESH_SHARE * budget.left) * QUICK_SHARE)
     while fresh and idle < PATIENCE and budget.left > last and not (budget.exhausted or incumbent.optimal):
         before = incumbent.value
         length = min(length, FRESH_SHARE * budget.left)
@@ -71,7 +74,6 @@ def anneal_rounds(
         rounds.reheat(length * REHEAT_SHARE, last)
         idle = idle + 1 if incumbent.value <= before else 0
         length *= GROWTH
-    rounds.resume()
     rounds.reheat(length * REHEAT_SHARE, 0.0)
 
 
@@ -96,9 +98,9 @@ class _Rounds:
         self._seeds = rng.integers(1, 2**63, size=(WORKERS, 1), dtype=np.uint64)
         self._unit, self._rng = weight_unit(programme, terms), rng
         self.parts = num_parts(programme, terms, WIDEST)
-        slots = np.minimum(programme.slots[programme.slots > 0], WIDEST)
-        self.pairs = len(slots) * (len(slots) - 1) / 2
-        self.cost = programme.num_layers * float(np.mean([_move_work(m, len(programme.places)) for m in slots]))
+        movable = int(np.count_nonzero(programme.slots))
+        self.pairs = movable * (movable - 1) / 2
+        self.cost = block_work(programme)
 
     def start(self, work: float) -> None:
         """Begin a round with the best of what every thread cools down to from a temperature that forgets.
@@ -119,12 +121,10 @@ class _Rounds:
         budget.settle(part)
         return [layout]
 
-    def resume(self) -> None:
-        """Go on from the best of all."""
-        self._layout, self._best = self._incumbent.layout, self._incumbent.value
-
     def reheat(self, work: float, last: float) -> None:
         """Reheat the layout of the round in every thread and recombine it with what they find, until little gains.
+
+        It ends at the best of all.
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class _Rounds:
                 layouts = [future.result() for future in futures]
             finally:
                 stop.set()
-        budget.spend(work + self.pairs * self.cost)  # the descent at its end included
+        budget.spend(work + min(work, self.pairs * self.cost))  # the descent at its end included
         return layouts
 
     def _cool(self, worker: int, hot: float, work: float, seconds: float, stop: threading.Event) -> Layout:
@@ -176,17 +176,24 @@ class _Rounds:
             here, there = (self._unit * hot * (COLD / hot) ** at for at in (share, max(share, min(1.0, spent / work))))
             anneal(state, deals, blocks, here, there, seed)
             share = max(spent / work, (time.perf_counter() - started) / seconds)
-        for device in range(len(state.first) - 1):  # what no temperature gains, within the work of a round
-            if stop.is_set() or self._budget.late:
+        for device in range(len(state.first) - 1):  # what no temperature gains, for no more work than that
+            if spent <= 0 or stop.is_set() or self._budget.late:
                 break
             descend(state, deals, device, seed)
+            spent -= (len(state.first) - 2 - device) * self.cost
         return [home[:size] for home, size in zip(state.home, self._programme.sizes, strict=True)]
+
+
+def block_work(programme: Programme) -> float:
+    """Work of a block move, mean over devices: their experts dealt anew in every layer."""
+    slots = np.minimum(programme.slots[programme.slots > 0], WIDEST)
+    return programme.num_layers * float(np.mean([_move_work(m, len(programme.places)) for m in slots]))
 
 
 def _move_work(m: int, num_places: int) -> float:
     """Work of dealing 2 m experts of a layer anew."""
     ways = math.comb(2 * m, m)
-    return MOVE + PER_PLACE * num_places + PER_WAY * ways + PER_WAYS * ways**2
+    return MOVE + PER_PLACE * num_places * m**2 + PER_WAY * ways + PER_WAYS * ways**2
 
 
 def weight_unit(programme: Programme, terms: Terms) -> float:

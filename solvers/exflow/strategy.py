@@ -29,12 +29,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ..bounds import KeptBound
+from ..bounds import KeptBound, kept_bound
 from ..compiled import COMPILED
 from ..outcome import ROUNDING, Outcome, Status
 from ..placement import Placement
 from ..result import PlacementResult
 from .budget import Budget
+from .goal import Goal
 from .hierarchy import Stage
 from .ilp import Backend
 from .methods import Method, Run, separable
@@ -52,6 +53,7 @@ ILP_START_WORK = 1e7  # before the integer programme
 SEARCH_SHARE = 0.97  # of the time limit; the rest is for what ends late
 BOUND_SHARE = 0.25  # of the time, at most
 REPLICA_SHARE = 0.3  # of the budget, where there are replicas
+FILL_SHARE = 0.4  # of that time, to fill slots by loads
 BACKENDS = {"ortools": "ortools cp-sat", "pulp": "pulp cbc"}
 BoundKind = Literal["simple", "thorough"]
 
@@ -141,31 +143,45 @@ def solve(
     budget = Budget(_work(method, time_limit_s, work), time_limit_s * SEARCH_SHARE)
     problem = Problem.of(transitions, cluster, coactivation, loads, max_load, slots, time_limit_s)
     report = None if on_progress is None else lambda value: on_progress(problem.goal.objective(value).value)
-    simple = _bound(problem, budget)
+    simple, interrupted = _simple_bound(problem, budget)
     incumbent = Incumbent(problem.programme, simple.value, report, start=problem.start, terms=problem.terms)
     run = Run(problem.programme, problem.terms, incumbent, simple, budget, seed)
-    placement, status = _placed(problem, run, method, backend)
+    placement, value, status = _placed(problem, run, None if interrupted else method, backend)
     found = Thorough(run.bound)
-    if bound == "thorough" and status is not Status.INTERRUPTED and not _proven(problem, placement, run.bound):
+    if bound == "thorough" and status is not Status.INTERRUPTED and not _proven(value, run.bound):
         found = bound_thoroughly(problem, placement, run.bound, bound_time_limit_s, on_bound)
         status = Status.INTERRUPTED if found.interrupted else status
-    outcome = _outcome(problem, placement, found.bound, status, method, backend, started)
+    outcome = _outcome(problem.goal, value, found.bound, status, method, backend, started)
     return ExflowResult(placement, outcome, stages=run.stages, compiled_s=compiled_s, thorough=found)
 
 
-def _placed(problem: Problem, run: Run, method: Method, backend: Backend) -> tuple[Placement, Status]:
-    """The homes that a run finds, with replicas where there is room, and how the search for homes ended."""
+def _placed(problem: Problem, run: Run, method: Method | None, backend: Backend) -> tuple[Placement, float, Status]:
+    """The homes that a run finds, with replicas, what they are worth and how that ended; no search without a method."""
     budget, expected = run.budget, problem.goal.expected
     if expected:
         run.budget = budget.part(1 - REPLICA_SHARE)
-    status = run.solve(method, backend)
+    status = Status.INTERRUPTED if method is None else run.solve(method, backend)
     if expected:
         budget.settle(run.budget)
-    placement = with_replicas(problem.programme, run.incumbent.layout, problem.loads, problem.value, budget)
-    if expected and method == "annealing" and status is not Status.INTERRUPTED:
-        annealed = anneal_replicas(problem.programme, placement, budget, np.random.default_rng(run.seed))
-        placement = max(placement, annealed, key=problem.value)
-    return placement, status
+    anneals = expected and method == "annealing" and status is not Status.INTERRUPTED
+    try:
+        return *_replicated(problem, run, budget, anneals=anneals), status
+    except KeyboardInterrupt:
+        return *_replicated(problem, run, Budget(0, 0), anneals=False), Status.INTERRUPTED
+
+
+def _replicated(problem: Problem, run: Run, budget: Budget, *, anneals: bool) -> tuple[Placement, float]:
+    """The placement of a run's homes, its replicas annealed or not, and what it is worth."""
+    filling = budget.part(FILL_SHARE)
+    value, placement = with_replicas(problem.programme, run.incumbent.layout, problem.loads, problem.value, filling)
+    if anneals and not budget.late:
+        started, again = time.perf_counter(), problem.value(placement)  # as long as what the annealed one will take
+        left_s = budget.remaining_s - 2 * (time.perf_counter() - started)
+        rng = np.random.default_rng(run.seed)
+        annealed = anneal_replicas(problem.programme, placement, Budget(budget.left, left_s), rng)
+        if annealed is not placement and (better := problem.value(annealed)) > again:
+            return annealed, better
+    return placement, value
 
 
 def _work(method: str, time_limit_s: float, work: float | None) -> float:
@@ -183,14 +199,14 @@ def _compiled(method: str) -> float:
 
 
 def _outcome(
-    problem: Problem, placement: Placement, bound: KeptBound, status: Status, method: str, backend: str, started: float
+    goal: Goal, value: float, bound: KeptBound, status: Status, method: str, backend: str, started: float
 ) -> Outcome:
     return Outcome.of(
         status=status,
-        objective=problem.goal.objective(problem.value(placement)),
-        bound=problem.goal.objective(bound.value).value,
+        objective=goal.objective(value),
+        bound=goal.objective(bound.value).value,
         bound_kind=bound.kind,
-        proven=_proven(problem, placement, bound),
+        proven=_proven(value, bound),
         started=started,
         backend=BACKENDS[backend] if method in ("ilp", "paper") else "moeplan",
     )
@@ -204,9 +220,10 @@ def _check_options(method: str, backend: str, time_limit_s: float, work: float |
             " sweeps, ilp or paper, ortools or pulp, more than 0 s and more than no work"
         )
     if besides and (method != "annealing" or not COMPILED):
+        without = "" if COMPILED else " and no numba"
         raise UsageError(
-            f"co-activation or a cap on loads with method {method}{'' if COMPILED else ' and no numba'}; expected"
-            " annealing, compiled by numba: no other method knows of them"
+            f"co-activation or a cap on loads (--max-load) with method {method}{without}; expected annealing, compiled"
+            " by numba: no other method knows of them"
         )
 
 
@@ -214,20 +231,31 @@ def _check_bound(bound: str, time_limit_s: float, paired: bool) -> None:
     if bound not in get_args(BoundKind) or not time_limit_s > 0:
         raise ValueError(f"bound {bound!r} within {time_limit_s} s; expected simple or thorough, more than 0 s")
     if bound == "thorough" and paired:
-        raise UsageError("a thorough bound with co-activation; it is of transitions alone: take the simple one")
+        raise UsageError("a thorough bound with co-activation; it is of transitions alone: take --bound simple")
 
 
-def _proven(problem: Problem, placement: Placement, bound: KeptBound) -> bool:
-    return problem.value(placement) >= bound.value * (1 - ROUNDING)
+def _proven(value: float, bound: KeptBound) -> bool:
+    return value >= bound.value * (1 - ROUNDING)
 
 
-def _bound(problem: Problem, budget: Budget) -> KeptBound:
-    """The simple bound on the goal, for a share of the time; a loose one where the chain proves its own."""
+def _simple_bound(problem: Problem, budget: Budget) -> tuple[KeptBound, bool]:
+    """The simple bound on the goal, for a share of the time, and whether Ctrl-C cut that short."""
     part = budget.part(BOUND_SHARE)
-    seconds = 0.0 if separable(problem.programme, problem.terms) else part.remaining_s
+    try:
+        return _bound(problem, 0.0 if separable(problem.programme, problem.terms) else part.remaining_s), False
+    except KeyboardInterrupt:
+        return _bound(problem, 0.0), True
+    finally:
+        budget.settle(part)
+
+
+def _bound(problem: Problem, time_limit_s: float) -> KeptBound:
+    """The simple bound on the goal; a loose one where there is no time, as where the chain proves its own."""
     weights, beside = problem.weights, problem.terms.beside
     if beside is not None:  # both ends of a pair see it
         weights = np.concatenate([weights, beside / 2])
-    bound = problem.goal.bound(weights, problem.programme.slots, time_limit_s=seconds)
-    budget.settle(part)
-    return bound
+    levels = problem.goal.levels(problem.programme.slots)
+    part_s = time_limit_s / len(levels)
+    return problem.goal.bound(
+        {level: kept_bound(weights, slots, time_limit_s=part_s) for level, slots in levels.items()}
+    )

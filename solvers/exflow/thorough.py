@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..bounds import KeptBound, ThoroughBound, kept_bound, thorough_bound
 from ..cost import hops_kept
 from ..placement import Placement
+from .goal import Level
 from .problem import Problem
 
 __all__ = ["Thorough", "bound_thoroughly"]
@@ -51,16 +52,18 @@ def bound_thoroughly(
     total, found = problem.goal.total, dict[str, ThoroughBound]()
     say = None if report is None else lambda value: report(value / total)
 
-    def bounds(transitions: NDArray[np.float64], slots: NDArray[np.int64], *, time_limit_s: float) -> KeptBound:
-        level = "device" if len(slots) == placement.num_devices else "node"
+    levels = problem.goal.levels(problem.programme.slots)
+    part_s = time_limit_s / len(levels)
+
+    def bounded(level: Level, slots: NDArray[np.int64]) -> KeptBound:
         if any(one.interrupted for one in found.values()):
-            return kept_bound(transitions, slots, time_limit_s=LATE_S)
+            return kept_bound(problem.weights, slots, time_limit_s=LATE_S)
         near = float((kept.device if level == "device" else kept.node).sum())
-        found[level] = thorough_bound(transitions, slots, kept=near, time_limit_s=time_limit_s, on_progress=say)
+        found[level] = thorough_bound(problem.weights, slots, kept=near, time_limit_s=part_s, on_progress=say)
         return found[level]
 
     try:
-        bound = problem.goal.bound(problem.weights, problem.programme.slots, bounds=bounds, time_limit_s=time_limit_s)
+        bound = problem.goal.bound({level: bounded(level, slots) for level, slots in levels.items()})
     except KeyboardInterrupt:
         return Thorough(known, interrupted=True)
     interrupted = any(one.interrupted for one in found.values())

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.cases.exflow.trail import Trail
 from benchmarks.routing import markov
-from docs import pictures
-from docs.pictures import Placed
+from docs import draw
+from docs.draw import Placed
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
 from moeplan.solvers.cost import hops_kept
@@ -30,13 +30,13 @@ def placed() -> Placed:
 
 
 def test_the_page_shows_every_picture_that_is_drawn() -> None:
-    drawn = {f"pictures/{path.name}" for path in pictures.FOLDER.iterdir()}
+    drawn = {f"pictures/{path.name}" for path in draw.FOLDER.iterdir()}
     assert set(SHOWN) == drawn == {f"pictures/{name}.svg" for name in ("heatmap", "layers", "anytime")}
     assert all((ROOT / "docs" / name).stat().st_size < LARGEST_BYTES for name in drawn)
 
 
 def test_without_real_routing_it_says_what_is_missing_and_exits_with_3(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "docs.pictures", "--data", str(tmp_path)]
+    command = [sys.executable, "-m", "docs.draw", "--data", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 3
     assert done.stderr.startswith("error: no gpt-oss-20b/routing.npz in ")
@@ -45,7 +45,7 @@ def test_without_real_routing_it_says_what_is_missing_and_exits_with_3(tmp_path:
 
 def test_the_blocks_of_the_heat_map_hold_the_share_in_its_title() -> None:
     made = placed()
-    for panel in pictures.heat_map(made).axes[:2]:
+    for panel in draw.heat_map(made).axes[:2]:
         cells = np.asarray(panel.images[0].get_array())
         inside = sum(cells[at : at + 2, at : at + 2].sum() for at in range(0, 16, 2))
         assert cells.sum() == pytest.approx(1)
@@ -54,7 +54,7 @@ def test_the_blocks_of_the_heat_map_hold_the_share_in_its_title() -> None:
 
 def test_lines_by_layer_are_below_their_bound_and_name_the_whole_share() -> None:
     made = placed()
-    left, right = pictures.by_layer(made).axes
+    left, right = draw.by_layer(made).axes
     bound, *lines = (np.asarray(line.get_ydata()) for line in left.lines)
     assert all((line <= bound).all() for line in lines)
     assert len(lines) == len(right.lines) == 3

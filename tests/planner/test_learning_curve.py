@@ -80,7 +80,8 @@ def test_the_same_seed_draws_the_same_curve(trace: Any, curve: LearningCurve) ->
 
 def points(*gains: float) -> LearningCurve:
     made = [Point(2**i, 10 * 2**i, 3, Metric(value=gain, low=gain - 1, high=gain + 1)) for i, gain in enumerate(gains)]
-    last = Metric(value=gains[-1] - gains[-2])
+    step = gains[-1] - gains[-2]
+    last = Metric(value=step, low=step - 1, high=step + 1)
     return LearningCurve("sample", "coherent", "device_copies", tuple(made), last, num_solves=9, num_capped=0, wall_s=4)
 
 
@@ -100,6 +101,16 @@ def test_enough_is_where_the_curve_stays_above_the_share_and_more_helps_while_it
     assert "more tokens would hardly help" in said
     assert "record more" in said
     assert "no number of tokens is enough" in said
+
+
+def test_a_bar_that_ends_at_0_is_drawn_to_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = list[Any]()
+    monkeypatch.setattr("moeplan.planner.learning_curve_report.write_page", lambda *given: drawn.extend(given[-1]))
+    curve = points(-1.0, 5.0)
+    unbounded = dataclasses.replace(curve.points[1], gain=Metric(value=5.0))
+    write_curve(dataclasses.replace(curve, points=(curve.points[0], unbounded)), tmp_path / "curve.html")
+    error = drawn[0].figure.data[0].error_y
+    assert (list(error.array), list(error.arrayminus)) == ([1.0, 0.0], [1.0, 0.0])
 
 
 def said_of(curve: LearningCurve) -> str:

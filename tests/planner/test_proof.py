@@ -25,7 +25,7 @@ from moeplan.runtime.plan import Plan, load
 from moeplan.traces.reader import Trace
 from tests.planner.edits import edited
 
-PROVEN = "bound, by its prices"
+PROVEN = "bound (by its prices)"
 SHAPE = (2, 3, 7)
 DAMAGED = [
     b"",
@@ -153,7 +153,7 @@ def test_a_replaced_plans_proof_goes_with_it(trace: Trace, thorough: Made, tmp_p
 def test_where_the_simple_bound_stands_the_screen_says_why(make_trace: Callable[..., Trace]) -> None:
     plan = made(make_trace(samples=60, tokens=20, layers=3), "1x3", bound="thorough").plan
     lines = list(_search_lines(plan, plan.outcome["placement"]))
-    assert "bounded   what stays on a device by a simple bound: replicas" in lines
+    assert "bounded   no thorough bound of what stays on a device: slots hold replicas" in lines
 
 
 @given(

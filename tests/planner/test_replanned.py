@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from moeplan.errors import InputError, UsageError
+from moeplan.errors import MismatchError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.options import PlacementOptions, Replanned
 from moeplan.planner.report import show_report
@@ -14,6 +14,7 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan, load
+from moeplan.solvers.exflow.replan import reconsider
 from moeplan.solvers.moves import experts_moved
 
 
@@ -77,6 +78,51 @@ def test_the_gain_over_the_plan_in_force_is_the_difference_of_both_on_the_held_o
     assert both.gain.high == pytest.approx(-gain.low)  # type: ignore[operator]
 
 
+def test_moves_are_paid_back_when_the_copies_saved_weigh_as_much_as_the_experts_moved(
+    make_trace: Any, trace: Any, tmp_path: Path
+) -> None:
+    planned(make_trace(samples=40, seed=1), tmp_path / "old.json", objective="copies")
+    plan = planned(trace, tmp_path / "next.json", previous=tmp_path / "old.json", objective="copies")
+    found = options_of(plan)
+    assert found.verdict.metric == "device_copies"
+    assert found.experts_moved > 0
+    assert found.verdict.gain.value > 0
+    vectors = found.experts_moved * 3 * 96
+    assert found.paid_back_tokens == pytest.approx(vectors / (found.verdict.gain.value * 3))  # 3 layers
+    same = planned(trace, tmp_path / "same.json", previous=tmp_path / "next.json", objective="copies")
+    assert options_of(same).paid_back_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "saved"),
+    [
+        ({}, 1),
+        ({"objective": "copies"}, 1),
+        ({"dispatch_model": "standard"}, 2),
+        ({"dispatch_model": "standard", "objective": "hops"}, 1),
+    ],
+    ids=str,
+)
+def test_a_move_is_weighed_at_the_vectors_of_an_expert_over_those_saved_within_a_tenth_of_the_time(
+    trace: Any, old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], saved: int
+) -> None:
+    if "dispatch_model" in changes:
+        old = tmp_path / "old.json"
+        planned(trace, old, seed=1, **changes)
+    asked = list[dict[str, Any]]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        asked.append(options)
+        return reconsider(*args, **options)
+
+    monkeypatch.setattr("moeplan.planner.replanned.reconsider", noted)
+    plan = planned(trace, tmp_path / "next.json", previous=old, horizon_tokens=5e4, time_limit_s=20.0, **changes)
+    assert plan.evaluation is not None
+    (options,) = asked
+    assert options["price"] == pytest.approx(3 * 96 * plan.evaluation.fit.num_tokens / 5e4 / saved)
+    assert options["time_limit_s"] == pytest.approx(2.0)
+
+
 def test_within_a_short_horizon_nothing_moves_and_the_plan_in_force_is_kept(
     trace: Any, old: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +158,7 @@ def test_moves_are_weighed_whatever_is_kept_together_and_told_by_what_each_saves
         planned(trace, tmp_path / "next.json", previous=tmp_path / "old.json", horizon_tokens=horizon, **changes)
         for horizon in (1e9, 1.0)
     )
-    assert options_of(free).experts_moved >= options_of(dear).experts_moved
+    assert options_of(free).experts_moved > options_of(dear).experts_moved
     certify(free, trace.path)
     screen = Console(file=io.StringIO(), width=200)
     show_report(free, tmp_path / "next.json", screen)
@@ -142,7 +188,7 @@ def test_what_cannot_be_re_planned_is_refused(trace: Any, make_trace: Any, old: 
             planned(trace, tmp_path / "no.json", **{"previous": old} | changes)
     with pytest.raises(UsageError, match="beside --from"):
         planned(trace, tmp_path / "no.json", horizon_tokens=9.0)
-    with pytest.raises(InputError, match="expected the same model"):
+    with pytest.raises(MismatchError, match="expected the same model"):
         planned(make_trace(experts=16), tmp_path / "no.json", previous=old)
     planned(trace, tmp_path / "policy.json", strategy="netmoe")
     with pytest.raises(UsageError, match="expected a placement alone"):

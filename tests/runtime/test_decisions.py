@@ -7,7 +7,7 @@ from moeplan.errors import InputError
 from moeplan.files import sha256_file
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.active import activate
-from moeplan.runtime.decisions import Decisions, PipelineDecision, PredictorFile, SamplePolicyDecision
+from moeplan.runtime.decisions import Decisions, PipelineDecision, SamplePolicyDecision, SidecarFile
 from moeplan.runtime.plan import Inputs, Plan, load, save
 from moeplan.traces.model import ModelSpec
 
@@ -44,7 +44,7 @@ def test_degrees_and_policies_survive_the_disk_and_are_part_of_the_hash(tmp_path
         save(plan, tmp_path / "plan.json")
         assert load(tmp_path / "plan.json") == plan
         hashes.add(plan.plan_sha256)
-    plan = made(sample_policy=policy(predictor=PredictorFile(file="p.safetensors", sha256="a" * 64)))
+    plan = made(sample_policy=policy(predictor=SidecarFile(file="p.safetensors", sha256="a" * 64)))
     assert load_again(plan, tmp_path) == plan
     assert len({*hashes, plan.plan_sha256, made().plan_sha256}) == 5
 
@@ -122,7 +122,7 @@ def test_decisions_that_fit_neither_the_model_nor_one_another_are_refused(decisi
 def test_activate_takes_a_predictor_along_only_while_it_has_its_hash(tmp_path: Path, damage: str | None) -> None:
     sidecar = tmp_path / "p.safetensors"
     sidecar.write_bytes(b"numbers")
-    named = PredictorFile(file=sidecar.name, sha256=sha256_file(sidecar))
+    named = SidecarFile(file=sidecar.name, sha256=sha256_file(sidecar))
     save(made(sample_policy=policy(predictor=named)), tmp_path / "plan.json")
     if damage == "changed":
         sidecar.write_bytes(b"others")

@@ -29,7 +29,8 @@ def test_a_plan_that_pays_on_new_text_ends_with_0(moeplan: Any, folder: Path) ->
 def test_one_that_does_not_ends_with_8_its_table_on_stdout_and_its_name_on_stderr(moeplan: Any, folder: Path) -> None:
     done = moeplan("compare", "plan.json", "plain.json", "--trace", "new", cwd=folder, code=8)
     assert "plain.json DOES NOT PAY" in done.stdout
-    assert done.stderr == "moeplan: new shows no benefit of plain.json; re-plan with moeplan solve --trace new\n"
+    again = "moeplan solve --from plain.json --trace new -o next.json"
+    assert done.stderr == f"moeplan: new shows no benefit of plain.json; re-plan: {again}\n"
     found = json.loads(
         moeplan("compare", "plan.json", "plain.json", "--trace", "new", "--json", cwd=folder, code=8).stdout
     )

@@ -113,6 +113,7 @@ REFUSALS = [
     (("solve", "--from", "plan.json", "--strategy", "eplb"), 2, "only exflow re-plans"),
     (("solve", "--cluster", "1x2", "--learning-curve", "--fit-fraction", "1"), 2, "--learning-curve"),
     (("solve", "--cluster", "1x2", "--learning-curve", "-o", "curve.json"), 2, "name it .html"),
+    (("solve", "--cluster", "1x2", "--learning-curve", "-o", "plan.json"), 2, "name it .html"),
     (("profile", "--timeout", "inf"), 2, "1 to 86400"),
     (("profile", "--cluster", "exotic.yaml"), 3, "not YAML"),
     (("trace", "import", "good.npy", "-o", "out", "--num-experts", "0"), 2, "--num-experts"),

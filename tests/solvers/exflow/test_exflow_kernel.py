@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,10 +13,12 @@ from moeplan.solvers.exflow.terms import Terms
 if not COMPILED:
     pytest.skip("numba is not installed", allow_module_level=True)
 
-from moeplan.solvers.exflow.deals import deals_of
+from moeplan.solvers.exflow import kernel
+from moeplan.solvers.exflow.deals import NEVER, STEEPEST, Deals, deals_of, sum_over
 from moeplan.solvers.exflow.draws import exponential
 from moeplan.solvers.exflow.kernel import anneal, descend, resample
 from moeplan.solvers.exflow.pulls import State, swap
+from moeplan.solvers.exflow.rounds import WIDEST
 from moeplan.solvers.exflow.state import state_of
 
 Array = NDArray[Any]
@@ -147,7 +149,7 @@ def test_caps_hold_and_twins_stay_apart_at_every_temperature(temperature: float)
     twin = np.tile([0, 0, 1, 1, 2, 2, -1, -1], (LAYERS, 1))
     load = np.tile([5.0, 5, 4, 4, 3, 3, 1, 1], (LAYERS, 1))
     layout = [np.array([0, 1, 2, 3, 2, 3, 0, 1])] * LAYERS
-    cap = np.full(LAYERS, 8.5)
+    cap, moved = np.full(LAYERS, 8.5), False
     state = state_of(programme, Terms(load=load, cap=cap, twin=twin), layout)
     deals = tuple(deals_of(m, LAYERS) for m in (1, 2))
     for step in range(200):
@@ -156,7 +158,8 @@ def test_caps_hold_and_twins_stay_apart_at_every_temperature(temperature: float)
             assert np.bincount(state.home[layer], load[layer], 4).max() <= 8.5
             for number in range(3):
                 assert len(set(state.home[layer][twin[layer] == number])) == 2
-    assert temperature < 1 or (state.home != layout).any()
+        moved |= bool((state.home != layout)[twin >= 0].any())
+    assert temperature < 1 or moved
 
 
 def test_a_descent_never_loses_value() -> None:
@@ -184,3 +187,105 @@ def test_weights_that_are_no_integers_are_scaled_and_lose_next_to_nothing() -> N
 @given(st.floats(-700, 700))
 def test_the_exponential_is_that_of_the_library(x: float) -> None:
     assert exponential(x) == pytest.approx(np.exp(x), rel=1e-8)
+
+
+def summed(deals: Deals, temperature: float, steepest: float = np.inf, never: float = np.inf) -> Array:
+    """The message of layer 1, every two ways tried; what members gain is cut off at `steepest` from their mean."""
+    bits = np.arange(deals.m)
+    dealt = np.hstack([half[:, None] >> bits & 1 for half in (deals.low, deals.high)])
+    gain = dealt @ (2 * deals.link[0] / temperature)
+    mean = gain.mean(axis=1)
+    base = deals.message[0] / temperature + deals.m * mean
+    base[base <= base.max() - never] = -np.inf
+    total = base[:, None] + np.clip(gain - mean[:, None], -steepest, steepest) @ dealt.T
+    return np.asarray(temperature * np.logaddexp.reduce(total, axis=0) + deals.own[1])
+
+
+def deals_at_random(m: int, worth: float, link: float) -> Deals:
+    rng, deals = np.random.default_rng(m), deals_of(m, 2)
+    deals.message[0], deals.own[1] = rng.random((2, len(deals.low))) * worth
+    deals.link[:] = rng.random(deals.link.shape) * link
+    return deals
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+@pytest.mark.parametrize("worth", [1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("temperature", [1e-3, 1.0])
+def test_messages_are_the_sums_over_all_ways(m: int, worth: float, temperature: float) -> None:
+    deals = deals_at_random(m, worth, 15 * temperature)
+    expected = summed(deals, temperature)
+    sum_over(deals, 0, temperature)
+    assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+@pytest.mark.parametrize("temperature", [1e-3, 1.0])
+def test_weights_of_many_temperatures_are_cut_off_and_overflow_nowhere(m: int, temperature: float) -> None:
+    deals = deals_at_random(m, 1e6, 1e6)
+    expected = summed(deals, temperature, STEEPEST, NEVER)
+    sum_over(deals, 0, temperature)
+    assert np.isfinite(deals.message[1]).all()
+    assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
+    assert WIDEST * STEEPEST < 709  # the largest exponent of a double
+
+
+def test_partners_are_drawn_by_what_pulls_a_random_expert_away() -> None:
+    rng = np.random.default_rng(6)
+    programme = programme_of(rng, [2, 2, 2, 2])
+    state, seed = state_of(programme, Terms(), layout_of(programme, rng)), seed_of(6)
+    pull = np.array([state.pull[layer, :, state.home[layer] == 1] for layer in range(LAYERS)], float)  # [L, 2, D]
+    pull[:, :, 1] = 0
+    expected = (pull / pull.sum(axis=2, keepdims=True)).mean(axis=(0, 1))
+    drawn = np.bincount([kernel._partner(state, 1, seed) for _ in range(20_000)], minlength=4)
+    assert drawn[1] == 0
+    assert drawn / 20_000 == pytest.approx(expected, abs=0.012)
+    assert expected.max() > 1 / 3 + 0.02  # not merely any
+
+
+def test_a_device_that_nothing_pulls_from_gets_any_partner_but_itself() -> None:
+    programme = programme_of(np.random.default_rng(6), [2, 2, 2, 2])
+    weights = [np.zeros((EXPERTS, EXPERTS))] * (LAYERS - 1)
+    nothing = Programme(weights, programme.sizes, programme.slots, programme.near, 4)
+    state, seed = state_of(nothing, Terms(), nothing.first_layout()), seed_of(6)
+    drawn = np.bincount([kernel._partner(state, 2, seed) for _ in range(9000)], minlength=4)
+    assert drawn / 9000 == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3], abs=0.02)
+
+
+def chosen(layer: int, weights: list[Array]) -> Array:
+    """2000 choices of two of the eight experts of each of two devices, after 0, 1, 8 and 9 in the layer before."""
+    programme = Programme(weights, (16,) * 3, np.array([8, 8]), np.eye(2), 2)
+    state, deals, seed, seen = state_of(programme, Terms(), programme.first_layout()), deals_of(2, 3), seed_of(7), []
+    for _ in range(2000):
+        deals.member[layer - 1] = [0, 1, 8, 9]
+        kernel._choose(state, deals, layer, 0, 1, seed)
+        assert deals.side[layer].tolist() == [1, 1, 0, 0]
+        seen.append(deals.member[layer].copy())
+    return np.array(seen)
+
+
+def test_the_most_wished_of_a_few_random_experts_of_each_device_are_chosen() -> None:
+    pulled, linked = np.zeros((16, 16)), np.zeros((16, 16))
+    linked[0, 3] = 10  # links expert 3 of the layer chosen to a member of the layer before, which is on its device
+    pulled[5, 12] = 10  # pulls expert 5 to the other device
+    for layer, weights, threes in ((1, [linked, pulled], 0.5), (0, [pulled, linked], 0.0)):
+        seen = chosen(layer, weights)
+        assert (seen[:, :2] < 8).all()
+        assert (seen[:, 2:] >= 8).all()
+        assert (seen[:, 0] != seen[:, 1]).all()
+        assert (seen[:, 2] != seen[:, 3]).all()
+        among_eight_draws = 1 - (7 / 8) ** 8
+        by_chance = (1 - among_eight_draws) / 7
+        of_five = (1 - threes) * among_eight_draws + threes * by_chance
+        assert (seen[:, 0] == 5).mean() == pytest.approx(of_five, abs=0.04)
+        if layer:
+            assert (seen[:, 0] == 3).mean() == pytest.approx(threes * among_eight_draws, abs=0.04)
+
+
+def test_the_temperature_of_block_moves_falls_geometrically(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, seen = np.random.default_rng(8), []
+    programme = programme_of(rng, [2, 2, 2, 2])
+    state = state_of(programme, Terms(), programme.first_layout())
+    monkeypatch.setattr(kernel, "resample", lambda *given: seen.append(given[4]))
+    interpreted = cast(Any, anneal).py_func
+    interpreted(state, (deals_of(2, LAYERS),), 8, 256.0, 1.0, seed_of(8))
+    assert seen == pytest.approx([256, 128, 64, 32, 16, 8, 4, 2])

@@ -6,7 +6,7 @@ import pytest
 from moeplan.solvers.compiled import COMPILED
 from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.programme import Programme
-from moeplan.solvers.exflow.refinement import num_parts, refined
+from moeplan.solvers.exflow.refinement import MERGE_WORK, num_parts, refined
 from moeplan.solvers.exflow.terms import Terms
 
 if not COMPILED:
@@ -31,6 +31,24 @@ def test_nothing_is_cut_under_caps_or_two_levels_of_links() -> None:
     capped = Terms(load=np.ones((1, 16)), cap=np.full(1, 99.0))
     assert num_parts(programme_of([8, 8]), capped, 4) == 1
     assert num_parts(programme_of([8, 8, 8, 8], group=2), Terms(), 4) == 1
+
+
+def test_putting_parts_together_is_paid_for_and_is_the_same_work_again() -> None:
+    rng, spent = np.random.default_rng(0), list[float]()
+    weights = [rng.integers(0, 9, (16, 16)).astype(float) for _ in range(3)]
+    programme = Programme(weights, (16,) * 4, np.array([8, 8]), np.eye(2), 2)
+
+    def search(programme: Programme, terms: Terms, budget: Budget, *_: object) -> None:
+        budget.spend(budget.left / 2)
+        spent.append(budget.total - budget.left)
+
+    left = []
+    for work in (1e6, 1e9):
+        budget = Budget(work, 60)
+        refined(programme, Terms(), 2, budget, rng, search)
+        left.append(budget.left)
+    assert spent == [5e5, 5e5, 5e8, MERGE_WORK / 2]
+    assert left == [0, 5e8 - MERGE_WORK / 2]
 
 
 @pytest.mark.parametrize("pairs", [False, True])

@@ -10,8 +10,11 @@ from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow
 from moeplan.solvers.cost import hops_kept
+from moeplan.solvers.exflow import replan
+from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.goal import Goal
-from moeplan.solvers.exflow.replan import ALIKE, LITTLE, reconsider
+from moeplan.solvers.exflow.replan import ALIKE, LITTLE, WORK_RATE, reconsider
+from moeplan.solvers.exflow.strategy import ANNEALING_RATE
 from moeplan.solvers.moves import experts_moved, keep_in_place
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement
@@ -137,6 +140,33 @@ def test_a_search_that_was_interrupted_is_not_followed_by_another(rng: np.random
     went = reconsider(weights, cluster, stopped, old)
     assert went.outcome.status is Status.INTERRUPTED
     assert same(went.placement, old) or same(went.placement, keep_in_place(found.placement, old, 4))
+
+
+def test_work_ends_it_the_same_way_again_and_time_only_with_a_word(rng: np.random.Generator) -> None:
+    cluster = Cluster(2, 2)
+    weights, found, old = drifted(cluster, rng)
+    first, again = (reconsider(weights, cluster, found, old, work=2e6, time_limit_s=1e3) for _ in range(2))
+    assert same(first.placement, again.placement)
+    assert first.outcome.status is found.outcome.status is Status.FEASIBLE
+    late = reconsider(weights, cluster, found, old, work=1e12, time_limit_s=1e-9)
+    assert late.outcome.status is Status.TIME_LIMIT
+
+
+def test_it_is_given_less_work_than_a_core_does_in_its_time(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[float]()
+
+    class Noted(Budget):
+        def __init__(self, work: float, time_limit_s: float) -> None:
+            super().__init__(work, time_limit_s)
+            given.append(work / time_limit_s)
+
+    monkeypatch.setattr(replan, "Budget", Noted)
+    cluster = Cluster(1, 4)
+    weights, found, old = drifted(cluster, rng)
+    reconsider(weights, cluster, found, old, time_limit_s=0.5)
+    assert given[0] == WORK_RATE <= ANNEALING_RATE / 2
 
 
 def test_an_optimum_that_is_not_taken_is_no_longer_called_one(rng: np.random.Generator) -> None:

@@ -27,16 +27,16 @@ def replicas_of(placement: Placement, layer: int) -> list[int]:
 
 
 def test_free_slots_hold_what_follows_where_that_keeps_more_than_the_highest_loads(programme: Programme) -> None:
-    found = with_replicas(programme, LAYOUT, LOADS, kept, Budget(0, 60))
+    _, found = with_replicas(programme, LAYOUT, LOADS, kept, Budget(0, 60))
     assert kept(found) == WEIGHT.sum()
     assert [replicas_of(found, layer) for layer in (0, 1)] == [[0, 2], [0, 2]]
 
 
 def test_free_slots_hold_the_highest_loads_where_that_is_worth_no_less(programme: Programme) -> None:
-    found = with_replicas(programme, LAYOUT, LOADS, lambda _: 0.0, Budget(0, 60))
+    _, found = with_replicas(programme, LAYOUT, LOADS, lambda _: 0.0, Budget(0, 60))
     assert all(3 in replicas_of(found, layer) for layer in (0, 1))
 
 
 def test_out_of_time_free_slots_hold_what_follows(programme: Programme) -> None:
-    found = with_replicas(programme, LAYOUT, LOADS, lambda _: 0.0, Budget(0, 0))
+    _, found = with_replicas(programme, LAYOUT, LOADS, lambda _: 0.0, Budget(0, 0))
     assert kept(found) == WEIGHT.sum()

@@ -1,6 +1,6 @@
 """Draw docs/pictures/*.svg of the ExFlow page: real routing placed, and two searches second by second.
 
-Run: python -m docs.pictures [--seconds S] [--data FOLDER]
+Run: python -m docs.draw [--seconds S] [--data FOLDER]
 
 Legend: W transitions `[L-1, E, E]`; D devices.
 """
@@ -32,7 +32,7 @@ from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.placement import Placement
 
 Array = np.ndarray
-FOLDER = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).with_name("pictures")
 DEVICES, SEEDS = 8, 3
 RANDOM, SEED = "24x64x16", 4
 BLUE, RED, GREEN = (color for color, _ in STYLES[:3])
@@ -166,18 +166,18 @@ def _trails(panel: Any, sweeps: Trail, annealing: list[Trail], best: float | Non
     """Draw one panel of searches as steps and the best known; the bound, far above, in words."""
     end = max(trail.seconds for trail in annealing)
     if best is not None:
-        panel.axhline(best, color=GREEN, linestyle="-.", linewidth=1.2, label=f"best known: {best:.1%}")
-    found = f"{min(trail.kept for trail in annealing):.1%} to {max(trail.kept for trail in annealing):.1%}"
+        panel.axhline(best, color=GREEN, linestyle="-.", linewidth=1.2, label=f"best known: {best:.2%}")
+    found = f"{min(trail.kept for trail in annealing):.2%} to {max(trail.kept for trail in annealing):.2%}"
     labels = [
         f"annealing, {len(annealing)} seeds: {found}",
         *[None] * (len(annealing) - 1),
-        f"sweeps: {sweeps.kept:.1%}",
+        f"sweeps: {sweeps.kept:.2%}",
     ]
     for trail, label in zip([*annealing, sweeps], labels, strict=True):
         times, kept = zip(*trail.steps, strict=True)
         color = RED if trail is sweeps else BLUE
         panel.step([*times, end], [*kept, kept[-1]], where="post", color=color, linewidth=1.2, label=label)
-    panel.plot([], [], " ", label=f"simple bound, above: {sweeps.bound:.1%}")
+    panel.plot([], [], " ", label=f"simple bound, above: {sweeps.bound:.2%}")
     panel.set(xscale="log", xlabel="CPU seconds of all threads")
     panel.xaxis.set_major_formatter("{x:g}")
     panel.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17))

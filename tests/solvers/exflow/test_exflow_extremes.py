@@ -1,0 +1,49 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import exflow
+from moeplan.solvers.exflow import strategy
+from moeplan.solvers.outcome import Status
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-180, 1e180, 1e300])
+def test_weights_of_any_size_give_the_placement_and_the_bound_of_weights_near_one(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    weights, pairs = rng.random((3, 6, 6)), rng.random((4, 6, 6))
+    for slots in (2, [1, 3, 2]):
+        near, far = (
+            exflow.solve(weights * unit, Cluster(1, 3), coactivation=pairs * unit, slots=slots, work=2e7).outcome
+            for unit in (1, scale)
+        )
+        assert far.objective.value == pytest.approx(near.objective.value, rel=1e-9)
+        assert far.bound == pytest.approx(near.bound, rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["ortools", "pulp"])
+def test_the_papers_stages_place_on_clusters_with_nodes_that_hold_nothing(backend: Any) -> None:
+    found = exflow.solve(
+        np.ones((1, 2, 2)), Cluster(2, 2), slots=[0, 0, 1, 1], method="paper", backend=backend, time_limit_s=20
+    )
+    assert sorted(found.placement.device_of_slot.tolist()) == [2, 3]
+
+
+@pytest.mark.parametrize("phase", ["_bound", "with_replicas", "anneal_replicas"])
+def test_ctrl_c_in_any_phase_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    real, calls = getattr(strategy, phase), []
+
+    def interrupted(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(strategy, phase, interrupted)
+    weights = np.random.default_rng(1).random((3, 8, 8))
+    found = exflow.solve(weights, Cluster(1, 4), slots=3, work=2e7)
+    assert found.outcome.status is Status.INTERRUPTED
+    assert found.outcome.bound is not None
+    assert found.outcome.bound >= found.outcome.objective.value
+    assert found.placement.num_slots == 12

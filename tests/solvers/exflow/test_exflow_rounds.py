@@ -1,0 +1,221 @@
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from moeplan.solvers.compiled import COMPILED
+from moeplan.solvers.exflow.budget import Budget
+from moeplan.solvers.exflow.programme import Layout, Programme
+from moeplan.solvers.exflow.search import Incumbent
+from moeplan.solvers.exflow.terms import Terms
+
+if not COMPILED:
+    pytest.skip("numba is not installed", allow_module_level=True)
+
+from moeplan.solvers.exflow import rounds
+from moeplan.solvers.exflow.rounds import anneal_rounds, weight_unit
+
+Array = NDArray[Any]
+Gain = Callable[[int], float]
+
+
+def programme_of(slots: list[int], num_layers: int = 4, seed: int = 0) -> Programme:
+    num_experts, rng = sum(slots), np.random.default_rng(seed)
+    weights = [rng.integers(0, 50, (num_experts, num_experts)).astype(float) for _ in range(num_layers - 1)]
+    return Programme(weights, (num_experts,) * num_layers, np.array(slots), np.eye(len(slots)), len(slots))
+
+
+def blocks(num_layers: int = 4) -> tuple[Programme, Layout]:
+    """Four groups of two experts that follow each other, and the best layout, which keeps all."""
+    weights: list[Array] = [np.kron(np.eye(4), np.ones((2, 2)))] * (num_layers - 1)
+    programme = Programme(weights, (8,) * num_layers, np.full(4, 2), np.eye(4), 4)
+    return programme, programme.first_layout()
+
+
+def new_rounds(programme: Programme, budget: Budget, incumbent: Incumbent | None = None) -> rounds._Rounds:
+    rng = np.random.default_rng(0)
+    return rounds._Rounds(programme, Terms(), budget, rng, incumbent or Incumbent(programme))
+
+
+TWO_LEVELS = np.kron(np.eye(2), np.full((2, 2), 4.0)) + 3 * np.eye(4)  # 7 on a device, 4 on a node
+
+
+def test_the_unit_is_the_mean_root_mean_square_of_both_axes_times_what_a_device_is_worth_more_than_its_node() -> None:
+    weights = [np.array([[3.0, 4.0], [0.0, 5.0]])]
+    rows, columns = [12.5**0.5, 12.5**0.5], [4.5**0.5, 20.5**0.5]
+    programme = Programme(weights, (2, 2), np.array([1, 1, 0, 0]), TWO_LEVELS, 2)
+    assert weight_unit(programme, Terms()) == pytest.approx(3 * np.mean(rows + columns))
+    beside = np.array([[[0.0, 2.0], [2.0, 0.0]]] * 2)
+    assert weight_unit(programme, Terms(beside=beside)) == pytest.approx(3 * np.mean(rows + columns + [2**0.5] * 8))
+    for group in (1, 4):  # one level
+        programme = Programme(weights, (2, 2), np.array([1, 1, 0, 0]), 7 * np.eye(4), group)
+        assert weight_unit(programme, Terms()) == pytest.approx(7 * np.mean(rows + columns))
+    assert weight_unit(Programme([], (2,), np.array([1, 1]), np.eye(2), 2), Terms()) == 1
+    assert weight_unit(Programme([np.zeros((2, 2))], (2, 2), np.array([1, 1]), np.eye(2), 2), Terms()) == 1
+
+
+class Book(rounds._Rounds):
+    """Rounds that write down what they are asked for, the work of starts spent and the others' not."""
+
+    entries: list[tuple[str, float, float, float]]  # what, its work, what it leaves, what is left before it
+    gain: Gain
+
+    def start(self, work: float) -> None:
+        self.entries.append(("start", work, 0.0, self._budget.left))
+        self._budget.spend(work)
+        self._incumbent.value += self.gain(len(self.entries))
+
+    def reheat(self, work: float, last: float) -> None:
+        self.entries.append(("reheat", work, last, self._budget.left))
+
+
+def booked(
+    monkeypatch: pytest.MonkeyPatch, work: float, gain: Gain = lambda _: 0.0, *, fresh: bool = True
+) -> list[tuple[str, float, float, float]]:
+    """What rounds ask for."""
+    monkeypatch.setattr(rounds, "_Rounds", Book)
+    monkeypatch.setattr(Book, "entries", [], raising=False)
+    monkeypatch.setattr(Book, "gain", staticmethod(gain), raising=False)
+    programme = programme_of([2] * 4)
+    anneal_rounds(programme, Terms(), Budget(work, 600), np.random.default_rng(0), Incumbent(programme), fresh=fresh)
+    return Book.entries
+
+
+def test_fresh_starts_grow_after_a_quick_one_until_eight_rounds_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = booked(monkeypatch, 1e15)
+    assert [what for what, *_ in entries] == ["start", *["start", "reheat"] * 8, "reheat"]
+    quick, *starts = [work for what, work, *_ in entries if what == "start"]
+    assert quick == pytest.approx(starts[0] / 16)
+    assert starts == pytest.approx([starts[0] * 1.4**i for i in range(8)])
+    reheats = [work for what, work, *_ in entries if what == "reheat"]
+    assert reheats == pytest.approx([length * 0.2 for length in [*starts, starts[-1] * 1.4]])
+
+
+def test_a_gain_starts_the_patience_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = booked(monkeypatch, 1e15, lambda entry: float(entry == 10))  # the fifth round's start
+    assert sum(what == "start" for what, *_ in entries) == 1 + 5 + 8
+
+
+def test_rounds_leave_three_tenths_of_the_work_to_the_last_reheat_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = 1e6
+    *before, (what, _, leaves, left) = booked(monkeypatch, total)
+    assert (what, leaves) == ("reheat", 0)
+    assert 0 < left <= 0.3 * total
+    for what, work, leaves, left in before[1:]:
+        if what == "start":
+            assert left > 0.3 * total
+            assert work <= 0.6 * left
+        else:
+            assert leaves == 0.3 * total
+    assert before[1][1] == pytest.approx(0.6 * before[1][3])  # less than the first start would have liked
+
+
+def test_without_fresh_starts_there_is_one_reheat_with_all_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [(what, leaves) for what, _, leaves, _ in booked(monkeypatch, 1e9, fresh=False)] == [("reheat", 0)]
+
+
+def test_the_last_reheat_begins_with_the_best_of_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    programme, best = blocks()
+    bad = [np.roll(device_E, layer) for layer, device_E in enumerate(best)]
+    heated: list[float] = []
+
+    def cooled(self: rounds._Rounds, hot: float, work: float) -> list[Layout]:
+        self._budget.spend(work)
+        heated.append(programme.value(self._layout))
+        return [bad]
+
+    monkeypatch.setattr(rounds._Rounds, "_cooled", cooled)
+    monkeypatch.setattr(rounds, "recombine", lambda *given: given[2][0])
+    incumbent = Incumbent(programme, start=best)
+    anneal_rounds(programme, Terms(), Budget(1e15, 600), np.random.default_rng(0), incumbent)
+    assert incumbent.value == programme.value(best) == 48
+    assert programme.value(bad) < 48
+    reheats = 1 + 8 * (1 + rounds.STALE)  # the quick start's, then every round's start and reheats
+    assert heated[2] < 48  # a reheat of the first round
+    assert heated[reheats:] == [48] * rounds.STALE
+
+
+def test_a_reheat_recombines_what_the_threads_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    programme, best = blocks()
+    other = np.array([3, 1, 2, 0])  # the same partition by other names
+    wrong = np.tile(np.arange(4), 2)
+    halves: list[Layout] = [[best[0], best[1], wrong, wrong], [wrong, wrong, other[best[2]], other[best[3]]]]
+
+    def cooled(self: rounds._Rounds, hot: float, work: float) -> list[Layout]:
+        self._budget.spend(self._budget.left)
+        return halves
+
+    monkeypatch.setattr(rounds._Rounds, "_cooled", cooled)
+    incumbent = Incumbent(programme, start=[wrong] * 4)
+    new_rounds(programme, Budget(1e9, 600), incumbent).reheat(1e6, 0.0)
+    assert max(programme.value(half) for half in halves) < incumbent.value == 48
+
+
+def temperatures(monkeypatch: pytest.MonkeyPatch, act: Callable[[rounds._Rounds], Any]) -> tuple[float, float]:
+    """The first and last temperature of a thread, in units of the weights, of what is done."""
+    programme, seen = programme_of([2] * 4), []
+    monkeypatch.setattr(rounds, "WORKERS", 1)
+    monkeypatch.setattr(rounds, "anneal", lambda *given: seen.append(given[3:5]))
+    act(new_rounds(programme, Budget(1e9, 600)))
+    unit = weight_unit(programme, Terms())
+    return seen[0][0] / unit, seen[-1][1] / unit
+
+
+def test_a_reheat_is_warm_enough_to_move_experts_and_too_cold_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    hot, cold = temperatures(monkeypatch, lambda rounds: rounds.start(1e8))
+    warm, end = temperatures(monkeypatch, lambda rounds: rounds.reheat(1e8, 9e8))
+    assert cold == pytest.approx(end)
+    assert 1.5 * cold < warm < hot / 1.2
+    assert [hot, cold] == pytest.approx([1.4, 0.45])
+
+
+def test_a_round_cools_down_in_steps_that_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    programme, seen = programme_of([2] * 4), []
+    monkeypatch.setattr(rounds, "WORKERS", 1)
+    monkeypatch.setattr(rounds, "CHUNK", 1e6)
+    monkeypatch.setattr(rounds, "anneal", lambda *given: seen.append(given[3:5]))
+    new_rounds(programme, Budget(1e9, 1e6)).start(1e7)
+    assert len(seen) == 10
+    for (_, end), (begin, _) in itertools.pairwise(seen):
+        assert begin == pytest.approx(end)
+    assert all(here > there for here, there in seen)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_cools_down_ends_where_no_swap_gains(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    programme = programme_of([4, 4], seed=seed)
+    monkeypatch.setattr(rounds, "COLD", 1e3)  # random up to the descent
+    for layout in new_rounds(programme, Budget(1e9, 600))._cooled(1e3, 1e7):
+        value = programme.value(layout)
+        for layer, device_E in enumerate(layout):
+            for a, b in np.ndindex(8, 8):
+                swapped = device_E.copy()
+                swapped[[a, b]] = device_E[[b, a]]
+                assert programme.value([*layout[:layer], swapped, *layout[layer + 1 :]]) <= value
+
+
+@pytest.mark.parametrize("moves", [3, 28, 1000])
+def test_all_that_a_thread_does_is_charged(monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
+    programme, annealed, descended = programme_of([2] * 8), [], []
+    monkeypatch.setattr(rounds, "WORKERS", 1)
+    monkeypatch.setattr(rounds, "anneal", lambda *given: annealed.append(given[2]))
+    monkeypatch.setattr(rounds, "descend", lambda *given: descended.append(7 - given[2]))
+    budget = Budget(1e12, 600)
+    found = new_rounds(programme, budget)
+    found._cooled(1.4, (moves - 0.5) * found.cost)
+    charged = (budget.total - budget.left) / found.cost
+    assert sum(annealed) == moves
+    assert charged == pytest.approx(moves - 0.5 + min(moves - 0.5, 28))
+    assert min(moves, 28) <= sum(descended) < min(moves, 28) + 7  # pairs of devices; one device's are not split
+    assert moves < 28 or sum(descended) == 28
+
+
+def test_nothing_is_done_or_charged_where_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    programme = programme_of([2] * 4)
+    for budget in (Budget(0, 600), Budget(1e9, 0)):
+        left = budget.left
+        assert new_rounds(programme, budget)._cooled(1.4, 1e6) == []
+        assert budget.left == left
