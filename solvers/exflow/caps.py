@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..outcome import ROUNDING
+from .cp_sat import solved
 from .programme import Layout
 
 __all__ = ["cap_of", "capped_layout", "evened"]
@@ -108,11 +109,9 @@ def _evenest(
         model.add(sum(on_D[device] for on_D in x) <= slots)
         model.add(sum(unit * on_D[device] for unit, on_D in zip(units_E, x, strict=True)) <= highest)
     model.minimize(highest)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(deadline - time.perf_counter(), 0.01)
-    solver.parameters.num_workers = 1  # repeatable
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    best = solved(model, time_limit_s=max(deadline - time.perf_counter(), 0.01))
+    if best is None:
         return start_E, False
+    solver, proven = best
     found = np.array([[solver.value(on) for on in on_D] for on_D in x]).argmax(axis=1)
-    return found, status == cp_model.OPTIMAL
+    return found, proven

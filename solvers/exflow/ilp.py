@@ -11,6 +11,7 @@ import numpy as np
 
 from ..cbc import cbc
 from .budget import Budget
+from .cp_sat import solved
 from .programme import Layout, Programme
 
 __all__ = ["Backend", "IlpResult", "solve_ilp"]
@@ -96,15 +97,12 @@ def _ortools(programme: Programme, start: Layout, budget: Budget, seed: int) -> 
             model.add(left >= sum(here[d] - there[d] for d in run))  # (3), (4)
     scale = _integer_scale(losses)
     model.minimize(sum(int(loss * scale) * left for loss, left in zip(losses, leaves, strict=True)))
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = budget.remaining_s
-    solver.parameters.random_seed = seed % 2**31
-    solver.parameters.num_workers = 1  # repeatable
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    found = solved(model, time_limit_s=budget.remaining_s, seed=seed)
+    if found is None:
         return _NOTHING
+    solver, proven = found
     layout = _layout(x, solver.value)
-    return IlpResult(layout, _most(programme) - solver.best_objective_bound / scale, status == cp_model.OPTIMAL)
+    return IlpResult(layout, _most(programme) - solver.best_objective_bound / scale, proven)
 
 
 def _integer_scale(losses: list[float]) -> float:

@@ -37,7 +37,7 @@ def trace(make_trace: Any) -> Any:
 def home(trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plans by three strategies."""
     folder = tmp_path_factory.mktemp("plans")
-    planned(trace, folder / "exflow.json")
+    planned(trace, folder / "exflow.json", objective="copies")
     planned(trace, folder / "eplb.json", strategy="eplb", redundant=4)
     planned(trace, folder / "contiguous.json", strategy="contiguous")
     return folder
@@ -260,7 +260,10 @@ def test_a_forged_step_size_is_one_clear_line(trace: Any, home: Path, tmp_path: 
 
 
 def test_its_json_form_is_finite_and_holds_every_plans_verdict(trace: Any, home: Path) -> None:
-    found = as_dict(compare([home / "exflow.json", home / "contiguous.json"], trace.path))
+    compared = compare([home / "eplb.json", home / "contiguous.json"], trace.path)
+    found = as_dict(compared)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert [one["verdict"]["value"] for one in found["plans"]] == ["benefit", "none"]
-    assert found["no_longer_pay"] == [str(home / "contiguous.json")]
+    verdicts = [one["verdict"]["value"] for one in found["plans"]]
+    assert verdicts == [one.verdict.value for one in compared.compared]
+    assert verdicts[1] == "none"
+    assert found["no_longer_pay"] == compared.failing

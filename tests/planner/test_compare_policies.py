@@ -43,7 +43,7 @@ def home(trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     planned(trace, folder / "policy.json")
     planned(trace, folder / "eplb.json", strategy="eplb")
     planned(trace, folder / "on.json", on=folder / "eplb.json")
-    planned(trace, folder / "exflow.json", strategy="exflow")
+    planned(trace, folder / "exflow.json", strategy="exflow", objective="copies")
     planned(trace, folder / "contiguous.json", strategy="contiguous")
     return folder
 

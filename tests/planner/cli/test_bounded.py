@@ -18,7 +18,7 @@ THOROUGH = ["--time-limit", "1", "--bound", "thorough", "--fit-fraction", "1"]
 def home(moeplan: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trace of 24 experts that follow each other loosely."""
     folder, rng = tmp_path_factory.mktemp("bounded"), np.random.default_rng(1)
-    ids = np.cumsum(rng.geometric(0.2, (4000, 6)), axis=1) % 24
+    ids = np.cumsum(rng.geometric(0.2, (4000, 18)), axis=1) % 24
     np.save(folder / "ids.npy", ids[:, :, None].astype(np.uint8))
     moeplan("trace", "import", "ids.npy", "-o", "traces", "--num-experts", "24", cwd=folder)
     return folder
@@ -40,7 +40,7 @@ def test_a_bound_that_stays_simple_says_why(moeplan: Any, home: Path) -> None:
 def test_ctrl_c_during_the_bound_ends_with_130_and_keeps_the_plan_with_its_bound(moeplan: Any, home: Path) -> None:
     command = [sys.executable, "-m", "moeplan.planner.cli", "solve", "--cluster", "1x3", *THOROUGH, "-o", "cut.json"]
     process = subprocess.Popen(command, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(15)
+    time.sleep(12)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     pressed = time.monotonic()

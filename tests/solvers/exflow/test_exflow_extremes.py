@@ -1,3 +1,6 @@
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -47,3 +50,30 @@ def test_ctrl_c_in_any_phase_gives_the_best_so_far(monkeypatch: pytest.MonkeyPat
     assert found.outcome.bound is not None
     assert found.outcome.bound >= found.outcome.objective.value
     assert found.placement.num_slots == 12
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+import numpy as np
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import exflow
+
+rng = np.random.default_rng(0)
+loads = np.ones((2, 6))
+loads[0] = [6, 5, 4, 3, 2, 1]
+exflow.solve(rng.random((1, 6, 6)), Cluster(1, 3), loads=loads, max_load=1.01, work=1e6)  # evened by CP-SAT
+threading.Timer(4, os.kill, (os.getpid(), signal.SIGINT)).start()
+started = time.perf_counter()
+found = exflow.solve(rng.random((11, 12, 12)), Cluster(1, 4), method="ilp", time_limit_s=300)
+print(found.outcome.status, time.perf_counter() - started < 60)
+"""
+
+
+def test_ctrl_c_within_the_integer_programme_stops_it_and_keeps_the_best() -> None:
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=ctrl_c_heard)
+    assert done.stdout == "interrupted True\n", done.stderr
+
+
+def ctrl_c_heard() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
