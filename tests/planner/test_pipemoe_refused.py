@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moeplan.errors import InputError, UsageError
+from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.profilers.cluster import Cluster
 from tests.planner.pipelines import make_plan, placed
 
@@ -67,7 +67,7 @@ def test_decisions_that_do_not_go_together_are_refused_by_name(
 def test_a_base_of_another_model_is_refused(make_trace: Any, make_profile: Any, tmp_path: Path) -> None:
     profile = make_profile()
     on = placed(make_trace(samples=40), profile, tmp_path / "base.json")
-    with pytest.raises(InputError, match="same model"):
+    with pytest.raises(MismatchError, match="same model"):
         make_plan(make_trace(samples=40, layers=4), profile, on=on)
 
 
