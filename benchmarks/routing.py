@@ -31,6 +31,10 @@ class Routing:
         """Those of some tokens, by places or mask."""
         return transitions(self.ids[kept], self.num_experts)
 
+    def even(self) -> Array:
+        """Whether a token is of an even sample, `[T]`."""
+        return np.asarray(self.sample % 2 == 0)
+
     def half(self, seed: int) -> Array:
         """Whether a token is of the half of the samples that is fitted, `[T]`."""
         samples, of_sample = np.unique(self.sample, return_inverse=True)

@@ -55,7 +55,7 @@ class Placed:
         if not (data / GPT_OSS).exists():
             raise InputError(f"no {GPT_OSS} in {data}; expected the recorded routing there: name its folder by --data")
         routing = gpt_oss(data)
-        even = routing.sample % 2 == 0
+        even = routing.even()
         fit, unseen = routing.transitions(even), routing.transitions(~even)
         return cls(fit, unseen, swept(fit, DEVICES), [annealed(fit, DEVICES, seconds, seed) for seed in range(SEEDS)])
 

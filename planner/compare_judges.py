@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
-from ..traces.count_form import CountTrace
-from ..traces.reader import Trace, open_trace
+from ..traces.count_form import CountTrace, of_tokens
+from ..traces.reader import Trace
 from ..traces.split import fitted
 from .entry import Entry
 from .netmoe.roll import Roll, call_roll
@@ -73,7 +73,7 @@ class Judges:
             place = np.flatnonzero(unseen_I | ~unseen_I.any())
             called = Called(roll, place)
             return cls(roll.cohort(place, **size), "sample", int((~unseen_I).sum()), not unseen_I.any(), called)
-        trace = source if isinstance(source, Trace) else open_trace(source.path)  # which says that it cannot be counts
+        trace = of_tokens(source)
         surveyed = survey(trace, phases=phases or None)
         unseen_U = np.ones(len(surveyed.unit_ids), np.bool_)
         for split in (entry.split_of(source.sha256) for entry in entries):

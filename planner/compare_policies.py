@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError, UsageError
-from ..files import size_of
 from .compare_setting import Setting
 from .entry import Entry
 from .evaluate import Replayed
 from .netmoe.counted import Counted, count_samples
 from .netmoe.online import METHODS
-from .netmoe.predictor import MAX_BYTES, Predictor
+from .netmoe.predictor import Predictor, read_predictor
 from .netmoe.run import Run
 
 __all__ = ["moved"]
@@ -80,9 +79,7 @@ def _predictor(entry: Entry) -> Predictor | None:
     if policy.predictor is None:
         return None
     path = Path(entry.path).parent / policy.predictor.file
-    if (size := size_of(path, what="the plan's predictor")) > MAX_BYTES:
-        raise InputError(f"{path}: {size:,} bytes; expected a predictor of at most {MAX_BYTES:,}")
-    contents = path.read_bytes()
+    contents = read_predictor(path)
     if hashlib.sha256(contents).hexdigest() != policy.predictor.sha256:
         raise InputError(f"{path}: another predictor than the plan's; expected it as moeplan solve wrote it")
     return Predictor.from_bytes(contents, (model.num_layers - 1, model.num_experts, entry.plan.cluster.num_devices))

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..profilers.cluster import Cluster
-from ..traces.count_form import CountTrace
+from ..traces.count_form import CountTrace, of_tokens
 from ..traces.model import ModelSpec
-from ..traces.reader import Trace, open_trace
+from ..traces.reader import Trace
 from .compare_judges import Judges
 from .request import Phase
 from .speeds import Speeds
@@ -37,4 +37,4 @@ class Setting:
     @property
     def trace(self) -> Trace:
         """The trace of tokens; refused in count form."""
-        return self.source if isinstance(self.source, Trace) else open_trace(self.source.path)
+        return of_tokens(self.source)

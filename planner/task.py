@@ -17,9 +17,9 @@ from ..runtime.decisions import DispatchModel
 from ..runtime.plan import Plan
 from ..solvers import contiguous
 from ..solvers.placement import Placement, slots_for
-from ..traces.count_form import CountTrace, open_any
+from ..traces.count_form import CountTrace, of_tokens, open_any
 from ..traces.model import ModelSpec
-from ..traces.reader import Trace, open_trace
+from ..traces.reader import Trace
 from .options import EvaluationOptions
 from .request import Request
 from .speeds import Speeds
@@ -74,8 +74,7 @@ class Task:
     @property
     def trace(self) -> Trace:
         """The trace, refused in count form."""
-        found = self.source
-        return found if isinstance(found, Trace) else open_trace(found.path)
+        return of_tokens(self.source)
 
     @cached_property
     def surveyed(self) -> Survey:

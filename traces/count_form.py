@@ -28,7 +28,7 @@ from .validity import check_counts
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["CountTable", "CountTrace", "condense", "open_any", "read_counts", "tabulate", "write_counts"]
+__all__ = ["CountTable", "CountTrace", "condense", "of_tokens", "open_any", "read_counts", "tabulate", "write_counts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,11 @@ def read_counts(path: str | os.PathLike[str]) -> CountTrace:
 def open_any(path: str | os.PathLike[str]) -> Trace | CountTrace:
     """The trace of either form in a directory, a file or at a URI; errors as in `open_trace`."""
     return read_counts(path) if form_of(path) == "counts" else open_trace(path)
+
+
+def of_tokens(trace: Trace | CountTrace) -> Trace:
+    """The trace itself; of counts `open_trace` says that they hold no tokens."""
+    return trace if isinstance(trace, Trace) else open_trace(trace.path)
 
 
 def write_counts(directory: str | os.PathLike[str], meta: TraceMeta, tables: Iterable[CountTable]) -> tuple[Path, ...]:

@@ -40,7 +40,7 @@ class _Case:
 def _real(settings: Settings) -> Iterator[_Case]:
     def even() -> Array:
         routing = gpt_oss(settings.data)
-        return routing.transitions(routing.sample % 2 == 0)
+        return routing.transitions(routing.even())
 
     limits = (3.0, 20.0) if settings.quick else (20.0, 600.0)
     for devices in DEVICES[2 if settings.quick else 0 :]:

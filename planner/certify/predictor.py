@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError, InputError
-from ...files import size_of
 from ...runtime.plan import Plan
-from ..netmoe.predictor import MAX_BYTES, Predictor
+from ..netmoe.predictor import Predictor, read_predictor
 from .census import Census, Sent
 from .certificate import Certificate
 from .policy_structure import decision_of
@@ -30,7 +29,7 @@ def predictors_of(
     named = decision_of(plan).predictor
     if named is None:
         return {"plan": None, "contiguous": None}
-    contents = _read(folder / named.file)
+    contents = read_predictor(folder / named.file)
     if hashlib.sha256(contents).hexdigest() != named.sha256:
         raise CertificationError(f"{folder / named.file}: another predictor than the plan's; re-run moeplan solve")
     try:
@@ -39,13 +38,6 @@ def predictors_of(
         raise CertificationError(f"{folder / named.file}: {error}") from error
     certificate.checks.append("predictor")
     return {"plan": per_pair, "contiguous": _fitted_again(plan, census.sent["contiguous"], census)}
-
-
-def _read(path: Path) -> bytes:
-    """The bytes of a predictor beside its plan."""
-    if (size := size_of(path, what="the plan's predictor")) > MAX_BYTES:
-        raise InputError(f"{path}: {size:,} bytes; expected a predictor of at most {MAX_BYTES:,}")
-    return path.read_bytes()
 
 
 def _check(contents: bytes, plan: Plan, sent: Sent, census: Census) -> NDArray[np.float32]:

@@ -7,14 +7,16 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
+from ...files import size_of
 from .counted import Counted, SampleTraffic
 
-__all__ = ["MAX_BYTES", "Predictor", "fit_predictor"]
+__all__ = ["MAX_BYTES", "Predictor", "fit_predictor", "read_predictor"]
 
 RIDGE = 0.03  # of the mean square of an expert's pairs
 MAX_BYTES = 2**30
@@ -71,6 +73,19 @@ class Predictor:
         if not np.isfinite(per_pair).all():
             raise InputError(f"predictor with numbers that are not finite; {expected}")
         return cls(per_pair)
+
+
+def read_predictor(path: Path) -> bytes:
+    """The bytes of a predictor beside its plan.
+
+    Raises
+    ------
+    InputError
+        There is none, or one too large.
+    """
+    if (size := size_of(path, what="the plan's predictor")) > MAX_BYTES:
+        raise InputError(f"{path}: {size:,} bytes; expected a predictor of at most {MAX_BYTES:,}")
+    return path.read_bytes()
 
 
 def fit_predictor(counted: Counted, traffic: SampleTraffic, fitted_I: NDArray[np.bool_], top_k: int) -> Predictor:

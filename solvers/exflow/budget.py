@@ -11,7 +11,7 @@ class Budget:
     Parameters
     ----------
     work
-        Cells of the assignment matrices that may be solved: the same for every run.
+        Cells of the assignment matrices that may be solved, or nanoseconds of annealing a thread (`rounds`).
     time_limit_s
         Seconds from now.
     """

@@ -13,7 +13,7 @@ from .programme import Layout, Programme
 from .search import Incumbent
 from .terms import Terms
 
-__all__ = ["Stage", "staged"]
+__all__ = ["Stage", "fill_node", "staged"]
 
 NODE_SHARE = 0.7  # of the budget; the rest goes to the devices inside the nodes
 Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], None]
@@ -69,11 +69,16 @@ def staged(
     return layout, (after_nodes, Stage.of("devices", programme, terms, layout))
 
 
+def fill_node(layout: Layout, member: Layout, inside: Layout, first: int) -> None:
+    """Give a node's experts the devices that they have inside it, counted from its `first`, in place."""
+    for device_E, member_E, inside_E in zip(layout, member, inside, strict=True):
+        device_E[member_E] = first + inside_E
+
+
 def _fill(layout: Layout, members: list[Layout], inside: list[Layout], group: int) -> None:
     """Give every node's experts their devices, in place."""
     for node, (member, within) in enumerate(zip(members, inside, strict=True)):
-        for device_E, member_E, inside_E in zip(layout, member, within, strict=True):
-            device_E[member_E] = node * group + inside_E
+        fill_node(layout, member, within, node * group)
 
 
 def _solved(

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from .hierarchy import fill_node
 from .ilp import Backend, IlpResult, solve_ilp
 from .programme import Layout, Programme
 
@@ -38,8 +39,7 @@ def solve_paper(programme: Programme, backend: Backend, *, time_limit_s: float, 
         share_s = max(deadline - time.perf_counter(), 0.0) / (num_nodes - node)
         inside, optimal = _stage(programme.inside(node, members), backend, share_s, seed)
         proven &= optimal
-        for device_E, member_E, inside_E in zip(layout, members, inside, strict=True):
-            device_E[member_E] = node * group + inside_E
+        fill_node(layout, members, inside, node * group)
     return IlpResult(layout, np.inf, proven)
 
 

@@ -23,6 +23,7 @@ from .budget import Budget
 from .caps import cap_of, evened
 from .problem import Problem
 from .programme import Layout, Programme
+from .search import compiled_s
 from .sweeps import OVERHEAD, gains
 from .terms import Terms
 
@@ -36,7 +37,6 @@ STALE = 6  # reheatings without gain end a search
 CHUNK = 50  # block moves between looks at the clock
 WORK_RATE = 4e8  # a second of the time limit, half of what a core does or less, so that idle machines end by work
 PER_CELL = 20  # work of annealing that a cell of an assignment matrix amounts to
-WIDEST = 4  # experts dealt from each of two devices
 MOST_PULL = 2**30 - 1  # beside a pull of as much it fits into an int32
 
 
@@ -85,7 +85,7 @@ def reconsider(
     A move is a swap, and the price one more pull of its old home on every expert. `old` itself stays where less than
     LITTLE is gained.
     """
-    compiled_s, started = _compiled(), time.perf_counter()
+    compiling_s, started = compiled_s(), time.perf_counter()
     renamed = keep_in_place(found.placement, old, cluster.devices_per_node)
     if renamed.has_replicas or renamed.slots.tolist() != old.slots.tolist():
         if price:
@@ -105,7 +105,7 @@ def reconsider(
     layout, status = _searched(weighed, _layout(renamed), budget, np.random.default_rng(seed), found.outcome.status)
     sets = [[np.flatnonzero(home_E == d).tolist() for d in range(old.num_devices)] for home_E in layout]
     placement = Placement.from_sets(sets, old.num_experts)
-    outcome = dataclasses.replace(found.outcome, status=status, compiled_s=found.outcome.compiled_s + compiled_s)
+    outcome = dataclasses.replace(found.outcome, status=status, compiled_s=found.outcome.compiled_s + compiling_s)
     outcome = _outcome(problem, placement, outcome, budget, started)
     return dataclasses.replace(found, placement=placement, outcome=outcome)
 
@@ -174,7 +174,7 @@ class _Weighed:
         """What a layout cools down to in so many block moves, old homes pulling at their experts."""
         from .deals import deals_of
         from .kernel import anneal, descend
-        from .rounds import block_work, weight_unit
+        from .rounds import WIDEST, block_work, weight_unit
         from .state import state_of
 
         state, num_devices = state_of(self.programme, self.terms, layout), len(self.programme.slots)
@@ -189,15 +189,6 @@ class _Weighed:
                 descend(state, deals, device, seed)
         budget.spend((blocks + num_devices * (num_devices - 1) // 2) * block_work(self.programme))
         return [home_P[:size] for home_P, size in zip(state.home, self.programme.sizes, strict=True)]
-
-
-def _compiled() -> float:
-    """Seconds to compile what reheats, or to load it."""
-    if not COMPILED:
-        return 0.0
-    from .rounds import compile_rounds
-
-    return compile_rounds()
 
 
 def _searched(

@@ -12,7 +12,7 @@ from .programme import Layout, Programme
 from .sweeps import polish, sweep
 from .terms import Terms
 
-__all__ = ["Incumbent", "anneal", "improve", "search"]
+__all__ = ["Incumbent", "anneal", "compiled_s", "improve", "search"]
 
 STARTS = 8
 START_SHARE = 0.3  # of the work; the first start always runs to its end
@@ -85,6 +85,15 @@ def anneal(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Ge
         anneal_rounds(programme, terms, budget, rng, incumbent)
     elif terms.plain:
         search(programme, budget, rng, incumbent)
+
+
+def compiled_s() -> float:
+    """Seconds to compile what anneals, or to load it; none without a compiler."""
+    if not COMPILED:
+        return 0.0
+    from .rounds import compile_rounds
+
+    return compile_rounds()
 
 
 def search(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:

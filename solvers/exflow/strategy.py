@@ -41,7 +41,7 @@ from .ilp import Backend
 from .methods import Method, Run, separable
 from .problem import Problem
 from .replicas import with_replicas
-from .search import Incumbent
+from .search import Incumbent, compiled_s
 from .thorough import Thorough, bound_thoroughly
 from .twins import anneal_replicas
 
@@ -116,8 +116,9 @@ def solve(
     time_limit_s
         A cap on seconds, simple bounds included.
     work
-        A cap on work, by default what four fifths of a core do within the time limit. Where work ends a search, the
-        result depends on inputs, work and seed alone; where time does (`Status.TIME_LIMIT`), on the machine too.
+        A cap on work: of annealing, by default what four fifths of a core do within the time limit; of the others, a
+        fixed one. Where work ends a search, the result depends on inputs, work and seed alone; where time does
+        (`Status.TIME_LIMIT`), on the machine too.
     bound, bound_time_limit_s
         "simple", or then "thorough" too, for so many seconds on top.
     on_progress
@@ -139,7 +140,7 @@ def solve(
     """
     _check_options(method, backend, time_limit_s, work, coactivation is not None or max_load is not None)
     _check_bound(bound, bound_time_limit_s, coactivation is not None)
-    compiled_s, started = _compiled(method), time.perf_counter()
+    compiling_s, started = compiled_s() if method == "annealing" else 0.0, time.perf_counter()
     budget = Budget(_work(method, time_limit_s, work), time_limit_s * SEARCH_SHARE)
     problem = Problem.of(transitions, cluster, coactivation, loads, max_load, slots, time_limit_s)
     report = None if on_progress is None else lambda value: on_progress(problem.goal.objective(value).value)
@@ -152,7 +153,7 @@ def solve(
         found = bound_thoroughly(problem, placement, run.bound, bound_time_limit_s, on_bound)
         status = Status.INTERRUPTED if found.interrupted else status
     outcome = _outcome(problem.goal, value, found.bound, status, method, backend, started)
-    return ExflowResult(placement, outcome, stages=run.stages, compiled_s=compiled_s, thorough=found)
+    return ExflowResult(placement, outcome, stages=run.stages, compiled_s=compiling_s, thorough=found)
 
 
 def _placed(problem: Problem, run: Run, method: Method | None, backend: Backend) -> tuple[Placement, float, Status]:
@@ -175,11 +176,8 @@ def _replicated(problem: Problem, run: Run, budget: Budget, *, anneals: bool) ->
     filling = budget.part(FILL_SHARE)
     value, placement = with_replicas(problem.programme, run.incumbent.layout, problem.loads, problem.value, filling)
     if anneals and not budget.late:
-        started, again = time.perf_counter(), problem.value(placement)  # as long as what the annealed one will take
-        left_s = budget.remaining_s - 2 * (time.perf_counter() - started)
-        rng = np.random.default_rng(run.seed)
-        annealed = anneal_replicas(problem.programme, placement, Budget(budget.left, left_s), rng)
-        if annealed is not placement and (better := problem.value(annealed)) > again:
+        annealed = anneal_replicas(problem.programme, placement, budget, np.random.default_rng(run.seed))
+        if annealed is not placement and (better := problem.value(annealed)) > value:
             return annealed, better
     return placement, value
 
@@ -188,14 +186,6 @@ def _work(method: str, time_limit_s: float, work: float | None) -> float:
     if work is not None:
         return work
     return {"annealing": ANNEALING_RATE * time_limit_s, "sweeps": WORK}.get(method, ILP_START_WORK)
-
-
-def _compiled(method: str) -> float:
-    if method != "annealing" or not COMPILED:
-        return 0.0
-    from .rounds import compile_rounds
-
-    return compile_rounds()
 
 
 def _outcome(

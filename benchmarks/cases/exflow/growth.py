@@ -10,7 +10,6 @@ from ...routing import markov
 from ...study import Row, Settings, Study
 from .trail import Trail, annealed, chained, held_bytes, swept
 
-Array = np.ndarray
 NEARLY = 0.99  # of what the whole budget keeps
 BUDGET_S, QUICK_S = 10.0, 0.5
 MEMORY_SHARE = 0.25  # of the budget

@@ -33,7 +33,7 @@ class _Case:
 def _cases(settings: Settings) -> list[_Case]:
     def halves() -> tuple[Array, Array]:
         routing = gpt_oss(settings.data)
-        even = routing.sample % 2 == 0
+        even = routing.even()
         return routing.transitions(even), routing.transitions(~even)
 
     devices, budgets_s = (DEVICES[2:], (0.5,)) if settings.quick else (DEVICES, BUDGETS_S)

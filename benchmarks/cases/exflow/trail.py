@@ -15,10 +15,10 @@ from moeplan.solvers.exflow.strategy import ANNEALING_RATE, Method
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement
 
+from ...exflow_reference import NO_LIMIT_S
 from ...race import peak_bytes
 
 Array = np.ndarray
-NO_LIMIT_S = 1e5  # work ends a search
 LITTLE_WORK = 1e7  # enough to see what sweeps hold
 
 
