@@ -2,7 +2,7 @@
 
 Legend: B samples of this rank; S positions; G tokens of all ranks, numbered by rank, then
 sample, then position; T tokens that this rank holds, their numbers ascending; K experts a token; M hidden size;
-C samples of which the rank holds tokens; m copies received; V vocabulary.
+C samples of which the rank holds tokens; n rows; V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .contexts import Contexts
-from .exchange import Splits, dispatch
-from .layer import ExpertParallelMoE
+from .exchange import Splits
+from .layer import ParallelExperts
 from .model import Attention, LanguageModel, Layer
-from .stopwatch import lap
 from .traffic import Traffic
 
 __all__ = ["coherent_forward"]
@@ -40,11 +39,11 @@ def coherent_forward(
     Parameters
     ----------
     model
-        Its `layers[i].moe` are `ExpertParallelMoE`.
+        Its `layers[i].moe.experts` are `ParallelExperts`.
     sample_B
         Global sample ids, int64.
     """
-    contexts = Contexts.gather(sample_B, tokens_BS.shape[1], group)
+    contexts = Contexts.gather(sample_B, torch.full_like(sample_B, tokens_BS.shape[1]), group)
     held = Held(model.embed(tokens_BS).flatten(0, 1), contexts.own())
     traffic = Traffic()
     for layer in model.layers:
@@ -83,24 +82,24 @@ def _attention(attention: Attention, q: Tensor, kv_G2: Tensor, held: Held, conte
 
 
 def _migrate(layer: Layer, held: Held, contexts: Contexts) -> tuple[Held, Traffic]:
-    """The tokens that live here after the routed block: x travels, and each device adds its experts' part."""
-    moe, rank = layer.moe, dist.get_rank(contexts.group)
-    assert isinstance(moe, ExpertParallelMoE)
-    moe.begin(contexts.sample[held.token], contexts.position[held.token])
-    ids_TK, weight_TK, device_TK = moe.route(layer.moe_norm(held.x))
-    tags = (device_TK[:, 0], held.token)
-    copies = dispatch(held.x, ids_TK, weight_TK, device_TK, contexts.group, tags)
-    home_m, token_m = copies.tags.long().unbind(1)
-    moved = _ascending(copies.x[home_m == rank], token_m[home_m == rank])
-    order = home_m.argsort(stable=True)
-    splits = Splits.agree(home_m.bincount(minlength=dist.get_world_size(contexts.group)), contexts.group)
-    partial_mM = moe.contributions(copies, layer.moe_norm(copies.x))[order]
-    with lap("combine"):
-        partial = splits.exchange(partial_mM)
-    token = splits.exchange(copies.tags[order, 1])
-    row = torch.searchsorted(moved.token, token.long())
-    combined = Traffic(splits.crossing, splits.crossing_bytes(partial), splits.crossing_bytes(token))
-    return Held(moved.x.index_add(0, row, partial), moved.token), copies.traffic + combined
+    """The tokens that live here after the block: each moves to the device of its first expert."""
+    x_TM, experts = layer.moe_norm(held.x), getattr(layer.moe, "experts", None)
+    if not isinstance(experts, ParallelExperts):
+        return Held(held.x + layer.moe(x_TM), held.token), Traffic()
+    weight_TK, ids_TK = layer.moe.router(x_TM)
+    experts.begin(contexts.sample[held.token], contexts.position[held.token])
+    y_nM, token_n = experts.carry(
+        held.x,
+        ids_TK,
+        weight_TK,
+        experts.devices(ids_TK),
+        held.token,
+        layer.moe_norm,
+        lambda first, _token: first.long(),
+        stays=ids_TK.shape[1] == 1,
+    )
+    token, row_n = token_n.unique(return_inverse=True)
+    return Held(y_nM.new_zeros(len(token), y_nM.shape[1]).index_add(0, row_n, y_nM), token), experts.traffic
 
 
 def _return(held: Held, contexts: Contexts) -> tuple[Tensor, Traffic]:

@@ -1,25 +1,33 @@
 """The experts that a device holds, and what they contribute to each token.
 
-Legend: E experts; m tokens; K experts a token; M hidden size.
+Legend: E experts; S slots; m tokens; K experts a token; M hidden size; P token-expert pairs.
 """
 
 import torch
 from torch import Tensor, nn
 
-from .model import Experts
 from .stopwatch import lap
 
-__all__ = ["keep_experts", "partial_sums"]
+__all__ = ["keep_experts", "partial_sums", "stacked_experts"]
 
 
-def keep_experts(experts: Experts, held: list[int]) -> None:
+def stacked_experts(module: object) -> int:
+    """E, where a module holds nothing but stacked weights `[E, ...]` of all experts of a layer; else 0."""
+    if not isinstance(module, nn.Module):
+        return 0
+    lengths = {len(parameter) if parameter.ndim else 0 for parameter in module.parameters()}
+    own = list(module.parameters(recurse=False))
+    whole = len(lengths) == 1 and len(own) == len(list(module.parameters())) and any(p.ndim == 3 for p in own)
+    return lengths.pop() if whole else 0
+
+
+def keep_experts(experts: nn.Module, held: list[int]) -> None:
     """Drop from the stacked parameters of `experts` all but those `held`, in this order; the memory is freed."""
     for name, stacked in list(experts.named_parameters()):
-        kept = nn.Parameter(stacked.detach()[held], requires_grad=stacked.requires_grad)
-        setattr(experts, name, kept)
+        setattr(experts, name, nn.Parameter(stacked.detach()[held], requires_grad=stacked.requires_grad))
 
 
-def partial_sums(experts: Experts, x_mM: Tensor, slot_mK: Tensor, weight_mK: Tensor) -> Tensor:
+def partial_sums(experts: nn.Module, x_mM: Tensor, slot_mK: Tensor, weight_mK: Tensor) -> Tensor:
     """The gate-weighted sum over the local experts of each token, `[m, M]`.
 
     Parameters
@@ -27,13 +35,11 @@ def partial_sums(experts: Experts, x_mM: Tensor, slot_mK: Tensor, weight_mK: Ten
     slot_mK
         The place in `experts` of each expert asked for, -1 where there is none.
     """
-    num_slots, top_k = len(experts.w_in), slot_mK.shape[1]
     slot_P = slot_mK.flatten()
-    sizes = (slot_P + 1).bincount(minlength=num_slots + 1).tolist()
-    pair_P = slot_P.argsort(stable=True)[sizes[0] :]
-    row_P = pair_P // top_k
-    groups = torch.split(x_mM[row_P], sizes[1:])
+    pair_P = (slot_P >= 0).nonzero().flatten()
+    if not len(pair_P):
+        return torch.zeros_like(x_mM)
+    row_P = pair_P // slot_mK.shape[1]
     with lap("experts"):
-        y_PM = torch.cat([x_mM[:0], *(experts(group, slot) for slot, group in enumerate(groups))])
-    weighted_PM = (weight_mK.flatten()[pair_P, None] * y_PM).to(x_mM.dtype)
-    return torch.zeros_like(x_mM).index_add(0, row_P, weighted_PM)
+        y_PM = experts(x_mM[row_P], slot_P[pair_P, None], weight_mK.flatten()[pair_P, None])
+    return torch.zeros_like(x_mM).index_add(0, row_P, y_PM.to(x_mM.dtype))

@@ -1,7 +1,9 @@
-"""The expert-parallel MoE layer: this rank's experts of one layer, in the dispatch model `standard`.
+"""The expert-parallel routed block: this rank's experts of one layer, and the trips of tokens to all of them.
 
-Legend: T tokens; K experts a token; M hidden size; E experts; m copies received.
+Legend: T tokens; K experts a token; M hidden size; E experts; n rows that arrive; m copies received; S slots.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -9,76 +11,173 @@ from torch import Tensor, nn
 
 from ..solvers.placement import Placement
 from ..solvers.replicas import ReplicaTable
-from .exchange import Copies, dispatch
-from .experts import keep_experts, partial_sums
-from .model import Experts, MoE, Router
+from .chunks import Chunks
+from .copies import select
+from .experts import partial_sums
+from .replicated import ReplicaSums
 from .routing import Replicas, RoutedTokens
-from .stopwatch import lap
 from .traffic import Traffic
+from .trip import Trip
 
-__all__ = ["ExpertParallelMoE"]
+__all__ = ["ParallelExperts"]
 
 
-class ExpertParallelMoE(nn.Module):
-    """A routed block whose experts are spread over the ranks of `group` by a placement.
-
-    Its forward is `standard`: tokens travel to their experts' devices and return. Gradients of replicas of an expert
-    are not summed.
+class ParallelExperts(nn.Module):
+    """The experts of a routed block, spread over the ranks of `group` by a placement; takes the place of `experts`.
 
     Parameters
     ----------
-    moe
-        The whole block; its router is kept as it is, its experts are cut down to this rank's.
+    experts
+        Those of this rank's slots, called as `experts(x_TM, slots_TK, weight_TK)`.
     layer
         The ordinal of the block among MoE layers.
+    gradient_share
+        What the experts' gradients, which all ranks' losses have part in, are multiplied by.
 
     Attributes
     ----------
+    held, local
+        The experts in this rank's slots: their ids, and the module that computes them.
     routed, traffic
         What the last forward routed and sent.
     """
 
-    router: Router
-    experts: Experts
     routed: RoutedTokens
     traffic: Traffic
 
     def __init__(
-        self, moe: MoE, placement: Placement, layer: int, *, devices_per_node: int, group: dist.ProcessGroup | None
+        self,
+        experts: nn.Module,
+        placement: Placement,
+        layer: int,
+        *,
+        devices_per_node: int,
+        group: dist.ProcessGroup | None,
+        chunks: Chunks | None = None,
+        gradient_share: float = 1.0,
     ) -> None:
         super().__init__()
-        rank, device = dist.get_rank(group), moe.experts.w_in.device
-        held = placement.physical_to_logical[layer, placement.device_of_slot == rank].tolist()
-        self.group = group
-        self.router, self.experts = moe.router, moe.experts
+        rank, device = dist.get_rank(group), next(experts.parameters()).device
+        self.held: list[int] = placement.physical_to_logical[layer, placement.device_of_slot == rank].tolist()
+        self.group, self.chunks, self.gradient_share = group, chunks or Chunks.whole(), gradient_share
         self.replicas = Replicas.seen_from(rank, ReplicaTable.of(placement, layer, devices_per_node), device)
+        self.sums = ReplicaSums.of(placement, layer, group, device) if placement.has_replicas else None
         # The last entry answers the id -1.
         self.slot_of_expert = torch.full((placement.num_experts + 1,), -1, device=device)
-        self.slot_of_expert[held] = torch.arange(len(held), device=device)
-        keep_experts(self.experts, held)
+        self.slot_of_expert[self.held] = torch.arange(len(self.held), device=device)
+        self.local = experts
+        if "num_experts" in vars(experts):
+            experts.__dict__["num_experts"] = len(self.held)
+        self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=device)
 
     def begin(self, sample_T: Tensor, position_T: Tensor) -> None:
         """Say which tokens the next forward is about, int64 `[T]`."""
         self.sample, self.position = sample_T, position_T
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., M]` to `[..., M]`; all ranks call it together."""
-        x_TM = x.flatten(0, -2)
-        ids_TK, weight_TK, device_TK = self.route(x_TM)
-        copies = dispatch(x_TM, ids_TK, weight_TK, device_TK, self.group)
-        back = copies.splits.reversed()
-        partial_mM = self.contributions(copies, copies.x)
-        with lap("combine"):
-            partial_nM = back.exchange(partial_mM)
-        self.traffic = copies.traffic + Traffic(back.crossing, back.crossing_bytes(partial_nM))
-        return torch.zeros_like(x_TM).index_add(0, copies.row, partial_nM).view_as(x)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        """The weighted sum of each token's experts, `[T, M]`: tokens travel to them and return; a collective call."""
+        no_tags = ids_TK.new_empty(len(ids_TK), 0)
+        trip, row_n = self._trip(ids_TK, self.devices(ids_TK), no_tags, self.contributions, list(self.parameters()))
+        y_nM = trip.take(x_TM[row_n], weight_TK[row_n])
+        self.traffic = trip.traffic
+        return torch.zeros_like(x_TM).index_add(0, row_n, y_nM)
 
-    def route(self, x_TM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Expert ids, gate weights and the experts' devices of tokens that this rank holds, each `[T, K]`."""
-        weight_TK, ids_TK = self.router(x_TM)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def carry(
+        self,
+        x_TM: Tensor,
+        ids_TK: Tensor,
+        weight_TK: Tensor,
+        device_TK: Tensor,
+        token_T: Tensor,
+        norm: nn.Module,
+        destination: Callable[[Tensor, Tensor], Tensor],
+        *,
+        stays: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Partial sums of `x + block(norm(x))` where tokens live from now on; a collective call, differentiable.
+
+        What travels is x itself. Every device norms what it receives, and that of a token's first expert adds x to its
+        part, so that the residual is carried once, exactly and with no traffic of its own.
+
+        Parameters
+        ----------
+        device_TK
+            Of each expert, as `devices` gives it.
+        token_T
+            Numbers below 2**31 by which tokens are known to all ranks.
+        destination
+            Where tokens live next, int64, by the device of their first expert and their number, both int32.
+        stays
+            Whether that is always the device that computes.
+
+        Returns
+        -------
+        tuple
+            Rows `[n, M]` to be summed by token, and the token of each, int64 `[n]`.
+        """
+        rank, top_k = dist.get_rank(self.group), ids_TK.shape[1]
+
+        def compute(x_mM: Tensor, weight_mK: Tensor, beside: Tensor) -> Tensor:
+            residual = x_mM.where((beside[:, top_k] == rank)[:, None], 0)
+            return residual + self.contributions(norm(x_mM), weight_mK, beside[:, :top_k])
+
+        tags = torch.stack([device_TK[:, 0], token_T], dim=1)
+        trip, row_n = self._trip(
+            ids_TK,
+            device_TK,
+            tags,
+            compute,
+            [*self.parameters(), *norm.parameters()],
+            destination=lambda beside: destination(beside[:, top_k], beside[:, top_k + 1]),
+            stays=stays,
+        )
+        y_nM = trip.take(x_TM[row_n], weight_TK[row_n])
+        self.traffic = trip.traffic
+        assert trip.tag is not None
+        return y_nM, trip.tag.long()
+
+    def devices(self, ids_TK: Tensor) -> Tensor:
+        """The device of each of these tokens' experts, int64 `[T, K]`."""
+        if len(self.sample) != len(ids_TK):  # nobody said which tokens they are
+            self.begin(torch.zeros_like(ids_TK[:, 0]), torch.arange(len(ids_TK), device=ids_TK.device))
         self.routed = RoutedTokens(self.sample, self.position, ids_TK)
-        return ids_TK, weight_TK, self.replicas.choose(ids_TK, self.sample + self.position)
+        return self.replicas.choose(ids_TK, self.sample + self.position)
 
-    def contributions(self, copies: Copies, x_mM: Tensor) -> Tensor:
-        """What this rank's experts add to the tokens of the copies it received, `[m, M]`."""
-        return partial_sums(self.experts, x_mM, self.slot_of_expert[copies.ids.long()], copies.weight)
+    def contributions(self, x_mM: Tensor, weight_mK: Tensor, ids_mK: Tensor) -> Tensor:
+        """What this rank's experts add to tokens, `[m, M]`; ids are -1 where another device computes."""
+        return partial_sums(self.local, x_mM, self.slot_of_expert[ids_mK.long()], weight_mK)
+
+    def _trip(
+        self,
+        ids_TK: Tensor,
+        device_TK: Tensor,
+        tags_TG: Tensor,
+        compute: Callable[[Tensor, Tensor, Tensor], Tensor],
+        parameters: list[nn.Parameter],
+        *,
+        destination: Callable[[Tensor], Tensor] | None = None,
+        stays: bool = False,
+    ) -> tuple[Trip, Tensor]:
+        """A trip of the copies of these tokens, and the token of each."""
+        shape = self.chunks.num_pieces, dist.get_world_size(self.group)
+        piece_T = self.chunks.piece_of(len(ids_TK), ids_TK.device)
+        copies = select(ids_TK, device_TK, piece_T, shape, tags_TG)
+        trip = Trip(
+            copies,
+            self.chunks,
+            compute,
+            parameters,
+            self.group,
+            settle=self._settled,
+            destination=destination,
+            stays=stays,
+        )
+        return trip, copies.row
+
+    def _settled(self, gradients: list[Tensor]) -> list[Tensor]:
+        """The experts' gradients, which come first, over all ranks; others as they are."""
+        mine = len(list(self.parameters()))
+        experts = gradients[:mine] if self.sums is None else [self.sums.summed(one) for one in gradients[:mine]]
+        return [*(self.gradient_share * one for one in experts), *gradients[mine:]]

@@ -4,13 +4,13 @@ Legend: B samples; S positions; T tokens; K experts a token; E experts; M hidden
 Everything must also take zero tokens: a rank may hold none.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module
 
-__all__ = ["Attention", "Experts", "LanguageModel", "Layer", "MoE", "Router"]
+__all__ = ["Attention", "LanguageModel", "Layer", "MoE", "Router"]
 
 
 class Router(Protocol):
@@ -23,29 +23,21 @@ class Router(Protocol):
         ...
 
 
-class Experts(Protocol):
-    """The experts of a layer; the first dimension of every parameter is E."""
-
-    w_in: Parameter  # [E, H, M]
-
-    def __call__(self, x_TM: Tensor, expert: int, /) -> Tensor:
-        """One expert's output, `[T, M]`."""
-        ...
-
-    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """The stacked weights of all experts, none in a submodule."""
-        ...
-
-
 class MoE(Protocol):
-    """The weighted sum of each token's top-k experts, `[..., M]` to `[..., M]`."""
+    """The weighted sum of each token's top-k experts, `[..., M]` to `[..., M]`; a dense block has neither part."""
 
     router: Router
-    experts: Experts
+    experts: Module  # called as experts(x_TM, ids_TK, weights_TK); the first dimension of every parameter is E
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """The whole block."""
+        ...
 
 
 class Attention(Protocol):
     """Attention as `project`, which needs a token alone, and `attend`, which needs its context."""
+
+    window: int | None  # how many of the last keys a query sees, its own included; None: all
 
     def project(self, x_TM: Tensor, position_T: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[T, heads, d]`, keys and values `[T, kv heads, d]`."""
@@ -59,9 +51,9 @@ class Attention(Protocol):
 class Layer(Protocol):
     """`x + attention(attention_norm(x))`, then `x + moe(moe_norm(x))`."""
 
-    attention_norm: Callable[[Tensor], Tensor]
+    attention_norm: Module
     attention: Attention
-    moe_norm: Callable[[Tensor], Tensor]
+    moe_norm: Module
     moe: MoE
 
 

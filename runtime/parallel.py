@@ -1,171 +1,149 @@
 """`parallelize`: a model whose experts are spread over ranks as a plan says.
 
-Legend: B samples of this rank; S positions; T tokens; L MoE layers; V vocabulary.
+Legend: L MoE layers.
 """
 
-from typing import Literal, cast
+import os
+from typing import Literal, get_args
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import MismatchError, MoeplanError, UsageError
-from ..traces.schema import RANK_BITS
-from .coherent import coherent_forward
-from .layer import ExpertParallelMoE
-from .model import LanguageModel
+from ..solvers import contiguous
+from ..solvers.placement import Placement
+from .blocks import RoutedBlock, routed_blocks
+from .checkpoint import load_checkpoint
+from .chunks import Chunks
+from .decisions import DispatchModel
+from .expert_parallel import ExpertParallelModel
+from .experts import keep_experts
+from .layer import ParallelExperts
 from .plan import Plan
-from .routing import RoutedTokens
-from .traffic import Traffic
 
-__all__ = ["ExpertParallelModel", "parallelize"]
+__all__ = ["parallelize"]
 
-Dispatch = Literal["standard", "coherent"]
+Gradients = Literal["mean", "sum"]
 
 
 def parallelize(
-    model: nn.Module, plan: Plan, group: dist.ProcessGroup | None = None, *, dispatch: Dispatch | None = None
-) -> "ExpertParallelModel":
+    model: nn.Module,
+    plan: Plan,
+    group: dist.ProcessGroup | None = None,
+    *,
+    dispatch: DispatchModel | None = None,
+    gradients: Gradients = "mean",
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> ExpertParallelModel:
     """The model with its experts spread over the ranks of `group`; all ranks call it together.
 
-    The model itself is changed: its MoE blocks keep their routers and this rank's experts, and the memory of the
-    others is freed. Everything else stays as it is. Move the model to its device before, make optimizers after.
+    The model itself is changed: its routed blocks keep their routers and this rank's experts, and the memory of the
+    others is freed. Everything else stays as it is, to be replicated or sharded as you like. Move the model to its
+    device before, make optimizers after.
 
     Parameters
     ----------
     model
-        Of the shape of `runtime.model.LanguageModel`, the same on all ranks.
+        The embedded model, a model of transformers 5, or any with routed blocks alike, the same on all ranks.
     group
         One rank a device of the plan's cluster; None is the default group.
     dispatch
         How tokens travel; None is what the plan says.
+    gradients
+        Of experts, to which the losses of all ranks contribute: "mean" divides them by the number of ranks, as
+        DistributedDataParallel and FSDP do with the gradients of everything else; "sum" does not.
+    checkpoint
+        A folder of safetensors to load the weights from, of which this rank reads its own experts only; the model may
+        then have been made on the device "meta".
 
     Raises
     ------
     MismatchError
         Plan, model and ranks do not belong together; nothing was changed.
     UsageError
-        There is no process group, the model has another shape, or the dispatch model is not one of these two.
+        There is no process group, the model has no routed blocks, or the dispatch model does not go with the plan.
+    InputError
+        The checkpoint is not this model's.
     """
     if not dist.is_initialized():
         raise UsageError("no process group; call torch.distributed.init_process_group, or start under torchrun")
-    chosen = cast("Dispatch", dispatch or plan.dispatch_model)
+    chosen = dispatch or plan.dispatch_model
     _agree(plan, chosen, _problem(model, plan, chosen, dist.get_world_size(group)), group)
-    placement, cluster = plan.placement, plan.cluster
-    assert placement is not None
-    for ordinal, layer in enumerate(cast("LanguageModel", model).layers):
-        layer.moe = ExpertParallelMoE(
-            layer.moe, placement, ordinal, devices_per_node=cluster.devices_per_node, group=group
+    placement, blocks = _placement(plan), routed_blocks(model)
+    held = {block.experts_name: _held(placement, layer, dist.get_rank(group)) for layer, block in enumerate(blocks)}
+    if checkpoint is not None:
+        load_checkpoint(model, checkpoint, held)
+    share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
+    for layer, block in enumerate(blocks):
+        experts = block.experts
+        if checkpoint is None:
+            keep_experts(experts, held[block.experts_name])
+        block.module.experts = ParallelExperts(
+            experts,
+            placement,
+            layer,
+            devices_per_node=plan.cluster.devices_per_node,
+            group=group,
+            chunks=_chunks(plan, layer),
+            gradient_share=share,
         )
-    return ExpertParallelModel(model, chosen, group, has_replicas=placement.has_replicas)
+    return ExpertParallelModel(model, plan, chosen, group)
 
 
-class ExpertParallelModel(nn.Module):
-    """A model that `parallelize` spread over ranks.
+def _placement(plan: Plan) -> Placement:
+    """The plan's placement, contiguous where it decides none."""
+    model = plan.model
+    return plan.placement or contiguous.solve(model.num_layers, model.num_experts, plan.cluster).placement
 
-    Attributes
-    ----------
-    traffic, routed
-        What the last forward sent from this rank, and what it routed here, one item a layer.
-    """
 
-    traffic: Traffic
-    routed: tuple[RoutedTokens, ...]
+def _held(placement: Placement, layer: int, rank: int) -> list[int]:
+    held: list[int] = placement.physical_to_logical[layer, placement.device_of_slot == rank].tolist()
+    return held
 
-    def __init__(
-        self, model: nn.Module, dispatch: Dispatch, group: dist.ProcessGroup | None, *, has_replicas: bool
-    ) -> None:
-        super().__init__()
-        self.model, self.dispatch, self.group, self.has_replicas = model, dispatch, group, has_replicas
 
-    def forward(self, tokens: Tensor, samples: Tensor | None = None) -> Tensor:
-        """Logits `[B, S, V]` of this rank's tokens, int64 `[B, S]`; all ranks call it together, B may be 0.
-
-        Parameters
-        ----------
-        samples
-            Global sample ids, int64 `[B]`, by which replicas take turns; None numbers them `rank << 40 | ordinal`.
-        """
-        if samples is None:
-            samples = torch.arange(len(tokens), device=tokens.device) + (dist.get_rank(self.group) << RANK_BITS)
-        if self.training and torch.is_grad_enabled():
-            self._refuse_training()
-        if self.dispatch == "coherent":
-            return self._coherent(tokens, samples)
-        return self._standard(tokens, samples)
-
-    def _refuse_training(self) -> None:
-        """Raise where training would not give what one process gives."""
-        if self.dispatch == "coherent":
-            raise UsageError(
-                "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
-                " dispatch='standard'"
-            )
-        if self.has_replicas:
-            raise UsageError(
-                "training under a placement with replicas, whose weights would drift apart: their gradients are not"
-                " summed; call eval(), or solve with one slot an expert"
-            )
-
-    def _coherent(self, tokens_BS: Tensor, sample_B: Tensor) -> Tensor:
-        model = cast("LanguageModel", self.model)
-        logits_BSV, self.traffic = coherent_forward(model, tokens_BS, sample_B, self.group)
-        self.routed = tuple(moe.routed for moe in self._blocks())
-        return logits_BSV
-
-    def _standard(self, tokens_BS: Tensor, sample_B: Tensor) -> Tensor:
-        batch, length = tokens_BS.shape
-        position_T = torch.arange(length, device=tokens_BS.device).repeat(batch)
-        for moe in self._blocks():
-            moe.begin(sample_B.repeat_interleave(length), position_T)
-        logits_BSV: Tensor = self.model(tokens_BS)
-        self.traffic = Traffic.total(moe.traffic for moe in self._blocks())
-        self.routed = tuple(moe.routed for moe in self._blocks())
-        return logits_BSV
-
-    def _blocks(self) -> list[ExpertParallelMoE]:
-        return [cast("ExpertParallelMoE", layer.moe) for layer in cast("LanguageModel", self.model).layers]
+def _chunks(plan: Plan, layer: int) -> Chunks:
+    pipeline = plan.decisions.pipeline
+    return Chunks.whole() if pipeline is None else Chunks.planned(pipeline, layer)
 
 
 def _problem(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> MoeplanError | None:
     """What keeps this rank from carrying the plan out, None when nothing does."""
-    if dispatch not in ("standard", "coherent"):
-        return UsageError(f"dispatch model {dispatch!r}; the runtime carries out standard and coherent")
-    if unsupported := [name for name in plan.decisions.names if name != "placement"]:
+    decided = plan.decisions
+    if dispatch not in get_args(DispatchModel):
+        return UsageError(f"dispatch model {dispatch!r}; expected one of {get_args(DispatchModel)}")
+    if (dispatch == "migrating") != (decided.sample_policy is not None):
         return UsageError(
-            f"the plan decides {' and '.join(unsupported)}, which the runtime does not carry out; give a plan that"
-            " decides a placement only"
+            f"dispatch model {dispatch!r} for a plan that decides {' and '.join(decided.names) or 'nothing'};"
+            " migrating dispatch carries out a sample_policy, and only that does"
         )
-    if plan.placement is None:
-        return MismatchError("the plan decides no placement; solve one with moeplan solve --strategy exflow")
+    if dispatch == "coherent" and decided.pipeline is not None:
+        return UsageError(
+            "pipeline degrees beside coherent dispatch, which does not overlap; solve without one of them"
+        )
     if num_ranks != plan.cluster.num_devices:
         return MismatchError(
             f"{num_ranks} ranks for a plan of {plan.cluster.num_devices} devices; start one rank a device"
         )
     try:
-        mismatch = _mismatch(cast("LanguageModel", model), plan)
-    except AttributeError as error:
-        return UsageError(
-            f"{type(model).__name__} is no model that can be parallelized ({error}); expected the shape of"
-            " moeplan.runtime.model.LanguageModel, not parallelized before"
-        )
+        mismatch = _mismatch(model, routed_blocks(model), plan)
+    except UsageError as error:
+        return error
     return None if mismatch is None else MismatchError(mismatch)
 
 
-def _mismatch(model: LanguageModel, plan: Plan) -> str | None:
+def _mismatch(model: nn.Module, blocks: list[RoutedBlock], plan: Plan) -> str | None:
     """Where the model's sizes are not the plan's."""
-    layers = model.layers
-    if len(layers) != plan.model.num_layers:
-        return f"the model has {len(layers)} MoE layers, the plan {plan.model.num_layers}"
-    for ordinal, layer in enumerate(layers):
-        num_experts, _, hidden_size = layer.moe.experts.w_in.shape
+    if len(blocks) != plan.model.num_layers:
+        return f"the model has {len(blocks)} MoE layers, the plan {plan.model.num_layers}"
+    hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
+    for layer, block in enumerate(blocks):
         for what, found, expected in (
-            ("experts", num_experts, plan.model.num_experts),
-            ("experts a token", layer.moe.router.top_k, plan.model.top_k),
+            ("experts", block.num_experts, plan.model.num_experts),
+            ("experts a token", block.top_k, plan.model.top_k),
             ("hidden elements", hidden_size, plan.model.hidden_size),
         ):
-            if expected not in (None, found):
-                return f"layer {ordinal} of the model has {found} {what}, the plan's model {expected}"
+            if None not in (found, expected) and found != expected:
+                return f"layer {layer} of the model has {found} {what}, the plan's model {expected}"
     return None
 
 

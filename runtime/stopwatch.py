@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-__all__ = ["Laps", "lap", "stopwatch"]
+__all__ = ["Laps", "Part", "lap", "stopwatch"]
 
 Part = Literal["dispatch", "experts", "combine"]
 Laps = dict[Part, list[float]]  # seconds, in the order of the layers
@@ -33,16 +33,16 @@ def stopwatch() -> Iterator[Laps]:
 
 
 @contextlib.contextmanager
-def lap(part: Part) -> Iterator[None]:
-    """Time what is inside as a part of the forward, where a stopwatch runs."""
+def lap(part: Part) -> Iterator[bool]:
+    """Time what is inside as a part of the forward, where a stopwatch runs: whether one does."""
     laps = _running.get()
     if laps is None:
-        yield
+        yield False
         return
     _settle()
     dist.barrier()
     start = time.perf_counter()
-    yield
+    yield True
     _settle()
     laps[part].append(time.perf_counter() - start)
 

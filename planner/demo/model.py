@@ -101,14 +101,16 @@ class Experts(nn.Module):
         self.w_in = nn.Parameter(torch.randn(num_experts, ffn_size, hidden_size) * hidden_size**-0.5)
         self.w_out = nn.Parameter(torch.randn(num_experts, hidden_size, ffn_size) * ffn_size**-0.5)
 
-    def forward(self, x_TM: Tensor, expert: int) -> Tensor:
-        """One expert's output for each of these tokens, `[T, M]`."""
-        return _feed_forward(x_TM, self.w_in[expert], self.w_out[expert])
-
-    def grouped(self, x_TM: Tensor, sizes_E: list[int]) -> Tensor:
-        """Outputs `[T, M]` of tokens sorted by expert, of which the first `sizes_E[0]` are expert 0's, and so on."""
-        groups = zip(torch.split(x_TM, sizes_E), self.w_in.unbind(), self.w_out.unbind(), strict=True)
-        return torch.cat([_feed_forward(x, w_in, w_out) for x, w_in, w_out in groups])
+    def forward(self, x_TM: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """The weighted sum of each token's experts, `[T, M]`."""
+        order = ids_TK.flatten().argsort(stable=True)
+        sizes_E = ids_TK.flatten().bincount(minlength=len(self.w_in)).tolist()
+        groups = torch.split(x_TM[order // ids_TK.shape[1]], sizes_E)
+        experts = zip(groups, self.w_in.unbind(), self.w_out.unbind(), strict=True)
+        sorted_PM = torch.cat([x_TM[:0], *(_feed_forward(x, w_in, w_out) for x, w_in, w_out in experts)])
+        y_TKM = sorted_PM[order.argsort()].view(*ids_TK.shape, x_TM.shape[-1])
+        y_TM: Tensor = (weights_TK.unsqueeze(-1) * y_TKM).sum(1)
+        return y_TM
 
 
 class MoEBlock(nn.Module):
@@ -123,16 +125,14 @@ class MoEBlock(nn.Module):
         """`[..., M]` to `[..., M]`."""
         x_TM = x.flatten(0, -2)
         weights_TK, ids_TK = self.router(x_TM)
-        order = ids_TK.flatten().argsort(stable=True)
-        sizes_E = ids_TK.flatten().bincount(minlength=len(self.experts.w_in)).tolist()
-        sorted_PM = self.experts.grouped(x_TM[order // ids_TK.shape[1]], sizes_E)
-        y_TKM = sorted_PM[order.argsort()].view(*ids_TK.shape, x.shape[-1])
-        y: Tensor = (weights_TK.unsqueeze(-1) * y_TKM).sum(1)
-        return y.view_as(x)
+        y_TM: Tensor = self.experts(x_TM, ids_TK, weights_TK)
+        return y_TM.view_as(x)
 
 
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions, in two halves: `project`, then `attend`."""
+
+    window: int | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

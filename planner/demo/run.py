@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ...profilers.world import World, run_world
 from ...runtime import parallelize
-from ...runtime.parallel import Dispatch, ExpertParallelModel
+from ...runtime.decisions import DispatchModel
+from ...runtime.expert_parallel import ExpertParallelModel
 from ...runtime.plan import Plan
 from ...runtime.stopwatch import Laps, stopwatch
 from ...runtime.traffic import Traffic
@@ -30,7 +31,7 @@ class Trial:
     """A plan to run under a dispatch model, by the name it has on the screen."""
 
     name: str
-    dispatch_model: Dispatch
+    dispatch_model: DispatchModel
     plan: Plan
 
 
@@ -57,7 +58,7 @@ class Measured:
     """
 
     name: str
-    dispatch_model: Dispatch
+    dispatch_model: DispatchModel
     largest_difference: float
     misrouted: int
     copies: float

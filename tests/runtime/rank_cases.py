@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision
+from moeplan.runtime.decisions import ChunkShares, Decisions, PipelineDecision, PlacementDecision
 from moeplan.runtime.plan import Inputs, Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
 
@@ -34,6 +34,10 @@ class Case:
     seed: int = 0
     num_experts: int = 8
     num_layers: int = 3
+    forward: tuple[int, ...] = ()
+    backward: tuple[int, ...] | None = None
+    shares: ChunkShares | None = None
+    share_of_gradients: Literal["mean", "sum"] = "sum"
 
     @property
     def config(self) -> ModelConfig:
@@ -59,6 +63,11 @@ class Case:
         rows = [_random_row(rng, self.slots, self.num_experts) for _ in range(self.num_layers)]
         return Placement.from_sets(rows, self.num_experts, ReplicaRule(self.rule))
 
+    def pipeline(self) -> PipelineDecision | None:
+        if not self.forward:
+            return None
+        return PipelineDecision(forward=self.forward, backward=self.backward, shares=self.shares)
+
     def plan(self) -> Plan:
         size = len(self.slots)
         return Plan.make(
@@ -67,7 +76,7 @@ class Case:
             cluster=Cluster(self.nodes, size // self.nodes),
             model=self.config.spec(),
             inputs=Inputs(),
-            decisions=Decisions(placement=PlacementDecision.of(self.placement())),
+            decisions=Decisions(placement=PlacementDecision.of(self.placement()), pipeline=self.pipeline()),
         )
 
     def tokens(self) -> torch.Tensor:
@@ -113,12 +122,8 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
     no_placement = Plan.make(
         strategies=(), seed=0, cluster=plan.cluster, model=plan.model, inputs=Inputs(), decisions=Decisions()
     )
-    both = Decisions(placement=plan.decisions.placement, pipeline=PipelineDecision(forward=(2, 2, 2), backward=None))
-    pipelined = Plan.make(
-        strategies=(), seed=0, cluster=plan.cluster, model=plan.model, inputs=Inputs(), decisions=both
-    )
+    pipelined = replace(case, forward=(2, 2, 2)).plan()
     migrating = plan.model_copy(update={"options": {"placement": {"dispatch_model": "migrating"}}})
-    twice = replace(case, slots=(5, 4))
     wide = MoELanguageModel(replace(case.config, hidden_size=32))
     return {
         "world size": attempt(plan=replace(case, slots=(2, 2, 2, 2)).plan()),
@@ -126,16 +131,16 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
         "experts": attempt(replace(case, num_experts=16).model()),
         "top-k": attempt(replace(case, top_k=3).model()),
         "hidden size": attempt(wide),
-        "no placement": attempt(plan=no_placement),
-        "a pipeline": attempt(plan=pipelined),
+        "no sample policy": attempt(plan=no_placement, dispatch="migrating"),
+        "degrees in coherent": attempt(plan=pipelined, dispatch="coherent"),
         "other plan on rank 1": attempt(plan=replace(case, seed=rank).plan()),
         "other dispatch on rank 1": attempt(dispatch=("standard", "coherent")[rank]),
         "wrong model on rank 1": attempt(whole if rank == 0 else replace(case, num_layers=2).model()),
         "migrating": attempt(plan=migrating, dispatch=None),
         "not such a model": attempt(torch.nn.Linear(2, 2)),
+        "parallelized before": attempt(parallelize(case.model(), plan).model),
         "unchanged": lambda: _check_whole(whole, case),
         "coherent training": lambda: parallelize(whole.train(), plan, dispatch="coherent")(case.tokens()[:1]),
-        "training of replicas": lambda: parallelize(twice.model().train(), twice.plan())(case.tokens()[:1]),
     }
 
 
@@ -160,7 +165,7 @@ def run_cases(world: World, cases: Sequence[Case]) -> list[Answer]:
 
 def _run(rank: int, case: Case) -> Answer:
     mine = slice(sum(case.batches[:rank]), sum(case.batches[: rank + 1]))
-    model = parallelize(case.model(), case.plan(), dispatch=case.dispatch)  # type: ignore[arg-type]
+    model = parallelize(case.model(), case.plan(), dispatch=case.dispatch, gradients=case.share_of_gradients)  # type: ignore[arg-type]
     samples = None if case.default_samples else case.samples()[mine]
     with torch.set_grad_enabled(case.gradients):
         logits = model(case.tokens()[mine], samples)
@@ -170,7 +175,11 @@ def _run(rank: int, case: Case) -> Answer:
         logits=logits.detach().numpy(),
         traffic=model.traffic,
         routed=[(r.sample.numpy(), r.position.numpy(), r.ids.numpy()) for r in model.routed],
-        gradients={name: p.grad.numpy() for name, p in model.model.named_parameters() if p.grad is not None},
+        gradients={
+            name.replace("experts.local", "experts"): p.grad.numpy()
+            for name, p in model.model.named_parameters()
+            if p.grad is not None
+        },
         num_parameters=sum(p.numel() for p in model.parameters()),
     )
 

@@ -12,6 +12,7 @@ import torch
 from moeplan.errors import UsageError
 from moeplan.profilers.world import run_world
 from moeplan.runtime import parallelize
+from moeplan.runtime.decisions import ChunkShares
 from moeplan.runtime.traffic import Traffic
 from tests.runtime.rank_cases import Answer, Case, run_cases, run_pair
 
@@ -34,20 +35,41 @@ SHAPES = {
     "no token at all": Case("", EVEN_4, (0, 0, 0, 0), seed=13),
     "float32": Case("", EVEN_4, BATCHES, dtype=torch.float32, seed=14),
 }
-TRAINED = ["random placement", "top-4", "unequal slots", "a device without slots", "an empty rank", "one token"]
+TRAINED = [
+    "random placement",
+    "top-4",
+    "replicas, nearest",
+    "replicas, even",
+    "unequal slots with replicas",
+    "unequal slots",
+    "a device without slots",
+    "an empty rank",
+    "one token",
+]
+UNEVEN = ChunkShares(forward=((0.3, 0.7), (1.0,), (0.5, 0.25, 0.25)), backward=((0.3, 0.7), (0.2, 0.8), (1.0,)))
+PIPELINES = {
+    "two chunks": replace(SHAPES["random placement"], forward=(2, 2, 2)),
+    "other degrees a layer and pass": replace(SHAPES["top-4"], forward=(1, 2, 3), backward=(4, 1, 2)),
+    "more chunks than tokens": replace(SHAPES["one token"], forward=(4, 4, 4), backward=(2, 8, 1)),
+    "an empty rank in chunks": replace(SHAPES["an empty rank"], forward=(8, 2, 3), backward=(1, 4, 5)),
+    "unequal shares": replace(SHAPES["unequal slots"], forward=(2, 1, 3), backward=(2, 2, 1), shares=UNEVEN),
+    "replicas in chunks": replace(SHAPES["replicas, even"], forward=(2, 4, 1), backward=(3, 1, 2)),
+}
 CASES = [
     *(replace(shape, dispatch=dispatch) for shape in SHAPES.values() for dispatch in ("standard", "coherent")),
     *(replace(SHAPES[name], dispatch="standard", gradients=True) for name in TRAINED),
+    *(replace(shape, dispatch="standard", gradients=True) for shape in PIPELINES.values()),
 ]
 IDS = [
     f"{name}, {how}"
     for name, how in [
         *((name, how) for name in SHAPES for how in ("standard", "coherent")),
-        *((name, "training") for name in TRAINED),
+        *((name, "training") for name in (*TRAINED, *PIPELINES)),
     ]
 ]
 PAIR = [Case(how, (5, 3), (3, 2), seed=20, length=5) for how in ("standard", "coherent")]
 PAIR += [Case(how, (5, 6), (2, 1), rule="even", seed=21, top_k=1) for how in ("standard", "coherent")]
+PAIR += [replace(PAIR[0], gradients=True, share_of_gradients=how) for how in ("mean", "sum")]
 every_case = pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
 
 
@@ -126,11 +148,21 @@ def test_traffic_is_what_a_naive_recount_of_the_routing_gives(index: int, answer
         assert answers[index][rank].traffic == expected
 
 
-@pytest.mark.parametrize("index", [i for i, case in enumerate(CASES) if case.gradients], ids=TRAINED)
+@pytest.mark.parametrize("index", [i for i, case in enumerate(CASES) if case.gradients], ids=[*TRAINED, *PIPELINES])
 def test_gradients_summed_over_ranks_equal_those_of_a_single_process(index: int, answers: list[list[Answer]]) -> None:
     case = CASES[index]
     for name, expected in reference(case).gradients.items():
         assert close(summed_gradient(case, answers[index], name), expected)
+
+
+def test_mean_gradients_of_experts_are_the_sums_over_the_number_of_ranks(
+    pair: list[tuple[list[Answer], dict[str, str]]],
+) -> None:
+    mean, total = (len(PAIR) - 2, len(PAIR) - 1)
+    for answers, _ in pair:
+        for name, summed in answers[total].gradients.items():
+            factor = 2 if ".experts." in name else 1
+            assert close(factor * answers[mean].gradients[name], summed)
 
 
 def test_a_rank_keeps_its_own_experts_only(answers: list[list[Answer]]) -> None:
@@ -163,16 +195,16 @@ def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], di
         ("experts", "MismatchError: rank 0: layer 0 of the model has 16 experts, the plan's model 8"),
         ("top-k", "MismatchError: rank 0: layer 0 of the model has 3 experts a token, the plan's model 2"),
         ("hidden size", "MismatchError: rank 0: layer 0 of the model has 32 hidden elements, the plan's model 16"),
-        ("no placement", "MismatchError: rank 0: the plan decides no placement"),
-        ("a pipeline", "UsageError: rank 0: the plan decides pipeline, which the runtime does not carry out"),
+        ("no sample policy", "UsageError: rank 0: dispatch model 'migrating' for a plan that decides nothing"),
+        ("degrees in coherent", "UsageError: rank 0: pipeline degrees beside coherent dispatch"),
         ("other plan on rank 1", "MismatchError: rank 1 holds plan "),
         ("other dispatch on rank 1", "MismatchError: rank 1 holds plan "),
         ("wrong model on rank 1", "MismatchError: rank 1: the model has 2 MoE layers, the plan 3"),
         ("migrating", "UsageError: rank 0: dispatch model 'migrating'"),
-        ("not such a model", "UsageError: rank 0: Linear is no model that can be parallelized"),
+        ("not such a model", "UsageError: rank 0: Linear has no routed blocks"),
+        ("parallelized before", "UsageError: rank 0: MoELanguageModel has no routed blocks"),
         ("unchanged", "UsageError: whole"),
         ("coherent training", "UsageError: dispatch model 'coherent' in training"),
-        ("training of replicas", "UsageError: training under a placement with replicas"),
     ],
 )
 def test_what_does_not_belong_together_is_refused_on_every_rank(
@@ -194,10 +226,13 @@ def summed_gradient(case: Case, found: list[Answer], name: str) -> np.ndarray:
         summed: np.ndarray = np.add.reduce([a.gradients[name] for a in found])
         return summed
     layer, placement = int(name.split(".")[1]), case.placement()
-    total = np.zeros_like(reference(case).gradients[name])
+    total: np.ndarray = np.zeros_like(reference(case).gradients[name])
+    seen: dict[int, np.ndarray] = {}
     for rank, answer in enumerate(found):
         for slot, expert in enumerate(placement.physical_to_logical[layer, placement.device_of_slot == rank]):
-            total[expert] += answer.gradients[name][slot]
+            found_before = seen.setdefault(int(expert), answer.gradients[name][slot])
+            assert np.array_equal(found_before, answer.gradients[name][slot])  # replicas never drift apart
+            total[expert] = answer.gradients[name][slot]
     return total
 
 

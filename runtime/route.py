@@ -1,0 +1,84 @@
+"""The route of rows between devices, in pieces: how many go where, and the exchange of some pieces at a time.
+
+Rows are kept piece by piece, and within a piece by device. A chunk, some pieces in a row that are exchanged together,
+travels device by device, as an all-to-all must.
+
+Legend: P pieces; D devices; n rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Pending", "Route"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Rows of each piece that go to and come from each device, `[P][D]`, which all ranks of the group agreed on."""
+
+    sent: list[list[int]]
+    received: list[list[int]]
+    group: dist.ProcessGroup | None
+
+    @classmethod
+    def agree(cls, sent_PD: Tensor, group: dist.ProcessGroup | None) -> "Route":
+        """The route when this rank sends `sent_PD` rows, int64; a collective call."""
+        sent_DP = sent_PD.T.contiguous()
+        received_DP = torch.empty_like(sent_DP)
+        dist.all_to_all_single(received_DP, sent_DP, group=group)
+        return cls(sent_PD.tolist(), received_DP.T.tolist(), group)
+
+    @property
+    def crossing(self) -> int:
+        """Rows that this rank sends to other devices."""
+        rank = dist.get_rank(self.group)
+        return sum(sum(piece) - piece[rank] for piece in self.sent)
+
+    def reversed(self) -> "Route":
+        """The way back."""
+        return Route(self.received, self.sent, self.group)
+
+    def rows(self, pieces: range) -> slice:
+        """Where the rows sent in some pieces are among all."""
+        first = sum(map(sum, self.sent[: pieces.start]))
+        return slice(first, first + sum(map(sum, self.sent[pieces.start : pieces.stop])))
+
+    def start(self, rows: Tensor, pieces: range) -> "Pending":
+        """Send the rows of some pieces, in kept order; a collective call that does not wait."""
+        sent, received = self.sent[pieces.start : pieces.stop], self.received[pieces.start : pieces.stop]
+        travelling = _transposed(rows, sent)[0] if len(pieces) == 1 else torch.cat(_transposed(rows, sent))
+        arrived = rows.new_empty(sum(map(sum, received)), *rows.shape[1:])
+        come, gone = (list(map(sum, zip(*counts, strict=True))) for counts in (received, sent))
+        work = dist.all_to_all_single(arrived, travelling, come, gone, self.group, async_op=True)
+        return Pending(work, arrived, travelling, received)
+
+
+@dataclass(slots=True)
+class Pending:
+    """An exchange under way; what is sent is held until it has arrived."""
+
+    work: dist.Work | None
+    arrived: Tensor
+    sent: Tensor
+    received: list[list[int]]
+
+    def wait(self) -> list[Tensor]:
+        """The rows that arrived, by piece."""
+        if self.work is not None:
+            self.work.wait()
+        self.work, self.sent = None, self.arrived
+        if len(self.received) == 1:
+            return [self.arrived]
+        return _transposed(self.arrived, [list(counts) for counts in zip(*self.received, strict=True)])
+
+
+def _transposed(rows: Tensor, counts: list[list[int]]) -> list[Tensor]:
+    """Rows laid out by first, then second index of `counts`, gathered by the second index."""
+    if len(counts) == 1:
+        return [rows]
+    blocks = torch.split(rows, [count for inner in counts for count in inner])
+    width = len(counts[0])
+    return [torch.cat(blocks[place::width]) for place in range(width)]

@@ -1,0 +1,63 @@
+"""A shipment: several kinds of columns on their way together, piece by piece.
+
+Legend: n rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .payload import Columns
+from .route import Pending, Route
+from .stopwatch import Part, lap
+
+__all__ = ["Awaited", "Landed", "Shipment"]
+
+
+class Awaited(Protocol):
+    """What arrives, now or later."""
+
+    def wait(self) -> Sequence[Sequence[Tensor]]:
+        """The columns `[n, width]` of each piece."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Columns that need not travel."""
+
+    pieces: Sequence[Sequence[Tensor]]
+
+    def wait(self) -> Sequence[Sequence[Tensor]]:
+        """They are here."""
+        return self.pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """Columns under way."""
+
+    columns: Columns
+    pending: Pending
+
+    @classmethod
+    def send(cls, part: Part, route: Route, pieces: range, kinds: Sequence[Tensor]) -> "Shipment":
+        """Send the columns of some pieces, in kept order; a collective call, which waits only where it is timed."""
+        columns = Columns.of(*kinds)
+        with lap(part) as timed:
+            pending = route.start(columns.pack(*kinds), pieces)
+            if timed:
+                pending.wait()
+        return cls(columns, pending)
+
+    @classmethod
+    def gather(cls, part: Part, route: Route, pieces: range, kinds: Sequence[Sequence[Tensor]]) -> "Shipment":
+        """The same for columns that lie piece by piece."""
+        return cls.send(part, route, pieces, [torch.cat(list(kind)) for kind in zip(*kinds, strict=True)])
+
+    def wait(self) -> Sequence[Sequence[Tensor]]:
+        """The columns of each piece that arrived."""
+        return [self.columns.unpack(rows) for rows in self.pending.wait()]

@@ -1,0 +1,190 @@
+"""A trip: tokens out to their experts' devices and their partial sums on, in chunks that overlap, forward and backward.
+
+All chunks are sent before the first is waited for, and each one's partial sums as soon as they are computed, so that
+exchanges and experts overlap (PipeMoE). The backward pass does the same the other way with chunks of its own: the
+forward records a graph for every piece, and a backward chunk takes some pieces.
+
+Legend: n copies sent; m copies received; K experts a token; G tags; M hidden size; P pieces; D devices.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .chunks import Chunks
+from .copies import Copies
+from .route import Route
+from .shipment import Awaited, Landed, Shipment
+from .traffic import Traffic
+
+__all__ = ["Trip"]
+
+
+class _Piece(NamedTuple):
+    """What one piece brought to the device that computes it, and what was made of it."""
+
+    x: Tensor
+    weight: Tensor
+    y: Tensor
+
+
+class Trip:
+    """One trip of the copies of a layer, which all ranks make together.
+
+    Parameters
+    ----------
+    compute
+        Partial sums `[m, M]` of received x `[m, M]`, gate weights `[m, K]` and what came beside, int32 `[m, K + G]`.
+    parameters
+        Those that `compute` uses.
+    settle
+        Their gradients as the optimizer is to see them; called once a backward pass.
+    destination
+        Where the partial sums of copies go, int64 `[n]` by what travels beside; None: back to the sender. It is asked
+        once all chunks are on their way.
+    stays
+        Whether every destination is the device that computes, so that nothing is sent on.
+
+    Attributes
+    ----------
+    tag
+        The last tag of each row that arrived, int32, where copies have a destination.
+    traffic
+        What this rank sent and computed in the forward pass.
+    """
+
+    tag: Tensor | None
+    traffic: Traffic
+    out: Route
+    back: Route
+
+    def __init__(
+        self,
+        copies: Copies,
+        chunks: Chunks,
+        compute: Callable[[Tensor, Tensor, Tensor], Tensor],
+        parameters: Sequence[nn.Parameter],
+        group: dist.ProcessGroup | None,
+        *,
+        settle: Callable[[list[Tensor]], list[Tensor]] = list,
+        destination: Callable[[Tensor], Tensor] | None = None,
+        stays: bool = False,
+    ) -> None:
+        self.copies, self.chunks, self.compute, self.parameters, self.group = copies, chunks, compute, parameters, group
+        self.settle, self.destination, self.stays = settle, destination, stays
+        self.pieces: list[_Piece] = []
+        self.load = 0  # token-expert pairs computed here
+
+    def take(self, x_nM: Tensor, weight_nK: Tensor) -> Tensor:
+        """The partial sums that arrive here, differentiable: in the order in which copies left where they return."""
+        needed = any(tensor.requires_grad for tensor in (x_nM, weight_nK, *self.parameters))
+        self.recording = needed and torch.is_grad_enabled()
+        y: Tensor = _Travel.apply(self, x_nM, weight_nK, *self.parameters)  # type: ignore[no-untyped-call]
+        return y
+
+    def forward(self, x_nM: Tensor, weight_nK: Tensor) -> Tensor:
+        """The partial sums that arrive here."""
+        self.out = Route.agree(self.copies.counts, self.group)
+        kinds = (x_nM, weight_nK, self.copies.beside)
+        sent = [
+            Shipment.send("dispatch", self.out, chunk, [kind[self.out.rows(chunk)] for kind in kinds])
+            for chunk in self.chunks.forward
+        ]
+        self.back = self._onward()
+        moved: list[Awaited] = []
+        for chunk, shipment in zip(self.chunks.forward, sent, strict=True):
+            made = [self._made(*columns) for columns in shipment.wait()]
+            moved.append(Landed(made) if self.stays else Shipment.gather("combine", self.back, chunk, made))
+        arrived = [columns for shipment in moved for columns in shipment.wait()]
+        y, *tag = (torch.cat(kind) for kind in zip(*arrived, strict=True))
+        self.tag = tag[0].flatten() if tag else None
+        self.traffic = self._crossed(kinds)
+        return y
+
+    def backward(self, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients by x and gate weights of copies, and those by the parameters."""
+        if not self.pieces:
+            raise RuntimeError("backward through a routed block a second time; its graph is kept for one backward pass")
+        back, home = self.back.reversed(), self.out.reversed()
+        by_piece = torch.split(grad, [len(piece.y) for piece in self.pieces]) if self.stays else ()
+        sent: list[Awaited] = [
+            Landed([[rows] for rows in by_piece[chunk.start : chunk.stop]])
+            if self.stays
+            else Shipment.send("combine", back, chunk, [grad[back.rows(chunk)]])
+            for chunk in self.chunks.backward
+        ]
+        sums = [torch.zeros_like(parameter) for parameter in self.parameters]
+        returning = []
+        for chunk, shipment in zip(self.chunks.backward, sent, strict=True):
+            pieces = self.pieces[chunk.start : chunk.stop]
+            made = [self._gradients(piece, y, sums) for piece, (y,) in zip(pieces, shipment.wait(), strict=True)]
+            returning.append(Shipment.gather("dispatch", home, chunk, made))
+        self.pieces.clear()
+        arrived = [columns for shipment in returning for columns in shipment.wait()]
+        return [torch.cat(list(kind)) for kind in zip(*arrived, strict=True)], self.settle(sums)
+
+    def _made(self, x: Tensor, weight: Tensor, beside: Tensor) -> list[Tensor]:
+        """The partial sums of a piece, in the order in which they go on, with the last tag of each if need be."""
+        self.load += int((beside[:, : weight.shape[1]] >= 0).sum())
+        with torch.set_grad_enabled(self.recording):
+            x, weight = (column.detach().requires_grad_(self.recording) for column in (x, weight))
+            y = self.compute(x, weight, beside)
+            order = None if self.destination is None or self.stays else self.destination(beside).argsort(stable=True)
+            y = y if order is None else y[order]
+        if self.recording:
+            self.pieces.append(_Piece(x, weight, y))
+        if self.destination is None:
+            return [y.detach()]
+        return [y.detach(), beside[:, -1:] if order is None else beside[order, -1:]]
+
+    def _gradients(self, piece: _Piece, grad: Tensor, sums: list[Tensor]) -> list[Tensor]:
+        """The gradients by x and weight of a piece; those by parameters are added to `sums`."""
+        inputs = [piece.x, piece.weight, *(p for p in self.parameters if p.requires_grad)]
+        if not piece.y.requires_grad:  # no row of the piece met an expert here
+            return [torch.zeros_like(piece.x), torch.zeros_like(piece.weight)]
+        x, weight, *found = torch.autograd.grad(piece.y, inputs, grad, allow_unused=True, materialize_grads=True)
+        trained = [total for total, p in zip(sums, self.parameters, strict=True) if p.requires_grad]
+        for total, one in zip(trained, found, strict=True):
+            total += one
+        return [x, weight]
+
+    def _onward(self) -> Route:
+        """The route of the partial sums; where they go elsewhere, each sender tells both ends what it causes."""
+        if self.destination is None or self.stays:
+            return self.out.reversed()
+        copies, (num_pieces, num_devices) = self.copies, self.copies.counts.shape
+        place_n = copies.place * num_devices + self.destination(copies.beside)
+        count_PDD = place_n.bincount(minlength=num_pieces * num_devices**2).view(num_pieces, num_devices, num_devices)
+        told_D2PD = torch.stack([count_PDD.transpose(0, 1), count_PDD.permute(2, 0, 1)], dim=1).contiguous()
+        heard_D2PD = torch.empty_like(told_D2PD)
+        dist.all_to_all_single(heard_D2PD, told_D2PD, group=self.group)
+        sent_PD, received_PD = heard_D2PD.sum(0)
+        return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
+
+    def _crossed(self, kinds: Sequence[Tensor]) -> Traffic:
+        x_bytes, *beside_bytes = (kind.shape[1] * kind.element_size() for kind in kinds)
+        out, on = self.out.crossing, 0 if self.stays else self.back.crossing
+        tagged = 0 if self.destination is None else on * kinds[-1].element_size()
+        return Traffic(
+            copies=out + on,
+            payload_bytes=(out + on) * x_bytes,
+            ids_bytes=out * sum(beside_bytes) + tagged,
+            loads=(self.load,),
+        )
+
+
+class _Travel(torch.autograd.Function):
+    """A trip as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, trip: Trip, x_nM: Tensor, weight_nK: Tensor, *_parameters: Tensor) -> Tensor:
+        ctx.trip = trip
+        return trip.forward(x_nM, weight_nK)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, parameters = ctx.trip.backward(grads[0])
+        return None, *inputs, *parameters
