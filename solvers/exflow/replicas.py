@@ -35,7 +35,7 @@ def with_replicas(
     value
         What a placement is worth, more is better; of equals the one by loads is taken.
     budget
-        From when its time is out, layers get the nearest replicas, which takes next to none.
+        From when its time is out, layers get the nearest replicas, which takes next to none, and nothing else is tried.
 
     Notes
     -----
@@ -46,8 +46,12 @@ def with_replicas(
     if len(programme.places) == programme.sizes[0] or budget.late:
         only = _filled(programme, layout, None, budget)
         return value(only), only
-    both = [_filled(programme, layout, by, budget) for by in (loads, None)]
-    return max(((value(one), one) for one in both), key=itemgetter(0))
+    found = []
+    for by in (loads, None):
+        if not (found and budget.late):
+            filled = _filled(programme, layout, by, budget)
+            found.append((value(filled), filled))
+    return max(found, key=itemgetter(0))
 
 
 def _filled(programme: Programme, layout: Layout, loads: NDArray[np.float64] | None, budget: Budget) -> Placement:

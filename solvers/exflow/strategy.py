@@ -176,7 +176,11 @@ def _replicated(problem: Problem, run: Run, budget: Budget, *, anneals: bool) ->
     filling = budget.part(FILL_SHARE)
     value, placement = with_replicas(problem.programme, run.incumbent.layout, problem.loads, problem.value, filling)
     if anneals and not budget.late:
-        annealed = anneal_replicas(problem.programme, placement, budget, np.random.default_rng(run.seed))
+        started, value = time.perf_counter(), problem.value(placement)  # as long as the annealed one's will take
+        left_s = budget.remaining_s - 2 * (time.perf_counter() - started)
+        annealed = anneal_replicas(
+            problem.programme, placement, Budget(budget.left, left_s), np.random.default_rng(run.seed)
+        )
         if annealed is not placement and (better := problem.value(annealed)) > value:
             return annealed, better
     return placement, value
