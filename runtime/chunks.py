@@ -4,6 +4,7 @@ Legend: P pieces; T tokens.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,11 @@ class Chunks:
     def num_pieces(self) -> int:
         """P."""
         return len(self.cuts) - 1
+
+    def padded(self, capacity: int) -> int:
+        """The least multiple of both degrees that is not below a capacity."""
+        unit = math.lcm(len(self.forward), len(self.backward))
+        return -(-capacity // unit) * unit
 
     def piece_of(self, num_tokens: int, device: torch.device) -> Tensor:
         """The piece of each of T tokens in order, int64 `[T]`."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..solvers.placement import Placement
 from ..solvers.replicas import ReplicaTable
 from .chunks import Chunks
-from .copies import select
+from .copies import Copies, Slots, select, select_buffers
 from .experts import partial_sums
 from .replicated import ReplicaSums
 from .routing import Replicas, RoutedTokens
@@ -31,6 +31,8 @@ class ParallelExperts(nn.Module):
         Those of this rank's slots, called as `experts(x_TM, slots_TK, weight_TK)`.
     layer
         The ordinal of the block among MoE layers.
+    capacity_factor
+        F: rows of every slot's buffer over their mean, what is beyond being dropped; None: no buffers, nothing dropped.
     gradient_share
         What the experts' gradients, which all ranks' losses have part in, are multiplied by.
 
@@ -54,12 +56,15 @@ class ParallelExperts(nn.Module):
         devices_per_node: int,
         group: dist.ProcessGroup | None,
         chunks: Chunks | None = None,
+        capacity_factor: float | None = None,
         gradient_share: float = 1.0,
     ) -> None:
         super().__init__()
         rank, device = dist.get_rank(group), next(experts.parameters()).device
         self.held: list[int] = placement.physical_to_logical[layer, placement.device_of_slot == rank].tolist()
-        self.group, self.chunks, self.gradient_share = group, chunks or Chunks.whole(), gradient_share
+        self.group, self.chunks = group, chunks or Chunks.whole()
+        self.capacity_factor, self.gradient_share = capacity_factor, gradient_share
+        self.slots = Slots.of(placement, layer, device)
         self.replicas = Replicas.seen_from(rank, ReplicaTable.of(placement, layer, devices_per_node), device)
         self.sums = ReplicaSums.of(placement, layer, group, device) if placement.has_replicas else None
         # The last entry answers the id -1.
@@ -77,11 +82,11 @@ class ParallelExperts(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
         """The weighted sum of each token's experts, `[T, M]`: tokens travel to them and return; a collective call."""
-        no_tags = ids_TK.new_empty(len(ids_TK), 0)
-        trip, row_n = self._trip(ids_TK, self.devices(ids_TK), no_tags, self.contributions, list(self.parameters()))
-        y_nM = trip.take(x_TM[row_n], weight_TK[row_n])
+        copies = self._copies(ids_TK, self.devices(ids_TK))
+        trip = Trip(copies, self.chunks, self.contributions, list(self.parameters()), self.group, settle=self._settled)
+        y_nM = trip.take(copies.hidden(x_TM), copies.weights(weight_TK))
         self.traffic = trip.traffic
-        return torch.zeros_like(x_TM).index_add(0, row_n, y_nM)
+        return copies.summed(y_nM, len(x_TM))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def carry(
@@ -123,17 +128,19 @@ class ParallelExperts(nn.Module):
             residual = x_mM.where((beside[:, top_k] == rank)[:, None], 0)
             return residual + self.contributions(norm(x_mM), weight_mK, beside[:, :top_k])
 
-        tags = torch.stack([device_TK[:, 0], token_T], dim=1)
-        trip, row_n = self._trip(
-            ids_TK,
-            device_TK,
-            tags,
+        piece_T = self.chunks.piece_of(len(ids_TK), ids_TK.device)
+        copies = select(ids_TK, device_TK, piece_T, self._shape, torch.stack([device_TK[:, 0], token_T], dim=1))
+        trip = Trip(
+            copies,
+            self.chunks,
             compute,
             [*self.parameters(), *norm.parameters()],
+            self.group,
+            settle=self._settled,
             destination=lambda beside: destination(beside[:, top_k], beside[:, top_k + 1]),
             stays=stays,
         )
-        y_nM = trip.take(x_TM[row_n], weight_TK[row_n])
+        y_nM = trip.take(copies.hidden(x_TM), copies.weights(weight_TK))
         self.traffic = trip.traffic
         assert trip.tag is not None
         return y_nM, trip.tag.long()
@@ -149,32 +156,25 @@ class ParallelExperts(nn.Module):
         """What this rank's experts add to tokens, `[m, M]`; ids are -1 where another device computes."""
         return partial_sums(self.local, x_mM, self.slot_of_expert[ids_mK.long()], weight_mK)
 
-    def _trip(
-        self,
-        ids_TK: Tensor,
-        device_TK: Tensor,
-        tags_TG: Tensor,
-        compute: Callable[[Tensor, Tensor, Tensor], Tensor],
-        parameters: list[nn.Parameter],
-        *,
-        destination: Callable[[Tensor], Tensor] | None = None,
-        stays: bool = False,
-    ) -> tuple[Trip, Tensor]:
-        """A trip of the copies of these tokens, and the token of each."""
-        shape = self.chunks.num_pieces, dist.get_world_size(self.group)
-        piece_T = self.chunks.piece_of(len(ids_TK), ids_TK.device)
-        copies = select(ids_TK, device_TK, piece_T, shape, tags_TG)
-        trip = Trip(
-            copies,
-            self.chunks,
-            compute,
-            parameters,
-            self.group,
-            settle=self._settled,
-            destination=destination,
-            stays=stays,
-        )
-        return trip, copies.row
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.chunks.num_pieces, dist.get_world_size(self.group)
+
+    def _copies(self, ids_TK: Tensor, device_TK: Tensor) -> Copies:
+        """The copies of tokens that return; buffers are cut along their capacity."""
+        if self.capacity_factor is None:
+            piece_T = self.chunks.piece_of(len(ids_TK), ids_TK.device)
+            return select(ids_TK, device_TK, piece_T, self._shape, ids_TK.new_empty(len(ids_TK), 0))
+        piece_C = self.chunks.piece_of(self._capacity(*ids_TK.shape), ids_TK.device)
+        return select_buffers(ids_TK, device_TK, piece_C, self._shape, self.slots)
+
+    def _capacity(self, num_tokens: int, top_k: int) -> int:
+        """Rows of every buffer: K int(F ceil(T / E)) as Tutel has it, T the tokens of the fullest rank, padded."""
+        fullest = torch.tensor(num_tokens, device=self.slots.expert.device)
+        dist.all_reduce(fullest, dist.ReduceOp.MAX, self.group)
+        assert self.capacity_factor is not None
+        rows = top_k * int(self.capacity_factor * -(-int(fullest) // len(self.slots.number)))
+        return self.chunks.padded(rows)
 
     def _settled(self, gradients: list[Tensor]) -> list[Tensor]:
         """The experts' gradients, which come first, over all ranks; others as they are."""

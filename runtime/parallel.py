@@ -18,8 +18,11 @@ from .chunks import Chunks
 from .decisions import DispatchModel
 from .expert_parallel import ExpertParallelModel
 from .experts import keep_experts
+from .gradients import leave_out_experts
 from .layer import ParallelExperts
 from .plan import Plan
+from .watch import watch
+from .whole import take_held
 
 __all__ = ["parallelize"]
 
@@ -67,12 +70,14 @@ def parallelize(
     """
     if not dist.is_initialized():
         raise UsageError("no process group; call torch.distributed.init_process_group, or start under torchrun")
+    watch(group)
     chosen = dispatch or plan.dispatch_model
     _agree(plan, chosen, _problem(model, plan, chosen, dist.get_world_size(group)), group)
     placement, blocks = _placement(plan), routed_blocks(model)
     held = {block.experts_name: _held(placement, layer, dist.get_rank(group)) for layer, block in enumerate(blocks)}
     if checkpoint is not None:
         load_checkpoint(model, checkpoint, held)
+    pipeline = plan.decisions.pipeline
     share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
     for layer, block in enumerate(blocks):
         experts = block.experts
@@ -84,10 +89,15 @@ def parallelize(
             layer,
             devices_per_node=plan.cluster.devices_per_node,
             group=group,
-            chunks=_chunks(plan, layer),
+            chunks=Chunks.whole() if pipeline is None else Chunks.planned(pipeline, layer),
+            capacity_factor=None if pipeline is None else pipeline.capacity_factor,
             gradient_share=share,
         )
-    return ExpertParallelModel(model, plan, chosen, group)
+        block.module.experts.register_load_state_dict_pre_hook(take_held)  # type: ignore[no-untyped-call]
+    spread = ExpertParallelModel(model, plan, chosen, group)
+    for wrapped in (spread, model):
+        leave_out_experts(wrapped)
+    return spread
 
 
 def _placement(plan: Plan) -> Placement:
@@ -101,11 +111,6 @@ def _held(placement: Placement, layer: int, rank: int) -> list[int]:
     return held
 
 
-def _chunks(plan: Plan, layer: int) -> Chunks:
-    pipeline = plan.decisions.pipeline
-    return Chunks.whole() if pipeline is None else Chunks.planned(pipeline, layer)
-
-
 def _problem(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> MoeplanError | None:
     """What keeps this rank from carrying the plan out, None when nothing does."""
     decided = plan.decisions
@@ -115,6 +120,10 @@ def _problem(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> Moe
         return UsageError(
             f"dispatch model {dispatch!r} for a plan that decides {' and '.join(decided.names) or 'nothing'};"
             " migrating dispatch carries out a sample_policy, and only that does"
+        )
+    if dispatch == "migrating" and decided.pipeline is not None and decided.pipeline.capacity_factor is not None:
+        return UsageError(
+            "a fixed capacity beside migrating dispatch, where a dropped token would not move on; take one of them"
         )
     if dispatch == "coherent" and decided.pipeline is not None:
         return UsageError(

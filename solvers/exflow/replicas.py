@@ -46,7 +46,7 @@ def with_replicas(
     if len(programme.places) == programme.sizes[0] or budget.late:
         only = _filled(programme, layout, None, budget)
         return value(only), only
-    found = []
+    found: list[tuple[float, Placement]] = []
     for by in (loads, None):
         if not (found and budget.late):
             filled = _filled(programme, layout, by, budget)

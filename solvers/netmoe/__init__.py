@@ -2,19 +2,24 @@
 
 from .locality import Locality, locality
 from .prediction import global_next, predict_next, sample_transitions
+from .rehoming import METHODS, Rehomed, Way, rehome
 from .stages import two_stages
 from .strategy import NetMoeResult, solve
 from .traffic import Traffic, traffic_of
 from .volumes import Volumes, volumes
 
 __all__ = [
+    "METHODS",
     "Locality",
     "NetMoeResult",
+    "Rehomed",
     "Traffic",
     "Volumes",
+    "Way",
     "global_next",
     "locality",
     "predict_next",
+    "rehome",
     "sample_transitions",
     "solve",
     "traffic_of",

@@ -37,6 +37,7 @@ class Case:
     forward: tuple[int, ...] = ()
     backward: tuple[int, ...] | None = None
     shares: ChunkShares | None = None
+    capacity_factor: float | None = None
     share_of_gradients: Literal["mean", "sum"] = "sum"
 
     @property
@@ -66,7 +67,9 @@ class Case:
     def pipeline(self) -> PipelineDecision | None:
         if not self.forward:
             return None
-        return PipelineDecision(forward=self.forward, backward=self.backward, shares=self.shares)
+        return PipelineDecision(
+            forward=self.forward, backward=self.backward, shares=self.shares, capacity_factor=self.capacity_factor
+        )
 
     def plan(self) -> Plan:
         size = len(self.slots)

@@ -1,0 +1,114 @@
+"""The homes that a policy gives the samples of one step after one layer: what plans are judged by and runs carry out.
+
+Legend: I samples of a step; D devices.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...profilers.cluster import Cluster
+from ..assignment import Method as Assignment
+from ..outcome import Outcome
+from .strategy import NetMoeResult, solve
+
+__all__ = ["METHODS", "Goal", "Rehomed", "Way", "rehome"]
+
+Goal = Literal["sum", "bottleneck"]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the homes after a layer are solved for.
+
+    Parameters
+    ----------
+    goal, assignment
+        The objective and the method of `netmoe.solve`.
+    even
+        Whether samples are dealt in rounds, the longest first, one a device in each: devices then take about equal
+        tokens, not only equal numbers of samples.
+    """
+
+    goal: Goal = "sum"
+    assignment: Assignment = "transport"
+    even: bool = False
+
+
+METHODS = {
+    "sum": Way(),
+    "even": Way(even=True),
+    "bottleneck": Way(goal="bottleneck"),
+    "paper": Way(assignment="km"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rehomed:
+    """New homes, int64 `[I]`, the outcomes of the rounds that gave them, and of the whole step what bounds it."""
+
+    device_of_sample: NDArray[np.int64]
+    dealt: tuple[Outcome, ...]
+    whole: Outcome | None
+
+
+def rehome(
+    method: str,
+    copies_ID: NDArray[np.integer],
+    pairs_I: NDArray[np.integer],
+    cluster: Cluster,
+    *,
+    next_copies: NDArray[np.float64] | None = None,
+    copy_bytes: float | None = None,
+    bounded: bool = True,
+) -> Rehomed:
+    """The homes of a step's samples after a layer; equal on all ranks that give equal arguments.
+
+    Parameters
+    ----------
+    method
+        In `METHODS`.
+    copies_ID, pairs_I
+        The copies of each sample to every device in this layer, and its token-expert pairs, its length here.
+    next_copies
+        Those of the next layer, as predicted, `[I, D]`; None: not looked at.
+    copy_bytes
+        Of a hidden vector; None where it is not known.
+    bounded
+        Whether to bound the outcome, too.
+
+    Notes
+    -----
+    Devices take the same number of samples each, rounded up. What is bounded is the whole step, however it is dealt.
+    """
+    way, every_D = METHODS[method], np.arange(cluster.num_devices)
+
+    def solved(at: NDArray[np.int64], *, bounded: bool) -> NetMoeResult:
+        return solve(
+            copies_ID[at],
+            every_D,
+            cluster,
+            next_counts=None if next_copies is None else next_copies[at],
+            objective=way.goal,
+            method=way.assignment,
+            copy_bytes=copy_bytes,
+            bounded=bounded,
+        )
+
+    device_I, dealt = np.zeros(len(copies_ID), np.int64), []
+    for at in _rounds(pairs_I, len(every_D), way):
+        found = solved(at, bounded=bounded and not way.even)
+        device_I[at] = found.device_of_sample
+        dealt.append(found.outcome)
+    whole = solved(np.arange(len(copies_ID)), bounded=True).outcome if bounded and way.even else None
+    return Rehomed(device_I, tuple(dealt), whole)
+
+
+def _rounds(pairs_I: NDArray[np.integer], size: int, way: Way) -> list[NDArray[np.int64]]:
+    """Which of the samples are dealt together: all, or D at a time."""
+    if not way.even:
+        return [np.arange(len(pairs_I))]
+    longest = np.argsort(-pairs_I, kind="stable")
+    return np.split(longest, range(size, len(longest), size))
