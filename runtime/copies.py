@@ -41,20 +41,30 @@ class Copies:
     place: Tensor
     counts: Tensor
 
-    def hidden(self, x_TM: Tensor) -> Tensor:
-        """The hidden vector of each, `[n, M]`, zero where a buffer is padded."""
-        return x_TM[self.row] if self.choice is None else torch.cat([x_TM, x_TM.new_zeros(1, x_TM.shape[1])])[self.row]
-
-    def weights(self, weight_TK: Tensor) -> Tensor:
-        """The gate weights of each, `[n, K]` or, in buffers, `[n, 1]`."""
+    def hidden(self, x_TM: Tensor, rows: slice) -> Tensor:
+        """The hidden vectors of some, `[n, M]`, zero where a buffer is padded."""
         if self.choice is None:
-            return weight_TK[self.row]
+            return x_TM[self.row[rows]]
+        return torch.cat([x_TM, x_TM.new_zeros(1, x_TM.shape[1])])[self.row[rows]]
+
+    def weights(self, weight_TK: Tensor, rows: slice) -> Tensor:
+        """The gate weights of some, `[n, K]` or, in buffers, `[n, 1]`."""
+        if self.choice is None:
+            return weight_TK[self.row[rows]]
         padded_TK = torch.cat([weight_TK, weight_TK.new_zeros(1, weight_TK.shape[1])])
-        return padded_TK[self.row, self.choice, None]
+        return padded_TK[self.row[rows], self.choice[rows], None]
 
     def summed(self, y_nM: Tensor, num_tokens: int) -> Tensor:
-        """What came back for each token, `[T, M]`."""
+        """The sum over the copies of each token, `[T, M]`."""
         return y_nM.new_zeros(num_tokens + 1, y_nM.shape[1]).index_add(0, self.row, y_nM)[:num_tokens]
+
+    def summed_weights(self, weight_nK: Tensor, shape: tuple[int, int]) -> Tensor:
+        """The same for what belongs to the choices of each token, `[T, K]`."""
+        if self.choice is None:
+            return self.summed(weight_nK, shape[0])
+        place_n = self.row * shape[1] + self.choice
+        total = weight_nK.new_zeros((shape[0] + 1) * shape[1]).index_add(0, place_n, weight_nK[:, 0])
+        return total.view(-1, shape[1])[: shape[0]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,17 +63,17 @@ class _View:
 
 
 class _Layer:
-    """A decoder layer; a dense one's `moe` is its feed-forward module, which has no `experts`."""
+    """A decoder layer."""
 
     def __init__(self, layer: Any, rotary: Any, family: ModuleType) -> None:
         self.attention_norm, self.moe_norm = layer.input_layernorm, layer.post_attention_layernorm
         self.attention: Attention = _Attention(layer.self_attn, rotary, family, _window(layer.self_attn, family))
-        self.moe: Any = _Block(layer.mlp) if hasattr(layer.mlp, "experts") else layer.mlp
+        self.moe: Any = _Block(layer.mlp)
 
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A routed block, called with a flat list of tokens."""
+    """A feed-forward block, called with a flat list of tokens; a dense one has no `experts`."""
 
     block: Any
 
@@ -118,17 +118,21 @@ class _Attention:
         return q[0].transpose(0, 1), k[0].transpose(0, 1), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """The attended values after the output projection, `[Tq, M]`, by the model's own arithmetic."""
+        """The attended values after the output projection, `[..., Tq, M]`, by the model's own arithmetic."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+        if q.ndim == 3:
+            y_TM: Tensor = self.attend(q[None], k[None], v[None], mask)[0]
+            return y_TM
         module = self.module
-        fused = module.config._attn_implementation == "sdpa" and len(q) > 0  # others take no mask of ours
+        fused = module.config._attn_implementation == "sdpa" and q.numel() > 0  # others take no mask of ours
         interface = ALL_ATTENTION_FUNCTIONS["sdpa"] if fused else self.family.eager_attention_forward
         added = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
-        heads = (states.transpose(0, 1)[None] for states in (q, k, v))
-        y_1TAC, _ = interface(module, *heads, added[None, None], dropout=0.0, scaling=module.scaling)
-        y_TM: Tensor = module.o_proj(y_1TAC.flatten(2)[0])
-        return y_TM
+        heads = (states.transpose(1, 2) for states in (q, k, v))
+        every_head = added[:, None] if mask.ndim == 3 else added[None, None]
+        y_bTAC, _ = interface(module, *heads, every_head, dropout=0.0, scaling=module.scaling)
+        y_bTM: Tensor = module.o_proj(y_bTAC.flatten(2))
+        return y_bTM
 
     def _heads(self, x_TM: Tensor, name: str) -> Tensor:
         """The queries, keys or values `[T, heads, C]` before their rotation."""

@@ -84,7 +84,7 @@ class ParallelExperts(nn.Module):
         """The weighted sum of each token's experts, `[T, M]`: tokens travel to them and return; a collective call."""
         copies = self._copies(ids_TK, self.devices(ids_TK))
         trip = Trip(copies, self.chunks, self.contributions, list(self.parameters()), self.group, settle=self._settled)
-        y_nM = trip.take(copies.hidden(x_TM), copies.weights(weight_TK))
+        y_nM = trip.take(x_TM, weight_TK)
         self.traffic = trip.traffic
         return copies.summed(y_nM, len(x_TM))
 
@@ -140,7 +140,7 @@ class ParallelExperts(nn.Module):
             destination=lambda beside: destination(beside[:, top_k], beside[:, top_k + 1]),
             stays=stays,
         )
-        y_nM = trip.take(copies.hidden(x_TM), copies.weights(weight_TK))
+        y_nM = trip.take(x_TM, weight_TK)
         self.traffic = trip.traffic
         assert trip.tag is not None
         return y_nM, trip.tag.long()
@@ -180,4 +180,4 @@ class ParallelExperts(nn.Module):
         """The experts' gradients, which come first, over all ranks; others as they are."""
         mine = len(list(self.parameters()))
         experts = gradients[:mine] if self.sums is None else [self.sums.summed(one) for one in gradients[:mine]]
-        return [*(self.gradient_share * one for one in experts), *gradients[mine:]]
+        return [*(one.mul_(self.gradient_share) for one in experts), *gradients[mine:]]

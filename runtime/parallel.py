@@ -4,8 +4,10 @@ Legend: L MoE layers.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -76,7 +78,7 @@ def parallelize(
     placement, blocks = _placement(plan), routed_blocks(model)
     held = {block.experts_name: _held(placement, layer, dist.get_rank(group)) for layer, block in enumerate(blocks)}
     if checkpoint is not None:
-        load_checkpoint(model, checkpoint, held)
+        _load(model, checkpoint, held, group)
     pipeline = plan.decisions.pipeline
     share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
     for layer, block in enumerate(blocks):
@@ -109,6 +111,22 @@ def _placement(plan: Plan) -> Placement:
 def _held(placement: Placement, layer: int, rank: int) -> list[int]:
     held: list[int] = placement.physical_to_logical[layer, placement.device_of_slot == rank].tolist()
     return held
+
+
+def _load(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    held: Mapping[str, Sequence[int]],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Load the weights on every rank, or raise on every rank what one found wrong; a collective call."""
+    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else "cpu"
+    problem: MoeplanError | None = None
+    try:
+        load_checkpoint(model, checkpoint, held, device=device)
+    except MoeplanError as error:
+        problem = error
+    _raise_together(problem, group)
 
 
 def _problem(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> MoeplanError | None:
@@ -158,13 +176,21 @@ def _mismatch(model: nn.Module, blocks: list[RoutedBlock], plan: Plan) -> str | 
 
 def _agree(plan: Plan, dispatch: str, problem: MoeplanError | None, group: dist.ProcessGroup | None) -> None:
     """Raise on every rank what any rank found wrong, or that ranks hold different plans; a collective call."""
-    statements: list[tuple[str, str, MoeplanError | None]] = [("", "", None)] * dist.get_world_size(group)
-    dist.all_gather_object(statements, (plan.plan_sha256, dispatch, problem), group=group)
-    for rank, (sha256, how, found) in enumerate(statements):
+    _raise_together(problem, group)
+    held: list[tuple[str, str]] = [("", "")] * dist.get_world_size(group)
+    dist.all_gather_object(held, (plan.plan_sha256, dispatch), group=group)
+    for rank, (sha256, how) in enumerate(held):
+        if (sha256, how) != held[0]:
+            raise MismatchError(
+                f"rank {rank} holds plan {sha256[:12]}.. in {how}, rank 0 plan {held[0][0][:12]}.. in"
+                f" {held[0][1]}; start every rank with the same plan"
+            )
+
+
+def _raise_together(problem: MoeplanError | None, group: dist.ProcessGroup | None) -> None:
+    """Raise on every rank what any rank found wrong; a collective call."""
+    problems: list[MoeplanError | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(problems, problem, group=group)
+    for rank, found in enumerate(problems):
         if found is not None:
             raise type(found)(f"rank {rank}: {found}")
-        if (sha256, how) != statements[0][:2]:
-            raise MismatchError(
-                f"rank {rank} holds plan {sha256[:12]}.. in {how}, rank 0 plan {statements[0][0][:12]}.. in"
-                f" {statements[0][1]}; start every rank with the same plan"
-            )

@@ -14,7 +14,7 @@ from .payload import Columns
 from .route import Pending, Route
 from .stopwatch import Part, lap
 
-__all__ = ["Awaited", "Landed", "Shipment"]
+__all__ = ["Awaited", "Landed", "Shipment", "joined"]
 
 
 class Awaited(Protocol):
@@ -44,11 +44,10 @@ class Shipment:
     pending: Pending
 
     @classmethod
-    def send(cls, part: Part, route: Route, pieces: range, kinds: Sequence[Tensor]) -> "Shipment":
-        """Send the columns of some pieces, in kept order; a collective call, which waits only where it is timed."""
-        columns = Columns.of(*kinds)
+    def send(cls, part: Part, route: Route, pieces: range, columns: Columns, rows: Tensor) -> "Shipment":
+        """Send the packed rows of some pieces, in kept order; a collective call, which waits only where it is timed."""
         with lap(part) as timed:
-            pending = route.start(columns.pack(*kinds), pieces)
+            pending = route.start(rows, pieces)
             if timed:
                 pending.wait()
         return cls(columns, pending)
@@ -56,8 +55,14 @@ class Shipment:
     @classmethod
     def gather(cls, part: Part, route: Route, pieces: range, kinds: Sequence[Sequence[Tensor]]) -> "Shipment":
         """The same for columns that lie piece by piece."""
-        return cls.send(part, route, pieces, [torch.cat(list(kind)) for kind in zip(*kinds, strict=True)])
+        columns = Columns.of(*kinds[0])
+        return cls.send(part, route, pieces, columns, columns.pack(*joined(kinds)))
 
     def wait(self) -> Sequence[Sequence[Tensor]]:
         """The columns of each piece that arrived."""
         return [self.columns.unpack(rows) for rows in self.pending.wait()]
+
+
+def joined(pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The columns of pieces, one behind the other."""
+    return [kind[0] if len(kind) == 1 else torch.cat(kind) for kind in zip(*pieces, strict=True)]

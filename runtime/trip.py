@@ -4,7 +4,7 @@ All chunks are sent before the first is waited for, and each one's partial sums 
 exchanges and experts overlap (PipeMoE). The backward pass does the same the other way with chunks of its own: the
 forward records a graph for every piece, and a backward chunk takes some pieces.
 
-Legend: n copies sent; m copies received; K experts a token; G tags; M hidden size; P pieces; D devices.
+Legend: T tokens; n copies sent; m copies received; K experts a token; G tags; M hidden size; P pieces; D devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from .chunks import Chunks
 from .copies import Copies
+from .payload import Columns
 from .route import Route
-from .shipment import Awaited, Landed, Shipment
+from .shipment import Awaited, Landed, Shipment, joined
 from .traffic import Traffic
 
 __all__ = ["Trip"]
@@ -78,53 +79,67 @@ class Trip:
         self.pieces: list[_Piece] = []
         self.load = 0  # token-expert pairs computed here
 
-    def take(self, x_nM: Tensor, weight_nK: Tensor) -> Tensor:
+    def take(self, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The partial sums that arrive here, differentiable: in the order in which copies left where they return."""
-        needed = any(tensor.requires_grad for tensor in (x_nM, weight_nK, *self.parameters))
+        needed = any(tensor.requires_grad for tensor in (x_TM, weight_TK, *self.parameters))
         self.recording = needed and torch.is_grad_enabled()
-        y: Tensor = _Travel.apply(self, x_nM, weight_nK, *self.parameters)  # type: ignore[no-untyped-call]
+        y: Tensor = _Travel.apply(self, x_TM, weight_TK, *self.parameters)  # type: ignore[no-untyped-call]
         return y
 
-    def forward(self, x_nM: Tensor, weight_nK: Tensor) -> Tensor:
+    def forward(self, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The partial sums that arrive here."""
+        self.shape = (len(weight_TK), weight_TK.shape[1])
         self.out = Route.agree(self.copies.counts, self.group)
-        kinds = (x_nM, weight_nK, self.copies.beside)
+        columns = self._columns(x_TM, weight_TK)
         sent = [
-            Shipment.send("dispatch", self.out, chunk, [kind[self.out.rows(chunk)] for kind in kinds])
+            Shipment.send("dispatch", self.out, chunk, columns, self._packed(columns, x_TM, weight_TK, chunk))
             for chunk in self.chunks.forward
         ]
         self.back = self._onward()
         moved: list[Awaited] = []
         for chunk, shipment in zip(self.chunks.forward, sent, strict=True):
-            made = [self._made(*columns) for columns in shipment.wait()]
+            made = [self._made(*piece) for piece in shipment.wait()]
             moved.append(Landed(made) if self.stays else Shipment.gather("combine", self.back, chunk, made))
-        arrived = [columns for shipment in moved for columns in shipment.wait()]
-        y, *tag = (torch.cat(kind) for kind in zip(*arrived, strict=True))
+        y, *tag = joined([piece for shipment in moved for piece in shipment.wait()])
         self.tag = tag[0].flatten() if tag else None
-        self.traffic = self._crossed(kinds)
+        self.traffic = self._crossed(columns)
         return y
 
     def backward(self, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The gradients by x and gate weights of copies, and those by the parameters."""
+        """The gradients by x and gate weights of tokens, and those by the parameters."""
         if not self.pieces:
             raise RuntimeError("backward through a routed block a second time; its graph is kept for one backward pass")
-        back, home = self.back.reversed(), self.out.reversed()
-        by_piece = torch.split(grad, [len(piece.y) for piece in self.pieces]) if self.stays else ()
-        sent: list[Awaited] = [
-            Landed([[rows] for rows in by_piece[chunk.start : chunk.stop]])
-            if self.stays
-            else Shipment.send("combine", back, chunk, [grad[back.rows(chunk)]])
-            for chunk in self.chunks.backward
-        ]
-        sums = [torch.zeros_like(parameter) for parameter in self.parameters]
+        sent = [self._gradient_sent(chunk, grad) for chunk in self.chunks.backward]
+        sums: list[Tensor | None] = [None] * len(self.parameters)
         returning = []
         for chunk, shipment in zip(self.chunks.backward, sent, strict=True):
             pieces = self.pieces[chunk.start : chunk.stop]
             made = [self._gradients(piece, y, sums) for piece, (y,) in zip(pieces, shipment.wait(), strict=True)]
-            returning.append(Shipment.gather("dispatch", home, chunk, made))
+            returning.append(Shipment.gather("dispatch", self.out.reversed(), chunk, made))
         self.pieces.clear()
-        arrived = [columns for shipment in returning for columns in shipment.wait()]
-        return [torch.cat(list(kind)) for kind in zip(*arrived, strict=True)], self.settle(sums)
+        x_nM, weight_nK = joined([piece for shipment in returning for piece in shipment.wait()])
+        inputs = [self.copies.summed(x_nM, self.shape[0]), self.copies.summed_weights(weight_nK, self.shape)]
+        whole = [torch.zeros_like(p) if one is None else one for p, one in zip(self.parameters, sums, strict=True)]
+        return inputs, self.settle(whole)
+
+    def _columns(self, x_TM: Tensor, weight_TK: Tensor) -> Columns:
+        """The columns of what goes out: x, gate weights, and what travels beside."""
+        width = weight_TK.shape[1] if self.copies.choice is None else 1
+        beside = self.copies.beside
+        kinds = ((x_TM.shape[1], x_TM.dtype), (width, weight_TK.dtype), (beside.shape[1], beside.dtype))
+        return Columns(kinds)
+
+    def _packed(self, columns: Columns, x_TM: Tensor, weight_TK: Tensor, chunk: range) -> Tensor:
+        copies, rows = self.copies, self.out.rows(chunk)
+        return columns.pack(copies.hidden(x_TM, rows), copies.weights(weight_TK, rows), copies.beside[rows])
+
+    def _gradient_sent(self, chunk: range, grad: Tensor) -> Awaited:
+        """The gradients of partial sums on their way to the devices that made them."""
+        if self.stays:
+            pieces = torch.split(grad, [len(piece.y) for piece in self.pieces])
+            return Landed([[piece] for piece in pieces[chunk.start : chunk.stop]])
+        back = self.back.reversed()
+        return Shipment.send("combine", back, chunk, Columns.of(grad), grad[back.rows(chunk)].contiguous())
 
     def _made(self, x: Tensor, weight: Tensor, beside: Tensor) -> list[Tensor]:
         """The partial sums of a piece, in the order in which they go on, with the last tag of each if need be."""
@@ -140,16 +155,20 @@ class Trip:
             return [y.detach()]
         return [y.detach(), beside[:, -1:] if order is None else beside[order, -1:]]
 
-    def _gradients(self, piece: _Piece, grad: Tensor, sums: list[Tensor]) -> list[Tensor]:
+    def _gradients(self, piece: _Piece, grad: Tensor, sums: list[Tensor | None]) -> list[Tensor]:
         """The gradients by x and weight of a piece; those by parameters are added to `sums`."""
-        inputs = [piece.x, piece.weight, *(p for p in self.parameters if p.requires_grad)]
         if not piece.y.requires_grad:  # no row of the piece met an expert here
             return [torch.zeros_like(piece.x), torch.zeros_like(piece.weight)]
-        x, weight, *found = torch.autograd.grad(piece.y, inputs, grad, allow_unused=True, materialize_grads=True)
-        trained = [total for total, p in zip(sums, self.parameters, strict=True) if p.requires_grad]
-        for total, one in zip(trained, found, strict=True):
-            total += one
-        return [x, weight]
+        trained = [number for number, parameter in enumerate(self.parameters) if parameter.requires_grad]
+        inputs = [piece.x, piece.weight, *(self.parameters[number] for number in trained)]
+        x, weight, *found = torch.autograd.grad(piece.y, inputs, grad, allow_unused=True)
+        for number, one in zip(trained, found, strict=True):
+            total = sums[number]
+            sums[number] = one if total is None else total if one is None else total.add_(one)
+        return [
+            torch.zeros_like(inputs[0]) if x is None else x,
+            torch.zeros_like(inputs[1]) if weight is None else weight,
+        ]
 
     def _onward(self) -> Route:
         """The route of the partial sums; where they go elsewhere, each sender tells both ends what it causes."""
@@ -164,10 +183,10 @@ class Trip:
         sent_PD, received_PD = heard_D2PD.sum(0)
         return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
 
-    def _crossed(self, kinds: Sequence[Tensor]) -> Traffic:
-        x_bytes, *beside_bytes = (kind.shape[1] * kind.element_size() for kind in kinds)
+    def _crossed(self, columns: Columns) -> Traffic:
+        x_bytes, *beside_bytes = columns.sizes
         out, on = self.out.crossing, 0 if self.stays else self.back.crossing
-        tagged = 0 if self.destination is None else on * kinds[-1].element_size()
+        tagged = 0 if self.destination is None else on * self.copies.beside.element_size()
         return Traffic(
             copies=out + on,
             payload_bytes=(out + on) * x_bytes,
@@ -180,9 +199,9 @@ class _Travel(torch.autograd.Function):
     """A trip as autograd sees it."""
 
     @staticmethod
-    def forward(ctx: Any, trip: Trip, x_nM: Tensor, weight_nK: Tensor, *_parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, trip: Trip, x_TM: Tensor, weight_TK: Tensor, *_parameters: Tensor) -> Tensor:
         ctx.trip = trip
-        return trip.forward(x_nM, weight_nK)
+        return trip.forward(x_TM, weight_TK)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
