@@ -19,11 +19,11 @@ from tests.runtime.plain import PlainLayer
 NUM_TOKENS, NUM_EXPERTS, HIDDEN, FFN = 512, 8, 256, 64
 
 
-class Alive(TorchDispatchMode):
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that operations made and nobody has freed yet."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
         self.known: set[int] = set()
 
@@ -52,7 +52,7 @@ def peak(layer: torch.nn.Module, x: torch.Tensor, ids: torch.Tensor, weight: tor
     with Alive() as alive:
         y = layer(x, ids, weight)
         (y * y).sum().backward()
-    return alive.most
+    return int(alive.most)
 
 
 def run_peaks(world: World, top_ks: tuple[int, ...]) -> list[list[int]]:

@@ -1,0 +1,52 @@
+"""Training under plans, with DistributedDataParallel around the rest, equals training in one process."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from moeplan.profilers.world import run_world
+from tests.runtime.rank_cases import Case
+from tests.runtime.training_cases import in_one_process, run_training
+
+FOUR = Case("standard", (2, 2, 2, 2), (2, 2, 2, 2), gradients=True, seed=30)
+CASES = {
+    "a placement": FOUR,
+    "top-1": replace(FOUR, top_k=1, seed=31),
+    "replicas": replace(FOUR, slots=(3, 3, 3, 3), nodes=2, rule="even", seed=32),
+    "replicas of the nearest": replace(FOUR, slots=(5, 1, 2, 4), nodes=2, seed=33),
+    "degrees": replace(FOUR, forward=(2, 1, 4), backward=(1, 3, 2), seed=34),
+    "degrees over replicas": replace(FOUR, slots=(3, 3, 3, 3), rule="even", top_k=4, forward=(2, 2, 2), seed=35),
+}
+EIGHT = replace(FOUR, slots=(1,) * 8, batches=(1,) * 8, nodes=2, forward=(2, 2, 2), seed=36)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def losses() -> dict[str, list[float]]:
+    by_rank = run_world(4, run_training, list(CASES.values()), timeout_s=120)
+    assert by_rank is not None
+    return dict(zip(CASES, by_rank[0], strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_of_fifty_steps_equal_those_of_one_process(name: str, losses: dict[str, list[float]]) -> None:
+    _check(CASES[name], losses[name])
+
+
+def test_eight_ranks_train_as_one_process_does() -> None:
+    by_rank = run_world(8, run_training, [EIGHT], timeout_s=120)
+    assert by_rank is not None
+    _check(EIGHT, by_rank[0][0])
+
+
+def _check(case: Case, found: list[float]) -> None:
+    expected = in_one_process(case)
+    assert expected.gap > 1e-8  # no near tie that rounding could turn
+    np.testing.assert_allclose(found, expected.losses, rtol=1e-9)
+    assert np.mean(found[-5:]) < np.mean(found[:5])
