@@ -4,20 +4,19 @@ predictor, and judged beside the same samples that stay.
 Legend: I samples of the roll.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import InputError, UsageError
+from ..errors import UsageError
+from ..runtime.predictor import Predictor, predictor_of
+from ..solvers.netmoe import METHODS
 from .compare_setting import Setting
 from .entry import Entry
 from .evaluate import Replayed
 from .netmoe.counted import Counted, count_samples
-from .netmoe.online import METHODS
-from .netmoe.predictor import Predictor, read_predictor
 from .netmoe.run import Run
 
 __all__ = ["moved"]
@@ -76,10 +75,4 @@ def _predictor(entry: Entry) -> Predictor | None:
             f"{entry.path}: a policy by {policy.method!r:.20} in {len(policy.layers)} of {model.num_layers} layers;"
             f" expected {' or '.join(METHODS)} in all of them"
         )
-    if policy.predictor is None:
-        return None
-    path = Path(entry.path).parent / policy.predictor.file
-    contents = read_predictor(path)
-    if hashlib.sha256(contents).hexdigest() != policy.predictor.sha256:
-        raise InputError(f"{path}: another predictor than the plan's; expected it as moeplan solve wrote it")
-    return Predictor.from_bytes(contents, (model.num_layers - 1, model.num_experts, entry.plan.cluster.num_devices))
+    return predictor_of(entry.plan, Path(entry.path).parent)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import MismatchError, RankError
 from .launch import Launch
@@ -21,7 +21,9 @@ __all__ = [
     "JOIN_TIMEOUT_S",
     "Terms",
     "check_agreement",
+    "end",
     "gathered",
+    "in_words",
     "launched_store",
     "leave_word",
     "watchdog",
@@ -94,7 +96,7 @@ def check_agreement(store: "Store", terms: Terms, rank: int, size: int) -> None:
             name = next(name for name in {**first, **other} if first.get(name) != other.get(name))
             differing = [peer for peer, text in enumerate(texts) if text != texts[0]]
             raise MismatchError(
-                f"{_ranks(differing)} disagree{'s' * (len(differing) == 1)} with rank 0 about {name}: rank {peer} has"
+                f"{in_words(differing)} disagree{'s' * (len(differing) == 1)} with rank 0 about {name}: rank {peer} has"
                 f" {other.get(name)}, rank 0 {first.get(name)}; start every rank with the same command and version"
             )
 
@@ -110,8 +112,8 @@ def leave_word(store: "Store", rank: int, size: int, error: Exception) -> None:
             time.sleep(READ_S)
 
 
-def why_lost(store: "Store", rank: int, size: int, timeout_s: float) -> str:
-    """Why this rank lost the others: the failure that one left word of, or who died or says nothing."""
+def why_lost(store: "Store", rank: int, size: int, timeout_s: float, error: Exception) -> str:
+    """Why this rank lost the others: the failure that one left word of, who died or says nothing, or else `error`."""
     try:
         store.set(f"lost/{rank}", "1")
         missing = _missing(store, rank, size, timeout_s)
@@ -121,7 +123,7 @@ def why_lost(store: "Store", rank: int, size: int, timeout_s: float) -> str:
         time.sleep(READ_S if rank == 0 else 0)
     except RuntimeError:
         return _unreachable(rank)
-    return word or f"rank {rank} lost the others, which are alive; the network between them failed"
+    return word or f"rank {rank} lost the others, which are alive: {str(error).splitlines()[0]}"
 
 
 @contextlib.contextmanager
@@ -132,12 +134,30 @@ def watchdog(store: "Store", rank: int, timeout_s: float) -> Iterator[None]:
     its store returns, so that the clock runs in another thread than the calls.
     """
     left, answered, heard = threading.Event(), threading.Event(), threading.Event()
-    threading.Thread(target=_watch, args=(store, rank, left, answered, heard), daemon=True).start()
-    threading.Thread(target=_time, args=(left, answered, heard, rank, timeout_s), daemon=True).start()
+    store.add(f"beat/{rank}", 1)  # who never beat does not belong to this world
+    threads = [
+        threading.Thread(target=_watch, args=(store, rank, left, answered, heard), daemon=True),
+        threading.Thread(target=_time, args=(left, answered, heard, rank, timeout_s), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         left.set()
+        for thread in threads:
+            thread.join(2 * WATCH_S)
+
+
+def end(word: str | None) -> NoReturn:
+    """End this process at once, with `word` as its error."""
+    print(f"moeplan: {word}", file=sys.stderr, flush=True)
+    os._exit(RankError.exit_code)
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    """Ranks by their ranks, as messages name them."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _watch(store: "Store", rank: int, left: threading.Event, answered: threading.Event, heard: threading.Event) -> None:
@@ -152,8 +172,9 @@ def _watch(store: "Store", rank: int, left: threading.Event, answered: threading
     except RuntimeError:
         word = _unreachable(rank)
     heard.set()
-    if not left.wait(READ_S + WORD_S + 1.0):
-        _end(word)
+    own = word is not None and word.startswith(f"rank {rank}: ")  # then it waits for the others
+    if not left.wait(READ_S + WORD_S * own + 1.0):
+        end(word)
 
 
 def _time(
@@ -168,12 +189,7 @@ def _time(
         looks = 0 if answered.is_set() else looks + 1
         answered.clear()
         if looks * WATCH_S > max(timeout_s, WORD_S):
-            _end(f"rank 0 did not answer within {timeout_s:g} s (noticed by rank {rank})")
-
-
-def _end(word: str | None) -> None:
-    print(f"moeplan: {word}", file=sys.stderr, flush=True)
-    os._exit(RankError.exit_code)
+            end(f"rank 0 did not answer within {timeout_s:g} s (noticed by rank {rank})")
 
 
 def _absent(store: "Store", keys: Sequence[str], rank: int) -> str:
@@ -182,7 +198,7 @@ def _absent(store: "Store", keys: Sequence[str], rank: int) -> str:
         absent = [peer for peer, name in enumerate(keys) if not store.check([name])]
     except RuntimeError:
         return _unreachable(rank)
-    return f"{_ranks(absent)} did not join within {JOIN_TIMEOUT_S:g} s (noticed by rank {rank})"
+    return f"{in_words(absent)} did not join within {JOIN_TIMEOUT_S:g} s (noticed by rank {rank})"
 
 
 def _missing(store: "Store", rank: int, size: int, timeout_s: float) -> str | None:
@@ -195,9 +211,9 @@ def _missing(store: "Store", rank: int, size: int, timeout_s: float) -> str | No
     before = [store.add(f"beat/{peer}", 0) for peer in range(size)]
     absent = _waited_for(store, rank, size, begun + max(min(WORD_S, timeout_s / 4), BEATS * WATCH_S))
     if still := [peer for peer in absent if store.add(f"beat/{peer}", 0) == before[peer]]:
-        return f"{_ranks(still)} died or stopped"
+        return f"{in_words(still)} died or stopped"
     absent = _waited_for(store, rank, size, begun + timeout_s / 2 + 1.0)
-    return f"{_ranks(absent)} did not answer within {timeout_s:g} s" if absent else None
+    return f"{in_words(absent)} did not answer within {timeout_s:g} s" if absent else None
 
 
 def _waited_for(store: "Store", rank: int, size: int, end: float) -> list[int]:
@@ -212,9 +228,6 @@ def _unreachable(rank: int) -> str:
 
 
 def _unaware(store: "Store", rank: int, size: int) -> list[int]:
-    """The other ranks that have not said that they noticed a failure."""
-    return [peer for peer in range(size) if peer != rank and not store.check([f"lost/{peer}"])]
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    """The other ranks of this world that have not said that they noticed a failure."""
+    others = (peer for peer in range(size) if peer != rank and not store.check([f"lost/{peer}"]))
+    return [peer for peer in others if store.add(f"beat/{peer}", 0)]

@@ -183,7 +183,7 @@ def _run_launched(
                 return _gathered_results(world, run.target(world, run.payload))
         except Exception as error:
             if lost_peers(error):
-                raise RankError(why_lost(store, launch.rank, launch.size, run.timeout_s)) from error
+                raise RankError(why_lost(store, launch.rank, launch.size, run.timeout_s, error)) from error
             failure = _failure(error)
             leave_word(store, launch.rank, launch.size, failure)
             raise type(failure)(f"rank {launch.rank}: {failure}") from error

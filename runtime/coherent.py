@@ -1,8 +1,7 @@
-"""The context-coherent forward (ExFlow): a token lives where its highest-weight expert is, and attention comes to it.
+"""Context-coherent dispatch (ExFlow): a token lives where its highest-weight expert is, and attention comes to it.
 
-Legend: B samples of this rank; S positions; G tokens of all ranks, numbered by rank, then
-sample, then position; T tokens that this rank holds, their numbers ascending; K experts a token; M hidden size;
-C samples of which the rank holds tokens; n rows; V vocabulary.
+Legend: B samples of this rank; S positions; G tokens of all ranks, numbered by rank, then sample, then position;
+T tokens that this rank holds, their numbers ascending; K experts a token; M hidden size; n rows; V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -11,30 +10,38 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .context_attention import attend_contexts
 from .contexts import Contexts
 from .exchange import Splits
+from .gather import Count, Gather
+from .held import Held
 from .layer import ParallelExperts
-from .model import Attention, LanguageModel, Layer
+from .model import LanguageModel, Layer
+from .payload import Columns
 from .traffic import Traffic
 
-__all__ = ["coherent_forward"]
-
-QUERY_CHUNK = 1024  # queries that attend at once: bounds a mask to this many rows of one sample's keys
+__all__ = ["Coherent", "CoherentLogits", "coherent_forward"]
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The tokens that a rank holds: their hidden vectors `[T, M]` and their numbers, int64 `[T]`, ascending."""
+@dataclass(frozen=True, slots=True, eq=False)
+class CoherentLogits:
+    """A coherent forward's logits `[B, S, V]`, what crossed devices, and the most bytes of K and V held at once."""
 
-    x: Tensor
-    token: Tensor
+    logits: Tensor
+    traffic: Traffic
+    cache_bytes: int
 
 
 @torch.no_grad()
 def coherent_forward(
-    model: LanguageModel, tokens_BS: Tensor, sample_B: Tensor, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Traffic]:
-    """Logits `[B, S, V]` of this rank's samples, and what crossed devices; all ranks call it together.
+    model: LanguageModel,
+    tokens_BS: Tensor,
+    sample_B: Tensor,
+    group: dist.ProcessGroup | None,
+    *,
+    mask_BS: Tensor | None = None,
+) -> CoherentLogits:
+    """The forward of this rank's samples; all ranks call it together.
 
     Parameters
     ----------
@@ -42,74 +49,88 @@ def coherent_forward(
         Its `layers[i].moe.experts` are `ParallelExperts`.
     sample_B
         Global sample ids, int64.
+    mask_BS
+        True, or 1, at tokens, which count their positions from 0; padding is left out, and its logits are 0. None:
+        there is none.
     """
-    contexts = Contexts.gather(sample_B, torch.full_like(sample_B, tokens_BS.shape[1]), group)
-    held = Held(model.embed(tokens_BS).flatten(0, 1), contexts.own())
-    traffic = Traffic()
+    real_BS = torch.ones_like(tokens_BS, dtype=torch.bool) if mask_BS is None else mask_BS.bool()
+    way, cache_bytes = Coherent(group), 0
+    contexts = way.contexts(sample_B, real_BS.sum(dim=1))
+    held = Held(model.embed(tokens_BS[real_BS]), contexts.own())
     for layer in model.layers:
-        attended, gathered = _attend(layer, held, contexts)
-        held, moved = _migrate(layer, attended, contexts)
-        traffic = traffic + gathered + moved
-    x_TM, returned = _return(held, contexts)
-    logits_TV = model.head(model.norm(x_TM))
-    return logits_TV.view(*tokens_BS.shape, logits_TV.shape[1]), traffic + returned
+        q, kv_T2 = held.projected(layer, contexts)
+        kv_G2 = way.shared(kv_T2, held)
+        held = way.through(layer, attend_contexts(layer.attention, q, kv_G2, held, contexts), contexts)
+        cache_bytes = max(cache_bytes, kv_G2.numel() * kv_G2.element_size())
+    logits_TV = model.head(model.norm(way.home(held, contexts.source[held.token]).x))
+    logits_BSV = logits_TV.new_zeros(*tokens_BS.shape, logits_TV.shape[1])
+    logits_BSV[real_BS] = logits_TV
+    return CoherentLogits(logits_BSV, way.traffic, cache_bytes)
 
 
-def _attend(layer: Layer, held: Held, contexts: Contexts) -> tuple[Held, Traffic]:
-    """The held tokens after attention, for which every rank gathers the keys and values of all tokens."""
-    q, k, v = layer.attention.project(layer.attention_norm(held.x), contexts.position[held.token])
-    kv_T2 = torch.stack([k, v], dim=1)
-    splits = Splits.to_all(kv_T2, contexts.group)
-    arrived, number_G = splits.exchange_all(kv_T2), splits.exchange_all(held.token.int())
-    kv_G2 = torch.empty_like(arrived)
-    kv_G2[number_G.long()] = arrived
-    x_TM = held.x + _attention(layer.attention, q, kv_G2, held, contexts)
-    received = splits.reversed().crossing_bytes(kv_T2)
-    return Held(x_TM, held.token), Traffic(kv_bytes=received, ids_bytes=splits.crossing_bytes(number_G))
+class Coherent:
+    """What becomes of tokens between attentions, and how all ranks come to hold the keys and values of all samples.
 
+    Attributes
+    ----------
+    traffic
+        What it took so far.
+    """
 
-def _attention(attention: Attention, q: Tensor, kv_G2: Tensor, held: Held, contexts: Contexts) -> Tensor:
-    """What attention adds to each held token, `[T, M]`: one sample at a time, each query seeing keys up to itself."""
-    position_T, y_TM = contexts.position[held.token], torch.zeros_like(held.x)
-    context_C, count_C = torch.unique_consecutive(contexts.context[held.token], return_counts=True)
-    rows_C = torch.split(torch.arange(len(q), device=q.device), count_C.tolist())
-    for context, rows in zip(context_C.tolist(), rows_C, strict=True):
-        k, v = kv_G2[contexts.first[context] : contexts.first[context + 1]].unbind(1)
-        position_S = torch.arange(len(k), device=k.device)
-        for chunk in torch.split(rows, QUERY_CHUNK):
-            y_TM[chunk] = attention.attend(q[chunk], k, v, position_T[chunk, None] >= position_S)
-    return y_TM
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group, self.traffic = group, Traffic()
 
+    def contexts(self, sample_B: Tensor, length_B: Tensor) -> Contexts:
+        """The samples whose keys and values this rank holds: all; two collectives."""
+        return Contexts.gather(sample_B, length_B, self.group)
 
-def _migrate(layer: Layer, held: Held, contexts: Contexts) -> tuple[Held, Traffic]:
-    """The tokens that live here after the block: each moves to the device of its first expert."""
-    x_TM, experts = layer.moe_norm(held.x), getattr(layer.moe, "experts", None)
-    if not isinstance(experts, ParallelExperts):
-        return Held(held.x + layer.moe(x_TM), held.token), Traffic()
-    weight_TK, ids_TK = layer.moe.router(x_TM)
-    experts.begin(contexts.sample[held.token], contexts.position[held.token])
-    y_nM, token_n = experts.carry(
-        held.x,
-        ids_TK,
-        weight_TK,
-        experts.devices(ids_TK),
-        held.token,
-        layer.moe_norm,
-        lambda first, _token: first.long(),
-        stays=ids_TK.shape[1] == 1,
-    )
-    token, row_n = token_n.unique(return_inverse=True)
-    return Held(y_nM.new_zeros(len(token), y_nM.shape[1]).index_add(0, row_n, y_nM), token), experts.traffic
+    def shared(self, kv_T2: Tensor, held: Held) -> Tensor:
+        """The keys and values of the tokens of all ranks, `[G, 2, kv heads, d]`; two collectives."""
+        counts = Count.start(len(kv_T2), kv_T2.device, self.group).wait()
+        arrived, number_G = self.arrived(self.sent(counts, kv_T2, held.token), kv_T2)
+        kv_G2 = torch.empty_like(arrived)
+        kv_G2[number_G] = arrived
+        return kv_G2
 
+    def sent(self, counts: list[int], kv_n2: Tensor, number_n: Tensor) -> Gather:
+        """Keys and values with their numbers on their way to all ranks, which have `counts` of them."""
+        gather = Gather.start(counts, self.group, kv_n2.flatten(1), number_n.int()[:, None])
+        kv_bytes, number_bytes = gather.columns.sizes
+        self.traffic = self.traffic + Traffic(
+            kv_bytes=gather.received_rows * kv_bytes, ids_bytes=len(kv_n2) * (len(counts) - 1) * number_bytes
+        )
+        return gather
 
-def _return(held: Held, contexts: Contexts) -> tuple[Tensor, Traffic]:
-    """The hidden vectors of the tokens that started here, in their order, `[B * S, M]`."""
-    source_T = contexts.source[held.token]  # ascends with the number
-    splits = Splits.agree(source_T.bincount(minlength=dist.get_world_size(contexts.group)), contexts.group)
-    home = _ascending(splits.exchange(held.x), splits.exchange(held.token.int()))
-    return home.x, Traffic(return_bytes=splits.crossing_bytes(home.x, home.token.int()))
+    def arrived(self, gather: Gather, like_n2: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of all ranks, `[n, 2, kv heads, d]`, and their numbers, int64 `[n]`."""
+        kv, number = gather.wait()
+        return kv.reshape(len(kv), *like_n2.shape[1:]), number.flatten().long()
 
+    def through(self, layer: Layer, held: Held, contexts: Contexts) -> Held:
+        """The tokens that live here after a layer's block: each moved to the device of its first expert."""
+        x_TM, experts = layer.moe_norm(held.x), getattr(layer.moe, "experts", None)
+        if not isinstance(experts, ParallelExperts):
+            return Held(held.x + layer.moe(x_TM), held.token)
+        weight_TK, ids_TK = layer.moe.router(x_TM)
+        experts.begin(contexts.sample[held.token], contexts.position[held.token])
+        y_nM, token_n = experts.carry(
+            held.x,
+            ids_TK,
+            weight_TK,
+            experts.devices(ids_TK),
+            held.token,
+            layer.moe_norm,
+            lambda first, _token: first.long(),
+            stays=ids_TK.shape[1] == 1,
+        )
+        self.traffic = self.traffic + experts.traffic
+        return Held.summed(y_nM, token_n)
 
-def _ascending(x: Tensor, token: Tensor) -> Held:
-    order = token.argsort()
-    return Held(x[order], token[order].long())
+    def home(self, held: Held, source_T: Tensor) -> Held:
+        """What started here of what all ranks hold; sources ascend with the numbers; two collectives."""
+        splits = Splits.agree(source_T.bincount(minlength=dist.get_world_size(self.group)), self.group)
+        kinds = held.x, held.token.int()[:, None]
+        columns = Columns.of(*kinds)
+        x, token = columns.unpack(splits.move(columns.pack(*kinds)))
+        self.traffic = self.traffic + Traffic(return_bytes=splits.crossing * sum(columns.sizes))
+        return Held.ascending(x, token.flatten())

@@ -3,6 +3,7 @@
 Legend: B samples of this rank; S positions; T tokens; L MoE layers; V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -11,11 +12,17 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..traces.schema import RANK_BITS
-from .coherent import coherent_forward
+from .coherent import Coherent, coherent_forward
 from .decisions import DispatchModel
+from .generation import generate
+from .guests import Guests
+from .homes import SamplePolicy
 from .huggingface import view
 from .layer import ParallelExperts
+from .migrating import migrating_forward
 from .plan import Plan
+from .request import Request
+from .resident import Resident
 from .routing import RoutedTokens
 from .traffic import Traffic
 
@@ -31,13 +38,25 @@ class ExpertParallelModel(nn.Module):
         The changed model; under `standard` it may be called itself, wherever the whole one was.
     traffic, routed
         What the last forward sent from this rank, and what it routed here, one item a layer.
+    cache_bytes
+        The most bytes of keys and values that this rank held at once, in the last generation or coherent forward;
+        without coherence it is those of its own samples, one D-th on average.
     """
 
     traffic: Traffic
+    cache_bytes: int
     routed: tuple[RoutedTokens, ...]
 
-    def __init__(self, model: nn.Module, plan: Plan, dispatch: DispatchModel, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        dispatch: DispatchModel,
+        group: dist.ProcessGroup | None,
+        policy: SamplePolicy | None = None,
+    ) -> None:
         super().__init__()
+        self.policy, self._guests = policy, cast("Guests | None", None)
         self.model, self.plan, self.dispatch, self.group = model, plan, dispatch, group
         self._samples: Tensor | None = None
         model.register_forward_pre_hook(self._announce, with_kwargs=True)
@@ -47,33 +66,100 @@ class ExpertParallelModel(nn.Module):
         """The experts of each MoE layer."""
         return [module for module in self.model.modules() if isinstance(module, ParallelExperts)]
 
-    def forward(self, tokens: Tensor, samples: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, samples: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Logits `[B, S, V]` of this rank's tokens, int64 `[B, S]`; all ranks call it together, B may be 0.
+
+        Under `migrating` they are of the samples that ended here: what belongs to samples must `follow` them.
 
         Parameters
         ----------
         samples
             Global sample ids, int64 `[B]`, by which replicas take turns; None numbers them `rank << 40 | ordinal`.
+        mask
+            False, or 0, where tokens are padding, `[B, S]`; None: there is none.
         """
         if samples is None:
             samples = self._numbered(len(tokens), tokens.device)
-        if self.dispatch == "coherent":
-            if self.training and torch.is_grad_enabled():
-                raise UsageError(
-                    "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
-                    " dispatch='standard'"
-                )
-            logits, self.traffic = coherent_forward(view(self.model), tokens, samples, self.group)
-        else:
-            logits = self._standard(tokens, samples)
+        logits = {"standard": self._standard, "coherent": self._coherent, "migrating": self._migrating}[self.dispatch](
+            tokens, samples, mask
+        )
         self.routed = tuple(block.routed for block in self.blocks)
         return logits
 
-    def _standard(self, tokens_BS: Tensor, sample_B: Tensor) -> Tensor:
+    def follow(self, rows: Tensor) -> Tensor:
+        """What belongs to the samples of this rank's last forward, `[B, ...]`, where their logits are.
+
+        Under `migrating` a collective call outside autograd; else they are where they were.
+        """
+        return rows if self._guests is None else self._guests.follow(rows)
+
+    def generate(
+        self,
+        prompts: Sequence[Tensor] | Tensor,
+        max_new_tokens: int,
+        eos: int | None = None,
+        samples: Tensor | None = None,
+    ) -> list[Tensor]:
+        """The most likely continuation of each prompt, int64; all ranks call it together, B may be 0.
+
+        Parameters
+        ----------
+        prompts
+            Tokens of this rank's samples, int64: `[B, S]`, or B of any lengths.
+        max_new_tokens, eos
+            Where a sample ends, the same on all ranks; `eos` itself is its last token.
+        samples
+            As in a forward.
+
+        Raises
+        ------
+        UsageError
+            Samples change ranks (`migrating`), the model is in training mode or of a family that has no view, or a
+            rank's request cannot be answered or is not that of the others.
+        """
+        if self.dispatch == "migrating":
+            raise UsageError(
+                "generation with dispatch model 'migrating', which moves samples; parallelize with dispatch='standard'"
+                " or 'coherent'"
+            )
+        if self.model.training:
+            raise UsageError("generation in training mode, in which models draw noise; call eval() on the model")
+        device = next(self.model.parameters()).device
+        prompts = [prompt.to(device) for prompt in prompts]
+        if samples is None:
+            samples = self._numbered(len(prompts), device)
+        request = Request(prompts=prompts, samples=samples.to(device), max_new_tokens=max_new_tokens, eos=eos)
+        request.agree(self.group)
+        way = Coherent(self.group) if self.dispatch == "coherent" else Resident(self.group)
+        found = generate(view(self.model), way, request)
+        self.traffic, self.cache_bytes = found.traffic, found.cache_bytes
+        return found.tokens
+
+    def _standard(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
         self._samples = sample_B
-        output = self.model(tokens_BS)
+        output = self.model(tokens_BS) if mask_BS is None else self.model(tokens_BS, attention_mask=mask_BS)
         self.traffic = Traffic.total(block.traffic for block in self.blocks)
         return cast("Tensor", getattr(output, "logits", output))
+
+    def _coherent(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
+        if self.training and torch.is_grad_enabled():
+            raise UsageError(
+                "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
+                " dispatch='standard'"
+            )
+        if mask_BS is not None:
+            raise UsageError("padding in a coherent forward; give `generate` prompts of any lengths instead")
+        found = coherent_forward(view(self.model), tokens_BS, sample_B, self.group)
+        self.traffic, self.cache_bytes = found.traffic, found.cache_bytes
+        logits: Tensor = found.logits
+        return logits
+
+    def _migrating(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
+        assert self.policy is not None
+        found = migrating_forward(view(self.model), self.policy, tokens_BS, sample_B, mask_BS, self.group)
+        self._guests, self.traffic = found.guests, found.traffic
+        logits: Tensor = found.logits
+        return logits
 
     def _announce(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the experts which tokens the model is called for, by ids `[B, S]` or embeddings `[B, S, M]`."""

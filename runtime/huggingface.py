@@ -103,15 +103,23 @@ class _Attention:
     family: ModuleType
     window: int | None
 
+    @property
+    def dropout(self) -> float:
+        """The share of attention weights that `attend` drops now; 0 outside training."""
+        return float(self.module.config.attention_dropout) if self.module.training else 0.0
+
     def project(self, x_TM: Tensor, position_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[T, A, C]`, keys and values `[T, G, C]`.
 
         Raises
         ------
         UsageError
-            In training, where the model draws noise (attention dropout, router jitter) that cannot follow a token.
+            In training, where the router jitters, which its block does and is not asked to.
         """
-        self._refuse_noise()
+        if self.module.training and (jitter := getattr(self.module.config, "router_jitter_noise", 0.0)):
+            raise UsageError(
+                f"router_jitter_noise {jitter} in training; this dispatch model leaves it out: set it to 0"
+            )
         q, k, v = (self._heads(x_TM, name) for name in "qkv")
         cos, sin = self.rotary(x_TM[None], position_ids=position_T[None])
         q, k = self.family.apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
@@ -130,7 +138,7 @@ class _Attention:
         added = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
         heads = (states.transpose(1, 2) for states in (q, k, v))
         every_head = added[:, None] if mask.ndim == 3 else added[None, None]
-        y_bTAC, _ = interface(module, *heads, every_head, dropout=0.0, scaling=module.scaling)
+        y_bTAC, _ = interface(module, *heads, every_head, dropout=self.dropout, scaling=module.scaling)
         y_bTM: Tensor = module.o_proj(y_bTAC.flatten(2))
         return y_bTM
 
@@ -146,12 +154,6 @@ class _Attention:
             states = states.clamp(-most, most)
         heads: Tensor = states.unflatten(-1, (-1, width))
         return heads
-
-    def _refuse_noise(self) -> None:
-        config = self.module.config
-        for name in ("attention_dropout", "router_jitter_noise"):
-            if self.module.training and (found := getattr(config, name, 0.0)):
-                raise UsageError(f"{name} {found} in training; this dispatch model cannot repeat it: set it to 0")
 
 
 def _window(attention: Any, family: ModuleType) -> int | None:

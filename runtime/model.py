@@ -39,12 +39,17 @@ class Attention(Protocol):
 
     window: int | None  # how many of the last keys a query sees, its own included; None: all
 
+    @property
+    def dropout(self) -> float:
+        """The share that `attend` drops now, drawn from torch's default generator; 0: nothing is drawn."""
+        ...
+
     def project(self, x_TM: Tensor, position_T: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[T, heads, d]`, keys and values `[T, kv heads, d]`."""
         ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, /) -> Tensor:
-        """`[Tq, M]`; `mask` bool `[Tq, Tk]` is true where a query sees a key."""
+        """`[Tq, M]`; `mask` bool `[Tq, Tk]` is true where a query sees a key. All may have a leading batch."""
         ...
 
 

@@ -3,8 +3,9 @@
 Legend: L MoE layers.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 import torch
@@ -21,6 +22,7 @@ from .decisions import DispatchModel
 from .expert_parallel import ExpertParallelModel
 from .experts import keep_experts
 from .gradients import leave_out_experts
+from .homes import SamplePolicy
 from .layer import ParallelExperts
 from .plan import Plan
 from .watch import watch
@@ -74,11 +76,18 @@ def parallelize(
         raise UsageError("no process group; call torch.distributed.init_process_group, or start under torchrun")
     watch(group)
     chosen = dispatch or plan.dispatch_model
-    _agree(plan, chosen, _problem(model, plan, chosen, dist.get_world_size(group)), group)
+    policy = None
+    with _together(group):
+        _check(model, plan, chosen, dist.get_world_size(group))
+        if chosen == "migrating":
+            policy = SamplePolicy.of(plan, plan.folder)
+    _agree(plan, chosen, group)
     placement, blocks = _placement(plan), routed_blocks(model)
     held = {block.experts_name: _held(placement, layer, dist.get_rank(group)) for layer, block in enumerate(blocks)}
     if checkpoint is not None:
-        _load(model, checkpoint, held, group)
+        device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else "cpu"
+        with _together(group):
+            load_checkpoint(model, checkpoint, held, device=device)
     pipeline = plan.decisions.pipeline
     share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
     for layer, block in enumerate(blocks):
@@ -96,7 +105,7 @@ def parallelize(
             gradient_share=share,
         )
         block.module.experts.register_load_state_dict_pre_hook(take_held)  # type: ignore[no-untyped-call]
-    spread = ExpertParallelModel(model, plan, chosen, group)
+    spread = ExpertParallelModel(model, plan, chosen, group, policy)
     for wrapped in (spread, model):
         leave_out_experts(wrapped)
     return spread
@@ -113,49 +122,27 @@ def _held(placement: Placement, layer: int, rank: int) -> list[int]:
     return held
 
 
-def _load(
-    model: nn.Module,
-    checkpoint: str | os.PathLike[str],
-    held: Mapping[str, Sequence[int]],
-    group: dist.ProcessGroup | None,
-) -> None:
-    """Load the weights on every rank, or raise on every rank what one found wrong; a collective call."""
-    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else "cpu"
-    problem: MoeplanError | None = None
-    try:
-        load_checkpoint(model, checkpoint, held, device=device)
-    except MoeplanError as error:
-        problem = error
-    _raise_together(problem, group)
-
-
-def _problem(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> MoeplanError | None:
-    """What keeps this rank from carrying the plan out, None when nothing does."""
+def _check(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> None:
+    """Raise what keeps this rank from carrying the plan out."""
     decided = plan.decisions
     if dispatch not in get_args(DispatchModel):
-        return UsageError(f"dispatch model {dispatch!r}; expected one of {get_args(DispatchModel)}")
-    if (dispatch == "migrating") != (decided.sample_policy is not None):
-        return UsageError(
-            f"dispatch model {dispatch!r} for a plan that decides {' and '.join(decided.names) or 'nothing'};"
-            " migrating dispatch carries out a sample_policy, and only that does"
+        raise UsageError(f"dispatch model {dispatch!r}; expected one of {get_args(DispatchModel)}")
+    if dispatch == "migrating" and decided.sample_policy is None:
+        raise UsageError(
+            f"dispatch model 'migrating' for a plan that decides {' and '.join(decided.names) or 'nothing'}; expected a"
+            " sample_policy: moeplan solve --strategy netmoe"
         )
     if dispatch == "migrating" and decided.pipeline is not None and decided.pipeline.capacity_factor is not None:
-        return UsageError(
-            "a fixed capacity beside migrating dispatch, where a dropped token would not move on; take one of them"
-        )
-    if dispatch == "coherent" and decided.pipeline is not None:
-        return UsageError(
-            "pipeline degrees beside coherent dispatch, which does not overlap; solve without one of them"
-        )
+        raise UsageError("a fixed capacity beside migrating dispatch: what is dropped could not move; take one of them")
+    beside = [name for name in decided.names if name != "placement"]
+    if dispatch == "coherent" and beside:
+        raise UsageError(f"{' and '.join(beside)} beside coherent dispatch, which knows of neither; take one of them")
     if num_ranks != plan.cluster.num_devices:
-        return MismatchError(
+        raise MismatchError(
             f"{num_ranks} ranks for a plan of {plan.cluster.num_devices} devices; start one rank a device"
         )
-    try:
-        mismatch = _mismatch(model, routed_blocks(model), plan)
-    except UsageError as error:
-        return error
-    return None if mismatch is None else MismatchError(mismatch)
+    if mismatch := _mismatch(model, routed_blocks(model), plan):
+        raise MismatchError(mismatch)
 
 
 def _mismatch(model: nn.Module, blocks: list[RoutedBlock], plan: Plan) -> str | None:
@@ -174,9 +161,8 @@ def _mismatch(model: nn.Module, blocks: list[RoutedBlock], plan: Plan) -> str | 
     return None
 
 
-def _agree(plan: Plan, dispatch: str, problem: MoeplanError | None, group: dist.ProcessGroup | None) -> None:
-    """Raise on every rank what any rank found wrong, or that ranks hold different plans; a collective call."""
-    _raise_together(problem, group)
+def _agree(plan: Plan, dispatch: str, group: dist.ProcessGroup | None) -> None:
+    """Raise on every rank that ranks hold different plans; a collective call."""
     held: list[tuple[str, str]] = [("", "")] * dist.get_world_size(group)
     dist.all_gather_object(held, (plan.plan_sha256, dispatch), group=group)
     for rank, (sha256, how) in enumerate(held):
@@ -187,10 +173,16 @@ def _agree(plan: Plan, dispatch: str, problem: MoeplanError | None, group: dist.
             )
 
 
-def _raise_together(problem: MoeplanError | None, group: dist.ProcessGroup | None) -> None:
-    """Raise on every rank what any rank found wrong; a collective call."""
+@contextlib.contextmanager
+def _together(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Raise on every rank what the block raises on any; a collective call."""
+    problem: MoeplanError | None = None
+    try:
+        yield
+    except MoeplanError as error:
+        problem = error
     problems: list[MoeplanError | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(problems, problem, group=group)
     for rank, found in enumerate(problems):
         if found is not None:
-            raise type(found)(f"rank {rank}: {found}")
+            raise type(found)(f"rank {rank}: {found}") from problem

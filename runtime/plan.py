@@ -7,6 +7,8 @@ import datetime
 import json
 import os
 from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -138,6 +140,11 @@ class Plan(Record):
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         return cls(moeplan_version=version("moeplan"), created_at=now, plan_sha256=sha256_json(bound), **fields)
 
+    @cached_property
+    def folder(self) -> Path | None:
+        """Where the files that it names lie beside it; None where it was not loaded from a file."""
+        return None
+
     @property
     def dispatch_model(self) -> DispatchModel:
         """How tokens travel: migrating under a sample policy, else what `options.placement` says, else standard."""
@@ -220,7 +227,9 @@ def load(path: str | os.PathLike[str]) -> Plan:
     InputError
         The file is no plan, of another schema version, edited, or breaks a placement rule.
     """
-    return parse(read_json(path, what="a plan"), str(path))
+    plan = parse(read_json(path, what="a plan"), str(path))
+    plan.__dict__["folder"] = Path(path).parent
+    return plan
 
 
 def parse(value: Any, source: str) -> Plan:

@@ -1,8 +1,9 @@
 """What crossed devices during one forward."""
 
+import itertools
 import operator
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import reduce
 
 __all__ = ["Traffic"]
@@ -19,11 +20,12 @@ class Traffic:
     payload_bytes
         Their bytes.
     ids_bytes
-        Expert ids, gate weights and token numbers beside hidden vectors, keys and values.
+        Expert ids, gate weights and token numbers beside hidden vectors, keys and values; what ranks tell of their
+        samples (`migrating`).
     kv_bytes
         Keys and values *received* (`coherent`).
     return_bytes
-        Hidden vectors and token numbers sent home after the last layer (`coherent`).
+        Hidden vectors, or generated tokens, and token numbers sent home after the last layer (`coherent`).
     loads
         Token-expert pairs that this rank computed, one number a layer.
     """
@@ -37,6 +39,11 @@ class Traffic:
 
     def __add__(self, later: "Traffic") -> "Traffic":
         return Traffic(*map(operator.add, astuple(self), astuple(later)))
+
+    def then(self, later: "Traffic") -> "Traffic":
+        """The sum with what a later forward sent, in which loads are added by layer, too."""
+        loads = itertools.zip_longest(self.loads, later.loads, fillvalue=0)
+        return replace(self + later, loads=tuple(map(sum, loads)))
 
     @classmethod
     def total(cls, parts: Iterable["Traffic"]) -> "Traffic":

@@ -45,7 +45,7 @@ class Trip:
         Their gradients as the optimizer is to see them; called once a backward pass.
     destination
         Where the partial sums of copies go, int64 `[n]` by what travels beside; None: back to the sender. It is asked
-        once all chunks are on their way.
+        once all chunks are on their way and the first is computed.
     stays
         Whether every destination is the device that computes, so that nothing is sent on.
 
@@ -95,10 +95,11 @@ class Trip:
             Shipment.send("dispatch", self.out, chunk, columns, self._packed(columns, x_TM, weight_TK, chunk))
             for chunk in self.chunks.forward
         ]
-        self.back = self._onward()
         moved: list[Awaited] = []
         for chunk, shipment in zip(self.chunks.forward, sent, strict=True):
             made = [self._made(*piece) for piece in shipment.wait()]
+            if not moved:  # as late as can be: whoever names destinations may still be at it
+                self.back = self._onward()
             moved.append(Landed(made) if self.stays else Shipment.gather("combine", self.back, chunk, made))
         y, *tag = joined([piece for shipment in moved for piece in shipment.wait()])
         self.tag = tag[0].flatten() if tag else None

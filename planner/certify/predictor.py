@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import CertificationError, InputError
 from ...runtime.plan import Plan
-from ..netmoe.predictor import Predictor, read_predictor
+from ...runtime.predictor import Predictor, read_predictor
 from .census import Census, Sent
 from .certificate import Certificate
 from .policy_structure import decision_of

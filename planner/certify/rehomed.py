@@ -56,7 +56,8 @@ class Seen:
             return [combine]
         if self.per_pair is None or self.oracle:
             return [combine, self.copies[at, layer + 1].astype(float)]
-        return [combine, np.maximum(self.pairs[at, layer].astype(float) @ self.per_pair[layer].astype(float), 0.0)]
+        fixed = np.rint(np.clip(self.per_pair[layer].astype(float), -1024, 1024) * 2**20).astype(int)
+        return [combine, np.maximum(self.pairs[at, layer] @ fixed, 0) / 2**20]
 
 
 @dataclass(frozen=True, slots=True)

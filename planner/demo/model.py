@@ -133,6 +133,7 @@ class Attention(nn.Module):
     """Grouped-query attention with rotary positions, in two halves: `project`, then `attend`."""
 
     window: int | None = None
+    dropout: float = 0.0
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -157,13 +158,18 @@ class Attention(nn.Module):
         q, k, v
             `[..., Tq, A, C]`, `[..., Tk, G, C]` and `[..., Tk, G, C]`, as `project` gives them.
         mask
-            bool `[Tq, Tk]`, true where a query sees a key; every query must see one.
+            bool `[Tq, Tk]` or `[..., Tq, Tk]`, true where a query sees a key; every query must see one.
         """
-        group = self.config.num_heads // self.config.num_kv_heads
-        k, v = k.repeat_interleave(group, dim=-2), v.repeat_interleave(group, dim=-2)
+        groups, alone = (self.config.num_kv_heads, self.config.num_heads // self.config.num_kv_heads), q.shape[-3] == 1
+        if alone:  # the heads of a group go as its queries, and keys and values need no copies
+            q = q.reshape(*q.shape[:-3], *groups, q.shape[-1]).transpose(-3, -2)
+        else:
+            k, v = (heads.repeat_interleave(groups[1], dim=-2) for heads in (k, v))
         q, k, v = (heads.transpose(-3, -2) for heads in (q, k, v))
-        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        output: Tensor = self.output(y.transpose(-3, -2).flatten(-2))
+        every_head = mask if mask.ndim == 2 else mask.unsqueeze(-3)
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=every_head)
+        y = y.flatten(-3, -2).unsqueeze(-3) if alone else y.transpose(-3, -2)
+        output: Tensor = self.output(y.flatten(-2))
         return output
 
 

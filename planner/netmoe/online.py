@@ -6,47 +6,17 @@ Legend: I samples of a cohort; L MoE layers; E experts; D devices; B steps.
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ...solvers import netmoe
-from ...solvers.assignment import Method as Assignment
-from ...solvers.outcome import Outcome
 from .counted import SampleTraffic
 
-__all__ = ["METHODS", "Goal", "Homes", "Movers", "Predict", "Totals", "Way", "deal", "rehome", "steps_of"]
+__all__ = ["Homes", "Movers", "Predict", "Totals", "deal", "rehome", "steps_of"]
 
-Goal = Literal["sum", "bottleneck"]
 Predict = Callable[[int, NDArray[np.int64]], NDArray[np.float64] | None]  # layer, places in the roll -> [I, D]
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How the homes after a layer are solved for.
-
-    Parameters
-    ----------
-    goal, assignment
-        The objective and the method of `solvers.netmoe.solve`.
-    even
-        Whether samples are dealt in rounds, the longest first, one a device in each: devices then take about equal
-        tokens, not only equal numbers of samples.
-    """
-
-    goal: Goal = "sum"
-    assignment: Assignment = "transport"
-    even: bool = False
-
-
-METHODS = {
-    "sum": Way(),
-    "even": Way(even=True),
-    "bottleneck": Way(goal="bottleneck"),
-    "paper": Way(assignment="km"),
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,16 +45,15 @@ class Totals:
     layers: int = 0
     wall_s: float = 0.0
 
-    def add(self, outcome: Outcome) -> None:
-        """Add a solve."""
-        self.name = outcome.objective.name
-        self.value += outcome.objective.value
-        self.add_bound(outcome)
-
-    def add_bound(self, outcome: Outcome) -> None:
-        """Add what bounds a solve, and its seconds."""
-        self.bound += outcome.bound or 0.0
-        self.wall_s += outcome.wall_s
+    def add(self, found: netmoe.Rehomed) -> None:
+        """Add the re-homing of a step after a layer."""
+        for outcome in found.dealt:
+            self.name = outcome.objective.name
+            self.value += outcome.objective.value
+        for outcome in (*found.dealt, *([found.whole] if found.whole else [])):
+            self.bound += outcome.bound or 0.0
+            self.wall_s += outcome.wall_s
+        self.layers += 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +79,7 @@ def rehome(
     Parameters
     ----------
     method
-        In `METHODS`.
+        In `solvers.netmoe.METHODS`.
     predict
         The next layer's copies, None where they are not looked at.
     copy_bytes
@@ -123,31 +92,22 @@ def rehome(
     A step's devices take the same number of samples each, rounded up. Where samples are dealt in rounds, their length
     is that of this layer: the pairs they have in it. What is bounded is the whole step, however it is dealt.
     """
-    way, traffic = METHODS[method], movers.traffic
-    num_layers, totals = traffic.copies.shape[1], Totals()
+    traffic, totals = movers.traffic, Totals()
+    num_layers = traffic.copies.shape[1]
     device_LI = np.tile(movers.home, (num_layers + 1, 1))
-
-    def solved(layer: int, place: NDArray[np.int64], *, bounded: bool) -> netmoe.NetMoeResult:
-        return netmoe.solve(
+    for at, layer in itertools.product(steps_of(movers.step), range(num_layers)):
+        place = movers.place[at]
+        found = netmoe.rehome(
+            method,
             traffic.copies[place, layer],
-            np.arange(cluster.num_devices),
+            traffic.pairs[place, layer].sum(axis=1),
             cluster,
-            next_counts=predict(layer, place),
-            objective=way.goal,
-            method=way.assignment,
+            next_copies=predict(layer, place),
             copy_bytes=copy_bytes,
             bounded=bounded,
         )
-
-    for at, layer in itertools.product(steps_of(movers.step), range(num_layers)):
-        place = movers.place[at]
-        for dealt in _rounds(traffic.pairs[place, layer], way):
-            found = solved(layer, place[dealt], bounded=bounded and not way.even)
-            device_LI[layer + 1 :, at[dealt]] = found.device_of_sample
-            totals.add(found.outcome)
-        if bounded and way.even:
-            totals.add_bound(solved(layer, place, bounded=True).outcome)
-        totals.layers += 1
+        device_LI[layer + 1 :, at] = found.device_of_sample
+        totals.add(found)
     return Homes(device_LI, totals)
 
 
@@ -172,11 +132,3 @@ def steps_of(step: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     order = np.argsort(step, kind="stable")
     order = order[np.searchsorted(step[order], 0) :]
     return np.split(order, np.flatnonzero(np.diff(step[order])) + 1) if len(order) else []
-
-
-def _rounds(pairs_ID: NDArray[np.int32], way: Way) -> list[NDArray[np.int64]]:
-    """Which of the samples are dealt together: all, or D at a time."""
-    if not way.even:
-        return [np.arange(len(pairs_ID))]
-    longest = np.argsort(-pairs_ID.sum(axis=1), kind="stable")
-    return np.split(longest, range(pairs_ID.shape[1], len(longest), pairs_ID.shape[1]))

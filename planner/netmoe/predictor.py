@@ -1,91 +1,18 @@
-"""The predictor: from a sample's pairs with the experts of one layer to its copies to the devices at the next.
+"""The fit of a predictor: linked tokens, corrected by what they leave of the fitted samples.
 
 Legend: I fitted samples; L MoE layers; E experts; D devices.
 """
 
-import hashlib
-import json
-import math
-from dataclasses import dataclass
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError
-from ...files import size_of
+from ...runtime.predictor import Predictor
 from .counted import Counted, SampleTraffic
 
-__all__ = ["MAX_BYTES", "Predictor", "fit_predictor", "read_predictor"]
+__all__ = ["fit_predictor"]
 
 RIDGE = 0.03  # of the mean square of an expert's pairs
-MAX_BYTES = 2**30
-KEY = "copies_per_pair"
 Numbers = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Predictor:
-    """One linear map a transition: `per_pair[l]` are the copies to each device at layer l + 1 that a pair with each
-    expert of layer l brings, float32 `[L-1, E, D]`.
-    """
-
-    per_pair: NDArray[np.float32]
-
-    def copies(self, layer: int, experts: NDArray[np.integer]) -> Numbers | None:
-        """The copies to each device at the next layer `[I, D]` of samples with these pairs `[I, E]`; None after the
-        last layer.
-        """
-        if layer >= len(self.per_pair):
-            return None
-        return np.asarray(np.maximum(experts.astype(np.float64) @ self.per_pair[layer].astype(np.float64), 0))
-
-    def to_bytes(self) -> bytes:
-        """It as a safetensors file, the same bytes every time."""
-        from safetensors.numpy import save
-
-        return save({KEY: np.ascontiguousarray(self.per_pair)}, {"format": "moeplan netmoe predictor 1"})
-
-    @property
-    def file_name(self) -> str:
-        """Its name beside a plan, by its hash."""
-        return f"predictor-{hashlib.sha256(self.to_bytes()).hexdigest()[:16]}.safetensors"
-
-    @classmethod
-    def from_bytes(cls, contents: bytes, shape: tuple[int, int, int]) -> "Predictor":
-        """The predictor in a file, of this shape.
-
-        Raises
-        ------
-        InputError
-            The file is damaged, holds something else, or numbers that are not finite.
-        """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
-        expected = f"expected {KEY} float32 {list(shape)}"
-        if len(contents) > MAX_BYTES or len(contents) < 8 or not _declares(contents, shape):
-            raise InputError(f"no predictor of this plan in {len(contents):,} bytes; {expected}")
-        try:
-            per_pair = load(contents)[KEY]
-        except (SafetensorError, ValueError) as error:
-            raise InputError(f"damaged predictor ({str(error)[:80]}); {expected}") from error
-        if not np.isfinite(per_pair).all():
-            raise InputError(f"predictor with numbers that are not finite; {expected}")
-        return cls(per_pair)
-
-
-def read_predictor(path: Path) -> bytes:
-    """The bytes of a predictor beside its plan.
-
-    Raises
-    ------
-    InputError
-        There is none, or one too large.
-    """
-    if (size := size_of(path, what="the plan's predictor")) > MAX_BYTES:
-        raise InputError(f"{path}: {size:,} bytes; expected a predictor of at most {MAX_BYTES:,}")
-    return path.read_bytes()
 
 
 def fit_predictor(counted: Counted, traffic: SampleTraffic, fitted_I: NDArray[np.bool_], top_k: int) -> Predictor:
@@ -124,15 +51,3 @@ def _prior(pairs_IE: Numbers, next_ID: Numbers, linked_ED: NDArray[np.int64] | N
     if linked_ED is None:
         return mean_ED
     return np.asarray(np.divide(linked_ED, top_k * met_E1, out=mean_ED, where=met_E1 > 0))
-
-
-def _declares(contents: bytes, shape: tuple[int, int, int]) -> bool:
-    """Whether a safetensors file has the one tensor of this shape and its bytes, before anything is allocated."""
-    size = int.from_bytes(contents[:8], "little")
-    try:
-        header = json.loads(contents[8 : 8 + min(size, 4096)])
-        found = header[KEY]
-        alike = (found["dtype"], found["shape"]) == ("F32", list(shape)) and set(header) <= {KEY, "__metadata__"}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
-    return alike and len(contents) == 8 + size + 4 * math.prod(shape)

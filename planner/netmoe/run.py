@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel
+from ...runtime.predictor import Predictor
 from ...solvers import contiguous, netmoe
 from ...solvers.placement import Placement
 from ...solvers.seconds import total
@@ -24,7 +25,7 @@ from ..survey import Cohort
 from ..task import Task
 from .counted import Counted, SampleTraffic, count_samples
 from .online import Homes, Movers, Totals, deal, rehome, steps_of
-from .predictor import Predictor, fit_predictor
+from .predictor import fit_predictor
 from .roll import Roll, call_roll
 from .tallied import tallied
 

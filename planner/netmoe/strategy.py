@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import SamplePolicyDecision, SidecarFile
+from ...runtime.predictor import Predictor
 from ...solvers.assignment import backend_of
+from ...solvers.netmoe import METHODS
 from ...solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
@@ -15,9 +17,8 @@ from ..solved import Solved
 from ..speeds import Speeds
 from ..task import Task
 from .moves import with_moves
-from .online import METHODS, Totals
+from .online import Totals
 from .policy import SamplePolicyOptions
-from .predictor import Predictor
 from .run import EXCHANGE, Run
 
 __all__ = ["PAYS_FROM", "judged_metric", "solve"]

@@ -4,8 +4,8 @@ from typing import get_args
 
 from moeplan.planner import request
 from moeplan.planner.cli.options import Method
-from moeplan.planner.netmoe.online import METHODS
 from moeplan.planner.strategy import STRATEGIES
+from moeplan.solvers.netmoe import METHODS
 
 
 def test_the_command_line_and_a_request_offer_exactly_the_methods_of_the_strategies() -> None:

@@ -157,19 +157,31 @@ def test_rotary_positions_that_depend_on_the_batch_are_refused() -> None:
         view(make_model("mixtral", rope_parameters=rotary))
 
 
-@pytest.mark.parametrize(
-    ("family", "setting"),
-    [("mixtral", "attention_dropout"), ("mixtral", "router_jitter_noise"), ("gpt_oss", "attention_dropout")],
-)
-def test_noise_in_training_is_refused_by_its_name_and_none_is_drawn_in_inference(family: str, setting: str) -> None:
-    changes: dict[str, Any] = {setting: 0.1}
-    model = make_model(family, **changes)
+def test_jitter_of_the_router_is_refused_by_its_name_in_training() -> None:
+    model = make_model("mixtral", router_jitter_noise=0.1)
     attention = view(model).layers[0].attention
     x_TM, position_T = torch.ones(2, 32, dtype=torch.float64), torch.arange(2)
     attention.project(x_TM, position_T)
     model.train()
-    with pytest.raises(UsageError, match=f"{setting} 0.1 in training"):
+    with pytest.raises(UsageError, match=r"router_jitter_noise 0\.1 in training"):
         attention.project(x_TM, position_T)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_dropout_is_drawn_in_training_only_and_from_the_generator(family: str) -> None:
+    model = make_model(family, attention_dropout=0.5)
+    attention = view(model).layers[0].attention
+    q, k, v = attention.project(torch.randn(6, 32, dtype=torch.float64), torch.arange(6))
+    mask, found = torch.ones(6, 6, dtype=torch.bool).tril(), []
+    for training, seed in ((False, 0), (False, 1), (True, 0), (True, 0), (True, 1)):
+        model.train(training)
+        assert attention.dropout == 0.5 * training
+        torch.manual_seed(seed)
+        found.append(attention.attend(q, k, v, mask))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
+    assert torch.equal(found[2], found[3])
+    assert not torch.equal(found[3], found[4])
 
 
 def test_importing_the_view_and_viewing_our_own_model_load_no_transformers() -> None:

@@ -190,13 +190,13 @@ def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], di
 @pytest.mark.parametrize(
     ("attempt", "told"),
     [
-        ("world size", "MismatchError: rank 0: 2 ranks for a plan of 4 devices; start one rank a device"),
+        ("world size", "MismatchError: rank 0: 2 ranks for a plan of 4 devices; start one a device"),
         ("layers", "MismatchError: rank 0: the model has 2 MoE layers, the plan 3"),
         ("experts", "MismatchError: rank 0: layer 0 of the model has 16 experts, the plan's model 8"),
         ("top-k", "MismatchError: rank 0: layer 0 of the model has 3 experts a token, the plan's model 2"),
         ("hidden size", "MismatchError: rank 0: layer 0 of the model has 32 hidden elements, the plan's model 16"),
         ("no sample policy", "UsageError: rank 0: dispatch model 'migrating' for a plan that decides nothing"),
-        ("degrees in coherent", "UsageError: rank 0: pipeline degrees beside coherent dispatch"),
+        ("degrees in coherent", "UsageError: rank 0: pipeline beside coherent dispatch"),
         ("other plan on rank 1", "MismatchError: rank 1 holds plan "),
         ("other dispatch on rank 1", "MismatchError: rank 1 holds plan "),
         ("wrong model on rank 1", "MismatchError: rank 1: the model has 2 MoE layers, the plan 3"),

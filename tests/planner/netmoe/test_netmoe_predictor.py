@@ -1,18 +1,12 @@
-"""The predictor: what it learns, that its file is exact, and that no file can hurt."""
+"""The predictor: what it learns."""
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
-from moeplan.errors import InputError
 from moeplan.planner.netmoe.counted import Counted, SampleTraffic
-from moeplan.planner.netmoe.predictor import Predictor, fit_predictor
+from moeplan.planner.netmoe.predictor import fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
-
-SHAPES = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))
 
 
 def of_chain(samples: int, *, linked: bool, seed: int = 0) -> tuple[Counted, SampleTraffic, np.ndarray]:
@@ -53,44 +47,3 @@ def test_samples_that_are_held_out_teach_nothing() -> None:
     one = fit_predictor(counted, traffic, fitted, top_k=1)
     counted.experts[10:] = traffic.copies[10:] = 7
     np.testing.assert_array_equal(fit_predictor(counted, traffic, fitted, top_k=1).per_pair, one.per_pair)
-
-
-def test_copies_are_predicted_layer_by_layer_and_never_negative() -> None:
-    predictor = Predictor(np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32))
-    found = predictor.copies(0, np.array([[2, 4], [0, 1]]))
-    assert found is not None
-    assert found.tolist() == [[4, 0], [0.5, 0]]
-    assert predictor.copies(1, np.array([[2, 4]])) is None
-
-
-@settings(max_examples=30)
-@given(st.data(), SHAPES)
-def test_its_file_gives_it_back(data: st.DataObject, shape: tuple[int, int, int]) -> None:
-    values = data.draw(hnp.arrays(np.float32, shape, elements=st.floats(-1e6, 1e6, width=32)))
-    contents = Predictor(values).to_bytes()
-    np.testing.assert_array_equal(Predictor.from_bytes(contents, shape).per_pair, values)
-    assert contents == Predictor(values).to_bytes()
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_a_damaged_file_is_refused_or_a_predictor_of_the_shape(data: st.DataObject) -> None:
-    contents = bytearray(Predictor(np.ones((1, 2, 3), np.float32)).to_bytes())
-    if data.draw(st.booleans()):
-        del contents[data.draw(st.integers(0, len(contents) - 1)) :]
-    else:
-        contents[data.draw(st.integers(0, len(contents) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        found = Predictor.from_bytes(bytes(contents), (1, 2, 3))
-    except InputError:
-        return
-    assert found.per_pair.shape == (1, 2, 3)
-    assert np.isfinite(found.per_pair).all()
-
-
-def test_numbers_that_are_not_finite_are_refused() -> None:
-    contents = Predictor(np.full((1, 1, 2), np.nan, np.float32)).to_bytes()
-    with pytest.raises(InputError, match="not finite"):
-        Predictor.from_bytes(contents, (1, 1, 2))
-    with pytest.raises(InputError, match="expected copies_per_pair float32"):
-        Predictor.from_bytes(contents, (1, 2, 2))

@@ -1,0 +1,85 @@
+"""An all-gather of rows, of which ranks have different numbers.
+
+Legend: n rows of this rank; D devices.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .payload import Columns
+
+__all__ = ["Count", "Gather"]
+
+
+@dataclass(slots=True)
+class Count:
+    """How many rows every rank has, under way."""
+
+    work: dist.Work | None
+    counts: Tensor
+
+    @classmethod
+    def start(cls, num_rows: int, device: torch.device, group: dist.ProcessGroup | None) -> "Count":
+        """Tell all ranks; a collective call that does not wait."""
+        counts_D = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
+        return cls(_all_gather(counts_D, torch.tensor([num_rows], device=device), group), counts_D)
+
+    def wait(self) -> list[int]:
+        """The rows of each rank, `[D]`."""
+        if self.work is not None:
+            self.work.wait()
+        counts: list[int] = self.counts.tolist()
+        return counts
+
+
+@dataclass(slots=True)
+class Gather:
+    """Columns of all ranks under way; ranks pad to the most rows of any, which is what the busiest link carries anyway.
+
+    Attributes
+    ----------
+    received_rows
+        From other ranks, padding left out.
+    """
+
+    work: dist.Work | None
+    arrived: Tensor
+    sent: Tensor
+    columns: Columns
+    counts: list[int]
+    received_rows: int
+
+    @classmethod
+    def start(cls, counts: list[int], group: dist.ProcessGroup | None, *kinds: Tensor) -> "Gather":
+        """Send these columns `[n, width]` to all; a collective call that does not wait, and none where nobody has rows.
+
+        Parameters
+        ----------
+        counts
+            The rows of each rank, `[D]`.
+        """
+        columns, most = Columns.of(*kinds), max(counts)
+        rows = columns.pack(*kinds)
+        sent = rows.new_zeros(most, rows.shape[1])
+        sent[: len(rows)] = rows
+        arrived = rows.new_empty(len(counts) * most, rows.shape[1])
+        work = _all_gather(arrived, sent, group) if most else None
+        return cls(work, arrived, sent, columns, counts, sum(counts) - len(rows))
+
+    def wait(self) -> list[Tensor]:
+        """The columns of all ranks, in rank order."""
+        if self.work is not None:
+            self.work.wait()
+        self.work, self.sent = None, self.arrived
+        by_rank = self.arrived.view(len(self.counts), max(self.counts), self.arrived.shape[1])
+        rows = [part[:count] for part, count in zip(by_rank, self.counts, strict=True)]
+        return self.columns.unpack(torch.cat(rows))
+
+
+def _all_gather(arrived: Tensor, sent: Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
+    work: dist.Work | None = gather(arrived, sent, group=group, async_op=True)
+    return work

@@ -1,0 +1,89 @@
+"""What a training loop must know of spread experts: which parameters are theirs, and the norm of all gradients.
+
+Legend: S slots of this rank.
+"""
+
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from .layer import ParallelExperts
+
+__all__ = ["clip_grad_norm_", "expert_parameters", "leave_out_experts", "spread_experts"]
+
+
+def spread_experts(model: nn.Module) -> dict[str, ParallelExperts]:
+    """The spread experts of each MoE layer, by their names in `model`."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, ParallelExperts)}
+
+
+def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of this rank's experts, which no wrapper may average or shard: `ignored_params` of FSDP."""
+    return [parameter for experts in spread_experts(model).values() for parameter in experts.parameters()]
+
+
+def leave_out_experts(model: nn.Module) -> None:
+    """Make a DistributedDataParallel around `model` leave its spread experts alone; `parallelize` did it for its own.
+
+    It is to be called again only for a module of your own that has the parallelized model within.
+    """
+    names = [
+        f"{prefix}.{name}"
+        for prefix, experts in spread_experts(model).items()
+        for name, _ in (*experts.named_parameters(), *experts.named_buffers())
+    ]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
+
+
+def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
+    """The norm of all gradients, equal on every rank, once they are scaled to at most `max_norm`; a collective call.
+
+    Each expert counts once, wherever it is and however many replicas it has. What is not an expert must have equal
+    gradients on all ranks, or be sharded by FSDP2: call this where `torch.nn.utils.clip_grad_norm_` would be.
+
+    Parameters
+    ----------
+    max_norm
+        Infinity measures only.
+    """
+    experts = expert_parameters(model)
+    ours = set(experts)
+    others = [parameter for parameter in model.parameters() if parameter not in ours]
+    norm = _whole(get_total_norm([one.grad for one in others if one.grad is not None]))
+    if experts:
+        norm = (norm.to(experts[0].device).double().square() + _squares(model)).sqrt().to(norm.dtype)
+    for part in (others, experts):  # FSDP2's sharded tensors mix with no others
+        clip_grads_with_norm_(part, max_norm, norm)
+    return norm
+
+
+def _squares(model: nn.Module) -> Tensor:
+    """The sum of the squares of all experts' gradients, float64."""
+    layers = list(spread_experts(model).values())
+    total = torch.zeros((), dtype=torch.float64, device=next(layers[0].parameters()).device)
+    for layer in layers:
+        counts_S = _counts_here(layer)
+        for parameter in layer.parameters():
+            if parameter.grad is not None:
+                norms_S = torch.linalg.vector_norm(parameter.grad.flatten(1), dim=1, dtype=torch.float64)
+                total += norms_S[counts_S].square().sum()
+    dist.all_reduce(total, group=layers[0].group)
+    return total
+
+
+def _counts_here(layer: ParallelExperts) -> Tensor:
+    """Which slots hold an expert that no lower rank holds, bool `[S]`."""
+    here_S = torch.ones(len(layer.held), dtype=torch.bool, device=layer.slot_of_expert.device)
+    if layer.sums is not None:
+        for shared in layer.sums.shared[: dist.get_rank(layer.group)]:
+            here_S[shared] = False
+    return here_S
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """A norm that FSDP2 keeps in parts, as one."""
+    return cast("Tensor", norm.full_tensor()) if hasattr(norm, "full_tensor") else norm

@@ -1,0 +1,145 @@
+"""The whole of a parallelized model, under the names that it had: what its checkpoints hold, saved and loaded.
+
+Legend: E experts; S slots of this rank; D devices.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .expert_parallel import ExpertParallelModel
+from .gradients import spread_experts
+from .layer import ParallelExperts
+
+__all__ = ["full_optimizer_state", "full_state_dict", "keep_held", "take_held"]
+
+LOCAL = "local."  # what `ParallelExperts` has between its name and that of a stacked parameter
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """What `state_dict()` of the model would be without `parallelize`, on rank 0 on the CPU; empty on the others.
+
+    A collective call. Experts come one by one, so that rank 0 needs room for the whole model and one expert beside it;
+    what FSDP2 shards is put together.
+
+    Parameters
+    ----------
+    model
+        Parallelized, wrapped or not.
+    """
+    model = _bare(model)
+    layers = spread_experts(model)
+    holders = _Holders.of(layers)
+    found = {}
+    for key, value in model.state_dict().items():
+        layer = next((name for name in layers if key.startswith(f"{name}.{LOCAL}")), None)
+        whole = _joined(value) if layer is None else holders.gather(layer, value)
+        if whole is not None and holders.rank == 0:
+            found[key if layer is None else f"{layer}.{key.removeprefix(f'{layer}.{LOCAL}')}"] = whole.cpu()
+    return found
+
+
+def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What `optimizer.state_dict()` would be without `parallelize`, on rank 0; empty on others. A collective call."""
+    layers = spread_experts(_bare(model))
+    holders, written = _Holders.of(layers), optimizer.state_dict()
+    layer_of = {parameter: name for name, layer in layers.items() for parameter in layer.parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        state = written["state"].get(index, {})
+        if parameter in layer_of:
+            state = holders.gather_state(layer_of[parameter], parameter, state)
+        written["state"] |= {index: {name: _joined(value) for name, value in state.items()}} if state else {}
+    return written if holders.rank == 0 else {}
+
+
+def keep_held(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Cut the state of an optimizer that `load_state_dict` gave a whole one down to the experts of this rank."""
+    for layer in spread_experts(_bare(model)).values():
+        for parameter in layer.parameters():
+            state = optimizer.state.get(parameter, {})
+            state |= {name: value[layer.held] for name, value in state.items() if _is_stacked(value, parameter)}
+
+
+def take_held(layer: ParallelExperts, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
+    """Cut the whole stacked weights of a layer in a state dict that is loaded down to the experts of this rank."""
+    for name, _ in layer.local.named_parameters():
+        if prefix + name in state:
+            state[f"{prefix}{LOCAL}{name}"] = state.pop(prefix + name)[layer.held]
+
+
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """Which experts each device holds, `[D]` lists by the name of the layer, as all ranks told."""
+
+    held: Mapping[str, tuple[list[int], ...]]
+    rank: int
+    group: dist.ProcessGroup | None
+
+    @classmethod
+    def of(cls, layers: Mapping[str, ParallelExperts]) -> "_Holders":
+        group = next(iter(layers.values())).group
+        told: list[Any] = _gathered([layer.held for layer in layers.values()], group)
+        return cls(dict(zip(layers, zip(*told, strict=True), strict=True)), dist.get_rank(group), group)
+
+    def gather(self, layer: str, rows: Tensor) -> Tensor | None:
+        """The rows of all experts, in their order, `[E, ...]` on rank 0's CPU, from this rank's `[S, ...]`."""
+        held = list(enumerate(self.held[layer]))
+        first = {expert: (device, slot) for device, ids in reversed(held) for slot, expert in enumerate(ids)}
+        whole = rows.new_empty(len(first), *rows.shape[1:], device="cpu") if self.rank == 0 else None
+        for expert, (device, slot) in sorted(first.items()):
+            if self.rank not in (0, device):
+                continue
+            row = rows[slot].contiguous() if device == self.rank else rows.new_empty(rows.shape[1:])
+            if whole is None:
+                dist.send(row, group=self.group, group_dst=0)
+                continue
+            if device != 0:
+                dist.recv(row, group=self.group, group_src=device)
+            whole[expert] = row
+        return whole
+
+    def gather_state(self, layer: str, parameter: nn.Parameter, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The optimizer's state of all experts of a stacked parameter; a device without experts may have none."""
+        stacked = {name for name, value in state.items() if _is_stacked(value, parameter)}
+        mine = {name: value.dtype if name in stacked else value for name, value in state.items()}
+        told: dict[str, Any] = {}
+        for one in reversed(_gathered(mine, self.group)):
+            told |= one
+        for name, value in told.items():
+            if isinstance(value, torch.dtype):
+                rows = state[name] if name in stacked else parameter.new_empty(parameter.shape, dtype=value)
+                told[name] = self.gather(layer, rows)
+        return told
+
+
+def _is_stacked(value: object, parameter: nn.Parameter) -> bool:
+    return isinstance(value, Tensor) and value.shape[1:] == parameter.shape[1:] and value.ndim == parameter.ndim
+
+
+def _gathered(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    told: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, value, group=group)
+    return told
+
+
+def _joined(value: Any) -> Any:
+    """A tensor that FSDP2 sharded, as one; anything else as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model within DistributedDataParallel, torch.compile and what `parallelize` returned."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(model, ExpertParallelModel):
+            model = model.model
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model

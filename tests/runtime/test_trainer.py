@@ -1,0 +1,133 @@
+"""Hugging Face's Trainer under a plan on two ranks, against the Trainer alone."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeplan.errors import UsageError
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.decisions import Decisions, PlacementDecision
+from moeplan.runtime.plan import Inputs, Plan, save
+from moeplan.solvers.placement import Placement, ReplicaRule
+from moeplan.traces.model import ModelSpec
+from tests.profilers.test_rendezvous import environment
+
+pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
+pytest.importorskip("transformers")
+
+STEPS, SAVED_AT = 20, 10
+SCRIPT = Path(__file__).with_name("trainer_cases.py")
+HELD = [[[3, 1, 7, 0, 2], [5, 6, 4, 3, 1]], [[7, 0, 2, 4, 1], [6, 5, 3, 1, 0]]]  # with replicas
+
+
+@dataclass(frozen=True)
+class Run:
+    """Losses and norms `[steps, 2]`, and the folder of what was saved."""
+
+    logged: np.ndarray
+    folder: Path
+
+    def weights(self, name: str) -> dict[str, np.ndarray]:
+        from safetensors.numpy import load_file
+
+        found: dict[str, np.ndarray] = load_file(self.folder / name / "model.safetensors")
+        return found
+
+
+def plan(**options: Any) -> Plan:
+    placement = Placement.from_sets(HELD, 8, ReplicaRule.NEAREST)
+    return Plan.make(
+        strategies=("exflow",),
+        seed=0,
+        cluster=Cluster(1, 2),
+        model=ModelSpec(name="mixtral", layer_ids=(0, 1), num_experts=8, top_k=2, hidden_size=32),
+        inputs=Inputs(),
+        decisions=Decisions(placement=PlacementDecision.of(placement)),
+        options=options,
+    )
+
+
+def trained(folder: Path, ranks: int, *, checkpoint: Path | None = None) -> Run:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    save(plan(), folder.with_suffix(".json"))
+    given = str(folder.with_suffix(".json")) if ranks > 1 else "none"
+    done = subprocess.run(
+        [
+            sys.executable,
+            *launcher,
+            str(SCRIPT),
+            str(STEPS),
+            str(SAVED_AT),
+            str(folder),
+            given,
+            str(checkpoint or "none"),
+        ],
+        env=environment(HF_HUB_OFFLINE="1"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Run(np.array(json.loads((folder / "logged.json").read_text())), folder)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(tmp_path_factory.mktemp("trainer") / "alone", 1)
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(tmp_path_factory.mktemp("trainer") / "spread", 2)
+
+
+def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    return list(found) == list(expected) and all(
+        np.allclose(found[name], expected[name], rtol=0, atol=1e-13) for name in expected
+    )
+
+
+def test_losses_and_norms_are_those_of_the_trainer_alone(alone: Run, spread: Run) -> None:
+    assert spread.logged.shape == (STEPS, 2)
+    assert np.allclose(spread.logged[:, 0], alone.logged[:, 0], rtol=1e-6)  # the Trainer sums losses in float32
+    assert np.allclose(spread.logged[:, 1], alone.logged[:, 1], rtol=1e-12)
+    assert spread.logged[:, 1].max() > 0.5  # what max_grad_norm cuts
+
+
+def test_what_is_saved_after_training_is_the_whole_model_under_the_names_of_the_hub(alone: Run, spread: Run) -> None:
+    assert same(spread.weights("final"), alone.weights("final"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_resumes_from_a_checkpoint_with_and_without_a_plan(
+    ranks: int, alone: Run, spread: Run, tmp_path: Path
+) -> None:
+    resumed = trained(tmp_path / "resumed", ranks, checkpoint=spread.folder / f"checkpoint-{SAVED_AT}")
+    assert np.allclose(resumed.logged[-SAVED_AT:], alone.logged[-SAVED_AT:], rtol=1e-6)
+    assert same(resumed.weights("final"), alone.weights("final"))
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "told"),
+    [
+        ({"placement": {"dispatch_model": "coherent"}}, {}, "dispatch model 'coherent' under the Trainer"),
+        ({}, {"fsdp": "full_shard"}, "a plan beside the Trainer's own fsdp"),
+        ({}, {"deepspeed": "zero.json"}, "a plan beside the Trainer's own fsdp"),
+    ],
+)
+def test_what_the_trainer_cannot_carry_out_is_refused(
+    options: dict[str, Any], arguments: dict[str, Any], told: str
+) -> None:
+    from moeplan.runtime.trainer import PlanCallback
+
+    given = SimpleNamespace(**{"fsdp": "", "deepspeed": None, **arguments})
+    with pytest.raises(UsageError, match=told):
+        PlanCallback(plan(**options)).on_init_end(given, None, None, model=None)  # type: ignore[arg-type]

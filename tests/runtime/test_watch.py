@@ -1,0 +1,145 @@
+"""Loops whose ranks are killed, stopped, fail or end early: the others end in time and name them."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.profilers.test_rendezvous import environment
+
+SCRIPT = Path(__file__).with_name("watch_cases.py")
+TIMEOUT_S = 12.0
+START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended, and when, in seconds of `time.time`."""
+
+    code: int
+    out: str
+    err: str
+    at: float
+
+
+def loop(fault: str, unlucky: int = -1, *, num_ranks: int = 3, store: str | None = None) -> list[Ended]:
+    """How each rank of a loop ended; a stopped one is killed after the others."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)}
+    with started(
+        [environment(RANK=str(rank), **place, **({"TEST_STORE": store} if store else {})) for rank in range(num_ranks)],
+        [sys.executable, str(SCRIPT), fault, str(unlucky), str(TIMEOUT_S)],
+    ) as ranks:
+        ended = {}
+        for number in sorted(range(num_ranks), key=lambda rank: rank == unlucky):
+            if fault.startswith("stopped") and number == unlucky:
+                ranks[number].kill()
+            ranks[number].wait(START_S + TIMEOUT_S)
+            ended[number] = time.time()
+        texts = [rank.communicate() for rank in ranks]
+    return [Ended(rank.returncode, *texts[number], ended[number]) for number, rank in enumerate(ranks)]
+
+
+@contextmanager
+def started(environments: list[dict[str, str]], command: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
+    ranks = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for env in environments
+    ]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def lines(text: str) -> list[str]:
+    """Without what gloo writes by itself."""
+    return [line for line in text.splitlines() if not line.startswith("[")]
+
+
+@pytest.mark.parametrize(
+    ("fault", "unlucky", "told"),
+    [
+        ("killed", 1, "rank 1 died or stopped (noticed by rank N)"),
+        ("killed", 0, "rank N cannot reach rank 0, which keeps the store of this world"),
+        ("stopped", 2, "rank 2 died or stopped (noticed by rank N)"),
+        ("stopped", 0, "rank 0 did not answer within 12 s (noticed by rank N)"),
+        ("ends", 1, "rank 1 ended while others need it (noticed by rank N); check that all take as many steps"),
+        ("raises", 1, f"rank 1: failed at {SCRIPT}:N: ValueError: a bad batch"),
+    ],
+)
+def test_one_rank_in_grief_ends_the_others_in_time_with_one_line_that_names_it(
+    fault: str, unlucky: int, told: str
+) -> None:
+    ranks = loop(fault, unlucky)
+    struck = float(ranks[unlucky].out.split()[1])
+    for ended in ranks[:unlucky] + ranks[unlucky + 1 :]:
+        assert ended.code == 6, ended
+        (line,) = lines(ended.err)
+        assert re.sub(r"(?<=by rank )\d|(?<=rank )\d(?= cannot)|(?<=py:)\d+", "N", line) == f"moeplan: {told}", ended
+        assert ended.at - struck < 2 * TIMEOUT_S, ended
+    assert ranks[unlucky].code == {"killed": -9, "stopped": -9, "ends": 0, "raises": 1}[fault]
+    assert ("ValueError: a bad batch" in ranks[unlucky].err) == (fault == "raises")
+
+
+def test_a_world_that_met_in_a_file_is_watched_as_well(tmp_path: Path) -> None:
+    ranks = loop("killed", 0, store=f"file://{tmp_path}/store")
+    assert [lines(ended.err)[-1].split(" (")[0] for ended in ranks[1:]] == ["moeplan: rank 0 died or stopped"] * 2
+
+
+def test_ranks_of_another_group_end_well_where_one_stops() -> None:
+    ranks = loop("stopped in halves", 1, num_ranks=4)
+    assert [ended.code for ended in ranks] == [6, -9, 0, 0], ranks
+    assert lines(ranks[0].err) == ["moeplan: rank 1 died or stopped (noticed by rank 0)"]
+
+
+def test_a_script_may_catch_the_loss_of_a_rank() -> None:
+    ranks = loop("caught", 1)
+    assert [ended.out.split(" (")[0] for ended in (ranks[0], ranks[2])] == ["caught rank 1 died or stopped"] * 2
+
+
+def test_ranks_that_end_one_after_the_other_write_nothing_and_leave_no_thread() -> None:
+    ranks = loop("none, ended unevenly, in halves", num_ranks=4)
+    assert [(ended.code, ended.out, lines(ended.err)) for ended in ranks] == [(0, "done\n", [])] * 4
+
+
+def under_torchrun(fault: str, unlucky: int) -> tuple[int, str]:
+    """Exit code and errors of torchrun; a stopped rank is killed once the others have named it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    with started([environment()], [*command, str(SCRIPT), fault, str(unlucky), str(TIMEOUT_S)]) as (launcher,):
+        assert launcher.stdout is not None
+        assert launcher.stderr is not None
+        errors = ""
+        if fault == "stopped":
+            pid = int(launcher.stdout.readline().split()[0])
+            while "moeplan: " not in errors:
+                errors += launcher.stderr.readline()
+            os.kill(pid, signal.SIGKILL)
+        errors += launcher.communicate(timeout=START_S)[1]
+    return launcher.returncode, errors
+
+
+def test_under_torchrun_a_killed_rank_is_the_root_cause_that_it_names_itself() -> None:
+    code, errors = under_torchrun("killed", 1)
+    assert code == 1
+    assert re.search(r"Root Cause.*rank\s*: 1 \(.*Signal 9 \(SIGKILL\) received", errors, re.DOTALL), errors
+
+
+def test_under_torchrun_which_keeps_waiting_for_a_stopped_rank_the_others_name_it_and_end() -> None:
+    code, errors = under_torchrun("stopped", 0)
+    assert code == 1
+    assert "moeplan: rank 0 died or stopped (noticed by rank " in errors
+    assert "exitcode  : 6" in errors

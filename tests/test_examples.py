@@ -1,0 +1,90 @@
+"""The examples, run as they stand under torchrun in a folder with a plan."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moeplan.planner.demo.model import load_embedded
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision
+from moeplan.runtime.plan import Inputs, Plan, save
+from moeplan.solvers import contiguous
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+MOEPLAN = [sys.executable, "-m", "moeplan.planner.cli"]
+STEPS = 6
+
+
+def torchrun(ranks: int) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+
+
+def written(folder: Path, ranks: int, **options: Any) -> Path:
+    """A plan for the embedded model."""
+    model, cluster = load_embedded().config.spec(), Cluster(1, ranks)
+    placement = contiguous.solve(model.num_layers, model.num_experts, cluster).placement
+    pipeline = None if options else PipelineDecision(forward=(2,) * model.num_layers, backward=None)
+    plan = Plan.make(
+        strategies=(),
+        seed=0,
+        cluster=cluster,
+        model=model,
+        inputs=Inputs(),
+        decisions=Decisions(placement=PlacementDecision.of(placement), pipeline=pipeline),
+        options=options,
+    )
+    save(plan, folder / f"plan-{ranks}.json")
+    return folder / f"plan-{ranks}.json"
+
+
+def run(command: list[object], folder: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^step \d+  loss ([\d.]+)$", output, re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one rank."""
+    folder = tmp_path_factory.mktemp("alone")
+    plan = written(folder, 1)
+    return losses(run([*torchrun(1), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS], folder))
+
+
+def test_apply_starts_the_training_example_which_finds_the_plan(alone: list[float], tmp_path: Path) -> None:
+    command = [*torchrun(4), EXAMPLES / "train.py", "--steps", STEPS, "-o", "trained.pt"]
+    found = losses(run([*MOEPLAN, "apply", written(tmp_path, 4), "--", *command], tmp_path))
+    assert len(found) == STEPS
+    assert found == pytest.approx(alone, rel=1e-4)
+    assert found[-1] < found[0]
+    before, trained = load_embedded().state_dict(), torch.load(tmp_path / "trained.pt", weights_only=True)
+    assert list(trained) == list(before)
+    for name, weights in before.items():
+        rows = trained[name] - weights
+        assert (rows.flatten(1).abs().amax(1) if "experts" in name else rows.abs()).max() > 0
+
+
+@pytest.mark.parametrize("dispatch", ["standard", "coherent"])
+def test_the_generation_example_continues_every_prompt_as_one_rank_does(dispatch: str, tmp_path: Path) -> None:
+    model, prompt = load_embedded(), b"The import statement"
+    for _ in range(8):
+        with torch.inference_mode():
+            prompt += bytes([int(model(torch.tensor([list(prompt)]))[0, -1].argmax())])
+    plan = written(tmp_path, 4, placement={"dispatch_model": dispatch})
+    output = run([*torchrun(4), EXAMPLES / "generate.py", "--plan", plan, "--tokens", 8], tmp_path).splitlines()
+    assert len(output) == 9
+    assert output[0] == repr(prompt.decode(errors="replace"))
+    assert re.fullmatch(r"rank 0 sent [1-9]\d* copies and held [1-9]\d* bytes of keys and values", output[-1])
