@@ -18,7 +18,7 @@ from .seconds_report import TimeUnit, print_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["not_carried_out", "show_report", "solve_report"]
+__all__ = ["show_report", "solve_report"]
 
 
 def solve_report(plan: Plan, path: Path, console: "Console") -> None:
@@ -27,14 +27,7 @@ def solve_report(plan: Plan, path: Path, console: "Console") -> None:
     _print_outcomes(plan, console)
     _print_evaluation(plan, console)
     pays = plan.verdict is None or plan.verdict.value == "benefit"
-    console.print(f"wrote     {path}" + (f"    next: moeplan {_next_command(plan, path)}" if pays else ""))
-    for line in not_carried_out(plan):
-        console.print(f"note      {line}")
-
-
-def not_carried_out(plan: Plan) -> list[str]:
-    """What `moeplan.runtime` refuses of a plan, and where what it decides is for others, a line each."""
-    return [line for name, line in _NOT_CARRIED_OUT.items() if name in plan.decisions.names]
+    console.print(f"wrote     {path}" + (f"    next: moeplan apply {path}" if pays else ""))
 
 
 def show_report(plan: Plan, path: Path, console: "Console") -> None:
@@ -50,14 +43,6 @@ def show_report(plan: Plan, path: Path, console: "Console") -> None:
     if plan.decisions.pipeline is not None:
         for line in degree_lines(plan, console.width):
             console.print(line)
-
-
-def _next_command(plan: Plan, path: Path) -> str:
-    if plan.decisions.pipeline is not None:
-        return f"show {path} --timeline 0"
-    if plan.decisions.sample_policy is not None:
-        return f"show {path}"
-    return f"apply {path}"
 
 
 def _print_inputs(plan: Plan, console: "Console") -> None:
@@ -166,10 +151,6 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
         console.print(line)
 
 
-_NOT_CARRIED_OUT = {
-    "pipeline": "moeplan.runtime pipelines no layers yet; options.pipeline.a2a_ffn_overlap_degree has Tutel's degrees",
-    "sample_policy": "moeplan.runtime re-homes no samples yet; decisions.sample_policy is for a loop of your own",
-}
 _OBJECTIVES = {
     "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
     "exchange_s": ("the exchanges of a layer take", ".3g"),

@@ -12,7 +12,7 @@ import torch
 
 from moeplan.planner.demo.model import load_embedded
 from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision
+from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision, SamplePolicyDecision
 from moeplan.runtime.plan import Inputs, Plan, save
 from moeplan.solvers import contiguous
 
@@ -25,18 +25,24 @@ def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
-def written(folder: Path, ranks: int, **options: Any) -> Path:
-    """A plan for the embedded model."""
+def written(folder: Path, ranks: int, *beside: str, **options: Any) -> Path:
+    """A plan for the embedded model: a placement, and beside it what is asked for."""
     model, cluster = load_embedded().config.spec(), Cluster(1, ranks)
     placement = contiguous.solve(model.num_layers, model.num_experts, cluster).placement
-    pipeline = None if options else PipelineDecision(forward=(2,) * model.num_layers, backward=None)
+    possible = {
+        "pipeline": PipelineDecision(forward=(2,) * model.num_layers, backward=None),
+        "sample_policy": SamplePolicyDecision(method="sum", layers=model.layer_ids),
+    }
     plan = Plan.make(
         strategies=(),
         seed=0,
         cluster=cluster,
         model=model,
         inputs=Inputs(),
-        decisions=Decisions(placement=PlacementDecision.of(placement), pipeline=pipeline),
+        decisions=Decisions(
+            placement=PlacementDecision.of(placement),
+            **{name: possible[name] for name in beside},  # type: ignore[arg-type]
+        ),
         options=options,
     )
     save(plan, folder / f"plan-{ranks}.json")
@@ -64,9 +70,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(run([*torchrun(1), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS], folder))
 
 
-def test_apply_starts_the_training_example_which_finds_the_plan(alone: list[float], tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", ["pipeline", "sample_policy"])
+def test_apply_starts_the_training_example_which_finds_the_plan(
+    beside: str, alone: list[float], tmp_path: Path
+) -> None:
     command = [*torchrun(4), EXAMPLES / "train.py", "--steps", STEPS, "-o", "trained.pt"]
-    found = losses(run([*MOEPLAN, "apply", written(tmp_path, 4), "--", *command], tmp_path))
+    found = losses(run([*MOEPLAN, "apply", written(tmp_path, 4, beside), "--", *command], tmp_path))
     assert len(found) == STEPS
     assert found == pytest.approx(alone, rel=1e-4)
     assert found[-1] < found[0]

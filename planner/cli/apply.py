@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +42,6 @@ def apply(
     from ...runtime.active import activate
     from ...runtime.plan import load
     from ..certify import certifiable_profile, certifiable_trace, certify
-    from ..report import not_carried_out
 
     loaded = load(plan)
     if command and shutil.which(command[0]) is None:
@@ -59,8 +57,6 @@ def apply(
     else:
         console().print(certificate.summary(plan, against))
         print(f"active    {active}    moeplan.runtime.load_plan() finds it from here downward")
-    for line in not_carried_out(loaded):
-        print(f"moeplan: {line}", file=sys.stderr, flush=True)
     if command:
         os.environ["MOEPLAN_PLAN"] = str(active.resolve())
         os.execvp(command[0], command)  # noqa: S606

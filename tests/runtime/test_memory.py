@@ -15,7 +15,7 @@ from moeplan.runtime.gradients import clip_grad_norm_
 from moeplan.runtime.watch import watch
 from tests.runtime.rank_cases import Case
 
-WARM_UP, STEPS = 100, 500
+WARM_UP, STEPS = 200, 500
 LEAST_LEAK_BYTES = 64 * 16 * 8  # one hidden vector a token and step
 CASES = {
     "standard": Case("standard", (5, 5), (4, 4), num_layers=1, gradients=True, length=8),

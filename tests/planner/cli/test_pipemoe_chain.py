@@ -138,9 +138,7 @@ def test_every_choice_is_solved_certified_and_drawn(moeplan: Any, home: Path, fl
 
 def test_apply_certifies_the_degrees_and_makes_the_plan_active(moeplan: Any, home: Path) -> None:
     done = moeplan("apply", "plan.json", "--", "echo", "started", cwd=home)
-    assert "moeplan.runtime pipelines no layers yet" in done.stderr
-    assert "a2a_ffn_overlap_degree" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr == ""
     assert done.stdout.endswith("started\n")
     said = " ".join(done.stdout.split())
     assert "against traces" in said
