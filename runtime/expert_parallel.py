@@ -59,6 +59,7 @@ class ExpertParallelModel(nn.Module):
         self.policy, self._guests = policy, cast("Guests | None", None)
         self.model, self.plan, self.dispatch, self.group = model, plan, dispatch, group
         self._samples: Tensor | None = None
+        self.training = model.training
         model.register_forward_pre_hook(self._announce, with_kwargs=True)
 
     @property
@@ -142,14 +143,12 @@ class ExpertParallelModel(nn.Module):
         return cast("Tensor", getattr(output, "logits", output))
 
     def _coherent(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
-        if self.training and torch.is_grad_enabled():
+        if self.model.training and torch.is_grad_enabled():
             raise UsageError(
                 "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
                 " dispatch='standard'"
             )
-        if mask_BS is not None:
-            raise UsageError("padding in a coherent forward; give `generate` prompts of any lengths instead")
-        found = coherent_forward(view(self.model), tokens_BS, sample_B, self.group)
+        found = coherent_forward(view(self.model), tokens_BS, sample_B, self.group, mask_BS=mask_BS)
         self.traffic, self.cache_bytes = found.traffic, found.cache_bytes
         logits: Tensor = found.logits
         return logits

@@ -31,7 +31,7 @@ def written(folder: Path, ranks: int, *beside: str, **options: Any) -> Path:
     placement = contiguous.solve(model.num_layers, model.num_experts, cluster).placement
     possible = {
         "pipeline": PipelineDecision(forward=(2,) * model.num_layers, backward=None),
-        "sample_policy": SamplePolicyDecision(method="sum", layers=model.layer_ids),
+        "sample_policy": SamplePolicyDecision(method="paper", layers=model.layer_ids),
     }
     plan = Plan.make(
         strategies=(),
@@ -70,12 +70,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(run([*torchrun(1), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS], folder))
 
 
-@pytest.mark.parametrize("beside", ["pipeline", "sample_policy"])
-def test_apply_starts_the_training_example_which_finds_the_plan(
-    beside: str, alone: list[float], tmp_path: Path
-) -> None:
+def test_apply_starts_the_training_example_which_finds_the_plan(alone: list[float], tmp_path: Path) -> None:
     command = [*torchrun(4), EXAMPLES / "train.py", "--steps", STEPS, "-o", "trained.pt"]
-    found = losses(run([*MOEPLAN, "apply", written(tmp_path, 4, beside), "--", *command], tmp_path))
+    found = losses(run([*MOEPLAN, "apply", written(tmp_path, 4, "pipeline"), "--", *command], tmp_path))
     assert len(found) == STEPS
     assert found == pytest.approx(alone, rel=1e-4)
     assert found[-1] < found[0]
@@ -84,6 +81,12 @@ def test_apply_starts_the_training_example_which_finds_the_plan(
     for name, weights in before.items():
         rows = trained[name] - weights
         assert (rows.flatten(1).abs().amax(1) if "experts" in name else rows.abs()).max() > 0
+
+
+def test_in_the_training_example_labels_follow_their_samples(alone: list[float], tmp_path: Path) -> None:
+    plan = written(tmp_path, 4, "sample_policy")
+    found = losses(run([*torchrun(4), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS], tmp_path))
+    assert found == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.parametrize("dispatch", ["standard", "coherent"])

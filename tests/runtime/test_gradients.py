@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from moeplan.profilers.world import run_world
@@ -57,4 +56,3 @@ def test_the_whole_state_of_the_optimizer_is_that_of_one_process(index: int, tra
     for number, state in expected["state"].items():
         assert set(found["state"][number]) == set(state)
         assert all(close(found["state"][number][name], value) for name, value in state.items())
-

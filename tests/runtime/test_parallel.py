@@ -190,7 +190,7 @@ def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], di
 @pytest.mark.parametrize(
     ("attempt", "told"),
     [
-        ("world size", "MismatchError: rank 0: 2 ranks for a plan of 4 devices; start one a device"),
+        ("world size", "MismatchError: rank 0: 2 ranks for a plan of 4 devices; start one rank a device"),
         ("layers", "MismatchError: rank 0: the model has 2 MoE layers, the plan 3"),
         ("experts", "MismatchError: rank 0: layer 0 of the model has 16 experts, the plan's model 8"),
         ("top-k", "MismatchError: rank 0: layer 0 of the model has 3 experts a token, the plan's model 2"),
