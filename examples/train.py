@@ -17,9 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moeplan.planner.demo.model import load_embedded
 from moeplan.planner.demo.text import samples, training_text
-from moeplan.runtime import load_plan, parallelize
-from moeplan.runtime.gradients import clip_grad_norm_
-from moeplan.runtime.whole import full_state_dict
+from moeplan.runtime import clip_grad_norm_, full_state_dict, load_plan, parallelize
 
 
 def main() -> None:

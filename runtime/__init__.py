@@ -5,11 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .active import load_plan
+    from .gradients import clip_grad_norm_, expert_parameters
     from .parallel import parallelize
+    from .trainer import PlanCallback
+    from .whole import full_state_dict
 
-__all__ = ["load_plan", "parallelize"]
+__all__ = ["PlanCallback", "clip_grad_norm_", "expert_parameters", "full_state_dict", "load_plan", "parallelize"]
 
-_HOMES = {"load_plan": ".active", "parallelize": ".parallel"}
+_HOMES = {
+    "PlanCallback": ".trainer",
+    "clip_grad_norm_": ".gradients",
+    "expert_parameters": ".gradients",
+    "full_state_dict": ".whole",
+    "load_plan": ".active",
+    "parallelize": ".parallel",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable loads the compiler, 1.4 s a rank
 
 from ..solvers.placement import Placement
 from ..solvers.replicas import ReplicaTable
@@ -79,7 +80,7 @@ class ParallelExperts(nn.Module):
         """Say which tokens the next forward is about, int64 `[T]`."""
         self.sample, self.position = sample_T, position_T
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
         """The weighted sum of each token's experts, `[T, M]`: tokens travel to them and return; a collective call."""
         copies = self._copies(ids_TK, self.devices(ids_TK))
@@ -88,7 +89,7 @@ class ParallelExperts(nn.Module):
         self.traffic = trip.traffic
         return copies.summed(y_nM, len(x_TM))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo
     def carry(
         self,
         x_TM: Tensor,

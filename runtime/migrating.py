@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo  # torch.compiler.disable loads the compiler, 1.4 s a rank
 
 from ..errors import UsageError
 from .attending import attended
@@ -35,7 +36,7 @@ class Migrated:
     traffic: Traffic
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@_disable_dynamo
 def migrating_forward(
     model: LanguageModel,
     policy: SamplePolicy,

@@ -20,6 +20,7 @@ from .payload import Columns
 from .route import Route
 from .shipment import Awaited, Landed, Shipment, joined
 from .traffic import Traffic
+from .watch import naming_lost_ranks
 
 __all__ = ["Trip"]
 
@@ -200,11 +201,13 @@ class _Travel(torch.autograd.Function):
     """A trip as autograd sees it."""
 
     @staticmethod
+    @naming_lost_ranks()
     def forward(ctx: Any, trip: Trip, x_TM: Tensor, weight_TK: Tensor, *_parameters: Tensor) -> Tensor:
         ctx.trip = trip
         return trip.forward(x_TM, weight_TK)
 
     @staticmethod
+    @naming_lost_ranks()
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, parameters = ctx.trip.backward(grads[0])
         return None, *inputs, *parameters
