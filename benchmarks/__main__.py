@@ -102,7 +102,7 @@ def _tell(text: str) -> None:
 
 
 def _options() -> argparse.Namespace:
-    listed = "\n".join(f"  {name:14}{about}" for name, about in SUBJECTS.items())
+    listed = "\n".join(f"  {name:18}{about}" for name, about in SUBJECTS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=listed, formatter_class=argparse.RawDescriptionHelpFormatter
     )

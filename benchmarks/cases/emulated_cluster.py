@@ -1,0 +1,120 @@
+"""The runtime on an emulated cluster: seconds of steps, beside what a profile taken before foretold.
+
+Computation is a calibrated wait, since ranks outnumber cores; the network, its bytes and the runtime are real.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+from ..emulated_cluster.figures import Figure
+from ..emulated_cluster.network import WIRE
+from ..emulated_cluster.suite import CLUSTERS, MANY_ROUNDS, ROUNDS, found
+from ..study import Row, Settings, Study
+
+Instance = tuple[str, int]
+EMULATED = (
+    f"Nodes are network namespaces on links of {WIRE.rate_mbps:g} Mbit/s (tbf, burst {WIRE.burst_bytes // 1024} KiB);"
+    " traffic inside a node is not shaped; attention and experts are calibrated waits. Seconds: the slowest rank's,"
+    " median of rounds in which the ways run in turn, with its 95 % interval; x base: median of the rounds' ratios."
+)
+
+
+def _instances(settings: Settings) -> list[Instance]:
+    clusters = CLUSTERS[:1] if settings.quick else CLUSTERS
+    return [(cluster, MANY_ROUNDS if settings.full else ROUNDS) for cluster in clusters]
+
+
+def _rows(name: str, instance: Instance) -> Iterator[Row]:
+    return map(_row, found(*instance).figures[name])
+
+
+def _row(figure: Figure) -> Row:
+    low, high = figure.measured.interval
+    more = {"from, s": low, "to, s": high}
+    if figure.ratio is not None:
+        more |= {"x from": figure.ratio[1], "x to": figure.ratio[2]}
+    if figure.predicted_s is not None:
+        more["foretold too much, %"] = figure.predicted_s / figure.measured.median - 1
+    return Row(
+        figure.instance,
+        figure.method,
+        quality=figure.predicted_s,
+        seconds=figure.measured.median,
+        ratio=None if figure.ratio is None else figure.ratio[0],
+        more=more | figure.told,
+    )
+
+
+def _profile(instance: Instance) -> Iterator[Row]:
+    profile = found(*instance).profile
+    for name, fit in (
+        ("exchange between nodes", profile.inter),
+        ("exchange in a node", profile.intra),
+        ("chunk", profile.chunk),
+    ):
+        line, held = fit.alpha_beta, fit.held_out.get(fit.model.kind)
+        more = {"start, s": line.a_s, "Mbit/s": 8e-6 / line.b_s}
+        yield Row(instance[0], name, quality=held.median_error if held else None, more=more)
+
+
+def _points(instance: Instance) -> Iterator[Row]:
+    for figure in (figure for case in found(*instance).figures.values() for figure in case):
+        if figure.size is not None and figure.predicted_s is not None:
+            way = "" if figure.method.startswith("degree") else f"{figure.method}: "
+            for what, value in (("measured", figure.measured.median), ("foretold", figure.predicted_s)):
+                yield Row(figure.instance, f"{way}{what}", quality=value, axis=figure.axis, size=figure.size)
+
+
+def _study(name: str, title: str, baseline: str, note: str) -> Study[Instance]:
+    return Study(
+        title=title,
+        quality="foretold, s",
+        baseline=baseline,
+        note=f"{note} {EMULATED}",
+        instances=_instances,
+        rows=partial(_rows, name),
+    )
+
+
+STUDIES = (
+    Study(
+        title="Profile, taken first",
+        quality="median error on sizes held out, %",
+        note="By bytes through the busiest node, or from a rank to its own node. Start and rate are those of the best"
+        " line; the fits that foretell are monotone curves. A chunk is one of a train of 1 to 8 sent back to back.",
+        instances=_instances,
+        rows=_profile,
+    ),
+    _study(
+        "inference",
+        "ExFlow: whole sequences, tokens that stay or return",
+        "contiguous, standard",
+        "K = 1; tokens of kinds that the placement was not fitted to.",
+    ),
+    _study(
+        "rehoming",
+        "NetMoE: a training step, samples that stay or move",
+        "samples stay",
+        "Forward and backward of 6 layers; samples prefer experts as in the paper, Dirichlet(3 / E), K = 2:"
+        " the same in all layers (persistent), or others in each (independent).",
+    ),
+    _study(
+        "pipelining",
+        "PipeMoE: degrees of one layer, forward",
+        "degree 1",
+        "t_e and t_d: the experts' and the dispatch's seconds at degree 1. The model's limit is t(1) / t(planned).",
+    ),
+    _study(
+        "overhead",
+        "Overhead: one layer in one chunk, forward",
+        "two all-to-alls by hand",
+        "Experts take no time. By hand every token-expert pair travels, moeplan sends a token once a device.",
+    ),
+    Study(
+        title="Measured beside foretold",
+        quality="seconds of a step, s",
+        note="The points of the picture.",
+        instances=_instances,
+        rows=_points,
+    ),
+)

@@ -1,0 +1,1 @@
+"""An emulated cluster: nodes as network namespaces on one machine, joined by links of a given rate."""

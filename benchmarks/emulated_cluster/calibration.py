@@ -1,0 +1,145 @@
+"""The profile of an emulated cluster, taken before anything else runs on it, with all ranks at work.
+
+Exchanges are measured alone, for steps in which each waits for the last, and in trains of chunks sent back to back, for
+those that overlap: a chunk of a train costs less to start than an exchange that everyone waits for. The former are
+uneven, as routing is.
+
+Legend: D devices, N nodes, G devices a node.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.fits.alpha_beta import AlphaBeta
+from moeplan.profilers.fits.fit import Fit
+from moeplan.profilers.fits.fitting import fit_arrays
+from moeplan.profilers.fits.prediction import Prediction
+from moeplan.runtime.experts import partial_sums
+
+from .timing import Call, interleaved
+from .waiting import Waiter, WaitingExperts
+
+NODE_BYTES = (2_000, 20_000, 70_000, 150_000, 300_000, 600_000, 1_200_000, 3_200_000)  # through the busiest node
+SHAPE = 8.0  # of the gamma distribution that uneven bytes follow: a coefficient of variation of 0.35
+LOCAL_BYTES = (2_000, 200_000, 800_000)  # that leave a rank for the others of its node
+CHUNK_BYTES = (20_000, 60_000, 180_000, 550_000, 1_600_000)  # that leave a node in a chunk
+TRAINS = (1, 2, 4, 8)  # chunks, as long as they are no more than the largest in all
+WAITS_S = (1e-3, 4e-3, 15e-3, 60e-3)
+ROWS, WIDTH = 32, 1024  # that experts are called with
+ROUNDS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What exchanges and experts take.
+
+    Parameters
+    ----------
+    inter, intra
+        An exchange by the bytes that leave the busiest node, and by those that leave a rank for its own node.
+    chunk
+        A chunk of a train by the bytes that leave a node.
+    wait
+        A call of experts by the seconds that it shall take.
+    """
+
+    inter: Fit
+    intra: Fit
+    chunk: Fit
+    wait: AlphaBeta
+
+    @property
+    def call_s(self) -> float:
+        """Seconds of an exchange of next to nothing."""
+        return float(self.inter_s(np.zeros(1)).seconds[0])
+
+    def inter_s(self, n: np.ndarray) -> Prediction:
+        """Seconds of exchanges in which these bytes leave the busiest node."""
+        return self.inter.predict({"bytes": n}, n)
+
+    def intra_s(self, n: np.ndarray) -> Prediction:
+        """Seconds of exchanges in which these bytes leave a rank for its own node."""
+        return self.intra.predict({"bytes": n}, n)
+
+    def chunk_s(self, n: np.ndarray) -> np.ndarray:
+        """Seconds of chunks of which these bytes leave a node."""
+        return self.chunk.predict({"bytes": n}, n).seconds
+
+
+def calibrate(cluster: Cluster, rank: int) -> Profile:
+    """The profile of the cluster that this rank is of; all ranks call it together, and get the same."""
+    group, size = cluster.devices_per_node, cluster.num_devices
+    apart_D = np.arange(size) // group != rank // group
+    together_D = ~apart_D & (np.arange(size) != rank)
+    uneven = {n: uneven_bytes(cluster, n, seed) for seed, n in enumerate(NODE_BYTES)}
+    inter = {n: _exchange(bytes_DD[rank], bytes_DD[:, rank]) for n, bytes_DD in uneven.items()}
+    intra = {n: _even(together_D * (n // max(group - 1, 1))) for n in LOCAL_BYTES}
+    trains = [(r, n) for n in CHUNK_BYTES for r in TRAINS if r * n <= CHUNK_BYTES[-1]]
+    trains_s = _medians([_even(apart_D * _each(cluster, n), r) for r, n in trains])
+    return Profile(
+        _fitted(list(inter), _medians(list(inter.values()))),
+        _fitted(list(intra), _medians(list(intra.values()))),
+        _fitted([n for _, n in trains], trains_s / [r for r, _ in trains]),
+        AlphaBeta.of(np.array(WAITS_S), _medians([_experts(seconds) for seconds in WAITS_S])),
+    )
+
+
+def uneven_bytes(cluster: Cluster, node_bytes: int, seed: int) -> np.ndarray:
+    """Bytes from each rank to each of other nodes, `[D, D]`, drawn so that the busiest node sends or receives so many.
+
+    Exchanges of routed tokens are uneven; even ones saturate every port at once, and take longer.
+    """
+    group, size = cluster.devices_per_node, cluster.num_devices
+    node_D = np.arange(size) // group
+    weight_DD = np.random.default_rng(seed).gamma(SHAPE, size=(size, size)) * (node_D[:, None] != node_D)
+    between_NN = weight_DD.reshape(-1, group, cluster.num_nodes, group).sum(axis=(1, 3))
+    busiest = max(between_NN.sum(axis=0).max(), between_NN.sum(axis=1).max())
+    return np.asarray(np.rint(weight_DD * (node_bytes / busiest if busiest else 0.0)).astype(np.int64))
+
+
+def _each(cluster: Cluster, node_bytes: int) -> int:
+    """What each rank sends to each rank of other nodes, so that so much leaves the node."""
+    group = cluster.devices_per_node
+    return round(node_bytes / (group * max(cluster.num_devices - group, 1)))
+
+
+def _even(bytes_D: np.ndarray, times: int = 1) -> Call:
+    """All-to-alls in which a rank receives from each rank what it sends to it."""
+    return _exchange(bytes_D, bytes_D, times)
+
+
+def _exchange(sent_D: np.ndarray, received_D: np.ndarray, times: int = 1) -> Call:
+    """All-to-alls of so many bytes to and from each rank, back to back."""
+    there, back = sent_D.tolist(), received_D.tolist()
+    sent, arrived = (torch.zeros(times, sum(splits), dtype=torch.uint8) for splits in (there, back))
+
+    def run() -> None:
+        works = [dist.all_to_all_single(arrived[at], sent[at], back, there, async_op=True) for at in range(times)]
+        for work in works:
+            work.wait()
+
+    return run
+
+
+def _experts(seconds: float) -> Call:
+    """Experts of one device as the runtime calls them."""
+    rows, experts = torch.zeros(ROWS, WIDTH), WaitingExperts(1, Waiter(), seconds, 0.0)
+    slots, weights = torch.zeros(ROWS, 1, dtype=torch.int64), torch.ones(ROWS, 1)
+    return lambda: partial_sums(experts, rows, slots, weights)
+
+
+def _fitted(sizes: Sequence[int], seconds: np.ndarray) -> Fit:
+    works = np.array(sizes)
+    fit = fit_arrays({"bytes": works}, works.astype(float), seconds)
+    assert fit is not None
+    return fit
+
+
+def _medians(calls: Sequence[Call]) -> np.ndarray:
+    found = interleaved({str(at): call for at, call in enumerate(calls)}, ROUNDS)
+    return np.array([seconds.median for seconds in found.values()])

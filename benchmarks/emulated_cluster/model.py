@@ -1,0 +1,148 @@
+"""A model whose routing is given: a token's vector carries its kind, and a kind's experts are read from a table.
+
+It has the shape of `runtime.model.LanguageModel`, without norms; attention and experts wait and add nothing, so that
+kinds stay legible wherever tokens travel. What it predicts after a token is the next kind but one.
+
+Legend: V kinds; L layers; K experts a token; M hidden size; T tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .waiting import Waiter, WaitingExperts
+
+BITS = 16  # of a vector, whose signs tell the kind
+STRIDE = 2  # from a kind to the one that follows: odd ones stay odd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The sizes of a model and what its computation takes.
+
+    Parameters
+    ----------
+    kv_size
+        Elements of K and V together, a token and layer.
+    start_s, pair_s, attention_s
+        Of a call of the experts, of each of its token-expert pairs, and of attention, a token.
+    """
+
+    num_experts: int
+    hidden_size: int = 1024
+    kv_size: int = 512
+    start_s: float = 2e-4
+    pair_s: float = 1e-4
+    attention_s: float = 1e-4
+
+
+class EmulatedModel(nn.Module):
+    """A model that routes a token of kind v in layer l to experts `ids_VLK[v, l]`."""
+
+    def __init__(self, ids_VLK: np.ndarray, sizes: Sizes) -> None:
+        super().__init__()
+        waiter = Waiter()
+        self.embed = _Embedding(len(ids_VLK), sizes.hidden_size)
+        self.layers = nn.ModuleList(_Layer(table, sizes, waiter) for table in torch.as_tensor(ids_VLK).unbind(1))
+        self.norm = nn.Identity()
+        self.head = _Head(len(ids_VLK))
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Logits `[B, S, V]`."""
+        x = self.embed(tokens_BS)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class _Embedding(nn.Module):
+    """Vectors whose first elements spell the kind in signs."""
+
+    def __init__(self, num_kinds: int, hidden_size: int) -> None:
+        super().__init__()
+        bit_VC = (torch.arange(num_kinds)[:, None] >> torch.arange(BITS)) & 1
+        self.register_buffer("table", torch.zeros(num_kinds, hidden_size))
+        self.table: Tensor
+        self.table[:, :BITS] = bit_VC * 2.0 - 1.0
+        self.shift = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table[tokens] + self.shift
+
+
+class _Router(nn.Module):
+    def __init__(self, ids_VK: Tensor) -> None:
+        super().__init__()
+        self.top_k = ids_VK.shape[1]
+        self.register_buffer("ids", ids_VK.long())
+        self.ids: Tensor
+        self.register_buffer("weight", torch.arange(self.top_k, 0, -1.0).softmax(0))
+        self.weight: Tensor
+
+    def forward(self, x_TM: Tensor) -> tuple[Tensor, Tensor]:
+        return self.weight.expand(len(x_TM), -1), self.ids[_kind(x_TM)]
+
+
+class _Attention(nn.Module):
+    """Attention that takes time and adds nothing; its keys and values are of the right size."""
+
+    window = None
+    dropout = 0.0
+
+    def __init__(self, sizes: Sizes, waiter: Waiter) -> None:
+        super().__init__()
+        self.sizes, self.waiter = sizes, waiter
+
+    def project(self, x: Tensor, _position_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        key = x.new_zeros(*x.shape[:-1], 1, self.sizes.kv_size // 2)
+        return key[..., :1], key, key
+
+    def attend(self, q: Tensor, _k: Tensor, _v: Tensor, _mask: Tensor | None) -> Tensor:
+        self.waiter.wait(self.sizes.attention_s * q.shape[:-2].numel())
+        return q.new_zeros(*q.shape[:-2], self.sizes.hidden_size)
+
+
+class _Block(nn.Module):
+    def __init__(self, ids_VK: Tensor, sizes: Sizes, waiter: Waiter) -> None:
+        super().__init__()
+        self.router = _Router(ids_VK)
+        self.experts = WaitingExperts(sizes.num_experts, waiter, sizes.start_s, sizes.pair_s)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_TM = x.flatten(0, -2)
+        weight_TK, ids_TK = self.router(x_TM)
+        y: Tensor = self.experts(x_TM, ids_TK, weight_TK)
+        return y.view_as(x)
+
+
+class _Layer(nn.Module):
+    def __init__(self, ids_VK: Tensor, sizes: Sizes, waiter: Waiter) -> None:
+        super().__init__()
+        self.attention_norm, self.moe_norm = nn.Identity(), nn.Identity()
+        self.attention, self.moe = _Attention(sizes, waiter), _Block(ids_VK, sizes, waiter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.attention.project(x, torch.zeros(0))
+        x = x + self.attention.attend(q, k, v, None)
+        y: Tensor = x + self.moe(x)
+        return y
+
+
+class _Head(nn.Module):
+    """Logits that are 1 at the kind that follows."""
+
+    def __init__(self, num_kinds: int) -> None:
+        super().__init__()
+        self.num_kinds = num_kinds
+
+    def forward(self, x: Tensor) -> Tensor:
+        after = nn.functional.one_hot((_kind(x) + STRIDE) % self.num_kinds, self.num_kinds)
+        return after + 0 * x[..., :1]
+
+
+def _kind(x: Tensor) -> Tensor:
+    """The kind that a vector spells, int64."""
+    return ((x[..., :BITS] > 0).long() << torch.arange(BITS)).sum(-1)

@@ -1,0 +1,171 @@
+"""What a step should take by the profile taken before: the planner's closed forms, one part after the other.
+
+They are those of `solvers.seconds`, on exactly the routing that is then run.
+
+The link of a node is one port that its ranks share, so that between nodes the busiest *node* decides.
+
+Legend: T tokens; L layers; K experts a token; I samples; D devices; N nodes; C link classes (intra, inter).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import netmoe
+from moeplan.solvers.placement import Placement
+from moeplan.solvers.ports import link_classes, port_copies, remote_visits
+from moeplan.solvers.seconds import exchange_seconds, slowest
+
+from .calibration import Profile
+from .model import STRIDE, Sizes
+from .routing import Workload
+from .waiting import BACKWARD
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Seconds of the steps of a workload under a placement.
+
+    Parameters
+    ----------
+    device
+        Of each token's experts, `[L, T, K]`.
+    home
+        Where each token starts, `[T]`.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    sizes: Sizes
+    device: Array
+    home: Array
+    num_samples: int
+
+    @classmethod
+    def of(
+        cls, profile: Profile, cluster: Cluster, work: Workload, sizes: Sizes, placement: Placement, after: int = 0
+    ) -> "Predictor":
+        """That of all tokens of a step, or of those that follow them so many steps `after`."""
+        samples, length = work.tokens.shape
+        ids_TLK = work.ids[(work.tokens.ravel() + STRIDE * after) % len(work.ids)]
+        device_LE = devices_of(placement)
+        device_LTK = np.stack([device_E[ids_TLK[:, layer]] for layer, device_E in enumerate(device_LE)])
+        home_T = np.repeat(np.arange(samples) * cluster.num_devices // samples, length)
+        return cls(profile, cluster, sizes, device_LTK, home_T, samples)
+
+    def standard(self, *, backward: bool = False) -> float:
+        """Tokens return: attention, counts, dispatch, experts, combine; backward the same exchanges again."""
+        total = 0.0
+        for device_TK in self.device:
+            there, experts_s = self.copies(device_TK, self.home), self.experts(device_TK)
+            total += self.attention(self.home) + self.profile.call_s + 2 * there + experts_s
+            total += (2 * there + BACKWARD * experts_s) * backward
+        return total
+
+    def coherent(self) -> float:
+        """Tokens stay at their first expert; K and V are gathered before every attention; at last they go home.
+
+        Exchanges of next to nothing: two of contexts, one a gather, one at the end.
+        """
+        gathers = [self.exchanged(self.gathered(here_T), self.sizes.kv_size) for here_T in self.lives(self.home)[:-1]]
+        home_s = self.copies(self.home[:, None], self.lives(self.home)[-1])
+        return (3 + len(gathers)) * self.profile.call_s + sum(gathers) + self.through(self.home) + home_s
+
+    def through(self, here_T: Array) -> float:
+        """Attention and routed blocks of coherent tokens, from where they live: counts, dispatch, experts, combine."""
+        total = 0.0
+        for device_TK, before_T, after_T in zip(self.device, self.lives(here_T), self.lives(here_T)[1:], strict=False):
+            total += self.attention(before_T) + self.profile.call_s
+            total += self.copies(device_TK, before_T) + self.experts(device_TK)
+            if device_TK.shape[1] > 1:
+                total += self.copies(device_TK, after_T)
+        return total
+
+    def lives(self, here_T: Array) -> list[Array]:
+        """Where coherent tokens live before every layer and at last, from where they are."""
+        return [here_T, *(device_TK[:, 0] for device_TK in self.device)]
+
+    def gathered(self, here_T: Array) -> Array:
+        """The rows through every port when each device gathers those of all tokens, `[C, 2, D]`."""
+        tokens_D, group = np.bincount(here_T, minlength=self.cluster.num_devices), self.cluster.devices_per_node
+        near_D = np.repeat(tokens_D.reshape(-1, group).sum(1), group)
+        peers_C1 = np.array([[group - 1], [len(tokens_D) - group]])
+        return np.stack([tokens_D * peers_C1, [near_D - tokens_D, len(here_T) - near_D]], axis=1)
+
+    def migrating(self, method: str, *, backward: bool = False) -> float:
+        """Samples go where `netmoe.rehome` sends them; two calls a layer more, of their counts and of destinations."""
+        total, here_T = 0.0, self.home
+        for device_TK in self.device:
+            next_T = self.next_home(device_TK, method)
+            exchanges = self.copies(device_TK, here_T) + self.copies(device_TK, next_T)
+            experts_s = self.experts(device_TK)
+            total += self.attention(here_T) + 3 * self.profile.call_s + exchanges + experts_s
+            total += (exchanges + BACKWARD * experts_s) * backward
+            here_T = next_T
+        return total
+
+    def copies(self, device_TK: Array, end_T: Array) -> float:
+        """One exchange of hidden vectors between tokens' ends and the distinct devices of their experts."""
+        step_T = np.zeros(len(end_T), np.int64)
+        ports_C2D = port_copies(
+            remote_visits(device_TK, end_T), device_TK, end_T, step_T, num_steps=1, cluster=self.cluster
+        )[0]
+        return self.exchanged(ports_C2D, self.sizes.hidden_size)
+
+    def experts(self, device_TK: Array) -> float:
+        """The busiest device's."""
+        pairs = np.bincount(device_TK.ravel()).max()
+        return float(self.profile.wait.seconds(self.sizes.start_s + self.sizes.pair_s * pairs))
+
+    def attention(self, here_T: Array) -> float:
+        """The busiest device's."""
+        return float(self.sizes.attention_s * np.bincount(here_T).max())
+
+    def next_home(self, device_TK: Array, method: str) -> Array:
+        """Where each token's sample goes after a layer, `[T]`."""
+        sample_T = np.arange(len(device_TK)) // (len(device_TK) // self.num_samples)
+        copies_ID = np.zeros((self.num_samples, self.cluster.num_devices), np.int64)
+        visited = np.zeros((len(device_TK), self.cluster.num_devices), bool)
+        visited[np.arange(len(device_TK))[:, None], device_TK] = True
+        np.add.at(copies_ID, sample_T, visited)
+        pairs_I = np.bincount(sample_T) * device_TK.shape[1]
+        found = netmoe.rehome(
+            method, copies_ID, pairs_I, self.cluster, copy_bytes=4 * self.sizes.hidden_size, bounded=False
+        )
+        return found.device_of_sample[sample_T]
+
+    def exchanged(self, rows_C2D: Array, width: int) -> float:
+        """Seconds of an exchange of rows of float32, through every device's port and, between nodes, every node's."""
+        group = self.cluster.devices_per_node
+        node_2D = np.repeat(rows_C2D[-1].reshape(2, -1, group).sum(axis=2), group, axis=1)
+        by_class = {"intra": (rows_C2D[0], self.profile.intra_s), "inter": (node_2D, self.profile.inter_s)}
+        ports, curves = zip(*(by_class[name] for name in link_classes(self.cluster)), strict=True)
+        return float(slowest(exchange_seconds(np.array(ports)[None, None], 4 * width, curves)).seconds[0, 0])
+
+
+def generated(steps: list[Predictor], *, coherent: bool) -> float:
+    """Seconds of a generation from one token a sample, a `Predictor` a step; the first is the prompts'.
+
+    Coherent steps but the first and the last tell the others K and V of all layers at once; the first layer by layer.
+    Exchanges of next to nothing: two of contexts, one a gather, and three at the end, for tokens to go home.
+    """
+    if not coherent:
+        return 2 * steps[0].profile.call_s + sum(step.standard() for step in steps)
+    first, total, here_T = steps[0], 0.0, steps[0].home
+    for ordinal, step in enumerate(steps):
+        gathers = [step.gathered(live_T) for live_T in step.lives(here_T)[:-1]]
+        told = gathers if ordinal == 0 else [np.sum(gathers, axis=0)] * (ordinal + 1 < len(steps))
+        total += sum(step.exchanged(rows, step.sizes.kv_size) + step.profile.call_s for rows in told)
+        total += step.through(here_T)
+        here_T = step.lives(here_T)[-1]
+    return total + 5 * first.profile.call_s
+
+
+def devices_of(placement: Placement) -> Array:
+    """The device of every expert, `[L, E]`; there are no replicas."""
+    device_LE = np.empty((len(placement.physical_to_logical), placement.num_experts), np.int64)
+    np.put_along_axis(device_LE, placement.physical_to_logical.astype(np.int64), placement.device_of_slot[None], axis=1)
+    return device_LE

@@ -1,0 +1,86 @@
+"""What the tokens of the emulated model ask for, and the plans that are made for it.
+
+Legend: V kinds of token; L layers; K experts a token; E experts; I samples; S positions; D devices.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.decisions import Decisions, PlacementDecision
+from moeplan.runtime.plan import Inputs, Plan
+from moeplan.solvers.placement import Placement
+from moeplan.traces.model import Attention, ModelSpec
+
+from ..routing import drawn, markov
+from .model import Sizes
+
+Array = np.ndarray
+ALPHA = 3.0  # of samples' preferences, as in the paper's generator: Dirichlet(3 / E)
+LEAST = 1e-9  # so that there are always two experts to choose from
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A step: the experts of every kind of token, `[V, L, K]`, and the kinds of the samples of all ranks, `[I, S]`.
+
+    Samples start on the ranks in order, the same number on each.
+    """
+
+    ids: Array
+    tokens: Array
+    num_experts: int
+
+    def of_rank(self, rank: int, num_devices: int) -> Array:
+        """The tokens that start on a rank, `[I / D, S]`."""
+        return np.split(self.tokens, num_devices)[rank]
+
+    @property
+    def routed(self) -> Array:
+        """The experts of each sample's tokens, `[I, S, L, K]`."""
+        return np.asarray(self.ids[self.tokens])
+
+
+def affine(rng: np.random.Generator, num_layers: int, num_experts: int, num_kinds: int) -> Array:
+    """Kinds whose next expert depends on the last one (rows of Dirichlet(0.08), balanced), `[V, L, 1]`."""
+    return drawn(rng, markov(rng, num_layers, num_experts), num_kinds)[:, :, None]
+
+
+def preferring(
+    rng: np.random.Generator, shape: tuple[int, int], num_layers: int, num_experts: int, lasting: int
+) -> Workload:
+    """Samples that prefer experts of their own, two a token, the same for `lasting` layers, then others."""
+    samples, length = shape
+    ids = np.empty((samples, length, num_layers, 2), dtype=np.int64)
+    for sample in range(samples):
+        for layer in range(num_layers):
+            if layer % lasting == 0:
+                taste = rng.dirichlet(np.full(num_experts, ALPHA / num_experts)) + LEAST
+            ids[sample, :, layer] = np.array([_two(rng, taste) for _ in range(length)])
+    kinds = np.arange(samples * length).reshape(shape)
+    return Workload(ids.reshape(-1, num_layers, 2), kinds, num_experts)
+
+
+def plan_of(cluster: Cluster, work: Workload, sizes: Sizes, placement: Placement, **decided: Any) -> Plan:
+    """A plan with this placement and whatever else is decided."""
+    _, num_layers, top_k = work.ids.shape
+    model = ModelSpec(
+        name="emulated",
+        layer_ids=tuple(range(num_layers)),
+        num_experts=work.num_experts,
+        top_k=top_k,
+        hidden_size=sizes.hidden_size,
+        dtype_bytes=4,
+        attention=Attention(kv_size=sizes.kv_size),
+    )
+    decisions = Decisions(placement=PlacementDecision.of(placement), **decided)
+    return Plan.make(
+        strategies=("benchmark",), seed=0, cluster=cluster, model=model, inputs=Inputs(), decisions=decisions
+    )
+
+
+def _two(rng: np.random.Generator, taste: Array) -> Array:
+    """Two experts, the first drawn more often the likelier: the order of Gumbel-perturbed preferences."""
+    return np.argsort(-(np.log(taste) + rng.gumbel(size=len(taste))))[:2]

@@ -1,0 +1,130 @@
+"""The emulated cluster's network: bytes move at the shaped rate, and nothing is left behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.emulated_cluster.network import NAMESPACES, Wire, commands, network, stale
+from benchmarks.emulated_cluster.workers import run_cluster
+from moeplan.errors import RankError, UsageError
+from moeplan.profilers.cluster import Cluster
+from tests.benchmarks import emulated_cluster_targets as targets
+
+NUM_BYTES = 400_000  # 64 ms at 50 Mbit/s
+GONE = 2**22 + 1  # beyond the largest pid
+HELD = """
+import time
+from benchmarks.emulated_cluster.network import Wire, network
+with network(2, Wire(50)):
+    print(1, flush=True)
+    time.sleep(99)
+"""
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> None:
+    """Network namespaces can be made here; what tests with them leave behind fails them."""
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        pytest.skip("an emulated cluster needs root, ip and tc")
+    name = f"moeplan-{os.getpid()}-0"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+        pytest.skip("network namespaces cannot be made here")
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+def left(pid: int) -> list[str]:
+    """The namespaces of a process that are there."""
+    there = NAMESPACES.iterdir() if NAMESPACES.is_dir() else ()
+    return [path.name for path in there if path.name.startswith(f"moeplan-{pid}-")]
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_bytes_between_nodes_move_at_the_shaped_rate_in_both_directions_and_arrive() -> None:
+    results = run_cluster(Cluster(2, 1), Wire(50.0), targets.moves, NUM_BYTES)
+    for all_s, own_s, arrived in results:
+        assert 0.75 < all_s / (NUM_BYTES * Wire(50.0).s_per_byte) < 2.0  # unshaped: 50 times as fast
+        assert own_s < all_s / 10
+        assert arrived == "[1, 2]"
+    assert left(os.getpid()) == []
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_bytes_inside_a_node_are_not_shaped() -> None:
+    (first_s, *_) = run_cluster(Cluster(1, 2), Wire(2.0), targets.within_node, NUM_BYTES)
+    assert first_s < NUM_BYTES * Wire(2.0).s_per_byte / 10  # 1.6 s if it were
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_a_killed_rank_is_named_and_nothing_is_left() -> None:
+    with pytest.raises(RankError, match="rank 1 died"):
+        run_cluster(Cluster(2, 1), Wire(50.0), targets.killed)
+    assert left(os.getpid()) == []
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(by: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"1\n"
+        assert len(left(holder.pid)) == 3
+        holder.send_signal(by)
+        holder.wait(30)
+    assert left(holder.pid) == []
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_what_a_killed_process_left_is_removed_by_the_next_start_and_a_living_one_keeps_its_own() -> None:
+    with subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"1\n"
+        with network(1, Wire(50.0)):
+            assert len(left(killed.pid)) == 3
+        killed.kill()
+    assert len(left(killed.pid)) == 3
+    with network(1, Wire(50.0)):
+        assert left(killed.pid) == []
+
+
+def test_only_namespaces_of_processes_that_are_gone_are_stale() -> None:
+    names = [
+        f"moeplan-{GONE}-hub",
+        f"moeplan-{GONE}-0",
+        f"moeplan-{os.getpid()}-0",
+        f"moeplan-{GONE}-x",
+        "moeplan",
+        "0",
+    ]
+    assert stale(names) == names[:2]
+
+
+def test_every_link_is_shaped_at_both_ends_at_the_rate_asked_for() -> None:
+    lines = commands(["hub", "a", "b"], Wire(25.0, 4096))
+    shaped = [line for line in lines if " tbf " in line]
+    assert [line.split()[2] for line in shaped] == ["a", "hub", "b", "hub"]
+    assert all("rate 25000000bit burst 4096b" in line for line in shaped)
+    assert Wire(25.0).s_per_byte == 8 / 25e6
+    assert len({line.split()[5] for line in lines if " address " in line}) == 2
+
+
+@pytest.mark.parametrize("tool", ["ip", "tc"])
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None if name == tool else name)
+    with pytest.raises(UsageError, match=f"no {tool}; .*iproute2"), network(1, Wire(1.0)):
+        pass
+
+
+def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(UsageError, match="not root"), network(1, Wire(1.0)):
+        pass
+
+
+def test_more_nodes_than_addresses_are_refused() -> None:
+    with pytest.raises(UsageError, match="251 nodes"), network(251, Wire(1.0)):
+        pass

@@ -1,0 +1,237 @@
+"""What is foretold of emulated steps, against loops over tokens and exchanges."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pytest
+
+from benchmarks.emulated_cluster.calibration import Profile, uneven_bytes
+from benchmarks.emulated_cluster.inference import kept
+from benchmarks.emulated_cluster.model import STRIDE, Sizes
+from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING
+from benchmarks.emulated_cluster.prediction import Predictor, generated
+from benchmarks.emulated_cluster.routing import Workload, preferring
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.fits.alpha_beta import AlphaBeta
+from moeplan.profilers.fits.prediction import Prediction
+from moeplan.solvers import netmoe
+from moeplan.solvers.placement import Placement
+
+Array = np.ndarray
+CLUSTER = Cluster(2, 2)
+LAYERS, EXPERTS, KINDS = 3, 8, 24
+SIZES = Sizes(num_experts=EXPERTS, hidden_size=16, kv_size=8, start_s=0.5, pair_s=0.25, attention_s=0.125)
+CALL_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A profile of round numbers, inter-node bytes dearer."""
+
+    wait: AlphaBeta = field(default_factory=lambda: AlphaBeta(a_s=1.0, b_s=2.0))
+    call_s: float = CALL_S
+
+    def inter_s(self, n: Array) -> Prediction:
+        """4 s and 1/4 s a byte."""
+        return _certain(4 + n / 4)
+
+    def intra_s(self, n: Array) -> Prediction:
+        """2 s and 1/64 s a byte."""
+        return _certain(2 + n / 64)
+
+    def chunk_s(self, n: Array) -> Array:
+        """As between nodes, with less to start."""
+        return 1e-3 + 8e-8 * n
+
+
+def _certain(seconds: Array) -> Prediction:
+    return Prediction(seconds, seconds, seconds, np.zeros(seconds.shape, bool))
+
+
+@dataclass
+class Step:
+    """A step as one would write it down: a sum of parts."""
+
+    where: list[list[list[int]]]  # of each token, layer and choice
+    here: list[int]
+    total: float = 0.0
+
+    def exchange(self, rows: list[tuple[int, int]], width: int) -> None:
+        """Rows from device to device; nodes share a port, devices have one inside a node."""
+        inside: dict[tuple[int, str], int] = {}
+        between: dict[tuple[int, str], int] = {}
+        for start, end in rows:
+            ports = inside if start // 2 == end // 2 else between
+            for place, way in ((start, "out"), (end, "in")):
+                key = (place if ports is inside else place // 2, way)
+                ports[key] = ports.get(key, 0) + (start != end)
+        least = (
+            2 + 4 * width * max(inside.values(), default=0) / 64,
+            4 + 4 * width * max(between.values(), default=0) / 4,
+        )
+        self.total += max(least)
+
+    def copies(self, layer: int, ends: list[int], *, times: int = 1) -> None:
+        """Hidden vectors between tokens' ends and distinct devices."""
+        rows = [(end, device) for end, token in zip(ends, self.where, strict=True) for device in set(token[layer])]
+        for _ in range(times):
+            self.exchange(rows, SIZES.hidden_size)
+
+    def experts_s(self, layer: int) -> float:
+        """Of the busiest device."""
+        asked = [device for token in self.where for device in token[layer]]
+        return 1.0 + 2.0 * (0.5 + 0.25 * max(asked.count(device) for device in range(4)))
+
+    def attend(self) -> None:
+        """On the busiest device."""
+        self.total += 0.125 * max(self.here.count(device) for device in range(4))
+
+    def gather(self) -> None:
+        """K and V of every token on every device."""
+        self.exchange([(start, end) for start in self.here for end in range(4)], SIZES.kv_size)
+        self.total += CALL_S
+
+
+@pytest.fixture(params=[1, 2])
+def work(request: pytest.FixtureRequest) -> Workload:
+    """Eight samples of three tokens, one or two experts each."""
+    rng = np.random.default_rng(5)
+    ids = np.stack([[rng.permutation(EXPERTS)[: request.param] for _ in range(LAYERS)] for _ in range(KINDS)])
+    return Workload(ids, rng.integers(KINDS, size=(8, 3)), EXPERTS)
+
+
+@pytest.fixture
+def placement() -> Placement:
+    """Another one in every layer."""
+    rng = np.random.default_rng(6)
+    rows = [np.sort(rng.permutation(EXPERTS).reshape(4, 2), axis=1).ravel() for _ in range(LAYERS)]
+    return Placement(np.array(rows, np.int32), np.full(4, 2), EXPERTS)
+
+
+def foretold(work: Workload, placement: Placement, after: int = 0) -> Predictor:
+    """The predictor under the round numbers."""
+    profile: Profile = Lines()  # type: ignore[assignment]
+    return Predictor.of(profile, CLUSTER, work, SIZES, placement, after)
+
+
+def written(work: Workload, placement: Placement, after: int = 0) -> Step:
+    """The step with the device of every choice looked up."""
+    rows = placement.physical_to_logical.tolist()
+    where = [
+        [[rows[layer].index(expert) // 2 for expert in chosen] for layer, chosen in enumerate(work.ids[kind].tolist())]
+        for kind in ((work.tokens.ravel() + STRIDE * after) % KINDS).tolist()
+    ]
+    return Step(where, [token // 6 for token in range(24)])
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_standard_steps_are_the_sum_of_their_parts(work: Workload, placement: Placement, backward: bool) -> None:
+    step = written(work, placement)
+    for layer in range(LAYERS):
+        step.attend()
+        step.copies(layer, step.here, times=4 if backward else 2)
+        step.total += CALL_S + step.experts_s(layer) * (3 if backward else 1)
+    assert foretold(work, placement).standard(backward=backward) == pytest.approx(step.total)
+
+
+def go_through(step: Step, layer: int) -> None:
+    """A coherent layer: tokens attend, leave, and live where their first expert is."""
+    step.attend()
+    step.copies(layer, step.here)
+    step.total += CALL_S + step.experts_s(layer)
+    step.here = [token[layer][0] for token in step.where]
+    if len(step.where[0][layer]) > 1:
+        step.copies(layer, step.here)
+
+
+def test_coherent_steps_are_the_sum_of_their_parts(work: Workload, placement: Placement) -> None:
+    step = written(work, placement)
+    homes = step.here
+    for layer in range(LAYERS):
+        step.gather()
+        go_through(step, layer)
+    step.total += 3 * CALL_S
+    step.exchange(list(zip(step.here, homes, strict=True)), SIZES.hidden_size)
+    assert foretold(work, placement).coherent() == pytest.approx(step.total)
+
+
+def test_generations_start_every_step_where_the_last_one_ended(work: Workload, placement: Placement) -> None:
+    here, total = written(work, placement).here, 0.0
+    for after in range(3):
+        step = written(work, placement, after)
+        step.here, told = here, []
+        for layer in range(LAYERS):
+            told += step.here
+            if after == 0:
+                step.gather()
+            go_through(step, layer)
+        here, step.here = step.here, told
+        if after == 1:
+            step.gather()
+        total += step.total
+    steps = [foretold(work, placement, after) for after in range(3)]
+    assert generated(steps, coherent=True) == pytest.approx(total + 5 * CALL_S)
+    assert generated(steps, coherent=False) == pytest.approx(2 * CALL_S + sum(step.standard() for step in steps))
+
+
+def test_samples_that_move_are_dispatched_from_their_new_homes(work: Workload, placement: Placement) -> None:
+    step = written(work, placement)
+    for layer in range(LAYERS):
+        step.attend()
+        copies = [
+            [sum(device in step.where[3 * sample + at][layer] for at in range(3)) for device in range(4)]
+            for sample in range(8)
+        ]
+        pairs = np.full(8, 3 * work.ids.shape[2])
+        found = netmoe.rehome("sum", np.array(copies), pairs, CLUSTER, copy_bytes=64, bounded=False)
+        step.copies(layer, step.here)
+        step.here = np.repeat(found.device_of_sample, 3).tolist()
+        step.copies(layer, step.here)
+        step.total += 3 * CALL_S + step.experts_s(layer)
+    assert foretold(work, placement).migrating("sum") == pytest.approx(step.total)
+
+
+def test_kept_is_the_share_of_hops_that_stay(work: Workload, placement: Placement) -> None:
+    where = written(work, placement).where
+    hops = [(token[layer][0], token[layer + 1][0]) for token in where for layer in range(LAYERS - 1)]
+    assert kept(work, placement, 1) == pytest.approx(np.mean([a == b for a, b in hops]))
+    assert kept(work, placement, 2) == pytest.approx(np.mean([a // 2 == b // 2 for a, b in hops]))
+
+
+def test_the_planned_degree_is_the_one_foretold_to_be_fastest() -> None:
+    profile: Profile = Lines(AlphaBeta(a_s=1e-4, b_s=1.0))  # type: ignore[assignment]
+    for shape in PIPELINING.prepare(CLUSTER):
+        sent_s = partial(profile.chunk_s)
+        table = {}
+        for r in range(1, MOST + 1):
+            t_d = float(sent_s(np.array(shape.node_bytes / r)))
+            t_e = 1e-4 + shape.sizes.start_s + shape.sizes.pair_s * shape.work.tokens.shape[1] / r
+            table[r] = max(2 * r * t_d, 2 * t_d + r * t_e, (r + 1) * t_d + t_e)
+            assert shape.layer_s(profile, r) == pytest.approx(table[r])
+        assert table[shape.planned(profile)] == pytest.approx(min(table.values()))
+
+
+def test_preferences_last_as_long_as_they_are_told_to() -> None:
+    def likeness(lasting: int) -> float:
+        made = preferring(np.random.default_rng(0), (40, 64), 4, 8, lasting)
+        share = np.stack(
+            [[np.bincount(layer.ravel(), minlength=8) for layer in one.transpose(1, 0, 2)] for one in made.routed]
+        )
+        rows = [np.corrcoef(share[:, 0].ravel(), share[:, layer].ravel())[0, 1] for layer in (1, 3)]
+        return float(np.mean(rows))
+
+    assert likeness(4) > 0.9
+    assert abs(likeness(1)) < 0.2
+
+
+@pytest.mark.parametrize("name", ["2x2", "4x2", "3x1"])
+def test_uneven_exchanges_load_the_busiest_node_as_told_and_cross_nodes_only(name: str) -> None:
+    cluster = Cluster.parse(name)
+    bytes_DD, group = uneven_bytes(cluster, 100_000, 3), cluster.devices_per_node
+    nodes = range(0, cluster.num_devices, group)
+    assert all(not bytes_DD[at : at + group, at : at + group].any() for at in nodes)
+    ports = [part.sum() for at in nodes for part in (bytes_DD[at : at + group], bytes_DD[:, at : at + group])]
+    assert max(ports) == pytest.approx(100_000, rel=1e-3)
+    assert min(ports) < 0.97 * max(ports)
+    assert (bytes_DD == uneven_bytes(cluster, 100_000, 3)).all()
