@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UsageError
-from ..runtime.predictor import Predictor, predictor_of
+from ..runtime.migrating.predictor import Predictor, predictor_of
 from ..solvers.netmoe import METHODS
 from .compare_setting import Setting
 from .entry import Entry

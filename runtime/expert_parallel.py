@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..traces.schema import RANK_BITS
-from .coherent import Coherent, coherent_forward
+from .coherent.forward import Coherent, coherent_forward
+from .coherent.generation import generate
+from .coherent.request import Request
+from .coherent.resident import Resident
 from .decisions import DispatchModel
-from .generation import generate
-from .guests import Guests
-from .homes import SamplePolicy
-from .huggingface import view
-from .layer import ParallelExperts
-from .migrating import migrating_forward
+from .engine.layer import ParallelExperts
+from .engine.routing import RoutedTokens
+from .engine.traffic import Traffic
+from .migrating.forward import migrating_forward
+from .migrating.guests import Guests
+from .migrating.homes import SamplePolicy
+from .models.huggingface import view
 from .plan import Plan
-from .request import Request
-from .resident import Resident
-from .routing import RoutedTokens
-from .traffic import Traffic
 
 __all__ = ["ExpertParallelModel"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from .layer import ParallelExperts
+from .engine.layer import ParallelExperts
 
 __all__ = ["clip_grad_norm_", "expert_parameters", "leave_out_experts", "spread_experts"]
 

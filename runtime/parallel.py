@@ -15,17 +15,17 @@ from torch import nn
 from ..errors import MismatchError, MoeplanError, UsageError
 from ..solvers import contiguous
 from ..solvers.placement import Placement
-from .blocks import RoutedBlock, routed_blocks
-from .checkpoint import load_checkpoint
-from .chunks import Chunks
 from .decisions import DispatchModel
+from .engine.blocks import RoutedBlock, routed_blocks
+from .engine.chunks import Chunks
+from .engine.experts import keep_experts
+from .engine.layer import ParallelExperts
+from .engine.watch import watch
 from .expert_parallel import ExpertParallelModel
-from .experts import keep_experts
 from .gradients import leave_out_experts
-from .homes import SamplePolicy
-from .layer import ParallelExperts
+from .migrating.homes import SamplePolicy
+from .models.checkpoint import load_checkpoint
 from .plan import Plan
-from .watch import watch
 from .whole import take_held
 
 __all__ = ["parallelize"]

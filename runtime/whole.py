@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .engine.layer import ParallelExperts
 from .expert_parallel import ExpertParallelModel
 from .gradients import spread_experts
-from .layer import ParallelExperts
 
 __all__ = ["full_optimizer_state", "full_state_dict", "keep_held", "take_held"]
 

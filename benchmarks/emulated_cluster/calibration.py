@@ -19,7 +19,7 @@ from moeplan.profilers.fits.alpha_beta import AlphaBeta
 from moeplan.profilers.fits.fit import Fit
 from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.fits.prediction import Prediction
-from moeplan.runtime.experts import partial_sums
+from moeplan.runtime.engine.experts import partial_sums
 
 from .timing import Call, interleaved
 from .waiting import Waiter, WaitingExperts

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError, InputError
+from ...runtime.migrating.predictor import Predictor, read_predictor
 from ...runtime.plan import Plan
-from ...runtime.predictor import Predictor, read_predictor
 from .census import Census, Sent
 from .certificate import Certificate
 from .policy_structure import decision_of

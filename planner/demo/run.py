@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from ...profilers.world import World, run_world
 from ...runtime import parallelize
 from ...runtime.decisions import DispatchModel
+from ...runtime.engine.stopwatch import Laps, stopwatch
+from ...runtime.engine.traffic import Traffic
 from ...runtime.expert_parallel import ExpertParallelModel
 from ...runtime.plan import Plan
-from ...runtime.stopwatch import Laps, stopwatch
-from ...runtime.traffic import Traffic
 from .model import load_embedded
 
 __all__ = ["Measured", "Trial", "run_trials"]

@@ -6,7 +6,7 @@ Legend: I fitted samples; L MoE layers; E experts; D devices.
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.predictor import Predictor
+from ...runtime.migrating.predictor import Predictor
 from .counted import Counted, SampleTraffic
 
 __all__ = ["fit_predictor"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel
-from ...runtime.predictor import Predictor
+from ...runtime.migrating.predictor import Predictor
 from ...solvers import contiguous, netmoe
 from ...solvers.placement import Placement
 from ...solvers.seconds import total

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import SamplePolicyDecision, SidecarFile
-from ...runtime.predictor import Predictor
+from ...runtime.migrating.predictor import Predictor
 from ...solvers.assignment import backend_of
 from ...solvers.netmoe import METHODS
 from ...solvers.outcome import ROUNDING, Objective, Outcome, Status

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moeplan.profilers.world import World, run_world
 from moeplan.runtime import parallelize
+from moeplan.runtime.engine.watch import watch
 from moeplan.runtime.gradients import clip_grad_norm_
-from moeplan.runtime.watch import watch
 from tests.runtime.rank_cases import Case
 
 WARM_UP, STEPS = 200, 500

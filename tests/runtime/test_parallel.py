@@ -13,7 +13,7 @@ from moeplan.errors import UsageError
 from moeplan.profilers.world import run_world
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import ChunkShares
-from moeplan.runtime.traffic import Traffic
+from moeplan.runtime.engine.traffic import Traffic
 from tests.runtime.rank_cases import Answer, Case, run_cases, run_pair
 
 EVEN_4 = (2, 2, 2, 2)

@@ -1,0 +1,82 @@
+"""The chunks of a layer's tokens: those of the forward and of the backward pass, and the pieces that make up both.
+
+Legend: P pieces; T tokens.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..decisions import PipelineDecision
+
+__all__ = ["Chunks"]
+
+DIGITS = 9  # of a share; boundaries nearer than this are the same
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Tokens in P pieces, cut at every boundary of either pass.
+
+    Parameters
+    ----------
+    cuts
+        Where pieces begin and, last, end, as shares of the tokens, ascending from 0 to 1, `[P + 1]`.
+    forward, backward
+        The pieces of each chunk of a pass.
+    """
+
+    cuts: tuple[float, ...]
+    forward: tuple[range, ...]
+    backward: tuple[range, ...]
+
+    @classmethod
+    def of(cls, forward: Sequence[float], backward: Sequence[float]) -> "Chunks":
+        """The chunks of these shares, each summing to 1."""
+        ends = [_boundaries(shares) for shares in (forward, backward)]
+        cuts = sorted({*ends[0], *ends[1]})
+        return cls(tuple(cuts), *(tuple(_between(cuts, chosen)) for chosen in ends))
+
+    @classmethod
+    def whole(cls) -> "Chunks":
+        """One chunk for each pass: nothing overlaps."""
+        return cls.of([1.0], [1.0])
+
+    @classmethod
+    def planned(cls, pipeline: PipelineDecision, layer: int) -> "Chunks":
+        """Those that a plan decides for an MoE layer; the backward pass is cut as the forward one unless it says."""
+        degrees = [pipeline.forward, pipeline.backward or pipeline.forward]
+        shares = pipeline.shares
+        if shares is None:
+            return cls.of(*([1 / one[layer]] * one[layer] for one in degrees))
+        return cls.of(shares.forward[layer], (shares.backward or shares.forward)[layer])
+
+    @property
+    def num_pieces(self) -> int:
+        """P."""
+        return len(self.cuts) - 1
+
+    def padded(self, capacity: int) -> int:
+        """The least multiple of both degrees that is not below a capacity."""
+        unit = math.lcm(len(self.forward), len(self.backward))
+        return -(-capacity // unit) * unit
+
+    def piece_of(self, num_tokens: int, device: torch.device) -> Tensor:
+        """The piece of each of T tokens in order, int64 `[T]`."""
+        ends = [round(cut * num_tokens) for cut in self.cuts]
+        sizes = torch.tensor([end - start for start, end in itertools.pairwise(ends)], device=device)
+        return torch.arange(self.num_pieces, device=device).repeat_interleave(sizes)
+
+
+def _boundaries(shares: Sequence[float]) -> list[float]:
+    inner = itertools.accumulate(shares[:-1], initial=0.0)
+    return [*(round(end, DIGITS) for end in inner), 1.0]
+
+
+def _between(cuts: list[float], chosen: list[float]) -> list[range]:
+    places = [cuts.index(end) for end in chosen]
+    return [range(first, last) for first, last in itertools.pairwise(places)]

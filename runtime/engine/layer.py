@@ -1,0 +1,184 @@
+"""The expert-parallel routed block: this rank's experts of one layer, and the trips of tokens to all of them.
+
+Legend: T tokens; K experts a token; M hidden size; E experts; n rows that arrive; m copies received; S slots.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable loads the compiler, 1.4 s a rank
+
+from ...solvers.placement import Placement
+from ...solvers.replicas import ReplicaTable
+from .chunks import Chunks
+from .copies import Copies, Slots, select, select_buffers
+from .experts import partial_sums
+from .replicated import ReplicaSums
+from .routing import Replicas, RoutedTokens
+from .traffic import Traffic
+from .trip import Trip
+
+__all__ = ["ParallelExperts"]
+
+
+class ParallelExperts(nn.Module):
+    """The experts of a routed block, spread over the ranks of `group` by a placement; takes the place of `experts`.
+
+    Parameters
+    ----------
+    experts
+        Those of this rank's slots, called as `experts(x_TM, slots_TK, weight_TK)`.
+    layer
+        The ordinal of the block among MoE layers.
+    capacity_factor
+        F: rows of every slot's buffer over their mean, what is beyond being dropped; None: no buffers, nothing dropped.
+    gradient_share
+        What the experts' gradients, which all ranks' losses have part in, are multiplied by.
+
+    Attributes
+    ----------
+    held, local
+        The experts in this rank's slots: their ids, and the module that computes them.
+    routed, traffic
+        What the last forward routed and sent.
+    """
+
+    routed: RoutedTokens
+    traffic: Traffic
+
+    def __init__(
+        self,
+        experts: nn.Module,
+        placement: Placement,
+        layer: int,
+        *,
+        devices_per_node: int,
+        group: dist.ProcessGroup | None,
+        chunks: Chunks | None = None,
+        capacity_factor: float | None = None,
+        gradient_share: float = 1.0,
+    ) -> None:
+        super().__init__()
+        rank, device = dist.get_rank(group), next(experts.parameters()).device
+        self.held: list[int] = placement.physical_to_logical[layer, placement.device_of_slot == rank].tolist()
+        self.group, self.chunks = group, chunks or Chunks.whole()
+        self.capacity_factor, self.gradient_share = capacity_factor, gradient_share
+        self.slots = Slots.of(placement, layer, device)
+        self.replicas = Replicas.seen_from(rank, ReplicaTable.of(placement, layer, devices_per_node), device)
+        self.sums = ReplicaSums.of(placement, layer, group, device) if placement.has_replicas else None
+        # The last entry answers the id -1.
+        self.slot_of_expert = torch.full((placement.num_experts + 1,), -1, device=device)
+        self.slot_of_expert[self.held] = torch.arange(len(self.held), device=device)
+        self.local = experts
+        if "num_experts" in vars(experts):
+            experts.__dict__["num_experts"] = len(self.held)
+        self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=device)
+
+    def begin(self, sample_T: Tensor, position_T: Tensor) -> None:
+        """Say which tokens the next forward is about, int64 `[T]`."""
+        self.sample, self.position = sample_T, position_T
+
+    @_disable_dynamo
+    def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        """The weighted sum of each token's experts, `[T, M]`: tokens travel to them and return; a collective call."""
+        copies = self._copies(ids_TK, self.devices(ids_TK))
+        trip = Trip(copies, self.chunks, self.contributions, list(self.parameters()), self.group, settle=self._settled)
+        y_nM = trip.take(x_TM, weight_TK)
+        self.traffic = trip.traffic
+        return copies.summed(y_nM, len(x_TM))
+
+    @_disable_dynamo
+    def carry(
+        self,
+        x_TM: Tensor,
+        ids_TK: Tensor,
+        weight_TK: Tensor,
+        device_TK: Tensor,
+        token_T: Tensor,
+        norm: nn.Module,
+        destination: Callable[[Tensor, Tensor], Tensor],
+        *,
+        stays: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Partial sums of `x + block(norm(x))` where tokens live from now on; a collective call, differentiable.
+
+        What travels is x itself. Every device norms what it receives, and that of a token's first expert adds x to its
+        part, so that the residual is carried once, exactly and with no traffic of its own.
+
+        Parameters
+        ----------
+        device_TK
+            Of each expert, as `devices` gives it.
+        token_T
+            Numbers below 2**31 by which tokens are known to all ranks.
+        destination
+            Where tokens live next, int64, by the device of their first expert and their number, both int32.
+        stays
+            Whether that is always the device that computes.
+
+        Returns
+        -------
+        tuple
+            Rows `[n, M]` to be summed by token, and the token of each, int64 `[n]`.
+        """
+        rank, top_k = dist.get_rank(self.group), ids_TK.shape[1]
+
+        def compute(x_mM: Tensor, weight_mK: Tensor, beside: Tensor) -> Tensor:
+            residual = x_mM.where((beside[:, top_k] == rank)[:, None], 0)
+            return residual + self.contributions(norm(x_mM), weight_mK, beside[:, :top_k])
+
+        piece_T = self.chunks.piece_of(len(ids_TK), ids_TK.device)
+        copies = select(ids_TK, device_TK, piece_T, self._shape, torch.stack([device_TK[:, 0], token_T], dim=1))
+        trip = Trip(
+            copies,
+            self.chunks,
+            compute,
+            [*self.parameters(), *norm.parameters()],
+            self.group,
+            settle=self._settled,
+            destination=lambda beside: destination(beside[:, top_k], beside[:, top_k + 1]),
+            stays=stays,
+        )
+        y_nM = trip.take(x_TM, weight_TK)
+        self.traffic = trip.traffic
+        assert trip.tag is not None
+        return y_nM, trip.tag.long()
+
+    def devices(self, ids_TK: Tensor) -> Tensor:
+        """The device of each of these tokens' experts, int64 `[T, K]`."""
+        if len(self.sample) != len(ids_TK):  # nobody said which tokens they are
+            self.begin(torch.zeros_like(ids_TK[:, 0]), torch.arange(len(ids_TK), device=ids_TK.device))
+        self.routed = RoutedTokens(self.sample, self.position, ids_TK)
+        return self.replicas.choose(ids_TK, self.sample + self.position)
+
+    def contributions(self, x_mM: Tensor, weight_mK: Tensor, ids_mK: Tensor) -> Tensor:
+        """What this rank's experts add to tokens, `[m, M]`; ids are -1 where another device computes."""
+        return partial_sums(self.local, x_mM, self.slot_of_expert[ids_mK.long()], weight_mK)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.chunks.num_pieces, dist.get_world_size(self.group)
+
+    def _copies(self, ids_TK: Tensor, device_TK: Tensor) -> Copies:
+        """The copies of tokens that return; buffers are cut along their capacity."""
+        if self.capacity_factor is None:
+            piece_T = self.chunks.piece_of(len(ids_TK), ids_TK.device)
+            return select(ids_TK, device_TK, piece_T, self._shape, ids_TK.new_empty(len(ids_TK), 0))
+        piece_C = self.chunks.piece_of(self._capacity(*ids_TK.shape), ids_TK.device)
+        return select_buffers(ids_TK, device_TK, piece_C, self._shape, self.slots)
+
+    def _capacity(self, num_tokens: int, top_k: int) -> int:
+        """Rows of every buffer: K int(F ceil(T / E)) as Tutel has it, T the tokens of the fullest rank, padded."""
+        fullest = torch.tensor(num_tokens, device=self.slots.expert.device)
+        dist.all_reduce(fullest, dist.ReduceOp.MAX, self.group)
+        assert self.capacity_factor is not None
+        rows = top_k * int(self.capacity_factor * -(-int(fullest) // len(self.slots.number)))
+        return self.chunks.padded(rows)
+
+    def _settled(self, gradients: list[Tensor]) -> list[Tensor]:
+        """The experts' gradients, which come first, over all ranks; others as they are."""
+        mine = len(list(self.parameters()))
+        experts = gradients[:mine] if self.sums is None else [self.sums.summed(one) for one in gradients[:mine]]
+        return [*(one.mul_(self.gradient_share) for one in experts), *gradients[mine:]]

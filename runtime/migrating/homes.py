@@ -1,0 +1,135 @@
+"""The homes that a layer's combine delivers the samples to (NetMoE), solved for while its dispatch and experts go on.
+
+Legend: B samples now on this rank; I samples of the step; C columns, D devices and E experts.
+"""
+
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...errors import UsageError
+from ...profilers.cluster import Cluster
+from ...solvers import netmoe
+from ..plan import Plan
+from .predictor import Predictor, predictor_of
+
+__all__ = ["Homes", "SamplePolicy"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplePolicy:
+    """What a plan decides of samples, ready to be carried out.
+
+    Parameters
+    ----------
+    layers
+        The MoE layers whose combine delivers samples to new homes; after others they stay.
+    copy_bytes
+        Of a hidden vector; None where it is not known.
+    """
+
+    method: str
+    layers: frozenset[int]
+    predictor: Predictor | None
+    cluster: Cluster
+    copy_bytes: int | None
+
+    @classmethod
+    def of(cls, plan: Plan, folder: Path | None) -> "SamplePolicy":
+        """That of a plan with a sample policy which lies in `folder`, its predictor beside it.
+
+        Raises
+        ------
+        UsageError
+            An unknown method, or a predictor and no folder to look for it.
+        InputError
+            The predictor is not there, damaged, or not the plan's.
+        """
+        decided = plan.decisions.sample_policy
+        assert decided is not None
+        if decided.method not in netmoe.METHODS:
+            raise UsageError(f"sample policy by {decided.method!r:.20}; expected {' or '.join(netmoe.METHODS)}")
+        predictor = predictor_of(plan, folder)
+        return cls(decided.method, frozenset(decided.layers), predictor, plan.cluster, plan.model.copy_bytes)
+
+
+class Homes:
+    """The new homes of a step's samples after one layer: every rank tells all others its counts, and solves alike.
+
+    All ranks make it together, with the same layer and present homes.
+
+    Parameters
+    ----------
+    copies_BD, pairs_BE
+        Of each sample here, ascending: copies to every device, and token-expert pairs with every expert.
+    home_I
+        Where the samples are now.
+
+    Attributes
+    ----------
+    sent_bytes
+        Bytes of counts that this rank sends to other devices.
+    """
+
+    def __init__(
+        self,
+        policy: SamplePolicy,
+        layer: int,
+        copies_BD: Tensor,
+        pairs_BE: Tensor,
+        home_I: NDArray[np.int64],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self.policy, self.layer, self.home = policy, layer, home_I
+        rows_BC = torch.cat([copies_BD, pairs_BE], dim=1).to(torch.int32)
+        held, size = np.bincount(home_I, minlength=policy.cluster.num_devices).tolist(), policy.cluster.num_devices
+        self.sent_bytes = (size - 1) * rows_BC.numel() * rows_BC.element_size()
+        self.counts = rows_BC.new_empty(len(home_I), rows_BC.shape[1])
+        self.told = rows_BC.repeat(size, 1)
+        self.work = dist.all_to_all_single(self.counts, self.told, held, [len(rows_BC)] * size, group, async_op=True)
+        self._found: Future[NDArray[np.int64]] = Future()
+        threading.Thread(target=self._run, name="moeplan-homes", daemon=True).start()
+
+    def result(self) -> NDArray[np.int64]:
+        """The home of every sample, int64 `[I]`, once it is found; what went wrong is raised here."""
+        return self._found.result()
+
+    def _run(self) -> None:
+        try:
+            self._found.set_result(self._solved())
+        except Exception as error:  # noqa: BLE001  belongs to whoever asks for the result
+            self._found.set_exception(error)
+
+    def _solved(self) -> NDArray[np.int64]:
+        policy, size = self.policy, self.policy.cluster.num_devices
+        counts_IC = self._gathered()
+        if not len(counts_IC):
+            return self.home
+        copies_ID, pairs_IE = counts_IC[:, :size], counts_IC[:, size:]
+        return netmoe.rehome(
+            policy.method,
+            copies_ID,
+            pairs_IE.sum(axis=1),
+            policy.cluster,
+            next_copies=None if policy.predictor is None else policy.predictor.copies(self.layer, pairs_IE),
+            copy_bytes=policy.copy_bytes,
+            bounded=False,
+        ).device_of_sample
+
+    def _gathered(self) -> NDArray[np.int64]:
+        """The counts of all samples in order, int64 `[I, C]`."""
+        stream = torch.cuda.Stream(self.counts.device) if self.counts.is_cuda else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):  # of its own: the thread waits for the counts, not for the experts
+            if self.work is not None:
+                self.work.wait()
+            by_home_IC = self.counts.cpu().numpy()
+        counts_IC = np.empty(by_home_IC.shape, np.int64)
+        counts_IC[np.argsort(self.home, kind="stable")] = by_home_IC
+        return counts_IC

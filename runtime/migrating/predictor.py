@@ -1,0 +1,128 @@
+"""The predictor: from a sample's pairs with the experts of one layer to its copies to the devices at the next.
+
+Legend: I samples; L MoE layers; E experts; D devices.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, UsageError
+from ...files import size_of
+from ..plan import Plan
+
+__all__ = ["MAX_BYTES", "Predictor", "predictor_of", "read_predictor"]
+
+MAX_BYTES = 2**30
+KEY = "copies_per_pair"
+FIXED = 2.0**20
+MOST = 2.0**10  # copies that a pair brings; more is damage, and 2**31 pairs of it would pass 63 bits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictor:
+    """One linear map a transition: `per_pair[l]` are the copies to each device at layer l + 1 that a pair with each
+    expert of layer l brings, float32 `[L-1, E, D]`.
+    """
+
+    per_pair: NDArray[np.float32]
+
+    def copies(self, layer: int, experts: NDArray[np.integer]) -> NDArray[np.float64] | None:
+        """The copies to each device at the next layer `[I, D]` of samples with these pairs `[I, E]`; None after the
+        last layer.
+
+        They are multiples of 2**-20, summed as integers: equal on every rank, whatever it computes with.
+        """
+        if layer >= len(self.per_pair):
+            return None
+        fixed_ED = np.rint(np.clip(self.per_pair[layer].astype(np.float64), -MOST, MOST) * FIXED).astype(np.int64)
+        return np.asarray(np.maximum(experts.astype(np.int64) @ fixed_ED, 0) / FIXED)
+
+    def to_bytes(self) -> bytes:
+        """It as a safetensors file, the same bytes every time."""
+        from safetensors.numpy import save
+
+        return save({KEY: np.ascontiguousarray(self.per_pair)}, {"format": "moeplan netmoe predictor 1"})
+
+    @property
+    def file_name(self) -> str:
+        """Its name beside a plan, by its hash."""
+        return f"predictor-{hashlib.sha256(self.to_bytes()).hexdigest()[:16]}.safetensors"
+
+    @classmethod
+    def from_bytes(cls, contents: bytes, shape: tuple[int, int, int]) -> "Predictor":
+        """The predictor in a file, of this shape.
+
+        Raises
+        ------
+        InputError
+            The file is damaged, holds something else, or numbers that are not finite.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        expected = f"expected {KEY} float32 {list(shape)}"
+        if len(contents) > MAX_BYTES or len(contents) < 8 or not _declares(contents, shape):
+            raise InputError(f"no predictor of this plan in {len(contents):,} bytes; {expected}")
+        try:
+            per_pair = load(contents)[KEY]
+        except (SafetensorError, ValueError) as error:
+            raise InputError(f"damaged predictor ({str(error)[:80]}); {expected}") from error
+        if not np.isfinite(per_pair).all():
+            raise InputError(f"predictor with numbers that are not finite; {expected}")
+        return cls(per_pair)
+
+
+def read_predictor(path: Path) -> bytes:
+    """The bytes of a predictor beside its plan.
+
+    Raises
+    ------
+    InputError
+        There is none, or one too large.
+    """
+    if (size := size_of(path, what="the plan's predictor")) > MAX_BYTES:
+        raise InputError(f"{path}: {size:,} bytes; expected a predictor of at most {MAX_BYTES:,}")
+    return path.read_bytes()
+
+
+def predictor_of(plan: Plan, folder: Path | None) -> Predictor | None:
+    """What lies in the folder of a plan with a sample policy; None where that looks at no next layer.
+
+    Raises
+    ------
+    UsageError
+        There is no folder to look in.
+    InputError
+        It is not there, damaged, or another one than the plan's.
+    """
+    policy, model = plan.decisions.sample_policy, plan.model
+    if policy is None or policy.predictor is None:
+        return None
+    if folder is None:
+        raise UsageError(
+            f"the plan names {policy.predictor.file}, which lies beside its file, but was not loaded from one; load it"
+            " with moeplan.runtime.load_plan"
+        )
+    path = folder / policy.predictor.file
+    contents = read_predictor(path)
+    if hashlib.sha256(contents).hexdigest() != policy.predictor.sha256:
+        raise InputError(f"{path}: another predictor than the plan's; expected it as moeplan solve wrote it")
+    return Predictor.from_bytes(contents, (model.num_layers - 1, model.num_experts, plan.cluster.num_devices))
+
+
+def _declares(contents: bytes, shape: tuple[int, int, int]) -> bool:
+    """Whether a safetensors file has the one tensor of this shape and its bytes, before anything is allocated."""
+    size = int.from_bytes(contents[:8], "little")
+    try:
+        header = json.loads(contents[8 : 8 + min(size, 4096)])
+        found = header[KEY]
+        alike = (found["dtype"], found["shape"]) == ("F32", list(shape)) and set(header) <= {KEY, "__metadata__"}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return alike and len(contents) == 8 + size + 4 * math.prod(shape)

@@ -1,0 +1,166 @@
+"""What the ranks of a generating test world run, and the case that says it; imported by spawned processes too."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.world import World
+from moeplan.runtime import parallelize
+from moeplan.runtime.coherent.forward import coherent_forward
+from moeplan.runtime.decisions import Decisions, PlacementDecision
+from moeplan.runtime.models.huggingface import view
+from moeplan.runtime.plan import Inputs, Plan
+from moeplan.solvers.placement import Placement
+from moeplan.traces.model import ModelSpec
+from tests.runtime.models.huggingface_models import make_model
+from tests.runtime.rank_cases import Case
+
+Family = Literal["embedded", "mixtral", "qwen3_moe", "olmoe", "gpt_oss"]
+NUM_EXPERTS = 8
+COLLECTIVES = ("all_to_all_single", "all_gather_single", "all_gather_into_tensor", "all_gather_object", "all_reduce")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Prompts of these lengths on each rank, continued by a random model under a random placement."""
+
+    dispatch: Literal["standard", "coherent"]
+    family: Family
+    slots: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    new: int = 6
+    eos: int | None = None
+    top_k: int = 2
+    nodes: int = 1
+    rule: str = "nearest"
+    seed: int = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        return [length for ours in self.prompts for length in ours]
+
+    @property
+    def source(self) -> list[int]:
+        """The rank of each sample."""
+        return [rank for rank, ours in enumerate(self.prompts) for _ in ours]
+
+    @property
+    def hidden_size(self) -> int:
+        return 16 if self.family == "embedded" else 32
+
+    def case(self) -> Case:
+        return Case(
+            self.dispatch,
+            self.slots,
+            (),
+            nodes=self.nodes,
+            top_k=self.top_k,
+            rule=self.rule,
+            seed=self.seed,
+            num_layers=2 if self.family == "qwen3_moe" else 3,
+        )
+
+    def placement(self) -> Placement:
+        return self.case().placement()
+
+    def model(self) -> nn.Module:
+        if self.family == "embedded":
+            return self.case().model()
+        name = "num_local_experts" if self.family in ("mixtral", "gpt_oss") else "num_experts"
+        return make_model(
+            self.family, seed=self.seed, **{name: NUM_EXPERTS, "num_experts_per_tok": self.top_k, "vocab_size": 50}
+        )
+
+    def plan(self) -> Plan:
+        layers, size = self.case().num_layers, len(self.slots)
+        return Plan.make(
+            strategies=("exflow",),
+            seed=self.seed,
+            cluster=Cluster(self.nodes, size // self.nodes),
+            model=ModelSpec(
+                name="random",
+                layer_ids=tuple(range(layers)),
+                num_experts=NUM_EXPERTS,
+                top_k=self.top_k,
+                hidden_size=self.hidden_size,
+            ),
+            inputs=Inputs(),
+            decisions=Decisions(placement=PlacementDecision.of(self.placement())),
+        )
+
+    def tokens(self) -> list[torch.Tensor]:
+        """The prompts of all ranks."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return [torch.randint(50, (length,), generator=generator) for length in self.lengths]
+
+    def samples(self) -> torch.Tensor:
+        """Their global ids."""
+        return 5 + 3 * torch.arange(len(self.lengths))
+
+
+@dataclass
+class Reply:
+    """What a rank has after a job."""
+
+    tokens: list[list[int]]
+    traffic: Any
+    cache_bytes: int
+    calls: Counter[str]
+    logits: list[np.ndarray]
+
+
+def run_jobs(world: World, jobs: Sequence[Job]) -> list[Reply]:
+    """The replies of this rank, one a job."""
+    return [_run(world.rank, job) for job in jobs]
+
+
+def _run(rank: int, job: Job) -> Reply:
+    mine = [place for place, source in enumerate(job.source) if source == rank]
+    prompts, samples = [job.tokens()[place] for place in mine], job.samples()[mine]
+    model = parallelize(job.model(), job.plan(), dispatch=job.dispatch)
+    with _counted() as calls:
+        tokens = model.generate(prompts, job.new, job.eos, samples)
+    traffic, cache_bytes = model.traffic, model.cache_bytes
+    logits = _forward(model.model, prompts, samples) if job.dispatch == "coherent" else []
+    return Reply([one.tolist() for one in tokens], traffic, cache_bytes, calls, logits)
+
+
+def _forward(model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tensor) -> list[np.ndarray]:
+    """The logits of the prompts from one coherent forward, padded on the left."""
+    width = max([len(prompt) for prompt in prompts], default=4)
+    mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+    tokens = torch.zeros(len(prompts), width, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        mask[row, width - len(prompt) :] = True
+        tokens[row, width - len(prompt) :] = prompt
+    logits = coherent_forward(view(model), tokens, samples, None, mask_BS=mask).logits
+    assert not logits[~mask].any()
+    return [found[real].numpy() for found, real in zip(logits, mask, strict=True)]
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[Counter[str]]:
+    """Count the calls of collectives."""
+    calls: Counter[str] = Counter()
+    before = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
+
+    def counting(name: str, call: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return call(*args, **kwargs)
+
+        return called
+
+    for name, call in before.items():
+        setattr(dist, name, counting(name, call))
+    yield calls
+    for name, call in before.items():
+        setattr(dist, name, call)

@@ -1,0 +1,165 @@
+"""Generation on real gloo processes, against the same model in one process and naive recounts."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from moeplan.profilers.world import run_world
+from tests.runtime.coherent.generation_cases import Job, Reply, run_jobs
+from tests.runtime.coherent.generation_reference import kv_bytes, recount, reference
+from tests.runtime.coherent.generation_pair import Pair, run_two
+from tests.runtime.test_parallel import close
+
+pytest.importorskip("transformers")
+
+EVEN_4 = (2, 2, 2, 2)
+PROMPTS = ((5, 3), (1,), (), (7, 2))  # the third rank has none
+SHAPES = {
+    "embedded": Job("standard", "embedded", EVEN_4, PROMPTS),
+    "top-1": Job("standard", "embedded", EVEN_4, PROMPTS, top_k=1, seed=1),
+    "top-4, replicas on two nodes": Job("standard", "embedded", (3, 3, 3, 3), PROMPTS, top_k=4, nodes=2, seed=2),
+    "replicas, even": Job("standard", "embedded", (4, 4, 4, 4), PROMPTS, rule="even", nodes=2, seed=3),
+    "unequal slots": Job("standard", "embedded", (4, 0, 3, 1), ((2, 2), (2,), (2,), ()), seed=4),
+    "one-token prompts": Job("standard", "embedded", EVEN_4, ((1,), (1, 1), (), (1,)), new=4, seed=5),
+    "an end": Job("standard", "embedded", EVEN_4, PROMPTS, new=9, eos=14, seed=0),
+    "an end to all": Job("standard", "embedded", EVEN_4, ((5,), (), (), ()), new=9, eos=30, seed=0),
+    "one new token": Job("standard", "embedded", EVEN_4, PROMPTS, new=1, seed=6),
+    "two new tokens": Job("standard", "embedded", EVEN_4, PROMPTS, new=2, seed=7),
+    "more steps than there is room for at first": Job("standard", "embedded", EVEN_4, ((2,), (), (1,), ()), new=36),
+    "nothing to do": Job("standard", "embedded", EVEN_4, ((), (), (), ()), new=4),
+    "gpt_oss": Job("standard", "gpt_oss", EVEN_4, PROMPTS, new=8),
+    "gpt_oss, top-4": Job("standard", "gpt_oss", (3, 2, 3, 2), PROMPTS, top_k=4, nodes=2, seed=1),
+    "qwen3_moe": Job("standard", "qwen3_moe", EVEN_4, PROMPTS, new=8),
+    "qwen3_moe, top-1": Job("standard", "qwen3_moe", EVEN_4, PROMPTS, top_k=1, seed=1),
+    "mixtral": Job("standard", "mixtral", EVEN_4, PROMPTS, new=8),
+    "olmoe": Job("standard", "olmoe", EVEN_4, PROMPTS, new=5),
+}
+JOBS = [replace(job, dispatch=dispatch) for job in SHAPES.values() for dispatch in ("standard", "coherent")]
+IDS = [f"{name}, {dispatch}" for name in SHAPES for dispatch in ("standard", "coherent")]
+TWO = [
+    Job(how, family, (5, 4), ((4, 2), (1,)), seed=8)
+    for how in ("standard", "coherent")
+    for family in ("embedded", "gpt_oss")
+]
+every_job = pytest.mark.parametrize("index", range(len(JOBS)), ids=IDS)
+coherent_job = pytest.mark.parametrize(
+    "index", [i for i, job in enumerate(JOBS) if job.dispatch == "coherent"], ids=list(SHAPES)
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def replies() -> list[list[Reply]]:
+    """One world of 4 ranks for all jobs: replies by job, then rank."""
+    by_rank = run_world(4, run_jobs, JOBS, timeout_s=120)
+    assert by_rank is not None
+    return [list(ranks) for ranks in zip(*by_rank, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def two() -> list[Pair]:
+    """One world of 2 ranks: by rank, replies to `TWO`, refusals, and gathers."""
+    by_rank = run_world(2, run_two, TWO, timeout_s=120)
+    assert by_rank is not None
+    return by_rank
+
+
+@every_job
+def test_tokens_are_those_of_a_single_process_without_a_cache(index: int, replies: list[list[Reply]]) -> None:
+    assert [new for reply in replies[index] for new in reply.tokens] == reference(JOBS[index]).tokens
+
+
+def test_an_end_comes_in_the_middle_and_not_to_all() -> None:
+    lengths = {len(new) for new in reference(SHAPES["an end"]).tokens}
+    assert len(lengths) > 1
+    assert max(lengths) == SHAPES["an end"].new
+    assert [len(new) for new in reference(SHAPES["an end to all"]).tokens] == [3]
+
+
+@coherent_job
+def test_logits_of_padded_prompts_are_those_of_a_single_process(index: int, replies: list[list[Reply]]) -> None:
+    found = [logits for reply in replies[index] for logits in reply.logits]
+    assert all(map(close, found, reference(JOBS[index]).logits))
+    assert len(found) == len(JOBS[index].lengths)
+
+
+@every_job
+def test_traffic_is_what_a_naive_recount_of_the_journeys_gives(index: int, replies: list[list[Reply]]) -> None:
+    assert [reply.traffic for reply in replies[index]] == recount(JOBS[index])
+
+
+@every_job
+def test_memory_is_that_of_all_samples_with_coherence_and_of_the_own_without(
+    index: int, replies: list[list[Reply]]
+) -> None:
+    job = JOBS[index]
+    for rank, reply in enumerate(replies[index]):
+        held = job.lengths if job.dispatch == "coherent" else job.prompts[rank]
+        rows = sum(length + job.new - 1 for length in held)
+        assert reply.cache_bytes == 3 * rows * kv_bytes(job)
+
+
+@every_job
+def test_collectives_are_as_many_as_the_docstring_says(index: int, replies: list[list[Reply]]) -> None:
+    job, coherent = JOBS[index], JOBS[index].dispatch == "coherent"
+    tells = coherent or job.eos is not None
+    taken = max([len(new) for new in reference(job).tokens], default=1)
+    early = tells and taken < job.new  # one step without a token shows it
+    forwards = taken + early if tells else job.new
+    steps_told = tells * (forwards - 1 if early else max(0, forwards - 2))
+    of_block = 3 if not coherent else 2 if job.top_k == 1 else 4
+    gathers = steps_told
+    if coherent:
+        gathers += steps_told - early + 3 + 3 * bool(job.lengths)  # keys and values of nobody are not sent
+    for reply in replies[index]:
+        assert reply.calls["all_to_all_single"] == of_block * job.case().num_layers * forwards + 4 * coherent
+        assert reply.calls["all_gather_single"] + reply.calls["all_gather_into_tensor"] == gathers
+        assert reply.calls["all_gather_object"] == 1
+        assert reply.calls["all_reduce"] == 0
+
+
+def test_two_ranks_give_what_one_process_gives(two: list[Pair]) -> None:
+    for place, job in enumerate(TWO):
+        assert [new for pair in two for new in pair.replies[place].tokens] == reference(job).tokens
+        assert [pair.replies[place].traffic for pair in two] == recount(job)
+
+
+def test_a_gather_brings_uneven_rows_of_all_ranks_in_their_order(two: list[Pair]) -> None:
+    for pair in two:
+        assert pair.gathered == [[], [0, 10], [0, 1, 2, 10, 11, 12, 13, 14]]
+
+
+def test_keys_and_values_of_a_step_travel_from_the_last_block_to_the_next_first_attention(two: list[Pair]) -> None:
+    for pair in two:
+        after_prompts = pair.events[pair.events.index("head") :]
+        told = ["embed", "norm", "arrived", "sent", "head"] * (TWO[-1].new - 3)
+        assert after_prompts == ["head", "embed", "norm", "sent", "head", *told, "embed", "norm", "arrived", "head"]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "told"),
+    [
+        ("no new token", "rank 0: 0 new tokens; expected 1 or more"),
+        ("an empty prompt on rank 1", "rank 1: prompt 0 is torch.int64 [0]; expected int64 tokens in one dimension"),
+        ("floats on rank 0", "rank 0: prompt 0 is torch.float32 [3]; expected int64"),
+        ("two dimensions", "rank 0: prompt 0 is torch.int64 [2, 2]; expected int64"),
+        ("too few sample ids", "rank 0: sample ids [2] for 1 prompts; expected one each"),
+        ("other lengths", "rank 1 asks for 5 new tokens until None, rank 0 for 4 until None; ask for the same"),
+        ("other ends", "rank 1 asks for 4 new tokens until 1, rank 0 for 4 until 0; ask for the same"),
+        ("training", "generation in training mode"),
+        ("migrating", "generation with dispatch model 'migrating', which moves samples"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_on_every_rank(attempt: str, told: str, two: list[Pair]) -> None:
+    for pair in two:
+        assert pair.refusals[attempt].startswith(f"UsageError: {told}")
+        assert "\n" not in pair.refusals[attempt]

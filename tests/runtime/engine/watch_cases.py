@@ -1,0 +1,76 @@
+"""Training on a few ranks, of which one comes to grief between a forward and its backward; run as a script.
+
+Arguments: the fault, the rank that it hits, the timeout in seconds.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from moeplan.errors import RankError
+from moeplan.runtime import parallelize
+from moeplan.runtime.engine.watch import naming_lost_ranks, watch
+from tests.runtime.rank_cases import Case
+
+STEPS, FAULTY_STEP = 6, 3
+
+
+def main(fault: str, unlucky: int, timeout_s: float) -> None:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", os.environ.get("TEST_STORE", "env://"), rank=rank, world_size=size)
+    halves = [dist.new_group([0, 1]), dist.new_group(list(range(2, size)))] if "in halves" in fault else [None]
+    watch(timeout_s=timeout_s)
+    loop, tokens = made(halves[rank // 2 % len(halves)])
+    for number in range(STEPS):
+        with naming_lost_ranks() if fault == "caught" else contextlib.nullcontext():
+            logits = loop(tokens)
+            if (number, rank) == (FAULTY_STEP, unlucky):
+                strike(fault)
+            logits.sum().backward()
+    time.sleep(2.0 * rank if "unevenly" in fault else 0.0)
+    dist.destroy_process_group()
+    wait_for_the_end_of_threads()
+    print("done")
+
+
+def made(group: dist.ProcessGroup | None) -> tuple[DistributedDataParallel, Tensor]:
+    """A model on the ranks of a group, and the samples of this rank."""
+    size = dist.get_world_size(group)
+    case = Case("standard", (4,) * size, (1,) * size, num_layers=2, gradients=True)
+    model = parallelize(case.model(), case.plan(), group)
+    return DistributedDataParallel(model, process_group=group), case.tokens()[:1]
+
+
+def strike(fault: str) -> None:
+    print(os.getpid(), time.time(), flush=True)
+    if fault in ("killed", "caught"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.startswith("stopped"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "raises":
+        raise ValueError("a bad batch")
+    elif fault == "ends":
+        sys.exit()
+
+
+def wait_for_the_end_of_threads() -> None:
+    """The watch's; autograd's are not Python's."""
+    end = time.monotonic() + 10
+    while threading.active_count() > 1:
+        assert time.monotonic() < end, threading.enumerate()
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    except RankError as error:
+        print(f"caught {error}")
+        raise

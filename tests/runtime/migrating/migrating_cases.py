@@ -1,0 +1,286 @@
+"""What the ranks of a test world run under a sample policy, and the case that says it; imported by them, too."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from moeplan.errors import MoeplanError
+from moeplan.planner.demo.model import Attention, Layer, ModelConfig, MoELanguageModel, Router
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.world import World
+from moeplan.runtime import parallelize
+from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision, SamplePolicyDecision
+from moeplan.runtime.engine.blocks import routed_blocks
+from moeplan.runtime.migrating.forward import migrating_forward
+from moeplan.runtime.migrating.homes import SamplePolicy
+from moeplan.runtime.migrating.predictor import Predictor
+from moeplan.runtime.models.huggingface import view
+from moeplan.runtime.plan import Inputs, Plan
+from moeplan.solvers.placement import Placement, ReplicaRule
+from tests.runtime.models.huggingface_models import make_model
+
+EXPERTS, VOCABULARY, LENGTH = 8, 50, 7
+
+
+class SigmoidRouter(Router):
+    """Gate weights that do not sum to 1."""
+
+    def forward(self, x_TM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        top_TK, ids_TK = self.gate(x_TM).topk(self.top_k, dim=-1)
+        return top_TK.sigmoid(), ids_TK
+
+
+class Dropping(Attention):
+    """Values are dropped at random."""
+
+    dropout = 0.3
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return super().attend(q, k, functional.dropout(v.contiguous(), self.dropout), mask)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random model under a random placement, and where its samples start."""
+
+    batches: tuple[int, ...] = (2, 3, 1, 2)
+    slots: tuple[int, ...] = (2, 2, 2, 2)
+    nodes: int = 2
+    top_k: int = 2
+    rule: str = "nearest"
+    method: str = "sum"
+    layers: tuple[int, ...] = (0, 1, 2)
+    predicted: bool = False
+    padding: str = ""  # "right", "left" or "holes"
+    degrees: int = 1
+    window: int | None = None
+    dense: int | None = None
+    dropping: bool = False
+    steps: int = 0
+    seed: int = 0
+
+    @property
+    def config(self) -> ModelConfig:
+        return ModelConfig(
+            vocab_size=VOCABULARY,
+            num_layers=3,
+            num_experts=EXPERTS,
+            top_k=self.top_k,
+            hidden_size=16,
+            ffn_size=12,
+            num_heads=4,
+            num_kv_heads=2,
+            max_positions=32,
+        )
+
+    @property
+    def num_routed(self) -> int:
+        return 3 - (self.dense is not None)
+
+    def model(self) -> MoELanguageModel:
+        torch.manual_seed(self.seed)
+        model = MoELanguageModel(self.config).double()
+        for ordinal, layer in enumerate(cast("list[Layer]", model.layers)):
+            layer.moe.router.__class__ = SigmoidRouter
+            layer.attention.window = self.window
+            if self.dropping:
+                layer.attention.__class__ = Dropping
+            if ordinal == self.dense:
+                layer.moe = nn.Linear(16, 16).double()  # type: ignore[assignment]
+        return model
+
+    def placement(self) -> Placement:
+        rng, rows = np.random.default_rng(self.seed), []
+        for _ in range(self.num_routed):
+            row = [part.tolist() for part in np.split(rng.permutation(EXPERTS), np.cumsum(self.slots)[:-1])]
+            for part, size in zip(row, self.slots, strict=True):
+                part += rng.permutation(np.setdiff1d(np.arange(EXPERTS), part))[: size - len(part)].tolist()
+            rows.append(row)
+        return Placement.from_sets(rows, EXPERTS, ReplicaRule(self.rule))
+
+    def plan(self) -> Plan:
+        degrees = (self.degrees,) * self.num_routed
+        return Plan.make(
+            strategies=("netmoe",),
+            seed=self.seed,
+            cluster=Cluster(self.nodes, len(self.slots) // self.nodes),
+            model=replace(self.config.spec(), layer_ids=tuple(range(self.num_routed))),
+            inputs=Inputs(),
+            decisions=Decisions(
+                placement=PlacementDecision.of(self.placement()),
+                pipeline=PipelineDecision(forward=degrees, backward=None) if self.degrees > 1 else None,
+                sample_policy=SamplePolicyDecision(method=self.method, layers=self.layers),
+            ),
+        )
+
+    def policy(self) -> SamplePolicy:
+        plan, predictor = self.plan(), None
+        if self.predicted:
+            shape = (self.num_routed - 1, EXPERTS, len(self.slots))
+            predictor = Predictor(np.random.default_rng(self.seed).random(shape, np.float32))
+        copy_bytes = plan.model.copy_bytes
+        return SamplePolicy(self.method, frozenset(self.layers), predictor, plan.cluster, copy_bytes)
+
+    def tokens(self, step: int = 0) -> torch.Tensor:
+        """The tokens of all ranks, `[I, S]`."""
+        generator = torch.Generator().manual_seed(self.seed + step)
+        return torch.randint(VOCABULARY, (sum(self.batches), LENGTH), generator=generator)
+
+    def mask(self) -> torch.Tensor:
+        """Where they are tokens, `[I, S]`; the last sample of several has none where there are holes."""
+        generator = torch.Generator().manual_seed(self.seed)
+        length = torch.randint(1, LENGTH + 1, (sum(self.batches), 1), generator=generator)
+        place = torch.arange(LENGTH)
+        if self.padding == "holes":
+            real = torch.rand(sum(self.batches), LENGTH, generator=generator) < 0.6
+            real[-1] = False
+            return real
+        return {"": place >= 0 * length, "right": place < length, "left": place >= LENGTH - length}[self.padding]
+
+    def samples(self, step: int = 0) -> torch.Tensor:
+        """Global sample ids `[I]`."""
+        return 5 + 3 * torch.arange(sum(self.batches)) + 1000 * step
+
+    def upstream(self) -> torch.Tensor:
+        """A fixed gradient of the loss by the logits, `[I, S, V]`."""
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        return torch.randn(sum(self.batches), LENGTH, VOCABULARY, generator=generator).double()
+
+
+@dataclass
+class Answer:
+    """What a rank has after a case; rows are of the samples that ended here."""
+
+    logits: np.ndarray
+    samples: np.ndarray
+    followed: list[np.ndarray]
+    routed: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    gradients: dict[str, np.ndarray]
+    traffic: Any
+    losses: list[float] = field(default_factory=list)
+
+
+def run_cases(world: World, asked: tuple[Sequence[Case], Sequence[str]]) -> tuple[list[Answer], list[str]]:
+    """The answers of this rank, one a case and family, and what it was told when it asked for what cannot be."""
+    cases, families = asked
+    answers = [_trained(world.rank, case) if case.steps else _once(world.rank, case) for case in cases]
+    return [*answers, *(_family(world.rank, family) for family in families)], _refusals(world)
+
+
+def _once(rank: int, case: Case) -> Answer:
+    mine = slice(sum(case.batches[:rank]), sum(case.batches[: rank + 1]))
+    model = parallelize(case.model(), case.plan(), gradients="sum")
+    tokens, samples, mask, upstream = case.tokens(), case.samples(), case.mask(), case.upstream()
+    given = mask[mine] if case.padding else None
+    torch.manual_seed(case.seed)
+    found = migrating_forward(view(model.model), case.policy(), tokens[mine], samples[mine], given, None)
+    torch.autograd.backward((found.logits * found.guests.follow(upstream[mine])).sum())
+    return Answer(
+        logits=found.logits.detach().numpy(),
+        samples=found.guests.follow(samples[mine]).numpy(),
+        followed=[found.guests.follow(kind[mine]).numpy() for kind in (tokens, mask, upstream[:, 0, 0].half())],
+        routed=[(r.sample.numpy(), r.position.numpy(), r.ids.numpy()) for r in (b.routed for b in model.blocks)],
+        gradients=_gradients(model.model),
+        traffic=found.traffic,
+    )
+
+
+def _gradients(model: nn.Module) -> dict[str, np.ndarray]:
+    """Of every weight, summed over ranks but for the experts, whose rows are as they lie here."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        total = parameter.grad
+        if ".experts." not in name:
+            dist.all_reduce(total)
+        found[re.sub(r"\.experts\.\w+\.", ".experts.", name)] = total.numpy().copy()
+    return found
+
+
+def _trained(rank: int, case: Case) -> Answer:
+    mine = slice(sum(case.batches[:rank]), sum(case.batches[: rank + 1]))
+    model, losses, policy = parallelize(case.model(), case.plan(), gradients="sum"), [], case.policy()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(case.steps):
+        optimizer.zero_grad()
+        tokens, mask = case.tokens(step)[mine], case.mask()[mine]
+        found = migrating_forward(view(model.model), policy, tokens, case.samples(step)[mine], mask, None)
+        loss = loss_of(found.logits, found.guests.follow(tokens), found.guests.follow(mask))
+        torch.autograd.backward(loss)
+        gradients = _gradients(model.model)
+        whole = loss.detach().clone()
+        dist.all_reduce(whole)
+        losses.append(whole.item())
+        optimizer.step()
+    nothing = np.zeros(0)
+    return Answer(nothing, nothing, [], [], gradients, found.traffic, losses)
+
+
+def loss_of(logits_BSV: torch.Tensor, tokens_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
+    """The sum over tokens of the cross entropy of each by its own logits' neighbour class."""
+    labels = (tokens_BS * 7 + 3) % VOCABULARY
+    return functional.cross_entropy(logits_BSV[mask_BS], labels[mask_BS], reduction="sum") / 50
+
+
+def family_model(family: str) -> nn.Module:
+    return make_model(family, seed=3)
+
+
+def family_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens and mask `[I, S]`, padded on both sides, and a gradient of the logits `[I, S, V]`."""
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(64, (7, 9), generator=generator)
+    begin, end = torch.tensor([[0], [0], [2], [0], [3], [0], [1]]), torch.tensor([[9], [6], [9], [4], [9], [9], [9]])
+    mask = (torch.arange(9) >= begin) & (torch.arange(9) < end)
+    return tokens, mask, torch.randn(7, 9, 64, generator=generator).double() * mask[:, :, None]
+
+
+def _family(rank: int, family: str) -> Answer:
+    """The answer of a model of transformers, its seven samples on three ranks."""
+    model, mine = family_model(family), slice(*((0, 0, 3, 4, 7)[rank : rank + 2]))
+    spec = replace(
+        Case().config.spec(), num_experts=6, hidden_size=32, layer_ids=tuple(range(len(routed_blocks(model))))
+    )
+    policy = SamplePolicyDecision(method="sum", layers=spec.layer_ids)
+    decisions = Decisions(
+        sample_policy=policy, pipeline=PipelineDecision(forward=(2,) * spec.num_layers, backward=None)
+    )
+    plan = Plan.make(
+        strategies=("netmoe",), seed=0, cluster=Cluster(2, 2), model=spec, inputs=Inputs(), decisions=decisions
+    )
+    spread = parallelize(model, plan, gradients="sum")
+    tokens, mask, upstream = (kind[mine] for kind in family_batch())
+    found = migrating_forward(
+        view(spread.model), SamplePolicy.of(plan, None), tokens, torch.arange(7)[mine], mask, None
+    )
+    torch.autograd.backward((found.logits * found.guests.follow(upstream)).sum())
+    samples = found.guests.follow(torch.arange(7)[mine]).numpy()
+    held = [np.array(block.held) for block in spread.blocks]
+    return Answer(found.logits.detach().numpy(), samples, held, [], _gradients(model), found.traffic)
+
+
+def _refusals(world: World) -> list[str]:
+    if world.size != 4:
+        return []
+    case = Case()
+    model, policy, told = view(parallelize(case.model(), case.plan()).model), case.policy(), []
+    tokens, samples = case.tokens()[:2], case.samples()[:2]
+    guests = migrating_forward(model, policy, tokens, samples, None, None).guests
+    attempts: list[Callable[[], object]] = [
+        lambda: migrating_forward(model, policy, tokens[:, : 4 + (world.rank == 2)], samples, None, None),
+        lambda: migrating_forward(model, policy, tokens[:, :4], samples, torch.ones(2, 3), None),
+        lambda: guests.follow(torch.zeros(3)),
+    ]
+    for attempt in attempts:
+        try:
+            attempt()
+        except MoeplanError as error:
+            told.append(f"{type(error).__name__}: {error}")
+    return told

@@ -1,0 +1,150 @@
+"""Homes solved for in the background: in any batches, from a plan and its predictor, and what goes wrong there."""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moeplan.errors import InputError, MoeplanError, UsageError
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.world import World, run_world
+from moeplan.runtime.decisions import Decisions, SamplePolicyDecision, SidecarFile
+from moeplan.runtime.migrating.homes import Homes, SamplePolicy
+from moeplan.runtime.migrating.predictor import Predictor
+from moeplan.runtime.plan import Inputs, Plan
+from moeplan.solvers import netmoe
+from tests.runtime.migrating.migrating_cases import Case
+
+HOMES = {
+    "even": [0, 1, 2, 3, 0, 1, 2, 3],
+    "uneven": [3, 0, 0, 3, 0, 1, 0],
+    "all on one": [2] * 6,
+    "one sample": [1],
+    "none": [],
+}
+LAYER = 1
+
+
+def policy(method: str, *, predicted: bool) -> SamplePolicy:
+    per_pair = np.random.default_rng(3).normal(0.3, 0.5, (2, 8, 4)).astype(np.float32)
+    return SamplePolicy(method, frozenset({LAYER}), Predictor(per_pair) if predicted else None, Cluster(2, 2), 32)
+
+
+def counts(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies to devices and pairs with experts."""
+    rng = np.random.default_rng(num_samples)
+    pairs = rng.integers(0, 40, (num_samples, 8))
+    return torch.from_numpy(pairs.reshape(-1, 4, 2).sum(axis=2) - 1), torch.from_numpy(pairs)
+
+
+def solve_all(world: World, homes: Sequence[list[int]]) -> list[Any]:
+    """The homes found by every method with and without a predictor, the bytes sent, and how a thread's error shows."""
+    found: list[Any] = []
+    for home in map(np.array, homes):
+        copies, pairs = counts(len(home))
+        here = torch.from_numpy(home.astype(np.int64) == world.rank)
+        for method in netmoe.METHODS:
+            for predicted in (True, False):
+                asked = policy(method, predicted=predicted)
+                solving = Homes(asked, LAYER, copies[here], pairs[here], home.astype(np.int64), None)
+                found.append((solving.result(), solving.sent_bytes))
+    broken = replace(policy("sum", predicted=False), method="no such method")
+    copies, pairs = counts(4)
+    for _ in range(2):
+        failing = Homes(broken, LAYER, copies[[world.rank]], pairs[[world.rank]], np.arange(4), None)
+        for _ in range(2):
+            with pytest.raises(KeyError, match="no such method"):
+                failing.result()
+    return [*found, threading.active_count()]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[list[Any]]:
+    by_rank = run_world(4, solve_all, list(HOMES.values()), timeout_s=120)
+    assert by_rank is not None
+    return by_rank
+
+
+def test_every_rank_finds_the_homes_that_one_process_finds_from_all_counts(found: list[list[Any]]) -> None:
+    for by_rank in (iter(one) for one in found):
+        for home in HOMES.values():
+            copies, pairs = (kind.numpy() for kind in counts(len(home)))
+            for method in netmoe.METHODS:
+                for predicted in (True, False):
+                    device, _ = next(by_rank)
+                    predictor = policy(method, predicted=predicted).predictor
+                    expected = np.zeros(0, np.int64)
+                    if len(home):
+                        following = None if predictor is None else predictor.copies(LAYER, pairs)
+                        expected = netmoe.rehome(
+                            method, copies, pairs.sum(axis=1), Cluster(2, 2), next_copies=following, copy_bytes=32
+                        ).device_of_sample
+                    assert device.dtype == np.int64
+                    assert np.array_equal(device, expected)
+
+
+def test_the_prediction_has_a_say(found: list[list[Any]]) -> None:
+    devices = [device for device, _ in found[0][:-1]]
+    assert any(not np.array_equal(*pair) for pair in zip(devices[::2], devices[1::2], strict=True))
+
+
+def test_a_rank_sends_the_counts_of_its_samples_to_all_others(found: list[list[Any]]) -> None:
+    for rank, answers in enumerate(found):
+        sent = [sent_bytes for _, sent_bytes in answers[:-1]]
+        assert sent == [home.count(rank) * (4 + 8) * 4 * 3 for home in HOMES.values() for _ in range(8)]
+
+
+def test_no_thread_is_left(found: list[list[Any]]) -> None:
+    assert all(answers[-1] <= found[0][-1] for answers in found)
+    assert found[0][-1] < 5
+
+
+def plan_with(predictor: Predictor | None, method: str = "even") -> Plan:
+    contents = None if predictor is None else predictor.to_bytes()
+    named = None
+    if predictor is not None and contents is not None:
+        named = SidecarFile(file=predictor.file_name, sha256=hashlib.sha256(contents).hexdigest())
+    return Plan.make(
+        strategies=("netmoe",),
+        seed=0,
+        cluster=Cluster(2, 2),
+        model=Case().config.spec(),
+        inputs=Inputs(),
+        decisions=Decisions(sample_policy=SamplePolicyDecision(method=method, layers=(0, 2), predictor=named)),
+    )
+
+
+def test_a_policy_is_what_the_plan_decides_with_the_predictor_beside_it(tmp_path: Path) -> None:
+    predictor = Predictor(np.random.default_rng(0).random((2, 8, 4), np.float32))
+    (tmp_path / predictor.file_name).write_bytes(predictor.to_bytes())
+    found = SamplePolicy.of(plan_with(predictor), tmp_path)
+    assert found.predictor is not None
+    assert np.array_equal(found.predictor.per_pair, predictor.per_pair)
+    assert (found.method, found.layers, found.cluster) == ("even", frozenset({0, 2}), Cluster(2, 2))
+    assert found.copy_bytes == 16 * 4
+    assert SamplePolicy.of(plan_with(None), None).predictor is None
+
+
+@pytest.mark.parametrize("damage", ["missing", "another", "no folder", "method"])
+def test_a_policy_that_cannot_be_carried_out_is_refused_in_one_line(damage: str, tmp_path: Path) -> None:
+    predictor = Predictor(np.ones((2, 8, 4), np.float32))
+    plan = plan_with(None, "dice") if damage == "method" else plan_with(predictor)
+    if damage == "another":
+        (tmp_path / predictor.file_name).write_bytes(Predictor(np.zeros((2, 8, 4), np.float32)).to_bytes())
+    with pytest.raises(MoeplanError) as refused:
+        SamplePolicy.of(plan, None if damage == "no folder" else tmp_path)
+    expected = {
+        "missing": (InputError, "the plan's predictor"),
+        "another": (InputError, "another predictor than the plan's"),
+        "no folder": (UsageError, "was not loaded from one"),
+        "method": (UsageError, "'dice'; expected sum or even or bottleneck or paper"),
+    }[damage]
+    assert type(refused.value) is expected[0]
+    assert expected[1] in str(refused.value)
+    assert "\n" not in str(refused.value)
