@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moeplan.planner.demo.model import Attention, ModelConfig
-from moeplan.runtime import context_attention
+from moeplan.runtime.coherent import context_attention
 from moeplan.runtime.coherent.cache import STEPS, Cache
 from moeplan.runtime.coherent.context_attention import attend_contexts
 from moeplan.runtime.coherent.contexts import Contexts

@@ -8,8 +8,8 @@ import torch
 
 from moeplan.profilers.world import run_world
 from tests.runtime.coherent.generation_cases import Job, Reply, run_jobs
-from tests.runtime.coherent.generation_reference import kv_bytes, recount, reference
 from tests.runtime.coherent.generation_pair import Pair, run_two
+from tests.runtime.coherent.generation_reference import kv_bytes, recount, reference
 from tests.runtime.test_parallel import close
 
 pytest.importorskip("transformers")
