@@ -67,9 +67,11 @@ class Chunks:
 
     def piece_of(self, num_tokens: int, device: torch.device) -> Tensor:
         """The piece of each of T tokens in order, int64 `[T]`."""
+        if self.num_pieces == 1:
+            return torch.zeros(num_tokens, dtype=torch.int64, device=device)
         ends = [round(cut * num_tokens) for cut in self.cuts]
         sizes = torch.tensor([end - start for start, end in itertools.pairwise(ends)], device=device)
-        return torch.arange(self.num_pieces, device=device).repeat_interleave(sizes)
+        return torch.arange(self.num_pieces, device=device).repeat_interleave(sizes, output_size=num_tokens)
 
 
 def _boundaries(shares: Sequence[float]) -> list[float]:

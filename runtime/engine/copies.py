@@ -100,10 +100,11 @@ def select(ids_TK: Tensor, device_TK: Tensor, piece_T: Tensor, shape: tuple[int,
     num_pieces, num_devices = shape
     wanted_TD = device_TK.new_zeros(len(ids_TK), num_devices, dtype=torch.bool).scatter_(1, device_TK, True)
     device_n, row_n = wanted_TD.T.nonzero(as_tuple=True)
+    place_n = device_n
     if num_pieces > 1:
         order = piece_T[row_n].argsort(stable=True)
         device_n, row_n = device_n[order], row_n[order]
-    place_n = piece_T[row_n] * num_devices + device_n
+        place_n = piece_T[row_n] * num_devices + device_n
     asked_nK = ids_TK[row_n].where(device_TK[row_n] == device_n[:, None], -1)
     beside = torch.cat([asked_nK, tags_TG[row_n]], dim=1).to(torch.int32)
     return Copies(row_n, None, beside, place_n, place_n.bincount(minlength=num_pieces * num_devices).view(shape))

@@ -37,9 +37,9 @@ def partial_sums(experts: nn.Module, x_mM: Tensor, slot_mK: Tensor, weight_mK: T
     """
     slot_P = slot_mK.flatten()
     pair_P = (slot_P >= 0).nonzero().flatten()
-    if not len(pair_P):
-        return torch.zeros_like(x_mM)
     row_P = pair_P // slot_mK.shape[1]
     with lap("experts"):
+        if not len(pair_P):
+            return torch.zeros_like(x_mM)
         y_PM = experts(x_mM[row_P], slot_P[pair_P, None], weight_mK.flatten()[pair_P, None])
     return torch.zeros_like(x_mM).index_add(0, row_P, y_PM.to(x_mM.dtype))

@@ -18,7 +18,7 @@ from .experts import partial_sums
 from .replicated import ReplicaSums
 from .routing import Replicas, RoutedTokens
 from .traffic import Traffic
-from .trip import Trip
+from .trip import Gradients, Trip
 
 __all__ = ["ParallelExperts"]
 
@@ -177,8 +177,11 @@ class ParallelExperts(nn.Module):
         rows = top_k * int(self.capacity_factor * -(-int(fullest) // len(self.slots.number)))
         return self.chunks.padded(rows)
 
-    def _settled(self, gradients: list[Tensor]) -> list[Tensor]:
+    def _settled(self, gradients: Gradients) -> Gradients:
         """The experts' gradients, which come first, over all ranks; others as they are."""
         mine = len(list(self.parameters()))
-        experts = gradients[:mine] if self.sums is None else [self.sums.summed(one) for one in gradients[:mine]]
-        return [*(one.mul_(self.gradient_share) for one in experts), *gradients[mine:]]
+        return [*(None if one is None else self._over_ranks(one) for one in gradients[:mine]), *gradients[mine:]]
+
+    def _over_ranks(self, gradient: Tensor) -> Tensor:
+        summed = gradient if self.sums is None else self.sums.summed(gradient)
+        return summed.mul_(self.gradient_share)

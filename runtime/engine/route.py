@@ -29,7 +29,8 @@ class Route:
         sent_DP = sent_PD.T.contiguous()
         received_DP = torch.empty_like(sent_DP)
         dist.all_to_all_single(received_DP, sent_DP, group=group)
-        return cls(sent_PD.tolist(), received_DP.T.tolist(), group)
+        sent, received = torch.stack([sent_PD, received_DP.T]).tolist()
+        return cls(sent, received, group)
 
     @property
     def crossing(self) -> int:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 __all__ = ["Laps", "Part", "lap", "stopwatch"]
 
 Part = Literal["dispatch", "experts", "combine"]
-Laps = dict[Part, list[float]]  # seconds, in the order of the layers
+Laps = dict[Part, list[float]]  # seconds, in the order they passed: one a chunk
 
 _running: ContextVar[Laps | None] = ContextVar("moeplan_stopwatch", default=None)
 
@@ -21,7 +21,7 @@ _running: ContextVar[Laps | None] = ContextVar("moeplan_stopwatch", default=None
 def stopwatch() -> Iterator[Laps]:
     """Yield the seconds that this rank's dispatches, experts and combines take while the context lasts.
 
-    Dispatch and combine are those of hidden vectors; ids, weights and split sizes travel apart. All ranks of the
+    Dispatch carries ids and gate weights beside hidden vectors; numbers of rows travel apart. All ranks of the
     default group must time together: each lap begins with a barrier, so that nobody's waiting is counted.
     """
     laps: Laps = {"dispatch": [], "experts": [], "combine": []}

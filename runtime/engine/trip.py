@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from .chunks import Chunks
 from .copies import Copies
@@ -22,7 +23,9 @@ from .shipment import Awaited, Landed, Shipment, joined
 from .traffic import Traffic
 from .watch import naming_lost_ranks
 
-__all__ = ["Trip"]
+__all__ = ["Gradients", "Trip"]
+
+Gradients = list[Tensor | None]
 
 
 class _Piece(NamedTuple):
@@ -43,12 +46,12 @@ class Trip:
     parameters
         Those that `compute` uses.
     settle
-        Their gradients as the optimizer is to see them; called once a backward pass.
+        Their gradients as the optimizer is to see them, None of frozen ones; called once a backward pass.
     destination
         Where the partial sums of copies go, int64 `[n]` by what travels beside; None: back to the sender. It is asked
         once all chunks are on their way and the first is computed.
     stays
-        Whether every destination is the device that computes, so that nothing is sent on.
+        Whether every destination is the device that computes, so that nothing is sent on; in inference only.
 
     Attributes
     ----------
@@ -71,14 +74,14 @@ class Trip:
         parameters: Sequence[nn.Parameter],
         group: dist.ProcessGroup | None,
         *,
-        settle: Callable[[list[Tensor]], list[Tensor]] = list,
+        settle: Callable[[Gradients], Gradients],
         destination: Callable[[Tensor], Tensor] | None = None,
         stays: bool = False,
     ) -> None:
         self.copies, self.chunks, self.compute, self.parameters, self.group = copies, chunks, compute, parameters, group
         self.settle, self.destination, self.stays = settle, destination, stays
         self.pieces: list[_Piece] = []
-        self.load = 0  # token-expert pairs computed here
+        self.load: Tensor | int = 0  # token-expert pairs computed here
 
     def take(self, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The partial sums that arrive here, differentiable: in the order in which copies left where they return."""
@@ -107,12 +110,16 @@ class Trip:
         self.traffic = self._crossed(columns)
         return y
 
-    def backward(self, grad: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def backward(self, grad: Tensor) -> tuple[list[Tensor], Gradients]:
         """The gradients by x and gate weights of tokens, and those by the parameters."""
         if not self.pieces:
             raise RuntimeError("backward through a routed block a second time; its graph is kept for one backward pass")
-        sent = [self._gradient_sent(chunk, grad) for chunk in self.chunks.backward]
-        sums: list[Tensor | None] = [None] * len(self.parameters)
+        back = self.back.reversed()
+        sent = [
+            Shipment.send("combine", back, chunk, Columns.of(grad), grad[back.rows(chunk)].contiguous())
+            for chunk in self.chunks.backward
+        ]
+        sums = [torch.zeros_like(p) if p.requires_grad else None for p in self.parameters]
         returning = []
         for chunk, shipment in zip(self.chunks.backward, sent, strict=True):
             pieces = self.pieces[chunk.start : chunk.stop]
@@ -121,8 +128,7 @@ class Trip:
         self.pieces.clear()
         x_nM, weight_nK = joined([piece for shipment in returning for piece in shipment.wait()])
         inputs = [self.copies.summed(x_nM, self.shape[0]), self.copies.summed_weights(weight_nK, self.shape)]
-        whole = [torch.zeros_like(p) if one is None else one for p, one in zip(self.parameters, sums, strict=True)]
-        return inputs, self.settle(whole)
+        return inputs, self.settle(sums)
 
     def _columns(self, x_TM: Tensor, weight_TK: Tensor) -> Columns:
         """The columns of what goes out: x, gate weights, and what travels beside."""
@@ -135,18 +141,11 @@ class Trip:
         copies, rows = self.copies, self.out.rows(chunk)
         return columns.pack(copies.hidden(x_TM, rows), copies.weights(weight_TK, rows), copies.beside[rows])
 
-    def _gradient_sent(self, chunk: range, grad: Tensor) -> Awaited:
-        """The gradients of partial sums on their way to the devices that made them."""
-        if self.stays:
-            pieces = torch.split(grad, [len(piece.y) for piece in self.pieces])
-            return Landed([[piece] for piece in pieces[chunk.start : chunk.stop]])
-        back = self.back.reversed()
-        return Shipment.send("combine", back, chunk, Columns.of(grad), grad[back.rows(chunk)].contiguous())
-
     def _made(self, x: Tensor, weight: Tensor, beside: Tensor) -> list[Tensor]:
         """The partial sums of a piece, in the order in which they go on, with the last tag of each if need be."""
-        self.load += int((beside[:, : weight.shape[1]] >= 0).sum())
-        with torch.set_grad_enabled(self.recording):
+        self.load += (beside[:, : weight.shape[1]] >= 0).sum()
+        # Checkpointing around the block must not unpack a piece's graph: it would run the whole block again.
+        with torch.set_grad_enabled(self.recording), saved_tensors_hooks(_as_is, _as_is):
             x, weight = (column.detach().requires_grad_(self.recording) for column in (x, weight))
             y = self.compute(x, weight, beside)
             order = None if self.destination is None or self.stays else self.destination(beside).argsort(stable=True)
@@ -157,7 +156,7 @@ class Trip:
             return [y.detach()]
         return [y.detach(), beside[:, -1:] if order is None else beside[order, -1:]]
 
-    def _gradients(self, piece: _Piece, grad: Tensor, sums: list[Tensor | None]) -> list[Tensor]:
+    def _gradients(self, piece: _Piece, grad: Tensor, sums: Gradients) -> list[Tensor]:
         """The gradients by x and weight of a piece; those by parameters are added to `sums`."""
         if not piece.y.requires_grad:  # no row of the piece met an expert here
             return [torch.zeros_like(piece.x), torch.zeros_like(piece.weight)]
@@ -166,7 +165,8 @@ class Trip:
         x, weight, *found = torch.autograd.grad(piece.y, inputs, grad, allow_unused=True)
         for number, one in zip(trained, found, strict=True):
             total = sums[number]
-            sums[number] = one if total is None else total if one is None else total.add_(one)
+            if total is not None and one is not None:
+                total += one
         return [
             torch.zeros_like(inputs[0]) if x is None else x,
             torch.zeros_like(inputs[1]) if weight is None else weight,
@@ -193,7 +193,7 @@ class Trip:
             copies=out + on,
             payload_bytes=(out + on) * x_bytes,
             ids_bytes=out * sum(beside_bytes) + tagged,
-            loads=(self.load,),
+            loads=(int(self.load),),
         )
 
 
@@ -211,3 +211,7 @@ class _Travel(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, parameters = ctx.trip.backward(grads[0])
         return None, *inputs, *parameters
+
+
+def _as_is(tensor: Tensor) -> Tensor:
+    return tensor

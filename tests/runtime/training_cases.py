@@ -43,7 +43,7 @@ def in_one_process(case: Case) -> Losses:
 
     def watch(router: nn.Module, inputs: tuple[torch.Tensor, ...], _output: object) -> None:
         assert isinstance(router, Router)
-        top = router.gate(inputs[0].detach()).topk(case.top_k + 1).values
+        top = router.gate(inputs[0]).detach().topk(case.top_k + 1).values
         gaps.append(float((top[:, -2] - top[:, -1]).min()))
 
     for router in model.routers:
