@@ -38,7 +38,7 @@ def contenders(entries: Sequence[Entry], setting: Setting) -> list[Replayed]:
     InputError
         The profile cannot time what a pipeline overlaps; a predictor that is missing or another one.
     """
-    piped = [entry for entry in entries if entry.plan.decisions.pipeline is not None]
+    piped = [entry for entry in entries if entry.plan.judges_pipeline]
     policies = [entry for entry in entries if entry.policy]
     placed = [entry for entry in entries if not entry.policy]
     found = _pipelined(entries, piped, setting) if piped else _placed(placed, setting)

@@ -49,7 +49,7 @@ class Entry:
         tokens that stay too, since coherence alone saves copies; for a pipeline the same placement, in one chunk, and
         for a sample policy the same placement, samples where they start.
         """
-        if self.plan.decisions.pipeline is not None:
+        if self.plan.judges_pipeline:
             return (Route(f"{self.path} at degree 1", "standard", self.placement),)
         if self.policy and self.plan.placement is not None:
             return (Route(f"{self.path}, samples staying", "standard", self.placement),)
@@ -90,7 +90,7 @@ def entries_of(paths: Sequence[str | os.PathLike[str]]) -> list[Entry]:
 
 def common_cluster(entries: Sequence[Entry], profile: str | os.PathLike[str] | None) -> Cluster:
     """The one cluster that all plans are for, with the first one's links, or the profile's where it has some."""
-    piped = [entry.path for entry in entries if entry.plan.decisions.pipeline is not None]
+    piped = [entry.path for entry in entries if entry.plan.judges_pipeline]
     for entry in entries:
         if piped and entry.plan.dispatch_model != "standard":
             raise UsageError(

@@ -21,7 +21,9 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
     yield from _verdict(plan, part)
     if plan.decisions.sample_policy is not None:
         yield from dealt_lines(plan, part)
-    if plan.decisions.pipeline is not None:
+    if plan.decisions.pipeline is not None and not plan.judges_pipeline:
+        yield "figures are of whole layers: what the degrees give was judged in the plan they came from"
+    if plan.judges_pipeline:
         yield from pipeline_remarks(plan, part)
     elif plan.decisions.sample_policy is None:
         yield from _split_gain(plan, part)
@@ -214,7 +216,7 @@ def _steps(plan: Plan, part: Part) -> Iterable[str]:
     options = plan.options.get("evaluation", {})
     unit = options.get("unit", "sample")
     one, all_ = "balance and MB are", "balance is"
-    if plan.decisions.pipeline is not None:
+    if plan.judges_pipeline:
         one = all_ = "seconds are"
     elif plan.decisions.sample_policy is not None:
         one = all_ = "figures are"

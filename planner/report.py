@@ -136,7 +136,7 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
     part = plan.evaluation.held_out or plan.evaluation.fit
     title = "held out" if plan.evaluation.held_out else "fitted"
     console.print()
-    if plan.decisions.pipeline is None:  # whose contenders differ in seconds alone
+    if not plan.judges_pipeline:  # whose contenders differ in seconds alone
         several_nodes = plan.cluster.num_nodes > 1
         console.print(contender_table(part, title, several_nodes=several_nodes))
         console.print(legend(part, several_nodes=several_nodes))

@@ -34,7 +34,7 @@ def print_seconds(plan: Plan, part: Part, console: "Console") -> None:
     if "seconds" not in plan.options:
         return
     options = parsed(SecondsOptions, dict(plan.options["seconds"]), "seconds")
-    brief = plan.decisions.pipeline is not None  # all contenders are of one dispatch model, and no other table is shown
+    brief = plan.judges_pipeline  # all contenders are of one dispatch model, and no other table is shown
     held_out = plan.evaluation is not None and part is plan.evaluation.held_out
     title = f"{'held out' if held_out else 'fitted'}, {{unit}}" if brief else "{unit} a step"
     if any(name in contender.metrics for contender in part.contenders for _, name in PARTS):
@@ -118,7 +118,7 @@ def _ranged(metric: Metric | None, unit: TimeUnit) -> str:
 def _origins(plan: Plan, part: Part, options: SecondsOptions) -> Iterable[str]:
     """By which curves, what has none and what follows of that, and where they were stretched."""
     if options.sources:
-        overlap = "no overlap" if plan.decisions.pipeline is None else "overlapped in MoE"
+        overlap = "no overlap" if not plan.judges_pipeline else "overlapped in MoE"
         yield (
             f"predicted: the busiest rank and port of each layer, {overlap}, mean over steps; intervals hold the fits'"
             " error and, over several steps, theirs"

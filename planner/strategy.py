@@ -78,7 +78,7 @@ STRATEGIES = {
             ("migrating",),
             "exchange_s",
             methods=("sum", "even", "bottleneck", "paper"),
-            beside=("placement",),
+            beside=("placement", "pipeline"),
         ),
         Strategy("eplb", placing(eplb.place), "placement", ("standard",), "balance"),
         Strategy("contiguous", placing(contiguous.place), "placement", ("standard", "coherent"), "device_copies"),

@@ -81,6 +81,9 @@ class ExpertParallelModel(nn.Module):
         """
         if samples is None:
             samples = self._numbered(len(tokens), tokens.device)
+        if tokens.ndim != 2 or samples.shape != tokens.shape[:1] or (mask is not None and mask.shape != tokens.shape):
+            shapes = [list(one.shape) for one in (tokens, samples, mask) if one is not None]
+            raise UsageError(f"tokens, samples and mask of shapes {shapes}; expected [B, S], [B] and [B, S]")
         logits = {"standard": self._standard, "coherent": self._coherent, "migrating": self._migrating}[self.dispatch](
             tokens, samples, mask
         )

@@ -3,7 +3,7 @@
 Legend: S slots of this rank.
 """
 
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from ..errors import UsageError
 from .engine.layer import ParallelExperts
 
-__all__ = ["clip_grad_norm_", "expert_parameters", "leave_out_experts", "spread_experts"]
+__all__ = ["check_ranks", "clip_grad_norm_", "expert_parameters", "leave_out_experts", "spread_experts", "unsharded"]
+
+T = TypeVar("T")
 
 
 def spread_experts(model: nn.Module) -> dict[str, ParallelExperts]:
@@ -49,16 +52,44 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     ----------
     max_norm
         Infinity measures only.
+
+    Raises
+    ------
+    UsageError
+        FSDP2 averages over more ranks than share experts.
     """
     experts = expert_parameters(model)
     ours = set(experts)
     others = [parameter for parameter in model.parameters() if parameter not in ours]
-    norm = _whole(get_total_norm([one.grad for one in others if one.grad is not None]))
+    norm = get_total_norm([one.grad for one in others if one.grad is not None])
+    if experts and hasattr(norm, "device_mesh"):
+        check_ranks(norm.device_mesh.size(), next(iter(spread_experts(model).values())).group)
+    norm = unsharded(norm)
     if experts:
         norm = (norm.to(experts[0].device).double().square() + _squares(model)).sqrt().to(norm.dtype)
     for part in (others, experts):  # FSDP2's sharded tensors mix with no others
         clip_grads_with_norm_(part, max_norm, norm)
     return norm
+
+
+def check_ranks(num_averaging: int, group: dist.ProcessGroup | None) -> None:
+    """Raise where gradients are averaged over more ranks than the group that shares experts: each would train its own.
+
+    Raises
+    ------
+    UsageError
+        They are.
+    """
+    if num_averaging > (size := dist.get_world_size(group)):
+        raise UsageError(
+            f"gradients averaged over {num_averaging} ranks beside experts trained by a group of {size}, which would"
+            " drift from those of other groups; parallelize over all these ranks, or average over the group only"
+        )
+
+
+def unsharded(value: T) -> T:
+    """A tensor that FSDP2 keeps in parts, as one; anything else as it is."""
+    return cast("T", value.full_tensor()) if hasattr(value, "full_tensor") else value
 
 
 def _squares(model: nn.Module) -> Tensor:
@@ -82,8 +113,3 @@ def _counts_here(layer: ParallelExperts) -> Tensor:
         for shared in layer.sums.shared[: dist.get_rank(layer.group)]:
             here_S[shared] = False
     return here_S
-
-
-def _whole(norm: Tensor) -> Tensor:
-    """A norm that FSDP2 keeps in parts, as one."""
-    return cast("Tensor", norm.full_tensor()) if hasattr(norm, "full_tensor") else norm

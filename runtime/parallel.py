@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import MismatchError, MoeplanError, UsageError
 from ..solvers import contiguous
@@ -19,12 +20,13 @@ from .decisions import DispatchModel
 from .engine.blocks import RoutedBlock, routed_blocks
 from .engine.chunks import Chunks
 from .engine.experts import keep_experts
+from .engine.gather import gathered
 from .engine.layer import ParallelExperts
 from .engine.watch import watch
 from .expert_parallel import ExpertParallelModel
 from .gradients import leave_out_experts
 from .migrating.homes import SamplePolicy
-from .models.checkpoint import load_checkpoint
+from .models.checkpoint import fill_model, read_checkpoint
 from .plan import Plan
 from .whole import take_held
 
@@ -36,7 +38,7 @@ Gradients = Literal["mean", "sum"]
 def parallelize(
     model: nn.Module,
     plan: Plan,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | DeviceMesh | None = None,
     *,
     dispatch: DispatchModel | None = None,
     gradients: Gradients = "mean",
@@ -53,7 +55,8 @@ def parallelize(
     model
         The embedded model, a model of transformers 5, or any with routed blocks alike, the same on all ranks.
     group
-        One rank a device of the plan's cluster; None is the default group.
+        One rank a device of the plan's cluster, or a device mesh of one dimension; None is the default group. With
+        one of fewer ranks than there are, experts can be used and not trained: no other group would know.
     dispatch
         How tokens travel; None is what the plan says.
     gradients
@@ -68,12 +71,14 @@ def parallelize(
     MismatchError
         Plan, model and ranks do not belong together; nothing was changed.
     UsageError
-        There is no process group, the model has no routed blocks, or the dispatch model does not go with the plan.
+        There is no process group, a mesh has several dimensions, the model has no routed blocks, or the dispatch model
+        does not go with the plan.
     InputError
         The checkpoint is not this model's.
     """
     if not dist.is_initialized():
         raise UsageError("no process group; call torch.distributed.init_process_group, or start under torchrun")
+    group = _group(group)
     watch(group)
     chosen = dispatch or plan.dispatch_model
     policy = None
@@ -83,11 +88,12 @@ def parallelize(
             policy = SamplePolicy.of(plan, plan.folder)
     _agree(plan, chosen, group)
     placement, blocks = _placement(plan), routed_blocks(model)
-    held = {block.experts_name: _held(placement, layer, dist.get_rank(group)) for layer, block in enumerate(blocks)}
+    held = {block.experts_name: placement.held(layer, dist.get_rank(group)) for layer, block in enumerate(blocks)}
     if checkpoint is not None:
         device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else "cpu"
         with _together(group):
-            load_checkpoint(model, checkpoint, held, device=device)
+            read = read_checkpoint(model, checkpoint, held, device=device)
+        fill_model(model, read, device)
     pipeline = plan.decisions.pipeline
     share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
     for layer, block in enumerate(blocks):
@@ -117,9 +123,15 @@ def _placement(plan: Plan) -> Placement:
     return plan.placement or contiguous.solve(model.num_layers, model.num_experts, plan.cluster).placement
 
 
-def _held(placement: Placement, layer: int, rank: int) -> list[int]:
-    held: list[int] = placement.physical_to_logical[layer, placement.device_of_slot == rank].tolist()
-    return held
+def _group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+    """The process group of a device mesh; any other as it is."""
+    if not isinstance(given, DeviceMesh):
+        return given
+    if given.ndim != 1:
+        names = given.mesh_dim_names or ()
+        taken = f"; name one: group=mesh[{names[-1]!r}]" if names else "; give one with a single dimension"
+        raise UsageError(f"a device mesh {list(given.shape)} {list(names)} as group; expected one dimension{taken}")
+    return given.get_group()
 
 
 def _check(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> None:
@@ -163,8 +175,7 @@ def _mismatch(model: nn.Module, blocks: list[RoutedBlock], plan: Plan) -> str | 
 
 def _agree(plan: Plan, dispatch: str, group: dist.ProcessGroup | None) -> None:
     """Raise on every rank that ranks hold different plans; a collective call."""
-    held: list[tuple[str, str]] = [("", "")] * dist.get_world_size(group)
-    dist.all_gather_object(held, (plan.plan_sha256, dispatch), group=group)
+    held = gathered((plan.plan_sha256, dispatch), group)
     for rank, (sha256, how) in enumerate(held):
         if (sha256, how) != held[0]:
             raise MismatchError(
@@ -181,8 +192,6 @@ def _together(group: dist.ProcessGroup | None) -> Iterator[None]:
         yield
     except MoeplanError as error:
         problem = error
-    problems: list[MoeplanError | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(problems, problem, group=group)
-    for rank, found in enumerate(problems):
+    for rank, found in enumerate(gathered(problem, group)):
         if found is not None:
-            raise type(found)(f"rank {rank}: {found}") from problem
+            raise type(found)(f"rank {rank}: {found}") from None

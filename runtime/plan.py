@@ -157,6 +157,11 @@ class Plan(Record):
         return found
 
     @property
+    def judges_pipeline(self) -> bool:
+        """Whether its figures are of pipelined layers; a sample policy added later is judged on whole ones."""
+        return self.decisions.pipeline is not None and self.decisions.sample_policy is None
+
+    @property
     def placement(self) -> Placement | None:
         """The placement as arrays, None where the plan decides none."""
         decision = self.decisions.placement

@@ -60,6 +60,8 @@ class PlanCallback(TrainerCallback):
         plan = self.plan or load_plan()
         if args.fsdp or args.deepspeed:
             raise UsageError("a plan beside the Trainer's own fsdp or deepspeed; without them it uses DDP")
+        if args.fp16:
+            raise UsageError("fp16 under the Trainer, whose scaler would skip a step on one rank alone; take bf16")
         if plan.dispatch_model != "standard":
             raise UsageError(
                 f"dispatch model {plan.dispatch_model!r} under the Trainer, which carries out standard dispatch only;"

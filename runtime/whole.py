@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .engine.gather import gathered
 from .engine.layer import ParallelExperts
 from .expert_parallel import ExpertParallelModel
-from .gradients import spread_experts
+from .gradients import spread_experts, unsharded
 
 __all__ = ["full_optimizer_state", "full_state_dict", "keep_held", "take_held"]
 
@@ -37,7 +38,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     found = {}
     for key, value in model.state_dict().items():
         layer = next((name for name in layers if key.startswith(f"{name}.{LOCAL}")), None)
-        whole = _joined(value) if layer is None else holders.gather(layer, value)
+        whole = unsharded(value) if layer is None else holders.gather(layer, value)
         if whole is not None and holders.rank == 0:
             found[key if layer is None else f"{layer}.{key.removeprefix(f'{layer}.{LOCAL}')}"] = whole.cpu()
     return found
@@ -53,7 +54,7 @@ def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
         state = written["state"].get(index, {})
         if parameter in layer_of:
             state = holders.gather_state(layer_of[parameter], parameter, state)
-        written["state"] |= {index: {name: _joined(value) for name, value in state.items()}} if state else {}
+        written["state"] |= {index: {name: unsharded(value) for name, value in state.items()}} if state else {}
     return written if holders.rank == 0 else {}
 
 
@@ -83,7 +84,7 @@ class _Holders:
     @classmethod
     def of(cls, layers: Mapping[str, ParallelExperts]) -> "_Holders":
         group = next(iter(layers.values())).group
-        told: list[Any] = _gathered([layer.held for layer in layers.values()], group)
+        told: list[Any] = gathered([layer.held for layer in layers.values()], group)
         return cls(dict(zip(layers, zip(*told, strict=True), strict=True)), dist.get_rank(group), group)
 
     def gather(self, layer: str, rows: Tensor) -> Tensor | None:
@@ -108,7 +109,7 @@ class _Holders:
         stacked = {name for name, value in state.items() if _is_stacked(value, parameter)}
         mine = {name: value.dtype if name in stacked else value for name, value in state.items()}
         told: dict[str, Any] = {}
-        for one in reversed(_gathered(mine, self.group)):
+        for one in reversed(gathered(mine, self.group)):
             told |= one
         for name, value in told.items():
             if isinstance(value, torch.dtype):
@@ -119,17 +120,6 @@ class _Holders:
 
 def _is_stacked(value: object, parameter: nn.Parameter) -> bool:
     return isinstance(value, Tensor) and value.shape[1:] == parameter.shape[1:] and value.ndim == parameter.ndim
-
-
-def _gathered(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    told: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(told, value, group=group)
-    return told
-
-
-def _joined(value: Any) -> Any:
-    """A tensor that FSDP2 sharded, as one; anything else as it is."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def _bare(model: nn.Module) -> nn.Module:

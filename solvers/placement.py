@@ -118,6 +118,11 @@ class Placement:
         """Whether some expert has more than one slot."""
         return self.num_slots > self.num_experts
 
+    def held(self, layer: int, device: int) -> list[int]:
+        """The experts of a layer in the slots of a device, ascending."""
+        experts: list[int] = self.physical_to_logical[layer, self.device_of_slot == device].tolist()
+        return experts
+
     def holds(self, layer: int) -> NDArray[np.bool_]:
         """Whether expert e of a layer is on device d, `[E, D]`."""
         held_ED = np.zeros((self.num_experts, self.num_devices), dtype=np.bool_)

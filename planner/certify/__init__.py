@@ -68,6 +68,8 @@ def certify(
     if plan.decisions.sample_policy is not None:
         beside = None if folder is None else Path(folder)
         check_sample_policy(plan, opened, timed_by, certificate, on_progress, folder=beside)
+        if plan.decisions.pipeline is not None:
+            certificate.unchecked.append("degrees, judged in the plan they came from")
         return certificate
     if isinstance(opened, CountTrace):
         raise CertificationError(f"{trace}: a trace in count form; a {plan.strategies[-1]} plan is made from tokens")

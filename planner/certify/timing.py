@@ -80,7 +80,7 @@ def _names(plan: Plan, timed: Set[str], *, coherent: bool) -> set[str]:
         crossing = [name.removesuffix("_s") for part in parts & {"dispatch", "kv"} for name in METRICS[part]]
         names |= {f"{name}_{link}_s" for name in crossing for link in ("intra", "inter")}
     pipeline = plan.decisions.pipeline
-    if pipeline is not None:
+    if pipeline is not None and plan.judges_pipeline:
         names |= {"moe_s"} if pipeline.backward is None else {"moe_s", "moe_backward_s"}
     if plan.decisions.sample_policy is not None and "dispatch" in timed:
         names |= {"exchange_s"}

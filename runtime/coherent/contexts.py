@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..engine.exchange import Splits
+from ..engine.gather import Count, Gather
 
 __all__ = ["Contexts"]
 
@@ -47,9 +47,9 @@ class Contexts:
     def gather(cls, sample_B: Tensor, length_B: Tensor, group: dist.ProcessGroup | None) -> "Contexts":
         """The contexts of all ranks, from this rank's sample ids and their lengths, int64; a collective call."""
         mine_B2 = torch.stack([sample_B, length_B], dim=1)
-        splits = Splits.to_all(mine_B2, group)
-        sample_I, length_I = splits.exchange_all(mine_B2).unbind(1)
-        samples_D = torch.tensor(splits.received, device=sample_B.device)
+        counts = Count.start(len(mine_B2), mine_B2.device, group).wait()
+        sample_I, length_I = Gather.start(counts, group, mine_B2).wait()[0].unbind(1)
+        samples_D = torch.tensor(counts, device=sample_B.device)
         rank_I = torch.arange(len(samples_D), device=sample_B.device).repeat_interleave(samples_D)
         return cls.of(sample_I, length_I, rank_I, group)
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import UsageError
+from ..engine.gather import gathered
 
 __all__ = ["Request"]
 
@@ -45,8 +46,7 @@ class Request:
             On every rank, what is wrong with the request of any.
         """
         mine = self.max_new_tokens, self.eos, self._problem()
-        stated = [mine] * dist.get_world_size(group)
-        dist.all_gather_object(stated, mine, group=group)
+        stated = gathered(mine, group)
         for rank, (most, eos, problem) in enumerate(stated):
             if problem is not None:
                 raise UsageError(f"rank {rank}: {problem}")

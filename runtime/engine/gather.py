@@ -1,9 +1,10 @@
-"""An all-gather of rows, of which ranks have different numbers.
+"""All-gathers: of rows, of which ranks have different numbers, and of anything.
 
 Legend: n rows of this rank; D devices.
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from .payload import Columns
 
-__all__ = ["Count", "Gather"]
+__all__ = ["Count", "Gather", "gathered"]
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -77,6 +80,13 @@ class Gather:
         by_rank = self.arrived.view(len(self.counts), max(self.counts), self.arrived.shape[1])
         rows = [part[:count] for part, count in zip(by_rank, self.counts, strict=True)]
         return self.columns.unpack(torch.cat(rows))
+
+
+def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
+    """What each rank has, by rank; pickled, a collective call that waits."""
+    told = [value] * dist.get_world_size(group)
+    dist.all_gather_object(told, value, group=group)
+    return told
 
 
 def _all_gather(arrived: Tensor, sent: Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:

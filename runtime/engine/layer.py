@@ -3,6 +3,7 @@
 Legend: T tokens; K experts a token; M hidden size; E experts; n rows that arrive; m copies received; S slots.
 """
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable loads the compiler, 1.4 s a rank
 
+from ...errors import UsageError
 from ...solvers.placement import Placement
 from ...solvers.replicas import ReplicaTable
 from .chunks import Chunks
@@ -21,6 +23,8 @@ from .traffic import Traffic
 from .trip import Gradients, Trip
 
 __all__ = ["ParallelExperts"]
+
+_trips: "weakref.WeakKeyDictionary[ParallelExperts, weakref.WeakSet[Trip]]" = weakref.WeakKeyDictionary()
 
 
 class ParallelExperts(nn.Module):
@@ -62,7 +66,7 @@ class ParallelExperts(nn.Module):
     ) -> None:
         super().__init__()
         rank, device = dist.get_rank(group), next(experts.parameters()).device
-        self.held: list[int] = placement.physical_to_logical[layer, placement.device_of_slot == rank].tolist()
+        self.held = placement.held(layer, rank)
         self.group, self.chunks = group, chunks or Chunks.whole()
         self.capacity_factor, self.gradient_share = capacity_factor, gradient_share
         self.slots = Slots.of(placement, layer, device)
@@ -83,10 +87,13 @@ class ParallelExperts(nn.Module):
     @_disable_dynamo
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
         """The weighted sum of each token's experts, `[T, M]`: tokens travel to them and return; a collective call."""
+        self._refuse_other_turns()
         copies = self._copies(ids_TK, self.devices(ids_TK))
         trip = Trip(copies, self.chunks, self.contributions, list(self.parameters()), self.group, settle=self._settled)
         y_nM = trip.take(x_TM, weight_TK)
         self.traffic = trip.traffic
+        if trip.recording and not _in_backward():
+            _trips.setdefault(self, weakref.WeakSet()).add(trip)
         return copies.summed(y_nM, len(x_TM))
 
     @_disable_dynamo
@@ -146,6 +153,15 @@ class ParallelExperts(nn.Module):
         assert trip.tag is not None
         return y_nM, trip.tag.long()
 
+    def _refuse_other_turns(self) -> None:
+        """Refuse to run a forward again that another has followed: replicas took turns by its tokens."""
+        waiting = sum(bool(trip.pieces) for trip in _trips.get(self, ()))
+        if self.sums is not None and waiting > 1 and _in_backward():
+            raise UsageError(
+                "two checkpointed forwards before one backward under a placement with replicas; run backward after each"
+                " forward, or checkpoint around less than the routed block"
+            )
+
     def devices(self, ids_TK: Tensor) -> Tensor:
         """The device of each of these tokens' experts, int64 `[T, K]`."""
         if len(self.sample) != len(ids_TK):  # nobody said which tokens they are
@@ -185,3 +201,8 @@ class ParallelExperts(nn.Module):
     def _over_ranks(self, gradient: Tensor) -> Tensor:
         summed = gradient if self.sums is None else self.sums.summed(gradient)
         return summed.mul_(self.gradient_share)
+
+
+def _in_backward() -> bool:
+    """Whether this runs within a backward pass: a checkpointed block does, again."""
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -158,13 +158,18 @@ class Watch:
             store.set(FAILED, f"{in_words(dead)} died or stopped (noticed by rank {self.rank})")
 
     def _tell(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Tell what ends the script: a lost rank in one line, anything else as before, and to the others."""
+        """Tell what ends the script: an error of ours in one line, anything else as before, and to the others."""
         if os.getpid() != self._process or not isinstance(error, Exception):
             self._hook(kind, error, trace)
             return
         if isinstance(error, RankError) or lost_peers(error):
             sys.stdout.flush()
             end(str(error) if isinstance(error, RankError) else self.why(error))
+        if isinstance(error, MoeplanError):
+            sys.stdout.flush()
+            print(f"moeplan: {error}", file=sys.stderr, flush=True)
+            leave_word(self.store, self.rank, self.size, RankError(str(error)))
+            os._exit(error.exit_code)
         self._hook(kind, error, trace)
-        told = error if isinstance(error, MoeplanError) else f"failed at {where(error)}: {kind.__name__}: {error}"
-        leave_word(self.store, self.rank, self.size, RankError(str(told)))
+        failed = RankError(f"failed at {where(error)}: {kind.__name__}: {error}")
+        leave_word(self.store, self.rank, self.size, failed)

@@ -17,7 +17,7 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable loads the c
 from ...errors import UsageError
 from ..coherent.attending import attended
 from ..coherent.contexts import Contexts
-from ..engine.exchange import Splits
+from ..engine.gather import Gather
 from ..engine.layer import ParallelExperts
 from ..engine.traffic import Traffic
 from ..models.protocols import LanguageModel, Layer
@@ -66,7 +66,7 @@ def migrating_forward(
     real_BS = torch.ones_like(tokens_BS, dtype=torch.bool) if mask_BS is None else mask_BS.bool()
     contexts = Contexts.gather(sample_B, real_BS.sum(dim=1), group)
     guests, traffic, ordinal = Guests.of(contexts, contexts.rank.cpu().numpy()), Traffic(), 0
-    seed_I = _seeds(model, sample_B, group)
+    seed_I = _seeds(model, sample_B, contexts)
     x_TM = model.embed(tokens_BS[real_BS])
     for depth, layer in enumerate(model.layers):
         position_T, seeds = contexts.position[guests.token], [seed_I[i] + depth for i in guests.here if seed_I]
@@ -117,7 +117,7 @@ def _counts(ids_TK: Tensor, device_TK: Tensor, experts: ParallelExperts, guests:
     return copies_CD, pairs_CE.view(len(length_C), num_experts)
 
 
-def _seeds(model: LanguageModel, sample_B: Tensor, group: dist.ProcessGroup | None) -> list[int]:
+def _seeds(model: LanguageModel, sample_B: Tensor, contexts: Contexts) -> list[int]:
     """What all samples draw by, `[I]`, each from its id and a number of its first rank's generator; none without need.
 
     Ranks that were seeded alike give what one process does that holds all samples.
@@ -127,7 +127,8 @@ def _seeds(model: LanguageModel, sample_B: Tensor, group: dist.ProcessGroup | No
     drawn = int(torch.randint(2**62, ()))
     keys = (hashlib.sha256(f"{drawn}:{sample}".encode()).digest() for sample in sample_B.tolist())
     seed_B = torch.tensor([int.from_bytes(key[:7]) for key in keys], dtype=torch.int64, device=sample_B.device)
-    seeds: list[int] = Splits.to_all(seed_B, group).exchange_all(seed_B).tolist()
+    counts = contexts.rank.bincount(minlength=dist.get_world_size(contexts.group)).tolist()
+    seeds: list[int] = Gather.start(counts, contexts.group, seed_B[:, None]).wait()[0].flatten().tolist()
     return seeds
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...solvers import netmoe
+from ..engine.gather import Gather
 from ..plan import Plan
 from .predictor import Predictor, predictor_of
 
@@ -91,9 +92,7 @@ class Homes:
         rows_BC = torch.cat([copies_BD, pairs_BE], dim=1).to(torch.int32)
         held, size = np.bincount(home_I, minlength=policy.cluster.num_devices).tolist(), policy.cluster.num_devices
         self.sent_bytes = (size - 1) * rows_BC.numel() * rows_BC.element_size()
-        self.counts = rows_BC.new_empty(len(home_I), rows_BC.shape[1])
-        self.told = rows_BC.repeat(size, 1)
-        self.work = dist.all_to_all_single(self.counts, self.told, held, [len(rows_BC)] * size, group, async_op=True)
+        self.told = Gather.start(held, group, rows_BC)
         self._found: Future[NDArray[np.int64]] = Future()
         threading.Thread(target=self._run, name="moeplan-homes", daemon=True).start()
 
@@ -125,11 +124,10 @@ class Homes:
 
     def _gathered(self) -> NDArray[np.int64]:
         """The counts of all samples in order, int64 `[I, C]`."""
-        stream = torch.cuda.Stream(self.counts.device) if self.counts.is_cuda else None  # type: ignore[no-untyped-call]
+        sent = self.told.sent  # kept until it is sent, which the stream that it was made in knows nothing of
+        stream = torch.cuda.Stream(sent.device) if sent.is_cuda else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):  # of its own: the thread waits for the counts, not for the experts
-            if self.work is not None:
-                self.work.wait()
-            by_home_IC = self.counts.cpu().numpy()
+            by_home_IC = self.told.wait()[0].cpu().numpy()
         counts_IC = np.empty(by_home_IC.shape, np.int64)
         counts_IC[np.argsort(self.home, kind="stable")] = by_home_IC
         return counts_IC

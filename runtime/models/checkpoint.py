@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...errors import InputError, UsageError
 from ...files import read_json, size_of
 
-__all__ = ["load_checkpoint"]
+__all__ = ["fill_model", "load_checkpoint", "read_checkpoint"]
 
 WHAT = "a safetensors checkpoint"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -36,7 +36,18 @@ def load_checkpoint(
     *,
     device: torch.device | str = "cpu",
 ) -> None:
-    """Fill a model from a checkpoint; of the experts only the rows held here are read.
+    """Fill a model from a checkpoint; as `read_checkpoint` and `fill_model`, one after the other."""
+    fill_model(model, read_checkpoint(model, path, held, device=device), device)
+
+
+def read_checkpoint(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    held: Mapping[str, Sequence[int]],
+    *,
+    device: torch.device | str = "cpu",
+) -> dict[str, Tensor]:
+    """What a checkpoint holds for each name of a model's state; of the experts only the rows held here are read.
 
     The model may be built under `torch.device("meta")`: nothing is then allocated that is not kept.
 
@@ -54,8 +65,6 @@ def load_checkpoint(
     ------
     InputError
         The checkpoint is damaged, or lacks a tensor, or has it in another shape, quantised or not finite.
-    UsageError
-        A buffer on the meta device is in no checkpoint, and its module cannot be made again.
     """
     tensors = _Tensors(Path(path))
     by_identity: dict[int, list[str]] = {}
@@ -68,9 +77,22 @@ def load_checkpoint(
         rows = held.get(names[0].rpartition(".")[0])
         loaded = tensors.whole(names, target) if rows is None else tensors.rows(names[0], target, rows)
         loaded = loaded.to(device if target.is_meta else target.device, target.dtype)
+        if loaded.is_floating_point() and not loaded.isfinite().all():
+            raise InputError(f"{path}: {names[0]} has numbers beyond {target.dtype}; make the model in a wider type")
         if isinstance(target, nn.Parameter):
             loaded = nn.Parameter(loaded, requires_grad=target.requires_grad)
         filled |= dict.fromkeys(names, loaded)
+    return filled
+
+
+def fill_model(model: nn.Module, filled: Mapping[str, Tensor], device: torch.device | str) -> None:
+    """Put what was read in the place of a model's parameters and buffers.
+
+    Raises
+    ------
+    UsageError
+        A buffer on the meta device is in no checkpoint, and its module cannot be made again.
+    """
     for name, tensor in filled.items():
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, tensor)

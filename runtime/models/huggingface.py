@@ -1,4 +1,4 @@
-"""The view of a transformers model as `runtime.model.LanguageModel`: Mixtral, Qwen3-MoE, OLMoE and gpt-oss.
+"""The view of a transformers model as `runtime.models.protocols.LanguageModel`: Mixtral, Qwen3-MoE, OLMoE and gpt-oss.
 
 It holds no weights: every call goes to the model's own modules, whatever has replaced their experts by then.
 

@@ -163,10 +163,11 @@ def _refusal(attempt: Callable[[], object]) -> str:
 
 def run_cases(world: World, cases: Sequence[Case]) -> list[Answer]:
     """The answers of this rank, one a case."""
-    return [_run(world.rank, case) for case in cases]
+    return [answer(world.rank, case) for case in cases]
 
 
-def _run(rank: int, case: Case) -> Answer:
+def answer(rank: int, case: Case) -> Answer:
+    """The answer of a rank; all ranks call it together."""
     mine = slice(sum(case.batches[:rank]), sum(case.batches[: rank + 1]))
     model = parallelize(case.model(), case.plan(), dispatch=case.dispatch, gradients=case.share_of_gradients)  # type: ignore[arg-type]
     samples = None if case.default_samples else case.samples()[mine]

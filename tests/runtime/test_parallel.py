@@ -4,18 +4,23 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from moeplan.errors import UsageError
+from moeplan.planner.demo.model import Router
 from moeplan.profilers.world import run_world
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import ChunkShares
 from moeplan.runtime.engine.traffic import Traffic
-from tests.runtime.rank_cases import Answer, Case, run_cases, run_pair
+from moeplan.runtime.engine.watch import watch
+from tests.runtime.rank_cases import Answer, Case, answer, run_cases, run_pair
 
+NO_TIE = 1e-6  # between the gates of the experts chosen, and the next
 EVEN_4 = (2, 2, 2, 2)
 BATCHES = (2, 3, 1, 2)
 SHAPES = {
@@ -34,7 +39,9 @@ SHAPES = {
     "an empty rank": Case("", EVEN_4, (3, 0, 4, 1), seed=12),
     "no token at all": Case("", EVEN_4, (0, 0, 0, 0), seed=13),
     "float32": Case("", EVEN_4, BATCHES, dtype=torch.float32, seed=14),
+    "every expert": Case("", EVEN_4, BATCHES, top_k=8, seed=15),
 }
+ALONE = [Case(how, (8,), (3,), gradients=how == "standard", seed=22) for how in ("standard", "coherent")]
 TRAINED = [
     "random placement",
     "top-4",
@@ -45,6 +52,7 @@ TRAINED = [
     "a device without slots",
     "an empty rank",
     "one token",
+    "every expert",
 ]
 UNEVEN = ChunkShares(forward=((0.3, 0.7), (1.0,), (0.5, 0.25, 0.25)), backward=((0.3, 0.7), (0.2, 0.8), (1.0,)))
 PIPELINES = {
@@ -75,7 +83,7 @@ every_case = pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
 
 @dataclass(frozen=True)
 class Reference:
-    """The single process: logits, routing `[T, L, K]`, the model with its gradients."""
+    """The single process: logits, routing `[T, L, K]`, the model with its gradients; no near ties."""
 
     logits: np.ndarray
     ids: np.ndarray
@@ -84,11 +92,16 @@ class Reference:
 
 @functools.cache
 def reference(case: Case) -> Reference:
-    model, seen = case.model(), []
-    for name, module in model.named_modules():
-        if name.endswith("moe.router"):
-            module.register_forward_hook(lambda _module, _inputs, output: seen.append(output[1]))
-    tokens = case.tokens()
+    model, seen, tokens = case.model(), list[torch.Tensor](), case.tokens()
+
+    def see(router: torch.nn.Module, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        assert isinstance(router, Router)
+        gates = router.gate(inputs[0]).sort(descending=True).values
+        assert (gates[:, : case.top_k + 1].diff(dim=1) < -NO_TIE).all()
+        seen.append(output[1])
+
+    for router in model.routers:
+        router.register_forward_hook(see)
     if not len(tokens):
         shape = (0, case.num_layers, case.top_k)
         return Reference(np.zeros((0, case.length, 50)), np.zeros(shape, dtype=np.int64), {})
@@ -215,6 +228,27 @@ def test_what_does_not_belong_together_is_refused_on_every_rank(
         assert "\n" not in refusals[attempt]
 
 
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    """This process as the only rank."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    watch().close()
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("case", ALONE, ids=["standard", "coherent"])
+def test_one_rank_gives_what_no_group_gives_and_sends_nothing(case: Case) -> None:
+    found = answer(0, case)
+    assert close(found.logits, reference(case).logits)
+    assert found.traffic == replace(recount(case, reference(case).ids)[0], ids_bytes=0)
+    assert found.traffic.copies == 0
+    for name, gradient in found.gradients.items():
+        assert close(gradient, summed_gradient(case, [found], name))
+        assert close(summed_gradient(case, [found], name), reference(case).gradients[name])
+
+
 def test_without_a_process_group_parallelize_says_how_to_get_one() -> None:
     case = PAIR[0]
     with pytest.raises(UsageError, match="init_process_group"):
@@ -228,11 +262,11 @@ def summed_gradient(case: Case, found: list[Answer], name: str) -> np.ndarray:
     layer, placement = int(name.split(".")[1]), case.placement()
     total: np.ndarray = np.zeros_like(reference(case).gradients[name])
     seen: dict[int, np.ndarray] = {}
-    for rank, answer in enumerate(found):
+    for rank, held in enumerate(found):
         for slot, expert in enumerate(placement.physical_to_logical[layer, placement.device_of_slot == rank]):
-            found_before = seen.setdefault(int(expert), answer.gradients[name][slot])
-            assert np.array_equal(found_before, answer.gradients[name][slot])  # replicas never drift apart
-            total[expert] = answer.gradients[name][slot]
+            found_before = seen.setdefault(int(expert), held.gradients[name][slot])
+            assert np.array_equal(found_before, held.gradients[name][slot])  # replicas never drift apart
+            total[expert] = held.gradients[name][slot]
     return total
 
 

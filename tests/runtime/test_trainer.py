@@ -120,6 +120,7 @@ def test_training_resumes_from_a_checkpoint_with_and_without_a_plan(
     [
         ({"placement": {"dispatch_model": "coherent"}}, {}, "dispatch model 'coherent' under the Trainer"),
         ({}, {"fsdp": "full_shard"}, "a plan beside the Trainer's own fsdp"),
+        ({}, {"fp16": True}, "fp16 under the Trainer"),
         ({}, {"deepspeed": "zero.json"}, "a plan beside the Trainer's own fsdp"),
     ],
 )
@@ -128,6 +129,6 @@ def test_what_the_trainer_cannot_carry_out_is_refused(
 ) -> None:
     from moeplan.runtime.trainer import PlanCallback
 
-    given = SimpleNamespace(**{"fsdp": "", "deepspeed": None, **arguments})
+    given = SimpleNamespace(**{"fsdp": "", "deepspeed": None, "fp16": False, **arguments})
     with pytest.raises(UsageError, match=told):
         PlanCallback(plan(**options)).on_init_end(given, None, None, model=None)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Fifty steps of training that the ranks of a test world make, and the single process they are held against."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from moeplan.planner.demo.model import Router
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
+from tests.runtime.migrating import migrating_cases
 from tests.runtime.rank_cases import Case
 
 STEPS = 50
@@ -58,21 +59,41 @@ def in_one_process(case: Case) -> Losses:
     return Losses(losses, min(gaps))
 
 
-def run_training(world: World, cases: Sequence[Case]) -> list[list[float]]:
+def run_training(world: World, cases: Sequence[Case | migrating_cases.Case]) -> list[list[float]]:
     """The mean loss over ranks of every step, one list a case."""
-    return [_trained(world, case) for case in cases]
+    return [
+        [_mean(world, loss) for loss in (_losses(world, case) if isinstance(case, Case) else _moving(world, case))]
+        for case in cases
+    ]
 
 
-def _trained(world: World, case: Case) -> list[float]:
+def _losses(world: World, case: Case) -> Iterator[torch.Tensor]:
     mine = slice(sum(case.batches[: world.rank]), sum(case.batches[: world.rank + 1]))
     model = nn.parallel.DistributedDataParallel(parallelize(case.model(), case.plan()))
-    optimizer, losses = optimizer_of(model), []
+    optimizer = optimizer_of(model)
     for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_of(model, batch(case, step)[mine])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        total = loss.detach().clone()
-        torch.distributed.all_reduce(total)
-        losses.append(total.item() / world.size)
-    return losses
+        yield _stepped(optimizer, loss_of(model, batch(case, step)[mine]))
+
+
+def _moving(world: World, case: migrating_cases.Case) -> Iterator[torch.Tensor]:
+    """Under a sample policy, by public calls alone."""
+    mine = slice(sum(case.batches[: world.rank]), sum(case.batches[: world.rank + 1]))
+    spread = parallelize(case.model(), case.plan())
+    model, optimizer = nn.parallel.DistributedDataParallel(spread), optimizer_of(spread)
+    for step in range(case.steps):
+        tokens, mask = case.tokens(step)[mine], case.mask()[mine]
+        logits = model(tokens, case.samples(step)[mine], mask)
+        loss = migrating_cases.loss_of(logits, spread.follow(tokens), spread.follow(mask))
+        yield _stepped(optimizer, loss)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return loss.detach().clone()
+
+
+def _mean(world: World, loss: torch.Tensor) -> float:
+    torch.distributed.all_reduce(loss)
+    return loss.item() / world.size

@@ -183,3 +183,18 @@ def test_without_a_profile_pipemoe_says_what_it_needs(moeplan: Any, home: Path, 
     (tmp_path / "traces").symlink_to(home / "traces")
     done = moeplan("solve", "--strategy", "pipemoe", "--cluster", "1x4", cwd=tmp_path, code=2)
     assert "no profile" in done.stderr
+
+
+def test_homes_on_top_of_replicas_and_degrees_make_one_plan_of_all_three(moeplan: Any, home: Path) -> None:
+    moeplan("solve", "--strategy", "eplb", "--redundant", "4", "-o", "replicas.json", cwd=home)
+    moeplan("solve", "--strategy", "pipemoe", "--on", "replicas.json", "-o", "degrees.json", cwd=home)
+    said = moeplan("solve", "--strategy", "netmoe", "--on", "degrees.json", "-o", "all.json", cwd=home).stdout
+    assert "figures are of whole layers" in " ".join(said.split())
+    degrees, plan = (json.loads((home / name).read_text()) for name in ("degrees.json", "all.json"))
+    assert plan["strategies"] == ["eplb", "pipemoe", "netmoe"]
+    assert {name: plan["decisions"][name] for name in ("placement", "pipeline")} == degrees["decisions"]
+    certified = moeplan("certify", "all.json", "--trace", "traces", "--profile", "profile.json", "--json", cwd=home)
+    assert "verdict" in json.loads(certified.stdout)["checks"]
+    assert "degrees, judged in the plan they came from" in json.loads(certified.stdout)["unchecked"]
+    assert "forward" in moeplan("show", "all.json", cwd=home).stdout
+    moeplan("apply", "all.json", cwd=home)

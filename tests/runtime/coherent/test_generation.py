@@ -18,35 +18,32 @@ EVEN_4 = (2, 2, 2, 2)
 PROMPTS = ((5, 3), (1,), (), (7, 2))  # the third rank has none
 SHAPES = {
     "embedded": Job("standard", "embedded", EVEN_4, PROMPTS),
-    "top-1": Job("standard", "embedded", EVEN_4, PROMPTS, top_k=1, seed=1),
+    "top-1": Job("coherent", "embedded", EVEN_4, PROMPTS, top_k=1, seed=1),
     "top-4, replicas on two nodes": Job("standard", "embedded", (3, 3, 3, 3), PROMPTS, top_k=4, nodes=2, seed=2),
-    "replicas, even": Job("standard", "embedded", (4, 4, 4, 4), PROMPTS, rule="even", nodes=2, seed=3),
+    "replicas, even": Job("coherent", "embedded", (4, 4, 4, 4), PROMPTS, rule="even", nodes=2, seed=3),
     "unequal slots": Job("standard", "embedded", (4, 0, 3, 1), ((2, 2), (2,), (2,), ()), seed=4),
-    "one-token prompts": Job("standard", "embedded", EVEN_4, ((1,), (1, 1), (), (1,)), new=4, seed=5),
+    "one-token prompts": Job("coherent", "embedded", EVEN_4, ((1,), (1, 1), (), (1,)), new=4, seed=5),
     "an end": Job("standard", "embedded", EVEN_4, PROMPTS, new=9, eos=14, seed=0),
     "an end to all": Job("standard", "embedded", EVEN_4, ((5,), (), (), ()), new=9, eos=30, seed=0),
     "one new token": Job("standard", "embedded", EVEN_4, PROMPTS, new=1, seed=6),
-    "two new tokens": Job("standard", "embedded", EVEN_4, PROMPTS, new=2, seed=7),
+    "two new tokens": Job("coherent", "embedded", EVEN_4, PROMPTS, new=2, seed=7),
     "more steps than there is room for at first": Job("standard", "embedded", EVEN_4, ((2,), (), (1,), ()), new=36),
     "nothing to do": Job("standard", "embedded", EVEN_4, ((), (), (), ()), new=4),
-    "gpt_oss": Job("standard", "gpt_oss", EVEN_4, PROMPTS, new=8),
-    "gpt_oss, top-4": Job("standard", "gpt_oss", (3, 2, 3, 2), PROMPTS, top_k=4, nodes=2, seed=1),
-    "qwen3_moe": Job("standard", "qwen3_moe", EVEN_4, PROMPTS, new=8),
-    "qwen3_moe, top-1": Job("standard", "qwen3_moe", EVEN_4, PROMPTS, top_k=1, seed=1),
-    "mixtral": Job("standard", "mixtral", EVEN_4, PROMPTS, new=8),
-    "olmoe": Job("standard", "olmoe", EVEN_4, PROMPTS, new=5),
+    "gpt_oss, top-4": Job("coherent", "gpt_oss", (3, 2, 3, 2), PROMPTS, new=8, top_k=4, nodes=2, seed=1),
+    "qwen3_moe": Job("coherent", "qwen3_moe", EVEN_4, PROMPTS, new=8),
+    "mixtral": Job("coherent", "mixtral", EVEN_4, PROMPTS, new=8),
+    "olmoe": Job("coherent", "olmoe", EVEN_4, PROMPTS, new=5),
 }
-JOBS = [replace(job, dispatch=dispatch) for job in SHAPES.values() for dispatch in ("standard", "coherent")]
-IDS = [f"{name}, {dispatch}" for name in SHAPES for dispatch in ("standard", "coherent")]
+COHERENT = {name: replace(job, dispatch="coherent") for name, job in SHAPES.items()}
+JOBS = [*COHERENT.values(), *(job for job in SHAPES.values() if job.dispatch == "standard")]
+IDS = [*COHERENT, *(f"{name}, standard" for name, job in SHAPES.items() if job.dispatch == "standard")]
 TWO = [
     Job(how, family, (5, 4), ((4, 2), (1,)), seed=8)
     for how in ("standard", "coherent")
     for family in ("embedded", "gpt_oss")
 ]
 every_job = pytest.mark.parametrize("index", range(len(JOBS)), ids=IDS)
-coherent_job = pytest.mark.parametrize(
-    "index", [i for i, job in enumerate(JOBS) if job.dispatch == "coherent"], ids=list(SHAPES)
-)
+coherent_job = pytest.mark.parametrize("index", range(len(COHERENT)), ids=COHERENT)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,9 +116,9 @@ def test_collectives_are_as_many_as_the_docstring_says(index: int, replies: list
     of_block = 3 if not coherent else 2 if job.top_k == 1 else 4
     gathers = steps_told
     if coherent:
-        gathers += steps_told - early + 3 + 3 * bool(job.lengths)  # keys and values of nobody are not sent
+        gathers += steps_told - early + 4 + 4 * bool(job.lengths)  # keys and values of nobody are not sent
     for reply in replies[index]:
-        assert reply.calls["all_to_all_single"] == of_block * job.case().num_layers * forwards + 4 * coherent
+        assert reply.calls["all_to_all_single"] == of_block * job.case().num_layers * forwards + 2 * coherent
         assert reply.calls["all_gather_single"] + reply.calls["all_gather_into_tensor"] == gathers
         assert reply.calls["all_gather_object"] == 1
         assert reply.calls["all_reduce"] == 0

@@ -8,15 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.planner.demo.model import Experts
-from moeplan.profilers.world import World, run_world
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.copies import Slots, select_buffers
-from moeplan.runtime.engine.layer import ParallelExperts
-from tests.runtime.rank_cases import Case
-
-CASE = Case("standard", (3, 2, 2, 2), (0, 0, 0, 0), top_k=2, rule="even", seed=3, num_layers=1)
-TOKENS = (9, 4, 0, 6)
+from tests.runtime.engine.engine_cases import CASE, experts, found_by_four, inputs
 
 
 @settings(deadline=None, max_examples=60)
@@ -48,43 +42,10 @@ def test_buffers_hold_first_choices_before_second_ones_in_token_order(data: st.D
     assert all(expert == -1 for _, expert, token, _ in rows if token == num_tokens)
 
 
-def inputs(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(rank)
-    x = torch.randn(TOKENS[rank], 16, generator=generator, dtype=torch.float64)
-    weight, ids = torch.rand(TOKENS[rank], 8, generator=generator, dtype=torch.float64).topk(2)
-    return x, ids, weight
-
-
-def experts() -> Experts:
-    torch.manual_seed(1)
-    return Experts(8, 16, 12).double()
-
-
-def run_buffers(world: World, degrees: list[tuple[int, int]]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Outputs and gradients by x for each pair of degrees."""
-    answers = []
-    for forward, backward in degrees:
-        whole, placement = experts(), CASE.placement()
-        held = placement.physical_to_logical[0, placement.device_of_slot == world.rank].tolist()
-        whole.w_in, whole.w_out = (torch.nn.Parameter(p.detach()[held]) for p in (whole.w_in, whole.w_out))
-        chunks = Chunks.of([1 / forward] * forward, [1 / backward] * backward)
-        layer = ParallelExperts(whole, placement, 0, devices_per_node=4, group=None, chunks=chunks, capacity_factor=1.0)
-        x, ids, weight = inputs(world.rank)
-        x.requires_grad_()
-        y = layer(x, ids, weight)
-        (y * torch.arange(16)).sum().backward()
-        assert x.grad is not None
-        answers.append((y.detach().numpy(), x.grad.numpy()))
-    return answers
-
-
 def test_what_exceeds_the_capacity_is_dropped_whatever_the_degree() -> None:
-    degrees = [(1, 1), (2, 2), (4, 1), (2, 3)]
-    by_rank = run_world(4, run_buffers, degrees, timeout_s=60)
-    assert by_rank is not None
     capacities = [2 * 2, 2 * 2, 2 * 2, 6]  # K int(F ceil(9 / 8)) rows, to a multiple of both degrees
-    for rank, answers in enumerate(by_rank):
-        for capacity, (y, gradient) in zip(capacities, answers, strict=True):
+    for rank, found in enumerate(found_by_four()):
+        for capacity, (y, gradient) in zip(capacities, found.buffers, strict=True):
             expected, expected_gradient = in_one_process(rank, capacity)
             np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-13)
             np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-12, atol=1e-13)

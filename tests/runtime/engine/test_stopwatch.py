@@ -1,11 +1,10 @@
 import time
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from moeplan.profilers.world import World, run_world
 from moeplan.runtime.engine.stopwatch import lap, stopwatch
+from tests.runtime.engine.engine_cases import found_by_four
 
 
 def test_outside_a_stopwatch_a_lap_asks_for_no_process_group_and_costs_microseconds() -> None:
@@ -26,15 +25,5 @@ def test_a_lap_that_fails_is_not_counted_and_the_stopwatch_ends(monkeypatch: pyt
     assert laps["combine"] == []
 
 
-def late(world: World, _: Any) -> float:
-    with stopwatch() as laps:
-        time.sleep(0.3 * world.rank)
-        with lap("dispatch"):
-            pass
-    return laps["dispatch"][0]
-
-
 def test_waiting_for_a_rank_that_comes_late_is_not_counted() -> None:
-    seconds = run_world(2, late, None, timeout_s=60.0)
-    assert seconds is not None
-    assert max(seconds) < 0.25
+    assert max(found.lap_s for found in found_by_four()) < 0.25

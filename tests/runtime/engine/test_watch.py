@@ -17,8 +17,8 @@ import pytest
 from tests.profilers.test_rendezvous import environment
 
 SCRIPT = Path(__file__).with_name("watch_cases.py")
-TIMEOUT_S = 12.0
-START_S = 60.0
+TIMEOUT_S = 6.0
+START_S = 180.0  # the longest that a loop may take, not what it does
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ def lines(text: str) -> list[str]:
     [
         ("killed", 1, "rank 1 died or stopped (noticed by rank N)"),
         ("killed", 0, "rank N cannot reach rank 0, which keeps the store of this world"),
-        ("stopped", 2, "rank 2 died or stopped (noticed by rank N)"),
-        ("stopped", 0, "rank 0 did not answer within 12 s (noticed by rank N)"),
+        ("stopped", 0, f"rank 0 did not answer within {TIMEOUT_S:g} s (noticed by rank N)"),
         ("ends", 1, "rank 1 ended while others need it (noticed by rank N); check that all take as many steps"),
         ("raises", 1, f"rank 1: failed at {SCRIPT}:N: ValueError: a bad batch"),
     ],
@@ -116,30 +115,16 @@ def test_ranks_that_end_one_after_the_other_write_nothing_and_leave_no_thread() 
     assert [(ended.code, ended.out, lines(ended.err)) for ended in ranks] == [(0, "done\n", [])] * 4
 
 
-def under_torchrun(fault: str, unlucky: int) -> tuple[int, str]:
-    """Exit code and errors of torchrun; a stopped rank is killed once the others have named it."""
+def test_under_torchrun_which_keeps_waiting_for_a_stopped_rank_the_others_name_it_and_end() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    with started([environment()], [*command, str(SCRIPT), fault, str(unlucky), str(TIMEOUT_S)]) as (launcher,):
+    with started([environment()], [*command, str(SCRIPT), "stopped", "0", str(TIMEOUT_S)]) as (launcher,):
         assert launcher.stdout is not None
         assert launcher.stderr is not None
-        errors = ""
-        if fault == "stopped":
-            pid = int(launcher.stdout.readline().split()[0])
-            while "moeplan: " not in errors:
-                errors += launcher.stderr.readline()
-            os.kill(pid, signal.SIGKILL)
+        pid, errors = int(launcher.stdout.readline().split()[0]), ""
+        while "moeplan: " not in errors:
+            errors += launcher.stderr.readline()
+        os.kill(pid, signal.SIGKILL)
         errors += launcher.communicate(timeout=START_S)[1]
-    return launcher.returncode, errors
-
-
-def test_under_torchrun_a_killed_rank_is_the_root_cause_that_it_names_itself() -> None:
-    code, errors = under_torchrun("killed", 1)
-    assert code == 1
-    assert re.search(r"Root Cause.*rank\s*: 1 \(.*Signal 9 \(SIGKILL\) received", errors, re.DOTALL), errors
-
-
-def test_under_torchrun_which_keeps_waiting_for_a_stopped_rank_the_others_name_it_and_end() -> None:
-    code, errors = under_torchrun("stopped", 0)
-    assert code == 1
+    assert launcher.returncode == 1
     assert "moeplan: rank 0 died or stopped (noticed by rank " in errors
     assert "exitcode  : 6" in errors

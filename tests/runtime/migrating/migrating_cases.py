@@ -26,7 +26,7 @@ from moeplan.runtime.plan import Inputs, Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
 from tests.runtime.models.huggingface_models import make_model
 
-EXPERTS, VOCABULARY, LENGTH = 8, 50, 7
+EXPERTS, VOCABULARY = 8, 50
 
 
 class SigmoidRouter(Router):
@@ -63,6 +63,7 @@ class Case:
     window: int | None = None
     dense: int | None = None
     dropping: bool = False
+    length: int = 7
     steps: int = 0
     seed: int = 0
 
@@ -131,18 +132,18 @@ class Case:
     def tokens(self, step: int = 0) -> torch.Tensor:
         """The tokens of all ranks, `[I, S]`."""
         generator = torch.Generator().manual_seed(self.seed + step)
-        return torch.randint(VOCABULARY, (sum(self.batches), LENGTH), generator=generator)
+        return torch.randint(VOCABULARY, (sum(self.batches), self.length), generator=generator)
 
     def mask(self) -> torch.Tensor:
         """Where they are tokens, `[I, S]`; the last sample of several has none where there are holes."""
         generator = torch.Generator().manual_seed(self.seed)
-        length = torch.randint(1, LENGTH + 1, (sum(self.batches), 1), generator=generator)
-        place = torch.arange(LENGTH)
+        length = torch.randint(1, self.length + 1, (sum(self.batches), 1), generator=generator)
+        place = torch.arange(self.length)
         if self.padding == "holes":
-            real = torch.rand(sum(self.batches), LENGTH, generator=generator) < 0.6
+            real = torch.rand(sum(self.batches), self.length, generator=generator) < 0.6
             real[-1] = False
             return real
-        return {"": place >= 0 * length, "right": place < length, "left": place >= LENGTH - length}[self.padding]
+        return {"": place >= 0 * length, "right": place < length, "left": place >= self.length - length}[self.padding]
 
     def samples(self, step: int = 0) -> torch.Tensor:
         """Global sample ids `[I]`."""
@@ -151,7 +152,7 @@ class Case:
     def upstream(self) -> torch.Tensor:
         """A fixed gradient of the loss by the logits, `[I, S, V]`."""
         generator = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randn(sum(self.batches), LENGTH, VOCABULARY, generator=generator).double()
+        return torch.randn(sum(self.batches), self.length, VOCABULARY, generator=generator).double()
 
 
 @dataclass
@@ -243,8 +244,8 @@ def family_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _family(rank: int, family: str) -> Answer:
-    """The answer of a model of transformers, its seven samples on three ranks."""
-    model, mine = family_model(family), slice(*((0, 0, 3, 4, 7)[rank : rank + 2]))
+    """The answer of a model of transformers, two of its seven samples on one rank, five on the other."""
+    model, mine = family_model(family), slice(*((0, 2, 7)[rank : rank + 2]))
     spec = replace(
         Case().config.spec(), num_experts=6, hidden_size=32, layer_ids=tuple(range(len(routed_blocks(model))))
     )
@@ -253,7 +254,7 @@ def _family(rank: int, family: str) -> Answer:
         sample_policy=policy, pipeline=PipelineDecision(forward=(2,) * spec.num_layers, backward=None)
     )
     plan = Plan.make(
-        strategies=("netmoe",), seed=0, cluster=Cluster(2, 2), model=spec, inputs=Inputs(), decisions=decisions
+        strategies=("netmoe",), seed=0, cluster=Cluster(2, 1), model=spec, inputs=Inputs(), decisions=decisions
     )
     spread = parallelize(model, plan, gradients="sum")
     tokens, mask, upstream = (kind[mine] for kind in family_batch())

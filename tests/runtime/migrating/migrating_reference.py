@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from moeplan.planner.demo.model import MoELanguageModel, Router
-from tests.runtime.migrating.migrating_cases import EXPERTS, LENGTH, VOCABULARY, Answer, Case
+from tests.runtime.migrating.migrating_cases import EXPERTS, VOCABULARY, Answer, Case, loss_of
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ def reference(case: Case) -> Reference:
     drawn = int(torch.randint(2**62, ()))
     for sample, tokens, mask in zip(case.samples().tolist(), case.tokens(), case.mask(), strict=True):
         watched.ids = []
-        whole = torch.zeros(LENGTH, VOCABULARY, dtype=torch.float64)
+        whole = torch.zeros(case.length, VOCABULARY, dtype=torch.float64)
         whole[mask] = alone(watched.model, tokens[mask], case.window, f"{drawn}:{sample}")
         logits.append(whole)
         ids.append(watched.ids)
     assert watched.gap > 1e-6
-    found = torch.stack([*logits, torch.zeros(LENGTH, VOCABULARY, dtype=torch.float64)])[:-1]
+    found = torch.stack([*logits, torch.zeros(case.length, VOCABULARY, dtype=torch.float64)])[:-1]
     if found.requires_grad:
         torch.autograd.backward((found * case.upstream()).sum())
     gradients = {
@@ -67,12 +67,30 @@ def reference(case: Case) -> Reference:
     return Reference(found.detach().numpy(), ids, gradients)
 
 
+def trained(case: Case, share: float = 1.0) -> list[float]:
+    """The losses of training in one process, sample by sample, by `share` of the gradients."""
+    watched, losses = Watched.of(case), []
+    optimizer = torch.optim.AdamW(watched.model.parameters(), lr=3e-3)
+    for step in range(case.steps):
+        optimizer.zero_grad()
+        tokens, mask = case.tokens(step), case.mask()
+        parts = [alone(watched.model, one[real]) for one, real in zip(tokens, mask, strict=True)]
+        logits = torch.zeros(*tokens.shape, VOCABULARY, dtype=torch.float64)
+        logits[mask] = torch.cat(parts)
+        loss = loss_of(logits, tokens, mask)
+        torch.autograd.backward(share * loss)
+        optimizer.step()
+        losses.append(loss.item())
+    assert watched.gap > 1e-7
+    return losses
+
+
 def alone(model: MoELanguageModel, tokens_S: torch.Tensor, window: int | None = None, drawn: str = "") -> torch.Tensor:
     """The logits of one sample without padding; what it draws depends on the words and the layer."""
     seed = int.from_bytes(hashlib.sha256(drawn.encode()).digest()[:7], "big")
     position = torch.arange(len(tokens_S))
     back = position[:, None] - position
-    mask = (back >= 0) & (back < (window or LENGTH))
+    mask = (back >= 0) & (back < (window or len(tokens_S)))
     x = model.embed(tokens_S)
     for depth, layer in enumerate(model.layers):
         torch.manual_seed(seed + depth)

@@ -13,17 +13,13 @@ from moeplan.runtime.engine.traffic import Traffic
 from moeplan.solvers import netmoe
 from tests.runtime.migrating.migrating_cases import (
     EXPERTS,
-    VOCABULARY,
     Answer,
     Case,
     family_batch,
     family_model,
-    loss_of,
     run_cases,
 )
 from tests.runtime.migrating.migrating_reference import (
-    Watched,
-    alone,
     counts,
     devices_of,
     homes,
@@ -31,6 +27,7 @@ from tests.runtime.migrating.migrating_reference import (
     least,
     reference,
     starts,
+    trained,
 )
 
 CASES = {
@@ -55,11 +52,12 @@ CASES = {
     "a window": Case(window=3, seed=18),
     "dropout": Case(dropping=True, predicted=True, padding="right", seed=22),
     "two ranks": Case(batches=(2, 5), slots=(5, 4), rule="even", predicted=True, seed=23),
-    "eight ranks": Case(batches=(2, 0, 3, 1, 2, 2, 1, 3), slots=(1,) * 8, predicted=True, padding="left", seed=24),
+    "eight ranks": Case(
+        batches=(2, 0, 1, 1, 2, 1, 0, 1), slots=(1,) * 8, predicted=True, padding="left", length=3, seed=24
+    ),
     "a dense layer": Case(dense=1, layers=(0, 1), predicted=True, seed=19),
 }
 TRAINED = {
-    "50 steps": Case(steps=50, predicted=True, seed=20),
     "50 steps of replicas, padded, in chunks": Case(
         steps=50, slots=(3, 3, 3, 3), rule="even", padding="right", degrees=2, top_k=3, method="even", seed=21
     ),
@@ -82,7 +80,7 @@ def worlds() -> dict[int, list[tuple[list[Answer], list[str]]]]:
     found = {}
     for size in (2, 4, 8):
         cases = [case for case in (*CASES.values(), *TRAINED.values()) if len(case.slots) == size]
-        families = FAMILIES if size == 4 and find_spec("transformers") else []
+        families = FAMILIES if size == 2 and find_spec("transformers") else []
         by_rank = run_world(size, run_cases, (cases, families), timeout_s=240)
         assert by_rank is not None
         found[size] = by_rank
@@ -242,19 +240,7 @@ def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_losses_equal_those_of_a_single_process(name: str, answers: dict[str, list[Answer]]) -> None:
     case = TRAINED[name]
-    watched, expected = Watched.of(case), []
-    optimizer = torch.optim.AdamW(watched.model.parameters(), lr=3e-3)
-    for step in range(case.steps):
-        optimizer.zero_grad()
-        tokens, mask = case.tokens(step), case.mask()
-        parts = [alone(watched.model, one[real]) for one, real in zip(tokens, mask, strict=True)]
-        logits = torch.zeros(*tokens.shape, VOCABULARY, dtype=torch.float64)
-        logits[mask] = torch.cat(parts)
-        loss = loss_of(logits, tokens, mask)
-        torch.autograd.backward(loss)
-        optimizer.step()
-        expected.append(loss.item())
-    assert watched.gap > 1e-7
+    expected = trained(case)
     assert expected[-1] < 0.9 * expected[0]
     for answer in answers[name]:
         assert answer.losses == pytest.approx(expected, rel=1e-9)
@@ -269,7 +255,7 @@ def test_a_model_of_transformers_gives_what_it_gives_alone(family: str, answers:
     torch.autograd.backward((logits * upstream).sum())
     found = answers[family]
     order = np.argsort(np.concatenate([answer.samples for answer in found]))
-    assert [len(answer.samples) for answer in found] != [0, 3, 1, 3]
+    assert [len(answer.samples) for answer in found] != [2, 5]
     assert close(np.concatenate([a.logits for a in found])[order], (logits.detach() * mask[:, :, None]).numpy())
     names = [name for name, _ in model.named_modules() if name.endswith(".experts")]
     for weight, parameter in model.named_parameters():

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from torch import Tensor, nn
 
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
+from moeplan.profilers.world import World, run_world
+from moeplan.runtime import parallelize
 from moeplan.runtime.models.checkpoint import load_checkpoint
 from tests.runtime.models.huggingface_models import make_model, names_of_experts, on_meta
+from tests.runtime.rank_cases import Case
 
 FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 HELD: tuple[list[int], ...] = ([4, 0], [], [5, 2, 2])
+CASE = Case("standard", (4, 4), (1, 1))
 Change = Callable[[dict[str, Tensor]], object]
 
 
@@ -212,6 +217,32 @@ def test_a_directory_without_weights_is_refused(mixtral: tuple[Any, Path], tmp_p
     for path in (tmp_path, folder):
         with pytest.raises(InputError, match="cannot be read as a safetensors checkpoint"):
             load_checkpoint(on_meta(model), path, _held(model))
+
+
+def spread_from_own_folder(world: World, folders: tuple[Path, Path]) -> tuple[str, bool]:
+    """What a rank is told that spreads a whole model with the weights of its folder, and whether that changed it."""
+    model, told = CASE.model(), "accepted"
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    try:
+        parallelize(model, CASE.plan(), checkpoint=folders[world.rank])
+    except InputError as error:
+        told = str(error)
+    after = model.state_dict()
+    return told, list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_file_damaged_for_one_rank_is_refused_on_both_and_nothing_was_changed(tmp_path: Path) -> None:
+    folders = tmp_path / "sound", tmp_path / "damaged"
+    for folder in folders:
+        folder.mkdir()
+        save_file(replace(CASE, seed=1).model().state_dict(), folder / "model.safetensors")
+    file = folders[1] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    by_rank = run_world(2, spread_from_own_folder, folders, timeout_s=60)
+    assert by_rank is not None
+    for told, unchanged in by_rank:
+        assert told.startswith(f"rank 1: {file}: damaged")
+        assert unchanged
 
 
 def test_a_buffer_on_meta_that_nobody_can_make_is_refused_by_name(tmp_path: Path) -> None:
