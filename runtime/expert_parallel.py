@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 from ..traces.schema import RANK_BITS
@@ -20,10 +21,12 @@ from .decisions import DispatchModel
 from .engine.layer import ParallelExperts
 from .engine.routing import RoutedTokens
 from .engine.traffic import Traffic
+from .gradients import check_ranks, expert_parameters
 from .migrating.forward import migrating_forward
 from .migrating.guests import Guests
 from .migrating.homes import SamplePolicy
 from .models.huggingface import view
+from .models.protocols import LanguageModel
 from .plan import Plan
 
 __all__ = ["ExpertParallelModel"]
@@ -78,6 +81,12 @@ class ExpertParallelModel(nn.Module):
             Global sample ids, int64 `[B]`, by which replicas take turns; None numbers them `rank << 40 | ordinal`.
         mask
             False, or 0, where tokens are padding, `[B, S]`; None: there is none.
+
+        Raises
+        ------
+        UsageError
+            Shapes do not go together, DistributedDataParallel averages over more ranks than share experts, or the
+            dispatch model is not for training, or for layers that FSDP2 wraps one by one.
         """
         if samples is None:
             samples = self._numbered(len(tokens), tokens.device)
@@ -118,8 +127,8 @@ class ExpertParallelModel(nn.Module):
         Raises
         ------
         UsageError
-            Samples change ranks (`migrating`), the model is in training mode or of a family that has no view, or a
-            rank's request cannot be answered or is not that of the others.
+            Samples change ranks (`migrating`), the model is in training mode, sharded or of a family that has no view,
+            or a rank's request cannot be answered or is not that of the others.
         """
         if self.dispatch == "migrating":
             raise UsageError(
@@ -135,7 +144,7 @@ class ExpertParallelModel(nn.Module):
         request = Request(prompts=prompts, samples=samples.to(device), max_new_tokens=max_new_tokens, eos=eos)
         request.agree(self.group)
         way = Coherent(self.group) if self.dispatch == "coherent" else Resident(self.group)
-        found = generate(view(self.model), way, request)
+        found = generate(self._view("generation"), way, request)
         self.traffic, self.cache_bytes = found.traffic, found.cache_bytes
         return found.tokens
 
@@ -151,20 +160,42 @@ class ExpertParallelModel(nn.Module):
                 "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
                 " dispatch='standard'"
             )
-        found = coherent_forward(view(self.model), tokens_BS, sample_B, self.group, mask_BS=mask_BS)
+        found = coherent_forward(self._view("coherent dispatch"), tokens_BS, sample_B, self.group, mask_BS=mask_BS)
         self.traffic, self.cache_bytes = found.traffic, found.cache_bytes
         logits: Tensor = found.logits
         return logits
 
     def _migrating(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
         assert self.policy is not None
-        found = migrating_forward(view(self.model), self.policy, tokens_BS, sample_B, mask_BS, self.group)
+        self._check_wrapper()
+        found = migrating_forward(
+            self._view("migrating dispatch"), self.policy, tokens_BS, sample_B, mask_BS, self.group
+        )
         self._guests, self.traffic = found.guests, found.traffic
         logits: Tensor = found.logits
         return logits
 
+    def _view(self, how: str) -> LanguageModel:
+        """The model in parts, which `how` uses without calling the layers."""
+        if any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters()):
+            raise UsageError(
+                f"{how} of a model of which fully_shard keeps parameters in parts: layers are not called, so that"
+                " none would be gathered; fully_shard the whole model only, and make `generate` known by"
+                " register_fsdp_forward_method"
+            )
+        return view(self.model)
+
+    def _check_wrapper(self) -> None:
+        """Raise where DistributedDataParallel averages over ranks that have no part in the experts' gradients."""
+        wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+        if wrapper is None or not torch.is_grad_enabled():
+            return
+        if any(parameter.requires_grad for parameter in expert_parameters(self)):
+            check_ranks(dist.get_world_size(wrapper.process_group), self.group)
+
     def _announce(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the experts which tokens the model is called for, by ids `[B, S]` or embeddings `[B, S, M]`."""
+        self._check_wrapper()
         given = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         tokens = next((value for value in given if isinstance(value, Tensor)), None)
         if tokens is None or tokens.ndim < 2:

@@ -55,8 +55,8 @@ def parallelize(
     model
         The embedded model, a model of transformers 5, or any with routed blocks alike, the same on all ranks.
     group
-        One rank a device of the plan's cluster, or a device mesh of one dimension; None is the default group. With
-        one of fewer ranks than there are, experts can be used and not trained: no other group would know.
+        One rank a device of the plan's cluster, or a device mesh of one dimension; None is the default group.
+        Experts' gradients are averaged over these ranks: it is to be all that average gradients.
     dispatch
         How tokens travel; None is what the plan says.
     gradients

@@ -1,7 +1,7 @@
 """A model whose routing is given: a token's vector carries its kind, and a kind's experts are read from a table.
 
-It has the shape of `runtime.models.protocols.LanguageModel`, without norms; attention and experts wait and add nothing, so that
-kinds stay legible wherever tokens travel. What it predicts after a token is the next kind but one.
+It has the shape of `runtime.models.protocols.LanguageModel`, without norms; attention and experts wait and add nothing,
+so that kinds stay legible wherever tokens travel. What it predicts after a token is the next kind but one.
 
 Legend: V kinds; L layers; K experts a token; M hidden size; T tokens.
 """

@@ -43,7 +43,7 @@ def _attempts(world: World, mesh: Any, left: dict[str, Tensor]) -> dict[str, Cal
         with torch.set_grad_enabled(trained):
             left[name] = model(tokens[mine])
         if trained:
-            left[name].sum().backward()
+            left[name].sum().backward()  # type: ignore[no-untyped-call]
         left[name] = left[name].detach()
 
     def in_world(*, trained: bool = True, freeze: bool = False, inner: bool = False) -> nn.Module:
@@ -79,7 +79,7 @@ def _sharded(world: World, left: dict[str, Tensor]) -> dict[str, Callable[[], ob
     tokens = FOUR.tokens()[[world.rank]]
 
     def made(*, layers: bool) -> Any:
-        model = parallelize(FOUR.model(), FOUR.plan(), dispatch="coherent")
+        model: Any = parallelize(FOUR.model(), FOUR.plan(), dispatch="coherent")
         ignored = set(expert_parameters(model))
         for layer in model.model.layers if layers else ():
             fully_shard(layer, ignored_params=ignored)

@@ -231,7 +231,7 @@ def test_what_does_not_belong_together_is_refused_on_every_rank(
 @pytest.fixture
 def group_of_one(tmp_path: Path) -> Iterator[None]:
     """This process as the only rank."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     watch().close()
     dist.destroy_process_group()

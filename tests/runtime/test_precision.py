@@ -54,7 +54,7 @@ def _compared(kind: str, case: Case, rank: int) -> Compared:
     for logits, upstream in ((expected, case.upstream()), (found, case.upstream()[mine])):
         (logits.float() * upstream).sum().backward()
     own, held = _gradients(spread.model), [block.held for block in spread.blocks]
-    experts, routers = [], []
+    experts, routers = list[float](), list[float]()
     for name, gradient in _gradients(whole).items():
         if ".experts.w_in" in name:
             mine_only = own[name.replace("experts", "experts.local")]

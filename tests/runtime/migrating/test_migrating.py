@@ -32,7 +32,6 @@ from tests.runtime.migrating.migrating_reference import (
 
 CASES = {
     "two nodes, predicted": Case(predicted=True),
-    "two nodes": Case(seed=1),
     "one node": Case(nodes=1, predicted=True, seed=2),
     "top-1": Case(top_k=1, predicted=True, seed=3),
     "top-3, padded right": Case(top_k=3, padding="right", seed=4),
