@@ -20,7 +20,7 @@ def run_again(world: World, _payload: None) -> list[Any]:
     """Whether gradients agree, the laps of a rank without experts, and what two open forwards are told."""
     mine = slice(2 * world.rank, 2 * world.rank + 2)
     gradients = [_gradients(EMPTY, mine, again=again) for again in (False, True)]
-    agree = [torch.allclose(*pair, rtol=1e-12) for pair in zip(*gradients, strict=True)]
+    agree = [torch.allclose(one, other, rtol=1e-12) for one, other in zip(*gradients, strict=True)]
     with stopwatch() as laps:
         parallelize(EMPTY.model(), EMPTY.plan())(EMPTY.tokens()[mine])
     return [len(agree), all(agree), {part: len(times) for part, times in laps.items()}, _told(mine)]
