@@ -138,13 +138,20 @@ class ExpertParallelModel(nn.Module):
         if self.model.training:
             raise UsageError("generation in training mode, in which models draw noise; call eval() on the model")
         device = next(self.model.parameters()).device
-        prompts = [prompt.to(device) for prompt in prompts]
+        prompts = [torch.as_tensor(prompt, device=device) for prompt in prompts]
         if samples is None:
             samples = self._numbered(len(prompts), device)
-        request = Request(prompts=prompts, samples=samples.to(device), max_new_tokens=max_new_tokens, eos=eos)
+        model = self._view("generation")
+        request = Request(
+            prompts=prompts,
+            samples=samples.to(device),
+            max_new_tokens=max_new_tokens,
+            eos=eos,
+            num_tokens=getattr(model.embed, "num_embeddings", None),
+        )
         request.agree(self.group)
         way = Coherent(self.group) if self.dispatch == "coherent" else Resident(self.group)
-        found = generate(self._view("generation"), way, request)
+        found = generate(model, way, request)
         self.traffic, self.cache_bytes = found.traffic, found.cache_bytes
         return found.tokens
 

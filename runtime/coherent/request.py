@@ -30,12 +30,15 @@ class Request:
         At least 1.
     eos
         A token that ends its sample, itself included; None: none does.
+    num_tokens
+        Of the model's vocabulary; None where it is not known.
     """
 
     prompts: Sequence[Tensor]
     samples: Tensor
     max_new_tokens: int
     eos: int | None
+    num_tokens: int | None
 
     def agree(self, group: dist.ProcessGroup | None) -> None:
         """See that all ranks ask for as much, and can be answered; a collective call.
@@ -66,6 +69,9 @@ class Request:
                     f"prompt {place} is {prompt.dtype} {list(prompt.shape)}; expected int64 tokens in one dimension, at"
                     " least one"
                 )
+            low, high = int(prompt.min()), int(prompt.max())
+            if low < 0 or (self.num_tokens is not None and high >= self.num_tokens):
+                return f"prompt {place} has tokens {low} to {high}; expected 0 to {(self.num_tokens or 0) - 1}"
         if self.samples.shape != (len(self.prompts),):
             return f"sample ids {list(self.samples.shape)} for {len(self.prompts)} prompts; expected one each"
         return None

@@ -70,6 +70,7 @@ def _refusals(rank: int, job: Job) -> dict[str, str]:
         "no new token": (good, 0),
         "an empty prompt on rank 1": ([torch.arange(3 - 3 * rank)], 4),
         "floats on rank 0": ([torch.zeros(3) if rank == 0 else torch.arange(3)], 4),
+        "a token beyond the vocabulary on rank 1": ([torch.tensor([3, 10_000 * rank])], 4),
         "two dimensions": ([torch.zeros(2, 2, dtype=torch.int64)], 4),
         "too few sample ids": (good, 4, None, torch.arange(2)),
         "other lengths": (good, 4 + rank),

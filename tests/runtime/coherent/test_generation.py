@@ -148,6 +148,7 @@ def test_keys_and_values_of_a_step_travel_from_the_last_block_to_the_next_first_
         ("no new token", "rank 0: 0 new tokens; expected 1 or more"),
         ("an empty prompt on rank 1", "rank 1: prompt 0 is torch.int64 [0]; expected int64 tokens in one dimension"),
         ("floats on rank 0", "rank 0: prompt 0 is torch.float32 [3]; expected int64"),
+        ("a token beyond the vocabulary on rank 1", "rank 1: prompt 0 has tokens 3 to 10000; expected 0 to "),
         ("two dimensions", "rank 0: prompt 0 is torch.int64 [2, 2]; expected int64"),
         ("too few sample ids", "rank 0: sample ids [2] for 1 prompts; expected one each"),
         ("other lengths", "rank 1 asks for 5 new tokens until None, rank 0 for 4 until None; ask for the same"),
