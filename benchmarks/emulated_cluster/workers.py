@@ -18,7 +18,8 @@ from moeplan.profilers.ranks import Channel, Progress, run_ranks
 
 from .network import INTERFACE, Wire, enter, network
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 1800.0  # of a whole case
+CALL_TIMEOUT_S = 60.0  # of a collective
 BACKEND = "gloo_one"
 Report = Callable[[Any], None]
 Target = Callable[[Cluster, int, Any, Report], Any]  # (cluster, rank, payload, report)
@@ -54,7 +55,7 @@ def _rank(
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     dist.Backend.register_backend(BACKEND, _one_thread, extended_api=True, devices=["cpu"])
     meeting = dist.FileStore(store, cluster.num_devices)  # type: ignore[attr-defined]  # nodes share the file system
-    timeout = datetime.timedelta(seconds=TIMEOUT_S / 2)
+    timeout = datetime.timedelta(seconds=CALL_TIMEOUT_S)
     dist.init_process_group(BACKEND, store=meeting, rank=rank, world_size=cluster.num_devices, timeout=timeout)
     channel.greet()
     channel.deliver(target(cluster, rank, payload, channel.report if rank == 0 else _ignore))

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..engine.exchange import Splits
 from ..engine.gather import Count, Gather
 from ..engine.layer import ParallelExperts
 from ..engine.payload import Columns
+from ..engine.route import Route
 from ..engine.traffic import Traffic
 from ..models.protocols import LanguageModel, Layer
 from .context_attention import attend_contexts
@@ -128,9 +128,9 @@ class Coherent:
 
     def home(self, held: Held, source_T: Tensor) -> Held:
         """What started here of what all ranks hold; sources ascend with the numbers; two collectives."""
-        splits = Splits.agree(source_T.bincount(minlength=dist.get_world_size(self.group)), self.group)
+        route = Route.agree(source_T.bincount(minlength=dist.get_world_size(self.group))[None], self.group)
         kinds = held.x, held.token.int()[:, None]
         columns = Columns.of(*kinds)
-        x, token = columns.unpack(splits.move(columns.pack(*kinds)))
-        self.traffic = self.traffic + Traffic(return_bytes=splits.crossing * sum(columns.sizes))
+        x, token = columns.unpack(route.move(columns.pack(*kinds)))
+        self.traffic = self.traffic + Traffic(return_bytes=route.crossing * sum(columns.sizes))
         return Held.ascending(x, token.flatten())

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...solvers.placement import Placement
-from .exchange import Splits
+from .route import Route
 
 __all__ = ["ReplicaSums"]
 
@@ -45,7 +45,7 @@ class ReplicaSums:
         rank = dist.get_rank(self.group)
         counts = [len(slots) if peer != rank else 0 for peer, slots in enumerate(self.shared)]
         theirs = [slots for peer, slots in enumerate(self.shared) if peer != rank]
-        rows = torch.split(Splits(counts, counts, self.group).move(gradient[torch.cat(theirs)]), counts)
+        rows = torch.split(Route([counts], [counts], self.group).move(gradient[torch.cat(theirs)]), counts)
         total = gradient.clone()
         total[self.shared[rank]] = 0
         for peer, slots in enumerate(self.shared):

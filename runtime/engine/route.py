@@ -56,6 +56,11 @@ class Route:
         work = dist.all_to_all_single(arrived, travelling, come, gone, self.group, async_op=True)
         return Pending(work, arrived, travelling, received)
 
+    def move(self, rows: Tensor) -> Tensor:
+        """What arrives of rows sent in one piece, in rank order; a collective call."""
+        (arrived,) = self.start(rows.contiguous(), range(1)).wait()
+        return arrived
+
 
 @dataclass(slots=True)
 class Pending:

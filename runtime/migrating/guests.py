@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ..coherent.contexts import Contexts
-from ..engine.exchange import Splits
+from ..engine.route import Route
 
 __all__ = ["Guests"]
 
@@ -64,7 +64,7 @@ class Guests:
         from_C = self.contexts.rank[self.home_on_device == rank]
         if len(rows) != len(to_B):
             raise UsageError(f"{len(rows)} rows to follow the {len(to_B)} samples that the last forward took here")
-        counts = [found.bincount(minlength=size).tolist() for found in (to_B, from_C)]
+        sent, received = ([found.bincount(minlength=size).tolist()] for found in (to_B, from_C))
         flat = rows.detach()[to_B.argsort(stable=True)].reshape(len(rows), math.prod(rows.shape[1:]))
-        arrived = Splits(counts[0], counts[1], self.contexts.group).move(flat.view(torch.uint8))
+        arrived = Route(sent, received, self.contexts.group).move(flat.view(torch.uint8))
         return arrived.view(rows.dtype).view(len(from_C), *rows.shape[1:])

@@ -111,14 +111,6 @@ def reference(case: Case) -> Reference:
     return Reference(logits.detach().numpy(), torch.stack(seen, dim=1).numpy(), gradients)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def answers() -> list[list[Answer]]:
     """One world of 4 ranks for all cases: answers by case, then rank."""

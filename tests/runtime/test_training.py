@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from moeplan.profilers.world import run_world
 from tests.runtime.migrating import migrating_cases
@@ -23,11 +22,6 @@ MOVING = migrating_cases.Case(
     steps=10, slots=(3, 3, 3, 3), rule="even", padding="right", degrees=2, method="even", seed=37
 )
 EIGHT = replace(FOUR, slots=(1,) * 8, batches=(1,) * 8, nodes=2, forward=(2, 2, 2), seed=36)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from .layers import MoELayer, hidden_layers
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["model_config", "spec_of"]
+__all__ = ["model_config", "sizes_of", "spec_of"]
 
 NAMES = {  # ours -> what configurations call it, the most specific first
     "num_experts": ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"),
@@ -40,7 +40,7 @@ def spec_of(model: "nn.Module", layers: Sequence[MoELayer], name: str | None = N
         Its experts or its top-k are not told.
     """
     config = model_config(model)
-    sizes: dict[str, Any] = {ours: _number(config, *theirs) for ours, theirs in NAMES.items()}
+    sizes = sizes_of(config)
     for required in ("num_experts", "top_k"):
         if sizes[required] is None:
             sizes[required] = _number(layers[0].module, required)
@@ -55,10 +55,14 @@ def spec_of(model: "nn.Module", layers: Sequence[MoELayer], name: str | None = N
         name=name or _name(model, config),
         layer_ids=hidden_layers(layers),
         dtype_bytes=next((p.element_size() for p in model.parameters() if p.is_floating_point()), None),
-        attention=_attention(config),
-        top_k_groups=_limit(config),
         **sizes,
     )
+
+
+def sizes_of(config: Any) -> dict[str, Any]:
+    """What a configuration says of a `ModelSpec` but its name, layers and dtype, None where it says nothing."""
+    sizes = {ours: _number(config, *theirs) for ours, theirs in NAMES.items()}
+    return sizes | {"attention": _attention(config), "top_k_groups": _limit(config)}
 
 
 def model_config(model: "nn.Module") -> Any:

@@ -1,10 +1,8 @@
 """Generation on real gloo processes, against the same model in one process and naive recounts."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from moeplan.profilers.world import run_world
 from tests.runtime.coherent.generation_cases import Job, Reply, run_jobs
@@ -44,14 +42,6 @@ TWO = [
 ]
 every_job = pytest.mark.parametrize("index", range(len(JOBS)), ids=IDS)
 coherent_job = pytest.mark.parametrize("index", range(len(COHERENT)), ids=COHERENT)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

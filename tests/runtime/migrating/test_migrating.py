@@ -1,7 +1,6 @@
 """The migrating forward on real gloo processes, against the same model in one process, sample by sample."""
 
 import itertools
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import numpy as np
@@ -63,14 +62,6 @@ TRAINED = {
 }
 FAMILIES = ["mixtral", "qwen3_moe", "olmoe", "gpt_oss"]
 every_case = pytest.mark.parametrize("name", CASES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
