@@ -1,4 +1,4 @@
-"""The runtime on an emulated cluster: seconds of steps, beside what a profile taken before foretold.
+"""The runtime on an emulated cluster: seconds of steps, beside what a profile taken before predicted.
 
 Computation is a calibrated wait, since ranks outnumber cores; the network, its bytes and the runtime are real.
 """
@@ -34,7 +34,7 @@ def _row(figure: Figure) -> Row:
     if figure.ratio is not None:
         more |= {"x from": figure.ratio[1], "x to": figure.ratio[2]}
     if figure.predicted_s is not None:
-        more["foretold too much, %"] = figure.predicted_s / figure.measured.median - 1
+        more["prediction over measured, %"] = figure.predicted_s / figure.measured.median - 1
     return Row(
         figure.instance,
         figure.method,
@@ -51,6 +51,7 @@ def _profile(instance: Instance) -> Iterator[Row]:
         ("exchange between nodes", profile.inter),
         ("exchange in a node", profile.intra),
         ("chunk", profile.chunk),
+        ("gather", profile.gather),
     ):
         line, held = fit.alpha_beta, fit.held_out.get(fit.model.kind)
         more = {"start, s": line.a_s, "Mbit/s": 8e-6 / line.b_s}
@@ -60,15 +61,15 @@ def _profile(instance: Instance) -> Iterator[Row]:
 def _points(instance: Instance) -> Iterator[Row]:
     for figure in (figure for case in found(*instance).figures.values() for figure in case):
         if figure.size is not None and figure.predicted_s is not None:
-            way = "" if figure.method.startswith("degree") else f"{figure.method}: "
-            for what, value in (("measured", figure.measured.median), ("foretold", figure.predicted_s)):
-                yield Row(figure.instance, f"{way}{what}", quality=value, axis=figure.axis, size=figure.size)
+            for what, value in (("measured", figure.measured.median), ("predicted", figure.predicted_s)):
+                name = f"{figure.method}: {what}"
+                yield Row(figure.instance, name, quality=value, axis=figure.axis, size=figure.size)
 
 
 def _study(name: str, title: str, baseline: str, note: str) -> Study[Instance]:
     return Study(
         title=title,
-        quality="foretold, s",
+        quality="predicted, s",
         baseline=baseline,
         note=f"{note} {EMULATED}",
         instances=_instances,
@@ -81,7 +82,7 @@ STUDIES = (
         title="Profile, taken first",
         quality="median error on sizes held out, %",
         note="By bytes through the busiest node, or from a rank to its own node. Start and rate are those of the best"
-        " line; the fits that foretell are monotone curves. A chunk is one of a train of 1 to 8 sent back to back.",
+        " line; the fits that predict are monotone curves. A chunk is one of a train of 1 to 8 sent back to back.",
         instances=_instances,
         rows=_profile,
     ),
@@ -111,7 +112,7 @@ STUDIES = (
         "Experts take no time. By hand every token-expert pair travels, moeplan sends a token once a device.",
     ),
     Study(
-        title="Measured beside foretold",
+        title="Measured beside predicted",
         quality="seconds of a step, s",
         note="The points of the picture.",
         instances=_instances,

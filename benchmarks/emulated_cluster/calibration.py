@@ -2,7 +2,7 @@
 
 Exchanges are measured alone, for steps in which each waits for the last, and in trains of chunks sent back to back, for
 those that overlap: a chunk of a train costs less to start than an exchange that everyone waits for. The former are
-uneven, as routing is.
+uneven, as routing is. Gathers are a kind of their own: gloo passes every block round a ring.
 
 Legend: D devices, N nodes, G devices a node.
 """
@@ -19,7 +19,10 @@ from moeplan.profilers.fits.alpha_beta import AlphaBeta
 from moeplan.profilers.fits.fit import Fit
 from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.fits.prediction import Prediction
+from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.experts import partial_sums
+from moeplan.runtime.engine.layer import ParallelExperts
+from moeplan.solvers import contiguous
 
 from .timing import Call, interleaved
 from .waiting import Waiter, WaitingExperts
@@ -29,6 +32,8 @@ SHAPE = 8.0  # of the gamma distribution that uneven bytes follow: a coefficient
 LOCAL_BYTES = (2_000, 200_000, 800_000)  # that leave a rank for the others of its node
 CHUNK_BYTES = (20_000, 60_000, 180_000, 550_000, 1_600_000)  # that leave a node in a chunk
 TRAINS = (1, 2, 4, 8)  # chunks, as long as they are no more than the largest in all
+GATHER_BYTES = (5_000, 40_000, 150_000, 500_000, 1_500_000)  # that every rank passes on
+HOST_DEGREES = (1, 9)
 WAITS_S = (1e-3, 4e-3, 15e-3, 60e-3)
 ROWS, WIDTH = 32, 1024  # that experts are called with
 ROUNDS = 9
@@ -44,14 +49,20 @@ class Profile:
         An exchange by the bytes that leave the busiest node, and by those that leave a rank for its own node.
     chunk
         A chunk of a train by the bytes that leave a node.
+    gather
+        An all-gather by the bytes that every rank passes on.
     wait
         A call of experts by the seconds that it shall take.
+    host_s
+        Seconds of its own time that a rank takes for one more chunk of a layer, sent nowhere.
     """
 
     inter: Fit
     intra: Fit
     chunk: Fit
+    gather: Fit
     wait: AlphaBeta
+    host_s: float
 
     @property
     def call_s(self) -> float:
@@ -65,6 +76,11 @@ class Profile:
     def intra_s(self, n: np.ndarray) -> Prediction:
         """Seconds of exchanges in which these bytes leave a rank for its own node."""
         return self.intra.predict({"bytes": n}, n)
+
+    def gather_s(self, n: float) -> float:
+        """Seconds of an all-gather in which every rank passes on these bytes."""
+        sizes = np.array([n])
+        return float(self.gather.predict({"bytes": sizes}, sizes).seconds[0])
 
     def chunk_s(self, n: np.ndarray) -> np.ndarray:
         """Seconds of chunks of which these bytes leave a node."""
@@ -80,12 +96,16 @@ def calibrate(cluster: Cluster, rank: int) -> Profile:
     inter = {n: _exchange(bytes_DD[rank], bytes_DD[:, rank]) for n, bytes_DD in uneven.items()}
     intra = {n: _even(together_D * (n // max(group - 1, 1))) for n in LOCAL_BYTES}
     trains = [(r, n) for n in CHUNK_BYTES for r in TRAINS if r * n <= CHUNK_BYTES[-1]]
+    gathers = {n: _gather(round(n / (size - 1)), size) for n in GATHER_BYTES}
     trains_s = _medians([_even(apart_D * _each(cluster, n), r) for r, n in trains])
     return Profile(
         _fitted(list(inter), _medians(list(inter.values()))),
         _fitted(list(intra), _medians(list(intra.values()))),
         _fitted([n for _, n in trains], trains_s / [r for r, _ in trains]),
+        _fitted(list(gathers), _medians(list(gathers.values()))),
         AlphaBeta.of(np.array(WAITS_S), _medians([_experts(seconds) for seconds in WAITS_S])),
+        max(np.diff(_medians([_own(cluster, rank, degree) for degree in HOST_DEGREES]))[0], 0.0)
+        / (HOST_DEGREES[1] - HOST_DEGREES[0]),
     )
 
 
@@ -124,6 +144,21 @@ def _exchange(sent_D: np.ndarray, received_D: np.ndarray, times: int = 1) -> Cal
             work.wait()
 
     return run
+
+
+def _gather(block_bytes: int, size: int) -> Call:
+    sent, arrived = (torch.zeros(blocks * block_bytes, dtype=torch.uint8) for blocks in (1, size))
+    return lambda: dist.all_gather_into_tensor(arrived, sent)
+
+
+def _own(cluster: Cluster, rank: int, degree: int) -> Call:
+    """A layer in so many chunks whose tokens all stay where they are, with experts that take no time."""
+    placement = contiguous.solve(1, cluster.num_devices, cluster).placement
+    chunks = Chunks.of([1 / degree] * degree, [1.0])
+    experts = WaitingExperts(1, Waiter(), 0.0, 0.0)
+    layer = ParallelExperts(experts, placement, 0, devices_per_node=cluster.devices_per_node, group=None, chunks=chunks)
+    ids, weights = torch.full((ROWS, 1), rank), torch.ones(ROWS, 1)
+    return torch.no_grad()(lambda: layer(torch.zeros(ROWS, WIDTH), ids, weights))
 
 
 def _experts(seconds: float) -> Call:

@@ -1,4 +1,4 @@
-"""What a case is: prepared where it was asked for, run on every rank, told beside what the profile foretells.
+"""What a case is: prepared where it was asked for, run on every rank, told beside what the profile predicts.
 
 Ranks only measure: solving and predicting, which compute, are done before and after.
 """

@@ -14,7 +14,7 @@ class Figure:
     instance, method
         The step and the way.
     measured, predicted_s
-        Its seconds, and what the profile foretold.
+        Its seconds, and what the profile predicted.
     ratio
         How many times as fast as the instance's first way, with its interval.
     told

@@ -86,14 +86,16 @@ def _told(cluster: Cluster, profile: Profile, given: Prepared, measured: Measure
                 "kept on a device, %": kept(instance.work, placement, 1),
                 "kept on a node, %": kept(instance.work, placement, cluster.devices_per_node),
             }
-            predicted_s = _foretold(cluster, profile, instance, placement, coherent=dispatch == "coherent")
+            predicted_s = _predicted(cluster, profile, instance, placement, coherent=dispatch == "coherent")
             axis = f"ExFlow {cluster}, prefill: kv/d" if instance.new == 0 else ""
             size = instance.sizes.kv_size / instance.sizes.hidden_size if axis else None
             figures.append(Figure(instance.name, way, seconds, predicted_s, ratio(first, seconds), told, axis, size))
     return figures
 
 
-def _foretold(cluster: Cluster, profile: Profile, instance: Instance, placement: Placement, *, coherent: bool) -> float:
+def _predicted(
+    cluster: Cluster, profile: Profile, instance: Instance, placement: Placement, *, coherent: bool
+) -> float:
     steps = [
         Predictor.of(profile, cluster, instance.work, instance.sizes, placement, after)
         for after in range(instance.new or 1)

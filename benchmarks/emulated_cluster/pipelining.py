@@ -60,8 +60,9 @@ class Shape:
         return float(layer_seconds(degree_R, sent_R, self.experts_s(profile, 1 / degree_R), sent_R)[0])
 
     def experts_s(self, profile: Profile, share: Array) -> Array:
-        """Seconds of the experts of shares of the layer."""
-        return profile.wait.seconds(self.sizes.start_s + self.sizes.pair_s * self.work.tokens.shape[1] * share)
+        """Seconds of the experts of shares of the layer, a chunk each."""
+        waits = self.sizes.start_s + self.sizes.pair_s * self.work.tokens.shape[1] * share
+        return profile.host_s + profile.wait.seconds(waits)
 
 
 def _prepare(cluster: Cluster) -> list[Shape]:
@@ -101,7 +102,7 @@ def _told(_cluster: Cluster, profile: Profile, shapes: list[Shape], measured: Me
 def _of_shape(profile: Profile, shape: Shape, measured: Measured, *, pictured: bool) -> list[Figure]:
     planned = shape.planned(profile)
     found = {degree: measured[f"{shape.name}/{degree}"] for degree in sorted({*DEGREES, planned})}
-    foretold = {degree: shape.layer_s(profile, degree) for degree in found}
+    predicted = {degree: shape.layer_s(profile, degree) for degree in found}
     best_s, figures = min(found[degree].median for degree in DEGREES), []
     for degree, seconds in found.items():
         told = {}
@@ -109,9 +110,9 @@ def _of_shape(profile: Profile, shape: Shape, measured: Measured, *, pictured: b
             faster = ratio(found[1], seconds)[0]
             told = {
                 "beyond the best fixed, %": seconds.median / best_s - 1,
-                "of the model's limit, %": faster * foretold[planned] / foretold[1],
+                "of the model's limit, %": faster * predicted[planned] / predicted[1],
             }
-        predicted_s = LAYERS * (profile.call_s + foretold[degree])
+        predicted_s = LAYERS * (profile.call_s + predicted[degree])
         name = f"degree {degree}" + ", planned" * (degree == planned)
         axis = f"PipeMoE {shape.name}: degree" if pictured else ""
         figures.append(

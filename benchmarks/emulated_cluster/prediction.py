@@ -70,7 +70,7 @@ class Predictor:
 
         Exchanges of next to nothing: two of contexts, one a gather, one at the end.
         """
-        gathers = [self.exchanged(self.gathered(here_T), self.sizes.kv_size) for here_T in self.lives(self.home)[:-1]]
+        gathers = [self.gather(self.rows(here_T)) for here_T in self.lives(self.home)[:-1]]
         home_s = self.copies(self.home[:, None], self.lives(self.home)[-1])
         return (3 + len(gathers)) * self.profile.call_s + sum(gathers) + self.through(self.home) + home_s
 
@@ -88,12 +88,13 @@ class Predictor:
         """Where coherent tokens live before every layer and at last, from where they are."""
         return [here_T, *(device_TK[:, 0] for device_TK in self.device)]
 
-    def gathered(self, here_T: Array) -> Array:
-        """The rows through every port when each device gathers those of all tokens, `[C, 2, D]`."""
-        tokens_D, group = np.bincount(here_T, minlength=self.cluster.num_devices), self.cluster.devices_per_node
-        near_D = np.repeat(tokens_D.reshape(-1, group).sum(1), group)
-        peers_C1 = np.array([[group - 1], [len(tokens_D) - group]])
-        return np.stack([tokens_D * peers_C1, [near_D - tokens_D, len(here_T) - near_D]], axis=1)
+    def rows(self, here_T: Array) -> Array:
+        """The keys and values of tokens by the device they are on, `[D]`."""
+        return np.bincount(here_T, minlength=self.cluster.num_devices)
+
+    def gather(self, rows_D: Array) -> float:
+        """Seconds until all devices have these keys and values: blocks, as large as the largest, round a ring."""
+        return self.profile.gather_s((len(rows_D) - 1) * float(rows_D.max()) * 4 * self.sizes.kv_size)
 
     def migrating(self, method: str, *, backward: bool = False) -> float:
         """Samples go where `netmoe.rehome` sends them; two calls a layer more, of their counts and of destinations."""
@@ -156,9 +157,9 @@ def generated(steps: list[Predictor], *, coherent: bool) -> float:
         return 2 * steps[0].profile.call_s + sum(step.standard() for step in steps)
     first, total, here_T = steps[0], 0.0, steps[0].home
     for ordinal, step in enumerate(steps):
-        gathers = [step.gathered(live_T) for live_T in step.lives(here_T)[:-1]]
+        gathers = [step.rows(live_T) for live_T in step.lives(here_T)[:-1]]
         told = gathers if ordinal == 0 else [np.sum(gathers, axis=0)] * (ordinal + 1 < len(steps))
-        total += sum(step.exchanged(rows, step.sizes.kv_size) + step.profile.call_s for rows in told)
+        total += sum(step.gather(rows_D) + step.profile.call_s for rows_D in told)
         total += step.through(here_T)
         here_T = step.lives(here_T)[-1]
     return total + 5 * first.profile.call_s

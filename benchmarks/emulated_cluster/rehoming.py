@@ -75,8 +75,8 @@ def _told(cluster: Cluster, profile: Profile, given: list[Locality], measured: M
     figures = []
     for one in given:
         placement = contiguous.solve(LAYERS, one.work.num_experts, cluster).placement
-        foretold = Predictor.of(profile, cluster, one.work, one.sizes, placement)
-        stay_s, go_s = foretold.standard(backward=True), foretold.migrating(METHOD, backward=True)
+        predicted = Predictor.of(profile, cluster, one.work, one.sizes, placement)
+        stay_s, go_s = predicted.standard(backward=True), predicted.migrating(METHOD, backward=True)
         axis, ways = f"NetMoE {cluster}: layers that preferences last", _ways(cluster, one)
         found = [measured[f"{one.name}/{way}"] for way in ways]
         for way, seconds, predicted_s in zip(ways, found, (stay_s, go_s), strict=True):

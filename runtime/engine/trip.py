@@ -100,8 +100,8 @@ class Trip:
             for chunk in self.chunks.forward
         ]
         moved: list[Awaited] = []
-        for chunk, shipment in zip(self.chunks.forward, sent, strict=True):
-            made = [self._made(*piece) for piece in shipment.wait()]
+        for chunk in self.chunks.forward:
+            made = [self._made(*piece) for piece in sent.pop(0).wait()]  # what arrived is let go once computed
             if not moved:  # as late as can be: whoever names destinations may still be at it
                 self.back = self._onward()
             moved.append(Landed(made) if self.stays else Shipment.gather("combine", self.back, chunk, made))
@@ -119,16 +119,17 @@ class Trip:
             Shipment.send("combine", back, chunk, Columns.of(grad), grad[back.rows(chunk)].contiguous())
             for chunk in self.chunks.backward
         ]
-        sums = [torch.zeros_like(p) if p.requires_grad else None for p in self.parameters]
+        sums: Gradients = [None] * len(self.parameters)
         returning = []
-        for chunk, shipment in zip(self.chunks.backward, sent, strict=True):
-            pieces = self.pieces[chunk.start : chunk.stop]
-            made = [self._gradients(piece, y, sums) for piece, (y,) in zip(pieces, shipment.wait(), strict=True)]
+        for chunk in self.chunks.backward:
+            pieces, arrived = self.pieces[chunk.start : chunk.stop], sent.pop(0).wait()
+            made = [self._gradients(piece, y, sums) for piece, (y,) in zip(pieces, arrived, strict=True)]
             returning.append(Shipment.gather("dispatch", self.out.reversed(), chunk, made))
         self.pieces.clear()
         x_nM, weight_nK = joined([piece for shipment in returning for piece in shipment.wait()])
         inputs = [self.copies.summed(x_nM, self.shape[0]), self.copies.summed_weights(weight_nK, self.shape)]
-        return inputs, self.settle(sums)
+        met = zip(sums, self.parameters, strict=True)
+        return inputs, self.settle([_zeros(parameter) if one is None else one for one, parameter in met])
 
     def _columns(self, x_TM: Tensor, weight_TK: Tensor) -> Columns:
         """The columns of what goes out: x, gate weights, and what travels beside."""
@@ -165,8 +166,8 @@ class Trip:
         x, weight, *found = torch.autograd.grad(piece.y, inputs, grad, allow_unused=True)
         for number, one in zip(trained, found, strict=True):
             total = sums[number]
-            if total is not None and one is not None:
-                total += one
+            if one is not None:
+                sums[number] = one.clone() if total is None else total.add_(one)
         return [
             torch.zeros_like(inputs[0]) if x is None else x,
             torch.zeros_like(inputs[1]) if weight is None else weight,
@@ -211,6 +212,11 @@ class _Travel(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, parameters = ctx.trip.backward(grads[0])
         return None, *inputs, *parameters
+
+
+def _zeros(parameter: nn.Parameter) -> Tensor | None:
+    """The gradient of a parameter that no row met; None of a frozen one."""
+    return torch.zeros_like(parameter) if parameter.requires_grad else None
 
 
 def _as_is(tensor: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def test_the_layer_by_hand_is_the_weighted_sum_of_experts() -> None:
     assert max(found) < 1e-3
 
 
-def test_kinds_choose_their_experts_in_every_layer_and_foretell_what_follows() -> None:
+def test_kinds_choose_their_experts_in_every_layer_and_predict_what_follows() -> None:
     ids = np.random.default_rng(0).integers(4, size=(300, 3, 2))
     model = EmulatedModel(ids, Sizes(num_experts=4, hidden_size=32, start_s=0.0, pair_s=0.0, attention_s=0.0))
     asked: list[Tensor] = []

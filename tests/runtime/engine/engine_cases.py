@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from moeplan.planner.demo.model import Experts
 from moeplan.profilers.cluster import Cluster
@@ -44,11 +43,9 @@ def found_by_four() -> list[Found]:
 
 
 def _find(world: World, _payload: None) -> Found:
-    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][world.rank // 2]
-    assert isinstance(pair, dist.ProcessGroup)
     return Found(
         buffers=[_buffers(world.rank, *degrees) for degrees in DEGREES],
-        peaks=[_peaks(pair, top_k) for top_k in TOP_KS],
+        peaks=[_peaks(world.rank, top_k) for top_k in TOP_KS],
         lap_s=_late(world),
     )
 
@@ -79,21 +76,21 @@ def _buffers(rank: int, forward: int, backward: int) -> tuple[np.ndarray, np.nda
     return y.detach().numpy(), x.grad.numpy()
 
 
-def _peaks(pair: dist.ProcessGroup, top_k: int) -> list[int]:
-    """Of the plain layer on two ranks, then ours in one chunk and in four."""
-    generator = torch.Generator().manual_seed(pair.rank())
+def _peaks(rank: int, top_k: int) -> list[int]:
+    """Of the plain layer, then ours in one chunk and in four."""
+    generator = torch.Generator().manual_seed(rank)
     x = torch.randn(NUM_TOKENS, HIDDEN, generator=generator)
     weight, ids = torch.rand(NUM_TOKENS, NUM_EXPERTS, generator=generator).topk(top_k)
-    placement = contiguous.solve(1, NUM_EXPERTS, Cluster(1, 2)).placement
+    placement = contiguous.solve(1, NUM_EXPERTS, Cluster(1, 4)).placement
 
     def own() -> Experts:
-        return Experts(NUM_EXPERTS // 2, HIDDEN, FFN)
+        return Experts(NUM_EXPERTS // 4, HIDDEN, FFN)
 
     def ours(degree: int) -> torch.nn.Module:
         chunks = Chunks.of([1 / degree] * degree, [1 / degree] * degree)
-        return ParallelExperts(own(), placement, 0, devices_per_node=2, group=pair, chunks=chunks)
+        return ParallelExperts(own(), placement, 0, devices_per_node=4, group=None, chunks=chunks)
 
-    layers = [PlainLayer(own(), NUM_EXPERTS, pair), ours(1), ours(4)]
+    layers = [PlainLayer(own(), NUM_EXPERTS, None), ours(1), ours(4)]
     return [_peak(layer, x.clone().requires_grad_(), ids, weight.clone().requires_grad_()) for layer in layers]
 
 

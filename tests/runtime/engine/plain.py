@@ -26,7 +26,7 @@ class _Exchange(torch.autograd.Function):
 class PlainLayer(nn.Module):
     """Experts `[rank * E/D, (rank + 1) * E/D)` of a stack are this rank's."""
 
-    def __init__(self, experts: nn.Module, num_experts: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, experts: nn.Module, num_experts: int, group: dist.ProcessGroup | None) -> None:
         super().__init__()
         self.experts, self.num_experts, self.group = experts, num_experts, group
 
