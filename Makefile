@@ -4,13 +4,20 @@ BIN := .venv/bin/python -I
 SOURCES := $(shell find . -path ./.venv -prune -o \( -name '*.py' -o -name '*.safetensors' -o -name '*.parquet' \
 	-o -name '*.txt' -o -name '*.json' \) -print | grep -E '^\./(errors|files|__init__)\.py$$|^\./(planner|profilers|runtime|solvers|traces)/')
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-engines check bench clean
 demo: .venv/installed
 	@rm -rf moeplan-demo
 	@$(BIN) -m moeplan.planner.cli demo -o moeplan-demo
 
 test: .venv/installed
-	@.venv/bin/python -m pytest -q -rs tests
+	@.venv/bin/python -m pytest -q -rs -n logical --dist loadfile tests
+
+# The exports, read by the engines' own code: wheels of 375 MB that nothing else needs; what cannot be had is skipped.
+test-engines: .venv/installed
+	@for wheel in msgspec sglang==0.5.23 vllm==0.33.0; do \
+		ls -d .venv/engines/$$(echo $$wheel | sed 's/==/-/')*.dist-info >/dev/null 2>&1 || .venv/bin/python -m pip \
+			install -q --disable-pip-version-check --no-deps --target .venv/engines $$wheel || true; done
+	@MOEPLAN_ENGINES=.venv/engines .venv/bin/python -m pytest -q -rs tests/engines
 
 check: .venv/installed
 	.venv/bin/python -m ruff check .

@@ -11,6 +11,7 @@ SUBJECTS = {
     "netmoe": "NetMoE homes of samples: Tables 4 and 5, ablation of the prediction, busiest ports, real counts",
     "netmoe_joint": "NetMoE homes and ExFlow placement together, beside either alone",
     "assignment": "Balanced assignment: transportation, min-cost flow, Kuhn-Munkres and CBC",
+    "eplb": "EPLB placements: excess over the bound, raw, repaired and refined; groups on nodes; steps not seen",
     "traces": "Importing and counting a trace, beside plain NumPy",
     "fits": "Fits of published GPU tables: errors on sizes held out",
     "large_trace": "Commands on large traces: linear in tokens, bounded memory",

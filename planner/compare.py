@@ -4,19 +4,24 @@ Units that a plan was fitted to are left out where the trace is the plan's own.
 """
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.plan import Metric, Part, Plan, Verdict
-from ..traces.count_form import open_any
+from ..solvers.replicas import ReplayRule
+from ..traces.count_form import CountTrace, open_any
 from .compare_judges import Judges
 from .compare_rows import contenders
-from .compare_setting import Setting
+from .compare_setting import Setting, check_setting
 from .entry import Entry, check_model, common_cluster, entries_of, known_model
 from .evaluate import Evaluated, judge, verdict
+from .expert_moves import Moves
 from .metrics import copies_metric
 from .netmoe.strategy import PAYS_FROM, judged_metric
 from .options import SecondsOptions
@@ -39,6 +44,8 @@ class Compared:
         Whether it still pays: against that of its own baselines which it beats by least.
     against_first
         How it stands to the first plan, which has none.
+    moves
+        What it takes to replace the first plan by it; None for that one.
     """
 
     path: str
@@ -46,6 +53,7 @@ class Compared:
     label: str
     verdict: Verdict
     against_first: Verdict | None
+    moves: Moves | None = None
 
     @property
     def claimed(self) -> Metric | None:
@@ -68,6 +76,10 @@ class Comparison:
         Whether nothing else was left, so that plans are judged on what they were fitted to.
     seconds
         How seconds were predicted; None without.
+    replica_rule
+        Which replica a token uses, as an engine has it; None: as each plan has it.
+    between
+        Contender to the copies a step from every device to every other one, `[D, D]`, where that was asked for.
     """
 
     trace: str
@@ -80,6 +92,9 @@ class Comparison:
     num_fitted: int
     seen: bool
     seconds: SecondsOptions | None
+    copy_bytes: int | None = None
+    replica_rule: ReplayRule | None = None
+    between: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def resampled(self) -> str:
@@ -109,6 +124,8 @@ def compare(
     profile: str | os.PathLike[str] | None = None,
     phases: Sequence[Phase] = (),
     samples_per_step: int | None = None,
+    replica_rule: ReplayRule | None = None,
+    between: bool = False,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
@@ -117,13 +134,17 @@ def compare(
     Parameters
     ----------
     trace
-        Of tokens; of counts, too, where every plan moves samples.
+        Of tokens; of counts, too, where every plan moves samples, or every one places experts and is judged by loads.
     profile
         What times the parts of a step; None: links alone, where the first plan's cluster has them.
     phases
         Only tokens of these phases count; empty: all.
     samples_per_step
         Of a derived step; None: as the first plan was judged.
+    replica_rule
+        Which replica a token uses, as an engine has it; None: as each plan has it.
+    between
+        Tell the copies of every pair of devices, too.
     seed
         Of the intervals.
 
@@ -138,6 +159,8 @@ def compare(
     cluster, samples = common_cluster(entries, profile), samples_per_step or _samples_per_step(entries[0].plan)
     on_progress("reading the trace")
     setting = _setting(entries, trace, profile, cluster, phases, samples)
+    setting = replace(setting, replica_rule=replica_rule, between=between)
+    check_setting(setting, entries)
     on_progress("replaying the trace under the plans and their baselines")
     row, judges = contenders(entries, setting), setting.judges
     evaluated = judge([judges.cohort], [row], setting.model, setting.speeds, seed=seed)
@@ -152,6 +175,13 @@ def compare(
         num_fitted=judges.num_fitted,
         seen=judges.seen,
         seconds=evaluated.seconds,
+        copy_bytes=setting.model.copy_bytes,
+        replica_rule=replica_rule,
+        between={
+            one.label: one.tally.between / len(one.tally.loads)
+            for one in row
+            if between and one.tally.between is not None
+        },
     )
 
 
@@ -171,6 +201,8 @@ def _setting(
     judges = Judges.of(source, entries, cluster, phases=phases, samples_per_step=samples_per_step)
     timed_by = None if profile is None else load_profile(profile)
     speeds = Speeds.of(timed_by, cluster, model, samples=judges.kind == "sample")
+    if speeds is not None and isinstance(source, CountTrace) and not any(entry.policy for entry in entries):
+        speeds = speeds.of_loads()
     return Setting(source, judges, cluster, model, speeds, phases, samples_per_step)
 
 
@@ -193,13 +225,16 @@ def _compared(entry: Entry, first: Entry, evaluated: Evaluated, setting: Setting
     metric = _metric(entry, setting)
     against = [verdict(least, metric, one.label, of=label) for one in entry.baselines]
     hardest = min(against, key=lambda one: (one.value == "benefit", one.gain.value))
-    return Compared(entry.path, entry.plan, label, hardest, other)
+    moves = None if entry is first else Moves.between(first.placement, entry.placement, setting.model)
+    return Compared(entry.path, entry.plan, label, hardest, other, moves)
 
 
 def _metric(entry: Entry, setting: Setting) -> str:
     """What a plan's verdict is about where steps cannot be compared; copies where no strategy of ours made it."""
     if entry.policy:
         return judged_metric(setting.speeds, setting.cluster, setting.model)
+    if setting.by_loads:
+        return "balance"
     made_by = STRATEGIES.get(entry.plan.strategies[-1]) if entry.plan.strategies else None
     dispatch_model, cluster = entry.plan.dispatch_model, entry.plan.cluster
     return made_by.judged_on(dispatch_model, cluster) if made_by else copies_metric(dispatch_model, cluster)

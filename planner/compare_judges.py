@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
-from ..traces.count_form import CountTrace, of_tokens
+from ..traces.count_form import CountTrace
 from ..traces.reader import Trace
 from ..traces.split import fitted
 from .entry import Entry
@@ -64,8 +64,10 @@ class Judges:
         Raises
         ------
         UsageError
-            A plan that moves samples, on a trace without; counts alone, for a plan that follows tokens.
+            A plan that moves samples, on a trace without, or of counts beside placements; pipelines on counts.
         """
+        if isinstance(source, CountTrace):
+            _check_counts(source, entries)
         size = {"num_devices": cluster.num_devices, "samples_per_step": samples_per_step}
         if any(entry.policy for entry in entries):
             roll = call_roll(source, phases=phases or None)
@@ -73,8 +75,7 @@ class Judges:
             place = np.flatnonzero(unseen_I | ~unseen_I.any())
             called = Called(roll, place)
             return cls(roll.cohort(place, **size), "sample", int((~unseen_I).sum()), not unseen_I.any(), called)
-        trace = of_tokens(source)
-        surveyed = survey(trace, phases=phases or None)
+        surveyed = survey(source, phases=phases or None)
         unseen_U = np.ones(len(surveyed.unit_ids), np.bool_)
         for split in (entry.split_of(source.sha256) for entry in entries):
             if split is not None:
@@ -107,6 +108,21 @@ class Judges:
             home=one.home[order],
             step=one.step[order],
         )
+
+
+def _check_counts(trace: CountTrace, entries: Sequence[Entry]) -> None:
+    """Refuse plans that counts alone cannot judge, or not together."""
+    for entry in entries:
+        if entry.plan.judges_pipeline:
+            raise UsageError(
+                f"{trace.path}: counts do not say what exchanges carry, which {entry.path} cuts into chunks; give a"
+                " trace of tokens"
+            )
+        if bool(entry.policy) != bool(entries[0].policy):
+            raise UsageError(
+                f"{trace.path}: counts judge what moves samples by their copies, and placements by their loads; compare"
+                f" {entries[0].path} and {entry.path} apart"
+            )
 
 
 def _unseen(roll: Roll, entries: Sequence[Entry], sha256: str) -> NDArray[np.bool_]:

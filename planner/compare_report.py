@@ -1,11 +1,12 @@
 """What `moeplan compare` prints."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
 from .compare import Compared, Comparison
-from .contender_table import contender_table, legend
+from .contender_table import contender_table, legend, megabytes
 from .remarks import gain_words
 from .seconds_report import print_seconds_table
 
@@ -14,11 +15,20 @@ if TYPE_CHECKING:
 
 __all__ = ["as_dict", "compare_report"]
 
+RULES = {  # what engines do
+    "even": "shared alike (vLLM)",
+    "nearest": "the token's own device, else its node, else all alike",
+    "static": "a fixed one for each device: its own, else on its node, else a fair choice (SGLang)",
+    "round_robin": "in turn, each device from an offset of its own (TensorRT-LLM)",
+}
+
 
 def compare_report(found: Comparison, console: "Console") -> None:
     """What was read, the plans and their baselines side by side, and what each gains."""
     part, several_nodes = found.part, found.cluster.num_nodes > 1
     console.print(f"trace     {printable(found.trace)}  {part.num_tokens:,} tokens, {part.num_samples} {found.unit}s")
+    if found.replica_rule is not None:
+        console.print(f"replicas  {RULES[found.replica_rule]}, in all plans and baselines")
     dropped = f", {part.dropped_samples} {found.unit}(s) fill none" if part.dropped_samples else ""
     over = ", which all intervals are over" if found.resampled == "step" != found.unit else ""
     console.print(f"cluster   {found.cluster}; {part.num_steps} step(s){over}{dropped}")
@@ -49,6 +59,9 @@ def as_dict(found: Comparison) -> dict[str, Any]:
         "judged_on_fitted": found.seen,
         "part": found.part.model_dump(mode="json"),
         "seconds": None if found.seconds is None else found.seconds.model_dump(mode="json"),
+        "replica_rule": found.replica_rule,
+        "copies_between": {label: copies_DD.tolist() for label, copies_DD in found.between.items()},
+        "copy_bytes": found.copy_bytes,
         "plans": [_plan(one) for one in found.compared],
         "no_longer_pay": found.failing,
     }
@@ -63,6 +76,7 @@ def _plan(one: Compared) -> dict[str, Any]:
         "verdict": one.verdict.model_dump(mode="json"),
         "gain_when_solved": None if one.claimed is None else one.claimed.model_dump(mode="json"),
         "against_first": None if one.against_first is None else one.against_first.model_dump(mode="json"),
+        "moves_from_first": None if one.moves is None else asdict(one.moves),
     }
 
 
@@ -73,7 +87,15 @@ def _gains(found: Comparison) -> Iterable[str]:
     for one in found.compared:
         if one.against_first is not None:
             gain = gain_words(one.against_first, found.part)
-            yield f"{printable(one.path)}: {gain} than {_named(one.against_first.against)}"
+            yield f"{printable(one.path)}: {gain} than {_named(one.against_first.against)}{_moved(one)}"
+
+
+def _moved(one: Compared) -> str:
+    """What it takes to replace the first plan."""
+    if one.moves is None:
+        return ""
+    size = "" if one.moves.num_bytes is None else f" ({megabytes(one.moves.num_bytes)} MB)"
+    return f"; to get there {one.moves.experts:,} of {one.moves.held:,} experts move{size}"
 
 
 def _standing(one: Compared) -> str:

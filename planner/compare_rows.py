@@ -67,9 +67,12 @@ def _tallies(entries: Sequence[Entry], setting: Setting) -> list[tuple[Route, Ta
     """Every route of plans and baselines once, and what it does with the judges; counted by step where samples move."""
     if not entries:
         return []
-    routes = list({one.label: one for row in _routes(entries) for one in row}.values())
+    named = {one.label: one for row in _routes(entries) for one in row}
+    routes = [replace(one, replica_rule=setting.replica_rule) for one in named.values()]
     cohort, phases, timed = setting.judges.walked, setting.phases or None, setting.speeds is not None
-    (tallies,) = replay(setting.trace, [cohort], routes, setting.cluster, phases=phases, ports=timed)
+    (tallies,) = replay(
+        setting.source, [cohort], routes, setting.cluster, phases=phases, ports=timed, between=setting.between
+    )
     if setting.judges.called is not None:
         tallies = [_by_step(tally, cohort) for tally in tallies]
     return list(zip(routes, tallies, strict=True))

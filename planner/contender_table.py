@@ -46,7 +46,9 @@ def legend(part: Part, *, several_nodes: bool) -> str:
     """What the columns of the table say, those that it has."""
     found = {name for contender in part.contenders for name in contender.metrics}
     nodes, on_node = (" (nodes: nodes)", " (on node: node)") if several_nodes else ("", "")
-    words = [f"copies: hidden vectors to other devices{nodes}, a token and layer"]
+    words = []
+    if "device_copies" in found:
+        words.append(f"copies: hidden vectors to other devices{nodes}, a token and layer")
     if "hops_kept" in found:
         words.append(f"kept: hops that stay on the device{on_node}")
     words.append("balance: busiest device over the mean, over layers and steps (95th percentile)")

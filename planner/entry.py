@@ -18,6 +18,7 @@ from ..solvers.placement import Placement, slots_for
 from ..traces.count_form import CountTrace
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
+from .options import PlacementOptions, parsed
 from .tally import Route
 
 __all__ = ["Entry", "check_model", "common_cluster", "entries_of", "known_model"]
@@ -66,7 +67,13 @@ class Entry:
     def split_of(self, sha256: str) -> Split | None:
         """How the units of a trace were split for it; None where it was made from another trace."""
         source = self.plan.inputs.trace
-        return source.split if source is not None and source.sha256 == sha256 else None
+        if source is None:
+            return None
+        fitted_to = {source.sha256}
+        if "placement" in self.plan.options:
+            options = parsed(PlacementOptions, self.plan.options["placement"], "placement")
+            fitted_to |= {one.sha256 for one in options.mixture}
+        return source.split if sha256 in fitted_to else None
 
 
 def entries_of(paths: Sequence[str | os.PathLike[str]]) -> list[Entry]:
@@ -119,6 +126,8 @@ def check_model(entry: Entry, trace: Trace | CountTrace) -> None:
                 f"{entry.path}: a plan for {name} {ours!s:.60}, {trace.path} has {theirs!s:.60}; expected a trace of"
                 " the plan's model"
             )
+    if isinstance(trace, Trace) and entry.plan.dispatch_model == "coherent":
+        trace.check_first_choices(f"{entry.path}, a coherent plan,")
 
 
 def known_model(model: ModelSpec, plans: Sequence[Plan]) -> ModelSpec:

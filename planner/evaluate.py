@@ -15,7 +15,17 @@ from .survey import Cohort
 from .tally import Route, Tally
 from .task import Task
 
-__all__ = ["Evaluated", "Replayed", "cohorts_of", "evaluate", "judge", "verdict"]
+__all__ = [
+    "Evaluated",
+    "Replayed",
+    "assembled",
+    "cohorts_of",
+    "evaluate",
+    "judge",
+    "measured",
+    "replayed",
+    "verdict",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +73,15 @@ class Replayed:
 
 def evaluate(task: Task, routes: Sequence[Route]) -> Evaluated:
     """Replay every route, the plan first, on the fitted and on the held-out units of a task's trace."""
-    cohorts, cluster, model, speeds = cohorts_of(task), task.request.cluster, task.trace.model, task.speeds
-    phases = task.request.phases or None
-    tallies = replay(task.trace, cohorts, routes, cluster, phases=phases, ports=speeds is not None)
-    rows = [
+    cohorts = cohorts_of(task)
+    return judge(cohorts, replayed(task, cohorts, routes), task.model, task.speeds, seed=task.request.seed)
+
+
+def replayed(task: Task, cohorts: Sequence[Cohort], routes: Sequence[Route]) -> list[list[Replayed]]:
+    """What every route does on every cohort of a task's trace, with its seconds, `[cohort][route]`."""
+    cluster, model, speeds, phases = task.request.cluster, task.model, task.speeds, task.request.phases or None
+    tallies = replay(task.source, cohorts, routes, cluster, phases=phases, ports=speeds is not None)
+    return [
         [
             Replayed(
                 route.name,
@@ -78,7 +93,6 @@ def evaluate(task: Task, routes: Sequence[Route]) -> Evaluated:
         ]
         for row in tallies
     ]
-    return judge(cohorts, rows, model, speeds, seed=task.request.seed)
 
 
 def cohorts_of(task: Task) -> list[Cohort]:
@@ -105,13 +119,29 @@ def judge(
     speeds
         What their seconds come from.
     """
-    measured = [
+    return assembled([[one] for one in cohorts], rows, measured(cohorts, rows, model, seed=seed), speeds)
+
+
+def measured(
+    cohorts: Sequence[Cohort], rows: Sequence[Sequence[Replayed]], model: ModelSpec, *, seed: int
+) -> list[dict[str, Figures]]:
+    """The figures of contenders by label, on every cohort."""
+    return [
         {one.label: _figures(one, cohort, model, seed) for one in row}
         for cohort, row in zip(cohorts, rows, strict=True)
     ]
-    shown = [_shown(*part) for part in zip(cohorts, rows, measured, strict=True)]
+
+
+def assembled(
+    cohorts: Sequence[Sequence[Cohort]],
+    rows: Sequence[Sequence[Replayed]],
+    found: Sequence[dict[str, Figures]],
+    speeds: Speeds | None,
+) -> Evaluated:
+    """An evaluation of figures that were measured; a part is of one cohort, or of one of each of several traces."""
+    shown = [_shown(*part) for part in zip(cohorts, rows, found, strict=True)]
     held_out = shown[1] if len(shown) > 1 else None
-    return Evaluated(Evaluation(fit=shown[0], held_out=held_out), measured[-1], _seconds(speeds, rows[-1]))
+    return Evaluated(Evaluation(fit=shown[0], held_out=held_out), found[-1], _seconds(speeds, rows[-1]))
 
 
 def verdict(evaluated: Evaluated, metric: str, against: str, *, of: str | None = None) -> Verdict:
@@ -158,14 +188,16 @@ def _seconds(speeds: Speeds | None, row: Sequence[Replayed]) -> SecondsOptions |
     )
 
 
-def _shown(cohort: Cohort, row: Sequence[Replayed], found: dict[str, Figures]) -> Part:
+def _shown(cohorts: Sequence[Cohort], row: Sequence[Replayed], found: dict[str, Figures]) -> Part:
+    named = {one.label: one for one in row}
     contenders = [
-        Contender(name=one.name, dispatch_model=one.dispatch_model, metrics=found[one.label].metrics()) for one in row
+        Contender(name=one.name, dispatch_model=one.dispatch_model, metrics=found[label].metrics())
+        for label, one in named.items()
     ]
     return Part(
-        num_samples=len(cohort.unit_ids),
-        num_tokens=cohort.num_tokens,
-        num_steps=cohort.num_steps,
-        dropped_samples=cohort.dropped,
+        num_samples=sum(len(cohort.unit_ids) for cohort in cohorts),
+        num_tokens=sum(cohort.num_tokens for cohort in cohorts),
+        num_steps=sum(cohort.num_steps for cohort in cohorts),
+        dropped_samples=sum(cohort.dropped for cohort in cohorts),
         contenders=tuple(contenders),
     )

@@ -46,7 +46,7 @@ def objective(task: Task) -> Objective:
     and the pairs inside layers. Where tokens return home it is the pairs inside layers alone.
     """
     wanted = task.request.objective or ("copies" if task.dispatch_model == "standard" else "hops")
-    return wanted if task.method == "annealing" and task.trace.model.top_k > 1 else "hops"
+    return wanted if task.method == "annealing" and task.model.top_k > 1 else "hops"
 
 
 def counted_pairs(task: Task) -> tuple[Pairs, bool]:
@@ -59,6 +59,8 @@ def sought(counts: Counts, task: Task) -> tuple[NDArray[np.number], NDArray[np.n
     """The transitions and the coactivation that the solver is to keep together for a task's objective."""
     copies = objective(task) == "copies"
     at_home = copies and task.dispatch_model == "standard"
+    if not at_home:
+        task.trace.check_first_choices("--objective hops")
     transitions = np.zeros_like(counts.transitions) if at_home else counts.transitions
     return transitions, counts.coactivation if copies else None
 
@@ -111,6 +113,8 @@ def _solve(
         loads=counts.loads,
         max_load=max_load,
         slots=slots,
+        num_groups=task.model.num_expert_groups,
+        groups=request.groups,
         method=cast(Method, task.method),
         backend=request.backend,
         time_limit_s=limit_s,
@@ -130,10 +134,12 @@ def load_cap(counts: Counts, task: Task, slots: NDArray[np.int64]) -> float | No
     takes together are busy in the same steps, so that steps are less even than these loads: looser caps cost there.
     """
     request, num_experts = task.request, counts.loads.shape[1]
-    at_home = task.dispatch_model == "standard" and objective(task) == "copies"
+    at_home = task.dispatch_model == "standard" and objective(task) == "copies" and request.groups == "split"
     if request.max_load is not None or not at_home or slots.sum() > num_experts or slots.max() == 1:
         return request.max_load
-    return max(EVEN, _highest(counts, eplb.solve(counts.loads, request.cluster, slots=slots).placement))
+    return max(
+        EVEN, _highest(counts, eplb.solve(counts.loads, request.cluster, slots=slots, method="published").placement)
+    )
 
 
 def _highest(counts: Counts, placement: Placement) -> float:

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..runtime.plan import Metric
 from ..solvers import contiguous
 from ..solvers.outcome import Status
-from ..solvers.placement import Placement, slots_for
+from ..solvers.placement import Placement
 from ..solvers.result import PlacementResult
 from . import exflow
 from .evaluate import Replayed, cohorts_of, judge
@@ -142,19 +142,14 @@ def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]
 
 def _placed(task: Task, chosen: NDArray[np.int64], *, work: float) -> PlacementResult:
     """The placement that these units give."""
-    return exflow.place(counted(task, chosen), task, _slots(task), work=work)
-
-
-def _slots(task: Task) -> NDArray[np.int64]:
-    request, num_experts = task.request, task.trace.model.num_experts
-    return slots_for(num_experts, request.cluster.num_devices, request.slots, redundant=request.redundant)
+    return exflow.place(counted(task, chosen), task, task.slots, work=work)
 
 
 def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
     """The figures of every placement on the held-out units, then those of contiguous."""
-    request, model = task.request, task.trace.model
+    request, model = task.request, task.model
     routes = [Route(f"subset {number}", task.dispatch_model, placed) for number, placed in enumerate(placements)]
-    in_order = contiguous.solve(model.num_layers, model.num_experts, request.cluster, slots=_slots(task)).placement
+    in_order = contiguous.solve(model.num_layers, model.num_experts, request.cluster, slots=task.slots).placement
     routes.append(Route("contiguous", task.dispatch_model, in_order))
     held_out = cohorts_of(task)[1:]
     (tallies,) = replay(task.trace, held_out, routes, request.cluster, phases=request.phases or None)

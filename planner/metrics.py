@@ -18,9 +18,10 @@ Legend: U units; B steps; L MoE layers; D devices; M metrics of seconds; R boots
 levels of a source's curves (low, middle, high).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ from .intervals import interval, resampled_sums
 from .predicted import SOURCES, STEP
 from .tally import COUNTS, Tally
 
-__all__ = ["Figures", "copies_metric", "figures"]
+__all__ = ["Figures", "copies_metric", "figures", "step_balance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,21 @@ class Figures:
         backward = ["moe_backward_s" in one.value for one in (self, against)]
         return all(whole) and backward[0] == backward[1] and (all(timed) or (alike and not any(timed)))
 
+    @classmethod
+    def weighted(cls, parts: Sequence[tuple[float, Self]]) -> Self:
+        """The weighted means, figure by figure and draw by draw, of those that all parts have."""
+        names = set.intersection(*({*one.value} for _, one in parts))
+        drawn = set.intersection(names, *({*one.draws} for _, one in parts))
+        first = parts[0][1]
+        return cls(
+            {name: sum(weight * one.value[name] for weight, one in parts) for name in first.value if name in names},
+            {
+                name: np.sum([weight * one.draws[name] for weight, one in parts], axis=0)
+                for name in first.draws
+                if name in drawn
+            },
+        )
+
     def _metric(self, name: str) -> Metric:
         low, high = interval(self.draws[name]) if name in self.draws else (None, None)
         return Metric(value=self.value[name], low=low, high=high)
@@ -107,14 +123,8 @@ def figures(
     dropped_share
         None without a fixed capacity.
     """
-    value = {name: float(x[0]) for name, x in _ratios(tally.counts.sum(axis=0)[None], model.num_layers).items()}
-    draws = _ratios(resampled_sums(tally.counts, seed=seed), model.num_layers)
+    value, draws = _copies(tally, model, tokens_per_step, seed) if tally.counts.shape[1] else ({}, {})
     cell_bytes = tokens_per_step * model.num_layers * (model.dtype_bytes or 0)
-    far, far_R = value.pop("far_copies"), draws.pop("far_copies")
-    if model.hidden_size and model.dtype_bytes:
-        copy_bytes = cell_bytes * model.hidden_size
-        value |= {"inter_bytes": copy_bytes * far, "intra_bytes": copy_bytes * (value["device_copies"] - far)}
-        draws |= {"inter_bytes": copy_bytes * far_R, "intra_bytes": copy_bytes * (draws["device_copies"] - far_R)}
     if coherent and model.attention.kv_size and model.dtype_bytes:
         value["kv_bytes"] = cell_bytes * model.attention.kv_size * (tally.loads.shape[2] - 1)
     _add_balance(tally.loads[:, :, tally.slots > 0], seed, value, draws)
@@ -132,6 +142,20 @@ def copies_metric(dispatch_model: DispatchModel, cluster: Cluster) -> str:
     return "node_copies" if dispatch_model == "standard" and cluster.num_nodes > 1 else "device_copies"
 
 
+def _copies(
+    tally: Tally, model: ModelSpec, tokens_per_step: float, seed: int
+) -> tuple[dict[str, float], dict[str, NDArray[np.float64]]]:
+    """Shares, copies and their bytes, with their draws."""
+    value = {name: float(x[0]) for name, x in _ratios(tally.counts.sum(axis=0)[None], model.num_layers).items()}
+    draws = _ratios(resampled_sums(tally.counts, seed=seed), model.num_layers)
+    far, far_R = value.pop("far_copies"), draws.pop("far_copies")
+    if model.copy_bytes:
+        copy_bytes = tokens_per_step * model.num_layers * model.copy_bytes
+        value |= {"inter_bytes": copy_bytes * far, "intra_bytes": copy_bytes * (value["device_copies"] - far)}
+        draws |= {"inter_bytes": copy_bytes * far_R, "intra_bytes": copy_bytes * (draws["device_copies"] - far_R)}
+    return value, draws
+
+
 def _ratios(sums_RC: NDArray[np.number], num_layers: int) -> dict[str, NDArray[np.float64]]:
     """Shares and copies from summed counts, each `[R]`."""
     sums = dict(zip(COUNTS, sums_RC.T.astype(np.float64), strict=True))
@@ -143,14 +167,20 @@ def _ratios(sums_RC: NDArray[np.number], num_layers: int) -> dict[str, NDArray[n
     return ratios
 
 
+def step_balance(loads: NDArray[Any]) -> NDArray[np.float64]:
+    """The busiest device over the mean in every step and layer `[B, L]`, of loads `[B, L, D]`; 0 without any."""
+    mean_BL = loads.mean(axis=2)
+    found: NDArray[np.float64] = np.divide(loads.max(axis=2), mean_BL, where=mean_BL > 0, out=np.zeros_like(mean_BL))
+    return found
+
+
 def _add_balance(
-    loads_BLD: NDArray[np.int64], seed: int, value: dict[str, float], draws: dict[str, NDArray[np.float64]]
+    loads_BLD: NDArray[Any], seed: int, value: dict[str, float], draws: dict[str, NDArray[np.float64]]
 ) -> None:
-    mean_BL = loads_BLD.mean(axis=2)
-    busy_BL = mean_BL > 0  # a step without routed tokens has no balance
+    balance_BL = step_balance(loads_BLD)
+    busy_BL = balance_BL > 0
     if not busy_BL.any():
         return
-    balance_BL = np.divide(loads_BLD.max(axis=2), mean_BL, where=busy_BL, out=np.zeros_like(mean_BL))
     value["balance"] = float(balance_BL[busy_BL].mean())
     value["balance_p95"] = float(np.quantile(balance_BL[busy_BL], 0.95))
     if len(loads_BLD) > 1:

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
 from ..runtime.plan import Verdict
+from .balance_options import Member, PhaseSwap, RawBalance, Redundancy
 
 __all__ = [
     "Cap",
@@ -25,6 +26,7 @@ __all__ = [
 MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+Ordinal = Annotated[int, Field(ge=0)]
 Reason = Annotated[str, Field(max_length=256)]
 Share0 = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9)]  # or none, up to rounding
 
@@ -101,7 +103,17 @@ class Search(Record):
 
 
 class PlacementOptions(Record):
-    """How the placement was decided; `search` by exflow, `replanned` where it replaces another."""
+    """How the placement was decided.
+
+    Parameters
+    ----------
+    search, replanned
+        By exflow, and where it replaces another.
+    groups, dead, pins, quantile
+        As asked for; see `planner.request`.
+    raw, redundancy, swaps, mixture
+        Of eplb; figures of a mixture are weighted means over its traces.
+    """
 
     strategy: str
     dispatch_model: DispatchModel
@@ -110,6 +122,14 @@ class PlacementOptions(Record):
     time_limit_s: float
     search: Search | None = None
     replanned: Replanned | None = None
+    groups: Literal["split", "whole"] = "split"
+    dead: tuple[Ordinal, ...] = ()
+    pins: tuple[tuple[Ordinal, Ordinal], ...] = ()
+    quantile: float | None = Field(None, gt=0, le=1)
+    raw: RawBalance | None = None
+    redundancy: Redundancy | None = None
+    swaps: tuple[PhaseSwap, ...] = ()
+    mixture: tuple[Member, ...] = ()
 
 
 class StageSeconds(Record):
@@ -154,12 +174,12 @@ class PipelineOptions(Record):
 
 
 class EvaluationOptions(Record):
-    """How it was judged: what splits, which phases count, and how homes and steps were found."""
+    """How it was judged: what splits, which phases count, and how homes (none: counts) and steps were found."""
 
     unit: Literal["sample", "step", "block"]
     phases: tuple[Literal["prefill", "decode", "train"], ...]
     samples_per_step: int = Field(ge=1)
-    home: Literal["source_rank", "ordinal"]
+    home: Literal["source_rank", "ordinal", "none"]
     step: Literal["recorded", "derived"]
 
 

@@ -37,11 +37,11 @@ def solve(task: Task) -> Solved:
     InputError
         The profile cannot time an exchange or the experts, or says absurd times; no token is routed.
     """
-    speeds, cohorts = _speeds(task), cohorts_of(task)
+    trace, speeds, cohorts = task.trace, _speeds(task), cohorts_of(task)
     task.say("replaying the trace under the placement")
     route = Route("plan", task.dispatch_model, task.placement)
     phases = task.request.phases or None
-    rows = replay(task.trace, cohorts, [route], task.request.cluster, phases=phases, ports=True)
+    rows = replay(trace, cohorts, [route], task.request.cluster, phases=phases, ports=True)
     pipelines = [_pipeline(task, tally, speeds) for (tally,) in rows]
     task.say("solving pipemoe")
     started = time.perf_counter()
@@ -55,7 +55,7 @@ def solve(task: Task) -> Solved:
     task.say("timing the plan and its baselines")
     cuts |= {name: Cuts.of(found) for name, found in baselines.items()}
     fixed = task.request.capacity_factor is not None
-    sent = sent_pairs(task.trace, cohorts, task.request.cluster, phases=phases) if fixed else [None] * len(cohorts)
+    sent = sent_pairs(trace, cohorts, task.request.cluster, phases=phases) if fixed else [None] * len(cohorts)
     timed = [
         [_replayed(name, cut, one, sent_BLDE) for name, cut in cuts.items()]
         for one, sent_BLDE in zip(pipelines, sent, strict=True)
@@ -64,7 +64,7 @@ def solve(task: Task) -> Solved:
         decision=decision,
         options=_options(task, pipelines[0], table, cuts["plan"], baselines),
         outcome=outcome,
-        evaluated=judge(cohorts, timed, task.trace.model, speeds, seed=task.request.seed),
+        evaluated=judge(cohorts, timed, task.model, speeds, seed=task.request.seed),
         against="degree_1/standard",
     )
 

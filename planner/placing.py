@@ -8,12 +8,16 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..runtime.decisions import PlacementDecision
-from ..solvers.placement import Placement, slots_for
+from ..solvers.placement import Placement
 from ..solvers.result import PlacementResult
+from ..traces.count_form import CountTrace
 from ..traces.counts import Counts, count
 from . import contiguous, eplb, exflow
-from .evaluate import evaluate
+from .balanced import Balanced
+from .mixture import Mixture
 from .options import PlacementOptions
+from .phase_swaps import phase_swaps
+from .redundancy import slots_of, weighed
 from .replanned import previous_routes, reconsidered, replanned, without_previous
 from .searched import Searched
 from .solved import Solved
@@ -31,20 +35,21 @@ class Place(Protocol):
         ...
 
 
-def placing(place: Place) -> Callable[[Task], Solved]:
-    """The strategy that places by `place`."""
+def placing(place: Place, *, by_loads: bool = False) -> Callable[[Task], Solved]:
+    """The strategy that places by `place`; `by_loads`: for which counts alone are enough."""
 
     def solve(task: Task) -> Solved:
-        request, model = task.request, task.trace.model
-        before = None if task.previous is None else task.previous.placement
-        asked = before.slots if before and request.slots is None and not request.redundant else request.slots
-        slots_D = slots_for(model.num_experts, request.cluster.num_devices, asked, redundant=request.redundant)
-        counts = _count(task)
+        request = task.request
+        mixture = Mixture(task)
+        counts = _count(mixture, by_loads=by_loads)
+        redundancy = weighed(place, counts, mixture) if request.redundant == "auto" else None
+        slots_D = task.slots if redundancy is None else slots_of(redundancy.chosen.slots, request)
         task.say(f"solving {request.strategy}")
         found = place(counts, task, slots_D)
         placed = reconsidered(found, counts, task)
         task.say("replaying the trace under the plan and its baselines")
-        evaluated = evaluate(task, _routes(placed.placement, task, counts, slots_D))
+        evaluated = mixture.evaluate(_routes(placed.placement, task, counts, slots_D))
+        balanced = found if isinstance(found, Balanced) else None
         return Solved(
             decision=PlacementDecision.of(placed.placement, repaired=placed.repaired),
             options=PlacementOptions(
@@ -55,6 +60,14 @@ def placing(place: Place) -> Callable[[Task], Solved]:
                 time_limit_s=request.time_limit_s,
                 search=found.search if isinstance(found, Searched) else None,
                 replanned=replanned(placed.placement, evaluated, task),
+                groups=request.groups,
+                dead=request.dead,
+                pins=request.pins,
+                quantile=request.quantile,
+                raw=None if balanced is None else balanced.raw,
+                redundancy=redundancy,
+                swaps=() if balanced is None else phase_swaps(task, slots_D),
+                mixture=mixture.members,
             ),
             outcome=placed.outcome,
             evaluated=without_previous(evaluated),
@@ -78,11 +91,15 @@ def counted(task: Task, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Counts
     )
 
 
-def _count(task: Task) -> Counts:
-    """The counts of the fitted units."""
-    counts = counted(task, task.fitted)
+def _count(mixture: Mixture, *, by_loads: bool) -> Counts:
+    """The counts of the fitted units; of several traces or one in count form the loads alone."""
+    task = mixture.task
+    if by_loads and (task.request.mixture or isinstance(task.source, CountTrace)):
+        counts = mixture.counts()
+    else:
+        counts = counted(task, task.fitted)
     if not counts.loads.any():
-        raise InputError(f"{task.trace.path}: no token of the fitted samples is routed; there is nothing to place by")
+        raise InputError(f"{task.source.path}: no token of the fitted samples is routed; there is nothing to place by")
     return counts
 
 

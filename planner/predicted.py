@@ -63,9 +63,10 @@ def predicted(
     Parameters
     ----------
     tally
-        With its ports: loads and slots for the experts, the copies of dispatch and combine through every port, and the
-        tokens and contexts where they attend. Under `migrating` a combine's copies end, and the next layer's tokens
-        and contexts are, where `ports.combined_at` says: at the rank of each sample's next attention.
+        Loads and slots for the experts; in its ports, where it has some, the copies of dispatch and combine through
+        every port, and the tokens and contexts where they attend. Under `migrating` a combine's copies end, and the
+        next layer's tokens and contexts are, where `ports.combined_at` says: at the rank of each sample's next
+        attention.
 
     Returns
     -------
@@ -87,8 +88,9 @@ def _layers(
 ) -> dict[str, Prediction]:
     """Seconds of the parts by layer, `[B, L]`."""
     ports, coherent = tally.ports, dispatch_model == "coherent"
-    assert ports is not None
     found: dict[str, Prediction] = {}
+    if ports is None:
+        return {"experts_s": expert_seconds(tally.loads, tally.slots, speeds.experts)} if speeds.experts else {}
     if speeds.attention:
         found["attention_s"] = attention_seconds(ports.tokens, ports.contexts, speeds.attention)
     if speeds.exchange and model.copy_bytes:

@@ -7,13 +7,14 @@ from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from ..runtime.plan import Part, Plan, load
 from ..solvers.exflow.replan import reconsider
-from ..solvers.moves import experts_moved
 from ..solvers.placement import Placement
 from ..solvers.result import PlacementResult
 from ..traces.counts import Counts
 from ..traces.model import ModelSpec
 from . import exflow
 from .evaluate import Evaluated, verdict
+from .expert_bytes import MATRICES
+from .expert_moves import Moves
 from .metrics import copies_metric
 from .options import Replanned
 from .tally import Route
@@ -23,7 +24,6 @@ __all__ = ["previous_plan", "previous_routes", "reconsidered", "replanned", "wit
 
 NAME = "previous"
 MOVES_SHARE = 0.1  # of the time limit, after it
-MATRICES = 3  # of an expert, each hidden x ffn: gate, up and down
 
 
 def previous_plan(path: Path, cluster: Cluster) -> Plan:
@@ -54,7 +54,7 @@ def reconsidered(found: PlacementResult, counts: Counts, task: Task) -> Placemen
     price, horizon = 0.0, request.horizon_tokens
     if horizon is not None:
         saved = 2 if task.dispatch_model == "standard" and exflow.objective(task) == "copies" else 1
-        price = _vectors_a_move(task.trace.model) * counts.num_tokens / horizon / saved
+        price = _vectors_a_move(task.model) * counts.num_tokens / horizon / saved
     task.say("weighing moves from the plan in force")
     transitions, coactivation = exflow.sought(counts, task)
     return reconsider(
@@ -79,20 +79,20 @@ def previous_routes(task: Task) -> list[Route]:
 
 def replanned(placement: Placement, evaluated: Evaluated, task: Task) -> Replanned | None:
     """What replacing the plan in force takes and gives; None where there is none."""
-    old, plan, model = _placement(task), task.previous, task.trace.model
+    old, plan, model = _placement(task), task.previous, task.model
     if old is None or plan is None:
         return None
     label = f"{NAME}/{plan.dispatch_model}"
     ours = next(iter(evaluated.judged.values()))
-    moved = int(experts_moved(placement, old).sum())
+    moves = Moves.between(old, placement, model)
     return Replanned(
         plan_sha256=plan.plan_sha256,
-        experts_moved=moved,
-        experts_held=placement.num_slots * placement.num_layers,
-        bytes_moved=moved * _vectors_a_move(model) * model.copy_bytes if model.ffn_size and model.copy_bytes else None,
+        experts_moved=moves.experts,
+        experts_held=moves.held,
+        bytes_moved=moves.num_bytes,
         horizon_tokens=task.request.horizon_tokens,
         verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), label),
-        paid_back_tokens=_paid_back(moved, ours.gain("device_copies", evaluated.judged[label]).value, model),
+        paid_back_tokens=_paid_back(moves.experts, ours.gain("device_copies", evaluated.judged[label]).value, model),
     )
 
 

@@ -15,32 +15,45 @@ from ..profilers.cluster import Cluster
 from ..solvers.cost import remote_copies
 from ..solvers.ports import combined_at, port_copies, remote_visits
 from ..solvers.replicas import ReplicaTable
+from ..traces.count_form import CountTrace
 from ..traces.reader import Trace
 from ..traces.split import with_units
+from .step_loads import load_tally, step_loads
 from .survey import Cohort, Located
-from .tally import COUNTS, Ports, Route, Tally
+from .tally import COUNTS, Ports, Route, Tally, check_cells
 
 __all__ = ["replay"]
 
 
 def replay(
-    trace: Trace,
+    trace: Trace | CountTrace,
     cohorts: Sequence[Cohort],
     routes: Sequence[Route],
     cluster: Cluster,
     *,
     phases: Collection[str] | None = None,
     ports: bool = False,
+    between: bool = False,
 ) -> list[list[Tally]]:
     """The tally of every route on every cohort, `[cohort][route]`, in one pass over the trace.
 
+    Of counts it is the loads alone.
+
     Parameters
     ----------
-    ports
-        Tally what seconds are predicted from, too.
+    ports, between
+        Tally what seconds are predicted from, and the copies of every pair of devices, too.
     """
+    if isinstance(trace, CountTrace):
+        for cohort in cohorts:
+            layers, devices = trace.meta.model.num_layers, cluster.num_devices
+            check_cells("loads", cluster, steps=cohort.num_steps, layers=layers, devices=devices)
+        found = step_loads(trace, cohorts, phases=phases)
+        return [[load_tally(loads_BLE, route) for route in routes] for loads_BLE in found]
     walkers = [_Walker(route, cluster) for route in routes]
-    tallies = [[Tally.empty(route, cohort, cluster, ports=ports) for route in routes] for cohort in cohorts]
+    tallies = [
+        [Tally.empty(route, cohort, cluster, ports=ports, between=between) for route in routes] for cohort in cohorts
+    ]
     for batch, unit_T in with_units(trace.batches(phases=phases)):
         for cohort, row in zip(cohorts, tallies, strict=True):
             located = cohort.locate(batch, unit_T)
@@ -85,7 +98,8 @@ class _Walker:
     def __init__(self, route: Route, cluster: Cluster) -> None:
         self.dispatch_model, self.cluster, self.group = route.dispatch_model, cluster, cluster.devices_per_node
         self.tables = [
-            ReplicaTable.of(route.placement, layer, self.group) for layer in range(route.placement.num_layers)
+            ReplicaTable.of(route.placement, layer, self.group, route.replica_rule)
+            for layer in range(route.placement.num_layers)
         ]
 
     def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally) -> None:
@@ -105,6 +119,10 @@ class _Walker:
                 if back_KT is not None:
                     combine_BC2D = tally.ports.combine[:, layer, :, ::-1]  # experts' devices send
                     self._count_ports(back_KT, device_TK, after_T, window, combine_BC2D)
+            if tally.between is not None:
+                pairs_DD, counted_T = tally.between, window.step >= 0
+                _add_pairs(out_KT & counted_T, device_TK, here_T, pairs_DD)
+                _add_pairs((out_KT if back_KT is None else back_KT) & counted_T, device_TK, after_T, pairs_DD.T)
             self._count_hops(before_T, device_TK[:, 0], counts)
             window.add(device_TK.T, tally.loads[:, layer])
             before_T, here_T = device_TK[:, 0], after_T
@@ -154,3 +172,11 @@ class _Walker:
         counts["hops"] += hop_T
         counts["hops_kept"] += hop_T & (before_T == first_T)
         counts["node_hops_kept"] += hop_T & (before_T // self.group == first_T // self.group)
+
+
+def _add_pairs(
+    visits_KT: NDArray[np.bool_], device_TK: NDArray[np.int32], end_T: NDArray[np.int64], to_DD: NDArray[np.int64]
+) -> None:
+    """Add copies from each token's end to the devices it visits, `[D, D]`."""
+    choice, token = np.nonzero(visits_KT)
+    np.add.at(to_DD, (end_T[token], device_TK[token, choice]), 1)

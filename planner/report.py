@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..runtime.plan import Part, Plan
 from ..solvers.outcome import Objective, Outcome
 from ..solvers.placement import Placement
+from .balance_report import balance_lines, print_redundancy
 from .contender_table import contender_table, legend
 from .netmoe.report import sample_policy_lines
 from .options import Search, parsed
@@ -91,6 +92,8 @@ def _print_outcomes(plan: Plan, console: "Console") -> None:
 def _named(plan: Plan, objective: Objective) -> tuple[str, str]:
     """What an objective is, in words, and the form of its figures."""
     words, form = _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
+    if (percent := objective.name.removeprefix("step_balance_p")) != objective.name:
+        words = f"busiest device over the mean, {percent} % of the fitted steps within,"
     also = " and the first before" if plan.dispatch_model == "coherent" else ""
     return words.replace("a token's experts", f"a token's experts{also}"), form
 
@@ -147,7 +150,8 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
     if plan.decisions.sample_policy is not None:
         for line in sample_policy_lines(plan, part):
             console.print(line)
-    for line in remarks(plan, part):
+    print_redundancy(plan, console)
+    for line in [*remarks(plan, part), *balance_lines(plan, part)]:
         console.print(line)
 
 
@@ -156,6 +160,8 @@ _OBJECTIVES = {
     "exchange_s": ("the exchanges of a layer take", ".3g"),
     "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
     "moe_s": ("MoE layers take, in seconds a step,", ".4g"),
+    "balance": ("busiest device over the mean, of all fitted loads together,", ".4f"),
+    "step_balance": ("busiest device over the mean, mean over the fitted steps,", ".4f"),
     "hops_kept": ("hops kept", ".1%"),
     "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),
     "affinity_kept": ("pairs of a token's experts kept on one device", ".1%"),

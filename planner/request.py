@@ -8,12 +8,26 @@ from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from ..runtime.decisions import DispatchModel
 
-__all__ = ["Objective", "Request"]
+__all__ = ["Groups", "Objective", "Request"]
 
-Method = Literal["annealing", "sweeps", "ilp", "exact", "paper", "robust", "unequal", "sum", "even", "bottleneck"]
+Method = Literal[
+    "annealing",
+    "sweeps",
+    "ilp",
+    "exact",
+    "paper",
+    "robust",
+    "unequal",
+    "sum",
+    "even",
+    "bottleneck",
+    "refined",
+    "published",
+]
 Backend = Literal["ortools", "pulp"]
 Bound = Literal["simple", "thorough"]
 Objective = Literal["hops", "copies"]
+Groups = Literal["split", "whole"]
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
@@ -31,6 +45,8 @@ class Request:
     ----------
     cluster
         Where the plan is for; at least 2 devices.
+    mixture
+        Of eplb: traces with their weights, `trace` the first of them; empty: that trace alone.
     on
         The plan whose decisions this one's is added to.
     previous, horizon_tokens
@@ -46,7 +62,13 @@ class Request:
         Of exflow: what it keeps together (None: hops, copies under standard dispatch), how it is bounded, and the most
         load of a device in a layer, over the mean (None: no cap, but of copies under standard dispatch).
     slots, redundant
-        Slots a device, or slots beyond one an expert in all; neither: one slot an expert, rounded up.
+        Slots a device, or slots beyond one an expert in all, "auto" as few as serve; neither: one slot an expert,
+        rounded up.
+    groups
+        Whether expert groups may be split between devices (exflow, eplb).
+    dead, pins, quantile
+        Of eplb: ranks that hold no expert; pairs (expert, device) that go together in every layer; the quantile of the
+        steps' balance that is minimised (None: their mean), where steps are recorded.
     phases
         Only tokens of these phases count; empty: all.
     fit_fraction
@@ -62,6 +84,7 @@ class Request:
     strategy: str
     trace: str
     cluster: Cluster
+    mixture: tuple[tuple[str, float], ...] = ()
     profile: Path | None = None
     on: Path | None = None
     previous: Path | None = None
@@ -72,7 +95,11 @@ class Request:
     bound: Bound = "simple"
     max_load: float | None = None
     slots: int | None = None
-    redundant: int = 0
+    redundant: int | Literal["auto"] = 0
+    groups: Groups = "split"
+    dead: tuple[int, ...] = ()
+    pins: tuple[tuple[int, int], ...] = ()
+    quantile: float | None = None
     phases: tuple[Phase, ...] = ()
     fit_fraction: float = 0.5
     samples_per_step: int | None = None
@@ -103,11 +130,43 @@ class Request:
             raise UsageError(f"--seed {self.seed}; expected at least 0 and below 2^63")
         if self.backend != "ortools" and (self.strategy, self.method) not in (("exflow", "ilp"), ("exflow", "paper")):
             raise UsageError(f"--backend {self.backend} without exflow's --method ilp or paper, all that it solves")
-        if self.redundant < 0:
+        if self.redundant != "auto" and self.redundant < 0:
             raise UsageError(f"--redundant {self.redundant}; expected at least 0")
+        self._check_balance()
         self._check_search()
         self._check_pipeline()
         self._check_replan()
+
+    def _check_balance(self) -> None:
+        """What only eplb is asked for."""
+        flags = {
+            "several --trace, or --trace FILE:WEIGHT": bool(self.mixture),
+            "--redundant auto": self.redundant == "auto",
+            "--dead": bool(self.dead),
+            "--pin": bool(self.pins),
+            "--quantile": self.quantile is not None,
+        }
+        if self.strategy != "eplb" and any(flags.values()):
+            given = " and ".join(name for name, is_given in flags.items() if is_given)
+            raise UsageError(f"{given} with --strategy {self.strategy}; only eplb has such flags")
+        if self.groups == "whole" and self.strategy not in ("exflow", "eplb"):
+            raise UsageError(f"--groups whole with --strategy {self.strategy}; only exflow and eplb keep groups whole")
+        if self.method == "published" and self.quantile is not None:
+            raise UsageError("--quantile with --method published, which goes by all loads together; leave one out")
+        if self.mixture and (self.quantile is not None or not all(0 < weight < 1e9 for _, weight in self.mixture)):
+            raise UsageError(
+                f"several --trace of weights {[weight for _, weight in self.mixture]}; expected weights above 0, and no"
+                " --quantile: they are balanced together"
+            )
+        if self.quantile is not None and not 0 < self.quantile <= 1:
+            raise UsageError(f"--quantile {self.quantile}; expected above 0 and at most 1 (the worst step)")
+        size = self.cluster.num_devices
+        if wrong := [rank for rank in (*self.dead, *(device for _, device in self.pins)) if not 0 <= rank < size]:
+            raise UsageError(f"--dead or --pin of device {wrong[0]}; expected 0 to {size - 1} on {self.cluster}")
+        if len(set(self.dead)) > size - 1:
+            raise UsageError(f"--dead {size} times; expected a device that is alive")
+        if lost := [pin for pin in self.pins if pin[1] in self.dead]:
+            raise UsageError(f"--pin {lost[0][0]}@{lost[0][1]}; device {lost[0][1]} is --dead: pin it elsewhere")
 
     def _check_search(self) -> None:
         """What only exflow is asked for."""
@@ -144,8 +203,15 @@ class Request:
         """What stands in the way of replacing a plan in force."""
         if self.previous is not None and (self.strategy != "exflow" or self.on is not None):
             raise UsageError("--from with --on, or with another strategy than exflow; only exflow re-plans, by itself")
+        if self.previous is not None and self.groups == "whole":
+            raise UsageError("--from with --groups whole; moves of single experts split groups: leave one of them out")
         if self.horizon_tokens is not None and not (self.previous is not None and 0 < self.horizon_tokens < 1e18):
             raise UsageError(f"--horizon {self.horizon_tokens}; expected tokens above 0, beside --from")
+
+    @property
+    def alive(self) -> list[int]:
+        """The ranks that may hold experts."""
+        return [rank for rank in range(self.cluster.num_devices) if rank not in self.dead]
 
     @property
     def step_samples(self) -> int:

@@ -11,6 +11,7 @@ from ..files import sha256_file
 from ..runtime.decisions import Decisions
 from ..runtime.plan import FileInput, Inputs, Plan, Split, TraceInput, load
 from ..solvers.outcome import Outcome
+from ..traces.count_form import CountTrace
 from .evaluate import verdict
 from .replanned import previous_plan
 from .request import Request
@@ -122,7 +123,10 @@ def _base(chosen: Strategy, request: Request) -> Plan | None:
 
 def _inputs(task: Task, solved: Solved) -> Inputs:
     request, trace = task.request, task.source
-    num_tokens = task.trace.num_tokens if solved.num_tokens is None else solved.num_tokens
+    num_tokens = solved.num_tokens
+    if num_tokens is None:
+        counts = isinstance(trace, CountTrace)
+        num_tokens = int(task.surveyed.unit_tokens.sum()) if counts else task.trace.num_tokens
     split = Split(fit_fraction=request.fit_fraction, seed=request.seed)
     return Inputs(
         trace=TraceInput(path=str(trace.path), sha256=trace.sha256, num_tokens=num_tokens, split=split),
@@ -148,6 +152,8 @@ def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
     """The base's outcomes where they are of the very units that are fitted here, so that they can be certified here."""
     base, trace = task.base, inputs.trace
     if base is None or base.inputs.trace is None or trace is None:
+        return {}
+    if base.options.get("placement", {}).get("mixture"):
         return {}
     alike = (base.inputs.trace.sha256, base.inputs.trace.split) == (trace.sha256, trace.split)
     phases = base.options.get("evaluation", {}).get("phases")

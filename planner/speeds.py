@@ -4,7 +4,7 @@ Legend: N nodes; G devices a node; P ranks of a collective.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..traces.model import ModelSpec
 
 __all__ = ["Speeds"]
 
+COUNTS_ALONE = "counts do not say where tokens are"
 T = TypeVar("T")
 Numbers = NDArray[np.float64]
 
@@ -84,6 +85,21 @@ class Speeds:
             sources={place: source for one in found.values() for place, source in one.sources.items()},
             missing={part: one.reason for part, one in parts.items() if isinstance(one, _Missing)},
             other_dtype=tuple(part for part, one in found.items() if one.other_dtype),
+        )
+
+    def of_loads(self) -> "Speeds":
+        """Those of the experts alone, which is all that loads without tokens tell."""
+        return replace(
+            self,
+            exchange=None,
+            gather=None,
+            attention=None,
+            sources={part: source for part, source in self.sources.items() if part == "experts"},
+            missing={
+                **{part: reason for part, reason in self.missing.items() if part == "experts"},
+                **dict.fromkeys(("dispatch", "kv", "attention"), COUNTS_ALONE),
+            },
+            other_dtype=tuple(part for part in self.other_dtype if part == "experts"),
         )
 
 

@@ -80,7 +80,14 @@ STRATEGIES = {
             methods=("sum", "even", "bottleneck", "paper"),
             beside=("placement", "pipeline"),
         ),
-        Strategy("eplb", placing(eplb.place), "placement", ("standard",), "balance"),
+        Strategy(
+            "eplb",
+            placing(eplb.balanced, by_loads=True),
+            "placement",
+            ("standard",),
+            "balance",
+            methods=("refined", "published"),
+        ),
         Strategy("contiguous", placing(contiguous.place), "placement", ("standard", "coherent"), "device_copies"),
     )
 }

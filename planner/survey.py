@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import UsageError
+from ..traces.count_form import CountTable, CountTrace
 from ..traces.reader import Trace
 from ..traces.schema import PHASES, TokenBatch
 from ..traces.split import Unit, fitted, unit_kind, with_units
 
-__all__ = ["Cohort", "Located", "Survey", "survey"]
-
-TRAIN = PHASES.index("train")
+__all__ = ["Cohort", "Located", "Survey", "survey", "table_units"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,14 @@ class Cohort:
         position_T = batch.position[rows].astype(np.int64)
         return Located(rows, ordinal_T, home_T.astype(np.int64), step_T, position_T, unit_T[rows] + position_T)
 
+    def locate_rows(self, table: CountTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows of a table of counts that belong to complete steps of this cohort, and the step of each."""
+        unit_R = table_units(table)
+        ordinal_R = np.minimum(np.searchsorted(self.unit_ids, unit_R), len(self.unit_ids) - 1)
+        step_R = ordinal_R if self.step is None else self.step[ordinal_R]  # recorded steps are the units
+        rows = np.flatnonzero((self.unit_ids[ordinal_R] == unit_R) & (step_R >= 0))
+        return rows, step_R[rows]
+
     def _recorded_step(self, batch: TokenBatch) -> NDArray[np.int64]:
         return np.searchsorted(_column(self.step_ids), _column(batch.step))
 
@@ -99,8 +107,8 @@ class Survey:
         The recorded steps of each unit, int64 `[P, 2]` rows of (unit, step), sorted; None without.
     num_source_ranks
         One more than the largest recorded source rank; None without.
-    training
-        Whether every token is of the phase train.
+    phases
+        Those of its tokens, in their order; none of counts.
     """
 
     kind: Unit
@@ -108,7 +116,12 @@ class Survey:
     unit_tokens: NDArray[np.int64]
     steps: NDArray[np.int64] | None
     num_source_ranks: int | None
-    training: bool = False
+    phases: tuple[str, ...] = ()
+
+    @property
+    def training(self) -> bool:
+        """Whether every token is of the phase train."""
+        return self.phases == ("train",)
 
     def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
         """Whether each unit is fitted, `[U]`."""
@@ -134,11 +147,16 @@ class Survey:
         return Cohort(unit_ids, tokens_U, home_U, step_U, None, num_steps, int((step_U < 0).sum()))
 
 
-def survey(trace: Trace, *, phases: Collection[str] | None = None) -> Survey:
-    """Read the scalar columns of a trace once."""
+def survey(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> Survey:
+    """Read the scalar columns of a trace once; of counts, which have no phase, how many there are.
+
+    The units of counts are the recorded steps, else the samples, else all of them are one block.
+    """
+    if isinstance(trace, CountTrace):
+        return _survey_counts(trace, phases)
     tokens_of: dict[int, int] = {}
     steps = np.zeros((0, 2), np.int64)
-    ranks, kind, training = -1, None, True
+    ranks, kind, phase_ids = -1, None, set[int]()
     for batch, unit_T in with_units(trace.batches((), phases=phases)):
         kind = kind or unit_kind(batch)
         found, tokens = np.unique(unit_T, return_counts=True)
@@ -148,7 +166,7 @@ def survey(trace: Trace, *, phases: Collection[str] | None = None) -> Survey:
             pairs = np.stack([unit_T, batch.step.astype(np.int64)], axis=1)
             steps = np.unique(np.concatenate([steps, pairs]), axis=0)
         ranks = ranks if batch.source_rank is None else max(ranks, int(batch.source_rank.max()))
-        training = training and bool((batch.phase == TRAIN).all())
+        phase_ids.update(np.unique(batch.phase).tolist())
     unit_ids = np.array(sorted(tokens_of), dtype=np.int64)
     unit_tokens = np.array([tokens_of[unit] for unit in unit_ids.tolist()], dtype=np.int64)
     return Survey(
@@ -157,8 +175,38 @@ def survey(trace: Trace, *, phases: Collection[str] | None = None) -> Survey:
         unit_tokens,
         steps if len(steps) else None,
         ranks + 1 if ranks >= 0 else None,
-        training and kind is not None,
+        tuple(PHASES[one] for one in sorted(phase_ids)),
     )
+
+
+def table_units(table: CountTable) -> NDArray[np.int64]:
+    """The unit of each row of a table of counts."""
+    keys = table.sample if table.step is None else table.step
+    return np.zeros(len(table), np.int64) if keys is None else keys.astype(np.int64)
+
+
+def _survey_counts(trace: CountTrace, phases: Collection[str] | None) -> Survey:
+    """The units of counts; a token counts `top_k` times in the layer that counts most."""
+    if phases:
+        raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
+    model, kind = trace.meta.model, _kind_of_counts(trace)
+    pairs_of: dict[int, NDArray[np.int64]] = {}
+    for table in trace.tables():
+        ids, place_R = np.unique(table_units(table), return_inverse=True)
+        sums_UL = np.zeros((len(ids), model.num_layers), np.int64)
+        np.add.at(sums_UL, (place_R, table.layer), table.counts.sum(axis=1))
+        for unit, pairs_L in zip(ids.tolist(), sums_UL, strict=True):
+            pairs_of[unit] = pairs_of.get(unit, 0) + pairs_L
+    unit_ids = np.array(sorted(pairs_of), dtype=np.int64)
+    pairs_U = np.array([pairs_of[unit].max() for unit in unit_ids.tolist()], dtype=np.int64)
+    steps = np.stack([unit_ids, unit_ids], axis=1) if kind == "step" else None
+    return Survey(kind, unit_ids, -(-pairs_U // model.top_k), steps, None)
+
+
+def _kind_of_counts(trace: CountTrace) -> Unit:
+    if "step" in trace.known:
+        return "step"
+    return "sample" if "sample" in trace.known else "block"
 
 
 def _column(values: NDArray[np.integer] | None) -> NDArray[np.integer]:

@@ -5,7 +5,7 @@ Legend: L MoE layers; U units; B steps; C link classes; D devices.
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from ..profilers.cluster import Cluster
 from ..runtime.decisions import DispatchModel
 from ..solvers.placement import Placement
 from ..solvers.ports import link_classes
+from ..solvers.replicas import ReplayRule
 from .survey import Cohort
 
 __all__ = ["COUNTS", "Ports", "Route", "Tally", "check_cells"]
@@ -25,11 +26,12 @@ COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "nod
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A placement under a dispatch model, by the name it has in a report."""
+    """A placement under a dispatch model, by the name it has in a report; its own replica rule, or an engine's."""
 
     name: str
     dispatch_model: DispatchModel
     placement: Placement
+    replica_rule: ReplayRule | None = None
 
     @property
     def label(self) -> str:
@@ -77,21 +79,26 @@ class Tally:
     counts
         int64 `[U, len(COUNTS)]`: tokens, transitions of a routed first choice, those that stayed on the device and on
         the node, copies to distinct remote devices and nodes, and those to devices of other nodes, over all layers.
+        `[U, 0]` where only the loads of experts are known.
     loads
-        Token-expert pairs of every device, int64 `[B, L, D]`.
+        Token-expert pairs of every device, `[B, L, D]`: int64, or as expected where replicas share loads of experts.
     slots
         Experts of each device, `[D]`.
     ports
         None where no seconds are asked for.
+    between
+        Copies from every device to every other one in complete steps, dispatch and combine over all layers, int64
+        `[D, D]`; None where nobody asked.
     """
 
     counts: NDArray[np.int64]
-    loads: NDArray[np.int64]
+    loads: NDArray[Any]
     slots: NDArray[np.int64]
     ports: Ports | None = None
+    between: NDArray[np.int64] | None = None
 
     @classmethod
-    def empty(cls, route: Route, cohort: Cohort, cluster: Cluster, *, ports: bool) -> Self:
+    def empty(cls, route: Route, cohort: Cohort, cluster: Cluster, *, ports: bool, between: bool = False) -> Self:
         """A tally of nothing."""
         placement = route.placement
         shape = (cohort.num_steps, placement.num_layers, cluster.num_devices)
@@ -101,6 +108,7 @@ class Tally:
             np.zeros(shape, np.int64),
             placement.slots,
             Ports.empty(route.dispatch_model, *shape[:2], cluster) if ports else None,
+            np.zeros((cluster.num_devices, cluster.num_devices), np.int64) if between else None,
         )
 
 

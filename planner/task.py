@@ -6,6 +6,7 @@ Legend: U units.
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from ..runtime.decisions import DispatchModel
 from ..runtime.plan import Plan
 from ..solvers import contiguous
 from ..solvers.placement import Placement, slots_for
-from ..traces.count_form import CountTrace, of_tokens, open_any
+from ..traces.count_form import CountTrace, open_any
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .options import EvaluationOptions
@@ -74,13 +75,25 @@ class Task:
     @property
     def trace(self) -> Trace:
         """The trace, refused in count form."""
-        return of_tokens(self.source)
+        if isinstance(self.source, CountTrace):
+            raise InputError(
+                f"{self.source.path}: counts alone; {self.request.strategy} needs tokens: give the trace that they were"
+                " counted from, or balance these loads with --strategy eplb"
+            )
+        if self.dispatch_model == "coherent":
+            self.source.check_first_choices("coherent dispatch")
+        return self.source
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model of the trace."""
+        return self.source.meta.model
 
     @cached_property
     def surveyed(self) -> Survey:
         """The units of the trace."""
         self.say("reading the trace")
-        return survey(self.trace, phases=self.request.phases or None)
+        return survey(self.source, phases=self.request.phases or None)
 
     @cached_property
     def fitted(self) -> NDArray[np.bool_]:
@@ -89,7 +102,7 @@ class Task:
         fitted_U = surveyed.fitted(seed=request.seed, fraction=request.fit_fraction)
         if not fitted_U.any() or (request.fit_fraction < 1 and fitted_U.all()):
             raise InputError(
-                f"{self.trace.path}: {len(fitted_U)} {surveyed.kind}s split into {fitted_U.sum()} to fit and"
+                f"{self.source.path}: {len(fitted_U)} {surveyed.kind}s split into {fitted_U.sum()} to fit and"
                 f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
             )
         return fitted_U
@@ -103,14 +116,27 @@ class Task:
     def speeds(self) -> Speeds | None:
         """What times the parts of a step; None without a profile and without links."""
         has_samples = self.surveyed.kind == "sample"
-        return Speeds.of(self.profile, self.request.cluster, self.trace.model, samples=has_samples)
+        found = Speeds.of(self.profile, self.request.cluster, self.model, samples=has_samples)
+        return found.of_loads() if found is not None and isinstance(self.source, CountTrace) else found
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """The slots of every device as asked for, else as many as in the plan in force, none on dead ones, `[D]`."""
+        request, before = self.request, None if self.previous is None else self.previous.placement
+        asked = before.slots if before and request.slots is None and not request.redundant else request.slots
+        redundant = 0 if request.redundant == "auto" else request.redundant
+        if not request.dead:
+            return slots_for(self.model.num_experts, request.cluster.num_devices, asked, redundant=redundant)
+        slots_D = np.zeros(request.cluster.num_devices, np.int64)
+        slots_D[request.alive] = slots_for(self.model.num_experts, len(request.alive), asked, redundant=redundant)
+        return slots_D
 
     @property
     def placement(self) -> Placement:
         """The base's placement, contiguous without one."""
         if self.base is not None and self.base.placement is not None:
             return self.base.placement
-        model, cluster = self.trace.model, self.request.cluster
+        model, cluster = self.model, self.request.cluster
         slots_D = slots_for(model.num_experts, cluster.num_devices, None, redundant=0)
         return contiguous.solve(model.num_layers, model.num_experts, cluster, slots=slots_D).placement
 
@@ -118,11 +144,14 @@ class Task:
     def evaluation_options(self) -> EvaluationOptions:
         """How a plan of this task is judged."""
         surveyed, request = self.surveyed, self.request
+        home: Literal["source_rank", "ordinal"] = "ordinal"
+        if surveyed.num_source_ranks == request.cluster.num_devices:
+            home = "source_rank"
         return EvaluationOptions(
             unit=surveyed.kind,
             phases=request.phases,
             samples_per_step=request.step_samples,
-            home="source_rank" if surveyed.num_source_ranks == request.cluster.num_devices else "ordinal",
+            home="none" if isinstance(self.source, CountTrace) else home,
             step="derived" if surveyed.steps is None else "recorded",
         )
 

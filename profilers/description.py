@@ -9,14 +9,14 @@
       inter: {gbytes_per_s: 50, latency_us: 5}
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import InputError, UsageError
-from ..files import read_text, validated
+from ..files import read_yaml, validated
 from .cluster import Cluster, Link
 from .origin import Origin, now
 from .profile import Profile
@@ -69,7 +69,8 @@ def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
 
 def _read(path: Path) -> Cluster:
     """The cluster in a YAML file."""
-    text = validated(_ClusterText, _yaml(path), source=str(path), what="a cluster description")
+    what = "a cluster description"
+    text = validated(_ClusterText, read_yaml(path, what=what, max_bytes=MAX_YAML_BYTES), source=str(path), what=what)
     try:
         return Cluster(text.num_nodes, text.devices_per_node, {kind: _link(link) for kind, link in text.links.items()})
     except UsageError as error:
@@ -78,23 +79,3 @@ def _read(path: Path) -> Cluster:
 
 def _link(text: _LinkText) -> Link:
     return Link(latency_s=text.latency_us * 1e-6, s_per_byte=1e-9 / text.gbytes_per_s)
-
-
-def _yaml(path: Path) -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Safe YAML whose mappings name a key once."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-            names = [key.value for key, _ in node.value]
-            if len(set(map(str, names))) != len(names):
-                raise yaml.constructor.ConstructorError(None, None, "a mapping names a key twice", node.start_mark)
-            return super().construct_mapping(node, deep)
-
-    text = read_text(path, what="a cluster description", max_bytes=MAX_YAML_BYTES)
-    try:
-        return yaml.load(text, Loader)  # noqa: S506  a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise InputError(f"{path}: not YAML: {reason[:160]}") from error

@@ -1,6 +1,6 @@
 """How evenly a placement spreads its loads when every expert's replicas share alike.
 
-Legend: L MoE layers; E experts a layer; P slots a layer; D devices.
+Legend: L MoE layers; E experts a layer; P slots a layer; D devices; B steps.
 """
 
 import numpy as np
@@ -8,15 +8,42 @@ from numpy.typing import NDArray
 
 from .placement import Placement
 
-__all__ = ["balance", "replica_loads"]
+__all__ = ["balance", "device_loads", "replica_loads", "step_balance", "step_ratios"]
 
 
 def balance(loads: NDArray[np.float64], placement: Placement) -> float:
     """The mean over layers of the busiest device's load over the mean of devices that have slots; 1 without load."""
-    load_LD = _device_loads(loads, placement)[:, placement.slots > 0]
+    load_LD = device_loads(loads, placement)[:, placement.slots > 0]
     mean_L = load_LD.mean(axis=1)
     ratio_L = np.divide(load_LD.max(axis=1), mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
     return float(ratio_L.mean())
+
+
+def step_balance(loads: NDArray[np.float64], placement: Placement, quantile: float | None = None) -> float:
+    """The mean over layers of `step_ratios`' mean over steps, or of a quantile.
+
+    Parameters
+    ----------
+    loads
+        `[B, L, E]`.
+    quantile
+        The least ratio that this share of the steps does not exceed.
+    """
+    ratio_BL = step_ratios(loads, placement)
+    if quantile is None:
+        return float(ratio_BL.mean())
+    return float(np.quantile(ratio_BL, quantile, axis=0, method="higher").mean())
+
+
+def step_ratios(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:
+    """Max/mean device load of every step and layer `[B, L]`, of devices that have slots; 1 without load."""
+    ratio_BL = np.ones(loads.shape[:2])
+    for layer in range(placement.num_layers):
+        held_ED = placement.holds(layer)[:, placement.slots > 0]
+        load_BD = loads[:, layer] @ (held_ED / held_ED.sum(axis=1, keepdims=True))
+        mean_B = load_BD.mean(axis=1)
+        np.divide(load_BD.max(axis=1), mean_B, out=ratio_BL[:, layer], where=mean_B > 0)
+    return ratio_BL
 
 
 def replica_loads(loads: NDArray[np.float64], experts: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -27,7 +54,7 @@ def replica_loads(loads: NDArray[np.float64], experts: NDArray[np.integer]) -> N
     return np.asarray((loads.ravel() / np.maximum(count_N, 1))[cell_LP])
 
 
-def _device_loads(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:
+def device_loads(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:
     """The load of every device `[L, D]` for loads `[L, E]`."""
     load_LD = np.zeros((placement.num_layers, placement.num_devices))
     layer = np.arange(placement.num_layers)[:, None]

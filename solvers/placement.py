@@ -75,9 +75,11 @@ class Placement:
                 f" slots {slot} and {slot + 1} of device {device_P[slot]}; the experts of a device ascend, each once"
             )
         for layer, row_P in enumerate(table_LP):
-            if len(absent := np.setdiff1d(np.arange(self.num_experts), row_P)):
+            absent_E = np.ones(self.num_experts, dtype=np.bool_)
+            absent_E[row_P] = False
+            if absent_E.any():
                 raise InputError(
-                    f"placement of layer {layer} leaves out expert {absent[0]} ({len(absent)} of"
+                    f"placement of layer {layer} leaves out expert {absent_E.argmax()} ({absent_E.sum()} of"
                     f" {self.num_experts} are nowhere); every expert needs a slot"
                 )
 

@@ -43,6 +43,14 @@ class Trace(Dataset):
         """Tokens of all phases."""
         return self.num_rows
 
+    def check_first_choices(self, what: str) -> None:
+        """Refuse the trace for what follows a token's first expert, where none of several is known to be the first."""
+        if self.meta.choice_order == "unknown" and self.model.top_k > 1:
+            raise UsageError(
+                f"{self.path}: a token's experts were not recorded in the order of their gates; {what} needs to know"
+                " the first: record again, or give --dispatch standard"
+            )
+
     def batches(
         self,
         layers: Sequence[int] | None = None,

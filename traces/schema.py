@@ -36,7 +36,15 @@ Text = Annotated[str, Field(max_length=MAX_NAME, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]
 
 
 class TraceMeta(BaseModel):
-    """What every part of a trace says of itself, as JSON under the metadata key `moeplan`."""
+    """What every part of a trace says of itself, as JSON under the metadata key `moeplan`.
+
+    Parameters
+    ----------
+    step_order
+        Whether steps are numbered as they came.
+    choice_order
+        Whether a token's experts are ordered by gate weight; where not, none of them is the first.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,6 +54,11 @@ class TraceMeta(BaseModel):
     tokenizer: Text | None = None
     recorder: Text
     step_order: Literal["known", "unknown"] = "known"
+    choice_order: Literal["gate", "unknown"] = "gate"
+
+    def to_json(self) -> str:
+        """The metadata as written; `choice_order` only where it is unknown, so that files stay what they were."""
+        return self.model_dump_json(exclude={"choice_order"} if self.choice_order == "gate" else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +129,4 @@ def count_schema(meta: TraceMeta) -> "pa.Schema":
 
 
 def _metadata(meta: TraceMeta) -> dict[bytes, bytes]:
-    return {METADATA_KEY: meta.model_dump_json().encode()}
+    return {METADATA_KEY: meta.to_json().encode()}

@@ -19,11 +19,14 @@ from ...traces.reader import Trace
 from .certificate import Certificate
 from .evaluation import check_evaluation
 from .evidence import check_evidence
+from .fitted import Fitted
+from .mixture import check_mixture
 from .outcome import check_outcome
 from .pipeline import check_pipeline
 from .policy_structure import check_sample_policy_structure
 from .sample_policy import check_sample_policy
-from .structure import check_structure
+from .structure import check_structure, placement_options
+from .wishes import check_raw, check_wishes
 
 __all__ = ["Certificate", "certifiable_profile", "certifiable_trace", "certify"]
 
@@ -56,6 +59,7 @@ def certify(
     """
     certificate = Certificate()
     check_structure(plan, certificate)
+    check_wishes(plan, certificate)
     check_evidence(plan)
     if plan.decisions.sample_policy is not None:
         check_sample_policy_structure(plan, certificate)
@@ -71,13 +75,19 @@ def certify(
         if plan.decisions.pipeline is not None:
             certificate.unchecked.append("degrees, judged in the plan they came from")
         return certificate
-    if isinstance(opened, CountTrace):
+    fitted: Fitted | None
+    if plan.strategies[-1] == "eplb" and placement_options(plan).mixture:
+        fitted = check_mixture(plan, opened, timed_by, certificate, on_progress)
+    elif isinstance(opened, CountTrace) and (plan.strategies[-1] != "eplb" or plan.decisions.pipeline is not None):
         raise CertificationError(f"{trace}: a trace in count form; a {plan.strategies[-1]} plan is made from tokens")
-    check = check_evaluation if plan.decisions.pipeline is None else check_pipeline
-    fitted = check(plan, opened, timed_by, certificate, on_progress)
-    if "placement" in plan.outcome:
+    elif plan.decisions.pipeline is None or isinstance(opened, CountTrace):
+        fitted = check_evaluation(plan, opened, timed_by, certificate, on_progress)
+    else:
+        fitted = check_pipeline(plan, opened, timed_by, certificate, on_progress)
+    if "placement" in plan.outcome and fitted is not None:
         on_progress("recomputing objective and bound")
         check_outcome(plan, fitted, certificate, Path(folder or "."))
+        check_raw(plan, fitted, certificate)
     return certificate
 
 

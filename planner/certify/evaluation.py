@@ -9,8 +9,10 @@ from ...errors import CertificationError, UsageError
 from ...profilers.profile import Profile
 from ...runtime.plan import Contender, Part, Plan
 from ...solvers import contiguous, eplb
+from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
 from .certificate import Certificate
+from .count_recount import recount_counts
 from .figures import Recounted, gain_interval, interval_of, recounted
 from .fitted import Fitted, count_fitted
 from .recount import Ledger, Residence, recount
@@ -32,6 +34,9 @@ __all__ = [
     "check_seconds",
     "check_verdict",
     "clock_of",
+    "hold",
+    "ledgers_of",
+    "residences_of",
     "roster_of",
 ]
 
@@ -40,7 +45,7 @@ CheckPart = Callable[[Part, Roster, str], Mapping[str, Recounted]]
 
 def check_evaluation(
     plan: Plan,
-    trace: Trace,
+    trace: Trace | CountTrace,
     profile: Profile | None,
     certificate: Certificate,
     on_progress: Callable[[str], None],
@@ -55,12 +60,11 @@ def check_evaluation(
     on_progress("recounting the fitted samples")
     roster = roster_of(plan, trace, fit=True)
     fitted = count_fitted(plan, trace, roster)
-    residences, clock = _residences(plan, fitted), clock_of(plan, profile, roster)
+    residences, clock = residences_of(plan, fitted), clock_of(plan, profile, roster)
 
     def check_part(part: Part, roster: Roster, name: str) -> dict[str, Recounted]:
         """A recount of every contender of a part, held against its figures."""
-        tokens = tokens_of(trace, roster, evaluation_options(plan).phases)
-        ledgers = recount(tokens, roster, plan.model.num_layers, residences, timed=clock is not None)
+        ledgers = ledgers_of(plan, trace, roster, residences, timed=clock is not None)
         if clock is not None:
             clock.outside.clear()
         return {
@@ -81,7 +85,7 @@ def check_evaluation(
 
 def check_parts(
     plan: Plan,
-    trace: Trace,
+    trace: Trace | CountTrace,
     fit: Roster,
     check_part: CheckPart,
     certificate: Certificate,
@@ -103,7 +107,7 @@ def check_parts(
     return found
 
 
-def roster_of(plan: Plan, trace: Trace, *, fit: bool) -> Roster:
+def roster_of(plan: Plan, trace: Trace | CountTrace, *, fit: bool) -> Roster:
     """The fitted or the held-out units, where the plan's options say of them what the trace gives."""
     assert plan.inputs.trace is not None
     split, options = plan.inputs.trace.split, evaluation_options(plan)
@@ -122,6 +126,7 @@ def roster_of(plan: Plan, trace: Trace, *, fit: bool) -> Roster:
     except UsageError as error:
         raise CertificationError(f"options.evaluation: {error}") from error
     home = "source_rank" if roster.recorded_home else "ordinal"
+    home = "none" if isinstance(trace, CountTrace) else home
     step = "recorded" if roster.step_names is not None else "derived"
     if (options.unit, options.home, options.step) != (roster.kind, home, step):
         raise CertificationError(
@@ -130,7 +135,17 @@ def roster_of(plan: Plan, trace: Trace, *, fit: bool) -> Roster:
     return roster
 
 
-def _residences(plan: Plan, fitted: Fitted) -> dict[str, Residence]:
+def ledgers_of(
+    plan: Plan, trace: Trace | CountTrace, roster: Roster, residences: Mapping[str, Residence], *, timed: bool
+) -> dict[str, Ledger]:
+    """A recount of a part under every residence."""
+    if isinstance(trace, CountTrace):
+        return recount_counts(trace, roster, residences)
+    tokens = tokens_of(trace, roster, evaluation_options(plan).phases)
+    return recount(tokens, roster, plan.model.num_layers, residences, timed=timed)
+
+
+def residences_of(plan: Plan, fitted: Fitted) -> dict[str, Residence]:
     """Where every contender's experts live; baselines are made again from the fitted tokens."""
     assert plan.evaluation is not None
     assert plan.decisions.placement is not None
@@ -139,7 +154,7 @@ def _residences(plan: Plan, fitted: Fitted) -> dict[str, Residence]:
     groups = plan.model.num_expert_groups
     baselines = {
         "contiguous": contiguous.solve(plan.model.num_layers, num_experts, plan.cluster, slots=slots_D).placement,
-        "eplb": eplb.solve(fitted.loads, plan.cluster, slots=slots_D, num_groups=groups).placement,
+        "eplb": eplb.solve(fitted.loads, plan.cluster, slots=slots_D, num_groups=groups, method="published").placement,
     }
     residences = {}
     for label, contender in labelled(plan.evaluation.fit).items():
@@ -188,7 +203,12 @@ def check_contender(
 ) -> Recounted:
     """Every metric of a contender with its interval; seconds `[Q, B]` by metric, None where nothing times them."""
     found = recounted(plan, ledger, coherent=contender.dispatch_model == "coherent", seconds=seconds or {})
-    untimed = seconds is None and "seconds" in plan.options
+    hold(label, found, contender, certificate, untimed=seconds is None and "seconds" in plan.options)
+    return found
+
+
+def hold(label: str, found: Recounted, contender: Contender, certificate: Certificate, *, untimed: bool) -> None:
+    """Refuse a contender whose metrics or intervals are not what was found; `untimed`: its seconds stay unchecked."""
     claimed = {name: metric for name, metric in contender.metrics.items() if not (untimed and name.endswith("_s"))}
     if found.value.keys() != claimed.keys():
         raise CertificationError(f"{label}: metrics {sorted(claimed)}; the recount gives {sorted(found.value)}")
@@ -197,7 +217,6 @@ def check_contender(
         certificate.agree(f"{label}: {name}", metric.value, found.value[name])
         certificate.agree(f"{label}: {name} low", metric.low, low)
         certificate.agree(f"{label}: {name} high", metric.high, high)
-    return found
 
 
 def check_seconds(plan: Plan, clock: Clock | None, certificate: Certificate) -> None:

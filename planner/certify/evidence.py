@@ -86,6 +86,9 @@ def _check_objective_name(plan: Plan, strategy: str) -> None:
     """The objective is the one its strategy has on such a cluster."""
     assert plan.decisions.placement is not None
     name, sense = "balance", "min"
+    if strategy == "eplb" and plan.outcome["placement"].objective.name != name:  # over recorded steps
+        quantile = placement_options(plan).quantile
+        name = "step_balance" if quantile is None else f"step_balance_p{100 * quantile:g}"
     if strategy == "exflow":
         what = ("affinity", "affinity") if keeps_pairs(plan) else ("hops", "hop")
         name, sense = (f"{what[0]}_kept", "max") if plan.cluster.num_nodes == 1 else (f"{what[1]}_cost", "min")

@@ -3,8 +3,9 @@
 Legend: U units; B steps; R draws; Q levels of a curve (low, middle, high).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from ...runtime.plan import Plan
 from .recount import Ledger
 from .structure import slot_widths
 
-__all__ = ["Recounted", "gain_interval", "interval_of", "middle", "recounted"]
+__all__ = ["Recounted", "gain_interval", "interval_of", "middle", "recounted", "weighted"]
 
 DRAWS = 1000
 CURVE = {  # of a step's parts: those of one curve are low, or high, together
@@ -37,6 +38,8 @@ class Recounted:
 
 def recounted(plan: Plan, ledger: Ledger, *, coherent: bool, seconds: Mapping[str, NDArray[np.float64]]) -> Recounted:
     """Every metric of a ledger; seconds `[Q, B]` by metric, their middle level the fits'."""
+    if not ledger.sums:  # counts alone
+        return _recounted_loads(plan, ledger, seconds)
     model, sums = plan.model, _resampled(ledger, plan.seed)
     cells = sums["tokens"] * model.num_layers
     figures = {name: sums[name] / cells for name in ("device_copies", "node_copies")}
@@ -53,6 +56,29 @@ def recounted(plan: Plan, ledger: Ledger, *, coherent: bool, seconds: Mapping[st
     if coherent and model.attention.kv_size and model.dtype_bytes:
         others = plan.cluster.num_devices - 1
         value["kv_bytes"] = step_tokens * model.num_layers * model.attention.kv_size * model.dtype_bytes * others
+    _add_balance(ledger.loads[:, :, np.array(slot_widths(plan)) > 0], plan.seed, value, draws)
+    value |= {name: float(middle(levels_QB).mean()) for name, levels_QB in seconds.items()}
+    _draw_seconds(seconds, plan.seed, draws)
+    return Recounted(value, draws)
+
+
+def weighted(parts: Sequence[tuple[float, Recounted]]) -> Recounted:
+    """Weighted means of the figures that all have, draw by draw and curve by curve."""
+    value, draws = dict[str, float](), dict[str, Draws]()
+    for name in parts[0][1].value:
+        if all(name in one.value for _, one in parts):
+            value[name] = sum(weight * one.value[name] for weight, one in parts)
+        if name in value and all(name in one.draws for _, one in parts):
+            curves = parts[0][1].draws[name]
+            draws[name] = {
+                curve: np.sum([weight * one.draws[name][curve] for weight, one in parts], axis=0) for curve in curves
+            }
+    return Recounted(value, draws)
+
+
+def _recounted_loads(plan: Plan, ledger: Ledger, seconds: Mapping[str, NDArray[np.float64]]) -> Recounted:
+    """What loads alone tell."""
+    value, draws = dict[str, float](), dict[str, Draws]()
     _add_balance(ledger.loads[:, :, np.array(slot_widths(plan)) > 0], plan.seed, value, draws)
     value |= {name: float(middle(levels_QB).mean()) for name, levels_QB in seconds.items()}
     _draw_seconds(seconds, plan.seed, draws)
@@ -87,7 +113,7 @@ def _resampled(ledger: Ledger, seed: int) -> dict[str, NDArray[np.float64]]:
     return {name: np.array([row[i] for row in samples], dtype=float) for i, name in enumerate(ledger.sums)}
 
 
-def _add_balance(loads_BLD: NDArray[np.int64], seed: int, value: dict[str, float], draws: dict[str, Draws]) -> None:
+def _add_balance(loads_BLD: NDArray[Any], seed: int, value: dict[str, float], draws: dict[str, Draws]) -> None:
     cells = [[float(row.max() / row.mean()) for row in step if row.any()] for step in loads_BLD]
     flat = [cell for step in cells for cell in step]
     if not flat:

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.plan import Plan
+from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
+from .count_recount import steps_of, total_of
 from .roster import Roster, tokens_of
 from .structure import evaluation_options, keeps_pairs
 
@@ -28,16 +30,24 @@ class Fitted:
         return home.
     within
         How often a token has two experts of a layer, either first, `[L, E, E]`; None where hops alone count.
+    steps
+        The loads step by step `[B, L, E]` where a placement was balanced over recorded ones; None elsewhere.
     """
 
     loads: NDArray[np.int64]
     between: NDArray[np.int64]
     within: NDArray[np.int64] | None
+    steps: NDArray[np.int64] | None = None
 
 
-def count_fitted(plan: Plan, trace: Trace, roster: Roster) -> Fitted:
+def count_fitted(plan: Plan, trace: Trace | CountTrace, roster: Roster) -> Fitted:
     """The counts of the fitted units."""
     num_layers, num_experts = plan.model.num_layers, plan.model.num_experts
+    by_step = "placement" in plan.outcome and plan.outcome["placement"].objective.name.startswith("step_balance")
+    if isinstance(trace, CountTrace):
+        nothing = np.zeros((num_layers - 1, num_experts, num_experts), np.int64)
+        return Fitted(total_of(trace, roster), nothing, None, steps_of(trace, roster) if by_step else None)
+    steps = np.zeros((roster.num_steps, num_layers, num_experts), np.int64) if by_step else None
     loads = np.zeros((num_layers, num_experts), np.int64)
     between = np.zeros((num_layers - 1, num_experts, num_experts), np.int64)
     paired = "placement" in plan.outcome and keeps_pairs(plan)
@@ -47,12 +57,15 @@ def count_fitted(plan: Plan, trace: Trace, roster: Roster) -> Fitted:
         for layer in range(num_layers):
             ids = tokens.ids[:, layer]
             np.add.at(loads[layer], ids[ids < num_experts], 1)
+            if steps is not None:
+                at, choice_at = np.nonzero(ids < num_experts)
+                np.add.at(steps[:, layer], (tokens.step[at], ids[at, choice_at]), 1)
             for choice in range(followed if layer else 0):
                 _add_pairs(between[layer - 1], tokens.ids[:, layer - 1, 0], ids[:, choice])
             if within is not None:
                 for one, other in itertools.permutations(ids.T, 2):
                     _add_pairs(within[layer], one, other)
-    return Fitted(loads, between, within)
+    return Fitted(loads, between, within, steps)
 
 
 def _add_pairs(table: NDArray[np.int64], one: NDArray[np.uint16], other: NDArray[np.uint16]) -> None:

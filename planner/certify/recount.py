@@ -8,6 +8,7 @@ Legend: T tokens; L MoE layers; K experts a token; E experts; D devices; U units
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from .roster import Roster, Tokens
 
-__all__ = ["Ledger", "Moves", "Residence", "recount"]
+__all__ = ["MOST_CELLS", "Ledger", "Moves", "Residence", "recount"]
 
 MOST_CELLS = 2**29
 NAMES = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
@@ -51,10 +52,13 @@ class Moves:
 
 @dataclass(slots=True)
 class Ledger:
-    """What a recount found: per-unit sums by name `[U]`, loads `[B, L, D]`, and tokens in counted steps."""
+    """What a recount found: per-unit sums by name `[U]`, loads `[B, L, D]`, and tokens in counted steps.
+
+    Of counts alone there are no sums.
+    """
 
     sums: dict[str, NDArray[np.int64]]
-    loads: NDArray[np.int64]
+    loads: NDArray[Any]
     moves: Moves | None
     step_tokens: int = 0
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 
-__all__ = ["Roster", "Tokens", "enroll", "tokens_of"]
+__all__ = ["Roster", "Tokens", "count_rows", "enroll", "tokens_of"]
 
 BLOCK_ROWS = 64
 
@@ -47,7 +48,7 @@ class Tokens:
 
 
 def enroll(
-    trace: Trace,
+    trace: Trace | CountTrace,
     *,
     seed: int,
     fraction: float,
@@ -57,6 +58,8 @@ def enroll(
     phases: Sequence[str],
 ) -> Roster:
     """The units of the fitted (or held-out) part, by DESIGN's rules, from the scalar columns."""
+    if isinstance(trace, CountTrace):
+        return _enroll_counts(trace, f"{seed}:", fraction, samples_per_step, fit=fit, num_devices=num_devices)
     tokens_of: Counter[int] = Counter()
     unit_steps: set[tuple[int, int]] = set()
     highest_rank, kind = -1, "block"
@@ -98,6 +101,38 @@ def tokens_of(trace: Trace, roster: Roster, phases: Sequence[str]) -> Iterator[T
             step_T = np.array([roster.step_names[one] for one in batch.step[rows].tolist()], dtype=np.int64)
         position_T = batch.position[rows].astype(np.int64)
         yield Tokens(batch.ids[rows], unit_T, home_T, step_T, position_T, unit[rows] + position_T)
+
+
+def count_rows(trace: CountTrace) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+    """Unit, layer and counts `[E]` of every row: its unit is its step, else its sample, else everything is one."""
+    for table in trace.tables():
+        keys = table.sample if table.step is None else table.step
+        units = [0] * len(table) if keys is None else keys.tolist()
+        yield from zip(units, table.layer.tolist(), table.counts, strict=True)
+
+
+def _enroll_counts(
+    trace: CountTrace, salt: str, fraction: float, samples_per_step: int, *, fit: bool, num_devices: int
+) -> Roster:
+    """The units of counts, a token `top_k` times in the layer that counts most; steps as recorded, else derived."""
+    pairs: Counter[tuple[int, int]] = Counter()
+    for unit, layer, counts_E in count_rows(trace):
+        pairs[unit, layer] += int(counts_E.sum())
+    limit, layers, top_k = int(fraction * 2**64), range(trace.meta.model.num_layers), trace.meta.model.top_k
+    wanted = [unit for unit in sorted({unit for unit, _ in pairs}) if (_hash(f"{salt}{unit}") < limit) == fit]
+    ordinal_of, recorded = {unit: ordinal for ordinal, unit in enumerate(wanted)}, "step" in trace.known
+    whole = max(len(wanted) // samples_per_step, 1)
+    return Roster(
+        kind="step" if recorded else "sample" if "sample" in trace.known else "block",
+        ordinal_of=ordinal_of,
+        num_tokens=sum(-(-max(pairs[unit, layer] for layer in layers) // top_k) for unit in wanted),
+        num_steps=len(wanted) if recorded else whole,
+        num_dropped=0 if recorded else max(len(wanted) - whole * samples_per_step, 0),
+        samples_per_step=samples_per_step,
+        num_devices=num_devices,
+        recorded_home=False,
+        step_names=ordinal_of if recorded else None,
+    )
 
 
 def _units(

@@ -65,7 +65,8 @@ class Clock:
     def layers(self, ledger: Ledger, *, coherent: bool) -> dict[str, Levels]:
         """Every part of a step that can be timed, layer by layer, `[Q, B, L]`."""
         model, moved, found = self.plan.model, ledger.moves, dict[str, Levels]()
-        assert moved is not None
+        if moved is None:  # counts do not say where tokens are
+            return self._experts(ledger)
         if model.hidden_size and model.dtype_bytes:
             size = model.hidden_size * model.dtype_bytes
             moves = [("dispatch", moved.ports[0] * size), ("combine", moved.ports[1] * size)]

@@ -28,6 +28,7 @@ __all__ = [
     "placement_options",
     "seconds_options",
     "slot_widths",
+    "step_ratios",
 ]
 
 Holders = list[list[list[int]]]
@@ -122,17 +123,24 @@ def holders_of(rows: Sequence[Sequence[int]], widths: list[int], num_experts: in
 
 def device_ratios(plan: Plan, loads: NDArray[np.int64]) -> list[float]:
     """The busiest device over the mean of devices with slots in every layer, replicas sharing loads `[L, E]` alike."""
+    ratios: list[float] = step_ratios(plan, loads[None])[0].tolist()
+    return ratios
+
+
+def step_ratios(plan: Plan, loads: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The same step by step `[B, L]`, of loads `[B, L, E]`; 1 where nothing is routed."""
     assert plan.decisions.placement is not None
-    widths, ratios = slot_widths(plan), []
-    rows = plan.decisions.placement.physical_to_logical
+    widths = slot_widths(plan)
+    rows, found = plan.decisions.placement.physical_to_logical, np.ones(loads.shape[:2])
     for layer, held in enumerate(holders_of(rows, widths, plan.model.num_experts)):
-        device_load = [0.0] * len(widths)
+        device_load = np.zeros((len(loads), len(widths)))
         for expert, devices in enumerate(held):
             for device in devices:
-                device_load[device] += float(loads[layer, expert]) / len(devices)
-        used = [load for load, width in zip(device_load, widths, strict=True) if width]
-        ratios.append(max(used) * len(used) / sum(used) if sum(used) else 1.0)
-    return ratios
+                device_load[:, device] += loads[:, layer, expert] / len(devices)
+        used = device_load[:, [device for device, width in enumerate(widths) if width]]
+        routed = used.any(axis=1)
+        found[routed, layer] = used[routed].max(axis=1) * used.shape[1] / used[routed].sum(axis=1)
+    return found
 
 
 def _check_arithmetic(decision: str, outcome: Outcome, certificate: Certificate) -> None:

@@ -10,12 +10,15 @@ from .structure import seconds_options
 __all__ = ["check_timing"]
 
 SIZE = r"the model's [a-z_ ]+ (is not in the trace|or dtype is not known)"
+COUNTS = "counts do not say where tokens are"
 LINK = r"no all_to_all of \d+ ranks and no (intra|inter) link; give --link \2=GBps:us"
 REASONS = {  # why a part may have no seconds
-    "dispatch": rf"{SIZE}|{LINK}",
-    "kv": rf"{SIZE}|{LINK.replace('all_to_all', 'all_gather')}",
+    "dispatch": rf"{SIZE}|{LINK}|{COUNTS}",
+    "kv": rf"{SIZE}|{LINK.replace('all_to_all', 'all_gather')}|{COUNTS}",
     "experts": rf"{SIZE}|no profile|the profile has no expert_ffn",
-    "attention": rf"{SIZE}|no profile|the profile has no attention|the trace has no samples, hence no contexts",
+    "attention": (
+        rf"{SIZE}|no profile|the profile has no attention|the trace has no samples, hence no contexts|{COUNTS}"
+    ),
 }
 METRICS = {
     "dispatch": ("dispatch_s", "combine_s"),

@@ -27,6 +27,28 @@ def apply(
     profile: Annotated[
         str | None, typer.Option(help="The profile to certify seconds by; the plan's own.", show_default=False)
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Write this engine's files: sglang, vllm, vllm-ascend, tensorrt-llm, tutel.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where those go: a new directory.", show_default=False)
+    ] = None,
+    hf_config: Annotated[
+        Path | None,
+        typer.Option(help="The model's config.json, for layers that the plan does not know.", show_default=False),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write this Hugging Face checkpoint with its experts in the plan's order.", show_default=False
+        ),
+    ] = None,
+    undo: Annotated[
+        Path | None, typer.Option(help="Write this permuted checkpoint in its first order.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Certify a plan and make it this directory's active plan, which moeplan.runtime.load_plan() finds.
@@ -34,11 +56,34 @@ def apply(
     Certifies against the plan's own trace and profile where they are still there with their hashes; without the
     trace the structure only, without the profile no seconds.
 
+    With --engine it writes the files that carry the plan into a serving engine instead, prints the command that starts
+    the engine with them, and leaves the active plan as it is: engines do not read that.
+
+    With --checkpoint it writes the model itself with the experts of each layer in the plan's order, for engines and
+    trainers that take no placement; --undo gives the first order back and needs no plan. Neither certifies (moeplan
+    certify does) nor activates, and an interrupted one goes on when it is run again.
+
     \b
     Examples:
       moeplan apply plan.json
       moeplan apply plan.json -- torchrun --nproc-per-node 4 generate.py
+      moeplan apply plan.json --engine sglang -o placement --hf-config config.json
+      moeplan apply plan.json --checkpoint Mixtral-8x7B -o Mixtral-8x7B-planned
+      moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
+    ways = [way for way in (engine, checkpoint, undo) if way is not None]
+    if len(ways) > 1 or bool(ways) != (output is not None) or (ways and command):
+        raise UsageError(
+            "-o DIRECTORY goes with one of --engine NAME, --checkpoint DIRECTORY and --undo DIRECTORY, without a"
+            " command after --"
+        )
+    if hf_config is not None and engine is None:
+        raise UsageError("--hf-config goes with --engine NAME")
+    if output is not None and engine is None:
+        if trace or profile:
+            raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
+        _carry(plan, checkpoint, undo, output, as_json)
+        return
     from ...runtime.active import activate
     from ...runtime.plan import load
     from ..certify import certifiable_profile, certifiable_trace, certify
@@ -51,6 +96,16 @@ def apply(
         certificate = certify(
             loaded, against, profile or certifiable_profile(loaded), folder=plan.parent, on_progress=say
         )
+    if engine is not None and output is not None:
+        from .apply_engine import exported
+
+        told, lines = exported(loaded, engine, output, hf_config)
+        if as_json:
+            print_json({"plan": str(plan), "certified_against": against} | told)
+        else:
+            console().print(certificate.summary(plan, against))
+            print("\n".join(lines))
+        return
     active = activate(plan)
     if as_json:
         print_json({"plan": str(plan), "active": str(active), "certified_against": against})
@@ -60,3 +115,12 @@ def apply(
     if command:
         os.environ["MOEPLAN_PLAN"] = str(active.resolve())
         os.execvp(command[0], command)  # noqa: S606
+
+
+def _carry(plan: Path, checkpoint: Path | None, undo: Path | None, output: Path, as_json: bool) -> None:
+    from .apply_checkpoint import permute_checkpoint, undo_checkpoint
+
+    if checkpoint is not None:
+        permute_checkpoint(plan, checkpoint, output, as_json=as_json)
+    elif undo is not None:
+        undo_checkpoint(undo, output, as_json=as_json)

@@ -11,7 +11,8 @@ COMMANDS = {
     "show": "Print a plan and a picture of it.",
     "compare": "Hold plans against one another on any trace.",
     "certify": "Recompute what a plan claims.",
-    "apply": "Make a plan this directory's active plan.",
+    "apply": "Make a plan this directory's active plan, or write it for an engine.",
+    "validate": "Check a file that places experts by its engine's rules.",
     "demo": "Run the whole chain on the embedded model.",
 }
 

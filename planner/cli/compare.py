@@ -1,12 +1,12 @@
 """`moeplan compare`: hold plans against one another on any trace."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ...errors import NoBenefitError
-from .options import Phase
+from .options import Phase, ReplicaRule
 from .screen import Json, console, print_json, progress
 
 __all__ = ["app"]
@@ -28,7 +28,17 @@ def compare(
         int | None,
         typer.Option(help="Samples of a step; as the first plan was judged.", min=1, max=2**31 - 1, show_default=False),
     ] = None,
+    replica_rule: Annotated[
+        ReplicaRule | None,
+        typer.Option(help="As an engine chooses replicas; each plan's own rule.", show_default=False),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="The bytes between all pairs of devices as a page (.html).", show_default=False
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate plans side by side on a trace they were not made from, each against its own baseline and the first.
@@ -41,12 +51,17 @@ def compare(
     \b
     Examples:
       moeplan compare plan.json --trace new-traces
-      moeplan compare plan.json other.json --trace new-traces
+      moeplan compare plan.json other.json --trace new-traces -o bytes.html
+      moeplan compare eplb.json --trace new-traces --replica-rule static
     """
     from ..compare import compare as compared
+    from ..compare_page import check_matrices, write_matrices
     from ..compare_report import as_dict, compare_report
     from ..inputs import profile_for
 
+    rule: Any = replica_rule and replica_rule.value
+    if output is not None:
+        check_matrices(output)
     with progress() as say:
         found = compared(
             plans,
@@ -54,13 +69,19 @@ def compare(
             profile=profile_for(profile),
             phases=tuple(chosen.value for chosen in phase or ()),
             samples_per_step=samples_per_step,
+            replica_rule=rule,
+            between=output is not None,
             seed=seed,
             on_progress=say,
         )
+    if output is not None:
+        write_matrices(found, output)
     if as_json:
         print_json(as_dict(found))
     else:
         compare_report(found, console())
+        if output is not None:
+            print(f"wrote     {output}")
     if found.failing:
         names = " and ".join(found.failing)
         raise NoBenefitError(f"{trace} shows no benefit of {names}; {found.advice}")

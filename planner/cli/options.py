@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-__all__ = ["Backend", "Bound", "Dispatch", "Method", "Objective", "Phase", "Strategy"]
+__all__ = ["Backend", "Bound", "Dispatch", "Groups", "Method", "Objective", "Phase", "ReplicaRule", "Strategy"]
 
 
 class Strategy(StrEnum):
@@ -28,6 +28,8 @@ class Method(StrEnum):
     SUM = "sum"
     EVEN = "even"
     BOTTLENECK = "bottleneck"
+    REFINED = "refined"
+    PUBLISHED = "published"
 
 
 class Backend(StrEnum):
@@ -49,6 +51,22 @@ class Objective(StrEnum):
 
     HOPS = "hops"
     COPIES = "copies"
+
+
+class Groups(StrEnum):
+    """Whether expert groups may be split between devices."""
+
+    SPLIT = "split"
+    WHOLE = "whole"
+
+
+class ReplicaRule(StrEnum):
+    """Which replica of an expert a token uses."""
+
+    EVEN = "even"
+    NEAREST = "nearest"
+    STATIC = "static"
+    ROUND_ROBIN = "round_robin"
 
 
 class Dispatch(StrEnum):

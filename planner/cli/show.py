@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ...errors import UsageError
 from .screen import Json, console, print_json
 
 __all__ = ["app"]
@@ -23,7 +22,10 @@ def show(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="The timeline as a page (.html) or a Chrome trace (.json).", show_default=False
+            "-o",
+            "--output",
+            help="The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace.",
+            show_default=False,
         ),
     ] = None,
     as_json: Json = False,
@@ -36,14 +38,15 @@ def show(
       moeplan show plan.json --timeline 3 -o layer3.html
     """
     from ...runtime.plan import load
+    from ..balance_report import write_redundancy
     from ..report import show_report
     from ..timeline import BASIS, timeline_picture, timelines
     from ..timeline_page import trace_events, write_timeline
 
-    if output is not None and timeline is None:
-        raise UsageError(f"-o {output} without --timeline; it says where a layer's timeline goes")
     loaded = load(plan)
-    if timeline is not None and output is not None:
+    if output is not None and timeline is None:
+        write_redundancy(loaded, output)
+    elif timeline is not None and output is not None:
         write_timeline(loaded, timeline, output)
     if as_json and timeline is not None:
         events = trace_events(timelines(loaded, timeline), timeline)
@@ -51,10 +54,10 @@ def show(
         print_json({**about, "traceEvents": events})
     elif as_json:
         print_json(loaded.model_dump(mode="json"))
-    elif timeline is None:
-        show_report(loaded, plan, console())
     elif output is not None:
         print(f"wrote     {output}")
+    elif timeline is None:
+        show_report(loaded, plan, console())
     else:
         screen = console()
         for line in timeline_picture(loaded, timeline, screen.width):

@@ -8,7 +8,7 @@ import typer
 
 from .flags import grouped
 from .screen import Json, console, print_json, progress
-from .solve_flags import Fit, Pipeline, Replan, Search, Slots, Solver, Where
+from .solve_flags import Balance, Fit, Pipeline, Replan, Search, Slots, Solver, Where
 
 if TYPE_CHECKING:
     from ..request import Request
@@ -25,6 +25,7 @@ def solve(
     solver: Solver,
     search: Search,
     slots: Slots,
+    balance: Balance,
     replan: Replan,
     pipeline: Pipeline,
     fit: Fit,
@@ -42,6 +43,7 @@ def solve(
     Examples:
       moeplan solve --strategy exflow --trace traces --cluster 2x8 -o plan.json
       moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
+      moeplan solve --strategy eplb --redundant auto --trace counts --cluster 4x8
       moeplan solve --from plan.json --trace new-traces -o next.json
     """
     from dataclasses import asdict
@@ -54,7 +56,8 @@ def solve(
         **where.found(on=replan.previous),
         **solver.chosen(),
         **search.chosen(),
-        **asdict(slots),
+        **slots.chosen(),
+        **balance.chosen(),
         **replan.chosen(),
         **asdict(pipeline),
         **fit.chosen(),

@@ -6,9 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Backend, Bound, Dispatch, Method, Objective, Phase, Strategy
+from ...errors import UsageError
+from .options import Backend, Bound, Dispatch, Groups, Method, Objective, Phase, Strategy
 
-__all__ = ["Fit", "Pipeline", "Replan", "Search", "Slots", "Solver", "Where"]
+MOST_DIGITS = 9
+
+__all__ = ["Balance", "Fit", "Pipeline", "Replan", "Search", "Slots", "Solver", "Where"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,14 @@ class Where:
     """What is planned by, from what, and for what machine."""
 
     strategy: Annotated[Strategy, typer.Option(help="What to plan by.")] = Strategy.EXFLOW
-    trace: Annotated[str, typer.Option(help="The trace: a directory, a file or a URI.")] = "traces"
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACE[:WEIGHT]",
+            help="The trace: a directory, a file or a URI; traces. eplb: several with weights.",
+            show_default=False,
+        ),
+    ] = None
     profile: Annotated[
         Path | None, typer.Option(help="The profile; profile.json where there is one.", show_default=False)
     ] = None
@@ -37,9 +47,12 @@ class Where:
 
         profile = profile_for(self.profile)
         cluster = cluster_for(self.cluster, profile, self.link or (), on=self.on or on)
+        traces = [_weighted(text) for text in self.trace or ["traces"]]
+        alone = len(traces) == 1 and traces[0][1] is None
         return {
             "strategy": self.strategy.value,
-            "trace": self.trace,
+            "trace": traces[0][0],
+            "mixture": () if alone else tuple((path, 1.0 if weight is None else weight) for path, weight in traces),
             "profile": profile,
             "cluster": cluster,
             "on": self.on,
@@ -96,7 +109,46 @@ class Slots:
     slots: Annotated[
         int | None, typer.Option(help="Expert slots a device; surplus ones hold replicas.", show_default=False)
     ] = None
-    redundant: Annotated[int, typer.Option(help="Slots beyond one an expert, in all.")] = 0
+    redundant: Annotated[
+        str, typer.Option(metavar="N|auto", help="Slots beyond one an expert, in all; eplb: auto weighs how many.")
+    ] = "0"
+
+    def chosen(self) -> dict[str, Any]:
+        """These of a request."""
+        redundant = self.redundant
+        if redundant != "auto" and not _is_number(redundant.removeprefix("-")):
+            raise UsageError(f"--redundant {redundant:.40}; expected a number of slots, or auto")
+        return {"slots": self.slots, "redundant": redundant if redundant == "auto" else int(redundant)}
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What eplb, and of groups exflow, is asked for."""
+
+    groups: Annotated[
+        Groups, typer.Option(help="eplb, exflow: whole keeps each expert group in one block of slots.")
+    ] = Groups.SPLIT
+    dead: Annotated[
+        list[int] | None,
+        typer.Option(metavar="RANK", help="eplb: a rank without experts; may repeat.", show_default=False),
+    ] = None
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="EXPERT@DEVICE", help="eplb: held there in all layers; may repeat.", show_default=False),
+    ] = None
+    quantile: Annotated[
+        float | None,
+        typer.Option(help="eplb: of the recorded steps' balance, instead of its mean.", show_default=False),
+    ] = None
+
+    def chosen(self) -> dict[str, Any]:
+        """These of a request."""
+        return {
+            "groups": self.groups.value,
+            "dead": tuple(sorted({*(self.dead or ())})),
+            "pins": tuple(sorted({_pin(text) for text in self.pin or ()})),
+            "quantile": self.quantile,
+        }
 
 
 @dataclass(frozen=True)
@@ -148,3 +200,25 @@ class Fit:
         """These of a request."""
         phases = tuple(one.value for one in self.phase or ())
         return {"phases": phases, "fit_fraction": self.fit_fraction, "samples_per_step": self.samples_per_step}
+
+
+def _weighted(text: str) -> tuple[str, float | None]:
+    """A trace and its weight of `TRACE` or `TRACE:WEIGHT`."""
+    path, colon, weight = text.rpartition(":")
+    try:
+        return (path, float(weight)) if colon and path else (text, None)
+    except ValueError:
+        return text, None
+
+
+def _pin(text: str) -> tuple[int, int]:
+    """An expert and a device of `EXPERT@DEVICE`."""
+    expert, at, device = text.partition("@")
+    if not (at and _is_number(expert) and _is_number(device)):
+        raise UsageError(f"--pin {text:.40}; expected EXPERT@DEVICE, e.g. 12@3")
+    return int(expert), int(device)
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is digits, and not too many of them."""
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS

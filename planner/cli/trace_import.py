@@ -18,8 +18,16 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="The recording: .npz, .npy, JSON lines or CSV.")],
+    source: Annotated[
+        list[Path], typer.Argument(help="The recording: a file, files or a directory; see below.", show_default=False)
+    ],
     output: Annotated[str, typer.Option("-o", "--output", help="Where the trace goes.")] = "traces",
+    hf_config: Annotated[
+        Path | None, typer.Option(help="The model's config.json, which says what files do not.", show_default=False)
+    ] = None,
+    first_step: Annotated[
+        int | None, typer.Option(help="Leave out the steps before it, the warm-up.", min=0, show_default=False)
+    ] = None,
     num_experts: Annotated[
         int | None, typer.Option(help="Experts a layer, where the file does not say.", min=1, show_default=False)
     ] = None,
@@ -44,8 +52,13 @@ def import_(
 ) -> None:
     """Turn a foreign recording into a trace; which kind it is, is seen from its content.
 
+    Engines, with --hf-config config.json of the model they ran: SGLang's expert_distribution_recorder_*.pt (stat,
+    stat_approx, per_pass, per_token: give the files of all ranks); responses of SGLang or vLLM with routed_experts,
+    JSON lines; TensorRT-LLM's directory of meta_info.json and rank*.safetensors; Megatron-LM's directory of
+    router_trace_rank*.jsonl. What a recording cannot tell (requests, order, tokens) is noted.
+
     An .npz holds expert_ids [tokens, layers, k] with optional weights, seq_id, pos and num_experts; an .npy is
-    [tokens, layers] or [tokens, layers, k].
+    [tokens, layers] (ExFlow's) or [tokens, layers, k].
 
     An .npz without expert_ids holds counts [samples, layers, experts], with n_tokens [samples] if known; or counts
     [steps, source ranks, layers, micro-batches, experts] with iteration [steps], every micro-batch a sample.
@@ -59,14 +72,17 @@ def import_(
     \b
     Example:
       moeplan trace import routing.npz -o traces --hidden-size 2880 --ffn-size 2880 --kv-size 1024 --dtype-bytes 2
+      moeplan trace import /tmp/expert_distribution_recorder_*.pt -o traces --hf-config DeepSeek-V3/config.json
     """
     from ...traces.importers import import_trace
 
     with progress() as say:
-        say(f"importing {source}")
+        say(f"importing {source[0]}")
         summary = import_trace(
             source,
             output,
+            hf_config=hf_config,
+            first_step=first_step,
             num_experts=num_experts,
             top_k=top_k,
             name=name,
@@ -85,9 +101,8 @@ def import_(
         f"imported  {_what(summary)}, {model.num_layers} layers x {model.num_experts} experts,"
         f" top-{model.top_k}{', with gate weights' if summary.has_weights else ''}"
     )
-    print(
-        f"model     {model.name}{'' if name or model.name != source.stem else ', after the file; --name says another'}"
-    )
+    is_guessed = not name and model.name == source[0].resolve().stem
+    print(f"model     {model.name}{', after the file; --name says another' if is_guessed else ''}")
     for note in summary.notes:
         print(f"note      {note}")
     print(f"wrote     {summary.destination}    next: moeplan trace info {summary.destination}")

@@ -40,8 +40,10 @@ def tallied(
         np.zeros((num_steps, num_layers, cluster.num_devices), np.int64),
         traffic.placement.slots,
         Ports.empty("migrating", num_steps, num_layers, cluster),
+        np.zeros((cluster.num_devices, cluster.num_devices), np.int64),
     )
     assert tally.ports is not None
+    assert tally.between is not None
     classes = [CLASSES.index(link) for link in link_classes(cluster)]
     column = {name: tally.counts[:, index] for index, name in enumerate(COUNTS)}
     column["tokens"] += np.add.reduceat(roll.tokens[place], first_B)
@@ -50,11 +52,17 @@ def tallied(
         np.add.at(tally.ports.tokens[:, layer], (step, device_LI[layer]), roll.tokens[place])
         np.add.at(tally.ports.contexts[:, layer], (step, device_LI[layer]), roll.contexts[place])
         dispatch_BC2D, combine_BC2D = tally.ports.dispatch[:, layer], tally.ports.combine[:, layer, :, ::-1]
-        for device_I, ports_BC2D in ((device_LI[layer], dispatch_BC2D), (device_LI[layer + 1], combine_BC2D)):
+        exchanges = (
+            (device_LI[layer], dispatch_BC2D, tally.between),
+            (device_LI[layer + 1], combine_BC2D, tally.between.T),
+        )
+        for device_I, ports_BC2D, pairs_DD in exchanges:
+            np.add.at(pairs_DD, device_I, traffic.copies[place, layer])
             ports_BC2D += sample_copies(traffic.copies[place, layer], device_I, cluster, first_B)[:, classes]
             nodes_IN = traffic.nodes[place, layer].astype(np.int64)
             own_I = nodes_IN[np.arange(len(place)), device_I // cluster.devices_per_node]
             column["node_copies"] += np.add.reduceat(nodes_IN.sum(axis=1) - own_I, first_B)
+    np.fill_diagonal(tally.between, 0)
     for exchange in (tally.ports.dispatch, tally.ports.combine):
         sent_BC = exchange[:, :, :, 0].sum(axis=(1, 3))
         column["device_copies"] += sent_BC.sum(axis=1)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, UsageError
-from ...files import read_json, size_of
+from ...files import size_of
+from ..checkpoints.index import INDEX, SINGLE, indexed
 
 __all__ = ["fill_model", "load_checkpoint", "read_checkpoint"]
 
 WHAT = "a safetensors checkpoint"
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
 ELSEWHERE = (".mlp.", ".block_sparse_moe.")  # a block's name in transformers, and in Mixtral's checkpoints
 PARTS = {  # a stacked parameter: the tensors of one expert that make up its row, either way they are called
@@ -110,7 +110,7 @@ class _Tensors:
         elif (path / SINGLE).exists() or not (path / INDEX).exists():
             self.file_of = dict.fromkeys(self._open(path / SINGLE).keys(), path / SINGLE)
         else:
-            self.file_of = _indexed(path / INDEX)
+            self.file_of = {name: path / file for name, file in indexed(path / INDEX).items()}
 
     def whole(self, names: list[str], target: Tensor) -> Tensor:
         """The tensor under one of these names, of the target's shape."""
@@ -166,20 +166,6 @@ class _Tensors:
             with _refusing(file):
                 self.opened[file] = safe_open(file, framework="pt")
         return self.opened[file]
-
-
-def _indexed(index: Path) -> dict[str, Path]:
-    """The file of each tensor, by an index whose files lie beside it."""
-    content = read_json(index, what="the index of a checkpoint")
-    named = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(named, dict):
-        raise InputError(f"{index}: no weight_map; expected the index of a checkpoint")
-    for file in set(map(str, named.values())):
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            raise InputError(
-                f"{index}: a shard called {file[:80]!r}; expected the name of a safetensors file beside it"
-            )
-    return {name: index.parent / str(file) for name, file in named.items()}
 
 
 def _spellings(name: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..compiled import compiled
-from .draws import exponential, unit
+from ..draws import exponential, unit
 
 __all__ = ["Deals", "best_over", "deals_of", "drawn", "drawn_before", "subset_sums", "sum_over", "to_p"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..compiled import compiled
+from ..draws import below, unit
 from .deals import Deals, best_over, drawn, drawn_before, subset_sums, sum_over, to_p
-from .draws import below, unit
 from .pulls import State, swap
 
 __all__ = ["anneal", "descend", "resample"]

@@ -22,6 +22,7 @@ The thorough bound (`bounds.thorough_bound`) is of transitions alone and takes m
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -44,8 +45,9 @@ from .replicas import with_replicas
 from .search import Incumbent, compiled_s
 from .thorough import Thorough, bound_thoroughly
 from .twins import anneal_replicas
+from .whole import place_whole
 
-__all__ = ["BoundKind", "ExflowResult", "Method", "solve"]
+__all__ = ["BoundKind", "ExflowResult", "Groups", "Method", "solve"]
 
 WORK = 1.5e8  # of sweeps, cells of assignment matrices: 3 s for 24 layers x 32 experts
 ANNEALING_RATE = 8e8  # work of annealing a second of the time limit, four fifths of what a core does
@@ -56,6 +58,7 @@ REPLICA_SHARE = 0.3  # of the budget, where there are replicas
 FILL_SHARE = 0.4  # of that time, to fill slots by loads
 BACKENDS = {"ortools": "ortools cp-sat", "pulp": "pulp cbc"}
 BoundKind = Literal["simple", "thorough"]
+Groups = Literal["split", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ def solve(
     loads: ArrayLike | None = None,
     max_load: float | None = None,
     slots: int | Sequence[int] | NDArray[np.integer] | None = None,
+    num_groups: int | None = None,
+    groups: Groups = "split",
     method: Method = "annealing",
     backend: Backend = "ortools",
     time_limit_s: float = 30.0,
@@ -110,6 +115,8 @@ def solve(
         The most load a device may hold in a layer, over the mean.
     slots
         S, one number for all devices or one a device; by default ceil(E / D). Slots beyond E hold replicas.
+    num_groups, groups
+        "whole": each of so many groups of consecutive experts in a contiguous block of slots (`keeps_groups_whole`).
     method, backend
         "annealing" or "sweeps" (any size); or by "ortools" (CP-SAT) or "pulp" (CBC) "ilp" (small sizes, proven) and
         "paper", the integer programme in the paper's two stages with nothing before or after it.
@@ -142,12 +149,19 @@ def solve(
     _check_bound(bound, bound_time_limit_s, coactivation is not None)
     compiling_s, started = compiled_s() if method == "annealing" else 0.0, time.perf_counter()
     budget = Budget(_work(method, time_limit_s, work), time_limit_s * SEARCH_SHARE)
-    problem = Problem.of(transitions, cluster, coactivation, loads, max_load, slots, time_limit_s)
+    whole = groups == "whole"
+    cap = None if whole else max_load
+    problem = Problem.of(transitions, cluster, coactivation, loads, cap, slots, time_limit_s)
     report = None if on_progress is None else lambda value: on_progress(problem.goal.objective(value).value)
     simple, interrupted = _simple_bound(problem, budget)
     incumbent = Incumbent(problem.programme, simple.value, report, start=problem.start, terms=problem.terms)
     run = Run(problem.programme, problem.terms, incumbent, simple, budget, seed)
-    placement, value, status = _placed(problem, run, None if interrupted else method, backend)
+    if whole and not interrupted:
+        again = partial(solve, method=method, backend=backend, seed=seed)
+        placement, status = place_whole(problem, num_groups, max_load, budget, again)
+        value = problem.value(placement)
+    else:
+        placement, value, status = _placed(problem, run, None if interrupted else method, backend)
     found = Thorough(run.bound)
     if bound == "thorough" and status is not Status.INTERRUPTED and not _proven(value, run.bound):
         found = bound_thoroughly(problem, placement, run.bound, bound_time_limit_s, on_bound)

@@ -9,6 +9,7 @@ from moeplan.planner.certify import certify
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
+from moeplan.solvers.whole_groups import keeps_groups_whole
 from moeplan.traces.schema import TraceMeta
 from moeplan.traces.writer import TraceWriter
 
@@ -36,3 +37,22 @@ def test_with_expert_groups_eplb_keeps_each_on_a_node_as_plan_and_as_baseline_an
             groups = [set((node // 2).tolist()) for node in row]
             assert not groups[0] & groups[1]
             assert np.unique(row).size == 8
+
+
+@pytest.mark.parametrize("changes", [{}, {"dispatch_model": "standard"}, {"method": "sweeps"}], ids=str)
+def test_whole_groups_of_exflow_are_blocks_and_its_cap_on_loads_stays_away(
+    make_trace: Any, tmp_path: Path, changes: Any
+) -> None:
+    plain = make_trace(samples=40)
+    model = replace(plain.model, num_expert_groups=4)
+    with TraceWriter(tmp_path / "grouped", TraceMeta(form="tokens", model=model, recorder="test")) as writer:
+        for batch in plain.batches():
+            writer.append(batch)
+    request = Request(
+        strategy="exflow", trace=str(tmp_path / "grouped"), cluster=Cluster.parse("2x2"), groups="whole", **changes
+    )
+    plan = solve(request)
+    assert plan.placement is not None
+    assert keeps_groups_whole(plan.placement, 4)
+    assert plan.options["placement"]["groups"] == "whole"
+    assert "dead devices, pins and whole groups" in certify(plan, tmp_path / "grouped").checks

@@ -28,7 +28,7 @@ from tests.planner.pipelines import make_plan, placed
         ({"capacity_factor": 1e-300}, "holds none in some step"),
         ({"strategy": "eplb", "capacity_factor": 1.0}, "only pipemoe"),
         ({"strategy": "eplb", "joint": True}, "only pipemoe"),
-        ({"strategy": "eplb", "method": "paper"}, "one way only"),
+        ({"strategy": "contiguous", "method": "paper"}, "one way only"),
     ],
     ids=str,
 )

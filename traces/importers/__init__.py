@@ -1,32 +1,26 @@
 """Importers of foreign recordings, one a module, found by the content of the file."""
 
-import codecs
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
 
-from pydantic import BaseModel
-
-from ...errors import InputError, UsageError, printable
-from ...files import atomic_directory, canonical_json, size_of, validated
+from ...errors import InputError, MismatchError, UsageError, printable
+from ...files import atomic_directory
 from ..count_form import write_counts
+from ..huggingface.config import spec_of_config
 from ..model import ModelSpec
 from ..part_file import local_directory
 from ..schema import PHASES, TraceMeta
 from ..writer import TraceWriter
-from .source import CountSource, Importer, Source
+from .model_facts import model_of
+from .selection import IMPORTERS, choose
+from .source import CountSource, Given, Source
 from .tally import Tally
 
 __all__ = ["IMPORTERS", "ImportSummary", "import_trace"]
 
-IMPORTERS = {
-    "numpy": ".numpy_arrays",
-    "json_lines": ".json_lines",
-    "csv": ".csv_counts",
-}
-HEAD_BYTES = 512
+StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +52,11 @@ class ImportSummary:
 
 
 def import_trace(
-    source: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
+    source: StrPath | Sequence[StrPath],
+    destination: StrPath,
     *,
+    hf_config: StrPath | None = None,
+    first_step: int | None = None,
     num_experts: int | None = None,
     top_k: int | None = None,
     name: str | None = None,
@@ -74,12 +70,18 @@ def import_trace(
 
     Parameters
     ----------
+    source
+        A file, a directory of files, or several of them that are one recording.
+    hf_config
+        The config.json of the model: which hidden layers have experts, how many, and what else it says.
+    first_step
+        Leave out the steps before it: an engine's warm-up, whose tokens are none of its users'.
     num_experts
         Routed experts a layer, where the file does not say; None then takes the largest id + 1, and notes it.
     top_k
         Experts a token, which counts do not say; None then takes 1, and notes it.
     name
-        The model's name, by default the name of the file.
+        The model's name, by default that of config.json, or of the file.
     phase
         The phase of the tokens that the file does not say it of; recordings of generated text are "decode".
     hidden_size, ffn_size, kv_size, dtype_bytes
@@ -89,30 +91,39 @@ def import_trace(
     ------
     InputError
         The file is of no known kind, or damaged, or breaks a rule of traces.
+    MismatchError
+        The recording and config.json are not of one model.
     UsageError
         The destination is not empty, or an option contradicts the file.
     StorageError
         The destination cannot be written.
     """
-    source = Path(source)
+    sources = [Path(source)] if isinstance(source, str | os.PathLike) else [Path(path) for path in source]
     if phase not in PHASES:
         raise UsageError(f"phase {phase!r}; expected {', '.join(PHASES)}")
-    size_of(source, what="a recording")
+    if not sources:
+        raise UsageError("no recording; expected a file or a directory")
+    config = None if hf_config is None else spec_of_config(hf_config)
+    asked = {"num_experts": num_experts, "top_k": top_k, "name": name, "hidden_size": hidden_size}
+    asked |= {"ffn_size": ffn_size, "dtype_bytes": dtype_bytes, "kv_size": kv_size}
     try:
-        importer = _importer_of(source)
-        opened = cast(Importer, import_module(IMPORTERS[importer], __package__)).open_source(source)
-        sizes = {"hidden_size": hidden_size, "ffn_size": ffn_size, "dtype_bytes": dtype_bytes, "kv_size": kv_size}
-        model = _model_of(opened, {"num_experts": num_experts, "top_k": top_k, "name": name, **sizes}, source.stem)
-        is_known = top_k is not None or "top_k" in opened.model
-        tally = Tally(model.num_layers, model.top_k if is_known else None)
-        _write(opened, model, importer, local_directory(destination), phase, tally)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error
+        chosen = choose(sources)
+        opened = chosen.importer.open_source(Given(chosen.files, config))
+        model = model_of(opened, config, asked, sources[0].resolve().stem)
+        is_known = top_k is not None or "top_k" in opened.model or config is not None
+        if first_step is not None and isinstance(opened, CountSource) and opened.step_order == "unknown":
+            raise UsageError(f"first step {first_step} asked for; in which order the steps were recorded is unknown")
+        tally = Tally(model.num_layers, model.top_k if is_known else None, first_step)
+        _write(opened, model, chosen.name, local_directory(destination), phase, tally)
+    except (InputError, MismatchError) as error:
+        where = str(sources[0]) + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
+        told = str(error).removeprefix(f"{where}: ").removeprefix(f"{sources[0].name}: ")
+        raise type(error)(f"{where}: {told}") from error
     is_counts = isinstance(opened, CountSource)
     has_weights = not isinstance(opened, CountSource) and opened.has_weights
-    notes = tuple(printable(note) for note in opened.notes)  # they quote the file
+    notes = tuple(printable(note) for note in (*chosen.notes, *opened.notes, *tally.notes))  # they quote the file
     return ImportSummary(
-        importer, is_counts, str(destination), model, tally.num_tokens, tally.num_samples, has_weights, notes
+        chosen.name, is_counts, str(destination), model, tally.num_tokens, tally.num_samples, has_weights, notes
     )
 
 
@@ -121,49 +132,10 @@ def _write(
 ) -> None:
     recorder = f"import {importer}"
     if isinstance(source, CountSource):
-        meta = TraceMeta(form="counts", model=model, recorder=recorder)
-        write_counts(destination, meta, map(tally.of_counts, source.tables(model.num_experts)))
+        meta = TraceMeta(form="counts", model=model, recorder=recorder, step_order=source.step_order)
+        write_counts(destination, meta, tally.of_counts(source.tables(model.num_experts)))
         return
-    meta = TraceMeta(form="tokens", model=model, recorder=recorder)
+    meta = TraceMeta(form="tokens", model=model, recorder=recorder, choice_order=source.choice_order)
     with atomic_directory(destination) as directory, TraceWriter(directory, meta, weights=source.has_weights) as writer:
-        for batch in source.batches(phase):
-            writer.append(tally.of_tokens(batch))
-
-
-def _importer_of(source: Path) -> str:
-    try:
-        with source.open("rb") as stream:
-            head = stream.read(HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})") from error
-    for name, module in IMPORTERS.items():
-        if cast(Importer, import_module(module, __package__)).recognises(head):
-            return name
-    raise InputError(f"begins with {head[:8]!r}, of no kind that can be imported; known: {', '.join(IMPORTERS)}")
-
-
-class _Model(BaseModel):
-    """A model, for pydantic to check what a file says of it."""
-
-    model: ModelSpec
-
-
-def _model_of(source: Source | CountSource, asked: dict[str, Any], stem: str) -> ModelSpec:
-    """What the file says of the model and what was asked for, which may not contradict it."""
-    attention = source.model.get("attention", {})
-    facts = {**source.model, "kv_size": attention.get("kv_size")}
-    for key, value in asked.items():
-        found = facts.get(key)
-        if key != "name" and value is not None and found not in (None, value):
-            raise UsageError(f"{key} {value} asked for; the file says {found}")
-        facts[key] = found if value is None else value
-    if facts["num_experts"] is None:
-        facts["num_experts"] = source.largest_id() + 1
-        taken = f"{facts['num_experts']} taken, the largest id + 1"
-        source.notes.append(f"the file does not say how many experts there are: {taken}")
-    if facts["top_k"] is None:
-        facts["top_k"] = 1
-        source.notes.append("the file does not say how many experts a token goes to: 1 taken")
-    facts["attention"] = {**attention, "kv_size": facts.pop("kv_size")}
-    facts["name"] = facts["name"] or stem
-    return validated(_Model, canonical_json({"model": facts}), source="model", what="a model").model
+        for batch in tally.of_tokens(source.batches(phase)):
+            writer.append(batch)

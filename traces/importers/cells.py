@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..model import NOT_ROUTED
 
-__all__ = ["by_weight", "expert_ids", "gates", "largest", "repeated"]
+__all__ = ["UNORDERED", "by_weight", "expert_ids", "gates", "largest", "repeated"]
+
+UNORDERED = "no gate weights: a token's experts stay in the engine's order, the first taken as its highest"
 
 
 def expert_ids(raw: NDArray[Any]) -> NDArray[np.uint16]:

@@ -11,7 +11,7 @@ Legend: S rows of the first dimension in a block; R source ranks; L MoE layers; 
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ def counts_samples(arrays: dict[str, NpyArray]) -> bool:
 
 class CountArrays:
     """Counts of samples; see `CountSource`."""
+
+    step_order: Literal["known"] = "known"
 
     def __init__(self, arrays: dict[str, NpyArray]) -> None:
         counts = arrays["counts"]

@@ -8,7 +8,7 @@ Legend: R rows of a block; B columns that tell rows of the count form apart.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from ..count_form import CountTable
 from ..count_rows import CountRows
 from ..model import MAX_LAYERS, NOT_ROUTED
 from ..schema import KEYS
+from .source import Given
 
 __all__ = ["CsvSource", "open_source", "recognises"]
 
@@ -38,7 +39,7 @@ def recognises(head: bytes) -> bool:
     return set(NEEDED) <= set(_names(head.partition(b"\n")[0]))
 
 
-def open_source(path: Path) -> "CsvSource":
+def open_source(given: Given) -> "CsvSource":
     """The counts in a file, every row checked.
 
     Raises
@@ -46,11 +47,13 @@ def open_source(path: Path) -> "CsvSource":
     InputError
         A row has too few or too many values, or one that is no number in its range; it is named.
     """
-    return CsvSource(path)
+    return CsvSource(given.file)
 
 
 class CsvSource:
     """Counts of a file; see `CountSource`. Read twice: which layers and experts there are, then what they count."""
+
+    step_order: Literal["known"] = "known"
 
     def __init__(self, path: Path) -> None:
         self._path = path

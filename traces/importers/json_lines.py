@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from ..model import NOT_ROUTED
 from ..schema import PHASES, TokenBatch
 from .cells import by_weight, expert_ids, gates, largest, repeated
 from .json_tokens import Token, model_of, tokens
+from .source import Given
 
 __all__ = ["JsonLinesSource", "open_source", "recognises"]
 
@@ -33,7 +34,7 @@ def recognises(head: bytes) -> bool:
     return head.lstrip().startswith(b"{")
 
 
-def open_source(path: Path) -> "JsonLinesSource":
+def open_source(given: Given) -> "JsonLinesSource":
     """The tokens in a file, the first of which says what the others must be like.
 
     Raises
@@ -41,11 +42,13 @@ def open_source(path: Path) -> "JsonLinesSource":
     InputError
         The first line is no token, or there is none.
     """
-    return JsonLinesSource(path)
+    return JsonLinesSource(given.file)
 
 
 class JsonLinesSource:
     """Tokens of a file; see `Source`."""
+
+    choice_order: Literal["gate"] = "gate"
 
     def __init__(self, path: Path) -> None:
         self._path = path

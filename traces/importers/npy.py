@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 
-__all__ = ["NpyArray", "open_arrays"]
+__all__ = ["NpyArray", "open_arrays", "parse_array"]
 
 MAX_EXPANSION = 200  # unpacked bytes a packed byte, allowed beyond FREE_BYTES
 FREE_BYTES = 256 * 2**20
@@ -103,20 +103,34 @@ def open_arrays(path: Path) -> dict[str, NpyArray]:
     return arrays
 
 
+def parse_array(name: str, data: bytes) -> NDArray[Any]:
+    """The array that the bytes of an `.npy` file are; InputError where they are damaged or promise other bytes."""
+    with _refusing(name):
+        shape, fortran_order, dtype, header_bytes = _parse_header(data, len(data))
+        flat = np.frombuffer(data, dtype, offset=header_bytes)
+        return flat.reshape(shape[::-1]).T if fortran_order else flat.reshape(shape)
+
+
 def _header(name: str, path: Path, member: str | None, size: int) -> NpyArray:
     with _refusing(name), _stream(path, member) as stream:
-        start = io.BytesIO(_read(stream, min(size, 64 * 2**10)))
-        version = np.lib.format.read_magic(start)
-        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version not in readers:
-            raise InputError(f"format version {version}; expected 1.0 or 2.0")
-        shape, fortran_order, dtype = readers[version](start)
-        if dtype.kind not in "iuf":
-            raise InputError(f"elements of type {dtype}; expected integers or floats")
-        expected = start.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize
-        if min(shape, default=0) < 0 or expected != size:
-            raise InputError(f"header promises {dtype} {shape}, {expected:,} bytes in all; there are {size:,}")
-        return NpyArray(name, path, member, shape, dtype, fortran_order, start.tell())
+        shape, fortran_order, dtype, header_bytes = _parse_header(_read(stream, min(size, 64 * 2**10)), size)
+        return NpyArray(name, path, member, shape, dtype, fortran_order, header_bytes)
+
+
+def _parse_header(data: bytes, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, column order, type and the header's own bytes, of a file of this size that begins so."""
+    start = io.BytesIO(data)
+    version = np.lib.format.read_magic(start)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise InputError(f"format version {version}; expected 1.0 or 2.0")
+    shape, fortran_order, dtype = readers[version](start)
+    if dtype.kind not in "iuf":
+        raise InputError(f"elements of type {dtype}; expected integers or floats")
+    expected = start.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if min(shape, default=0) < 0 or expected != size:
+        raise InputError(f"header promises {dtype} {shape}, {expected:,} bytes in all; there are {size:,}")
+    return shape, fortran_order, dtype, start.tell()
 
 
 @contextmanager
@@ -144,5 +158,5 @@ def _refusing(name: str) -> Iterator[None]:
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     except DAMAGE as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = " ".join((str(error) or type(error).__name__)[:160].split())
         raise InputError(f"{name}: damaged ({reason})") from error

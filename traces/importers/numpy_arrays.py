@@ -8,8 +8,7 @@ Legend: T tokens; L MoE layers; K experts a token.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from ..schema import PHASES, TokenBatch
 from .cells import by_weight, expert_ids, gates, largest, repeated
 from .count_arrays import CountArrays, counts_samples
 from .npy import NpyArray, open_arrays
+from .source import Given
 
 __all__ = ["NumpySource", "open_source", "recognises"]
 
@@ -34,7 +34,7 @@ def recognises(head: bytes) -> bool:
     return head.startswith((np.lib.format.MAGIC_PREFIX, b"PK\x03\x04", b"PK\x05\x06"))
 
 
-def open_source(path: Path) -> "NumpySource | CountArrays":
+def open_source(given: Given) -> "NumpySource | CountArrays":
     """The arrays in a file, their shapes checked: of tokens, or of counts where `counts_samples`.
 
     Raises
@@ -42,12 +42,14 @@ def open_source(path: Path) -> "NumpySource | CountArrays":
     InputError
         Damaged, of another layout, or without tokens.
     """
-    arrays = open_arrays(path)
+    arrays = open_arrays(given.file)
     return CountArrays(arrays) if counts_samples(arrays) else NumpySource(arrays)
 
 
 class NumpySource:
     """Arrays that together are a recording; see `Source`."""
+
+    choice_order: Literal["gate"] = "gate"
 
     def __init__(self, arrays: dict[str, NpyArray]) -> None:
         name = "expert_ids" if "expert_ids" in arrays or len(arrays) != 1 else next(iter(arrays))
@@ -66,6 +68,8 @@ class NumpySource:
         self.notes = [f"array {key} left out" for key in sorted(set(arrays) - {name, *COMPANIONS})]
         if self._samples is None:
             self.notes.append("no seq_id: samples are unknown")
+        if len(self._ids.shape) == 2:
+            self.notes.append("one expert a token and layer, as ExFlow records: second choices are unknown")
         if self._positions is None:
             self.notes.append("no pos: positions are row numbers")
         self._rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // self._ids.row_bytes))

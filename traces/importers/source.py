@@ -1,13 +1,41 @@
-"""What an importer offers: a foreign recording, opened."""
+"""What an importer is given, and what it offers: a foreign recording, opened."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from ...errors import InputError, MoeplanError
 from ..count_form import CountTable
+from ..model import ModelSpec
 from ..schema import TokenBatch
 
-__all__ = ["CountSource", "Importer", "Source"]
+__all__ = ["CountSource", "Given", "Importer", "Source", "naming"]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What there is to import.
+
+    Parameters
+    ----------
+    files
+        All of the kind that the importer recognises, in the order of their names.
+    model
+        What the model's config.json says; None where there is none.
+    """
+
+    files: tuple[Path, ...]
+    model: ModelSpec | None = None
+
+    @property
+    def file(self) -> Path:
+        """The only file; InputError where there are several, which this kind does not make one recording of."""
+        if len(self.files) > 1:
+            names = ", ".join(path.name for path in self.files[:3])
+            raise InputError(f"{len(self.files)} recordings of one file each ({names}, ...); expected one: import each")
+        return self.files[0]
 
 
 class Recording(Protocol):
@@ -16,7 +44,7 @@ class Recording(Protocol):
     Attributes
     ----------
     model
-        What the file says of the model, by the names of `ModelSpec`; `layer_ids` always.
+        What the files say of the model, by the names of `ModelSpec`; `layer_ids` always.
     notes
         What had to be decided or left out, a sentence each; complete once the recording has been read.
     """
@@ -25,23 +53,29 @@ class Recording(Protocol):
     notes: list[str]
 
     def largest_id(self) -> int:
-        """The largest expert id, -1 where nothing is routed: a pass over the file where it takes one."""
+        """The largest expert id, -1 where nothing is routed: a pass over the files where it takes one."""
         ...
 
 
 class Source(Recording, Protocol):
-    """A recording of tokens whose shape has been checked and whose values have not; its model has a `top_k`."""
+    """A recording of tokens whose shape has been checked and whose values have not; its model has a `top_k`.
+
+    `choice_order` is as in `TraceMeta`.
+    """
 
     has_weights: bool
+    choice_order: Literal["gate", "unknown"]
 
     def batches(self, phase: str) -> Iterator[TokenBatch]:
-        """The tokens in order, a bounded batch at a time; of this phase where the file does not say."""
+        """The tokens in order, a bounded batch at a time; of this phase where the files do not say."""
         ...
 
 
 @runtime_checkable
 class CountSource(Recording, Protocol):
-    """A recording of counts."""
+    """A recording of counts; `step_order` as in `TraceMeta`."""
+
+    step_order: Literal["known", "unknown"]
 
     def tables(self, num_experts: int) -> Iterator[CountTable]:
         """The counts, a bounded table at a time."""
@@ -55,6 +89,15 @@ class Importer(Protocol):
         """Whether a file that begins so is of this kind."""
         ...
 
-    def open_source(self, path: Path) -> Source | CountSource:
-        """The recording in a file; InputError where it is damaged or of another layout."""
+    def open_source(self, given: Given) -> Source | CountSource:
+        """The recording in files; InputError where one is damaged or of another layout."""
         ...
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the name of one of several files before what is wrong with it."""
+    try:
+        yield
+    except MoeplanError as error:
+        raise type(error)(f"{path.name}: {error}") from error

@@ -3,13 +3,20 @@
 Legend: L MoE layers.
 """
 
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any, TypeVar
+
 import numpy as np
 
+from ...errors import InputError, UsageError
 from ..count_form import CountTable
 from ..distinct import Distinct
 from ..schema import TokenBatch
 
 __all__ = ["Tally"]
+
+Rows = TypeVar("Rows", TokenBatch, CountTable)
 
 
 class Tally:
@@ -19,24 +26,25 @@ class Tally:
     ----------
     top_k
         Experts a token, by which counts are tokens; None where that is not known.
+    first_step
+        Rows of earlier steps do not pass; None lets all.
     """
 
-    def __init__(self, num_layers: int, top_k: int | None) -> None:
+    def __init__(self, num_layers: int, top_k: int | None, first_step: int | None = None) -> None:
         self._pairs_L, self._top_k, self._samples = np.zeros(num_layers), top_k, Distinct()
+        self._first_step, self._num_early, self._num_rows = first_step, 0, 0
 
-    def of_tokens(self, batch: TokenBatch) -> TokenBatch:
-        """The batch, counted."""
-        self._pairs_L += len(batch) * batch.ids.shape[2]
-        if batch.sample is not None:
-            self._samples.add(batch.sample)
-        return batch
+    def of_tokens(self, batches: Iterable[TokenBatch]) -> Iterator[TokenBatch]:
+        """The batches, counted."""
+        for batch in self._passing(batches):
+            self._pairs_L += len(batch) * batch.ids.shape[2]
+            yield batch
 
-    def of_counts(self, table: CountTable) -> CountTable:
-        """The table, counted."""
-        self._pairs_L += np.bincount(table.layer, table.counts.sum(axis=1), len(self._pairs_L))
-        if table.sample is not None:
-            self._samples.add(table.sample)
-        return table
+    def of_counts(self, tables: Iterable[CountTable]) -> Iterator[CountTable]:
+        """The tables, counted."""
+        for table in self._passing(tables):
+            self._pairs_L += np.bincount(table.layer, table.counts.sum(axis=1), len(self._pairs_L))
+            yield table
 
     @property
     def num_tokens(self) -> int | None:
@@ -50,3 +58,31 @@ class Tally:
     def num_samples(self) -> int | None:
         """None where samples are unknown."""
         return len(self._samples) or None
+
+    @property
+    def notes(self) -> list[str]:
+        """What did not pass."""
+        early = f"{self._num_early:,} rows of steps before {self._first_step} left out"
+        return [early] if self._num_early else []
+
+    def _passing(self, parts: Iterable[Rows]) -> Iterator[Rows]:
+        """The parts, of which some must have rows, without early ones."""
+        for part in parts:
+            late = part if self._first_step is None else self._since(part, self._first_step)
+            self._num_rows += len(late)
+            self._num_early += len(part) - len(late)
+            if late.sample is not None:
+                self._samples.add(late.sample)
+            if len(late):
+                yield late
+        if not self._num_rows:
+            raise InputError(f"nothing was recorded{f' since step {self._first_step}' if self._num_early else ''}")
+
+    @staticmethod
+    def _since(part: Rows, first_step: int) -> Rows:
+        if part.step is None:
+            raise UsageError(f"first step {first_step} asked for; the recording does not tell steps")
+        chosen = part.step >= first_step
+        whole = {field.name: getattr(part, field.name) for field in fields(part)}
+        rows: dict[str, Any] = {name: None if column is None else column[chosen] for name, column in whole.items()}
+        return type(part)(**rows)

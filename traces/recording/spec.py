@@ -14,7 +14,7 @@ __all__ = ["model_config", "sizes_of", "spec_of"]
 
 NAMES = {  # ours -> what configurations call it, the most specific first
     "num_experts": ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"),
-    "top_k": ("num_experts_per_tok", "moe_top_k", "top_k"),
+    "top_k": ("num_experts_per_tok", "moe_top_k", "moe_k", "moe_topk", "top_k"),
     "num_hidden_layers": ("num_hidden_layers", "num_layers"),
     "num_mtp_layers": ("num_nextn_predict_layers", "num_mtp_layers"),
     "num_expert_groups": ("n_group",),

@@ -1,5 +1,5 @@
 import inspect
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import pytest
@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from moeplan.planner.cli.flags import grouped
 from moeplan.planner.cli.solve import solve
-from moeplan.planner.cli.solve_flags import Fit, Pipeline, Replan, Search, Slots, Solver, Where
+from moeplan.planner.cli.solve_flags import Balance, Fit, Pipeline, Replan, Search, Slots, Solver, Where
 from moeplan.planner.request import Request
 
 
@@ -36,13 +36,14 @@ def test_a_group_becomes_one_flag_a_field_in_its_place() -> None:
 
 def test_the_flags_of_solve_are_all_that_its_groups_hold() -> None:
     flags = [*inspect.signature(solve).parameters]
-    groups = (Where, Solver, Search, Slots, Replan, Pipeline, Fit)
+    groups = (Where, Solver, Search, Slots, Balance, Replan, Pipeline, Fit)
     held = [name for group in groups for name in inspect.signature(group).parameters]
     assert flags == [*held, "learning_curve", "output", "as_json"]
 
 
-@pytest.mark.parametrize("group", [Slots, Pipeline])
+@pytest.mark.parametrize("group", [Slots, Balance, Pipeline])
 def test_a_strategys_flags_are_fields_of_a_request_with_the_same_default(group: type) -> None:
     request = inspect.signature(Request).parameters
-    for name, parameter in inspect.signature(group).parameters.items():
-        assert request[name].default == parameter.default
+    given = group()
+    chosen = given.chosen() if hasattr(given, "chosen") else asdict(given)
+    assert chosen == {name: request[name].default for name in chosen}

@@ -10,9 +10,10 @@ import pytest
 
 from moeplan.planner import request
 from moeplan.planner.cli.commands import COMMANDS, group
-from moeplan.planner.cli.options import Backend, Dispatch, Method, Phase, Strategy
+from moeplan.planner.cli.options import Backend, Dispatch, Groups, Method, Phase, ReplicaRule, Strategy
 from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
 from moeplan.planner.strategy import STRATEGIES
+from moeplan.solvers.replicas import ReplayRule
 from moeplan.traces.schema import PHASES
 
 HEAVY = ("torch", "ortools", "pulp", "scipy", "pyarrow", "numba")
@@ -75,6 +76,8 @@ def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:
     assert tuple(word.value for word in Phase) == PHASES
     assert tuple(word.value for word in Method) == get_args(request.Method)
     assert tuple(word.value for word in Backend) == get_args(request.Backend)
+    assert tuple(word.value for word in Groups) == get_args(request.Groups)
+    assert tuple(word.value for word in ReplicaRule) == get_args(ReplayRule)
 
 
 def test_help_takes_at_most_three_and_five_times_the_import_of_typer() -> None:

@@ -13,9 +13,9 @@ from moeplan.solvers.exflow.terms import Terms
 if not COMPILED:
     pytest.skip("numba is not installed", allow_module_level=True)
 
+from moeplan.solvers.draws import exponential
 from moeplan.solvers.exflow import kernel
 from moeplan.solvers.exflow.deals import NEVER, STEEPEST, Deals, deals_of, sum_over
-from moeplan.solvers.exflow.draws import exponential
 from moeplan.solvers.exflow.kernel import anneal, descend, resample
 from moeplan.solvers.exflow.pulls import State, swap
 from moeplan.solvers.exflow.rounds import WIDEST

@@ -13,6 +13,7 @@ from moeplan.errors import InputError
 from moeplan.traces import count_rows
 from moeplan.traces.count_form import read_counts
 from moeplan.traces.importers import csv_counts, import_trace
+from moeplan.traces.importers.source import Given
 
 HEADER = "layer,expert,count\n"
 KEYS = ("step", "sample", "source_rank")
@@ -145,7 +146,7 @@ def test_other_text_is_of_no_known_kind(tmp_path: Path, text: str) -> None:
 
 def test_a_csv_that_changes_between_the_passes_is_no_crash(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text(HEADER + "0,1,2\n")
-    source: Any = csv_counts.open_source(tmp_path / "r.csv")
+    source: Any = csv_counts.open_source(Given((tmp_path / "r.csv",)))
     (tmp_path / "r.csv").write_text(HEADER + "0,1,x\n")
     with pytest.raises(InputError):
         list(source.tables(2))

@@ -68,6 +68,7 @@ def test_a_plain_array_without_choices_is_top_1_and_its_guesses_are_noted(tmp_pa
     assert set(batch.phase.tolist()) == {2}
     assert any("7 taken, the largest id + 1" in note for note in summary.notes)
     assert any("samples are unknown" in note for note in summary.notes)
+    assert any("as ExFlow records: second choices are unknown" in note for note in summary.notes)
 
 
 def test_an_archive_of_one_array_may_call_it_anything(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ HEADER = "{{'descr': '{}', 'fortran_order': False, 'shape': {}}}"
 MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty file": (lambda: b"", "of no kind"),
     "text": (lambda: b"expert,layer\n1,2\n", "of no kind"),
-    "a pickle": (lambda: b"\x80\x04\x95\x00\x00", "of no kind"),
+    "a pickle": (lambda: b"\x80\x04\x95\x00\x00", "loading it may run code"),
     "truncated archive": (lambda: npz()[:700], "damaged"),
     "an archive of nothing": (lambda: archive(), "arrays none"),
     "a flipped byte": (lambda: (lambda d: d[:200] + bytes([d[200] ^ 0xFF]) + d[201:])(npz()), "damaged"),
@@ -308,6 +309,17 @@ def test_every_module_of_the_folder_is_registered() -> None:
         ".cells",
         ".json_tokens",
         ".count_arrays",
+        ".hidden_layers",
+        ".megatron_lines",
+        ".model_facts",
+        ".ranks",
+        ".response_lines",
+        ".selection",
+        ".sglang_passes",
+        ".sglang_records",
+        ".sglang_stat",
+        ".sglang_tokens",
         ".tally",
+        ".torch_file",
     }
     assert set(IMPORTERS.values()) == modules

@@ -61,7 +61,7 @@ def test_where_the_published_algorithm_is_legal_the_placement_is_its(
     for _ in range(40):
         load = rng.lognormal(0, 0.7, num_experts)
         packs, weights = literal_eplb(load, num_devices * slots, num_devices)
-        found = eplb.solve(load[None], Cluster(1, num_devices), slots=slots)
+        found = eplb.solve(load[None], Cluster(1, num_devices), slots=slots, method="published")
         if all(len(set(pack)) == slots for pack in packs):
             legal += 1
             row = found.placement.physical_to_logical[0].reshape(num_devices, slots)
@@ -84,7 +84,7 @@ def test_where_the_hierarchical_form_is_legal_the_placement_is_its_and_no_group_
     size = num_experts // num_groups
     for _ in range(30):
         load = rng.lognormal(0, 0.5, (2, num_experts))
-        found = eplb.solve(load, cluster, slots=slots, num_groups=num_groups)
+        found = eplb.solve(load, cluster, slots=slots, num_groups=num_groups, method="published")
         assert found.outcome.backend == "moeplan hierarchical"
         for layer in range(2):
             packs = literal_hierarchy(load[layer], num_groups, cluster, slots)
@@ -109,7 +109,9 @@ def test_where_the_hierarchical_form_is_legal_the_placement_is_its_and_no_group_
 )
 def test_without_a_hierarchical_form_it_is_the_global_one(num_groups: int | None, shape: str, slots: Any) -> None:
     load, cluster = np.arange(32.0).reshape(2, 16), Cluster.parse(shape)
-    found, expected = (eplb.solve(load, cluster, slots=slots, num_groups=groups) for groups in (num_groups, None))
+    found, expected = (
+        eplb.solve(load, cluster, slots=slots, num_groups=groups, method="published") for groups in (num_groups, None)
+    )
     assert found.outcome.backend == "moeplan"
     assert (found.placement.physical_to_logical == expected.placement.physical_to_logical).all()
 
@@ -126,7 +128,7 @@ def test_any_loads_and_slots_give_a_legal_placement_within_its_bound(data: st.Da
             st.lists(st.lists(st.integers(0, 20), min_size=num_experts, max_size=num_experts), min_size=1, max_size=3)
         )
     )
-    found = eplb.solve(loads, Cluster(1, num_devices), slots=slots)
+    found = eplb.solve(loads, Cluster(1, num_devices), slots=slots, method="published")
     assert found.placement.slots.tolist() == slots
     assert found.placement.replica_rule is ReplicaRule.EVEN
     balances = []
@@ -140,7 +142,7 @@ def test_any_loads_and_slots_give_a_legal_placement_within_its_bound(data: st.Da
 
 
 def test_an_expert_that_outweighs_all_gets_no_more_replicas_than_devices_and_that_is_counted() -> None:
-    found = eplb.solve([[1000.0, 1.0, 1.0]], Cluster(1, 2), slots=3)
+    found = eplb.solve([[1000.0, 1.0, 1.0]], Cluster(1, 2), slots=3, method="published")
     assert found.placement.physical_to_logical.tolist() == [[0, 1, 2, 0, 1, 2]]
     assert found.repaired > 0
     assert found.outcome.status is Status.OPTIMAL
@@ -151,9 +153,29 @@ def test_an_expert_that_outweighs_all_gets_no_more_replicas_than_devices_and_tha
 def test_deepseek_size_takes_some_ten_milliseconds(num_groups: int | None, most: float) -> None:
     loads = np.random.default_rng(0).lognormal(0, 1, (58, 256))
     started = time.process_time()
-    found = eplb.solve(loads, Cluster(4, 8), slots=9, num_groups=num_groups)
-    assert time.process_time() - started < 0.15
+    found = eplb.solve(loads, Cluster(4, 8), slots=9, num_groups=num_groups, method="published")
+    assert time.process_time() - started < 0.06
     assert found.outcome.objective.value < most
+
+
+def test_raw_is_the_published_algorithm_with_its_duplicates(rng: np.random.Generator) -> None:
+    load = rng.lognormal(0, 1.5, (40, 8))
+    layers = [literal_eplb(row, 12, 4) for row in load]
+    ratios = [max(weights) / np.mean(weights) for _, weights in layers]
+    duplicates = sum(len(pack) - len(set(pack)) for packs, _ in layers for pack in packs)
+    found = eplb.raw_balance(load, Cluster(1, 4), slots=3)
+    assert found.balance == pytest.approx(np.mean(ratios))
+    assert found.max_over_mean == pytest.approx(max(ratios))
+    assert found.duplicates == duplicates > 0
+
+
+def test_raw_keeps_groups_on_nodes(rng: np.random.Generator) -> None:
+    load, cluster = rng.lognormal(0, 0.5, (6, 32)), Cluster(4, 2)
+    legal = eplb.solve(load, cluster, slots=5, num_groups=8, method="published")
+    found = eplb.raw_balance(load, cluster, slots=5, num_groups=8)
+    assert found.balance > eplb.raw_balance(load, cluster, slots=5).balance
+    if not found.duplicates:
+        assert found.balance == pytest.approx(legal.outcome.objective.value)
 
 
 @pytest.mark.parametrize("loads", [[1.0, 2.0], [[]], [[-1.0]], [[np.nan]], [[np.inf]], [["a"]], [[1e308, 1e308]]])

@@ -1,4 +1,4 @@
-"""Random numbers and exponentials, compiled: what a draw from a Boltzmann distribution takes.
+"""Random numbers and exponentials, compiled.
 
 To be imported in the call that needs it.
 """
@@ -6,7 +6,7 @@ To be imported in the call that needs it.
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compiled import compiled
+from .compiled import compiled
 
 __all__ = ["below", "exponential", "unit"]
 

@@ -1,0 +1,128 @@
+"""How a checkpoint names what a layer of experts consists of, and what a permutation does to each tensor of it.
+
+A name is `{stem}.{layer}.{block}.{inner}`: the stem ends in "layers" and comes before every layer of the model's text
+part, the block is the module that holds a layer's router and experts, "mlp" in most families.
+
+Legend: E experts a layer.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NoReturn
+
+from ...errors import InputError
+from .header import Tensor
+from .permutation import Permutation
+
+__all__ = ["EXPERT", "ID_TYPES", "NAME", "Layout", "Role", "holds_experts", "is_ahead"]
+
+NAME = re.compile(r"((?:[\w-]+\.)*?layers)\.(0|[1-9]\d{0,4})\.([a-z]\w*)\.(.+)", re.ASCII)
+EXPERT = re.compile(r"experts\.(0|[1-9]\d{0,4})(?=\.|$)(?:\.(\w+))?", re.ASCII)
+FUSED = r"experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj|w13|w[123])(?:[._][a-z]\w*)*"
+GRANITE = "block_sparse_moe"  # whose experts are called as layers of a dense model's MLP may be
+
+
+class Role(StrEnum):
+    """What a permutation does to a tensor."""
+
+    STAYS = "stays"
+    RENAMED = "renamed"  # an expert's own: its number in the name changes
+    ROWS = "rows"  # [E, ...]: the rows are put into the new order
+    IDS = "ids"  # its values are numbers of experts, of old ones
+
+
+ID_TYPES = {"I64": "<i8", "I32": "<i4", "U64": "<u8", "U32": "<u4"}  # as numpy calls those wide enough
+RULES = (  # of inner names; what fits none is refused
+    (re.compile(r"shared.+"), Role.STAYS),
+    (re.compile(EXPERT.pattern + r".*", re.ASCII), Role.RENAMED),
+    (re.compile(FUSED, re.ASCII), Role.ROWS),
+    (re.compile(r"(?:input|output)_linear\.weight"), Role.ROWS),
+    (re.compile(r"(?:gate|router)\.(?:(?:layer|wg)\.)?(?:weight|bias)"), Role.ROWS),
+    (re.compile(r"(?:(?:gate|router|moe_statics)\.)?(?:e_score_correction_bias|expert_bias)"), Role.ROWS),
+    (re.compile(r"(?:gate|router)\.tid2eid"), Role.IDS),
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the layers of a permutation are among a checkpoint's tensors.
+
+    Parameters
+    ----------
+    stem
+        What comes before the number of a hidden layer.
+    blocks
+        For each layer of the permutation, the module that holds its router and experts.
+    outside
+        "stem.layer" of the layers of experts that the permutation leaves alone.
+    """
+
+    stem: str
+    blocks: Mapping[int, str]
+    outside: frozenset[str]
+    num_experts: int
+
+    def place(self, name: str) -> tuple[int, str] | None:
+        """The layer and the inner name of a tensor in a block of the permutation's layers, None for all others."""
+        match = NAME.fullmatch(name)
+        if match is None or match[1] != self.stem or int(match[2]) not in self.blocks:
+            return None
+        if match[3] == self.blocks[int(match[2])]:
+            return int(match[2]), match[4]
+        if ("expert" in name or "router" in name) and "shared" not in name:
+            self._refuse(name, "mentions experts or a router beside the block of its layer that holds them")
+        return None
+
+    def role(self, name: str, tensor: Tensor) -> Role:
+        """What a permutation does to a tensor.
+
+        Raises
+        ------
+        InputError
+            The tensor is of a layer's router or experts, and it cannot be told what becomes of it.
+        """
+        place = self.place(name)
+        if place is None:
+            return Role.STAYS
+        role = next((role for rule, role in RULES if rule.fullmatch(place[1])), None)
+        if role is None:
+            self._refuse(name, "is no part of a layer of experts that is known here")
+        if role is Role.ROWS and place[1].startswith("experts.") and tensor.shape in ((), (1,)):
+            return Role.STAYS  # one number for all experts
+        if role is Role.ROWS and not self._has_rows(tensor):
+            self._refuse(name, f"has shape {list(tensor.shape)}, where {self.num_experts} experts were expected first")
+        if role is Role.IDS and tensor.dtype not in ID_TYPES:
+            self._refuse(name, f"numbers experts by {tensor.dtype}, where {' or '.join(ID_TYPES)} was expected")
+        return role
+
+    def renamed(self, name: str, permutation: Permutation) -> str:
+        """The name of a tensor, or of a module of an expert, in the permuted checkpoint."""
+        match = NAME.fullmatch(name) if "experts." in name else None
+        expert = match and EXPERT.match(match[4])
+        if not match or not expert or is_ahead(match[1]) or f"{match[1]}.{match[2]}" in self.outside:
+            return name
+        new_E = permutation.new.get(int(match[2]), ())
+        if int(expert[1]) >= len(new_E):
+            return name
+        start, end = match.start(4) + expert.start(1), match.start(4) + expert.end(1)
+        return f"{name[:start]}{new_E[int(expert[1])]}{name[end:]}"
+
+    def _has_rows(self, tensor: Tensor) -> bool:
+        """Whether the first axis that is longer than 1 is that of the experts, in whole bytes an expert."""
+        axes = [size for size in tensor.shape if size > 1] if self.num_experts > 1 else [1]
+        return axes[:1] == [self.num_experts] and (tensor.end - tensor.begin) % self.num_experts == 0
+
+    def _refuse(self, name: str, reason: str) -> NoReturn:
+        raise InputError(f"{name[:120]} {reason}; a permuted checkpoint with it as it is would be wrong")
+
+
+def holds_experts(block: str, inner: str) -> bool:
+    """Whether a tensor of this name is of routed experts."""
+    return inner.startswith("experts.") or (block == GRANITE and inner.startswith(("input_linear.", "output_linear.")))
+
+
+def is_ahead(stem: str) -> bool:
+    """Whether layers of this stem predict further tokens (MTP): no layer of theirs is in a plan."""
+    return "mtp" in stem.split(".")

@@ -1,0 +1,170 @@
+"""Checkpoints permuted by a plan, and permuted back."""
+
+import os
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from ...errors import MismatchError, UsageError
+from ...files import write_json
+from ...traces.huggingface.config import spec_of_config
+from ..plan import Plan
+from . import record
+from .directory import read_directory
+from .layout import Layout
+from .partial import filling
+from .permutation import Permutation, permutation_of
+from .rewriting import OnProgress, Rewriting
+from .survey import survey
+
+__all__ = ["Permuted", "Restored", "permute", "undo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permuted:
+    """A checkpoint in the order of a plan.
+
+    Parameters
+    ----------
+    layers
+        The hidden layers whose experts are in the plan's order.
+    left_alone
+        Layers of experts that are in no plan, "model.layers.61": those that predict further tokens.
+    left_out
+        Files that were not copied: weights in another form, whose experts are in the old order.
+    num_files, num_bytes
+        Of the source, what was copied.
+    """
+
+    directory: Path
+    layers: tuple[int, ...]
+    num_experts: int
+    left_alone: tuple[str, ...]
+    left_out: tuple[str, ...]
+    num_files: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A checkpoint in its first order again.
+
+    Parameters
+    ----------
+    changed
+        The files that are not what they were before they were permuted: weights trained since, files added or taken
+        away. Without any, all is as it was, byte for byte.
+    """
+
+    directory: Path
+    changed: tuple[str, ...]
+    left_out: tuple[str, ...]
+    num_files: int
+    num_bytes: int
+
+
+def permute(
+    plan: Plan,
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    on_progress: OnProgress | None = None,
+) -> Permuted:
+    """Write a checkpoint again with the experts of each layer in the plan's order.
+
+    The bytes of tensors are copied, none is decoded. The destination appears when all of it is written; the same call
+    takes an interrupted one up again.
+
+    Parameters
+    ----------
+    source
+        A directory of config.json and safetensors, as Hugging Face has it.
+    on_progress
+        Takes the bytes written and those in all.
+
+    Raises
+    ------
+    UsageError
+        No checkpoint can carry the plan out, the source is permuted already, or the destination is there.
+    MismatchError
+        The plan is of another model.
+    InputError
+        The source is damaged, or has experts in a form that is not known; nothing is written.
+    StorageError
+        It cannot be written; where the disk is too small for it, nothing is begun.
+    """
+    directory = read_directory(source)
+    if record.NAME in directory.others:
+        raise UsageError(f"{source}: permuted already; undo that first: moeplan apply --undo {source} -o DIR")
+    model = spec_of_config(directory.path / "config.json")
+    permutation = permutation_of(plan, model)
+    layout = survey(directory.shard_paths, permutation.old.keys(), permutation.num_experts)
+    _check_all_layers(layout, model.num_hidden_layers)
+    rewriting = Rewriting(directory, layout, permutation)
+    with filling(destination, rewriting.job(plan.plan_sha256)) as partial:
+        made = record.PermutationRecord(
+            moeplan_version=version("moeplan"),
+            plan_sha256=plan.plan_sha256,
+            model=plan.model.name,
+            permutation=permutation.old,
+            files=rewriting.run(partial, hash_target=False, on_progress=on_progress),
+        )
+        write_json(partial.path / record.NAME, made.model_dump(mode="json"))
+    return Permuted(
+        directory=Path(destination),
+        layers=tuple(permutation.old),
+        num_experts=permutation.num_experts,
+        left_alone=tuple(sorted(layout.outside)),
+        left_out=directory.left_out,
+        num_files=len(directory.names),
+        num_bytes=directory.num_bytes,
+    )
+
+
+def undo(
+    directory: str | os.PathLike[str], destination: str | os.PathLike[str], *, on_progress: OnProgress | None = None
+) -> Restored:
+    """Write a permuted checkpoint again in the order that it had before, be its weights the same or trained since.
+
+    Parameters
+    ----------
+    on_progress
+        As in `permute`.
+
+    Raises
+    ------
+    UsageError
+        The destination is there.
+    InputError
+        The directory is damaged, or no checkpoint that was permuted; nothing is written.
+    StorageError
+        As in `permute`.
+    """
+    permuted = record.read_record(Path(directory))
+    found = read_directory(directory)
+    found = replace(found, others=tuple(name for name in found.others if name != record.NAME))
+    permutation = Permutation(permuted.permutation).inverse
+    layout = survey(found.shard_paths, permutation.old.keys(), permutation.num_experts)
+    starts = {name: file.data_start for name, file in permuted.files.items() if file.data_start is not None}
+    rewriting = Rewriting(found, layout, permutation, starts)
+    with filling(destination, rewriting.job("undo")) as partial:
+        files = rewriting.run(partial, hash_target=True, on_progress=on_progress)
+    hashes, before = ({name: file.sha256 for name, file in part.items()} for part in (files, permuted.files))
+    return Restored(
+        directory=Path(destination),
+        changed=tuple(sorted({name for name, _ in hashes.items() ^ before.items()})),
+        left_out=found.left_out,
+        num_files=len(found.names),
+        num_bytes=found.num_bytes,
+    )
+
+
+def _check_all_layers(layout: Layout, num_hidden_layers: int | None) -> None:
+    """Refuse a model with more layers of experts than the plan is of; those that predict further tokens come after."""
+    ours = (name.rpartition(".") for name in layout.outside)
+    more = sorted(int(layer) for stem, _, layer in ours if stem == layout.stem)
+    if num_hidden_layers is not None and more and more[0] < num_hidden_layers:
+        raise MismatchError(
+            f"the checkpoint has experts in hidden layer {more[0]}, of which the plan knows nothing;"
+            f" it is of layers {', '.join(map(str, layout.blocks))}: expected a plan of this model"
+        )

@@ -1,0 +1,79 @@
+"""SGLang: the JSON of `--init-expert-location`, read when the server starts; experts load straight into their slots."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+
+from ...files import read_json
+from ...traces.model import ModelSpec
+from ..plan import Plan
+from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
+from .engine import MAX_BYTES, Expected, Exported
+from .rows import row_findings, shown
+
+__all__ = ["SGLang"]
+
+KEY = "physical_to_logical_map"
+WITHOUT_HOOK = {  # model types whose classes have no get_model_config_for_expert_location
+    "ernie4_5_moe": "ERNIE 4.5",
+    "granitemoe": "Granite-MoE",
+    "granitemoehybrid": "Granite-MoE",
+    "hunyuan_v1_moe": "Hunyuan-MoE",
+    "llama4": "Llama 4",
+    "llama4_text": "Llama 4",
+    "mixtral": "Mixtral",
+    "olmoe": "OLMoE",
+    "phimoe": "Phi-MoE",
+}
+CONDITIONS = (
+    "models without an expert-location hook (Mixtral, OLMoE, Llama 4, Granite-MoE, Phi-MoE, ERNIE 4.5) ignore the file"
+    " without a word; they need a permuted checkpoint: moeplan apply PLAN --checkpoint MODEL_DIR -o OUT_DIR",
+    "--enable-eplb would replace the placement after --eplb-rebalance-num-iterations steps",
+    "--ep-dispatch-algorithm static needs an all-to-all backend; with --moe-a2a-backend none the algorithm is dynamic,"
+    " every device sees all tokens, and a placement saves no traffic, only imbalance",
+    "draft (MTP) layers keep their experts in order",
+    "to see the placement in force: SGLANG_LOG_EXPERT_LOCATION_METADATA=1",
+)
+
+
+class SGLang:
+    """One row for every hidden layer, dense ones too, and no key but one: any other stops the server at its start."""
+
+    name = "sglang"
+    version = "0.5.23"
+    replica_rule: str | None = "static"
+    file = "expert_location.json"
+
+    def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
+        """The map of every hidden layer; dense ones hold expert i mod E in slot i."""
+        placement = placed(plan, self.name)
+        planned = rows_by_hidden_layer(placement, model)
+        empty = contiguous(placement.num_slots, model.num_experts)
+        rows = [planned.get(layer, empty) for layer in range(num_hidden_layers(model, self.name))]
+        devices, nodes = placement.num_devices, plan.cluster.num_nodes
+        several = f' --nnodes {nodes} --node-rank "${{NODE_RANK:?}}" --dist-init-addr "${{HEAD:?}}:25000"'
+        command = (
+            f'python -m sglang.launch_server --model-path "${{MODEL:?}}" --tp-size {devices} --ep-size {devices}'
+            f" --moe-a2a-backend deepep --ep-dispatch-algorithm static"
+            f" --ep-num-redundant-experts {placement.num_slots - model.num_experts}"
+            f" --init-expert-location {quote(str(directory / self.file))}{several if nodes > 1 else ''}"
+        )
+        return Exported({self.file: json.dumps({KEY: rows}) + "\n"}, command, CONDITIONS)
+
+    def findings(self, path: Path, expected: Expected) -> Iterator[str]:
+        """What SGLang would refuse, and what it would take though it is wrong."""
+        if expected.model_type in WITHOUT_HOOK:
+            kind = WITHOUT_HOOK[expected.model_type]
+            yield f"{kind} has no expert-location hook in SGLang {self.version}, which ignores the file; permute it"
+        value = read_json(path, what="an expert location of SGLang", max_bytes=MAX_BYTES)
+        if not isinstance(value, dict) or KEY not in value:
+            yield f"{shown(value)} without the key {KEY}; expected an object with it and no other"
+            return
+        if extra := sorted(set(value) - {KEY}):
+            yield f"key {shown(extra[0])} ({len(extra)} too many); the server stops at any key but {KEY}"
+        rows, layers = value[KEY], expected.model.num_hidden_layers
+        if not isinstance(rows, list) or len(rows) != layers:
+            yield f"{KEY} is {shown(rows)}; expected a list of {layers} rows, one a hidden layer, dense ones too"
+            return
+        yield from row_findings({f"hidden layer {layer}": row for layer, row in enumerate(rows)}, expected)

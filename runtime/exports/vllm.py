@@ -1,0 +1,125 @@
+"""vLLM: a plugin that returns a plan's rows as if they had been balanced just now, and the JSON of vllm#49572.
+
+vLLM reads no map from a file. What it has is a table of balancing policies, and plugins that it loads in every process;
+`vllm_plugin.py` puts a policy there. The same rows are what `initial_expert_map_path` of vllm#49572 would read.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from shlex import quote
+
+from ...errors import UsageError
+from ...files import read_json, read_text
+from ...profilers.cluster import Cluster
+from ...traces.model import ModelSpec
+from ..plan import Plan
+from .carried import main_rows, placed
+from .engine import MAX_BYTES, SIDECAR, Expected, Exported
+from .rows import row_findings, shown
+
+__all__ = ["VLLM", "parallel_flags"]
+
+MODULE = "moeplan_vllm_plan"
+GROUP = "[vllm.general_plugins]"
+MAX_TEXT_BYTES = 64 * 2**10
+WITHOUT_EPLB = {
+    "dbrx": "DBRX",
+    "gpt_oss": "gpt-oss",
+    "granitemoe": "Granite-MoE",
+    "jamba": "Jamba",
+    "minimax_m2": "MiniMax-M2",
+    "olmoe": "OLMoE",
+    "phimoe": "Phi-MoE",
+    "qwen2_moe": "Qwen2-MoE",
+}
+CONDITIONS = (
+    "the plan comes into force at the first rearrangement, step_interval / 4 engine steps after the start (750 unless"
+    " --eplb-config says otherwise), and stays: every later one asks the same policy",
+    "vLLM only logs what goes wrong in a plugin, and VLLM_PLUGINS filters it out unless it names moeplan_plan: look for"
+    " 'moeplan: placement of' in the log of every worker",
+    "of another number of MoE layers, experts, slots or ranks (draft models, pipeline stages, elastic scaling) the"
+    " engine's own policy decides, with a warning",
+    "the default --all2all-backend, allgather_reducescatter, moves the same bytes whatever the placement: only"
+    " imbalance is saved; with deepep_high_throughput and its like traffic, too",
+    "models without EPLB in vLLM (gpt-oss, Qwen2-MoE, OLMoE, Granite-MoE, Phi-MoE) need a permuted checkpoint: moeplan"
+    " apply PLAN --checkpoint MODEL_DIR -o OUT_DIR",
+    "on ROCm with use_async false a rearrangement that gains under 5 % is skipped, and the plan may never apply",
+)
+
+
+class VLLM:
+    """One row for every MoE layer by ordinal, in a JSON list that the plugin beside it reads."""
+
+    name = "vllm"
+    version = "0.33.0"
+    replica_rule: str | None = "even"
+    file = "expert_map.json"
+
+    def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
+        """The rows, the plugin's module and the distribution that names it."""
+        placement = placed(plan, self.name)
+        if ":" in str(directory):
+            raise UsageError(f"{directory}: a path with a colon cannot stand in PYTHONPATH; choose another directory")
+        distribution = f"{MODULE}-{plan.moeplan_version}.dist-info"
+        metadata = f"Metadata-Version: 2.1\nName: {MODULE}\nVersion: {plan.moeplan_version}\n"
+        redundant = placement.num_slots - model.num_experts
+        command = (
+            f'PYTHONPATH={quote(str(directory))}"${{PYTHONPATH:+:$PYTHONPATH}}" vllm serve "${{MODEL:?}}"'
+            f" {parallel_flags(plan.cluster)} --enable-expert-parallel --enable-eplb"
+            f" --eplb-config {quote(json.dumps({'num_redundant_experts': redundant}))}"
+        )
+        written = {
+            self.file: json.dumps(main_rows(placement, model)) + "\n",
+            f"{MODULE}.py": files(__package__).joinpath("vllm_plugin.py").read_text(encoding="utf-8"),
+            f"{distribution}/METADATA": metadata,
+            f"{distribution}/entry_points.txt": f"{GROUP}\nmoeplan_plan = {MODULE}:register\n",
+        }
+        return Exported(written, command, CONDITIONS)
+
+    def findings(self, path: Path, expected: Expected) -> Iterator[str]:
+        """What vllm#49572 or the plugin would refuse; of a directory, what keeps vLLM from finding the plugin, too."""
+        if expected.model_type in WITHOUT_EPLB:
+            kind = WITHOUT_EPLB[expected.model_type]
+            yield f"{kind} has no EPLB in vLLM {self.version}, which ignores it; permute it"
+        if path.name == self.file and any(path.with_name(name).exists() for name in (SIDECAR, f"{MODULE}.py")):
+            yield from _of_plugin(path.parent, expected)
+        value = read_json(path, what="an expert map of vLLM", max_bytes=MAX_BYTES)
+        rows, wanted = value, expected.model.num_layers
+        if isinstance(value, list) and value and not any(isinstance(row, list) for row in value):
+            rows = [value]  # one map for all layers
+        elif not isinstance(value, list) or len(value) != wanted:
+            yield f"{shown(value)}; expected a list of {wanted} rows, one an MoE layer, or one row for all"
+            return
+        yield from row_findings({f"layer {layer}": row for layer, row in enumerate(rows)}, expected)
+
+
+def parallel_flags(cluster: Cluster) -> str:
+    """Data parallelism over all devices, rank by rank as the plan counts them."""
+    if cluster.num_nodes == 1:
+        return f"--data-parallel-size {cluster.num_devices}"
+    local = cluster.devices_per_node
+    return (
+        f"--data-parallel-size {cluster.num_devices} --data-parallel-size-local {local}"
+        f" --data-parallel-start-rank $((${{NODE_RANK:?}} * {local}))"
+        ' --data-parallel-address "${HEAD:?}" --data-parallel-rpc-port 13345'
+        ' $([ "$NODE_RANK" = 0 ] || echo --headless)'
+    )
+
+
+def _of_plugin(folder: Path, expected: Expected) -> Iterator[str]:
+    """Why vLLM would not find the plugin in a folder on its PYTHONPATH, or the plugin would not answer."""
+    found = sorted(folder.glob("*.dist-info/entry_points.txt"))[:8]
+    texts = [read_text(file, what="entry points", max_bytes=MAX_TEXT_BYTES) for file in found]
+    if not any(GROUP in text and f"{MODULE}:register" in text for text in texts):
+        yield f"no *.dist-info/entry_points.txt names {MODULE}:register under {GROUP}; vLLM would not load the plugin"
+    if not (folder / f"{MODULE}.py").is_file():
+        yield f"no {MODULE}.py beside it; vLLM would not load the plugin"
+    if not (folder / SIDECAR).is_file():
+        yield f"no {SIDECAR} beside it, from which the plugin reads the number of devices"
+        return
+    said = read_json(folder / SIDECAR, what="what moeplan apply wrote", max_bytes=MAX_TEXT_BYTES)
+    devices = said.get("num_devices") if isinstance(said, dict) else None
+    if type(devices) is not int or devices != (expected.num_devices or devices):
+        yield f"{SIDECAR} says num_devices {shown(devices)}; expected the ranks that will ask, {expected.num_devices}"

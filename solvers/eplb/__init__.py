@@ -1,0 +1,6 @@
+"""EPLB: replicas for the busiest experts, packed evenly (DeepSeek's published algorithm, and refined)."""
+
+from .raw import RawBalance, raw_balance
+from .strategy import Groups, Method, solve
+
+__all__ = ["Groups", "Method", "RawBalance", "raw_balance", "solve"]

@@ -1,0 +1,131 @@
+"""Layers to be balanced: placed as published, then refined for their loads and for their steps.
+
+Legend: B steps; L MoE layers; E experts a layer; D devices; N nodes; Q groups.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..balance import balance, device_loads, step_balance
+from ..placement import Placement
+from .bounds import lowest_max
+from .nodes import Deal, dealt_best, published_groups, refined_groups
+from .pins import with_pins
+from .published import published
+from .refined import refined
+from .rows import Rows
+from .steps import even_steps, step_refined
+
+__all__ = ["Layers", "compile_refinement"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What is to be balanced.
+
+    Parameters
+    ----------
+    loads, slots, pinned
+        `[L, E]`, `[D]`, and whether a device must hold an expert, `[D, E]`.
+    groups
+        The groups of every node, ascending, `[L, N, Q / N]`, where none is to be split; None: experts go anywhere.
+    steps, quantile
+        The loads of steps `[B, L, E]`, where they are known, and which quantile of them counts; None: their mean.
+    """
+
+    loads: NDArray[np.float64]
+    slots: NDArray[np.int64]
+    pinned: NDArray[np.bool_]
+    groups: NDArray[np.int64] | None
+    steps: NDArray[np.float64] | None
+    quantile: float | None
+
+    @classmethod
+    def of(
+        cls,
+        loads: NDArray[np.float64],
+        slots: NDArray[np.int64],
+        pinned: NDArray[np.bool_],
+        num_nodes: int,
+        num_groups: int | None,
+        quantile: float | None,
+    ) -> "Layers":
+        """The layers of loads `[L, E]`, or of steps `[B, L, E]`, groups kept on nodes where that has a form."""
+        steps_BLE = loads if loads.ndim == 3 else None
+        loads_LE = loads if steps_BLE is None else steps_BLE.mean(axis=0)
+        groups_LNQ = published_groups(loads_LE, slots, pinned, num_nodes, num_groups)
+        return cls(loads_LE, slots, pinned, groups_LNQ, steps_BLE, quantile)
+
+    def published(self) -> tuple[Placement, int]:
+        """The published placement, what is pinned put into it, and the choices repaired."""
+        rows, table_Rp, repaired = self._published()
+        return rows.placement(table_Rp, len(self.loads)), repaired
+
+    def dealt(self) -> Deal | None:
+        """The best way to deal groups to nodes; None where they need not be kept, or there are too many ways."""
+        return None if self.groups is None else dealt_best(self.loads, self.slots, *self.groups.shape[1:])
+
+    def refined(self, placement: Placement, deal: Deal | None) -> Placement:
+        """A placement that no layer of the published one is better than."""
+        found = self._refined(placement, deal)
+        if self.steps is None:
+            return found
+        num_nodes = 1 if self.groups is None else self.groups.shape[1]
+        return step_refined(self._even_steps(), [placement, found], self.pinned, num_nodes, self.quantile)
+
+    def value(self, placement: Placement) -> float:
+        """What a placement is worth: less is better."""
+        if self.steps is None:
+            return balance(self.loads, placement)
+        return step_balance(self.steps, placement, self.quantile)
+
+    def bound(self, deal: Deal | None) -> float:
+        """What no placement's value is below, nor with groups dealt at their best: of a quantile 1."""
+        if self.quantile is not None:
+            return 1.0
+        loads_LE = self.loads if self.steps is None else self._even_steps().mean(axis=0)
+        mean_L, least_L = loads_LE.sum(axis=1) / self._used, lowest_max(loads_LE, self.slots)
+        if deal is not None and self.steps is not None:
+            deal = replace(self, loads=loads_LE).dealt()
+        if deal is not None:
+            least_L = np.maximum(least_L, deal.least)
+        if self.steps is not None:
+            return float(np.maximum(least_L, 1.0).mean())
+        return float(np.divide(least_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0).mean())
+
+    @property
+    def _used(self) -> int:
+        return int(np.count_nonzero(self.slots))
+
+    def _even_steps(self) -> NDArray[np.float64]:
+        assert self.steps is not None
+        return even_steps(self.steps, self._used)
+
+    def _refined(self, placement: Placement, deal: Deal | None) -> Placement:
+        """The better of two, layer by layer: a published one, and where the groups dealt at their best lead."""
+        groups = self.groups
+        if groups is not None and (deal is None or self.pinned.any()):
+            groups = refined_groups(self.loads, self.pinned, groups)
+        elif deal is not None:
+            groups = deal.groups
+        rows, table_Rp, _ = replace(self, groups=groups)._published()
+        found = rows.placement(refined(rows, table_Rp, len(self.loads)), len(self.loads))
+        better_L = device_loads(self.loads, found).max(axis=1) < device_loads(self.loads, placement).max(axis=1)
+        table_LP = np.where(better_L[:, None], found.physical_to_logical, placement.physical_to_logical)
+        return replace(placement, physical_to_logical=table_LP)
+
+    def _published(self) -> tuple[Rows, NDArray[np.int64], int]:
+        rows = Rows.of(self.loads, self.slots, self.pinned, self.groups)
+        table_Rp, repaired = published(rows.load, rows.slots)
+        return rows, with_pins(table_Rp, rows.load, rows.slots, rows.pinned), repaired
+
+
+def compile_refinement(*, steps: bool) -> float:
+    """Compile what refines, for steps too, or load it from the cache; the seconds that this took."""
+    started, two = time.perf_counter(), np.ones((1, 2))
+    tiny = Layers.of(two[None] if steps else two, np.ones(2, np.int64), np.zeros((2, 2), np.bool_), 1, None, None)
+    tiny.refined(tiny.published()[0], None)
+    return time.perf_counter() - started

@@ -1,0 +1,98 @@
+"""Rows: the parts of a balance problem that are solved alone, one a layer and node.
+
+Legend: L MoE layers; E experts a layer; D devices; N nodes (1 in the global form); Q groups; R rows of e = E / N
+experts and p slots on G = D / N devices.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..placement import Placement, ReplicaRule
+
+__all__ = ["Rows", "has_form", "pinned_groups"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Experts to be placed with replicas on devices, row by row.
+
+    Parameters
+    ----------
+    load
+        `[R, e]`.
+    member
+        The experts of every row, ascending, `[R, e]`.
+    slots
+        S of every device of a row, `[G]`.
+    pinned
+        Whether a device of a row must hold an expert of it, `[R, G, e]`.
+    """
+
+    load: NDArray[np.float64]
+    member: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    pinned: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls,
+        loads: NDArray[np.float64],
+        slots: NDArray[np.int64],
+        pinned: NDArray[np.bool_],
+        groups: NDArray[np.int64] | None,
+    ) -> "Rows":
+        """The rows of layers and nodes.
+
+        Parameters
+        ----------
+        loads, slots, pinned
+            `[L, E]`, `[D]` and `[D, E]`.
+        groups
+            The groups of every node, ascending, `[L, N, Q / N]`; None: one row a layer.
+        """
+        num_layers, num_experts = loads.shape
+        if groups is None:
+            member_LE = np.tile(np.arange(num_experts), (num_layers, 1))
+            return cls(loads, member_LE, slots, np.broadcast_to(pinned, (num_layers, *pinned.shape)))
+        num_nodes, size = groups.shape[1], num_experts // (groups.shape[1] * groups.shape[2])
+        member_Re = (groups[..., None] * size + np.arange(size)).reshape(num_layers * num_nodes, -1)
+        load_Re = loads[np.arange(num_layers).repeat(num_nodes)[:, None], member_Re]
+        pinned_NGE = pinned.reshape(num_nodes, -1, num_experts)
+        pinned_RGe = [pinned_NGE[row % num_nodes][:, member_e] for row, member_e in enumerate(member_Re)]
+        return cls(load_Re, member_Re, slots[: len(slots) // num_nodes], np.array(pinned_RGe))
+
+    def placement(self, table: NDArray[np.integer], num_layers: int) -> Placement:
+        """The placement of rows whose experts stand device by device, ascending, `[R, p]`."""
+        num_nodes = len(table) // num_layers
+        logical_LP = np.take_along_axis(self.member, table, axis=1).reshape(num_layers, -1)
+        num_experts = self.member.shape[1] * num_nodes
+        return Placement(logical_LP.astype(np.int32), np.tile(self.slots, num_nodes), num_experts, ReplicaRule.EVEN)
+
+
+def has_form(slots: NDArray[np.int64], pinned: NDArray[np.bool_], num_nodes: int, num_groups: int | None) -> bool:
+    """Whether whole groups go on nodes: of equal slots, no more a device than its experts, as pins allow."""
+    num_experts = pinned.shape[1]
+    if num_groups is None or num_nodes == 1 or num_groups % num_nodes or num_experts % num_groups:
+        return False
+    slots_NG = slots.reshape(num_nodes, -1)
+    pinned_NQ = pinned_groups(pinned, num_nodes, num_groups)
+    return bool(
+        (slots_NG == slots_NG[0]).all()
+        and slots.max() * num_nodes <= num_experts
+        and (pinned_NQ.sum(axis=0) <= 1).all()
+        and (pinned_NQ.sum(axis=1) <= num_groups // num_nodes).all()
+        and _needed(pinned, num_nodes) <= slots_NG[0].sum()
+    )
+
+
+def pinned_groups(pinned: NDArray[np.bool_], num_nodes: int, num_groups: int) -> NDArray[np.bool_]:
+    """Whether a node must hold a group because of its pinned experts, `[N, Q]`."""
+    return np.asarray(pinned.reshape(num_nodes, len(pinned) // num_nodes, num_groups, -1).any(axis=(1, 3)))
+
+
+def _needed(pinned: NDArray[np.bool_], num_nodes: int) -> int:
+    """The most slots that a node needs for its experts and their pins."""
+    pins_NE = pinned.reshape(num_nodes, -1, pinned.shape[1]).sum(axis=1)
+    return int(pinned.shape[1]) // num_nodes + int(np.maximum(pins_NE - 1, 0).sum(axis=1).max())

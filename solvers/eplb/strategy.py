@@ -1,0 +1,128 @@
+"""EPLB: replicas for the busiest experts, packed evenly (DeepSeek's published algorithm, and refined).
+
+Legend: B steps; L MoE layers; E experts a layer; P slots a layer; D devices, S slots of each; N nodes; Q groups.
+"""
+
+import dataclasses
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...profilers.cluster import Cluster
+from ..checked_counts import checked_counts
+from ..outcome import ROUNDING, Objective, Outcome, Status
+from ..placement import Placement
+from ..result import PlacementResult
+from ..whole_groups import spread
+from .constraints import live_slots
+from .layers import Layers, compile_refinement
+from .pins import pinned
+from .whole import whole_layers
+
+__all__ = ["Groups", "Method", "solve"]
+
+Method = Literal["refined", "published"]
+Groups = Literal["split", "whole"]
+
+
+def solve(
+    loads: ArrayLike,
+    cluster: Cluster,
+    *,
+    slots: int | Sequence[int] | NDArray[np.integer] | None = None,
+    num_groups: int | None = None,
+    method: Method = "refined",
+    groups: Groups = "split",
+    dead: Collection[int] = (),
+    pins: Iterable[tuple[int, int]] = (),
+    quantile: float | None = None,
+) -> PlacementResult:
+    """The placement of EPLB, repaired where it would put an expert twice on a device, and refined.
+
+    Parameters
+    ----------
+    loads
+        `[L, E]`, at least 0; or of steps `[B, L, E]`.
+    slots
+        S, one number for all devices or one a device; by default the fewest equal ones that hold all experts.
+    num_groups
+        Q, groups of consecutive experts from which a token chooses few. Where they divide by several nodes of equal
+        slots that can hold them, as pins allow, the form is hierarchical: no group is split between nodes. Else, and
+        for None, it is global.
+    method
+        "published", or "refined" from there: no layer's busiest device holds more.
+    groups
+        "whole": every group in a contiguous block of slots (`keeps_groups_whole`), without replicas.
+    dead
+        Devices that hold nothing.
+    pins
+        Pairs (expert, device): in every layer, that device holds a replica.
+    quantile
+        Of steps, in place of their mean.
+
+    Returns
+    -------
+    PlacementResult
+        The objective is `balance`, the mean over layers of max/mean device load, every expert's load shared evenly by
+        its replicas; of steps `step_balance`, the mean over steps too, or their quantile, `step_balance_p95`.
+        `repaired` counts the choices of the published algorithm that were changed.
+
+    Raises
+    ------
+    ValueError
+        Loads of wrong shape, negative or not finite; an unknown method; a quantile that is none or has no steps.
+    UsageError
+        Slots that cannot hold the experts or what is pinned; pins of no expert or device; groups that cannot be whole.
+
+    Notes
+    -----
+    (0) In the hierarchical form groups, heaviest first, go to the least loaded node with room for one more, each node
+    taking as many (refined: as all ways tried are best); what follows is done inside each node alone. (1), (2) as
+    `published` says. (3) The busiest device of a layer is relieved by swaps and changes of replicas, with kicks
+    (`kernel`). (4) Of steps, changes at random are kept that lower the objective (`step_kernel`).
+
+    Bound: (1) without (0) minimises the largest replica load, so no placement has max/mean below
+    max(1, largest replica load / mean); refined with groups kept, below that of the best way to deal them.
+    """
+    loads_BLE = checked_counts(loads, "loads", (None,) * (3 if np.ndim(loads) == 3 else 2))
+    _check(method, groups, loads_BLE, quantile)
+    slots_D = live_slots(loads_BLE.shape[-1], cluster.num_devices, slots, dead)
+    pinned_DE = pinned(pins, loads_BLE.shape[-1], slots_D)
+    if groups == "whole":
+        layers, size = whole_layers(loads_BLE, slots_D, pinned_DE, num_groups, quantile)
+    else:
+        layers, size = Layers.of(loads_BLE, slots_D, pinned_DE, cluster.num_nodes, num_groups, quantile), 1
+    compiled_s = 0.0 if method == "published" else compile_refinement(steps=layers.steps is not None)
+    started = time.perf_counter()
+    placement, repaired = layers.published()
+    deal = None if method == "published" else layers.dealt()
+    if method == "refined":
+        placement = layers.refined(placement, deal)
+    outcome = _outcome(layers, placement, layers.bound(deal), started)
+    return PlacementResult(spread(placement, size), dataclasses.replace(outcome, compiled_s=compiled_s), repaired)
+
+
+def _outcome(layers: Layers, placement: Placement, bound: float, started: float) -> Outcome:
+    value = layers.value(placement)
+    name = "balance" if layers.steps is None else "step_balance"
+    if layers.quantile is not None:
+        name += f"_p{100 * layers.quantile:g}"
+    return Outcome.of(
+        status=Status.FEASIBLE,
+        objective=Objective(name, value, "min"),
+        bound=bound,
+        bound_kind="mean" if layers.quantile is not None else "mean and largest replica",
+        proven=value <= bound * (1 + ROUNDING),
+        started=started,
+        backend="moeplan" if layers.groups is None else "moeplan hierarchical",
+    )
+
+
+def _check(method: str, groups: str, loads: NDArray[np.float64], quantile: float | None) -> None:
+    if method not in get_args(Method) or groups not in get_args(Groups):
+        raise ValueError(f"method {method!r}, groups {groups!r}; expected refined or published, split or whole")
+    if quantile is not None and (loads.ndim != 3 or not 0 <= quantile <= 1):
+        raise ValueError(f"quantile {quantile} of loads of {loads.ndim} axes; expected 0 to 1, and loads of steps")

@@ -1,0 +1,142 @@
+"""Placements whose expert groups stay whole: groups placed as if they were experts, then experts inside their group.
+
+Legend: L MoE layers; E experts a layer; Q groups of g = E / Q; D devices; a block is the devices that a group fills.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...profilers.cluster import Cluster
+from ..outcome import Status
+from ..placement import Placement
+from ..result import PlacementResult
+from ..whole_groups import block_devices, spread
+from .budget import Budget
+from .problem import Problem
+
+__all__ = ["place_whole"]
+
+BLOCK_SHARE = 0.3  # of the budget, where groups fill several devices: for which block each is on
+Search = Callable[..., PlacementResult]
+
+
+def place_whole(
+    problem: Problem, num_groups: int | None, max_load: float | None, budget: Budget, search: Search
+) -> tuple[Placement, Status]:
+    """The best placement found of those that `keeps_groups_whole` is true of, and how the searches ended.
+
+    Parameters
+    ----------
+    search
+        Finds a placement as `exflow.solve` does.
+
+    Raises
+    ------
+    UsageError
+        Groups that cannot be whole, or a cap where they fill several devices.
+
+    Notes
+    -----
+    Where devices hold whole groups, this is the placement of Q experts with their summed weights, exactly. Else in two
+    stages: which block each group is on, to keep the most in blocks (and on nodes, where blocks are inside nodes); then
+    inside every block its experts, what enters or leaves it dropped, since that is the same whatever device of it.
+    """
+    if num_groups is None:
+        raise UsageError("whole groups of a model without expert groups; expected one with them, or --groups split")
+    slots_D, num_experts = problem.programme.slots, problem.loads.shape[1]
+    width = block_devices(num_experts, num_groups, slots_D)
+    weights, beside, load_LQ = _of_groups(problem, num_groups)
+    if not width:
+        size = num_experts // num_groups
+        found = search(
+            weights,
+            problem.goal.cluster,
+            coactivation=beside,
+            loads=load_LQ,
+            max_load=max_load,
+            slots=slots_D // size,
+            time_limit_s=budget.remaining_s,
+            work=budget.left,
+        )
+        return spread(found.placement, size), _ended(found.outcome.status)
+    if max_load is not None:
+        raise UsageError(f"max load {max_load:g} for whole groups of {width} devices; expected none: leave it away")
+    part = budget.part(BLOCK_SHARE)
+    blocks = search(
+        weights,
+        _of_blocks(problem.goal.cluster, width),
+        coactivation=beside,
+        slots=1,
+        time_limit_s=part.remaining_s,
+        work=part.left,
+    )
+    return _inside(problem, blocks, width, budget.part(1 - BLOCK_SHARE), search)
+
+
+def _inside(
+    problem: Problem, blocks: PlacementResult, width: int, budget: Budget, search: Search
+) -> tuple[Placement, Status]:
+    """The placement of experts inside the blocks that their groups are on."""
+    group_LQ, statuses, tables = blocks.placement.physical_to_logical, [blocks.outcome.status], []
+    num_groups, size = blocks.placement.num_slots, problem.loads.shape[1] // blocks.placement.num_slots
+    cluster = _of_block(problem.goal.cluster, width)
+    for block in range(num_groups):
+        member_LE = group_LQ[:, block, None].astype(np.int64) * size + np.arange(size)
+        if Status.INTERRUPTED in statuses:
+            tables.append(member_LE)
+            continue
+        part = budget.part(1 / (num_groups - block))
+        inside = [w[np.ix_(*member_LE[cut : cut + 2])] for cut, w in enumerate(problem.weights)]
+        beside = problem.terms.beside
+        found = search(
+            np.array(inside).reshape(-1, size, size),
+            cluster,
+            coactivation=None if beside is None else _among(beside, member_LE),
+            loads=np.take_along_axis(problem.loads, member_LE, axis=1),
+            slots=size // width,
+            time_limit_s=part.remaining_s,
+            work=part.left,
+        )
+        statuses.append(found.outcome.status)
+        tables.append(np.take_along_axis(member_LE, found.placement.physical_to_logical.astype(np.int64), axis=1))
+    table_LP = np.concatenate(tables, axis=1).astype(np.int32)
+    return Placement(table_LP, problem.programme.slots, problem.loads.shape[1]), _ended(*statuses)
+
+
+def _ended(*statuses: Status) -> Status:
+    """How all ended that ended so; the best of whole groups is proven by no bound of all placements."""
+    return next((s for s in (Status.INTERRUPTED, Status.TIME_LIMIT) if s in statuses), Status.FEASIBLE)
+
+
+def _of_groups(
+    problem: Problem, num_groups: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | None, NDArray[np.float64]]:
+    """The weights, pairs and loads of groups."""
+    weights, beside = (
+        None if w is None else w.reshape(len(w), num_groups, w.shape[1] // num_groups, num_groups, -1).sum(axis=(2, 4))
+        for w in (problem.weights, problem.terms.beside)
+    )
+    assert weights is not None
+    return weights, beside, problem.loads.reshape(len(problem.loads), num_groups, -1).sum(axis=2)
+
+
+def _among(beside: NDArray[np.float64], member_LE: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The pairs among the members of every layer."""
+    return np.array([weight[np.ix_(e, e)] for weight, e in zip(beside, member_LE, strict=True)])
+
+
+def _of_blocks(cluster: Cluster, width: int) -> Cluster:
+    """The cluster with blocks for devices; on one level of links where they are not inside nodes."""
+    if cluster.devices_per_node % width:
+        return Cluster(1, cluster.num_devices // width)
+    return Cluster(cluster.num_nodes, cluster.devices_per_node // width, cluster.links)
+
+
+def _of_block(cluster: Cluster, width: int) -> Cluster:
+    """The cluster of a block's devices: one node, or whole ones."""
+    if width % cluster.devices_per_node:
+        return Cluster(1, width)
+    return Cluster(width // cluster.devices_per_node, cluster.devices_per_node, cluster.links)

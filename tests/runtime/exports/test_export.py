@@ -1,0 +1,268 @@
+"""Files for engines: each, read back by other code, is the plan; what an engine cannot do is refused by name."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from hypothesis import given, settings
+
+from moeplan.errors import MismatchError, StorageError, UsageError
+from moeplan.runtime.decisions import SamplePolicyDecision
+from moeplan.runtime.exports import ENGINES, SIDECAR, export, validate
+from moeplan.runtime.plan import Plan
+from moeplan.solvers.replicas import ReplayRule
+from moeplan.traces.model import ModelSpec
+from tests.runtime.exports.engine_plans import (
+    ENGINES_OF_PLACEMENTS,
+    degrees_plan,
+    expected_of,
+    model_of,
+    plan_of,
+    plans,
+)
+
+DEEPSEEK = model_of(layers=58, experts=256, dense=3, mtp=1, top_k=8)
+
+
+@pytest.fixture(scope="module")
+def deepseek() -> Plan:
+    """58 layers of 256 experts, in 288 slots on 32 devices."""
+    return plan_of(cluster="4x8", slots=9, model=DEEPSEEK)
+
+
+def trivial(plan: Plan) -> list[int]:
+    placement = plan.placement
+    assert placement is not None
+    return [slot % plan.model.num_experts for slot in range(placement.num_slots)]
+
+
+def rows_of(plan: Plan) -> list[list[int]]:
+    decision = plan.decisions.placement
+    assert decision is not None
+    return [list(row) for row in decision.physical_to_logical]
+
+
+def check_sglang(plan: Plan, folder: Path) -> None:
+    value = json.loads((folder / "expert_location.json").read_text())
+    assert list(value) == ["physical_to_logical_map"]
+    dense = [trivial(plan)] * plan.model.layer_ids[0]
+    assert value["physical_to_logical_map"] == dense + rows_of(plan)
+
+
+def check_vllm(plan: Plan, folder: Path) -> None:
+    assert json.loads((folder / "expert_map.json").read_text()) == rows_of(plan)
+
+
+def check_vllm_ascend(plan: Plan, folder: Path) -> None:
+    value = json.loads((folder / "expert_map.json").read_text())
+    assert set(value) == {"moe_layer_count", "layer_list"}
+    assert value["moe_layer_count"] == plan.model.num_layers
+    placement = plan.placement
+    assert placement is not None
+    for ordinal, layer in enumerate(value["layer_list"]):
+        assert set(layer) == {"layer_id", "device_count", "device_list"}
+        assert (layer["layer_id"], layer["device_count"]) == (ordinal, plan.cluster.num_devices)
+        assert [device["device_id"] for device in layer["device_list"]] == list(range(plan.cluster.num_devices))
+        for rank, device in enumerate(layer["device_list"]):
+            assert device["device_expert"] == placement.held(ordinal, rank)
+
+
+def check_tensorrt_llm(plan: Plan, folder: Path) -> None:
+    value = yaml.safe_load((folder / "moe_load_balancer.yaml").read_text())
+    assert set(value) == {"num_slots", "initial_global_assignments", "layer_updates_per_iter"}
+    assert (value["num_slots"], value["layer_updates_per_iter"]) == (len(trivial(plan)), 0)
+    hidden, mtp = plan.model.num_hidden_layers or 0, plan.model.num_mtp_layers or 0
+    planned = dict(zip(plan.model.layer_ids, rows_of(plan), strict=True))
+    assert value["initial_global_assignments"] == planned | {hidden + k: trivial(plan) for k in range(mtp)}
+    options = yaml.safe_load((folder / "extra_config.yaml").read_text())
+    assert options == {
+        "enable_attention_dp": True,
+        "moe_config": {"load_balancer": str(folder / "moe_load_balancer.yaml")},
+    }
+
+
+CHECKS = {
+    "sglang": check_sglang,
+    "vllm": check_vllm,
+    "vllm-ascend": check_vllm_ascend,
+    "tensorrt-llm": check_tensorrt_llm,
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
+def test_a_plan_of_deepseek_s_size_is_written_as_the_engine_reads_it(
+    engine: str, deepseek: Plan, tmp_path: Path
+) -> None:
+    exported = export(deepseek, engine, tmp_path / "out")
+    CHECKS[engine](deepseek, tmp_path / "out")
+    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert written == set(exported.files)
+    assert validate(tmp_path / "out", engine, expected_of(deepseek)) == []
+
+
+@settings(max_examples=25)
+@given(plan=plans())
+def test_any_placement_comes_back_and_is_found_sound(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for engine, check in CHECKS.items():
+        folder = tmp_path_factory.mktemp(engine) / "out"
+        export(plan, engine, folder)
+        check(plan, folder)
+        assert validate(folder, engine, expected_of(plan)) == []
+
+
+def test_tutel_gets_a_degree_a_layer_and_says_where_the_placement_goes(tmp_path: Path) -> None:
+    plan = degrees_plan((1, 2, 32))
+    exported = export(plan, "tutel", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "degrees.json").read_text()) == {"a2a_ffn_overlap_degree": [1, 2, 32]}
+    assert validate(tmp_path / "out", "tutel", expected_of(plan)) == []
+    namespace: dict[str, Any] = {}
+    exec(exported.command, namespace)  # the line to paste
+    assert namespace["degrees"] == [1, 2, 32]
+    placed = degrees_plan(placement=plan_of(model=model_of()).decisions.placement)
+    assert any("permute" in said for said in export(placed, "tutel", tmp_path / "placed").conditions)
+
+
+@pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (plan_of(slots=[2, 2, 3, 4]), "2 to 4 slots"),
+        (plan_of(slots=[4, 0, 4, 4]), "device 1 of the plan has no slots"),
+        (plan_of(dispatch="coherent"), "--dispatch standard"),
+        (plan_of(dispatch="migrating"), "migrating dispatch"),
+        (plan_of(sample_policy=SamplePolicyDecision(method="flow", layers=(0,))), "sample_policy"),
+        (degrees_plan(), "the plan decides pipeline"),
+    ],
+)
+def test_what_an_engine_cannot_carry_out_is_refused_by_name(engine: str, plan: Plan, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        export(plan, engine, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_degrees_beside_a_placement_are_said_to_stay_behind(tmp_path: Path) -> None:
+    both = plan_of(pipeline=degrees_plan().decisions.pipeline)
+    exported = export(both, "sglang", tmp_path / "both")
+    assert [said for said in exported.conditions if "pipeline degrees are not in the files" in said]
+    assert json.loads((tmp_path / "both" / SIDECAR).read_text())["conditions"] == list(exported.conditions)
+    assert not any("pipeline" in said for said in export(plan_of(), "sglang", tmp_path / "one").conditions)
+
+
+def test_tutel_refuses_a_plan_without_degrees(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="pipeline degrees, and the plan decides placement"):
+        export(plan_of(), "tutel", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("name", "said"), [("sgl", "expected one of sglang, vllm"), ("megatron", "--checkpoint")])
+def test_an_engine_that_takes_no_file_is_refused_with_the_way_that_works(name: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        export(plan_of(), name, tmp_path / "out")
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
+def test_hidden_layers_that_a_plan_does_not_know_come_from_the_model_s_config(engine: str, tmp_path: Path) -> None:
+    ordinals = model_of(dense=0, num_hidden_layers=None, mtp=None)
+    plan = plan_of(model=ordinals)
+    with pytest.raises(UsageError, match="--hf-config"):
+        export(plan, engine, tmp_path / "out")
+    config = model_of(dense=2, mtp=1)
+    export(plan, engine, tmp_path / "out", config=config)
+    CHECKS[engine](plan.model_copy(update={"model": config}), tmp_path / "out")
+    assert validate(tmp_path / "out", engine, expected_of(plan, model=config)) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
+def test_mtp_layers_that_were_planned_go_where_the_engine_has_them(engine: str, tmp_path: Path) -> None:
+    config = model_of(layers=2, dense=1, mtp=1)
+    plan = plan_of(model=model_of(layers=3, dense=1, num_hidden_layers=None, mtp=None))  # hidden layers 1, 2 and MTP 3
+    export(plan, engine, tmp_path / "out", config=config)
+    assert validate(tmp_path / "out", engine, expected_of(plan, model=config)) == []
+    if engine == "tensorrt-llm":
+        value = yaml.safe_load((tmp_path / "out" / "moe_load_balancer.yaml").read_text())
+        assert value["initial_global_assignments"] == dict(zip((1, 2, 3), rows_of(plan), strict=True))
+    if engine == "vllm":
+        assert json.loads((tmp_path / "out" / "expert_map.json").read_text()) == rows_of(plan)[:2]
+
+
+@pytest.mark.parametrize(
+    "config", [model_of(layers=4), model_of(experts=9), model_of(dense=2), model_of(layers=2, dense=0)]
+)
+def test_a_config_of_another_model_is_refused(config: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(MismatchError, match="give the one of the plan's model"):
+        export(plan_of(), "sglang", tmp_path / "out", config=config)
+
+
+def test_a_plan_that_knows_no_mtp_layers_says_so_only_then(tmp_path: Path) -> None:
+    unknown = export(plan_of(model=model_of(mtp=None)), "tensorrt-llm", tmp_path / "unknown")
+    known = export(plan_of(model=model_of(mtp=0)), "tensorrt-llm", tmp_path / "known")
+    assert len(unknown.conditions) == len(known.conditions) + 1
+    assert "MTP" in unknown.conditions[-1]
+
+
+@pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
+@pytest.mark.parametrize("cluster", ["1x4", "2x2"])
+def test_the_start_command_is_a_line_that_a_shell_reads(engine: str, cluster: str, tmp_path: Path) -> None:
+    folder = tmp_path / "it's \N{OX} here"
+    command = export(plan_of(cluster=cluster), engine, folder).command
+    printer = 'for word in "$@"; do printf \'%s\\0\' "$word"; done'
+    script = f"say() {{ {printer}; }}; MODEL='a model'; NODE_RANK=1; HEAD=head; {_as_call(command)}"
+    words = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True).stdout.split("\0")
+    assert "a model" in words
+    assert any(str(folder) in word for word in words) or f"PYTHONPATH={folder}" in words
+    assert ("head" in words or "head:25000" in words or "trtllm-llmapi-launch" in words) == (cluster == "2x2")
+    for word in words:
+        if word.startswith("{"):
+            json.loads(word)
+
+
+def _as_call(command: str) -> str:
+    """The command with its words, assignments too, handed to a function instead of started."""
+    return f"say {command}"
+
+
+def test_nothing_is_left_where_something_was_or_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        export(plan_of(), "sglang", tmp_path / "full")
+    with pytest.raises(StorageError, match="cannot be written"):
+        export(plan_of(), "sglang", tmp_path / "file" / "out")
+    with pytest.raises(UsageError, match="colon"):
+        export(plan_of(), "vllm", tmp_path / "a:b")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine"]
+
+
+def test_the_rule_of_every_engine_can_be_replayed() -> None:
+    rules = {name: engine.replica_rule for name, engine in ENGINES.items()}
+    assert {rule for rule in rules.values() if rule is not None} <= set(get_args(ReplayRule))
+    assert [name for name, rule in rules.items() if rule is None] == ["tutel"]
+
+
+@pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
+def test_the_sidecar_says_of_what_and_for_what_the_files_are(engine: str, tmp_path: Path) -> None:
+    plan = plan_of()
+    exported = export(plan, engine, tmp_path / "out")
+    said = json.loads((tmp_path / "out" / SIDECAR).read_text())
+    assert (said["engine"], said["plan_sha256"], said["num_devices"]) == (engine, plan.plan_sha256, 4)
+    assert (said["replica_rule"], said["command"]) == (ENGINES[engine].replica_rule, exported.command)
+    assert said["conditions"] == list(exported.conditions) != []
+
+
+def test_moeplan_itself_is_no_plugin_of_vllm() -> None:
+    groups = {point.group for point in importlib.metadata.distribution("moeplan").entry_points}
+    assert groups == {"console_scripts"}
+
+
+def test_importing_the_exports_loads_neither_torch_nor_yaml() -> None:
+    code = (
+        "import sys; from moeplan.runtime import exports;"
+        "print(sorted({'torch', 'yaml', 'scipy', 'pyarrow'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,83 @@
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from moeplan.errors import UsageError
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import exflow
+from moeplan.solvers.cost import hops_kept
+from moeplan.solvers.whole_groups import keeps_groups_whole
+
+Array = NDArray[Any]
+KNOWN: dict[str, Any] = {"groups": "whole", "time_limit_s": 1.0}
+
+
+def routed(rng: np.random.Generator, num_layers: int, num_experts: int) -> Array:
+    return rng.poisson(rng.lognormal(1, 1, (num_layers - 1, num_experts, num_experts))).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_groups"), [("1x2", 8), ("2x2", 4), ("1x8", 4), ("2x4", 4), ("4x4", 2), ("1x16", 16), ("2x2", 2)]
+)
+@pytest.mark.parametrize("paired", [False, True])
+def test_groups_stay_whole_on_any_cluster_and_the_objective_is_the_placement_s(
+    shape: str, num_groups: int, paired: bool, rng: np.random.Generator
+) -> None:
+    cluster, weights = Cluster.parse(shape), routed(rng, 3, 16)
+    pairs = rng.poisson(2.0, (3, 16, 16)).astype(float) if paired else None
+    found = exflow.solve(weights, cluster, coactivation=pairs, num_groups=num_groups, **KNOWN)
+    assert keeps_groups_whole(found.placement, num_groups)
+    kept = hops_kept(weights, found.placement, cluster.devices_per_node)
+    if not paired:
+        share, on_nodes = kept.device.sum() / weights.sum(), kept.node.sum() / weights.sum()
+        value = share if cluster.num_nodes == 1 else 8 - 7 * on_nodes - share
+        assert found.outcome.objective.value == pytest.approx(value)
+    assert found.outcome.bound is not None
+    better = found.outcome.bound - found.outcome.objective.value
+    assert (better if found.outcome.objective.sense == "max" else -better) >= -1e-9
+
+
+def test_where_a_device_holds_whole_groups_it_is_the_best_of_all_such_placements(rng: np.random.Generator) -> None:
+    weights = routed(rng, 3, 12)
+    groups = weights.reshape(2, 4, 3, 4, 3).sum(axis=(2, 4))
+    homes = [np.array(h) for h in itertools.product((0, 1), repeat=4) if sum(h) == 2]
+    best = max(
+        sum(float(w[a[:, None] == b].sum()) for w, a, b in zip(groups, path[:-1], path[1:], strict=True))
+        for path in ((x, y, z) for x in homes for y in homes for z in homes)
+    )
+    found = exflow.solve(weights, Cluster(1, 2), num_groups=4, **KNOWN)
+    assert found.outcome.objective.value == pytest.approx(best / weights.sum())
+
+
+def test_where_groups_fill_devices_their_experts_follow_each_other(rng: np.random.Generator) -> None:
+    # Expert e goes to order[e], which keeps groups of four together: everything can stay on its device.
+    order = np.concatenate([4 + rng.permutation(4), rng.permutation(4)])
+    weights = np.zeros((1, 8, 8))
+    weights[0, np.arange(8), order] = 1
+    found = exflow.solve(weights, Cluster(1, 4), num_groups=2, **KNOWN)
+    assert found.outcome.objective.value == 1
+
+
+def test_a_cap_on_loads_holds_for_whole_groups(rng: np.random.Generator) -> None:
+    weights, loads = routed(rng, 2, 8), np.array([[9.0, 9, 9, 9, 1, 1, 1, 1]] * 2)
+    found = exflow.solve(weights, Cluster(1, 2), loads=loads, max_load=1.1, num_groups=4, **KNOWN)
+    held = np.stack([found.placement.holds(layer) for layer in range(2)])
+    assert (np.einsum("le,led->ld", loads, held) == 20).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "without expert groups"),
+        ({"num_groups": 3}, "8 experts in 3 groups"),
+        ({"num_groups": 2, "slots": 3}, "12 slots"),
+        ({"num_groups": 2, "max_load": 1.5}, "max load 1.5 for whole groups of 2 devices"),
+    ],
+    ids=str,
+)
+def test_what_whole_groups_do_not_go_with_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        exflow.solve(np.ones((1, 8, 8)), Cluster(1, 4), **KNOWN, **changes)

@@ -1,0 +1,198 @@
+"""Recordings as engines write them, made of arrays that tests know.
+
+A recording is {file name: content}, which `write` puts on disk: bytes as they are, a list as JSON lines, any other
+value under a name that ends in .json as JSON, in .pt by torch.save, its tensors tagged as of a GPU, in .safetensors as
+tensors.
+
+Legend: H hidden layers; L MoE layers, the last of the hidden ones; E experts; P physical experts; R ranks; B steps;
+T tokens; K experts a token.
+"""
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from moeplan.traces.count_form import read_counts
+from moeplan.traces.reader import open_trace
+from moeplan.traces.schema import TokenBatch
+
+Files = dict[str, Any]
+
+
+def write(folder: Path, files: Files) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder / name
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif isinstance(content, list):
+            lines = (line if isinstance(line, str) else json.dumps(line) for line in content)
+            path.write_text("".join(f"{line}\n" for line in lines))
+        elif path.suffix == ".json":
+            path.write_text(json.dumps(content))
+        elif path.suffix == ".safetensors":
+            save_file(content, path)
+        else:
+            with mock.patch("torch.serialization.location_tag", return_value="cuda:0"):
+                torch.save(content, path)
+    return folder
+
+
+def config(num_hidden: int, num_dense: int, num_experts: int, top_k: int) -> dict[str, Any]:
+    """A config.json as DeepSeek-V3's."""
+    return {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": num_hidden,
+        "first_k_dense_replace": num_dense,
+        "n_routed_experts": num_experts,
+        "num_experts_per_tok": top_k,
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "num_nextn_predict_layers": 1,
+        "n_shared_experts": 1,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def physical_map(rng: np.random.Generator, num_hidden: int, num_experts: int, redundant: int) -> NDArray[np.int64]:
+    """The expert in each slot `[H, P]`, the redundant ones any."""
+    more = rng.integers(num_experts, size=(num_hidden, redundant))
+    once = np.tile(np.arange(num_experts), (num_hidden, 1))
+    return rng.permuted(np.concatenate([once, more], axis=1), axis=1)
+
+
+def stat(counts_BHE: NDArray[Any], *, rows: int, begin: int) -> Files:
+    """A ring of so many rows, the first step at `begin`, unused rows zero."""
+    ring = np.zeros((rows, *counts_BHE.shape[1:]), np.int32)
+    ring[(begin + np.arange(len(counts_BHE))) % rows] = counts_BHE
+    dump = {"rank": 0, "logical_count": torch.from_numpy(ring), "average_utilization_rate_over_window": None}
+    return {"expert_distribution_recorder_1763.25.pt": dump}
+
+
+def per_pass(counts_RBHP: NDArray[Any], map_HP: NDArray[np.int64], first_pass: int = 7) -> Files:
+    """Records of every rank."""
+    return {
+        f"expert_distribution_recorder_1763.25_{rank}.pt": {
+            "records": [
+                {
+                    "forward_pass_id": first_pass + step,
+                    "rank": rank,
+                    "gatherer_key": "primary",
+                    "global_physical_count": torch.from_numpy(counts_HP.astype(np.int32)),
+                }
+                for step, counts_HP in enumerate(counts_BHP)
+            ],
+            "last_physical_to_logical_map": torch.from_numpy(map_HP),
+        }
+        for rank, counts_BHP in enumerate(counts_RBHP)
+    }
+
+
+def per_token(ids_RBHTK: NDArray[Any], map_HP: NDArray[np.int64], *, mode: int = 1, width: int = 8) -> Files:
+    """Records of every rank with physical experts, padded with -1 to the recorder's width."""
+    padding = ((0, 0), (0, 0), (0, width - ids_RBHTK.shape[-1]))
+    return {
+        f"expert_distribution_recorder_1763.25_{rank}.pt": {
+            "records": [
+                {
+                    "forward_pass_id": 7 + step,
+                    "rank": rank,
+                    "gatherer_key": "primary",
+                    "input_ids": list(range(ids_HTK.shape[1])),
+                    "positions": list(range(step, step + ids_HTK.shape[1])),
+                    "extend_seq_lens": [ids_HTK.shape[1]],
+                    "forward_mode": mode,
+                    "topk_ids_of_layer": torch.from_numpy(
+                        np.pad(ids_HTK, padding, constant_values=-1).astype(np.int32)
+                    ),
+                    "misc_objects": [],
+                }
+                for step, ids_HTK in enumerate(ids_BHTK)
+            ],
+            "last_physical_to_logical_map": torch.from_numpy(map_HP),
+        }
+        for rank, ids_BHTK in enumerate(ids_RBHTK)
+    }
+
+
+def sglang_response(ids_THK: NDArray[Any], *, prompt: int = 2, start: int = 0, **info: Any) -> dict[str, Any]:
+    """What /generate answers, of a request that asked for the routing from `start` on."""
+    packed = base64.b64encode(ids_THK[start:].astype("<i4").tobytes()).decode()
+    told = {"prompt_tokens": prompt, "completion_tokens": len(ids_THK) + 1 - prompt, "routed_experts": packed}
+    return {"text": "so it goes", "output_ids": [1, 2], "meta_info": {"id": "a", **told, **info}}
+
+
+def openai_response(ids_THK: NDArray[Any], *, prompt: int = 2) -> dict[str, Any]:
+    """What SGLang's OpenAI endpoints answer."""
+    info = sglang_response(ids_THK, prompt=prompt)["meta_info"]
+    usage = {key: info[key] for key in ("prompt_tokens", "completion_tokens")}
+    choices = [{"index": 0, "message": {"role": "assistant", "content": "so it goes"}}]
+    return {"id": "b", "choices": choices, "usage": usage, "sglext": {"routed_experts": info["routed_experts"]}}
+
+
+def vllm_response(*choices_THK: NDArray[Any], prompt: int = 2) -> dict[str, Any]:
+    """What vLLM answers, one choice or more."""
+    choices = []
+    for index, ids_THK in enumerate(choices_THK):
+        stream = io.BytesIO()
+        np.save(stream, ids_THK)
+        choices.append({"index": index, "routed_experts": base64.b64encode(stream.getvalue()).decode()})
+    completion = sum(len(ids_THK) + 1 - prompt for ids_THK in choices_THK)
+    return {"id": "c", "choices": choices, "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
+
+
+def tensorrt(counts_RBLE: NDArray[Any], layers: list[int], top_k: int, first: int = 100) -> Files:
+    """The statistics of every rank and their description."""
+    files: Files = {
+        f"rank{rank}.safetensors": {
+            f"{first + step}_{layer}": counts_BLE[step, place].astype(np.int64)
+            for step in range(len(counts_BLE))
+            for place, layer in enumerate(layers)
+        }
+        for rank, counts_BLE in enumerate(counts_RBLE)
+    }
+    return {"meta_info.json": {"num_experts": counts_RBLE.shape[-1], "num_experts_per_token": top_k}, **files}
+
+
+def megatron(ids_RBLTK: NDArray[Any], layers: list[int], **more: Any) -> Files:
+    """A file of every rank, a line a step and layer."""
+    return {
+        f"router_trace_rank{rank}.jsonl": [
+            {"step": step, "stage": "pre_dispatch", "block": "decoder", "layer": layer, "rank": rank}
+            | {"num_tokens": ids_RBLTK.shape[3], "topk": ids_RBLTK.shape[4]}
+            | {"top_indices": ids_BLTK[step, place].tolist(), **more}
+            for step in range(ids_RBLTK.shape[1])
+            for place, layer in enumerate(layers)
+        ]
+        for rank, ids_BLTK in enumerate(ids_RBLTK)
+    }
+
+
+def distinct_ids(rng: np.random.Generator, shape: tuple[int, ...], num_experts: int, top_k: int) -> NDArray[Any]:
+    """Different experts in each cell, in any order `[..., K]`."""
+    return np.argsort(rng.random((*shape, num_experts)), axis=-1)[..., :top_k]
+
+
+def tokens_of(trace: Path) -> TokenBatch:
+    """All tokens of a small trace."""
+    (batch,) = open_trace(trace).batches()
+    return batch
+
+
+def counts_of(trace: Path) -> dict[int, NDArray[np.int64]]:
+    """The counts `[L, E]` of each step of a trace, of all ranks together."""
+    found = read_counts(trace)
+    model, counts = found.meta.model, dict[int, NDArray[np.int64]]()
+    for table in found.tables():
+        assert table.step is not None
+        for step, layer, row_E in zip(table.step.tolist(), table.layer, table.counts, strict=True):
+            counts.setdefault(step, np.zeros((model.num_layers, model.num_experts), np.int64))[layer] += row_E
+    return counts

@@ -1,0 +1,264 @@
+"""Responses with their routing, of SGLang and vLLM: cell by cell, phase by phase, and everything to be refused.
+
+Legend: T tokens; H hidden layers; L MoE layers; E experts; K experts a token.
+"""
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeplan.errors import InputError, MismatchError, UsageError
+from moeplan.traces.importers import import_trace, response_lines, responses
+from moeplan.traces.schema import PHASES
+from tests.traces.importers.recordings import (
+    config,
+    distinct_ids,
+    openai_response,
+    sglang_response,
+    tokens_of,
+    vllm_response,
+    write,
+)
+
+H, DENSE, E, K = 4, 1, 6, 2
+CONFIG = config(H, DENSE, E, K)
+
+
+def routing(
+    tokens: int, *, hidden: int = H, dense: int = DENSE, experts: int = E, top_k: int = K, seed: int = 0
+) -> Any:
+    """Ids `[T, H, K]` of different experts, dense layers zero, the first token's not all zero."""
+    ids = distinct_ids(np.random.default_rng(seed), (tokens, hidden), experts, top_k)
+    ids[:1, :, 0], ids[:1, :, 1:] = 1, np.arange(2, top_k + 1)
+    ids[:, :dense] = 0
+    return ids
+
+
+@pytest.mark.parametrize("kind", ["native", "openai", "vllm"])
+def test_responses_of_real_size_come_back_without_their_dense_layers(tmp_path: Path, kind: str) -> None:
+    sizes: Any = {"hidden": 61, "dense": 3, "experts": 256, "top_k": 8}
+    given_ = [routing(tokens, seed=tokens, **sizes) for tokens in (20, 7, 31)]
+    answers: dict[str, Callable[[Any], Any]] = {
+        "native": lambda ids: sglang_response(ids, prompt=5, dp_rank=len(ids) % 4),
+        "openai": lambda ids: openai_response(ids, prompt=5),
+        "vllm": lambda ids: vllm_response(ids.astype(np.uint8), prompt=5),
+    }
+    write(tmp_path, {"config.json": config(61, 3, 256, 8), "r.jsonl": [answers[kind](ids) for ids in given_]})
+    summary = import_trace(tmp_path / "r.jsonl", tmp_path / "trace", hf_config=tmp_path / "config.json")
+    batch = tokens_of(tmp_path / "trace")
+    np.testing.assert_array_equal(batch.ids, np.concatenate([ids[:, 3:] for ids in given_]))
+    assert batch.sample is not None
+    assert batch.sample.tolist() == [0] * 20 + [1] * 7 + [2] * 31
+    assert batch.position.tolist() == [*range(20), *range(7), *range(31)]
+    assert [PHASES[code] for code in batch.phase[:20]] == ["prefill"] * 5 + ["decode"] * 15
+    ranks = [0] * 20 + [3] * 7 + [3] * 31
+    assert (None if batch.source_rank is None else batch.source_rank.tolist()) == (ranks if kind == "native" else None)
+    assert batch.step is None
+    assert (summary.importer, summary.num_samples, summary.num_tokens) == ("responses", 3, 58)
+    assert (summary.model.layer_ids, summary.model.num_experts) == (tuple(range(3, 61)), 256)
+    assert any("no gate weights" in note for note in summary.notes)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=6),
+    st.integers(64, 2000),
+)
+def test_any_responses_come_back_whatever_the_batch(
+    tmp_path_factory: pytest.TempPathFactory, requests: list[tuple[int, int, int, bool]], batch_bytes: int
+) -> None:
+    folder = tmp_path_factory.mktemp("import")
+    lines, expected = [], []
+    for sample, (tokens, prompt, start, is_openai) in enumerate(requests):
+        prompt, start = min(prompt, tokens), min(start, tokens - 1) if sample and not is_openai else 0
+        ids = routing(tokens, seed=sample)
+        lines.append(
+            openai_response(ids, prompt=prompt) if is_openai else sglang_response(ids, prompt=prompt, start=start)
+        )
+        expected += [
+            (sample, place, "prefill" if place < prompt else "decode", ids[place, DENSE:].tolist())
+            for place in range(start, tokens)
+        ]
+    write(folder, {"config.json": CONFIG, "r.jsonl": lines})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(responses, "BATCH_BYTES", batch_bytes)
+        import_trace(folder / "r.jsonl", folder / "trace", hf_config=folder / "config.json")
+    batch = tokens_of(folder / "trace")
+    assert batch.sample is not None
+    phases = [PHASES[code] for code in batch.phase]
+    columns = (batch.sample.tolist(), batch.position.tolist(), phases, batch.ids.tolist())
+    assert list(zip(*columns, strict=True)) == expected
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.dtype(">u2")])
+def test_vllm_needs_no_config_where_every_layer_has_experts(tmp_path: Path, kind: Any) -> None:
+    ids = [routing(tokens, dense=0, seed=tokens).astype(kind) for tokens in (4, 9)]
+    write(tmp_path, {"r.jsonl": [vllm_response(ids[0]), vllm_response(ids[1])]})
+    summary = import_trace(tmp_path / "r.jsonl", tmp_path / "trace", num_experts=E)
+    np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids, np.concatenate(ids))
+    assert summary.model.layer_ids == tuple(range(H))
+
+
+def test_choices_are_samples_of_their_own_and_their_prompt_is_not_guessed(tmp_path: Path) -> None:
+    ids = [routing(tokens, dense=0, seed=tokens) for tokens in (4, 9)]
+    write(tmp_path, {"r.jsonl": [vllm_response(*ids)]})
+    summary = import_trace(tmp_path / "r.jsonl", tmp_path / "trace", phase="prefill")
+    batch = tokens_of(tmp_path / "trace")
+    assert batch.sample is not None
+    assert batch.sample.tolist() == [0] * 4 + [1] * 9
+    assert {PHASES[code] for code in batch.phase} == {"prefill"}
+    assert any("2 responses do not tell the length of their prompt: prefill taken" in note for note in summary.notes)
+
+
+def test_a_list_of_responses_and_several_files_are_one_recording(tmp_path: Path) -> None:
+    ids = [routing(tokens, dense=0, seed=tokens) for tokens in (4, 9, 3)]
+    write(
+        tmp_path / "in",
+        {"a1.jsonl": [[vllm_response(ids[0]), vllm_response(ids[1])]], "a2.jsonl": [vllm_response(ids[2])]},
+    )
+    summary = import_trace(tmp_path / "in", tmp_path / "trace")
+    np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids, np.concatenate(ids))
+    import_trace([tmp_path / "in" / "a1.jsonl", tmp_path / "in" / "a2.jsonl"], tmp_path / "same")
+    assert summary.num_samples == 3
+    np.testing.assert_array_equal(tokens_of(tmp_path / "same").ids, np.concatenate(ids))
+
+
+def test_a_layer_of_zeros_needs_the_config(tmp_path: Path) -> None:
+    write(tmp_path, {"r.jsonl": [vllm_response(routing(4)), vllm_response(routing(9))]})
+    with pytest.raises(InputError, match=r"hidden layers 0 are all zeros, .*; give --hf-config config\.json"):
+        import_trace(tmp_path / "r.jsonl", tmp_path / "trace")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_raw_routing_without_the_config_is_refused_for_its_shape(tmp_path: Path) -> None:
+    write(tmp_path, {"r.jsonl": [sglang_response(routing(4))]})
+    with pytest.raises(UsageError, match="do not tell how many layers and experts a token"):
+        import_trace(tmp_path / "r.jsonl", tmp_path / "trace")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 5}, "4 layers recorded; config.json has 5 hidden layers"),
+        ({"first_k_dense_replace": 2}, "hidden layers 1 were routed; config.json has no experts there"),
+        ({"num_experts_per_tok": 3}, "top_k 2 recorded; config.json says 3"),
+    ],
+)
+def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write(tmp_path, {"config.json": CONFIG | changes, "r.jsonl": [vllm_response(routing(4))]})
+    with pytest.raises(MismatchError, match=message):
+        import_trace(tmp_path / "r.jsonl", tmp_path / "trace", hf_config=tmp_path / "config.json")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_a_long_text_before_the_routing_hides_it_from_nobody(tmp_path: Path) -> None:
+    answer = {"text": '"so" it goes ' * 50_000} | vllm_response(routing(4, dense=0))
+    write(tmp_path, {"r.jsonl": [answer]})
+    assert import_trace(tmp_path / "r.jsonl", tmp_path / "trace").importer == "responses"
+
+
+def test_a_line_without_end_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_lines, "MAX_LINE_BYTES", 1000)
+    write(tmp_path, {"r.jsonl": [vllm_response(routing(4, dense=0)), '{"text": "' + "a" * 1000]})
+    with pytest.raises(InputError, match="line 2: over 1,000 bytes"):
+        import_trace(tmp_path / "r.jsonl", tmp_path / "trace")
+
+
+def npy(array: Any, **changes: bytes) -> str:
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=True)
+    data = stream.getvalue()
+    for old, new in changes.items():
+        data = data.replace(old.encode(), new)
+    return base64.b64encode(data).decode()
+
+
+def vllm(packed: Any) -> dict[str, Any]:
+    return {"choices": [{"routed_experts": packed}]}
+
+
+def native(packed: Any, **told: Any) -> dict[str, Any]:
+    return {"meta_info": {"routed_experts": packed, **told}}
+
+
+def raw(*values: int) -> str:
+    return base64.b64encode(np.array(values, "<i4").tobytes()).decode()
+
+
+GOOD = vllm_response(routing(4))
+SIZED = "(4, 4, 2), }"
+MALFORMED: dict[str, tuple[Any, str]] = {
+    "no JSON": ('{"routed_experts"', "line 2: no JSON"),
+    "nested deeply": ("[" * 100_000, "line 2: no JSON"),
+    "a number": ("7", "line 2: 7; expected a response, an object"),
+    "a list in a list": ("[[]]", "line 2: []; expected a response"),
+    "an error": ({"error": {"message": "overloaded"}}, "line 2: no routed_experts"),
+    "no routing in a choice": (vllm(None), "line 2: no routed_experts"),
+    "routing as numbers": (vllm([1, 2]), "line 2: no routed_experts"),
+    "a choice that is none": ({"choices": [1]}, "line 2: no routed_experts"),
+    "no base64": (vllm("!!!!"), "line 2: routed_experts is no base64"),
+    "base64 cut off": (vllm(npy(routing(4))[:-3]), "line 2: routed_experts is no base64"),
+    "no npy": (vllm(raw(1, 2, 3, 4)), "line 2: routed_experts: damaged"),
+    "an npy of objects": (vllm(npy(np.array([[[{}]]], dtype=object))), "line 2: routed_experts: elements of type obj"),
+    "an npy of floats": (vllm(npy(routing(4) * 1.0)), "line 2: routed_experts is float64"),
+    "an npy of two dimensions": (vllm(npy(routing(4)[0])), "line 2: routed_experts is int64 (4, 2)"),
+    "an npy of more layers": (vllm(npy(routing(4, hidden=5))), "line 2: 5 layers, top-2"),
+    "an npy of other choices": (vllm(npy(routing(4, top_k=3))), "line 2: 4 layers, top-3"),
+    "an npy of an absurd size": (vllm(npy(routing(4), **{SIZED: b"(4,4000000,2)}"})), "line 2: routed_experts: header"),
+    "an npy cut off": (vllm(npy(routing(4), **{SIZED: b"(5, 4, 2), }"})), "promises int64 (5, 4, 2)"),
+    "an id past 16 bits": (vllm(npy(routing(4) + 65536)), "expert id 65541"),
+    "an id below -1": (vllm(npy(routing(4) - 7)), "expert id -7"),
+    "an id past the experts": (vllm(npy(routing(4) + 5)), "row 4 goes to expert 6 in layer 0; expected 0 to 5"),
+    "more tokens than were answered": (
+        {**vllm(npy(routing(4))), "usage": {"prompt_tokens": 2, "completion_tokens": 2}},
+        "line 2: routing of 4 tokens in a response of 4",
+    ),
+    "tokens in words": ({**vllm(npy(routing(4))), "usage": {"prompt_tokens": "2"}}, "line 2: prompt_tokens 2"),
+    "tokens below 0": (native(raw(), prompt_tokens=-2), "line 2: prompt_tokens -2"),
+    "absurdly many tokens": (native(raw(), completion_tokens=2**30), "line 2: completion_tokens 1073741824"),
+    "a rank where the first had none": (native(raw(*range(8)), dp_rank=1), "line 2: 4 layers, top-2, dp_rank 1"),
+    "a rank in words": (native(raw(*range(8)), dp_rank="1"), "line 2: dp_rank 1; expected a number"),
+    "rows cut off": (native(raw(*range(9))), "line 2: routed_experts is 36 bytes; expected rows of 32"),
+    "raw ids past 16 bits": (native(raw(*[2**20] * 8)), "expert id 1048576"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_response_is_named_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+    line, expected = MALFORMED[name]
+    path = write(tmp_path, {"config.json": CONFIG, "r.jsonl": [GOOD, line]}) / "r.jsonl"
+    with pytest.raises(InputError) as refused:
+        import_trace(path, tmp_path / "trace", hf_config=tmp_path / "config.json")
+    assert expected in str(refused.value)
+    assert str(refused.value).startswith(f"{path}: ")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400 + len(str(path))
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["config.json", "r.jsonl"]
+
+
+@pytest.mark.parametrize("lines", [['{"routed_experts": 1}'], ["[]", '"routed_experts"'], [vllm(npy(routing(0)))]])
+def test_files_without_any_routing_are_refused(tmp_path: Path, lines: list[Any]) -> None:
+    write(tmp_path, {"config.json": CONFIG, "r.jsonl": lines})
+    with pytest.raises(InputError):
+        import_trace(tmp_path / "r.jsonl", tmp_path / "trace", hf_config=tmp_path / "config.json")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_the_fixtures_hold_what_the_engines_document() -> None:
+    """Shape and bytes as the engines' documents have them, read by hand."""
+    ids = routing(3)
+    packed = base64.b64decode(sglang_response(ids, start=1)["meta_info"]["routed_experts"])
+    assert packed == b"".join(int(value).to_bytes(4, "little") for value in ids[1:].reshape(-1))
+    array = np.load(io.BytesIO(base64.b64decode(vllm_response(ids)["choices"][0]["routed_experts"])))
+    np.testing.assert_array_equal(array, ids)
+    json.dumps(openai_response(ids))

@@ -1,0 +1,181 @@
+"""TensorRT-LLM's statistics: sums over ranks by iteration and layer, and everything that must be refused.
+
+Legend: R ranks; B iterations; L MoE layers; E experts.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeplan.errors import InputError, MismatchError
+from moeplan.traces.count_form import read_counts
+from moeplan.traces.importers import import_trace, tensorrt_llm
+from tests.traces.importers.recordings import Files, config, counts_of, tensorrt, write
+
+LAYERS, E, K = [1, 2, 3], 6, 2
+
+
+def counted(ranks: int, steps: int, layers: int = 3, experts: int = E, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 1000, (ranks, steps, layers, experts))
+
+
+def test_statistics_of_real_size_are_added_up_over_ranks(tmp_path: Path) -> None:
+    counts_RBLE = counted(4, 5, 59, 256)
+    folder = write(tmp_path / "in", tensorrt(counts_RBLE, list(range(3, 62)), 8))
+    write(tmp_path, {"config.json": config(61, 3, 256, 8)})
+    summary = import_trace(folder, tmp_path / "trace", hf_config=tmp_path / "config.json")
+    found = counts_of(tmp_path / "trace")
+    assert list(found) == [100, 101, 102, 103, 104]
+    np.testing.assert_array_equal(np.stack(list(found.values())), counts_RBLE.sum(axis=0)[:, :58])
+    trace = read_counts(tmp_path / "trace")
+    assert (set(trace.known), trace.meta.step_order) == ({"step"}, "known")
+    assert (summary.model.layer_ids, summary.model.top_k) == (tuple(range(3, 61)), 8)
+    assert "layers 61 left out: beyond the hidden layers (MTP)" in summary.notes
+    assert any("ranks 0-3 added up" in note for note in summary.notes)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 3), st.integers(1, 5), st.sets(st.integers(0, 99), min_size=1, max_size=4), st.integers(1, 5000))
+def test_any_statistics_come_back_added_up_whatever_the_table(
+    tmp_path_factory: pytest.TempPathFactory, ranks: int, steps: int, layers: set[int], block_bytes: int
+) -> None:
+    folder, counts_RBLE = tmp_path_factory.mktemp("import"), counted(ranks, steps, len(layers))
+    write(folder / "in", tensorrt(counts_RBLE, sorted(layers), K))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensorrt_llm, "BLOCK_BYTES", block_bytes)
+        summary = import_trace(folder / "in", folder / "trace")
+    found = counts_of(folder / "trace")
+    np.testing.assert_array_equal(np.stack(list(found.values())), counts_RBLE.sum(axis=0))
+    assert (summary.model.layer_ids, summary.model.top_k) == (tuple(sorted(layers)), K)
+
+
+def test_pipeline_stages_each_give_the_layers_they_have(tmp_path: Path) -> None:
+    counts_RBLE = counted(2, 3)
+    files = tensorrt(counts_RBLE[:1], LAYERS, K)
+    files["rank1.safetensors"] = tensorrt(counts_RBLE[1:], [7, 8, 9], K)["rank0.safetensors"]
+    summary = import_trace(write(tmp_path / "in", files), tmp_path / "trace")
+    assert summary.model.layer_ids == (1, 2, 3, 7, 8, 9)
+    expected = np.concatenate([counts_RBLE[0], counts_RBLE[1]], axis=1)
+    np.testing.assert_array_equal(np.stack(list(counts_of(tmp_path / "trace").values())), expected)
+
+
+def test_iterations_and_files_that_do_not_count_are_left_out_and_said(tmp_path: Path) -> None:
+    files = tensorrt(counted(2, 3), LAYERS, K)
+    for layer in LAYERS:
+        del files["rank1.safetensors"][f"100_{layer}"]
+    files["cooccurrence_rank0.safetensors"] = {"100_1": np.zeros((E, E), np.int64)}
+    files["log.txt"] = b"so it goes"
+    summary = import_trace(write(tmp_path / "in", files), tmp_path / "trace")
+    assert list(counts_of(tmp_path / "trace")) == [101, 102]
+    assert any("1 iterations left out, which not all ranks recorded" in note for note in summary.notes)
+    assert "1 other files left out: log.txt" in summary.notes
+
+
+def test_the_warm_up_is_left_out(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", tensorrt(counted(2, 5), LAYERS, K))
+    import_trace(folder, tmp_path / "trace", first_step=103)
+    assert list(counts_of(tmp_path / "trace")) == [103, 104]
+
+
+Edit = Callable[[Files], Any]
+
+
+def tensor(name: str, value: Any) -> Edit:
+    """Set a tensor of rank 1."""
+    return lambda files: files["rank1.safetensors"].update({name: value})
+
+
+def told(**changes: Any) -> Edit:
+    return lambda files: files["meta_info.json"].update(changes)
+
+
+ROW = np.ones(E, np.int64)
+MALFORMED: dict[str, tuple[Edit, str]] = {
+    "no description": (lambda files: files.pop("meta_info.json"), "0 meta_info.json and 2 rank*.safetensors"),
+    "no ranks": (
+        lambda files: [files.pop(f"rank{rank}.safetensors") for rank in (0, 1)],
+        "1 meta_info.json and 0 rank*.safetensors",
+    ),
+    "an empty file": (lambda files: files.update({"rank1.safetensors": b""}), "rank1.safetensors is damaged or of"),
+    "a rank missing": (lambda files: files.pop("rank0.safetensors"), "ranks 1 and not 0"),
+    "ranks with a hole": (
+        lambda files: files.update({"rank7.safetensors": {"100_1": ROW}}),
+        "ranks 0-1, 7 and not 2-6",
+    ),
+    "a rank twice": (
+        lambda files: files.update({"rank01.safetensors": files["rank1.safetensors"]}),
+        "rank 1 for the second time: counted double",
+    ),
+    "experts in words": (told(num_experts="6"), "expected num_experts and num_experts_per_token"),
+    "no experts": (told(num_experts=0), "expected num_experts and num_experts_per_token"),
+    "absurdly many experts": (told(num_experts=2**31), "expected num_experts and num_experts_per_token"),
+    "truth for experts": (told(num_experts_per_token=True), "expected num_experts and num_experts_per_token"),
+    "more choices than experts": (told(num_experts_per_token=7), "with 6 experts, top-7"),
+    "other experts": (told(num_experts=7), "tensor '100_1' is I64 [6]; expected iteration_layer, I64 [7]"),
+    "a description of nothing": (
+        lambda files: files.update({"meta_info.json": b'{"num_experts_per_token"'}),
+        "not the description of statistics",
+    ),
+    "a description with NaN": (
+        lambda files: files.update({"meta_info.json": b'{"num_experts_per_token": NaN}'}),
+        "NaN is not a finite number",
+    ),
+    "floats": (tensor("100_1", ROW * 1.5), "tensor '100_1' is F64 [6]"),
+    "a matrix": (tensor("100_1", np.ones((E, E), np.int64)), "tensor '100_1' is I64 [6, 6]"),
+    "a shorter row": (tensor("100_1", ROW[:5].copy()), "tensor '100_1' is I64 [5]"),
+    "another name": (tensor("100_x", ROW), "tensor '100_x' is I64 [6]; expected iteration_layer"),
+    "a name below 0": (tensor("-1_1", ROW), "rank1.safetensors is damaged or of another kind than"),
+    "an absurd iteration": (tensor(f"{10**12}_1", ROW), "tensor '1000000000000_1'"),
+    "a name in two ways": (tensor("0100_1", ROW), "10 tensors of 3 iterations and 3 layers"),
+    "a layer of some iterations": (tensor("100_9", ROW), "10 tensors of 3 iterations and 4 layers"),
+    "a negative count": (tensor("100_1", -ROW), "rank1.safetensors: 100_1 counts -1 to -1"),
+    "an absurd count": (tensor("100_1", ROW << 62), "rank1.safetensors: 100_1 counts 4611686018427387904"),
+    "no common iteration": (
+        lambda files: files.update({"rank1.safetensors": {f"7_{layer}": ROW for layer in LAYERS}}),
+        "no iterations that all 2 ranks recorded",
+    ),
+    "a file cut off": (
+        lambda files: files.update({"rank1.safetensors": (200).to_bytes(8, "little") + b'{"100_1":{"dtype":"I64"'}),
+        "rank1.safetensors: damaged",
+    ),
+    "an absurd header": (
+        lambda files: files.update({"rank1.safetensors": (2**60).to_bytes(8, "little") + b'{"100_1":{"dtype":"I64"'}),
+        "rank1.safetensors: damaged",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_statistics_are_one_clear_line_and_leave_nothing(tmp_path: Path, name: str) -> None:
+    edit, expected = MALFORMED[name]
+    files = tensorrt(counted(2, 3), LAYERS, K)
+    edit(files)
+    folder = write(tmp_path / "in", files)
+    with pytest.raises(InputError) as refused:
+        import_trace(folder, tmp_path / "trace")
+    assert expected in str(refused.value)
+    assert str(refused.value).startswith(f"{folder}: ")
+    assert "\n" not in str(refused.value)
+    assert [found.name for found in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"first_k_dense_replace": 2}, "layers 1-3 recorded; config.json has experts in 2-3"),
+        ({"first_k_dense_replace": 0}, "layers 1-3 recorded; config.json has experts in 0-3"),
+        ({"n_routed_experts": 8}, "num_experts 6 recorded; config.json says 8"),
+        ({"num_experts_per_tok": 4}, "top_k 2 recorded; config.json says 4"),
+    ],
+)
+def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    folder = write(tmp_path / "in", tensorrt(counted(2, 3), LAYERS, K))
+    write(tmp_path, {"config.json": config(4, 1, E, K) | changes})
+    with pytest.raises(MismatchError, match=message):
+        import_trace(folder, tmp_path / "trace", hf_config=tmp_path / "config.json")
+    assert not (tmp_path / "trace").exists()

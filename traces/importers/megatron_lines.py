@@ -1,0 +1,137 @@
+"""The lines of Megatron-LM's `router_trace_rank{N}.jsonl`: a rank's choices in a layer, put together to passes.
+
+Legend: T tokens; L layers; K experts a token.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...errors import InputError
+from ...files import validated
+from ..model import MAX_LAYERS, NOT_ROUTED
+
+__all__ = ["Pass", "RouterLine", "digest_of", "passes_of"]
+
+MAX_LINE_BYTES = 64 * 2**20
+MAX_STEP_BYTES = 2**30
+RANK = re.compile(rb'"rank": ?[0-9]+')
+Int32 = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class RouterLine(BaseModel):
+    """A line: what one rank's router in one layer chose for its tokens."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    step: Int32
+    stage: Literal["pre_dispatch"]
+    block: Literal["decoder", "mtp"]
+    layer: Int32
+    rank: Annotated[int, Field(ge=0, lt=2**20)]
+    num_tokens: Annotated[int, Field(ge=0)]
+    topk: Annotated[int, Field(ge=1, lt=NOT_ROUTED)]
+    top_indices: list[list[Annotated[int, Field(ge=-1, lt=NOT_ROUTED)]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of one rank.
+
+    Parameters
+    ----------
+    layers
+        Ascending, as the file numbers them.
+    ids
+        uint16 `[T, L, K]`.
+    is_repeated
+        Whether it is a pass of its step once more, which recomputing activations in the backward pass gives.
+    """
+
+    number: int
+    step: int
+    rank: int
+    layers: tuple[int, ...]
+    ids: NDArray[np.uint16]
+    is_repeated: bool
+
+
+def passes_of(path: Path) -> Iterator[Pass]:
+    """The passes of a rank in order, each held against the form of its lines; what MTP blocks chose is left out.
+
+    Raises
+    ------
+    InputError
+        A line is none of such a recording, or steps do not ascend; it is named.
+    """
+    cells: dict[int, NDArray[np.uint16]] = {}
+    seen, step, num_bytes = set[bytes](), -1, 0
+    first: tuple[int, RouterLine] | None = None
+    for number, line in _lines(path):
+        if line.step < step:
+            raise InputError(f"line {number}: step {line.step} after step {step}; expected one recording, in order")
+        if first is not None and (line.step != step or line.layer in cells):
+            yield _pass(first, cells, seen)
+            cells, first = {}, None
+        if line.step != step:
+            step, num_bytes = line.step, 0
+            seen.clear()
+        first = first or (number, line)
+        cells[line.layer] = _ids(number, line)
+        num_bytes += cells[line.layer].nbytes
+        if num_bytes > MAX_STEP_BYTES or len(cells) > MAX_LAYERS:
+            raise InputError(f"line {number}: over {MAX_STEP_BYTES:,} bytes or {MAX_LAYERS:,} layers in step {step}")
+    if first is not None:
+        yield _pass(first, cells, seen)
+
+
+def digest_of(path: Path) -> bytes:
+    """A hash of everything in a file but the rank, of which it may be another's copy."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while line := stream.readline(MAX_LINE_BYTES):
+            digest.update(RANK.sub(b"", line, count=1))
+    return digest.digest()
+
+
+def _lines(path: Path) -> Iterator[tuple[int, RouterLine]]:
+    """The lines of the decoder's layers, with their numbers."""
+    with path.open("rb") as stream:
+        number = 0
+        while text := stream.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(text) > MAX_LINE_BYTES:
+                raise InputError(f"line {number}: over {MAX_LINE_BYTES:,} bytes; expected an object a line")
+            if text.strip():
+                line = validated(RouterLine, text, source=f"line {number}", what="a router's choices")
+                if line.block == "decoder":
+                    yield number, line
+
+
+def _ids(number: int, line: RouterLine) -> NDArray[np.uint16]:
+    """The choices of a line `[T, K]`."""
+    if len(line.top_indices) != line.num_tokens or any(len(row) != line.topk for row in line.top_indices):
+        raise InputError(f"line {number}: top_indices is not of {line.num_tokens} tokens with {line.topk} experts each")
+    ids_TK = np.array(line.top_indices, np.int32).reshape(line.num_tokens, line.topk)
+    return np.where(ids_TK < 0, NOT_ROUTED, ids_TK).astype(np.uint16)
+
+
+def _pass(first: tuple[int, RouterLine], cells: dict[int, NDArray[np.uint16]], seen: set[bytes]) -> Pass:
+    """The lines of one pass together; `seen` has the hashes of its step's others."""
+    number, line = first
+    shapes = {ids_TK.shape for ids_TK in cells.values()}
+    if len(shapes) > 1:
+        raise InputError(f"line {number}: layers of {sorted(shapes)[:2]} tokens and experts in one pass; expected one")
+    layers = tuple(sorted(cells))
+    ids_TLK = np.stack([cells[layer] for layer in layers], axis=1)
+    digest = hashlib.sha256(repr(layers).encode() + ids_TLK.tobytes()).digest()
+    is_repeated = digest in seen and ids_TLK.size > 0
+    seen.add(digest)
+    return Pass(number, line.step, line.rank, layers, ids_TLK, is_repeated)

@@ -1,0 +1,79 @@
+"""What is known of a recording's model: from its files, its config.json and the user, who may not contradict."""
+
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import BaseModel
+
+from ...errors import MismatchError, UsageError
+from ...files import canonical_json, validated
+from ..model import ModelSpec
+from .hidden_layers import spans
+from .source import CountSource, Source
+
+__all__ = ["model_of"]
+
+Facts = dict[str, Any]
+
+
+class _Model(BaseModel):
+    """A model, for pydantic to check what a file says of it."""
+
+    model: ModelSpec
+
+
+def model_of(source: Source | CountSource, config: ModelSpec | None, asked: Facts, name: str) -> ModelSpec:
+    """The model of a recording.
+
+    Parameters
+    ----------
+    config
+        Of its config.json, where there is one.
+    asked
+        What was asked for, by the names of `ModelSpec`, and `kv_size`; None where nothing was.
+    name
+        The model's where nothing says one.
+
+    Raises
+    ------
+    MismatchError
+        The recording and config.json are not of one model.
+    UsageError
+        What was asked for is not what the files say.
+    """
+    facts = _flat(dict(source.model))
+    for key, value in (_flat(asdict(config)) if config else {}).items():
+        facts[key] = _agreed(key, facts.get(key), value)
+    for key, value in asked.items():
+        found = facts.get(key)
+        if key != "name" and None not in (value, found) and found != value:
+            raise UsageError(f"{key} {value} asked for; the file says {found}")
+        facts[key] = found if value is None else value
+    if facts["num_experts"] is None:
+        facts["num_experts"] = source.largest_id() + 1
+        taken = f"{facts['num_experts']} taken, the largest id + 1"
+        source.notes.append(f"the file does not say how many experts there are: {taken}")
+    if facts["top_k"] is None:
+        facts["top_k"] = 1
+        source.notes.append("the file does not say how many experts a token goes to: 1 taken")
+    facts["attention"] = {key: facts.pop(key) for key in ("kv_size", "num_heads", "num_kv_heads") if key in facts}
+    facts["name"] = facts["name"] or name
+    return validated(_Model, canonical_json({"model": facts}), source="model", what="a model").model
+
+
+def _flat(facts: Facts) -> Facts:
+    """The facts with those of the attention among them."""
+    attention: Facts = facts.pop("attention", {})
+    return facts | attention
+
+
+def _agreed(key: str, found: Any, said: Any) -> Any:
+    """What the files and config.json both say, or one of them."""
+    if found is None or said is None or key == "name":
+        return said if found is None else found
+    if key == "layer_ids":
+        if tuple(found) not in (tuple(said), tuple(range(len(said)))):
+            raise MismatchError(f"layers {spans(found)} recorded; config.json has experts in {spans(said)}")
+    elif found != said:
+        raise MismatchError(f"{key} {found} recorded; config.json says {said}: give that of the model")
+    return said
