@@ -5,6 +5,7 @@ objective and bound are computed again. Only the baselines' placements come from
 algorithm's output. What is not recomputed is listed in the certificate.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -120,25 +121,34 @@ def _profile(plan: Plan, path: str | os.PathLike[str], certificate: Certificate)
     return found
 
 
-def certifiable_profile(plan: Plan) -> str | None:
-    """The path of the plan's own profile where it is on this machine, still with its hash."""
+def certifiable_profile(plan: Plan, folder: str | os.PathLike[str] = "") -> str | None:
+    """The path of the plan's own profile where it is on this machine, still with its hash; parameters as below."""
     source = plan.inputs.profile
-    if source is None or source.path is None or "://" in source.path:
-        return None
-    try:
-        if size_of(source.path, what="a profile") > MAX_PROFILE_BYTES:
-            return None
-        return source.path if sha256_file(source.path) == source.sha256 else None
-    except (MoeplanError, OSError):
-        return None
+    return None if source is None or source.path is None else _found(source.path, folder, source.sha256, _profile_hash)
 
 
-def certifiable_trace(plan: Plan) -> str | None:
-    """The path of the plan's own trace where it is on this machine, still with its hash."""
+def certifiable_trace(plan: Plan, folder: str | os.PathLike[str] = "") -> str | None:
+    """The path of the plan's own trace where it is on this machine, still with its hash.
+
+    Parameters
+    ----------
+    folder
+        Where the plan lies: a path that leads nowhere from the working directory is tried from there.
+    """
     source = plan.inputs.trace
-    if source is None or "://" in source.path:  # a plan alone must not make anything open a network address
+    return None if source is None else _found(source.path, folder, source.sha256, lambda path: open_any(path).sha256)
+
+
+def _found(path: str, folder: str | os.PathLike[str], sha256: str, hash_of: Callable[[str], str | None]) -> str | None:
+    """The first of the places of a path that has this hash."""
+    if "://" in path:  # a plan alone must not make anything open a network address
         return None
-    try:
-        return source.path if open_any(source.path).sha256 == source.sha256 else None
-    except MoeplanError:
-        return None
+    for place in (path, str(Path(folder, path))):
+        with contextlib.suppress(MoeplanError, OSError):
+            if hash_of(place) == sha256:
+                return place
+    return None
+
+
+def _profile_hash(path: str) -> str | None:
+    return None if size_of(path, what="a profile") > MAX_PROFILE_BYTES else sha256_file(path)

@@ -91,11 +91,10 @@ def apply(
     loaded = load(plan)
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: no such command; nothing was applied")
-    against = trace or certifiable_trace(loaded)
+    against = trace or certifiable_trace(loaded, plan.parent)
+    timed = profile or certifiable_profile(loaded, plan.parent)
     with progress() as say:
-        certificate = certify(
-            loaded, against, profile or certifiable_profile(loaded), folder=plan.parent, on_progress=say
-        )
+        certificate = certify(loaded, against, timed, folder=plan.parent, on_progress=say)
     if engine is not None and output is not None:
         from .apply_engine import exported
 

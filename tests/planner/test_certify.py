@@ -142,6 +142,9 @@ def test_a_plan_finds_its_own_trace_only_while_that_has_its_hash(make_trace: Any
     shutil.copytree(trace.path, folder)
     plan = make_plan(type("Trace", (), {"path": folder}))
     assert certifiable_trace(plan) == str(folder)
+    near = edited(plan, "inputs/trace/path", "trace")  # relative to where it was solved, and to the plan
+    assert certifiable_trace(near) is None
+    assert certifiable_trace(near, tmp_path) == str(folder)
     shutil.copy(next(folder.glob("*.parquet")), folder / "part-0-1-1.parquet")
     assert certifiable_trace(plan) is None
     shutil.rmtree(folder)
