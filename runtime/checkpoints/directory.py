@@ -1,6 +1,7 @@
 """The files of a checkpoint's directory: those with tensors, those that name them, and the rest."""
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +10,15 @@ from pathlib import Path
 from ...errors import InputError
 from ...files import size_of
 from .header import read_header
-from .index import INDEX, SINGLE, indexed
+from .texts import read_bounded
 
-__all__ = ["Directory", "read_directory"]
+__all__ = ["INDEX", "SINGLE", "Directory", "indexed", "read_directory"]
 
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+INDEX_TEXT = "the index of a checkpoint"
+MAX_INDEX_BYTES = 40 * 2**20
+MAX_TENSORS = 300_000
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz")
 OF_WEIGHTS = ".index.json"
 
 
@@ -94,13 +99,38 @@ def read_directory(path: str | os.PathLike[str]) -> Directory:
     )
 
 
+def indexed(index: str | os.PathLike[str]) -> dict[str, str]:
+    """The file of each tensor, all of them beside the index.
+
+    Raises
+    ------
+    InputError
+        No index, or of files elsewhere.
+    """
+    content = read_bounded(
+        Path(index), what=INDEX_TEXT, max_bytes=MAX_INDEX_BYTES, objects=MAX_TENSORS, commas=MAX_TENSORS
+    )
+    named = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(named, dict):
+        raise InputError(f"{index}: no weight_map; expected {INDEX_TEXT}")
+    for file in set(map(str, named.values())):
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise InputError(
+                f"{index}: a shard called {file[:80]!r}; expected the name of a safetensors file beside it"
+            )
+    return {name: sys.intern(str(file)) for name, file in named.items()}
+
+
 def _files(folder: Path) -> Iterator[str]:
     """The names below a directory of all files that are not hidden, nor in hidden directories."""
     for root, directories, files in os.walk(folder):
         directories[:] = [name for name in directories if not name.startswith(".")]
         for name in files:
             if not name.startswith("."):
-                yield Path(root, name).relative_to(folder).as_posix()
+                file = Path(root, name).relative_to(folder).as_posix()
+                if not file.isprintable():  # nor are the stand-ins for bytes that are no UTF-8
+                    raise InputError(f"{folder}: a file called {file!r}; expected a printable name: rename it")
+                yield file
 
 
 def _shards(folder: Path) -> set[str]:

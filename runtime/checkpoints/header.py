@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 
 from ...errors import InputError
 from ...files import size_of
+from .texts import check_crowd
 
 __all__ = ["Header", "Tensor", "packed", "read_header"]
 
 WHAT = "a safetensors file"
-MAX_BYTES = 24 * 2**20  # about 170,000 tensors in one file; a checkpoint of more has several files
+MAX_BYTES = 24 * 2**20
+MAX_TENSORS = 100_000  # in one file; a checkpoint of more has several files
 LENGTH_BYTES, ALIGNMENT = 8, 8
 MAX_AXES, MAX_SIZE = 16, 2**62
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
@@ -62,6 +64,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
             if length > MAX_BYTES:
                 _refuse(f"a header of {length:,} bytes, at most {MAX_BYTES:,} are read")
             text = stream.read(length).decode()
+        check_crowd(text, path, objects=MAX_TENSORS, commas=6 * MAX_TENSORS)
         tensors = _tensors(text, size - LENGTH_BYTES - length)
     except (OSError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:160]

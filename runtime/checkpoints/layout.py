@@ -67,11 +67,13 @@ class Layout:
     def place(self, name: str) -> tuple[int, str] | None:
         """The layer and the inner name of a tensor in a block of the permutation's layers, None for all others."""
         match = NAME.fullmatch(name)
+        if match is None and _is_expert_valued(name) and "mtp" not in name:
+            self._refuse(name, "mentions experts or a router outside of the layers")
         if match is None or match[1] != self.stem or int(match[2]) not in self.blocks:
             return None
         if match[3] == self.blocks[int(match[2])]:
             return int(match[2]), match[4]
-        if ("expert" in name or "router" in name) and "shared" not in name:
+        if _is_expert_valued(name):
             self._refuse(name, "mentions experts or a router beside the block of its layer that holds them")
         return None
 
@@ -126,3 +128,8 @@ def holds_experts(block: str, inner: str) -> bool:
 def is_ahead(stem: str) -> bool:
     """Whether layers of this stem predict further tokens (MTP): no layer of theirs is in a plan."""
     return "mtp" in stem.split(".")
+
+
+def _is_expert_valued(name: str) -> bool:
+    """Whether a tensor whose place is not known may be of routed experts, by what its name says."""
+    return ("expert" in name or "router" in name) and "shared" not in name

@@ -7,16 +7,24 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...errors import InputError, StorageError, UsageError
-from ...files import read_json, write_json
+from ...files import read_json, validated, write_json
+from ..decisions import Record, Sha256
 
 __all__ = ["Partial", "filling"]
 
 JOURNAL, LOCK, SCRATCH = ".moeplan-journal.json", ".moeplan-lock", ".moeplan-part"  # hidden files are never copied
 SPARE_BYTES = 2**20  # for the journal, directories, and headers that grow
+
+
+class Journal(Record):
+    """The complete files of a job by name, with the hash that belongs to each."""
+
+    job: str
+    done: Mapping[str, Sha256]
 
 
 class Partial:
@@ -38,10 +46,12 @@ class Partial:
     def __init__(self, path: Path, job: str) -> None:
         self.path, self.job, self.scratch = path, job, path / SCRATCH
         self.done = self._journal()
-        for root, _, files in os.walk(path):
+        for root, _, files in os.walk(path, topdown=False):
             for file in (Path(root, name) for name in files):
                 if file.name not in (JOURNAL, LOCK) and file.relative_to(path).as_posix() not in self.done:
                     file.unlink()
+            if Path(root) != path and not os.listdir(root):
+                os.rmdir(root)
 
     def add(self, name: str, sha256: str) -> None:
         """Give what is complete in `scratch` its name, and note it with the hash that belongs to it."""
@@ -72,12 +82,12 @@ class Partial:
 
     def _journal(self) -> dict[str, str]:
         """The complete files of this job, by name; none where the journal is another job's."""
+        path, what = self.path / JOURNAL, "a journal"
         try:
-            noted = read_json(self.path / JOURNAL, what="a journal")
-            done = noted["done"] if noted["job"] == self.job else {}
-        except (InputError, KeyError, TypeError):
+            noted = validated(Journal, read_json(path, what=what), source=str(path), what=what)
+        except InputError:
             return {}
-        return dict(done) if isinstance(done, dict) else {}
+        return dict(noted.done) if noted.job == self.job else {}
 
 
 @contextlib.contextmanager
@@ -93,18 +103,20 @@ def filling(destination: str | os.PathLike[str], job: str) -> Iterator[Partial]:
     StorageError
         It cannot be written.
     """
-    target = Path(os.path.abspath(destination))
+    target = Path(os.path.realpath(destination))
     path = target.parent / f".{target.name}.partial"
     partial = None
     try:
-        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
             raise UsageError(f"{destination}: already there and not empty; choose another destination or remove it")
+        if target.is_mount():
+            raise UsageError(f"{destination}: a disk is mounted there; choose a new directory on it")
         with _locked(path):
             partial = Partial(path, job)
             yield partial
-            (path / JOURNAL).unlink(missing_ok=True)
-            (path / LOCK).unlink()
             path.replace(target)
+            (target / JOURNAL).unlink(missing_ok=True)
+            (target / LOCK).unlink()
     except OSError as error:
         kept = _keep(partial)
         raise StorageError(f"{destination}: cannot be written ({error.strerror or error}); {kept}") from error

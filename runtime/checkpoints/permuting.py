@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ...errors import MismatchError, UsageError
-from ...files import write_json
+from ...files import sha256_json, write_json
 from ...traces.huggingface.config import spec_of_config
 from ..plan import Plan
 from . import record
@@ -101,13 +101,15 @@ def permute(
     layout = survey(directory.shard_paths, permutation.old.keys(), permutation.num_experts)
     _check_all_layers(layout, model.num_hidden_layers)
     rewriting = Rewriting(directory, layout, permutation)
-    with filling(destination, rewriting.job(plan.plan_sha256)) as partial:
+    _check_outside(destination, source)
+    with filling(destination, rewriting.job) as partial:
         made = record.PermutationRecord(
             moeplan_version=version("moeplan"),
             plan_sha256=plan.plan_sha256,
             model=plan.model.name,
             permutation=permutation.old,
-            files=rewriting.run(partial, hash_target=False, on_progress=on_progress),
+            permutation_sha256=sha256_json(permutation.old),
+            files=rewriting.run(partial, on_progress),
         )
         write_json(partial.path / record.NAME, made.model_dump(mode="json"))
     return Permuted(
@@ -146,9 +148,10 @@ def undo(
     permutation = Permutation(permuted.permutation).inverse
     layout = survey(found.shard_paths, permutation.old.keys(), permutation.num_experts)
     starts = {name: file.data_start for name, file in permuted.files.items() if file.data_start is not None}
-    rewriting = Rewriting(found, layout, permutation, starts)
-    with filling(destination, rewriting.job("undo")) as partial:
-        files = rewriting.run(partial, hash_target=True, on_progress=on_progress)
+    rewriting = Rewriting(found, layout, permutation, hash_target=True, data_starts=starts)
+    _check_outside(destination, directory)
+    with filling(destination, rewriting.job) as partial:
+        files = rewriting.run(partial, on_progress)
     hashes, before = ({name: file.sha256 for name, file in part.items()} for part in (files, permuted.files))
     return Restored(
         directory=Path(destination),
@@ -157,6 +160,12 @@ def undo(
         num_files=len(found.names),
         num_bytes=found.num_bytes,
     )
+
+
+def _check_outside(destination: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
+    """Refuse a destination inside of what is read, which would be part of it the next time."""
+    if Path(os.path.realpath(source)) in Path(os.path.realpath(destination)).parents:
+        raise UsageError(f"{destination}: inside {source}, which is read; choose a directory outside of it")
 
 
 def _check_all_layers(layout: Layout, num_hidden_layers: int | None) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError, UsageError
 from ...files import size_of
-from ..checkpoints.index import INDEX, SINGLE, indexed
+from ..checkpoints.directory import INDEX, SINGLE, indexed
 
 __all__ = ["fill_model", "load_checkpoint", "read_checkpoint"]
 

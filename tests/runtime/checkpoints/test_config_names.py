@@ -43,6 +43,7 @@ KEPT = (
     r"re:.*\.layers\.(0|1)\.mlp\.experts\.[0-9]+\.w1",
     "*experts*",
     "a mixture of experts 3",
+    "Of 8 experts. Two are used.",
     "num_experts_3",
 )
 CHOOSING = (
@@ -59,6 +60,8 @@ CHOOSING = (
     "model.layers.*.mlp.experts.0",
     "re:.*experts.1*",
     "model.layers.0.mlp.experts.1|model.layers.1.mlp.experts.1",
+    "model.layers.0.mlp.experts.1, model.layers.0.mlp.experts.2",
+    r"re:.*experts\.3\..* ",
 )
 
 
@@ -71,6 +74,7 @@ def test_names_written_out_are_renamed_and_all_else_is_kept(tmp_path: Path) -> N
     bits = {name: {"bits": number} for number, name in enumerate(RENAMED)}
     source = _source(tmp_path, {"quantization_config": {"ignore": ignore, "modules": bits}})
     (source / "hf_quant_config.json").write_text(json.dumps({"exclude_modules": ignore}))
+    (source / "quant_model_description.json").write_text(json.dumps(bits))  # as vllm-ascend has it
     permute(PLAN, source, tmp_path / "permuted")
     config = json.loads((tmp_path / "permuted" / "config.json").read_text())
     assert config["quantization_config"]["ignore"] == [*RENAMED.values(), *KEPT]
@@ -79,6 +83,8 @@ def test_names_written_out_are_renamed_and_all_else_is_kept(tmp_path: Path) -> N
     }
     other = json.loads((tmp_path / "permuted" / "hf_quant_config.json").read_text())
     assert other["exclude_modules"] == [*RENAMED.values(), *KEPT]
+    other = json.loads((tmp_path / "permuted" / "quant_model_description.json").read_text())
+    assert list(other) == list(RENAMED.values())
     assert CONFIG.items() <= config.items()
     assert undo(tmp_path / "permuted", tmp_path / "restored").changed == ()
     assert files_of(tmp_path / "restored") == files_of(source)

@@ -60,13 +60,25 @@ def test_thirty_thousand_tensors_in_a_file_take_less_than_half_of_it(tmp_path: P
     assert _peak_mib(plan, tmp_path / "source", tmp_path / "permuted") < LIMIT_MIB / 2
 
 
-def _write(folder: Path, tensors: dict[str, tuple[str, list[int]]], config: dict[str, object]) -> None:
+def test_a_long_text_among_the_metadata_takes_no_more_than_a_few_copies_of_it(tmp_path: Path) -> None:
+    tensors = {
+        "model.layers.0.mlp.experts.down_proj": ("BF16", [4, 8]),
+        "model.layers.0.mlp.gate.weight": ("F32", [4, 8]),
+    }
+    _write(tmp_path / "source", tensors, CONFIG | {"num_hidden_layers": 1}, note='x"\\' * 2**21)
+    plan = plan_of(spec(4, (0,)), [ROW])
+    assert _peak_mib(plan, tmp_path / "source", tmp_path / "permuted") < LIMIT_MIB
+
+
+def _write(folder: Path, tensors: dict[str, tuple[str, list[int]]], config: dict[str, object], note: str = "") -> None:
     """A checkpoint of one sparse file."""
     folder.mkdir()
-    described, end = {}, 0
+    described: dict[str, dict[str, object]] = {}
+    end = 0
     for name, (dtype, shape) in tensors.items():
         begin, end = end, end + int(np.prod(shape)) * {"F32": 4, "BF16": 2, "F8_E4M3": 1}[dtype]
         described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    described["__metadata__"] = {"note": note}
     head = packed(json.dumps(described, separators=(",", ":")))
     (folder / "model.safetensors").write_bytes(head)
     os.truncate(folder / "model.safetensors", len(head) + end)

@@ -1,5 +1,6 @@
 """Runs that end early: killed, interrupted, out of disk, beside another; what is complete is kept, and gone on from."""
 
+import json
 import os
 import shutil
 import signal
@@ -62,19 +63,38 @@ def test_a_run_ended_in_the_middle_goes_on_where_it_was(
     assert told[-1] == sum(file.stat().st_size for file in source.iterdir())
 
 
-@pytest.mark.parametrize("change", ["another plan", "a source touched"])
+@pytest.mark.parametrize("change", ["another plan", "another source", "another source of the same times"])
 def test_what_was_begun_for_another_job_is_begun_anew(change: str, source: Path, tmp_path: Path) -> None:
+    if change != "another plan":
+        (source / "extra").mkdir()
+        (source / "extra" / "chat.jinja").write_text("text")
     _end(signal.SIGKILL, source, tmp_path, after=_bytes(source) // 2)
     plan = PLAN
     if change == "another plan":
         plan = plan_of(spec(), [[0, 3, 1, 2]] * 2)
     else:
+        times = {file.name: file.stat().st_mtime_ns for file in source.iterdir() if file.is_file()}
         shutil.rmtree(source)
         write_checkpoint(source, expert_tensors((0, 1), 4, seed=5), shards=SHARDS)
+        for name in times if change.endswith("times") else ():
+            os.utime(source / name, ns=(times[name], times[name]))
     permute(plan, source, tmp_path / "permuted")
     expected = permuted_by_hand(read_tensors(source), plan)
     found = read_tensors(tmp_path / "permuted")
     assert all((found[name] == tensor).all() for name, tensor in expected.items())
+    assert not (tmp_path / "permuted" / "extra").exists()
+
+
+@pytest.mark.parametrize("noted", ["5", '"no hash"', "null"])
+def test_a_journal_that_is_damaged_is_begun_anew(
+    noted: str, source: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    _end(signal.SIGKILL, source, tmp_path, after=_bytes(source) // 2)
+    journal = tmp_path / ".permuted.partial" / partial.JOURNAL
+    content = json.loads(journal.read_text())
+    journal.write_text(json.dumps(content | {"done": dict.fromkeys(content["done"], json.loads(noted))}))
+    permute(PLAN, source, tmp_path / "permuted")
+    assert files_of(tmp_path / "permuted") == expected
 
 
 @pytest.mark.parametrize("damage", ["cut", "another head"])
@@ -200,6 +220,49 @@ def test_a_destination_with_something_in_it_is_left_alone(source: Path, tmp_path
     assert (tmp_path / ".new.partial" / "mine").read_text() == "mine"
 
 
+def test_a_destination_that_could_not_appear_is_refused_before_anything_is_written(
+    source: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    before = files_of(tmp_path)
+    with pytest.raises(UsageError, match="a disk is mounted there; choose a new directory on it"):
+        permute(PLAN, source, small_disk)
+    with pytest.raises(UsageError, match=r"inside .*source, which is read"):
+        permute(PLAN, source, source / "planned")
+    assert files_of(tmp_path) == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_destination_that_is_a_link_to_an_empty_directory_is_filled(
+    source: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    permute(PLAN, source, tmp_path / "link")
+    assert files_of(tmp_path / "empty") == expected
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_kill_at_the_very_end_leaves_nothing_to_do_or_something_to_go_on_from(
+    source: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(KeyboardInterrupt):
+        pass
+
+    def killed(self: Path, target: Path) -> Path:
+        if Path(target).name == "permuted":
+            raise Killed
+        os.replace(self, target)
+        return Path(target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        patch.setattr(partial, "_keep", lambda _: "")
+        with pytest.raises(Killed):
+            permute(PLAN, source, tmp_path / "permuted")
+    permute(PLAN, source, tmp_path / "permuted")
+    assert files_of(tmp_path / "permuted") == expected
+
+
 def test_two_processes_do_not_write_the_same_checkpoint(source: Path, tmp_path: Path) -> None:
     with partial.filling(tmp_path / "permuted", "another"), pytest.raises(UsageError, match="another process"):
         permute(PLAN, source, tmp_path / "permuted")
@@ -214,6 +277,18 @@ def test_a_source_that_shrinks_while_it_is_read_is_refused_and_nothing_written(s
     with pytest.raises(InputError, match=r"changed while it was read|damaged"):
         permute(PLAN, source, tmp_path / "permuted", on_progress=shrink)
     assert [file.name for file in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_source_that_is_replaced_while_it_is_read_is_refused_and_nothing_kept(source: Path, tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path / "other", expert_tensors((0, 1), 4, seed=5), shards=SHARDS)
+
+    def replace(done: int, total: int) -> None:
+        for file in other.iterdir():
+            shutil.move(file, source / file.name)
+
+    with pytest.raises(InputError, match="changed while it was read; nothing was kept"):
+        permute(PLAN, source, tmp_path / "permuted", on_progress=replace)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["other", "source"]
 
 
 def _bytes(folder: Path) -> int:

@@ -123,6 +123,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         _header(lambda found: _first(found)["data_offsets"].reverse()),
         "a tensor of|in bytes",
     ),
+    "a header of more values than tensors have": (
+        _bytes(lambda _: packed('{"a": [' + "[]," * 300_000 + "1]}")),
+        r"300,001 times '\[', at most 200,000 are read",
+    ),
+    "an index of more values than tensors have": (
+        _text(INDEX, lambda _: '{"weight_map": [' + "1," * 300_001 + "1]}"),
+        "300,001 times ',', at most 300,000 are read",
+    ),
+    "a file whose name is no text": (
+        lambda folder: (folder / "caf\udce9.txt").write_text("x"),
+        r"a file called 'caf\\udce9.txt'; expected a printable name",
+    ),
     "one offset": (_header(lambda found: _first(found).update(data_offsets=[0])), "a tensor of shape"),
 }
 
@@ -139,6 +151,10 @@ UNKNOWN: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "a fused tensor of another kind": (
         lambda tensors: tensors.update({"model.layers.0.mlp.experts.mlp.w1": torch.zeros(24, 8)}),
         "model.layers.0.mlp.experts.mlp.w1 is no part of a layer of experts that is known here",
+    ),
+    "a router of all layers": (
+        lambda tensors: tensors.update({"model.router_bias": torch.zeros(2, 4)}),
+        "model.router_bias mentions experts or a router outside of the layers",
     ),
     "experts beside their block": (
         lambda tensors: tensors.update({"model.layers.0.expert_gate.weight": torch.zeros(4, 8)}),

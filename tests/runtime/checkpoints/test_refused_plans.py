@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moeplan.errors import InputError, MismatchError, UsageError
+from moeplan.files import sha256_json
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.checkpoints import permute, undo
 from moeplan.runtime.decisions import Decisions, PlacementDecision
@@ -76,11 +77,26 @@ def test_a_permutation_that_is_damaged_or_of_another_model_undoes_nothing(conten
     record = tmp_path / "permuted" / "moeplan-permutation.json"
     text = content
     if content[-1] == "}" and "schema" not in content:
-        text = json.dumps(json.loads(record.read_text()) | {"permutation": json.loads(content)})
+        found = json.loads(content)
+        changed = {"permutation": found, "permutation_sha256": sha256_json(found)}
+        text = json.dumps(json.loads(record.read_text()) | changed)
     record.write_text(text)
     with pytest.raises(InputError, match=RECORDS[content]):
         undo(tmp_path / "permuted", tmp_path / "restored")
     assert not (tmp_path / "restored").exists()
+
+
+def test_a_permutation_that_was_changed_undoes_nothing(tmp_path: Path) -> None:
+    permute(plan_of(spec(), ROWS), write_checkpoint(tmp_path / "source", expert_tensors((0, 1), 4)), tmp_path / "made")
+    record = tmp_path / "made" / "moeplan-permutation.json"
+    content = json.loads(record.read_text())
+    for found in ({"0": [1, 0, 2, 3], "1": [0, 1, 2, 3]}, {"0": content["permutation"]["0"]}):
+        record.write_text(json.dumps(content | {"permutation": found}))
+        with pytest.raises(InputError, match="the permutation was changed, its hash is another"):
+            undo(tmp_path / "made", tmp_path / "restored")
+    record.write_text(" " * (4 * 2**20 + 1))
+    with pytest.raises(InputError, match=r"4,194,305 bytes, expected the permutation of a checkpoint of at most"):
+        undo(tmp_path / "made", tmp_path / "restored")
 
 
 def test_what_was_never_permuted_is_not_undone(tmp_path: Path) -> None:
