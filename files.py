@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 MAX_JSON_BYTES = 256 * 2**20
+MAX_DIGITS = 64
 MAX_REASON = 240  # characters of a refusal, which may quote the file
 
 
@@ -150,11 +151,18 @@ def read_yaml(path: str | os.PathLike[str], *, what: str, max_bytes: int) -> Any
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Safe YAML whose mappings name a key once."""
+        """Safe YAML whose mappings name a key once, and that takes no longer than its bytes do."""
+
+        def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+            if node.tag.endswith((":int", ":float")) and len(node.value) > MAX_DIGITS:  # in base 60 these take minutes
+                raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark)
+            return str(super().construct_scalar(node))
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-            names = [key.value for key, _ in node.value]
-            if len(set(map(str, names))) != len(names):
+            keys = [key for key, _ in node.value]
+            if not all(isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge") for key in keys):
+                raise yaml.constructor.ConstructorError(None, None, "a key that is no name", node.start_mark)
+            if len({key.value for key in keys}) != len(keys):
                 raise yaml.constructor.ConstructorError(None, None, "a mapping names a key twice", node.start_mark)
             return super().construct_mapping(node, deep)
 

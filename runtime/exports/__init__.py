@@ -64,6 +64,8 @@ def export(plan: Plan, engine: str, directory: str | os.PathLike[str], *, config
         It cannot be written.
     """
     chosen, target = engine_named(engine), Path(directory).absolute()
+    if not str(target).isprintable():
+        raise UsageError(f"{target}: a path that does not print cannot be pasted; choose another directory")
     made = chosen.export(plan, described(plan, config), target)
     if chosen.replica_rule is not None and plan.decisions.pipeline is not None:
         made = replace(made, conditions=(*made.conditions, UNCARRIED))

@@ -61,6 +61,11 @@ def described(plan: Plan, config: ModelSpec | None) -> ModelSpec:
             f" config.json has {config.num_experts} in {config.num_layers} ({_span(config.layer_ids)}): give the one"
             " of the plan's model"
         )
+    if None not in (model.hidden_size, config.hidden_size) and model.hidden_size != config.hidden_size:
+        raise MismatchError(
+            f"the plan's model has hidden size {model.hidden_size}, config.json says {config.hidden_size}: give the one"
+            " of the plan's model"
+        )
     return replace(
         model,
         layer_ids=layer_ids,

@@ -89,6 +89,8 @@ class VLLM:
         rows, wanted = value, expected.model.num_layers
         if isinstance(value, list) and value and not any(isinstance(row, list) for row in value):
             rows = [value]  # one map for all layers
+            if path.with_name(f"{MODULE}.py").exists():
+                yield f"one row for all layers, which vllm#49572 takes and {MODULE}.py does not; expected {wanted} rows"
         elif not isinstance(value, list) or len(value) != wanted:
             yield f"{shown(value)}; expected a list of {wanted} rows, one an MoE layer, or one row for all"
             return

@@ -81,7 +81,7 @@ def _deepseek(config: Mapping[str, Any]) -> Callable[[int], bool]:
 
 
 def _qwen(config: Mapping[str, Any]) -> Callable[[int], bool]:
-    dense, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step") or 1
+    dense, step = frozenset(config.get("mlp_only_layers") or ()), config.get("decoder_sparse_step") or 1
     return lambda layer: layer not in dense and (layer + 1) % step == 0
 
 
@@ -101,7 +101,7 @@ RULES: dict[str, Rule] = {  # the most specific first
     "mlp_layer_types": _listed("mlp_layer_types"),
     "layers_block_type": _listed("layers_block_type"),
     "hybrid_override_pattern": _listed("hybrid_override_pattern"),
-    "moe_layers": lambda config: lambda layer: layer in config["moe_layers"],
+    "moe_layers": lambda config: frozenset(config["moe_layers"]).__contains__,
     "interleave_moe_layer_step": lambda config: lambda layer: (layer + 1) % config["interleave_moe_layer_step"] == 0,
     "first_k_dense_replace": _deepseek,
     "moe_layer_start_index": _ernie,

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..model import NOT_ROUTED
 
-__all__ = ["UNORDERED", "by_weight", "expert_ids", "gates", "largest", "repeated"]
+__all__ = ["UNORDERED", "by_weight", "check_counted", "expert_ids", "gates", "largest", "repeated"]
 
+MAX_COUNT = 2**40  # leaves room to add them up
 UNORDERED = "no gate weights: a token's experts stay in the engine's order, the first taken as its highest"
 
 
@@ -30,6 +31,13 @@ def expert_ids(raw: NDArray[Any]) -> NDArray[np.uint16]:
     if low < -1 or high > NOT_ROUTED:
         raise InputError(f"expert id {low if low < -1 else high}; expected 0 to {NOT_ROUTED - 1}, or -1 for not routed")
     return raw.astype(np.int32).astype(np.uint16)
+
+
+def check_counted(counts: NDArray[Any], what: str) -> None:
+    """Refuse counts of which one is negative, or so large that they could not be added up."""
+    low, high = int(counts.min()), int(counts.max())
+    if low < 0 or high > MAX_COUNT:
+        raise InputError(f"{what}: count {low if low < 0 else high}; expected 0 to {MAX_COUNT:,}")
 
 
 def largest(ids: NDArray[np.uint16]) -> int:

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..count_form import CountTable
 from ..model import MAX_LAYERS, NOT_ROUTED
+from .cells import check_counted
 from .npy import NpyArray
 
 __all__ = ["CountArrays", "counts_samples"]
 
 BLOCK_BYTES = 32 * 2**20
-MAX_COUNT = 2**40  # leaves room to add them up
 MAX_ROWS = 2**31 - 1
 COMPANION = {3: "n_tokens", 5: "iteration"}  # by the dimensions of counts
 Block = NDArray[np.int64]
@@ -107,9 +107,7 @@ class CountArrays:
         """The counts as int64, checked, about 32 MiB at a time."""
         row_bytes = 8 * int(np.prod(self._counts.shape[1:], dtype=object))
         for raw in self._counts.rows(max(1, BLOCK_BYTES // row_bytes)):
-            low, high = int(raw.min()), int(raw.max())
-            if low < 0 or high > MAX_COUNT:
-                raise InputError(f"count {low if low < 0 else high}; expected 0 to {MAX_COUNT:,}")
+            check_counted(raw, "counts")
             yield raw.astype(np.int64)
 
 

@@ -53,13 +53,18 @@ class Response:
     source_rank: int | None
 
 
-def responses_of(path: Path) -> Iterator[Response]:
+def responses_of(path: Path, seen: set[int]) -> Iterator[Response]:
     """The responses of a file in order: an object a line, or a list of them.
+
+    Parameters
+    ----------
+    seen
+        Hashes of the ids of responses so far, of this and other files; grows.
 
     Raises
     ------
     InputError
-        A line is no response with its routing; it is named.
+        A line is no response with its routing, or one for the second time; it is named.
     """
     with path.open("rb") as stream:
         number = 0
@@ -68,7 +73,7 @@ def responses_of(path: Path) -> Iterator[Response]:
             if len(text) > MAX_LINE_BYTES:
                 raise InputError(f"line {number}: over {MAX_LINE_BYTES:,} bytes; expected a response a line")
             if text.strip():
-                yield from _responses(number, _json(number, text))
+                yield from _responses(number, _json(number, text), seen)
 
 
 def routing_of(response: Response, model: ModelSpec | None) -> NDArray[Any]:
@@ -117,12 +122,13 @@ def _json(number: int, text: bytes) -> Any:
         raise InputError(f"line {number}: no JSON ({reason}); expected a response a line") from error
 
 
-def _responses(number: int, value: Any) -> Iterator[Response]:
+def _responses(number: int, value: Any, seen: set[int]) -> Iterator[Response]:
     """The responses in one line."""
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, dict):
             raise InputError(f"line {number}: {str(item)[:40]}; expected a response, an object")
         info, choices = _part(item, "meta_info"), item.get("choices")
+        _check_new(number, info.get("id", item.get("id")), seen)
         if isinstance(choices, list) and not _part(item, "sglext"):
             told = _part(item, "usage") if len(choices) == 1 else {}
             for choice in choices:
@@ -132,6 +138,17 @@ def _responses(number: int, value: Any) -> Iterator[Response]:
             yield _response(number, _part(item, "sglext"), told, is_raw=True)
         else:
             yield _response(number, info, info, is_raw=True)
+
+
+def _check_new(number: int, name: Any, seen: set[int]) -> None:
+    """Refuse an id that was there: each chunk of a stream repeats what came before it."""
+    if isinstance(name, str):
+        if hash(name) in seen:
+            raise InputError(
+                f"line {number}: id {name[:40]!r} for the second time: a stream's chunks, or a response twice, would be"
+                " counted double; keep the last line of each"
+            )
+        seen.add(hash(name))
 
 
 def _part(item: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ..model import MAX_LAYERS, ModelSpec
+from ..model import MAX_LAYERS, NOT_ROUTED, ModelSpec
 from ..schema import PHASES, TokenBatch
 from .cells import UNORDERED, expert_ids, largest, repeated
 from .hidden_layers import check_routed, with_experts
@@ -77,7 +77,7 @@ class ResponseSource:
             untold += response.prompt_tokens is None
             for first in range(0, len(whole_THK), rows):
                 ids_THK = expert_ids(whole_THK[first : first + rows])
-                filled_H |= (ids_THK > 0).any(axis=(0, 2))
+                filled_H |= ((ids_THK > 0) & (ids_THK < NOT_ROUTED)).any(axis=(0, 2))
                 ids_TLK = ids_THK[:, self._layers]
                 twice += repeated(ids_TLK)
                 position_T = np.arange(begin + first, begin + first + len(ids_TLK), dtype=np.int32)
@@ -108,9 +108,10 @@ class ResponseSource:
             yield response, ids_THK
 
     def _responses(self) -> Iterator[Response]:
+        seen = set[int]()
         for path in self._files:
             with naming(path):
-                yield from responses_of(path)
+                yield from responses_of(path, seen)
 
 
 def _first_position(response: Response, num_rows: int) -> int:

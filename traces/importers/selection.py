@@ -51,6 +51,7 @@ def choose(sources: Sequence[Path]) -> Chosen:
         so that something would be missing.
     """
     files = [path for source in sources for path in _files(source)]
+    _check_once(files)
     kinds = {path: _kind(path) for path in files}
     name = next((name for name in IMPORTERS if name in kinds.values()), None)
     if name is None:
@@ -62,6 +63,16 @@ def choose(sources: Sequence[Path]) -> Chosen:
     if foreign := next((path for path in others if path in named or _series(path) in series), None):
         raise InputError(f"{foreign.name} is damaged or of another kind than {found[0].name}, which is {name}'s")
     return Chosen(name, _importer(name), found, _left_out(others))
+
+
+def _check_once(files: Sequence[Path]) -> None:
+    """Refuse a file that is there under two names, or under one twice."""
+    seen = set[tuple[int, int]]()
+    for path in files:
+        found = path.stat()
+        if (found.st_dev, found.st_ino) in seen:
+            raise InputError(f"{path.name} is given twice; it would be counted double")
+        seen.add((found.st_dev, found.st_ino))
 
 
 def _kind(path: Path) -> str | None:
@@ -76,11 +87,11 @@ def _importer(name: str) -> Importer:
 
 def _files(source: Path) -> list[Path]:
     """The file itself; of a directory the files in it, but for hidden ones."""
-    if not source.is_dir():
+    if not os.path.isdir(source):  # Path.is_dir raises where a name is too long
         size_of(source, what="a recording")
         return [source]
     try:
-        names = [entry.name for entry in os.scandir(source) if entry.is_file() and not entry.name.startswith(".")]
+        names = [name for name in os.listdir(source) if os.path.isfile(source / name) and not name.startswith(".")]
     except OSError as error:
         raise InputError(f"{source}: cannot be read as a recording ({error.strerror})") from error
     if not 0 < len(names) <= MAX_FILES:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..count_form import CountTable
 from ..model import ModelSpec
+from .cells import check_counted
 from .hidden_layers import counted_layers, spans
 from .ranks import common_steps
 from .sglang_records import FOLDED, Records
@@ -69,6 +70,5 @@ class PassesSource:
             raise InputError(
                 f"{what} of shape {counts_HP.shape}; the map has {self._records.physical_to_logical.shape}"
             )
-        if counts_HP.min() < 0:
-            raise InputError(f"{what} has a count of {counts_HP.min()}; expected 0 or more")
+        check_counted(counts_HP, what)
         return counts_HP

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..count_form import CountTable
 from ..model import MAX_LAYERS, NOT_ROUTED, ModelSpec
+from .cells import check_counted
 from .hidden_layers import counted_layers
 
 __all__ = ["StatSource", "ring_order"]
@@ -32,7 +33,9 @@ class StatSource:
         self._counts, self._rows = counts_BHE, max(1, BLOCK_BYTES // (8 * num_hidden * num_experts))
         filled_BH = np.zeros((num_rows, num_hidden), np.bool_)
         for row in range(0, num_rows, self._rows):
-            filled_BH[row : row + self._rows] = counts_BHE[row : row + self._rows].any(axis=2)
+            block_BHE = counts_BHE[row : row + self._rows]
+            check_counted(block_BHE, "logical_count")
+            filled_BH[row : row + self._rows] = block_BHE.any(axis=2)
         layers, self.notes = counted_layers(np.logical_or.reduce(filled_BH, axis=0), model)
         self._order, is_known = ring_order(np.logical_or.reduce(filled_BH, axis=1))
         self.step_order: Literal["known", "unknown"] = "known" if is_known else "unknown"

@@ -18,6 +18,7 @@ from ...errors import InputError
 from ...files import read_json
 from ..count_form import CountTable
 from ..model import MAX_LAYERS, NOT_ROUTED, ModelSpec
+from .cells import check_counted
 from .hidden_layers import named_layers, spans
 from .ranks import check_ranks, common_steps
 from .source import Given, naming
@@ -26,9 +27,8 @@ __all__ = ["StatisticSource", "open_source", "recognises"]
 
 BLOCK_BYTES = 32 * 2**20
 MAX_DESCRIPTION_BYTES = 2**20
-MAX_COUNT = 2**40  # leaves room to add them up
 NAME = re.compile(r"rank([0-9]{1,6})\.safetensors")
-KEY = re.compile(r"([0-9]{1,9})_([0-9]{1,9})")
+KEY = re.compile(r"(0|[1-9][0-9]{0,8})_(0|[1-9][0-9]{0,8})")
 FIRST_KEY = re.compile(rb'\{("__metadata__":\{[^}]*\},)?"[0-9]+_[0-9]+":\{"')
 
 
@@ -111,8 +111,7 @@ class StatisticSource:
         for rank in self._ranks.values():
             if layer in rank.layers:
                 found_E = rank.tensors.get_tensor(f"{step}_{layer}")
-                if not 0 <= found_E.min() <= found_E.max() <= MAX_COUNT:
-                    raise InputError(f"{rank.path.name}: {step}_{layer} counts {found_E.min()} to {found_E.max()}")
+                check_counted(found_E, f"{rank.path.name}: {step}_{layer}")
                 counts_E += found_E
         return counts_E
 

@@ -4,7 +4,6 @@ Engines save tensors where they are, on their GPUs; here they come to the CPU.
 """
 
 import pickle
-import re
 import struct
 import zipfile
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
+from .torch_pickle import check_pickle
 
 __all__ = ["integers", "load", "recognises"]
 
@@ -43,9 +43,11 @@ def load(path: Path) -> Any:
         _check_archive(path)
         import torch
 
+        check_pickle(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except DAMAGE as error:
-        raise InputError(_reason(str(error) or type(error).__name__)) from error
+        reason = " ".join((str(error) or type(error).__name__)[:160].split())
+        raise InputError(f"damaged ({reason})") from error
 
 
 def integers(value: Any, what: str, dimensions: int) -> NDArray[Any]:
@@ -80,10 +82,3 @@ def _check_archive(path: Path) -> None:
             raise InputError(f"{member.filename[:80]} unpacks to {member.file_size:,} bytes; expected what is stored")
         if member.filename.endswith("/data.pkl") and member.file_size > MAX_PICKLE_BYTES:
             raise InputError(f"{member.file_size:,} bytes beside tensors; expected at most {MAX_PICKLE_BYTES:,}")
-
-
-def _reason(text: str) -> str:
-    """What torch says of a file, in a line."""
-    if found := re.search(r"GLOBAL \S{1,80}|[Uu]nsupported (?:class|operand)[^\n.]{0,80}", text):
-        return f"needs more than tensors and plain values ({found[0]}): loading it may run code, so it is not loaded"
-    return f"damaged ({' '.join(text[:160].split())})"

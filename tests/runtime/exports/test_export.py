@@ -266,3 +266,16 @@ def test_importing_the_exports_loads_neither_torch_nor_yaml() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "a\udcff"])
+def test_a_path_that_does_not_print_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a path that does not print cannot be pasted"):
+        export(plan_of(), "sglang", tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_config_of_another_hidden_size_is_refused(tmp_path: Path) -> None:
+    plan = plan_of(model=model_of(hidden_size=64))
+    with pytest.raises(MismatchError, match=r"hidden size 64, config\.json says 4096"):
+        export(plan, "sglang", tmp_path / "out", config=model_of(hidden_size=4096))

@@ -201,3 +201,29 @@ def _outcome(path: Path, engine: str) -> str:
     assert len(lines) <= 101
     assert all(line.isprintable() and len(line) < 400 for line in lines)
     return "refused" if lines else "sound"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12)),
+        "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10 if i else '1')}]\n" for i in range(12)) + "? *a11\n: 1\n",
+        "num_slots: 1" + ":1" * 400_000,
+        "num_slots: 1" + ":1" * 400_000 + ".5",
+    ],
+    ids=["merges", "keys", "base 60", "floats of base 60"],
+)
+def test_yaml_that_would_take_for_ever_is_refused_at_once(text: str, tmp_path: Path) -> None:
+    (tmp_path / "load.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"not YAML: a (key that is no name|number of too many digits)"):
+        validate(tmp_path / "load.yaml", "tensorrt-llm", expected_of(plan_of()))
+
+
+def test_one_row_for_all_layers_is_not_for_the_plugin(tmp_path: Path) -> None:
+    plan = plan_of()
+    export(plan, "vllm", tmp_path / "out")
+    (tmp_path / "out" / "expert_map.json").write_text(json.dumps(list(range(8))))
+    (tmp_path / "map.json").write_text(json.dumps(list(range(8))))
+    (finding,) = validate(tmp_path / "out", "vllm", expected_of(plan))
+    assert "one row for all layers, which vllm#49572 takes and moeplan_vllm_plan.py does not" in finding
+    assert validate(tmp_path / "map.json", "vllm", expected_of(plan)) == []

@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -127,7 +128,7 @@ def sglang_response(ids_THK: NDArray[Any], *, prompt: int = 2, start: int = 0, *
     """What /generate answers, of a request that asked for the routing from `start` on."""
     packed = base64.b64encode(ids_THK[start:].astype("<i4").tobytes()).decode()
     told = {"prompt_tokens": prompt, "completion_tokens": len(ids_THK) + 1 - prompt, "routed_experts": packed}
-    return {"text": "so it goes", "output_ids": [1, 2], "meta_info": {"id": "a", **told, **info}}
+    return {"text": "so it goes", "output_ids": [1, 2], "meta_info": {"id": uuid4().hex, **told, **info}}
 
 
 def openai_response(ids_THK: NDArray[Any], *, prompt: int = 2) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def openai_response(ids_THK: NDArray[Any], *, prompt: int = 2) -> dict[str, Any]
     info = sglang_response(ids_THK, prompt=prompt)["meta_info"]
     usage = {key: info[key] for key in ("prompt_tokens", "completion_tokens")}
     choices = [{"index": 0, "message": {"role": "assistant", "content": "so it goes"}}]
-    return {"id": "b", "choices": choices, "usage": usage, "sglext": {"routed_experts": info["routed_experts"]}}
+    return {"id": uuid4().hex, "choices": choices, "usage": usage, "sglext": {"routed_experts": info["routed_experts"]}}
 
 
 def vllm_response(*choices_THK: NDArray[Any], prompt: int = 2) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def vllm_response(*choices_THK: NDArray[Any], prompt: int = 2) -> dict[str, Any]
         np.save(stream, ids_THK)
         choices.append({"index": index, "routed_experts": base64.b64encode(stream.getvalue()).decode()})
     completion = sum(len(ids_THK) + 1 - prompt for ids_THK in choices_THK)
-    return {"id": "c", "choices": choices, "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
+    return {"id": uuid4().hex, "choices": choices, "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
 
 
 def tensorrt(counts_RBLE: NDArray[Any], layers: list[int], top_k: int, first: int = 100) -> Files:

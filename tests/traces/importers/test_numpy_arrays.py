@@ -321,5 +321,6 @@ def test_every_module_of_the_folder_is_registered() -> None:
         ".sglang_tokens",
         ".tally",
         ".torch_file",
+        ".torch_pickle",
     }
     assert set(IMPORTERS.values()) == modules

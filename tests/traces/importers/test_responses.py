@@ -195,6 +195,28 @@ def raw(*values: int) -> str:
     return base64.b64encode(np.array(values, "<i4").tobytes()).decode()
 
 
+@pytest.mark.parametrize("make", [vllm_response, sglang_response, openai_response])
+def test_chunks_of_a_stream_and_files_given_twice_are_not_counted_double(tmp_path: Path, make: Any) -> None:
+    whole = make(routing(9))
+    chunk = make(routing(4))
+    for holder in (whole, chunk):
+        holder.get("meta_info", holder)["id"] = "one"
+    write(tmp_path, {"config.json": CONFIG, "r.jsonl": [chunk, whole], "s1.jsonl": [whole], "s2.jsonl": [whole]})
+    for files in (["r.jsonl"], ["s1.jsonl", "s2.jsonl"]):
+        with pytest.raises(InputError, match="id 'one' for the second time: a stream's chunks, or a response twice"):
+            import_trace([tmp_path / name for name in files], tmp_path / "trace", hf_config=tmp_path / "config.json")
+    with pytest.raises(InputError, match=r"s1\.jsonl is given twice; it would be counted double"):
+        import_trace([tmp_path / "s1.jsonl", tmp_path / "s1.jsonl"], tmp_path / "trace")
+
+
+def test_a_layer_of_cells_that_are_not_routed_is_not_recorded(tmp_path: Path) -> None:
+    ids = routing(4)
+    ids[:, 1:] = -1
+    write(tmp_path, {"config.json": CONFIG, "r.jsonl": [vllm_response(ids.astype(np.int16))]})
+    with pytest.raises(InputError, match=r"hidden layers 1-3 have experts by config\.json, and nothing was recorded"):
+        import_trace(tmp_path / "r.jsonl", tmp_path / "trace", hf_config=tmp_path / "config.json")
+
+
 GOOD = vllm_response(routing(4))
 SIZED = "(4, 4, 2), }"
 MALFORMED: dict[str, tuple[Any, str]] = {

@@ -4,6 +4,7 @@ Legend: H hidden layers; L MoE layers; E experts; P physical experts; R ranks; B
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_any_records_come_back_as_counts_and_as_tokens_alike(
     map_HP = physical_map(np.random.default_rng(seed), hidden, E, more)
     ids = chosen(ranks, passes, 3, map_HP, top_k, dense=0, seed=seed)
     ids[:, :, :, 0] = np.arange(1, top_k + 1)  # no layer is all zeros
-    ids[:, 0, 0, 0, 0] = np.arange(ranks)  # no rank recorded another's tokens
+    ids[:, 0, 0, 0, 0] = 1 + np.arange(ranks)  # no rank recorded another's tokens
     counts = np.stack([(ids == slot).sum(axis=(3, 4)) for slot in range(map_HP.shape[1])], axis=-1)
     import_trace(write(folder / "t", per_token(ids, map_HP)), folder / "tokens")
     import_trace(write(folder / "c", per_pass(counts, map_HP)), folder / "counts")
@@ -225,12 +226,15 @@ IN_BOTH: dict[str, tuple[Edit, str]] = {
     "a pass below 0": (put(0, forward_pass_id=-1), "record 0: forward_pass_id of type int; expected 0 to"),
     "a pass past 32 bits": (put(0, forward_pass_id=2**31), "record 0: forward_pass_id of type int; expected 0 to"),
     "a pass in words": (put(0, forward_pass_id="7"), "record 0: forward_pass_id of type str"),
-    "a pass of 5,000 digits": (put(0, forward_pass_id=10**5000), "Unsupported operand 139"),
-    "a pass that has no end": (put(0, forward_pass_id=doubled(60)), "record 0: forward_pass_id of type list"),
+    "a pass of 5,000 digits": (put(0, forward_pass_id=10**5000), "tensors and plain values (LONG4)"),
+    "a pass that has no end": (put(0, forward_pass_id=doubled(60)), "refers to a tuple, list or object a second time"),
     "no rank": (put(1, rank=None), "record 1: rank of type NoneType"),
     "a truth for a rank": (put(1, rank=True), "record 1: rank of type bool"),
     "a rank of another file": (put(1, rank=1), "pass 8 of rank 1 for the second time: counted double"),
-    "a pass twice": (lambda files: files[FIRST]["records"].append(files[FIRST]["records"][0]), "pass 7 of rank 0 for"),
+    "a pass twice": (
+        lambda files: files[FIRST]["records"].append(deepcopy(files[FIRST]["records"][0])),
+        "pass 7 of rank 0 for",
+    ),
     "half a pass": (put(0, gatherer_key="child_a"), "record 0: gatherer_key is not primary"),
     "a rank missing": (lambda files: files.pop(FIRST), "ranks 1 and not 0; expected the files of all ranks"),
     "two modes": (put(0, topk_ids_of_layer=torch.zeros(1), global_physical_count=torch.zeros(1)), ""),
@@ -264,7 +268,8 @@ OF_COUNTS: dict[str, tuple[Edit, str]] = {
     "counts as a list": (part(COUNT, lambda found: found.tolist()), "global_physical_count is list"),
     "counts of another width": (part(COUNT, lambda found: found[:, :7]), "of shape (4, 7); the map has (4, 8)"),
     "counts of fewer layers": (part(COUNT, lambda found: found[:3]), "of shape (3, 8); the map has (4, 8)"),
-    "negative counts": (part(COUNT, lambda found: -found), "has a count of -"),
+    "counts past all sums": (part(COUNT, lambda found: found.long() + 2**62), ": count 46116860184"),
+    "negative counts": (part(COUNT, lambda found: -found), "global_physical_count: count -"),
     "floats": (part(COUNT, lambda found: found.float()), "is torch.float32 (4, 8)"),
     "bytes that repeat": (part(COUNT, lambda found: found[:1, :1].clone().expand(4, 8)), "larger than its bytes"),
     "nothing counted": (only(COUNT, lambda found: 0 * found), "nothing is counted in any layer"),

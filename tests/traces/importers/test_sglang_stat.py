@@ -133,8 +133,9 @@ MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
     "floats": (lambda: dump(logical_count=tensor(3, 4, 6, kind=torch.float32)), "torch.float32 (3, 4, 6)"),
     "booleans": (lambda: dump(logical_count=tensor(3, 4, 6, kind=torch.bool)), "torch.bool"),
     "complex numbers": (lambda: dump(logical_count=tensor(3, 4, 6, kind=torch.complex64)), "torch.complex64"),
-    "a sparse tensor": (lambda: dump(logical_count=tensor(3, 4, 6).to_sparse()), "expected a tensor of integers"),
-    "a negative count": (lambda: dump(logical_count=-tensor(3, 4, 6)), "negative count"),
+    "a sparse tensor": (lambda: dump(logical_count=tensor(3, 4, 6).to_sparse()), "_rebuild_sparse_tensor"),
+    "a negative count": (lambda: dump(logical_count=-tensor(3, 4, 6)), "logical_count: count -1; expected 0 to"),
+    "counts past all sums": (lambda: dump(logical_count=2**62 * tensor(3, 4, 6, kind=torch.int64)), "count 46116860"),
     "no steps": (lambda: dump(logical_count=tensor(0, 4, 6)), "of shape (0, 4, 6)"),
     "no layers": (lambda: dump(logical_count=tensor(3, 0, 6)), "of shape (3, 0, 6)"),
     "no experts": (lambda: dump(logical_count=tensor(3, 4, 0)), "of shape (3, 4, 0)"),
@@ -145,8 +146,8 @@ MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dump(logical_count=tensor(1, 1, 1).expand(10**6, 4000, 60)),
         "is larger than its bytes in the file",
     ),
-    "a meta tensor": (lambda: dump(logical_count=tensor(3, 4, 6).to("meta")), "logical_count"),
-    "a storage alone": (lambda: dump(logical_count=tensor(3).untyped_storage()), "logical_count is TypedStorage"),
+    "a meta tensor": (lambda: dump(logical_count=tensor(3, 4, 6).to("meta")), "_rebuild_meta_tensor_no_storage"),
+    "a storage alone": (lambda: dump(logical_count=tensor(3).untyped_storage()), "GLOBAL torch.storage.UntypedStorage"),
     "text": (lambda: dump(logical_count="counts"), "logical_count is str"),
 }
 

@@ -131,10 +131,13 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "another name": (tensor("100_x", ROW), "tensor '100_x' is I64 [6]; expected iteration_layer"),
     "a name below 0": (tensor("-1_1", ROW), "rank1.safetensors is damaged or of another kind than"),
     "an absurd iteration": (tensor(f"{10**12}_1", ROW), "tensor '1000000000000_1'"),
-    "a name in two ways": (tensor("0100_1", ROW), "10 tensors of 3 iterations and 3 layers"),
+    "a name with a zero before it": (
+        lambda files: files["rank1.safetensors"].update({"0100_1": files["rank1.safetensors"].pop("100_1")}),
+        "tensor '0100_1' is I64 [6]; expected iteration_layer",
+    ),
     "a layer of some iterations": (tensor("100_9", ROW), "10 tensors of 3 iterations and 4 layers"),
-    "a negative count": (tensor("100_1", -ROW), "rank1.safetensors: 100_1 counts -1 to -1"),
-    "an absurd count": (tensor("100_1", ROW << 62), "rank1.safetensors: 100_1 counts 4611686018427387904"),
+    "a negative count": (tensor("100_1", -ROW), "rank1.safetensors: 100_1: count -1; expected 0"),
+    "an absurd count": (tensor("100_1", ROW << 62), "rank1.safetensors: 100_1: count 4611686018427387904"),
     "no common iteration": (
         lambda files: files.update({"rank1.safetensors": {f"7_{layer}": ROW for layer in LAYERS}}),
         "no iterations that all 2 ranks recorded",
