@@ -17,7 +17,7 @@ from .pins import with_pins
 from .published import published
 from .refined import refined
 from .rows import Rows
-from .steps import even_steps, step_refined
+from .steps import even_mean, step_refined
 
 __all__ = ["Layers", "compile_refinement"]
 
@@ -74,7 +74,7 @@ class Layers:
         if self.steps is None:
             return found
         num_nodes = 1 if self.groups is None else self.groups.shape[1]
-        return step_refined(self._even_steps(), [placement, found], self.pinned, num_nodes, self.quantile)
+        return step_refined(self.steps, [placement, found], self.pinned, num_nodes, self.quantile)
 
     def value(self, placement: Placement) -> float:
         """What a placement is worth: less is better."""
@@ -86,23 +86,18 @@ class Layers:
         """What no placement's value is below, nor with groups dealt at their best: of a quantile 1."""
         if self.quantile is not None:
             return 1.0
-        loads_LE = self.loads if self.steps is None else self._even_steps().mean(axis=0)
-        mean_L, least_L = loads_LE.sum(axis=1) / self._used, lowest_max(loads_LE, self.slots)
-        if deal is not None and self.steps is not None:
-            deal = replace(self, loads=loads_LE).dealt()
-        if deal is not None:
-            least_L = np.maximum(least_L, deal.least)
+        num_devices = int(np.count_nonzero(self.slots))
         if self.steps is not None:
+            even = replace(self, loads=even_mean(self.steps, num_devices))
+            least_L = even._least(None if deal is None else even.dealt())
             return float(np.maximum(least_L, 1.0).mean())
-        return float(np.divide(least_L, mean_L, out=np.ones_like(mean_L), where=mean_L > 0).mean())
+        mean_L = self.loads.sum(axis=1) / num_devices
+        return float(np.divide(self._least(deal), mean_L, out=np.ones_like(mean_L), where=mean_L > 0).mean())
 
-    @property
-    def _used(self) -> int:
-        return int(np.count_nonzero(self.slots))
-
-    def _even_steps(self) -> NDArray[np.float64]:
-        assert self.steps is not None
-        return even_steps(self.steps, self._used)
+    def _least(self, deal: Deal | None) -> NDArray[np.float64]:
+        """The load that no layer's busiest device is below, `[L]`."""
+        least_L = lowest_max(self.loads, self.slots)
+        return least_L if deal is None else np.maximum(least_L, deal.least)
 
     def _refined(self, placement: Placement, deal: Deal | None) -> Placement:
         """The better of two, layer by layer: a published one, and where the groups dealt at their best lead."""

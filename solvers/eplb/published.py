@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ..balance import replica_loads
 
-__all__ = ["pack", "published", "replicate"]
+__all__ = ["pack", "published"]
 
 
 def published(
@@ -32,12 +32,25 @@ def published(
     """
     num_slots = int(slots.sum())
     most = np.count_nonzero(slots) if legal else num_slots
-    expert_Rp, repaired = replicate(load, num_slots, int(most))
+    expert_Rp, repaired = _replicate(load, num_slots, int(most))
     table_Rp, moved = pack(load, expert_Rp, slots, legal=legal)
     return table_Rp, repaired + moved
 
 
-def replicate(load: NDArray[np.float64], num_slots: int, most: int) -> tuple[NDArray[np.int64], int]:
+def pack(
+    load: NDArray[np.float64], expert: NDArray[np.int64], slots: NDArray[np.int64], *, legal: bool = True
+) -> tuple[NDArray[np.int64], int]:
+    """Replicas `[R, p]` packed: the experts device by device, ascending, and the choices repaired."""
+    num_experts, replica_Rp = load.shape[1], replica_loads(load, expert)
+    order_Rp = _order(replica_Rp, slots)
+    expert_pR, replica_pR = (np.take_along_axis(x, order_Rp, axis=1).T.copy() for x in (expert, replica_Rp))
+    packing = _Packing(load, slots)
+    for expert_R, replica_R in zip(expert_pR, replica_pR, strict=True):
+        expert_R += packing.put(expert_R, replica_R, legal=legal) * num_experts
+    return np.sort(expert_pR.T, axis=1) % num_experts, packing.repaired
+
+
+def _replicate(load: NDArray[np.float64], num_slots: int, most: int) -> tuple[NDArray[np.int64], int]:
     """The expert of every replica `[R, p]`, no expert more than `most` times, and how often that was in the way."""
     num_rows, num_experts = load.shape
     row_R, repaired = np.arange(num_rows), 0
@@ -54,19 +67,6 @@ def replicate(load: NDArray[np.float64], num_slots: int, most: int) -> tuple[NDA
         count_Re[row_R, chosen_R] = count_R + 1
         replica_Re[row_R, chosen_R] = load[row_R, chosen_R] / (count_R + 1)
     return expert_Rp, repaired
-
-
-def pack(
-    load: NDArray[np.float64], expert: NDArray[np.int64], slots: NDArray[np.int64], *, legal: bool = True
-) -> tuple[NDArray[np.int64], int]:
-    """Replicas `[R, p]` packed: the experts device by device, ascending, and the choices repaired."""
-    num_experts, replica_Rp = load.shape[1], replica_loads(load, expert)
-    order_Rp = _order(replica_Rp, slots)
-    expert_pR, replica_pR = (np.take_along_axis(x, order_Rp, axis=1).T.copy() for x in (expert, replica_Rp))
-    packing = _Packing(load, slots)
-    for expert_R, replica_R in zip(expert_pR, replica_pR, strict=True):
-        expert_R += packing.put(expert_R, replica_R, legal=legal) * num_experts
-    return np.sort(expert_pR.T, axis=1) % num_experts, packing.repaired
 
 
 def _order(replica_Rp: NDArray[np.float64], slots_G: NDArray[np.int64]) -> NDArray[np.int64]:

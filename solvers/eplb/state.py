@@ -22,16 +22,14 @@ Bools = NDArray[np.bool_]
 class State(NamedTuple):
     """A placement and the loads it gives.
 
-    Constant: `weight [e]`; the slots of device d are `[first[d], first[d + 1])`, `first [G + 1]`, `device [p]`; `used`
-    devices have slots; `pinned [G, e]` cells stay. Changing: `expert [p]` in each slot; `held [G, e]`; how many
-    replicas there are, `copies [e]`, on which devices, `at [e, G]`, and the load of one, `share [e]`; the loads of
-    devices, `load [G]`.
+    Constant: `weight [e]`; the slots of device d are `[first[d], first[d + 1])`, `first [G + 1]`, `device [p]`; cells
+    `pinned [G, e]` stay. Changing: `expert [p]` in each slot; `held [G, e]`; how many replicas there are, `copies [e]`,
+    on which devices, `at [e, G]`, and the load of one, `share [e]`; the loads of devices, `load [G]`.
     """
 
     weight: Floats
     first: Ints
     device: Ints
-    used: int
     pinned: Bools
     expert: Ints
     held: Bools
@@ -45,15 +43,13 @@ class State(NamedTuple):
 def state_of(weight: Floats, first: Ints, pinned: Bools) -> State:
     """A state with nothing placed."""
     num_devices, num_experts = pinned.shape
-    device, used = np.empty(first[-1], np.int64), 0
+    device = np.empty(first[-1], np.int64)
     for d in range(num_devices):
         device[first[d] : first[d + 1]] = d
-        used += first[d] < first[d + 1]
     return State(
         weight,
         first,
         device,
-        used,
         pinned,
         np.zeros(len(device), np.int64),
         np.zeros((num_devices, num_experts), np.bool_),

@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 from ..balance import step_balance
 from ..placement import Placement
 
-__all__ = ["even_steps", "step_refined"]
+__all__ = ["even_mean", "step_refined"]
 
 WORK = 100_000_000  # loads to look at, a layer
 SEED = 0
 
 
-def even_steps(loads: NDArray[np.float64], num_devices: int) -> NDArray[np.float64]:
-    """Loads `[B, L, E]` with a mean of 1 a device in every step and layer that has any."""
-    total_BL = loads.sum(axis=2, keepdims=True)
-    return np.asarray(np.divide(loads * num_devices, total_BL, out=np.zeros_like(loads), where=total_BL > 0))
+def even_mean(loads: NDArray[np.float64], num_devices: int) -> NDArray[np.float64]:
+    """The mean of steps `[B, L, E]` that weigh alike, `[L, E]`: 1 a device in every step and layer with load."""
+    return np.array([_even(loads[:, layer], num_devices).mean(axis=0) for layer in range(loads.shape[1])])
 
 
 def step_refined(
@@ -35,7 +34,7 @@ def step_refined(
     Parameters
     ----------
     loads
-        `[B, L, E]`, of `even_steps`.
+        `[B, L, E]`.
     pinned
         Whether a device must hold an expert, `[D, E]`.
     num_nodes
@@ -50,15 +49,21 @@ def step_refined(
     .002 higher for that, at a third of the time), and taken by all steps alone.
     """
     order_B = np.random.default_rng(SEED).permutation(len(loads))
-    tables = []
+    num_devices, tables = np.count_nonzero(starts[0].slots), []
     for layer in range(loads.shape[1]):
         rows = [replace(one, physical_to_logical=one.physical_to_logical[layer : layer + 1]) for one in starts]
-        load_BLE = np.ascontiguousarray(loads[order_B, layer : layer + 1])
+        load_BLE = _even(loads[order_B, layer, None], int(num_devices))
         for each in dict.fromkeys((None, quantile)):  # of steps' mean first, which leads to good quantiles
             best = min(rows, key=lambda one: step_balance(load_BLE, one, quantile))
             rows.append(_changed(load_BLE[:, 0], best, pinned, num_nodes, each))
         tables.append(min(rows, key=lambda one: step_balance(load_BLE, one, quantile)).physical_to_logical)
     return replace(starts[0], physical_to_logical=np.concatenate(tables))
+
+
+def _even(loads: NDArray[np.float64], num_devices: int) -> NDArray[np.float64]:
+    """Loads `[..., E]` with a mean of 1 a device in every step that has any."""
+    total = loads.sum(axis=-1, keepdims=True)
+    return np.asarray(np.divide(loads * num_devices, total, out=np.zeros_like(loads), where=total > 0))
 
 
 def _changed(

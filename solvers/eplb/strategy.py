@@ -16,16 +16,15 @@ from ..checked_counts import checked_counts
 from ..outcome import ROUNDING, Objective, Outcome, Status
 from ..placement import Placement
 from ..result import PlacementResult
-from ..whole_groups import spread
+from ..whole_groups import Groups, spread
 from .constraints import live_slots
 from .layers import Layers, compile_refinement
 from .pins import pinned
 from .whole import whole_layers
 
-__all__ = ["Groups", "Method", "solve"]
+__all__ = ["Method", "solve"]
 
 Method = Literal["refined", "published"]
-Groups = Literal["split", "whole"]
 
 
 def solve(
@@ -73,7 +72,8 @@ def solve(
     Raises
     ------
     ValueError
-        Loads of wrong shape, negative or not finite; an unknown method; a quantile that is none or has no steps.
+        Loads of wrong shape, negative or not finite; an unknown method; no groups; a quantile that is none or has no
+        steps.
     UsageError
         Slots that cannot hold the experts or what is pinned; pins of no expert or device; groups that cannot be whole.
 
@@ -88,7 +88,7 @@ def solve(
     max(1, largest replica load / mean); refined with groups kept, below that of the best way to deal them.
     """
     loads_BLE = checked_counts(loads, "loads", (None,) * (3 if np.ndim(loads) == 3 else 2))
-    _check(method, groups, loads_BLE, quantile)
+    _check(method, groups, num_groups, loads_BLE, quantile)
     slots_D = live_slots(loads_BLE.shape[-1], cluster.num_devices, slots, dead)
     pinned_DE = pinned(pins, loads_BLE.shape[-1], slots_D)
     if groups == "whole":
@@ -121,8 +121,12 @@ def _outcome(layers: Layers, placement: Placement, bound: float, started: float)
     )
 
 
-def _check(method: str, groups: str, loads: NDArray[np.float64], quantile: float | None) -> None:
+def _check(
+    method: str, groups: str, num_groups: int | None, loads: NDArray[np.float64], quantile: float | None
+) -> None:
     if method not in get_args(Method) or groups not in get_args(Groups):
         raise ValueError(f"method {method!r}, groups {groups!r}; expected refined or published, split or whole")
+    if num_groups is not None and num_groups < 1:
+        raise ValueError(f"{num_groups} expert groups; expected one at least, or None")
     if quantile is not None and (loads.ndim != 3 or not 0 <= quantile <= 1):
         raise ValueError(f"quantile {quantile} of loads of {loads.ndim} axes; expected 0 to 1, and loads of steps")

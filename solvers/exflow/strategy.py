@@ -30,35 +30,35 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ..bounds import KeptBound, kept_bound
+from ..bounds import KeptBound
 from ..compiled import COMPILED
 from ..outcome import ROUNDING, Outcome, Status
 from ..placement import Placement
 from ..result import PlacementResult
+from ..whole_groups import Groups
 from .budget import Budget
 from .goal import Goal
 from .hierarchy import Stage
 from .ilp import Backend
-from .methods import Method, Run, separable
+from .methods import Method, Run
 from .problem import Problem
 from .replicas import with_replicas
 from .search import Incumbent, compiled_s
+from .simple import bound_simply
 from .thorough import Thorough, bound_thoroughly
 from .twins import anneal_replicas
 from .whole import place_whole
 
-__all__ = ["BoundKind", "ExflowResult", "Groups", "Method", "solve"]
+__all__ = ["BoundKind", "ExflowResult", "Method", "solve"]
 
 WORK = 1.5e8  # of sweeps, cells of assignment matrices: 3 s for 24 layers x 32 experts
 ANNEALING_RATE = 8e8  # work of annealing a second of the time limit, four fifths of what a core does
 ILP_START_WORK = 1e7  # before the integer programme
 SEARCH_SHARE = 0.97  # of the time limit; the rest is for what ends late
-BOUND_SHARE = 0.25  # of the time, at most
 REPLICA_SHARE = 0.3  # of the budget, where there are replicas
 FILL_SHARE = 0.4  # of that time, to fill slots by loads
 BACKENDS = {"ortools": "ortools cp-sat", "pulp": "pulp cbc"}
 BoundKind = Literal["simple", "thorough"]
-Groups = Literal["split", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def solve(
     UsageError
         Slots that cannot hold the experts; a problem too large; a cap that no placement keeps.
     """
-    _check_options(method, backend, time_limit_s, work, coactivation is not None or max_load is not None)
+    _check_options(method, backend, groups, time_limit_s, work, coactivation is not None or max_load is not None)
     _check_bound(bound, bound_time_limit_s, coactivation is not None)
     compiling_s, started = compiled_s() if method == "annealing" else 0.0, time.perf_counter()
     budget = Budget(_work(method, time_limit_s, work), time_limit_s * SEARCH_SHARE)
@@ -153,7 +153,7 @@ def solve(
     cap = None if whole else max_load
     problem = Problem.of(transitions, cluster, coactivation, loads, cap, slots, time_limit_s)
     report = None if on_progress is None else lambda value: on_progress(problem.goal.objective(value).value)
-    simple, interrupted = _simple_bound(problem, budget)
+    simple, interrupted = bound_simply(problem, budget)
     incumbent = Incumbent(problem.programme, simple.value, report, start=problem.start, terms=problem.terms)
     run = Run(problem.programme, problem.terms, incumbent, simple, budget, seed)
     if whole and not interrupted:
@@ -220,12 +220,14 @@ def _outcome(
     )
 
 
-def _check_options(method: str, backend: str, time_limit_s: float, work: float | None, besides: bool) -> None:
+def _check_options(
+    method: str, backend: str, groups: str, time_limit_s: float, work: float | None, besides: bool
+) -> None:
     enough = time_limit_s > 0 and (work is None or work > 0)
-    if method not in get_args(Method) or backend not in BACKENDS or not enough:
+    if method not in get_args(Method) or backend not in BACKENDS or groups not in get_args(Groups) or not enough:
         raise ValueError(
-            f"method {method!r}, backend {backend!r}, time limit {time_limit_s} s, work {work}; expected annealing,"
-            " sweeps, ilp or paper, ortools or pulp, more than 0 s and more than no work"
+            f"method {method!r}, backend {backend!r}, groups {groups!r}, time limit {time_limit_s} s, work {work};"
+            " expected annealing, sweeps, ilp or paper, ortools or pulp, split or whole, more than 0 s, and of work"
         )
     if besides and (method != "annealing" or not COMPILED):
         without = "" if COMPILED else " and no numba"
@@ -244,26 +246,3 @@ def _check_bound(bound: str, time_limit_s: float, paired: bool) -> None:
 
 def _proven(value: float, bound: KeptBound) -> bool:
     return value >= bound.value * (1 - ROUNDING)
-
-
-def _simple_bound(problem: Problem, budget: Budget) -> tuple[KeptBound, bool]:
-    """The simple bound on the goal, for a share of the time, and whether Ctrl-C cut that short."""
-    part = budget.part(BOUND_SHARE)
-    try:
-        return _bound(problem, 0.0 if separable(problem.programme, problem.terms) else part.remaining_s), False
-    except KeyboardInterrupt:
-        return _bound(problem, 0.0), True
-    finally:
-        budget.settle(part)
-
-
-def _bound(problem: Problem, time_limit_s: float) -> KeptBound:
-    """The simple bound on the goal; a loose one where there is no time, as where the chain proves its own."""
-    weights, beside = problem.weights, problem.terms.beside
-    if beside is not None:  # both ends of a pair see it
-        weights = np.concatenate([weights, beside / 2])
-    levels = problem.goal.levels(problem.programme.slots)
-    part_s = time_limit_s / len(levels)
-    return problem.goal.bound(
-        {level: kept_bound(weights, slots, time_limit_s=part_s) for level, slots in levels.items()}
-    )

@@ -4,6 +4,8 @@ Legend: L MoE layers; E experts a layer; Q groups of g = E / Q; D devices; a blo
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from .problem import Problem
 __all__ = ["place_whole"]
 
 BLOCK_SHARE = 0.3  # of the budget, where groups fill several devices: for which block each is on
+LEAST_S = 1e-3  # for a search whose time the ones before it took
 Search = Callable[..., PlacementResult]
 
 
@@ -42,7 +45,8 @@ def place_whole(
     -----
     Where devices hold whole groups, this is the placement of Q experts with their summed weights, exactly. Else in two
     stages: which block each group is on, to keep the most in blocks (and on nodes, where blocks are inside nodes); then
-    inside every block its experts, what enters or leaves it dropped, since that is the same whatever device of it.
+    inside every block its experts, what enters or leaves it dropped, since that is the same whatever device of it. What
+    stays in a block need not stay on a device: where experts in their own order keep more, they stay so.
     """
     if num_groups is None:
         raise UsageError("whole groups of a model without expert groups; expected one with them, or --groups split")
@@ -51,29 +55,24 @@ def place_whole(
     weights, beside, load_LQ = _of_groups(problem, num_groups)
     if not width:
         size = num_experts // num_groups
-        found = search(
+        found = _within(search, budget)(
             weights,
             problem.goal.cluster,
             coactivation=beside,
             loads=load_LQ,
             max_load=max_load,
             slots=slots_D // size,
-            time_limit_s=budget.remaining_s,
-            work=budget.left,
         )
         return spread(found.placement, size), _ended(found.outcome.status)
     if max_load is not None:
         raise UsageError(f"max load {max_load:g} for whole groups of {width} devices; expected none: leave it away")
-    part = budget.part(BLOCK_SHARE)
-    blocks = search(
-        weights,
-        _of_blocks(problem.goal.cluster, width),
-        coactivation=beside,
-        slots=1,
-        time_limit_s=part.remaining_s,
-        work=part.left,
-    )
-    return _inside(problem, blocks, width, budget.part(1 - BLOCK_SHARE), search)
+    first = _within(search, budget.part(BLOCK_SHARE))
+    blocks = first(weights, _of_blocks(problem.goal.cluster, width), coactivation=beside, slots=1)
+    left = Budget(budget.left * (1 - BLOCK_SHARE), budget.remaining_s)
+    placement, status = _inside(problem, blocks, width, left, search)
+    row_E = np.arange(num_experts, dtype=np.int32)
+    in_order = replace(placement, physical_to_logical=np.tile(row_E, (placement.num_layers, 1)))
+    return max(placement, in_order, key=problem.value), status
 
 
 def _inside(
@@ -88,22 +87,25 @@ def _inside(
         if Status.INTERRUPTED in statuses:
             tables.append(member_LE)
             continue
-        part = budget.part(1 / (num_groups - block))
+        part = Budget(budget.left / num_groups, budget.remaining_s / (num_groups - block))
         inside = [w[np.ix_(*member_LE[cut : cut + 2])] for cut, w in enumerate(problem.weights)]
         beside = problem.terms.beside
-        found = search(
+        found = _within(search, part)(
             np.array(inside).reshape(-1, size, size),
             cluster,
             coactivation=None if beside is None else _among(beside, member_LE),
             loads=np.take_along_axis(problem.loads, member_LE, axis=1),
             slots=size // width,
-            time_limit_s=part.remaining_s,
-            work=part.left,
         )
         statuses.append(found.outcome.status)
         tables.append(np.take_along_axis(member_LE, found.placement.physical_to_logical.astype(np.int64), axis=1))
     table_LP = np.concatenate(tables, axis=1).astype(np.int32)
     return Placement(table_LP, problem.programme.slots, problem.loads.shape[1]), _ended(*statuses)
+
+
+def _within(search: Search, budget: Budget) -> Search:
+    """A search of what a budget has left."""
+    return partial(search, time_limit_s=max(budget.remaining_s, LEAST_S), work=budget.left)
 
 
 def _ended(*statuses: Status) -> Status:
@@ -115,12 +117,13 @@ def _of_groups(
     problem: Problem, num_groups: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None, NDArray[np.float64]]:
     """The weights, pairs and loads of groups."""
-    weights, beside = (
-        None if w is None else w.reshape(len(w), num_groups, w.shape[1] // num_groups, num_groups, -1).sum(axis=(2, 4))
-        for w in (problem.weights, problem.terms.beside)
-    )
-    assert weights is not None
-    return weights, beside, problem.loads.reshape(len(problem.loads), num_groups, -1).sum(axis=2)
+    size, beside = problem.loads.shape[1] // num_groups, problem.terms.beside
+
+    def summed(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(weights.reshape(-1, num_groups, size, num_groups, size).sum(axis=(2, 4)))
+
+    load_LQ = problem.loads.reshape(-1, num_groups, size).sum(axis=2)
+    return summed(problem.weights), None if beside is None else summed(beside), load_LQ
 
 
 def _among(beside: NDArray[np.float64], member_LE: NDArray[np.int64]) -> NDArray[np.float64]:

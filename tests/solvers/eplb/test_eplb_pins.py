@@ -68,7 +68,11 @@ def test_dead_devices_hold_nothing_and_by_default_the_others_hold_all_experts_in
     assert found.holds(1)[:, [0, 2, 3]].any(axis=1).all()
 
 
-@pytest.mark.parametrize("changes", [{"method": "best"}, {"groups": "half"}, {"quantile": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"method": "best"}, {"groups": "half"}, {"quantile": 0.5}, {"num_groups": 0}, {"num_groups": -2}],
+    ids=str,
+)
 def test_unknown_choices_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         eplb.solve(np.ones((1, 8)), Cluster(1, 4), **changes)
