@@ -11,10 +11,9 @@ from moeplan.planner.compare import compare
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make, solve
 from moeplan.profilers.cluster import Cluster
-from moeplan.traces.reader import Trace, open_trace
-from moeplan.traces.schema import TraceMeta
-from moeplan.traces.writer import TraceWriter
+from moeplan.traces.reader import Trace
 from tests.conftest import MakeTrace
+from tests.planner.edits import rewritten
 
 TWO = Cluster(1, 2)
 
@@ -26,15 +25,7 @@ def ordered(make_trace: MakeTrace) -> Trace:
 
 @pytest.fixture
 def unordered(ordered: Trace, tmp_path: Path) -> Trace:
-    meta = ordered.meta.model_copy(update={"choice_order": "unknown"})
-    return rewritten(ordered, meta, tmp_path / "unordered")
-
-
-def rewritten(trace: Trace, meta: TraceMeta, folder: Path) -> Trace:
-    with TraceWriter(folder, meta) as writer:
-        for batch in trace.batches():
-            writer.append(batch)
-    return open_trace(folder)
+    return rewritten(ordered, tmp_path / "unordered", choice_order="unknown")
 
 
 def request(trace: Trace, **wanted: Any) -> Request:
@@ -63,9 +54,8 @@ def test_what_needs_no_first_choice_is_planned_as_from_an_ordered_trace(ordered:
 
 
 def test_tokens_of_one_expert_have_a_first(make_trace: MakeTrace, tmp_path: Path) -> None:
-    trace = make_trace(samples=12, top_k=1)
-    meta = trace.meta.model_copy(update={"choice_order": "unknown"})
-    assert solve(request(rewritten(trace, meta, tmp_path / "one"))).placement is not None
+    trace = rewritten(make_trace(samples=12, top_k=1), tmp_path / "one", choice_order="unknown")
+    assert solve(request(trace)).placement is not None
 
 
 def test_a_coherent_plan_is_not_judged_on_such_a_trace(ordered: Trace, unordered: Trace, tmp_path: Path) -> None:

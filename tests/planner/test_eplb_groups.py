@@ -10,8 +10,7 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.whole_groups import keeps_groups_whole
-from moeplan.traces.schema import TraceMeta
-from moeplan.traces.writer import TraceWriter
+from tests.planner.edits import rewritten
 
 
 @pytest.mark.parametrize("strategy", ["eplb", "exflow"])
@@ -19,10 +18,7 @@ def test_with_expert_groups_eplb_keeps_each_on_a_node_as_plan_and_as_baseline_an
     make_trace: Any, tmp_path: Path, strategy: str
 ) -> None:
     plain = make_trace(samples=40)
-    model = replace(plain.model, num_expert_groups=4)
-    with TraceWriter(tmp_path / "grouped", TraceMeta(form="tokens", model=model, recorder="test")) as writer:
-        for batch in plain.batches():
-            writer.append(batch)
+    rewritten(plain, tmp_path / "grouped", model=replace(plain.model, num_expert_groups=4))
     plans = [
         solve(Request(strategy=strategy, trace=str(path), cluster=Cluster.parse("2x2"), redundant=4))
         for path in (tmp_path / "grouped", plain.path)
@@ -44,10 +40,7 @@ def test_whole_groups_of_exflow_are_blocks_and_its_cap_on_loads_stays_away(
     make_trace: Any, tmp_path: Path, changes: Any
 ) -> None:
     plain = make_trace(samples=40)
-    model = replace(plain.model, num_expert_groups=4)
-    with TraceWriter(tmp_path / "grouped", TraceMeta(form="tokens", model=model, recorder="test")) as writer:
-        for batch in plain.batches():
-            writer.append(batch)
+    rewritten(plain, tmp_path / "grouped", model=replace(plain.model, num_expert_groups=4))
     request = Request(
         strategy="exflow", trace=str(tmp_path / "grouped"), cluster=Cluster.parse("2x2"), groups="whole", **changes
     )
