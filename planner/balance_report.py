@@ -43,8 +43,9 @@ def balance_lines(plan: Plan, part: Part) -> Iterable[str]:
             found += f" with {raw.duplicates:,} experts twice on a device, which no engine should load"
         yield f"on the fitted loads together: {found}; repaired {raw.repaired:.4f}, the plan {raw.plan:.4f}"
         ours, theirs = (value(find(part, label), "balance") for label in ("plan/standard", "eplb/standard"))
-        if options.method == "refined" and not options.pins and options.groups == "split" and theirs <= ours:
-            yield f"NO MORE EVEN THAN EPLB here: {ours:.4f}, repaired EPLB {theirs:.4f}; --method published is that"
+        if options.method == "refined" and not options.pins and options.groups == "split" and theirs < ours:
+            found = f"{ours:.4f}, repaired EPLB {theirs:.4f}"
+            yield f"LESS EVEN THAN EPLB here: {found}; --method published gives that one"
     for swap in options.swaps:
         yield (
             f"made on {swap.made_on}, judged on {swap.judged_on}: balance {swap.balance:.3f} (made on"

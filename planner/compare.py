@@ -109,6 +109,8 @@ class Comparison:
     @property
     def advice(self) -> str:
         """What to do about plans that do not pay."""
+        if all(one.verdict.gain.low is None for one in self.compared if one.path in self.failing):
+            return "one step shows nothing: give --samples-per-step below the samples of the trace, or record more"
         placed = [one.path for one in self.compared if one.path in self.failing and one.plan.strategies == ("exflow",)]
         return (
             f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"

@@ -10,18 +10,17 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..solvers import eplb
-from ..solvers.balance import balance
+from ..solvers.balance import balance, step_balance
 from ..solvers.result import PlacementResult
 from ..traces.counts import Counts
 from .balance_options import RawBalance
 from .balanced import Balanced
-from .evaluate import cohorts_of
-from .step_loads import step_loads
 from .task import Task
 
 __all__ = ["balanced", "place", "solved"]
 
 Method = Literal["refined", "published"]
+TRIAL_LAYERS = 8
 
 
 def place(counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
@@ -31,10 +30,11 @@ def place(counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResu
 
 
 def balanced(counts: Counts, task: Task, slots: NDArray[np.int64]) -> Balanced:
-    """Place as asked for: by the loads of the fitted steps where steps are recorded, else by all loads together."""
+    """Place as asked for: step by step where recorded steps differ by more than chance, else by all loads together."""
     loads, request = counts.loads, task.request
     if task.surveyed.steps is not None and task.method != "published" and not request.mixture:
-        (loads,) = step_loads(task.source, cohorts_of(task)[:1], phases=request.phases or None)
+        if request.quantile is not None or _differ(task.fitted_steps, task, slots):
+            loads = task.fitted_steps
     elif request.quantile is not None:
         raise UsageError(f"--quantile of steps, and {task.source.path} has none recorded; leave it out")
     found = solved(loads, task, slots)
@@ -55,6 +55,17 @@ def solved(loads: NDArray[np.integer], task: Task, slots: NDArray[np.int64]) -> 
         pins=request.pins,
         quantile=request.quantile,
     )
+
+
+def _differ(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.int64]) -> bool:
+    """Whether placing some layers by every other step makes the steps between more even than placing by their sum."""
+    trial_BLE = loads_BLE[:, :: -(-loads_BLE.shape[1] // TRIAL_LAYERS)]
+    fitted_BLE, between_BLE = trial_BLE[::2], trial_BLE[1::2]
+    by_step, by_sum = (
+        step_balance(between_BLE.astype(np.float64), solved(loads, task, slots).placement) if len(between_BLE) else 1.0
+        for loads in (fitted_BLE, fitted_BLE.sum(axis=0))
+    )
+    return by_step <= by_sum
 
 
 def _raw(found: PlacementResult, counts: Counts, task: Task, slots: NDArray[np.int64]) -> RawBalance:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import InputError
 from ..runtime.decisions import DispatchModel
 from ..runtime.plan import Contender, Evaluation, Part, Verdict
 from ..traces.model import ModelSpec
@@ -19,7 +20,6 @@ __all__ = [
     "Evaluated",
     "Replayed",
     "assembled",
-    "cohorts_of",
     "evaluate",
     "judge",
     "measured",
@@ -73,7 +73,7 @@ class Replayed:
 
 def evaluate(task: Task, routes: Sequence[Route]) -> Evaluated:
     """Replay every route, the plan first, on the fitted and on the held-out units of a task's trace."""
-    cohorts = cohorts_of(task)
+    cohorts = task.cohorts
     return judge(cohorts, replayed(task, cohorts, routes), task.model, task.speeds, seed=task.request.seed)
 
 
@@ -93,13 +93,6 @@ def replayed(task: Task, cohorts: Sequence[Cohort], routes: Sequence[Route]) -> 
         ]
         for row in tallies
     ]
-
-
-def cohorts_of(task: Task) -> list[Cohort]:
-    """The fitted units of a task as they run, then those held out where there are any."""
-    devices, samples = task.request.cluster.num_devices, task.request.step_samples
-    masks = [task.fitted] if task.fitted.all() else [task.fitted, ~task.fitted]
-    return [task.surveyed.cohort(mask_U, num_devices=devices, samples_per_step=samples) for mask_U in masks]
 
 
 def judge(
@@ -189,6 +182,15 @@ def _seconds(speeds: Speeds | None, row: Sequence[Replayed]) -> SecondsOptions |
 
 
 def _shown(cohorts: Sequence[Cohort], row: Sequence[Replayed], found: dict[str, Figures]) -> Part:
+    """What a report shows of a part.
+
+    Raises
+    ------
+    InputError
+        It has no token, as counts of nothing have none.
+    """
+    if not any(cohort.num_tokens for cohort in cohorts):
+        raise InputError("no token is routed in what was fitted, or in what judges; expected some in both: record more")
     named = {one.label: one for one in row}
     contenders = [
         Contender(name=one.name, dispatch_model=one.dispatch_model, metrics=found[label].metrics())

@@ -18,7 +18,7 @@ from ..solvers.outcome import Status
 from ..solvers.placement import Placement
 from ..solvers.result import PlacementResult
 from . import exflow
-from .evaluate import Replayed, cohorts_of, judge
+from .evaluate import Replayed, judge
 from .intervals import DRAWS, interval
 from .metrics import Figures, copies_metric
 from .placing import counted
@@ -151,7 +151,7 @@ def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
     routes = [Route(f"subset {number}", task.dispatch_model, placed) for number, placed in enumerate(placements)]
     in_order = contiguous.solve(model.num_layers, model.num_experts, request.cluster, slots=task.slots).placement
     routes.append(Route("contiguous", task.dispatch_model, in_order))
-    held_out = cohorts_of(task)[1:]
+    held_out = task.cohorts[1:]
     (tallies,) = replay(task.trace, held_out, routes, request.cluster, phases=request.phases or None)
     nothing = Predicted({}, {})
     row = [

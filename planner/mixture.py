@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import MismatchError, UsageError
 from ..traces.counts import Counts
 from .balance_options import Member
-from .evaluate import Evaluated, assembled, cohorts_of, evaluate, measured, replayed
+from .evaluate import Evaluated, assembled, evaluate, measured, replayed
 from .metrics import Figures
 from .step_loads import loads_of
 from .tally import Route
@@ -85,7 +85,7 @@ class Mixture:
         """Replay every route, the plan first, on the fitted and on the held-out units of every trace."""
         if not self.task.request.mixture:
             return evaluate(self.task, routes)
-        by_trace = [(weight, one, cohorts_of(one)) for weight, one in self.parts]
+        by_trace = [(weight, one, one.cohorts) for weight, one in self.parts]
         rows = [replayed(one, cohorts, routes) for _, one, cohorts in by_trace]
         seed, model = self.task.request.seed, self.task.model
         figures = [

@@ -10,7 +10,6 @@ from ..solvers import contiguous
 from ..solvers.placement import Placement
 from .balance_options import PhaseSwap
 from .eplb import solved
-from .evaluate import cohorts_of
 from .metrics import step_balance
 from .request import Phase
 from .step_loads import device_loads, step_loads
@@ -28,7 +27,7 @@ def phase_swaps(task: Task, slots: NDArray[np.int64]) -> tuple[PhaseSwap, ...]:
     if len(phases) < 2 or task.request.phases or task.request.mixture or task.fitted.all():
         return ()
     task.say("planning for each phase alone")
-    parts = {phase: step_loads(task.source, cohorts_of(task), phases=(phase,)) for phase in phases}
+    parts = {phase: step_loads(task.source, task.cohorts, phases=(phase,)) for phase in phases}
     if not all(loads_BLE.any() for part in parts.values() for loads_BLE in part):
         return ()
     plans = {phase: _placed(part[0], task, slots) for phase, part in parts.items()}

@@ -12,7 +12,7 @@ from ..solvers.pipemoe import TUTEL_MAX_DEGREE
 from .cut import Cut, Cuts
 from .degrees import DegreeTable, tabulated, unequal
 from .dropped import dropped_share, sent_pairs
-from .evaluate import Replayed, cohorts_of, judge
+from .evaluate import Replayed, judge
 from .options import MAX_SECONDS, PipelineOptions, StageSeconds
 from .pipelined import Pipeline
 from .replay import replay
@@ -37,7 +37,7 @@ def solve(task: Task) -> Solved:
     InputError
         The profile cannot time an exchange or the experts, or says absurd times; no token is routed.
     """
-    trace, speeds, cohorts = task.trace, _speeds(task), cohorts_of(task)
+    trace, speeds, cohorts = task.trace, _speeds(task), task.cohorts
     task.say("replaying the trace under the placement")
     route = Route("plan", task.dispatch_model, task.placement)
     phases = task.request.phases or None

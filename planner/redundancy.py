@@ -3,6 +3,7 @@
 Legend: L MoE layers; E experts; D devices.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Literal
 
@@ -22,7 +23,7 @@ from .task import Task
 
 __all__ = ["slots_of", "weighed"]
 
-MOST_EXTRA = 4  # slots a device beyond those that hold every expert once
+MOST_EXTRA = 4  # slots a device beyond the fewest
 Place = Callable[[Counts, Task, NDArray[np.int64]], PlacementResult]  # `planner.placing`
 TIMES: tuple[Literal["step_s", "experts_s"], ...] = ("step_s", "experts_s")
 
@@ -37,7 +38,7 @@ def weighed(place: Place, counts: Counts, mixture: Mixture) -> Redundancy:
     """
     task = mixture.task
     request, model = task.request, task.model
-    fewest = -(-model.num_experts // len(request.alive))
+    fewest = _fewest(model.num_experts, request)
     most = min(fewest + MOST_EXTRA, model.num_experts)
     routes = []
     for slots in range(fewest, most + 1):
@@ -60,6 +61,14 @@ def slots_of(slots: int, request: Request) -> NDArray[np.int64]:
     slots_D = np.zeros(request.cluster.num_devices, np.int64)
     slots_D[request.alive] = slots
     return slots_D
+
+
+def _fewest(num_experts: int, request: Request) -> int:
+    """Slots a device, with which all experts, and all that are pinned where they are, find a place."""
+    pins = {*request.pins}
+    on_device = Counter(device for _, device in pins)
+    replicas = num_experts - len({expert for expert, _ in pins}) + len(pins)
+    return min(max(-(-replicas // len(request.alive)), *on_device.values(), 1), num_experts)
 
 
 def _candidate(slots: int, figures: Figures, timed: list[Literal["step_s", "experts_s"]], task: Task) -> Candidate:

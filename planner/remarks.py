@@ -64,7 +64,7 @@ def _verdict(plan: Plan, part: Part) -> Iterable[str]:
     if one_piece(plan):
         yield f"no benefit expected: one piece is taken in every layer, as by {against}{pipeline_price(part)}"
     elif verdict.value == "none" and verdict.gain.low is None:
-        yield f"no benefit shown: {gain} than {against}; one step shows nothing, record more"
+        yield f"no benefit shown: {gain} than {against}; one step shows nothing: --samples-per-step, or record more"
     elif verdict.value == "none":
         yield f"no benefit expected: {gain} than {against}{_short_of(verdict, part)}{pipeline_price(part)}"
     elif verdict.metric == "device_copies" and _loses_bytes(plan, part):

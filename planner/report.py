@@ -57,7 +57,9 @@ def _print_inputs(plan: Plan, console: "Console") -> None:
         unit = plan.options.get("evaluation", {}).get("unit", "sample")
         fit, held_out = (_members(found, unit) for found in (plan.evaluation.fit, plan.evaluation.held_out))
         split = f"{unit}s: fit {fit}, {f'held out {held_out}' if held_out else 'nothing held out'}"
-        console.print(f"trace     {source.path}  {source.num_tokens:,} tokens; {split}")
+        others = len(plan.options.get("placement", {}).get("mixture") or ()) - 1
+        told = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
+        console.print(f"trace     {source.path}  {source.num_tokens:,} tokens{told}; {split}")
 
 
 def _members(part: Part | None, unit: str) -> str:

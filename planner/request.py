@@ -153,10 +153,13 @@ class Request:
             raise UsageError(f"--groups whole with --strategy {self.strategy}; only exflow and eplb keep groups whole")
         if self.method == "published" and self.quantile is not None:
             raise UsageError("--quantile with --method published, which goes by all loads together; leave one out")
-        if self.mixture and (self.quantile is not None or not all(0 < weight < 1e9 for _, weight in self.mixture)):
+        if self.mixture and self.quantile is not None:
+            raise UsageError("--quantile with several --trace, which are balanced together; leave it out")
+        if wild := [weight for _, weight in self.mixture if not 1e-9 <= weight <= 1e9]:
+            raise UsageError(f"--trace of weight {wild[0]}; expected weights above 0, 1e-9 to 1e9")
+        if self.groups == "whole" and (self.redundant or self.dead):
             raise UsageError(
-                f"several --trace of weights {[weight for _, weight in self.mixture]}; expected weights above 0, and no"
-                " --quantile: they are balanced together"
+                "--groups whole with --redundant or --dead; whole groups take one slot an expert, equally many a device"
             )
         if self.quantile is not None and not 0 < self.quantile <= 1:
             raise UsageError(f"--quantile {self.quantile}; expected above 0 and at most 1 (the worst step)")

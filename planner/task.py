@@ -1,6 +1,6 @@
 """A task: what a strategy is given, its request with the trace, the base and what is read of them once.
 
-Legend: U units.
+Legend: U units; B steps; L MoE layers; E experts.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,8 @@ from ..traces.reader import Trace
 from .options import EvaluationOptions
 from .request import Request
 from .speeds import Speeds
-from .survey import Survey, survey
+from .step_loads import step_loads
+from .survey import Cohort, Survey, survey
 
 __all__ = ["Task"]
 
@@ -106,6 +107,18 @@ class Task:
                 f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
             )
         return fitted_U
+
+    @property
+    def cohorts(self) -> list[Cohort]:
+        """The fitted units as they run, then those held out where there are any."""
+        devices, samples = self.request.cluster.num_devices, self.request.step_samples
+        masks = [self.fitted] if self.fitted.all() else [self.fitted, ~self.fitted]
+        return [self.surveyed.cohort(mask_U, num_devices=devices, samples_per_step=samples) for mask_U in masks]
+
+    @cached_property
+    def fitted_steps(self) -> NDArray[np.int64]:
+        """The loads of experts in every complete step of the fitted units, `[B, L, E]`; errors as of `step_loads`."""
+        return step_loads(self.source, self.cohorts[:1], phases=self.request.phases or None)[0]
 
     @cached_property
     def profile(self) -> Profile | None:

@@ -60,8 +60,8 @@ def certify(
     """
     certificate = Certificate()
     check_structure(plan, certificate)
-    check_wishes(plan, certificate)
     check_evidence(plan)
+    check_wishes(plan, certificate)
     if plan.decisions.sample_policy is not None:
         check_sample_policy_structure(plan, certificate)
     timed_by = None if profile is None else _profile(plan, profile, certificate)

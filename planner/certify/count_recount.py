@@ -4,17 +4,20 @@ Legend: B steps; L MoE layers; E experts; D devices.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
+from ...traces.reader import Trace
+from .certificate import Certificate
 from .recount import MOST_CELLS, Ledger, Residence
 from .roster import Roster, count_rows
 
-__all__ = ["recount_counts", "steps_of", "total_of"]
+__all__ = ["check_tokens", "recount_counts", "steps_of", "total_of"]
 
 
 def steps_of(trace: CountTrace, roster: Roster) -> NDArray[np.int64]:
@@ -54,3 +57,11 @@ def recount_counts(trace: CountTrace, roster: Roster, residences: Mapping[str, R
                     device[:, layer, one] += loads[:, layer, expert] / len(devices)
         ledgers[label] = Ledger({}, device, None)
     return ledgers
+
+
+def check_tokens(plan: Plan, trace: Trace | CountTrace, rosters: Sequence[Roster], certificate: Certificate) -> None:
+    """Refuse other tokens than both parts of counts have; those of tokens were counted when the trace was opened."""
+    assert plan.inputs.trace is not None
+    if isinstance(trace, CountTrace):
+        found = sum(one.num_tokens for one in rosters)
+        certificate.agree("tokens of the trace", plan.inputs.trace.num_tokens, found)

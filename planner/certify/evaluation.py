@@ -12,7 +12,7 @@ from ...solvers import contiguous, eplb
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
 from .certificate import Certificate
-from .count_recount import recount_counts
+from .count_recount import check_tokens, recount_counts
 from .figures import Recounted, gain_interval, interval_of, recounted
 from .fitted import Fitted, count_fitted
 from .recount import Ledger, Residence, recount
@@ -93,16 +93,15 @@ def check_parts(
 ) -> Mapping[str, Recounted]:
     """Hold both parts of an evaluation against a recount, by `check_part`; returns what the judging part gave."""
     assert plan.evaluation is not None
-    assert plan.inputs.trace is not None
     _check_header(plan.evaluation.fit, fit, certificate, "fit")
-    found = check_part(plan.evaluation.fit, fit, "fit")
-    if (plan.evaluation.held_out is None) != (plan.inputs.trace.split.fit_fraction == 1):
-        raise CertificationError(f"fit fraction {plan.inputs.trace.split.fit_fraction} with the wrong parts")
+    found, rosters = check_part(plan.evaluation.fit, fit, "fit"), [fit]
     if plan.evaluation.held_out is not None:
         on_progress("recounting the held-out samples")
         roster = roster_of(plan, trace, fit=False)
         _check_header(plan.evaluation.held_out, roster, certificate, "held out")
         found = check_part(plan.evaluation.held_out, roster, "held out")
+        rosters.append(roster)
+    check_tokens(plan, trace, rosters, certificate)
     certificate.checks.append("metrics of every contender")
     return found
 

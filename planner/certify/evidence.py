@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...errors import CertificationError
 from ...runtime.plan import Plan
 from ..strategy import STRATEGIES, Strategy
-from .structure import judged_metric, keeps_pairs, pipeline_options, placement_options
+from .structure import evaluation_options, judged_metric, keeps_pairs, pipeline_options, placement_options
 from .timing import check_timing
 
 __all__ = ["check_evidence"]
@@ -27,6 +27,9 @@ def check_evidence(plan: Plan) -> None:
         )
     if plan.verdict.at_least and last.decides != "sample_policy":
         raise CertificationError(f"a verdict from {plan.verdict.at_least:.1%} on; {last.name} pays from any gain on")
+    split = None if plan.inputs.trace is None else plan.inputs.trace.split
+    if split and last.decides != "sample_policy" and (plan.evaluation.held_out is None) != (split.fit_fraction == 1):
+        raise CertificationError(f"fit fraction {split.fit_fraction} with the wrong parts")
     check_timing(plan)
     if "placement" in plan.decisions.names:
         _check_placement(plan)
@@ -85,21 +88,28 @@ def _check_contenders(plan: Plan, chosen: Strategy, expected: Sequence[str], aga
 def _check_objective_name(plan: Plan, strategy: str) -> None:
     """The objective is the one its strategy has on such a cluster."""
     assert plan.decisions.placement is not None
-    name, sense = "balance", "min"
-    if strategy == "eplb" and plan.outcome["placement"].objective.name != name:  # over recorded steps
-        quantile = placement_options(plan).quantile
-        name = "step_balance" if quantile is None else f"step_balance_p{100 * quantile:g}"
+    names, sense = _balance_names(plan), "min"
     if strategy == "exflow":
         what = ("affinity", "affinity") if keeps_pairs(plan) else ("hops", "hop")
         name, sense = (f"{what[0]}_kept", "max") if plan.cluster.num_nodes == 1 else (f"{what[1]}_cost", "min")
         if len(plan.decisions.placement.physical_to_logical[0]) > plan.model.num_experts:
             name = f"expected_{name}"
+        names = (name,)
     outcome = plan.outcome["placement"]
-    if (outcome.objective.name, outcome.objective.sense) != (name, sense) or outcome.wall_s < 0:
+    if outcome.objective.name not in names or outcome.objective.sense != sense or outcome.wall_s < 0:
         raise CertificationError(
             f"objective {outcome.objective.sense} {outcome.objective.name} after {outcome.wall_s} s;"
-            f" expected {sense} {name}"
+            f" expected {sense} {' or '.join(names)}"
         )
+
+
+def _balance_names(plan: Plan) -> tuple[str, ...]:
+    """What eplb may have made even: recorded steps, or all loads together."""
+    options = placement_options(plan)
+    if options.quantile is not None:
+        return (f"step_balance_p{100 * options.quantile:g}",)
+    by_step = options.method == "refined" and not options.mixture and evaluation_options(plan).step == "recorded"
+    return ("step_balance", "balance") if by_step else ("balance",)
 
 
 def _placement_labels(dispatch_model: str) -> list[str]:

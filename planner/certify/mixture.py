@@ -13,6 +13,7 @@ from ...runtime.plan import Part, Plan
 from ...traces.count_form import CountTrace, open_any
 from ...traces.reader import Trace
 from .certificate import Certificate
+from .count_recount import check_tokens
 from .evaluation import check_seconds, check_verdict, clock_of, hold, ledgers_of, residences_of, roster_of
 from .figures import Recounted, recounted, weighted
 from .fitted import Fitted, count_fitted
@@ -48,16 +49,21 @@ def check_mixture(
     nothing = np.zeros((plan.model.num_layers - 1, *(plan.model.num_experts,) * 2), np.int64)
     fitted, clock = Fitted(loads, nothing, None), clock_of(plan, profile, rosters[0])
     found: dict[str, Recounted] = {}
+    firsts: list[Roster] = []
     for part, fit in ((plan.evaluation.fit, True), (plan.evaluation.held_out, False)):
         if part is None:
             continue
         on_progress(f"recounting the {'fitted' if fit else 'held-out'} part of {len(traces)} traces")
         rosters = [roster_of(plan, one, fit=fit) for _, one in traces]
+        firsts.append(rosters[0])
         found = _check_part(plan, part, traces, rosters, fitted, clock, certificate)
+    check_tokens(plan, first, firsts, certificate)
     certificate.checks.append("metrics of every contender")
     check_seconds(plan, clock, certificate)
     check_verdict(plan, found, certificate)
     certificate.unchecked.append("solver seconds, method and backend")
+    if plan.inputs.profile is not None and profile is None:
+        certificate.unchecked.append("the profile's hash")
     return fitted
 
 

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 Holders = list[list[list[int]]]
+Rows = Sequence[Sequence[int]] | NDArray[np.integer]  # [layer][slot]
 Options = TypeVar("Options", bound=Record)
 
 
@@ -109,7 +110,7 @@ def slot_widths(plan: Plan) -> list[int]:
     return [slots] * plan.cluster.num_devices if isinstance(slots, int) else list(slots)
 
 
-def holders_of(rows: Sequence[Sequence[int]], widths: list[int], num_experts: int) -> Holders:
+def holders_of(rows: Rows, widths: list[int], num_experts: int) -> Holders:
     """The devices that hold each expert, `[layer][expert]`, from the expert in each slot."""
     device_of_slot = [device for device, width in enumerate(widths) for _ in range(width)]
     layers: Holders = []
@@ -121,17 +122,20 @@ def holders_of(rows: Sequence[Sequence[int]], widths: list[int], num_experts: in
     return layers
 
 
-def device_ratios(plan: Plan, loads: NDArray[np.int64]) -> list[float]:
-    """The busiest device over the mean of devices with slots in every layer, replicas sharing loads `[L, E]` alike."""
-    ratios: list[float] = step_ratios(plan, loads[None])[0].tolist()
+def device_ratios(plan: Plan, loads: NDArray[np.int64], rows: Rows | None = None) -> list[float]:
+    """The busiest device over the mean of devices with slots in every layer, replicas sharing loads `[L, E]` alike.
+
+    `rows` are the expert in each slot; None: as in the plan.
+    """
+    ratios: list[float] = step_ratios(plan, loads[None], rows)[0].tolist()
     return ratios
 
 
-def step_ratios(plan: Plan, loads: NDArray[np.int64]) -> NDArray[np.float64]:
+def step_ratios(plan: Plan, loads: NDArray[np.int64], rows: Rows | None = None) -> NDArray[np.float64]:
     """The same step by step `[B, L]`, of loads `[B, L, E]`; 1 where nothing is routed."""
     assert plan.decisions.placement is not None
-    widths = slot_widths(plan)
-    rows, found = plan.decisions.placement.physical_to_logical, np.ones(loads.shape[:2])
+    widths, found = slot_widths(plan), np.ones(loads.shape[:2])
+    rows = plan.decisions.placement.physical_to_logical if rows is None else rows
     for layer, held in enumerate(holders_of(rows, widths, plan.model.num_experts)):
         device_load = np.zeros((len(loads), len(widths)))
         for expert, devices in enumerate(held):

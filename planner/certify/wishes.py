@@ -1,12 +1,12 @@
-"""What a placement was asked to keep: dead devices, pins, whole expert groups, the slots that were weighed."""
+"""What a placement was asked to keep: dead devices, pins, whole expert groups."""
 
 from ...errors import CertificationError
 from ...runtime.plan import Plan
-from ...solvers.eplb import raw_balance
-from ..balance_options import Redundancy
+from ...solvers import eplb
 from ..options import PlacementOptions
 from .certificate import Certificate
 from .fitted import Fitted
+from .redundancy import check_redundancy
 from .structure import device_ratios, placement_options, slot_widths
 
 __all__ = ["check_raw", "check_wishes"]
@@ -30,9 +30,7 @@ def check_wishes(plan: Plan, certificate: Certificate) -> None:
                 raise CertificationError(f"layer {layer}: expert {expert} is pinned to device {device}, and not there")
         if options.groups == "whole":
             _check_groups(plan, layer, row)
-    if options.redundancy is not None:
-        _check_slots(options.redundancy, [width for rank, width in enumerate(widths) if rank not in options.dead])
-        certificate.unchecked.append("what other numbers of redundant experts give")
+    check_redundancy(plan, certificate)
     if options.swaps:
         certificate.unchecked.append("plans of a phase judged on another")
     if options.dead or options.pins or options.groups == "whole":
@@ -45,11 +43,13 @@ def check_raw(plan: Plan, fitted: Fitted, certificate: Certificate) -> None:
     if raw is None:
         return
     groups, widths = plan.model.num_expert_groups, slot_widths(plan)
-    found = raw_balance(fitted.loads, plan.cluster, slots=widths, num_groups=groups)
-    ratios = device_ratios(plan, fitted.loads)
+    found = eplb.raw_balance(fitted.loads, plan.cluster, slots=widths, num_groups=groups)
+    repaired = eplb.solve(fitted.loads, plan.cluster, slots=widths, num_groups=groups, method="published").placement
     certificate.agree("raw EPLB: balance", raw.balance, found.balance)
     certificate.agree("raw EPLB: duplicates", raw.duplicates, found.duplicates)
-    certificate.agree("balance on the fitted loads together", raw.plan, sum(ratios) / len(ratios))
+    for claimed, rows in ((raw.plan, None), (raw.repaired, repaired.physical_to_logical)):
+        ratios = device_ratios(plan, fitted.loads, rows)
+        certificate.agree("balance on the fitted loads together", claimed, sum(ratios) / len(ratios))
     certificate.checks.append("raw EPLB")
 
 
@@ -57,7 +57,7 @@ def _check_kinds(options: PlacementOptions) -> None:
     """Refuse what only other strategies are asked for."""
     own = {"eplb": True, "exflow": options.groups == "whole"}.get(options.strategy, False)
     asked = (options.dead, options.pins, options.quantile, options.raw, options.redundancy, options.swaps)
-    if (options.groups == "whole" and not own) or (any(asked) and options.strategy != "eplb"):
+    if (options.groups == "whole" and not own) or (any((*asked, options.mixture)) and options.strategy != "eplb"):
         raise CertificationError(f"options.placement of {options.strategy} with flags that it does not have")
 
 
@@ -66,17 +66,6 @@ def _check_groups(plan: Plan, layer: int, row: tuple[int, ...]) -> None:
     if not groups or plan.model.num_experts % groups:
         raise CertificationError("whole expert groups of a model without such groups")
     size = plan.model.num_experts // groups
-    met: list[int] = []
-    for expert in row:
-        if not met or met[-1] != expert // size:
-            met.append(expert // size)
-    if len(met) > len(set(met)):
-        raise CertificationError(f"layer {layer}: expert group {met[-1]} or another is split; expected blocks: {met}")
-
-
-def _check_slots(redundancy: Redundancy, widths: list[int]) -> None:
-    """Refuse slots that are not those of the candidate that its own figures choose."""
-    if {*widths} != {redundancy.chosen.slots}:
-        raise CertificationError(
-            f"{widths[0]} slots a device; the redundancy that was weighed says {redundancy.chosen.slots}"
-        )
+    blocks = [{expert // size for expert in row[first : first + size]} for first in range(0, len(row), size)]
+    if len(row) != plan.model.num_experts or max(map(len, blocks)) > 1:
+        raise CertificationError(f"layer {layer}: an expert group is split; expected one in every {size} slots")

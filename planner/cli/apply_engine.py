@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.exports import ENGINES, export
+from ...runtime.exports.sglang import SGLang, check_hook
 from ...runtime.plan import Plan
-from ...traces.huggingface.config import spec_of_config
+from ...traces.huggingface.config import read_config, spec_of_config
 
 __all__ = ["exported"]
 
@@ -15,6 +16,8 @@ def exported(plan: Plan, engine: str, output: Path, hf_config: Path | None) -> t
 
     The start command is the last line, and alone on it: to paste.
     """
+    if hf_config is not None and engine == SGLang.name:
+        check_hook(read_config(hf_config)["model_type"])
     made = export(plan, engine, output, config=None if hf_config is None else spec_of_config(hf_config))
     rule, files = ENGINES[engine].replica_rule, list(made.files)
     lines = [f"wrote     {output}    {', '.join(files)}"]

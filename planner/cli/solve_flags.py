@@ -1,5 +1,6 @@
 """The flags of `moeplan solve`, by what they are about; a strategy's own are a group."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,7 +67,7 @@ class Solver:
     dispatch: Annotated[Dispatch | None, typer.Option(help="Instead of the strategy's own.", show_default=False)] = None
     method: Annotated[Method | None, typer.Option(help="How to solve; the strategy's own.", show_default=False)] = None
     backend: Annotated[Backend, typer.Option(help="What solves exflow's ilp and paper.")] = Backend.ORTOOLS
-    time_limit: Annotated[float, typer.Option(help="Seconds for the solver.")] = 30.0
+    time_limit: Annotated[float, typer.Option(help="exflow: seconds for the search.")] = 30.0
     seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0
 
     def chosen(self) -> dict[str, Any]:
@@ -203,10 +204,10 @@ class Fit:
 
 
 def _weighted(text: str) -> tuple[str, float | None]:
-    """A trace and its weight of `TRACE` or `TRACE:WEIGHT`."""
+    """A trace and its weight of `TRACE`, which may be a name with colons that is there, or `TRACE:WEIGHT`."""
     path, colon, weight = text.rpartition(":")
     try:
-        return (path, float(weight)) if colon and path else (text, None)
+        return (path, float(weight)) if colon and path and not os.path.exists(text) else (text, None)
     except ValueError:
         return text, None
 

@@ -56,5 +56,6 @@ def validate(
         print(f"{file} is sound for {engine}: {expected.model.num_layers} MoE layers{unchecked}")
     if findings:
         raise InputError(
-            f"{file}: {len(findings)} findings for {engine}; mend them, or moeplan apply --engine {engine}"
+            f"{file}: {len(findings)} finding{'s' * (len(findings) > 1)} for {engine}, above; mend the file, or write"
+            " it anew with moeplan apply"
         )

@@ -56,7 +56,8 @@ def permutation_of(plan: Plan, model: ModelSpec) -> Permutation:
     if placement.has_replicas:
         raise UsageError(
             f"the plan has {placement.num_slots} slots a layer for {placement.num_experts} experts; a checkpoint holds"
-            " every expert once: re-run moeplan solve without --redundant, with --slots experts / devices"
+            f" every expert once: re-run moeplan solve without --redundant and --slots, for devices that divide"
+            f" {placement.num_experts}"
         )
     if len(set(placement.slots.tolist())) > 1:
         raise UsageError(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 
+from ...errors import UsageError
 from ...files import read_json
 from ...traces.model import ModelSpec
 from ..plan import Plan
@@ -12,7 +13,7 @@ from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
 from .engine import MAX_BYTES, Expected, Exported
 from .rows import row_findings, shown
 
-__all__ = ["SGLang"]
+__all__ = ["SGLang", "check_hook"]
 
 KEY = "physical_to_logical_map"
 WITHOUT_HOOK = {  # model types whose classes have no get_model_config_for_expert_location
@@ -35,6 +36,21 @@ CONDITIONS = (
     "draft (MTP) layers keep their experts in order",
     "to see the placement in force: SGLANG_LOG_EXPERT_LOCATION_METADATA=1",
 )
+
+
+def check_hook(model_type: str) -> None:
+    """Refuse a model whose placement SGLang ignores.
+
+    Raises
+    ------
+    UsageError
+        Its class has no expert-location hook.
+    """
+    if model_type in WITHOUT_HOOK:
+        raise UsageError(
+            f"{WITHOUT_HOOK[model_type]} has no expert-location hook in SGLang {SGLang.version}, which would ignore the"
+            " file; permute the checkpoint instead: moeplan apply PLAN --checkpoint MODEL_DIR -o OUT_DIR"
+        )
 
 
 class SGLang:

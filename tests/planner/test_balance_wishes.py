@@ -56,6 +56,9 @@ def test_dead_devices_hold_nothing_pins_are_held_and_both_are_certified(tmp_path
         ({"quantile": 0.0}, "--quantile 0.0; expected above 0"),
         ({"quantile": float("nan")}, "--quantile nan; expected above 0"),
         ({"redundant": -1}, "--redundant -1"),
+        ({"groups": "whole", "redundant": "auto"}, "--groups whole with --redundant or --dead"),
+        ({"groups": "whole", "dead": (1,)}, "--groups whole with --redundant or --dead"),
+        ({"mixture": (("t", 1.0),), "quantile": 0.5}, "--quantile with several --trace"),
         ({"redundant": "auto", "slots": 5}, "--slots and --redundant both"),
     ],
     ids=str,
@@ -78,6 +81,10 @@ def test_whole_groups_are_blocks_in_every_layer_and_are_certified(tmp_path: Path
     swapped[0][:8] = [*sorted([*first[:3], second[0]]), *sorted([first[3], *second[1:]])]
     with pytest.raises(CertificationError, match="is split"):
         certify(edited(plan, "decisions.placement.physical_to_logical", swapped, hashed=True))
+    in_order = [[*range(5), *range(4, 9), *range(8, 13), *range(12, 16)]] * 3  # one after another, but with replicas
+    uneven = {"physical_to_logical": in_order, "slots_per_device": [5, 5, 5, 4]}
+    with pytest.raises(CertificationError, match="is split"):
+        certify(edited(plan, "decisions.placement", lambda made: made | uneven, hashed=True))
 
 
 @pytest.mark.parametrize("strategy", ["eplb", "exflow"])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.errors import UsageError
+from moeplan.errors import InputError, UsageError
 from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.compare_report import as_dict
 from moeplan.planner.request import Request
@@ -16,7 +16,8 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import load
 from moeplan.traces.count_form import tabulate, write_counts
 from moeplan.traces.reader import Trace
-from tests.planner.tallies import balances, held_out, tallied
+from moeplan.traces.split import fitted
+from tests.planner.tallies import balances, held_out, stored, tallied
 
 
 def planned(trace: Any, path: Path, **changes: Any) -> Path:
@@ -56,6 +57,16 @@ def test_on_new_counts_placements_of_any_strategy_are_judged_by_their_balance(ma
     assert figure(on_counts, "exflow.json", "balance") == figure(on_tokens, "exflow.json", "balance")
     evened = figure(on_tokens, "eplb.json", "balance")  # tokens in turn against exact shares
     assert figure(on_counts, "eplb.json", "balance") == pytest.approx(evened, rel=0.1)
+
+
+def test_counts_of_nothing_judge_no_plan(tmp_path: Path) -> None:
+    trace, counts = tallied(tmp_path / "t")
+    path = planned(trace, tmp_path / "plan.json")
+    with pytest.raises(InputError, match="no token is routed"):
+        compare([path], stored(tmp_path / "u", 0 * counts).path)
+    seen = fitted(np.arange(len(counts)), seed=0, fraction=0.5)
+    with pytest.raises(InputError, match="no token is routed"):
+        planned(stored(tmp_path / "v", counts * seen[:, None, None]), tmp_path / "next.json")
 
 
 def test_what_counts_do_not_say_is_one_clear_refusal(make_trace: Any, tmp_path: Path) -> None:

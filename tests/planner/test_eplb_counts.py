@@ -66,6 +66,20 @@ def test_samples_of_counts_run_so_many_a_step_and_the_last_ones_fill_none(tmp_pa
     assert plan.evaluation.held_out.dropped_samples == len(unseen) - 4 * whole
 
 
+@pytest.mark.parametrize(("spread", "objective"), [(0.0, "balance"), (1.0, "step_balance")])
+def test_steps_that_differ_by_chance_alone_are_placed_by_their_sum(
+    tmp_path: Path, spread: float, objective: str
+) -> None:
+    rng = np.random.default_rng(1)
+    usual, topics = rng.lognormal(0, 1, (3, 32)), rng.lognormal(0, spread, (2, 3, 32))
+    shares = usual * topics[np.arange(40) % 2]
+    counts = np.array([[rng.multinomial(600, one / one.sum()) for one in step] for step in shares])
+    trace = stored(tmp_path / "t", counts[rng.permutation(40)])
+    plan = planned(trace, redundant=16)
+    assert plan.outcome["placement"].objective.name == objective
+    certify(plan, trace.path)
+
+
 @pytest.mark.parametrize("keys", [("step",), ("sample",), ("step", "sample"), ()], ids=str)
 @pytest.mark.parametrize(
     "changes", [{}, {"method": "published"}, {"cluster": Cluster.parse("1x4"), "dead": (2,), "redundant": 2}]
@@ -86,12 +100,16 @@ def test_every_figure_is_recomputed(tmp_path: Path, keys: tuple[str, ...], chang
         ("evaluation.held_out.contenders.2.metrics.balance_p95.value", lambda x: x + 1e-6),
         ("evaluation.fit.num_tokens", lambda x: x + 1),
         ("evaluation.held_out.num_steps", lambda x: x + 1),
+        ("inputs.trace.num_tokens", lambda x: x + 1),
         ("options.evaluation.unit", "sample"),
         ("options.evaluation.home", "ordinal"),
         ("options.evaluation.step", "derived"),
         ("options.placement.raw.balance", lambda x: x + 1e-6),
         ("options.placement.raw.duplicates", lambda x: x + 1),
+        ("options.placement.raw.repaired", lambda x: x - 1e-6),
         ("options.placement.raw.plan", lambda x: x - 1e-6),
+        ("options.placement.quantile", 0.5),
+        ("options.placement.method", "published"),
         ("options.placement.dead", [1]),
         ("options.placement.pins", [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1], [1, 2], [1, 3]]),
         ("options.placement.groups", "whole"),

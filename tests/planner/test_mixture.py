@@ -59,11 +59,15 @@ def test_loads_are_weighted_by_their_shares_and_so_is_what_judges(tmp_path: Path
         ("evaluation.held_out.contenders.1.metrics.balance.low", lambda x: x + 1e-6),
         ("evaluation.fit.num_steps", lambda x: x + 1),
         ("outcome.placement.objective.value", lambda x: x - 1e-6),
+        ("outcome.placement.objective.name", "step_balance"),
+        ("inputs.trace.num_tokens", lambda x: x + 1),
         ("options.placement.mixture.0.weight", 0.5),
         ("options.placement.mixture.1.weight", 0.5),
     ):
         with pytest.raises(CertificationError):
             certify(edited(plan, path, change), prefill.path)
+    with pytest.raises(CertificationError, match="with the wrong parts"):
+        certify(edited(plan, "evaluation.held_out", None))
     gone = edited(plan, "options.placement.mixture.1.path", "s3://elsewhere/t")
     assert "figures of a mixture, whose other traces are not here" in certify(gone, prefill.path).unchecked
 
@@ -107,7 +111,7 @@ def test_what_does_not_mix_is_one_clear_refusal(make_trace: Any, tmp_path: Path)
         planned((counts, 1.0), (tokens, 1.0))
     with pytest.raises(UsageError, match="splits by sample"):
         planned((counts, 1.0), (other, 1.0))
-    for weight in (0.0, -1.0, float("nan"), float("inf")):
+    for weight in (0.0, -1.0, float("nan"), float("inf"), 5e-324, 1e300):
         with pytest.raises(UsageError, match="expected weights above 0"):
             planned((counts, weight))
     with pytest.raises(UsageError, match="only eplb"):
@@ -128,3 +132,10 @@ def test_what_does_not_mix_is_one_clear_refusal(make_trace: Any, tmp_path: Path)
 def test_a_weight_follows_the_last_colon(given: Any, trace: str, mixture: Any) -> None:
     found = Where(trace=given, cluster="1x4").found(on=None)
     assert (found["trace"], found["mixture"]) == (trace, mixture)
+
+
+def test_a_trace_whose_name_ends_like_a_weight_is_that_trace(tmp_path: Path) -> None:
+    (tmp_path / "run-12:30").mkdir()
+    name = str(tmp_path / "run-12:30")
+    assert Where(trace=[name], cluster="1x4").found(on=None)["mixture"] == ()
+    assert Where(trace=[f"{name}:2"], cluster="1x4").found(on=None)["mixture"] == ((name, 2.0),)

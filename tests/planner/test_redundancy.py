@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from moeplan.errors import CertificationError, UsageError
+from moeplan.planner import task
 from moeplan.planner.balance_options import Candidate, Redundancy
 from moeplan.planner.balance_report import write_redundancy
 from moeplan.planner.certify import certify
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
+from moeplan.planner.step_loads import step_loads
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan
 from tests.planner.edits import edited
@@ -105,6 +107,52 @@ def test_a_plan_of_another_number_than_was_weighed_best_is_refused(tmp_path: Pat
     chosen = weighed(plan).candidates.index(weighed(plan).chosen)
     with pytest.raises(CertificationError, match="redundancy that was weighed"):
         certify(edited(plan, f"options.placement.redundancy.candidates.{chosen}.balance", 9.0))
+
+
+@pytest.mark.parametrize(
+    ("of_chosen", "change"),
+    [
+        ("balance", lambda x: x - 1e-6),
+        ("balance_p95", lambda x: x + 1e-6),
+        ("seconds", 1.0),
+        ("memory_bytes", lambda x: x + 1),
+        ("redundant", lambda x: x + 1),
+    ],
+    ids=str,
+)
+def test_the_choice_has_the_figures_of_the_plan(tmp_path: Path, of_chosen: str, change: Any) -> None:
+    trace, _ = tallied(tmp_path / "t", hidden_size=64, ffn_size=96, dtype_bytes=2)
+    plan = planned(trace)
+    chosen = weighed(plan).candidates.index(weighed(plan).chosen)
+    certify(plan)
+    with pytest.raises(CertificationError):
+        certify(edited(plan, f"options.placement.redundancy.candidates.{chosen}.{of_chosen}", change))
+    with pytest.raises(CertificationError, match="weighed on held-out units"):
+        certify(edited(plan, "options.placement.redundancy.held_out", False))
+
+
+def test_pinned_experts_find_a_place_with_the_fewest_slots(tmp_path: Path) -> None:
+    trace, _ = tallied(tmp_path / "t")
+    crowded = planned(trace, pins=tuple((expert, 0) for expert in range(6)))
+    assert weighed(crowded).candidates[0].slots == 6  # all on one device, which 4 do not hold
+    alike = planned(trace, pins=tuple((expert, device) for expert in range(4) for device in range(4)))
+    assert weighed(alike).candidates[0].slots == 7  # four on all devices, and 12 once
+    certify(alike, trace.path)
+    with pytest.raises(UsageError, match="experts 0 to 15"):
+        planned(trace, pins=tuple((expert, 0) for expert in range(99)))
+
+
+def test_the_steps_are_read_once_for_all_that_is_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, _ = tallied(tmp_path / "t")
+    read: list[Any] = []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        read.append(given)
+        return step_loads(*given, **named)
+
+    monkeypatch.setattr(task, "step_loads", counted)
+    planned(trace)
+    assert len(read) == 1
 
 
 def test_the_weighing_becomes_a_page_of_its_own(tmp_path: Path) -> None:

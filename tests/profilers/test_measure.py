@@ -85,6 +85,7 @@ def test_the_nodes_are_told_by_host_and_the_islands_by_time(measured: Profile) -
     assert topology is not None
     assert topology.node_of_rank == (0, 0, 1, 1)
     assert topology.island_of_rank == (0, 1, 0, 1)
+    assert topology.ratio is not None
     assert 2 < topology.ratio < 12  # 8 where nothing else runs
     assert not topology.agrees
     assert (measured.cluster.num_nodes, measured.cluster.devices_per_node) == (2, 2)

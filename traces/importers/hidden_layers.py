@@ -109,8 +109,8 @@ def named_layers(recorded: Collection[int], model: ModelSpec | None) -> Layers:
     hidden = tuple(layer for layer in names if layer < (model.num_hidden_layers or 0))
     if hidden not in (model.layer_ids, tuple(range(len(model.layer_ids)))):
         raise MismatchError(
-            f"layers {spans(hidden) or 'none'} recorded; config.json has experts in {spans(model.layer_ids)}: expected"
-            " all MoE layers of that model, numbered as there (pipeline stages may count from 0 each)"
+            f"layers {spans(names) or 'none'} recorded; config.json has experts in {spans(model.layer_ids)}: expected"
+            " all MoE layers of that model, numbered from 0 as there (pipeline stages may count from 0 each)"
         )
     said = {
         f"layers {spans(names[len(hidden) :])} left out: beyond the hidden layers (MTP)": len(names) > len(hidden),

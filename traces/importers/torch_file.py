@@ -73,7 +73,7 @@ def integers(value: Any, what: str, dimensions: int) -> NDArray[Any]:
 def _check_archive(path: Path) -> None:
     """Refuse what unpacks to more than the file holds, or a pickle that fills the memory."""
     if not zipfile.is_zipfile(path):
-        raise InputError("a pickle, or torch's format before 1.6: loading it may run code; save it anew")
+        raise InputError("cut off, or a pickle or torch's format before 1.6: loading it may run code; save it anew")
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()

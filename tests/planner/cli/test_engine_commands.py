@@ -38,6 +38,7 @@ def home(plan: Plan, tmp_path: Path) -> Path:
     """A directory with the plan and the config.json of its model."""
     save(plan, tmp_path / "plan.json")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "mixtral.json").write_text(json.dumps(CONFIG | {"model_type": "mixtral"}))
     return tmp_path
 
 
@@ -71,6 +72,7 @@ def test_a_plan_for_an_engine_as_json(moeplan: Any, home: Path) -> None:
     [
         (("--engine", "sglang"), "goes with one of --engine"),
         (("--engine", "sglang", "-o", "out"), "--hf-config"),
+        (("--engine", "sglang", "-o", "out", "--hf-config", "mixtral.json"), "Mixtral has no expert-location hook"),
     ],
 )
 def test_a_request_that_cannot_be_met_leaves_nothing(
@@ -78,7 +80,7 @@ def test_a_request_that_cannot_be_met_leaves_nothing(
 ) -> None:
     done = moeplan("apply", "plan.json", *args, cwd=home, code=2)
     assert said in done.stderr
-    assert sorted(path.name for path in home.iterdir()) == ["config.json", "plan.json"]
+    assert sorted(path.name for path in home.iterdir()) == ["config.json", "mixtral.json", "plan.json"]
 
 
 @pytest.mark.parametrize("command", ["apply", "validate"])
