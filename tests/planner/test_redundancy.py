@@ -118,7 +118,6 @@ def test_a_plan_of_another_number_than_was_weighed_best_is_refused(tmp_path: Pat
         ("memory_bytes", lambda x: x + 1),
         ("redundant", lambda x: x + 1),
     ],
-    ids=str,
 )
 def test_the_choice_has_the_figures_of_the_plan(tmp_path: Path, of_chosen: str, change: Any) -> None:
     trace, _ = tallied(tmp_path / "t", hidden_size=64, ffn_size=96, dtype_bytes=2)
