@@ -17,11 +17,14 @@ from unittest import mock
 from uuid import uuid4
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from moeplan.errors import InputError
 from moeplan.traces.count_form import read_counts
+from moeplan.traces.importers import import_trace
 from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import TokenBatch
 
@@ -197,3 +200,15 @@ def counts_of(trace: Path) -> dict[int, NDArray[np.int64]]:
         for step, layer, row_E in zip(table.step.tolist(), table.layer, table.counts, strict=True):
             counts.setdefault(step, np.zeros((model.num_layers, model.num_experts), np.int64))[layer] += row_E
     return counts
+
+
+def assert_refused(source: Path, expected: str, **options: Any) -> None:
+    """Importing is refused in one line that begins with the source, and leaves nothing beside it."""
+    before = sorted(source.parent.iterdir())
+    with pytest.raises(InputError) as refused:
+        import_trace(source, source.parent / "trace", **options)
+    assert expected in str(refused.value)
+    assert str(refused.value).startswith(f"{source}: ")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400 + len(str(source))
+    assert sorted(source.parent.iterdir()) == before

@@ -19,6 +19,7 @@ from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.traces.importers import import_trace, response_lines, responses
 from moeplan.traces.schema import PHASES
 from tests.traces.importers.recordings import (
+    assert_refused,
     config,
     distinct_ids,
     openai_response,
@@ -259,13 +260,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
 def test_a_malformed_response_is_named_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     line, expected = MALFORMED[name]
     path = write(tmp_path, {"config.json": CONFIG, "r.jsonl": [GOOD, line]}) / "r.jsonl"
-    with pytest.raises(InputError) as refused:
-        import_trace(path, tmp_path / "trace", hf_config=tmp_path / "config.json")
-    assert expected in str(refused.value)
-    assert str(refused.value).startswith(f"{path}: ")
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 400 + len(str(path))
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["config.json", "r.jsonl"]
+    assert_refused(path, expected, hf_config=tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("lines", [['{"routed_experts": 1}'], ["[]", '"routed_experts"'], [vllm(npy(routing(0)))]])

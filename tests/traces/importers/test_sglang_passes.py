@@ -21,6 +21,7 @@ from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import PHASES
 from tests.traces.importers.recordings import (
     Files,
+    assert_refused,
     config,
     counts_of,
     distinct_ids,
@@ -314,9 +315,4 @@ def test_malformed_records_are_one_clear_line_and_leave_nothing(
     files = tokens if form == "tokens" else per_pass(counted(2, 3, MAP), MAP)
     edit(files)
     folder = write(tmp_path / "in", files)
-    with pytest.raises(InputError) as refused:
-        import_trace(folder, tmp_path / "trace")
-    assert expected in str(refused.value)
-    assert str(refused.value).startswith(f"{folder}: ")
-    assert "\n" not in str(refused.value)
-    assert [found.name for found in tmp_path.iterdir()] == ["in"]
+    assert_refused(folder, expected)
