@@ -17,7 +17,7 @@ from .balance_options import RawBalance
 from .balanced import Balanced
 from .task import Task
 
-__all__ = ["balanced", "place", "solved"]
+__all__ = ["balanced", "has_steps", "place", "solved", "steps_decide"]
 
 Method = Literal["refined", "published"]
 TRIAL_LAYERS = 8
@@ -32,8 +32,8 @@ def place(counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResu
 def balanced(counts: Counts, task: Task, slots: NDArray[np.int64]) -> Balanced:
     """Place as asked for: step by step where recorded steps differ by more than chance, else by all loads together."""
     loads, request = counts.loads, task.request
-    if task.surveyed.steps is not None and task.method != "published" and not request.mixture:
-        if request.quantile is not None or _differ(task.fitted_steps, task, slots):
+    if has_steps(task):
+        if steps_decide(task.fitted_steps, task, slots):
             loads = task.fitted_steps
     elif request.quantile is not None:
         raise UsageError(f"--quantile of steps, and {task.source.path} has none recorded; leave it out")
@@ -57,8 +57,18 @@ def solved(loads: NDArray[np.integer], task: Task, slots: NDArray[np.int64]) -> 
     )
 
 
-def _differ(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.int64]) -> bool:
-    """Whether placing some layers by every other step makes the steps between more even than placing by their sum."""
+def has_steps(task: Task) -> bool:
+    """Whether a placement may go by steps: they are recorded, and of one trace."""
+    return task.surveyed.steps is not None and task.method != "published" and not task.request.mixture
+
+
+def steps_decide(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.int64]) -> bool:
+    """Whether steps, not their sum, are to be made even: asked for by a quantile, or unlike by more than chance.
+
+    They are where placing some layers by every other step makes the steps between more even than placing by their sum.
+    """
+    if task.request.quantile is not None:
+        return True
     trial_BLE = loads_BLE[:, :: -(-loads_BLE.shape[1] // TRIAL_LAYERS)]
     fitted_BLE, between_BLE = trial_BLE[::2], trial_BLE[1::2]
     by_step, by_sum = (

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ..solvers import contiguous
 from ..solvers.placement import Placement
 from .balance_options import PhaseSwap
-from .eplb import solved
+from .eplb import has_steps, solved, steps_decide
 from .metrics import step_balance
 from .request import Phase
 from .step_loads import device_loads, step_loads
@@ -46,8 +46,8 @@ def phase_swaps(task: Task, slots: NDArray[np.int64]) -> tuple[PhaseSwap, ...]:
 
 
 def _placed(loads_BLE: Loads, task: Task, slots: NDArray[np.int64]) -> Placement:
-    """By the steps where they are recorded, else by all loads together."""
-    by_step = task.surveyed.steps is not None and task.method != "published"
+    """As a plan of that phase alone would be."""
+    by_step = has_steps(task) and steps_decide(loads_BLE, task, slots)
     return solved(loads_BLE if by_step else loads_BLE.sum(axis=0), task, slots).placement
 
 
