@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...errors import InputError
 from ...files import validated
 from ..model import MAX_LAYERS, NOT_ROUTED
+from .lines import numbered_lines
 
 __all__ = ["Header", "Token", "TokenLine", "model_of", "tokens"]
 
@@ -105,15 +106,10 @@ def model_of(path: Path) -> dict[str, Any] | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers, of which none is long enough to fill the memory."""
-    with path.open("rb") as stream:
-        number = 0
-        while line := stream.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise InputError(f"line {number}: over {MAX_LINE_BYTES:,} bytes; expected an object a line")
-            if text := line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").strip():
-                yield number, text
+    """The lines that are not blank, with their numbers, stripped, and without a byte order mark."""
+    for number, line in numbered_lines(path, MAX_LINE_BYTES):
+        if text := line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").strip():
+            yield number, text
 
 
 def _is_header(text: bytes) -> bool:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...errors import InputError
 from ...files import validated
 from ..model import MAX_LAYERS, NOT_ROUTED
+from .lines import numbered_lines
 
 __all__ = ["Pass", "RouterLine", "digest_of", "passes_of"]
 
@@ -103,16 +104,10 @@ def digest_of(path: Path) -> bytes:
 
 def _lines(path: Path) -> Iterator[tuple[int, RouterLine]]:
     """The lines of the decoder's layers, with their numbers."""
-    with path.open("rb") as stream:
-        number = 0
-        while text := stream.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(text) > MAX_LINE_BYTES:
-                raise InputError(f"line {number}: over {MAX_LINE_BYTES:,} bytes; expected an object a line")
-            if text.strip():
-                line = validated(RouterLine, text, source=f"line {number}", what="a router's choices")
-                if line.block == "decoder":
-                    yield number, line
+    for number, text in numbered_lines(path, MAX_LINE_BYTES):
+        line = validated(RouterLine, text, source=f"line {number}", what="a router's choices")
+        if line.block == "decoder":
+            yield number, line
 
 
 def _ids(number: int, line: RouterLine) -> NDArray[np.uint16]:

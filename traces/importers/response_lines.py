@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
 from ..model import ModelSpec
+from .lines import numbered_lines
 from .npy import parse_array
 
 __all__ = ["Response", "responses_of", "routing_of"]
@@ -66,14 +67,8 @@ def responses_of(path: Path, seen: set[int]) -> Iterator[Response]:
     InputError
         A line is no response with its routing, or one for the second time; it is named.
     """
-    with path.open("rb") as stream:
-        number = 0
-        while text := stream.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(text) > MAX_LINE_BYTES:
-                raise InputError(f"line {number}: over {MAX_LINE_BYTES:,} bytes; expected a response a line")
-            if text.strip():
-                yield from _responses(number, _json(number, text), seen)
+    for number, text in numbered_lines(path, MAX_LINE_BYTES, "a response a line"):
+        yield from _responses(number, _json(number, text), seen)
 
 
 def routing_of(response: Response, model: ModelSpec | None) -> NDArray[Any]:

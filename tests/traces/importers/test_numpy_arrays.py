@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from moeplan.errors import InputError, StorageError, UsageError
-from moeplan.traces.importers import IMPORTERS, import_trace, numpy_arrays
+from moeplan.traces.importers import import_trace, numpy_arrays
 from moeplan.traces.reader import open_trace
 
 T, L, K, E = 50, 3, 2, 8
@@ -298,29 +298,3 @@ def test_a_destination_under_a_file_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "r.npz").write_bytes(npz())
     with pytest.raises(StorageError, match="cannot be"):
         import_trace(tmp_path / "r.npz", tmp_path / "r.npz" / "trace")
-
-
-def test_every_module_of_the_folder_is_registered() -> None:
-    folder = Path(numpy_arrays.__file__).parent
-    modules = {f".{path.stem}" for path in folder.glob("*.py")} - {
-        ".__init__",
-        ".source",
-        ".npy",
-        ".cells",
-        ".json_tokens",
-        ".count_arrays",
-        ".hidden_layers",
-        ".megatron_lines",
-        ".model_facts",
-        ".ranks",
-        ".response_lines",
-        ".selection",
-        ".sglang_passes",
-        ".sglang_records",
-        ".sglang_stat",
-        ".sglang_tokens",
-        ".tally",
-        ".torch_file",
-        ".torch_pickle",
-    }
-    assert set(IMPORTERS.values()) == modules

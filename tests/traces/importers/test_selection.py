@@ -1,13 +1,16 @@
 """Which importer reads what: files, several files and directories, and what config.json says of the model."""
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
 import pytest
 
 from moeplan.errors import InputError, MismatchError, UsageError
-from moeplan.traces.importers import import_trace, selection
+from moeplan.traces import importers
+from moeplan.traces.importers import IMPORTERS, import_trace, selection
 from tests.traces.importers.recordings import config, distinct_ids, megatron, per_pass, physical_map, tensorrt, write
 
 H, E, K = 3, 6, 2
@@ -115,3 +118,9 @@ def test_early_steps_are_left_out_of_tokens_and_need_steps(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="first step 1 asked for; the recording does not tell steps"):
         import_trace(tmp_path / "r.npy", tmp_path / "other", first_step=1)
     assert not (tmp_path / "other").exists()
+
+
+def test_every_module_that_opens_a_source_is_registered() -> None:
+    names = [f".{module.name}" for module in iter_modules(importers.__path__)]
+    openers = {name for name in names if hasattr(import_module(name, importers.__name__), "open_source")}
+    assert set(IMPORTERS.values()) == openers
