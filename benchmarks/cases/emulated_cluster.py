@@ -82,7 +82,7 @@ STUDIES = (
         title="Profile, taken first",
         quality="median error on sizes held out, %",
         note="By bytes through the busiest node, or from a rank to its own node. Start and rate are those of the best"
-        " line; the fits that predict are monotone curves. A chunk is one of a train of 1 to 8 sent back to back.",
+        " line; the fits that predict are monotone curves. A chunk is one of a layer's, whose experts take no time.",
         instances=_instances,
         rows=_profile,
     ),

@@ -1,8 +1,8 @@
 """The profile of an emulated cluster, taken before anything else runs on it, with all ranks at work.
 
-Exchanges are measured alone, for steps in which each waits for the last, and in trains of chunks sent back to back, for
-those that overlap: a chunk of a train costs less to start than an exchange that everyone waits for. The former are
-uneven, as routing is. Gathers are a kind of their own: gloo passes every block round a ring.
+Exchanges are measured alone, for steps in which each waits for the last, and as chunks of layers whose experts take no
+time, for those that overlap: with what it takes a rank to pack, start and unpack each of them. The former are uneven,
+as routing is. Gathers are a kind of their own: gloo passes every block round a ring.
 
 Legend: D devices, N nodes, G devices a node.
 """
@@ -21,6 +21,7 @@ from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.fits.prediction import Prediction
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.experts import partial_sums
+from moeplan.runtime.engine.gather import Gather
 from moeplan.runtime.engine.layer import ParallelExperts
 from moeplan.solvers import contiguous
 
@@ -28,12 +29,12 @@ from .timing import Call, interleaved
 from .waiting import Waiter, WaitingExperts
 
 NODE_BYTES = (2_000, 20_000, 70_000, 150_000, 300_000, 600_000, 1_200_000, 3_200_000)  # through the busiest node
+COUNT_BYTES = 8
 SHAPE = 8.0  # of the gamma distribution that uneven bytes follow: a coefficient of variation of 0.35
 LOCAL_BYTES = (2_000, 200_000, 800_000)  # that leave a rank for the others of its node
 CHUNK_BYTES = (20_000, 60_000, 180_000, 550_000, 1_600_000)  # that leave a node in a chunk
-TRAINS = (1, 2, 4, 8)  # chunks, as long as they are no more than the largest in all
-GATHER_BYTES = (5_000, 40_000, 150_000, 500_000, 1_500_000)  # that every rank passes on
-HOST_DEGREES = (1, 9)
+DEGREES = (1, 2, 4, 8)  # chunks of a layer, as long as they are no more than the largest in all
+GATHER_BYTES = (5_000, 40_000, 150_000, 500_000, 1_500_000, 4_000_000)  # that every rank passes on
 WAITS_S = (1e-3, 4e-3, 15e-3, 60e-3)
 ROWS, WIDTH = 32, 1024  # that experts are called with
 ROUNDS = 9
@@ -45,29 +46,24 @@ class Profile:
 
     Parameters
     ----------
+    call_s
+        Seconds of an exchange of next to nothing: a count for every rank.
     inter, intra
         An exchange by the bytes that leave the busiest node, and by those that leave a rank for its own node.
     chunk
-        A chunk of a train by the bytes that leave a node.
+        A chunk of a layer by the bytes that leave a node.
     gather
         An all-gather by the bytes that every rank passes on.
     wait
         A call of experts by the seconds that it shall take.
-    host_s
-        Seconds of its own time that a rank takes for one more chunk of a layer, sent nowhere.
     """
 
+    call_s: float
     inter: Fit
     intra: Fit
     chunk: Fit
     gather: Fit
     wait: AlphaBeta
-    host_s: float
-
-    @property
-    def call_s(self) -> float:
-        """Seconds of an exchange of next to nothing."""
-        return float(self.inter_s(np.zeros(1)).seconds[0])
 
     def inter_s(self, n: np.ndarray) -> Prediction:
         """Seconds of exchanges in which these bytes leave the busiest node."""
@@ -95,17 +91,17 @@ def calibrate(cluster: Cluster, rank: int) -> Profile:
     uneven = {n: uneven_bytes(cluster, n, seed) for seed, n in enumerate(NODE_BYTES)}
     inter = {n: _exchange(bytes_DD[rank], bytes_DD[:, rank]) for n, bytes_DD in uneven.items()}
     intra = {n: _even(together_D * (n // max(group - 1, 1))) for n in LOCAL_BYTES}
-    trains = [(r, n) for n in CHUNK_BYTES for r in TRAINS if r * n <= CHUNK_BYTES[-1]]
+    layers = [(r, n) for n in CHUNK_BYTES for r in DEGREES if r * n <= CHUNK_BYTES[-1]]
     gathers = {n: _gather(round(n / (size - 1)), size) for n in GATHER_BYTES}
-    trains_s = _medians([_even(apart_D * _each(cluster, n), r) for r, n in trains])
+    call_s = float(_medians([_even(np.full(size, COUNT_BYTES))])[0])
+    layers_s = _medians([_layer(cluster, r, n) for r, n in layers])
     return Profile(
+        call_s,
         _fitted(list(inter), _medians(list(inter.values()))),
         _fitted(list(intra), _medians(list(intra.values()))),
-        _fitted([n for _, n in trains], trains_s / [r for r, _ in trains]),
+        _fitted([n for _, n in layers], (layers_s - call_s) / [2 * r for r, _ in layers]),
         _fitted(list(gathers), _medians(list(gathers.values()))),
         AlphaBeta.of(np.array(WAITS_S), _medians([_experts(seconds) for seconds in WAITS_S])),
-        max(np.diff(_medians([_own(cluster, rank, degree) for degree in HOST_DEGREES]))[0], 0.0)
-        / (HOST_DEGREES[1] - HOST_DEGREES[0]),
     )
 
 
@@ -122,43 +118,34 @@ def uneven_bytes(cluster: Cluster, node_bytes: int, seed: int) -> np.ndarray:
     return np.asarray(np.rint(weight_DD * (node_bytes / busiest if busiest else 0.0)).astype(np.int64))
 
 
-def _each(cluster: Cluster, node_bytes: int) -> int:
-    """What each rank sends to each rank of other nodes, so that so much leaves the node."""
-    group = cluster.devices_per_node
-    return round(node_bytes / (group * max(cluster.num_devices - group, 1)))
+def _even(bytes_D: np.ndarray) -> Call:
+    """An all-to-all in which a rank receives from each rank what it sends to it."""
+    return _exchange(bytes_D, bytes_D)
 
 
-def _even(bytes_D: np.ndarray, times: int = 1) -> Call:
-    """All-to-alls in which a rank receives from each rank what it sends to it."""
-    return _exchange(bytes_D, bytes_D, times)
-
-
-def _exchange(sent_D: np.ndarray, received_D: np.ndarray, times: int = 1) -> Call:
-    """All-to-alls of so many bytes to and from each rank, back to back."""
+def _exchange(sent_D: np.ndarray, received_D: np.ndarray) -> Call:
+    """An all-to-all of so many bytes to and from each rank."""
     there, back = sent_D.tolist(), received_D.tolist()
-    sent, arrived = (torch.zeros(times, sum(splits), dtype=torch.uint8) for splits in (there, back))
-
-    def run() -> None:
-        works = [dist.all_to_all_single(arrived[at], sent[at], back, there, async_op=True) for at in range(times)]
-        for work in works:
-            work.wait()
-
-    return run
+    sent, arrived = (torch.zeros(sum(splits), dtype=torch.uint8) for splits in (there, back))
+    return lambda: dist.all_to_all_single(arrived, sent, back, there)
 
 
 def _gather(block_bytes: int, size: int) -> Call:
-    sent, arrived = (torch.zeros(blocks * block_bytes, dtype=torch.uint8) for blocks in (1, size))
-    return lambda: dist.all_gather_into_tensor(arrived, sent)
+    rows = torch.zeros(1, block_bytes, dtype=torch.uint8)
+    return lambda: Gather.start([1] * size, None, rows).wait()
 
 
-def _own(cluster: Cluster, rank: int, degree: int) -> Call:
-    """A layer in so many chunks whose tokens all stay where they are, with experts that take no time."""
-    placement = contiguous.solve(1, cluster.num_devices, cluster).placement
+def _layer(cluster: Cluster, degree: int, node_bytes: int) -> Call:
+    """A layer in so many chunks, of which so much leaves every node, with experts that take no time."""
+    size, tokens = cluster.num_devices, degree * ROWS
+    apart = ROWS * cluster.devices_per_node * (size - cluster.devices_per_node) // size
+    placement = contiguous.solve(1, size, cluster).placement
     chunks = Chunks.of([1 / degree] * degree, [1.0])
     experts = WaitingExperts(1, Waiter(), 0.0, 0.0)
     layer = ParallelExperts(experts, placement, 0, devices_per_node=cluster.devices_per_node, group=None, chunks=chunks)
-    ids, weights = torch.full((ROWS, 1), rank), torch.ones(ROWS, 1)
-    return torch.no_grad()(lambda: layer(torch.zeros(ROWS, WIDTH), ids, weights))
+    x, ids = torch.zeros(tokens, node_bytes // (4 * max(apart, 1))), (torch.arange(tokens) % size)[:, None]
+    weights = torch.ones(tokens, 1)
+    return torch.inference_mode()(lambda: layer(x, ids, weights))
 
 
 def _experts(seconds: float) -> Call:

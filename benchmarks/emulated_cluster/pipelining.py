@@ -62,7 +62,7 @@ class Shape:
     def experts_s(self, profile: Profile, share: Array) -> Array:
         """Seconds of the experts of shares of the layer, a chunk each."""
         waits = self.sizes.start_s + self.sizes.pair_s * self.work.tokens.shape[1] * share
-        return profile.host_s + profile.wait.seconds(waits)
+        return profile.wait.seconds(waits)
 
 
 def _prepare(cluster: Cluster) -> list[Shape]:

@@ -10,8 +10,10 @@ Legend: T tokens; L layers; K experts a token; I samples; D devices; N nodes; C 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.coherent.context_attention import alike
 from moeplan.solvers import netmoe
 from moeplan.solvers.placement import Placement
 from moeplan.solvers.ports import link_classes, port_copies, remote_visits
@@ -78,7 +80,7 @@ class Predictor:
         """Attention and routed blocks of coherent tokens, from where they live: counts, dispatch, experts, combine."""
         total = 0.0
         for device_TK, before_T, after_T in zip(self.device, self.lives(here_T), self.lives(here_T)[1:], strict=False):
-            total += self.attention(before_T) + self.profile.call_s
+            total += self.attention(before_T, padded=True) + self.profile.call_s
             total += self.copies(device_TK, before_T) + self.experts(device_TK)
             if device_TK.shape[1] > 1:
                 total += self.copies(device_TK, after_T)
@@ -121,9 +123,13 @@ class Predictor:
         pairs = np.bincount(device_TK.ravel()).max()
         return float(self.profile.wait.seconds(self.sizes.start_s + self.sizes.pair_s * pairs))
 
-    def attention(self, here_T: Array) -> float:
-        """The busiest device's."""
-        return float(self.sizes.attention_s * np.bincount(here_T).max())
+    def attention(self, here_T: Array, *, padded: bool = False) -> float:
+        """The busiest device's; coherent tokens attend by sample, of which some at once are padded to the most."""
+        queries_DI = np.zeros((self.cluster.num_devices, self.num_samples), np.int64)
+        np.add.at(queries_DI, (here_T, np.arange(len(here_T)) * self.num_samples // len(here_T)), 1)
+        return self.sizes.attention_s * max(
+            attended(queries_I) if padded else queries_I.sum() for queries_I in queries_DI
+        )
 
     def next_home(self, device_TK: Array, method: str) -> Array:
         """Where each token's sample goes after a layer, `[T]`."""
@@ -145,6 +151,12 @@ class Predictor:
         by_class = {"intra": (rows_C2D[0], self.profile.intra_s), "inter": (node_2D, self.profile.inter_s)}
         ports, curves = zip(*(by_class[name] for name in link_classes(self.cluster)), strict=True)
         return float(slowest(exchange_seconds(np.array(ports)[None, None], 4 * width, curves)).seconds[0, 0])
+
+
+def attended(queries_I: Array) -> int:
+    """Queries that a device computes for samples of so many, padding included."""
+    count_C = torch.from_numpy(queries_I[queries_I > 0])
+    return sum(len(run_b) * int(count_C[run_b].max()) for run_b in alike(count_C, count_C)) if len(count_C) else 0
 
 
 def generated(steps: list[Predictor], *, coherent: bool) -> float:

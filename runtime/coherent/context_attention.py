@@ -4,6 +4,8 @@ Legend: T tokens, by sample, then position; R rows of keys and values; M hidden 
 most `QUERIES` of them; b runs at once; Q most queries and S most keys of one of these.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from .attending import seen
 from .contexts import Contexts
 from .held import Held
 
-__all__ = ["attend_contexts"]
+__all__ = ["alike", "attend_contexts"]
 
 QUERIES = 1024  # of a run
 KEYS = 2**16  # of the runs at once, whose keys and values are copied
@@ -36,9 +38,7 @@ def attend_contexts(attention: Attention, q: Tensor, kv_R2: Tensor, held: Held, 
     if attention.window is not None:
         begin_C = (position_T[start_C] - attention.window + 1).clamp(min=0)
     keys_C = last_C - begin_C + 1
-    most_queries, most_keys = int(count_C.max()), int(keys_C.max())
-    at_once = max(1, min(KEYS // most_keys, PAIRS // (most_queries * most_keys)))
-    for run_b in torch.split((count_C * keys_C).argsort(), at_once):  # like sizes together
+    for run_b in alike(count_C, keys_C):
         ordinal_Q = torch.arange(int(count_C[run_b].max()), device=q.device)
         query_bQ = start_C[run_b, None] + torch.minimum(ordinal_Q, count_C[run_b, None] - 1)
         key_bS = begin_C[run_b, None] + torch.arange(int(keys_C[run_b].max()), device=q.device)
@@ -48,6 +48,25 @@ def attend_contexts(attention: Attention, q: Tensor, kv_R2: Tensor, held: Held, 
         real_bQ = ordinal_Q < count_C[run_b, None]
         y_TM[query_bQ[real_bQ]] += attention.attend(_taken(q, query_bQ), k, v, mask_bQS)[real_bQ]
     return Held(y_TM, held.token)
+
+
+def alike(count_C: Tensor, keys_C: Tensor) -> Iterator[Tensor]:
+    """The runs that attend at once, int64 `[b]`: each is padded to the most queries and keys of any of them.
+
+    None has twice the queries of another, so that less than half of the queries are padding.
+
+    Parameters
+    ----------
+    count_C, keys_C
+        Queries of every run, below 2**24, and keys.
+    """
+    by_keys_C, octave_C = keys_C.argsort(), torch.frexp(count_C.float()).exponent
+    order_C = by_keys_C[octave_C[by_keys_C].argsort(stable=True)]
+    sizes = octave_C.bincount().tolist()
+    for run_C in filter(len, torch.split(order_C, sizes)):
+        most_keys = int(keys_C[run_C[-1]])
+        at_once = min(KEYS // most_keys, PAIRS // (int(count_C[run_C].max()) * most_keys))
+        yield from torch.split(run_C, max(1, at_once))
 
 
 def _taken(rows: Tensor, index: Tensor) -> Tensor:

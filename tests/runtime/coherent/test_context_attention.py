@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moeplan.planner.demo.model import Attention, ModelConfig
 from moeplan.runtime.coherent import context_attention
@@ -49,6 +51,20 @@ def test_scattered_tokens_see_what_they_see_alone(
         found = attend_contexts(attention, q, kv, held, whole)
         assert torch.equal(found.token, token)
         torch.testing.assert_close(found.x, naive(attention, q, kv, held, whole), rtol=1e-12, atol=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1024), st.integers(0, 5000)), min_size=1, max_size=40))
+def test_runs_that_attend_at_once_are_each_there_once_and_less_than_half_padding(
+    sizes: list[tuple[int, int]],
+) -> None:
+    count_C, more_C = torch.tensor(sizes).unbind(1)
+    keys_C = count_C + more_C
+    batches = list(context_attention.alike(count_C, keys_C))
+    assert sorted(torch.cat(batches).tolist()) == list(range(len(sizes)))
+    for run_b in batches:
+        queries, keys = int(count_C[run_b].max()), int(keys_C[run_b].max())
+        assert len(run_b) * queries < 2 * int(count_C[run_b].sum())
+        assert len(run_b) == 1 or len(run_b) * keys <= min(2**16, 2**21 // queries)
 
 
 @pytest.mark.parametrize("window", [None, 3])
