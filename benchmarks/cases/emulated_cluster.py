@@ -90,20 +90,22 @@ STUDIES = (
         "inference",
         "ExFlow: whole sequences, tokens that stay or return",
         "contiguous, standard",
-        "K = 1; tokens of kinds that the placement was not fitted to.",
+        "K experts a token; tokens of kinds that the placement was not fitted to. With K = 2 it is fitted to the first"
+        " choices, and the second ones go their own ways.",
     ),
     _study(
         "rehoming",
         "NetMoE: a training step, samples that stay or move",
         "samples stay",
-        "Forward and backward of 6 layers; samples prefer experts as in the paper, Dirichlet(3 / E), K = 2:"
-        " the same in all layers (persistent), or others in each (independent).",
+        "Forward and backward of 6 layers, another batch each round; samples prefer experts as in the paper,"
+        " Dirichlet(3 / E), K = 2: the same in all layers (persistent), or others in each (independent).",
     ),
     _study(
         "pipelining",
-        "PipeMoE: degrees of one layer, forward",
+        "PipeMoE: degrees of one layer",
         "degree 1",
-        "t_e and t_d: the experts' and the dispatch's seconds at degree 1. The model's limit is t(1) / t(planned).",
+        "Forward; or forward and backward, each with a degree of its own. t_e and t_d: the experts' and the dispatch's"
+        " seconds forward at degree 1. The model's limit is t(1) / t(planned).",
     ),
     _study(
         "overhead",

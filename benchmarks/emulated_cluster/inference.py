@@ -19,12 +19,12 @@ from .case import Case, Measured
 from .figures import Figure
 from .model import EmulatedModel, Sizes
 from .prediction import Predictor, devices_of, generated
-from .routing import Workload, affine, plan_of
+from .routing import Workload, affine, plan_of, with_second
 from .timing import Seconds, interleaved, ratio
 
-KV_SIZES = (64, 512)  # of 1,024: one key-value head of 16, or as Mixtral
-LAYERS, EXPERTS_A_DEVICE, KINDS, SAMPLES, LENGTH = 12, 4, 1024, 4, 32  # samples a rank
 NEW = 3  # tokens generated after each token of the step
+USES = ((64, 0, 1), (512, 0, 1), (64, NEW, 1), (64, 0, 2))  # elements of K and V of 1,024, new tokens, K
+LAYERS, EXPERTS_A_DEVICE, KINDS, SAMPLES, LENGTH = 12, 4, 1024, 4, 32  # samples a rank
 SEED = 11
 WAYS: dict[str, tuple[int, Literal["standard", "coherent"]]] = {
     "contiguous, standard": (0, "standard"),
@@ -35,7 +35,7 @@ WAYS: dict[str, tuple[int, Literal["standard", "coherent"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The step, and its placements: contiguous, and planned for other kinds of token."""
+    """The step, two experts a token, and its placements: contiguous, and planned for the first of other kinds."""
 
     work: Workload
     placements: tuple[Placement, Placement]
@@ -57,7 +57,7 @@ def _prepare(cluster: Cluster) -> Prepared:
     tokens = 2 * rng.integers(KINDS // 2, size=(SAMPLES * cluster.num_devices, LENGTH)) + 1
     even = contiguous.solve(LAYERS, num_experts, cluster).placement
     planned = exflow.solve(transitions(ids[::2, :, 0], num_experts), cluster, seed=SEED, work=1.0).placement
-    return Prepared(Workload(ids, tokens, num_experts), (even, planned))
+    return Prepared(Workload(with_second(rng, ids, num_experts), tokens, num_experts), (even, planned))
 
 
 def _run(cluster: Cluster, rank: int, _profile: Profile, given: Prepared, rounds: int) -> Measured:
@@ -106,12 +106,13 @@ def _predicted(
 
 
 def _instances(cluster: Cluster, given: Prepared) -> Iterator[Instance]:
-    fewer = Workload(given.work.ids, given.work.tokens[:, : LENGTH // 2], given.work.num_experts)
-    for kv_size, new in ((KV_SIZES[0], 0), (KV_SIZES[1], 0), (KV_SIZES[0], NEW)):
-        sizes = Sizes(num_experts=given.work.num_experts, kv_size=kv_size)
+    whole = given.work
+    for kv_size, new, top_k in USES:
+        sizes = Sizes(num_experts=whole.num_experts, kv_size=kv_size)
         what = f"{new} new tokens, cached," if new else "prefill"
-        name = f"{cluster} {what} K=1 kv/d={kv_size / sizes.hidden_size:g}"
-        yield Instance(name, fewer if new else given.work, sizes, new)
+        name = f"{cluster} {what} K={top_k} kv/d={kv_size / sizes.hidden_size:g}"
+        tokens = whole.tokens[:, : LENGTH // 2] if new else whole.tokens
+        yield Instance(name, Workload(whole.ids[:, :, :top_k], tokens, whole.num_experts), sizes, new)
 
 
 def kept(work: Workload, placement: Placement, group: int) -> float:

@@ -13,6 +13,7 @@ import torch
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PipelineDecision
+from moeplan.runtime.plan import Plan
 from moeplan.solvers import contiguous
 from moeplan.solvers.pipemoe import measured_degrees
 from moeplan.solvers.pipemoe.seconds import layer_seconds
@@ -20,79 +21,110 @@ from moeplan.solvers.pipemoe.seconds import layer_seconds
 from .calibration import Profile
 from .case import Case, Measured
 from .figures import Figure
-from .model import EmulatedModel, Sizes
+from .model import EmulatedModel, Sizes, train
 from .network import WIRE
 from .routing import Workload, plan_of
 from .timing import Seconds, interleaved, ratio
+from .waiting import BACKWARD
 
 Array = np.ndarray
 DEGREES = (1, 2, 4, 8)
 MOST = 16  # the largest degree that is planned
 LAYERS, HIDDEN = 1, 1024
-SHAPES = ((128, 0.5), (128, 2.0), (256, 2.0))  # tokens a rank, t_e / t_d
+SHAPES = ((128, 0.5, False), (128, 2.0, False), (256, 2.0, False), (128, 2.0, True))  # tokens a rank, t_e/t_d, trained
+Degrees = tuple[int, int]  # of the forward and of the backward pass, 0 where there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A layer, as a step of it and the sizes of its model; `node_bytes` leave every node in a dispatch."""
+    """A layer, as a step of it and the sizes of its model; `node_bytes` leave every node in a dispatch.
+
+    Parameters
+    ----------
+    trained
+        Whether a backward pass follows, with degrees of its own.
+    """
 
     name: str
     work: Workload
     sizes: Sizes
     node_bytes: float
+    trained: bool
 
-    def planned(self, profile: Profile) -> int:
-        """The degree that the profile advises."""
+    @property
+    def fixed(self) -> list[Degrees]:
+        """The degrees that are held against the planned ones, the same in both passes."""
+        return [(degree, degree * self.trained) for degree in DEGREES]
+
+    def tried(self, profile: Profile) -> list[Degrees]:
+        """The fixed degrees and the planned ones, in order."""
+        return sorted({*self.fixed, self.planned(profile)})
+
+    def planned(self, profile: Profile) -> Degrees:
+        """The degrees that the profile advises."""
         found = measured_degrees(
             profile.chunk_s,
             partial(self.experts_s, profile),
             n_d=[self.node_bytes],
             n_e=[1.0],
-            backward=0.0,
+            backward=BACKWARD * self.trained,
             max_degree=MOST,
         )
-        return int(found.forward[0])
+        return int(found.forward[0]), int(found.backward[0]) * self.trained
 
-    def layer_s(self, profile: Profile, degree: int) -> float:
+    def layer_s(self, profile: Profile, degrees: Degrees) -> float:
         """Seconds of a layer in so many chunks, its exchange of counts left out."""
-        degree_R = np.array([degree])
-        sent_R = profile.chunk_s(self.node_bytes / degree_R)
-        return float(layer_seconds(degree_R, sent_R, self.experts_s(profile, 1 / degree_R), sent_R)[0])
+        passes = zip(degrees, (1.0, BACKWARD), strict=True)
+        return sum(self._pass_s(profile, degree, longer) for degree, longer in passes if degree)
 
     def experts_s(self, profile: Profile, share: Array) -> Array:
-        """Seconds of the experts of shares of the layer, a chunk each."""
+        """Seconds of the experts of shares of the layer, a chunk each, forward."""
         waits = self.sizes.start_s + self.sizes.pair_s * self.work.tokens.shape[1] * share
         return profile.wait.seconds(waits)
 
+    def _pass_s(self, profile: Profile, degree: int, longer: float) -> float:
+        degree_R = np.array([degree])
+        sent_R, work_R = profile.chunk_s(self.node_bytes / degree_R), self.experts_s(profile, 1 / degree_R)
+        return float(layer_seconds(degree_R, sent_R, longer * work_R, sent_R)[0])
+
 
 def _prepare(cluster: Cluster) -> list[Shape]:
-    return [_shape(cluster, tokens, slower) for tokens, slower in SHAPES]
+    return [_shape(cluster, *shape) for shape in SHAPES]
 
 
-def _shape(cluster: Cluster, tokens: int, slower: float) -> Shape:
+def _shape(cluster: Cluster, tokens: int, slower: float, trained: bool) -> Shape:
     size, group = cluster.num_devices, cluster.devices_per_node
     ids = np.broadcast_to(np.arange(size)[:, None, None], (size, LAYERS, 1)).copy()
     work = Workload(ids, np.tile(np.arange(tokens) % size, (size, 1)), size)
     node_bytes = 4 * HIDDEN * group * tokens * (size - group) / size
     pair_s = slower * node_bytes * WIRE.s_per_byte / tokens
     sizes = Sizes(num_experts=size, hidden_size=HIDDEN, pair_s=pair_s, attention_s=0.0)
-    return Shape(f"{cluster} {tokens} tokens, t_e = {slower:g} t_d", work, sizes, node_bytes)
+    name = f"{cluster} {tokens} tokens, t_e = {slower:g} t_d" + ", forward and backward" * trained
+    return Shape(name, work, sizes, node_bytes, trained)
 
 
 def _run(cluster: Cluster, rank: int, profile: Profile, shapes: list[Shape], rounds: int) -> Measured:
     found: dict[str, Seconds] = {}
     for shape in shapes:
         tokens = torch.as_tensor(shape.work.of_rank(rank, cluster.num_devices))
-        placement = contiguous.solve(LAYERS, cluster.num_devices, cluster).placement
         calls = {}
-        for degree in sorted({*DEGREES, shape.planned(profile)}):
-            decided = PipelineDecision(forward=(degree,) * LAYERS, backward=None)
-            plan = plan_of(cluster, shape.work, shape.sizes, placement, pipeline=decided)
-            model = parallelize(EmulatedModel(shape.work.ids, shape.sizes).eval(), plan)
-            calls[f"{shape.name}/{degree}"] = partial(model, tokens)
-        with torch.inference_mode():
+        for degrees in shape.tried(profile):
+            model = parallelize(EmulatedModel(shape.work.ids, shape.sizes), _plan(cluster, shape, degrees))
+            calls[_name(shape, degrees)] = partial(train, model, tokens) if shape.trained else partial(model, tokens)
+        with torch.inference_mode(not shape.trained):
             found |= interleaved(calls, rounds)
     return found
+
+
+def _plan(cluster: Cluster, shape: Shape, degrees: Degrees) -> Plan:
+    forward, backward = ((degree,) * LAYERS for degree in degrees)
+    decided = PipelineDecision(forward=forward, backward=backward if shape.trained else None)
+    placement = contiguous.solve(LAYERS, cluster.num_devices, cluster).placement
+    return plan_of(cluster, shape.work, shape.sizes, placement, pipeline=decided)
+
+
+def _name(shape: Shape, degrees: Degrees) -> str:
+    return f"{shape.name}/{degrees}"
 
 
 def _told(_cluster: Cluster, profile: Profile, shapes: list[Shape], measured: Measured) -> list[Figure]:
@@ -100,31 +132,29 @@ def _told(_cluster: Cluster, profile: Profile, shapes: list[Shape], measured: Me
 
 
 def _of_shape(profile: Profile, shape: Shape, measured: Measured, *, pictured: bool) -> list[Figure]:
-    planned = shape.planned(profile)
-    found = {degree: measured[f"{shape.name}/{degree}"] for degree in sorted({*DEGREES, planned})}
-    predicted = {degree: shape.layer_s(profile, degree) for degree in found}
-    best_s, figures = min(found[degree].median for degree in DEGREES), []
-    for degree, seconds in found.items():
+    planned, figures = shape.planned(profile), []
+    found = {degrees: measured[_name(shape, degrees)] for degrees in shape.tried(profile)}
+    predicted = {degrees: shape.layer_s(profile, degrees) for degrees in found}
+    first, best_s = shape.fixed[0], min(found[degrees].median for degrees in shape.fixed)
+    for degrees, seconds in found.items():
         told = {}
-        if degree == planned:
-            faster = ratio(found[1], seconds)[0]
+        if degrees == planned:
+            faster = ratio(found[first], seconds)[0]
             told = {
                 "beyond the best fixed, %": seconds.median / best_s - 1,
-                "of the model's limit, %": faster * predicted[planned] / predicted[1],
+                "of the model's limit, %": faster * predicted[planned] / predicted[first],
             }
-        predicted_s = LAYERS * (profile.call_s + predicted[degree])
-        name = f"degree {degree}" + ", planned" * (degree == planned)
-        axis = f"PipeMoE {shape.name}: degree" if pictured else ""
+        name = " and ".join(f"{degree}" for degree in sorted({*degrees} - {0}, key=degrees.index))
         figures.append(
             Figure(
                 shape.name,
-                name,
+                f"degree {name}" + ", planned" * (degrees == planned),
                 seconds,
-                predicted_s,
-                ratio(found[1], seconds),
+                LAYERS * (profile.call_s + predicted[degrees]),
+                ratio(found[first], seconds),
                 told,
-                axis,
-                degree if pictured else None,
+                f"PipeMoE {shape.name}: degree" if pictured else "",
+                degrees[0] if pictured else None,
             )
         )
     return figures

@@ -1,6 +1,8 @@
 """NetMoE in training: samples that go where their experts are, beside samples that stay, forward and backward."""
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,72 +18,86 @@ from moeplan.solvers import contiguous
 from .calibration import Profile
 from .case import Case, Measured
 from .figures import Figure
-from .model import EmulatedModel, Sizes
+from .model import EmulatedModel, Sizes, train
 from .prediction import Predictor
 from .routing import Workload, plan_of, preferring
 from .timing import Seconds, interleaved, ratio
 
 METHOD = "sum"
 LAYERS, EXPERTS_A_DEVICE, SAMPLES, LENGTH = 6, 2, 4, 16  # samples a rank, as in the paper
+BATCHES = 9  # steps, one a round: what re-homing gains differs from one to the next
 SEED = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """A step of samples whose preferences last so many layers."""
+    """Steps of samples whose preferences last so many layers; all route by one table."""
 
     name: str
     lasting: int
-    work: Workload
+    steps: list[Workload]
     sizes: Sizes
+
+    def of_round(self, number: int) -> Workload:
+        """The step of a round; the first is taken by the call that is not timed."""
+        return self.steps[(number + 1) % BATCHES]
 
 
 def _prepare(cluster: Cluster) -> list[Locality]:
-    shape, num_experts = (SAMPLES * cluster.num_devices, LENGTH), EXPERTS_A_DEVICE * cluster.num_devices
+    shape, num_experts = (BATCHES * SAMPLES * cluster.num_devices, LENGTH), EXPERTS_A_DEVICE * cluster.num_devices
     found = []
     for name, lasting in (("persistent", LAYERS), ("independent", 1)):
-        work = preferring(np.random.default_rng(SEED), shape, LAYERS, num_experts, lasting)
-        found.append(Locality(f"{cluster} K=2, {name} preferences", lasting, work, Sizes(num_experts=num_experts)))
+        all_steps = preferring(np.random.default_rng(SEED), shape, LAYERS, num_experts, lasting)
+        steps = [replace(all_steps, tokens=tokens) for tokens in np.split(all_steps.tokens, BATCHES)]
+        found.append(Locality(f"{cluster} K=2, {name} preferences", lasting, steps, Sizes(num_experts=num_experts)))
     return found
 
 
 def _ways(cluster: Cluster, one: Locality) -> dict[str, Plan]:
-    placement = contiguous.solve(LAYERS, one.work.num_experts, cluster).placement
+    work = one.steps[0]
+    placement = contiguous.solve(LAYERS, work.num_experts, cluster).placement
     policy = SamplePolicyDecision(method=METHOD, layers=tuple(range(LAYERS)))
     return {
-        "samples stay": plan_of(cluster, one.work, one.sizes, placement),
-        f"netmoe ({METHOD})": plan_of(cluster, one.work, one.sizes, placement, sample_policy=policy),
+        "samples stay": plan_of(cluster, work, one.sizes, placement),
+        f"netmoe ({METHOD})": plan_of(cluster, work, one.sizes, placement, sample_policy=policy),
     }
 
 
 def _run(cluster: Cluster, rank: int, _profile: Profile, given: list[Locality], rounds: int) -> Measured:
     found: dict[str, Seconds] = {}
     for one in given:
-        tokens = torch.as_tensor(one.work.of_rank(rank, cluster.num_devices))
-        samples = torch.arange(len(tokens)) + rank * len(tokens)
         calls = {}
         for way, plan in _ways(cluster, one).items():
-            model = parallelize(EmulatedModel(one.work.ids, one.sizes), plan)
-            calls[f"{one.name}/{way}"] = partial(_train, model, tokens, samples)
+            model = parallelize(EmulatedModel(one.steps[0].ids, one.sizes), plan)
+            calls[f"{one.name}/{way}"] = partial(_train_next, model, itertools.cycle(inputs(cluster, rank, one)))
         found |= interleaved(calls, rounds)
     return found
 
 
-def _train(model: nn.Module, tokens: Tensor, samples: Tensor) -> None:
-    model(tokens, samples).sum().backward()
+def inputs(cluster: Cluster, rank: int, one: Locality) -> list[tuple[Tensor, Tensor]]:
+    """The tokens and the sample ids of a rank, a step each."""
+    tokens = [torch.as_tensor(step.of_rank(rank, cluster.num_devices)) for step in one.steps]
+    return [(mine, torch.arange(len(mine)) + rank * len(mine)) for mine in tokens]
+
+
+def _train_next(model: nn.Module, steps: Iterator[tuple[Tensor, Tensor]]) -> None:
+    train(model, *next(steps))
 
 
 def _told(cluster: Cluster, profile: Profile, given: list[Locality], measured: Measured) -> list[Figure]:
     figures = []
     for one in given:
-        placement = contiguous.solve(LAYERS, one.work.num_experts, cluster).placement
-        predicted = Predictor.of(profile, cluster, one.work, one.sizes, placement)
-        stay_s, go_s = predicted.standard(backward=True), predicted.migrating(METHOD, backward=True)
-        axis, ways = f"NetMoE {cluster}: layers that preferences last", _ways(cluster, one)
+        ways = list(_ways(cluster, one))
         found = [measured[f"{one.name}/{way}"] for way in ways]
+        steps = [one.of_round(number) for number in range(len(found[0].samples))]
+        placement = contiguous.solve(LAYERS, steps[0].num_experts, cluster).placement
+        predictors = [Predictor.of(profile, cluster, step, one.sizes, placement) for step in steps]
+        stay_s = np.median([predictor.standard(backward=True) for predictor in predictors])
+        go_s = np.median([predictor.migrating(METHOD, backward=True) for predictor in predictors])
+        axis = f"NetMoE {cluster}: layers that preferences last"
         for way, seconds, predicted_s in zip(ways, found, (stay_s, go_s), strict=True):
             faster = ratio(found[0], seconds)
-            figures.append(Figure(one.name, way, seconds, predicted_s, faster, axis=axis, size=one.lasting))
+            figures.append(Figure(one.name, way, seconds, float(predicted_s), faster, axis=axis, size=one.lasting))
     return figures
 
 

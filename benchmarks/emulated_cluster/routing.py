@@ -48,6 +48,12 @@ def affine(rng: np.random.Generator, num_layers: int, num_experts: int, num_kind
     return drawn(rng, markov(rng, num_layers, num_experts), num_kinds)[:, :, None]
 
 
+def with_second(rng: np.random.Generator, first: Array, num_experts: int) -> Array:
+    """Kinds with a second expert each, whose next depends on the last second one, `[V, L, 2]`."""
+    second = affine(rng, first.shape[1], num_experts, len(first))
+    return np.concatenate([first, np.where(second == first, (second + 1) % num_experts, second)], axis=2)
+
+
 def preferring(
     rng: np.random.Generator, shape: tuple[int, int], num_layers: int, num_experts: int, lasting: int
 ) -> Workload:

@@ -41,29 +41,36 @@ class Copies:
     place: Tensor
     counts: Tensor
 
-    def hidden(self, x_TM: Tensor, rows: slice) -> Tensor:
-        """The hidden vectors of some, `[n, M]`, zero where a buffer is padded."""
-        if self.choice is None:
-            return x_TM[self.row[rows]]
-        return torch.cat([x_TM, x_TM.new_zeros(1, x_TM.shape[1])])[self.row[rows]]
+    def part(self, rows: slice) -> "Copies":
+        """Some of them; the counts remain those of all."""
+        choice = None if self.choice is None else self.choice[rows]
+        return Copies(self.row[rows], choice, self.beside[rows], self.place[rows], self.counts)
 
-    def weights(self, weight_TK: Tensor, rows: slice) -> Tensor:
-        """The gate weights of some, `[n, K]` or, in buffers, `[n, 1]`."""
+    def hidden(self, x_TM: Tensor) -> Tensor:
+        """Their hidden vectors, `[n, M]`, zero where a buffer is padded."""
         if self.choice is None:
-            return weight_TK[self.row[rows]]
+            return x_TM[self.row]
+        return torch.cat([x_TM, x_TM.new_zeros(1, x_TM.shape[1])])[self.row]
+
+    def weights(self, weight_TK: Tensor) -> Tensor:
+        """Their gate weights, `[n, K]` or, in buffers, `[n, 1]`."""
+        if self.choice is None:
+            return weight_TK[self.row]
         padded_TK = torch.cat([weight_TK, weight_TK.new_zeros(1, weight_TK.shape[1])])
-        return padded_TK[self.row[rows], self.choice[rows], None]
+        return padded_TK[self.row, self.choice, None]
 
     def summed(self, y_nM: Tensor, num_tokens: int) -> Tensor:
         """The sum over the copies of each token, `[T, M]`."""
-        return y_nM.new_zeros(num_tokens + 1, y_nM.shape[1]).index_add(0, self.row, y_nM)[:num_tokens]
+        if self.choice is None:
+            return y_nM.new_zeros(num_tokens, y_nM.shape[1]).index_add_(0, self.row, y_nM)
+        return y_nM.new_zeros(num_tokens + 1, y_nM.shape[1]).index_add_(0, self.row, y_nM)[:num_tokens]
 
     def summed_weights(self, weight_nK: Tensor, shape: tuple[int, int]) -> Tensor:
         """The same for what belongs to the choices of each token, `[T, K]`."""
         if self.choice is None:
             return self.summed(weight_nK, shape[0])
         place_n = self.row * shape[1] + self.choice
-        total = weight_nK.new_zeros((shape[0] + 1) * shape[1]).index_add(0, place_n, weight_nK[:, 0])
+        total = weight_nK.new_zeros((shape[0] + 1) * shape[1]).index_add_(0, place_n, weight_nK[:, 0])
         return total.view(-1, shape[1])[: shape[0]]
 
 
@@ -87,26 +94,36 @@ class Slots:
         return cls(expert_S, device_S, number_ED)
 
 
-def select(ids_TK: Tensor, device_TK: Tensor, piece_T: Tensor, shape: tuple[int, int], tags_TG: Tensor) -> Copies:
+def select(
+    ids_TK: Tensor, device_TK: Tensor, piece_T: Tensor | None, shape: tuple[int, int], tags_TG: Tensor | None = None
+) -> Copies:
     """The copies of tokens whose experts are on these devices.
 
     Parameters
     ----------
+    piece_T
+        The piece of each token, int64 `[T]`; None: there is one.
     shape
         (P, D).
     tags_TG
-        Integers below 2**31 that travel beside each token, G of them, perhaps none.
+        Integers below 2**31 that travel beside each token, G of them.
     """
     num_pieces, num_devices = shape
-    wanted_TD = device_TK.new_zeros(len(ids_TK), num_devices, dtype=torch.bool).scatter_(1, device_TK, True)
-    device_n, row_n = wanted_TD.T.nonzero(as_tuple=True)
+    if ids_TK.shape[1] == 1:
+        device_n, row_n = device_TK[:, 0].sort(stable=True)
+    else:
+        wanted_TD = device_TK.new_zeros(len(ids_TK), num_devices, dtype=torch.bool).scatter_(1, device_TK, True)
+        device_n, row_n = wanted_TD.T.nonzero(as_tuple=True)
     place_n = device_n
-    if num_pieces > 1:
+    if piece_T is not None:
         order = piece_T[row_n].argsort(stable=True)
         device_n, row_n = device_n[order], row_n[order]
         place_n = piece_T[row_n] * num_devices + device_n
-    asked_nK = ids_TK[row_n].where(device_TK[row_n] == device_n[:, None], -1)
-    beside = torch.cat([asked_nK, tags_TG[row_n]], dim=1).to(torch.int32)
+    beside = ids_TK[row_n].to(torch.int32)
+    if beside.shape[1] > 1:  # the only one of a token is asked of the device that its copy goes to
+        beside = beside.where(device_TK[row_n] == device_n[:, None], -1)
+    if tags_TG is not None:
+        beside = torch.cat([beside, tags_TG[row_n].to(torch.int32)], dim=1)
     return Copies(row_n, None, beside, place_n, place_n.bincount(minlength=num_pieces * num_devices).view(shape))
 
 

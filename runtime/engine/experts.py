@@ -6,9 +6,7 @@ Legend: E experts; S slots; m tokens; K experts a token; M hidden size; P token-
 import torch
 from torch import Tensor, nn
 
-from .stopwatch import lap
-
-__all__ = ["keep_experts", "partial_sums", "stacked_experts"]
+__all__ = ["applied", "keep_experts", "partial_sums", "stacked_experts"]
 
 
 def stacked_experts(module: object) -> int:
@@ -27,8 +25,16 @@ def keep_experts(experts: nn.Module, held: list[int]) -> None:
         setattr(experts, name, nn.Parameter(stacked.detach()[held], requires_grad=stacked.requires_grad))
 
 
-def partial_sums(experts: nn.Module, x_mM: Tensor, slot_mK: Tensor, weight_mK: Tensor) -> Tensor:
-    """The gate-weighted sum over the local experts of each token, `[m, M]`.
+def applied(experts: nn.Module, x_PM: Tensor, slot_P1: Tensor, weight_P1: Tensor) -> Tensor:
+    """What local experts make of rows, one each, times its gate weight, `[P, M]`."""
+    if not len(x_PM):
+        return torch.zeros_like(x_PM)
+    y_PM: Tensor = experts(x_PM, slot_P1, weight_P1)
+    return y_PM.to(x_PM.dtype)
+
+
+def partial_sums(experts: nn.Module, x_mM: Tensor, slot_mK: Tensor, weight_mK: Tensor) -> tuple[Tensor, int]:
+    """The gate-weighted sum over the local experts of each token, `[m, M]`, and the token-expert pairs there were.
 
     Parameters
     ----------
@@ -38,8 +44,5 @@ def partial_sums(experts: nn.Module, x_mM: Tensor, slot_mK: Tensor, weight_mK: T
     slot_P = slot_mK.flatten()
     pair_P = (slot_P >= 0).nonzero().flatten()
     row_P = pair_P // slot_mK.shape[1]
-    with lap("experts"):
-        if not len(pair_P):
-            return torch.zeros_like(x_mM)
-        y_PM = experts(x_mM[row_P], slot_P[pair_P, None], weight_mK.flatten()[pair_P, None])
-    return torch.zeros_like(x_mM).index_add(0, row_P, y_PM.to(x_mM.dtype))
+    y_PM = applied(experts, x_mM[row_P], slot_P[pair_P, None], weight_mK.flatten()[pair_P, None])
+    return torch.zeros_like(x_mM).index_add_(0, row_P, y_PM), len(pair_P)

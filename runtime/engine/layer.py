@@ -5,6 +5,7 @@ Legend: T tokens; K experts a token; M hidden size; E experts; n rows that arriv
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -16,9 +17,10 @@ from ...solvers.placement import Placement
 from ...solvers.replicas import ReplicaTable
 from .chunks import Chunks
 from .copies import Copies, Slots, select, select_buffers
-from .experts import partial_sums
+from .experts import applied, partial_sums
 from .replicated import ReplicaSums
 from .routing import Replicas, RoutedTokens
+from .stopwatch import lap
 from .traffic import Traffic
 from .trip import Gradients, Trip
 
@@ -90,9 +92,8 @@ class ParallelExperts(nn.Module):
         self._refuse_other_turns()
         copies = self._copies(ids_TK, self.devices(ids_TK))
         trip = Trip(copies, self.chunks, self.contributions, list(self.parameters()), self.group, settle=self._settled)
-        y_nM = trip.take(x_TM, weight_TK)
-        self.traffic = trip.traffic
-        if trip.recording and not _in_backward():
+        y_nM = self._taken(trip, x_TM, weight_TK)
+        if self.sums is not None and trip.recording and not _in_backward():
             _trips.setdefault(self, weakref.WeakSet()).add(trip)
         return copies.summed(y_nM, len(x_TM))
 
@@ -136,7 +137,7 @@ class ParallelExperts(nn.Module):
             residual = x_mM.where((beside[:, top_k] == rank)[:, None], 0)
             return residual + self.contributions(norm(x_mM), weight_mK, beside[:, :top_k])
 
-        piece_T = self.chunks.piece_of(len(ids_TK), ids_TK.device)
+        piece_T = self._piece_of(ids_TK)
         copies = select(ids_TK, device_TK, piece_T, self._shape, torch.stack([device_TK[:, 0], token_T], dim=1))
         trip = Trip(
             copies,
@@ -148,15 +149,23 @@ class ParallelExperts(nn.Module):
             destination=lambda beside: destination(beside[:, top_k], beside[:, top_k + 1]),
             stays=stays,
         )
-        y_nM = trip.take(x_TM, weight_TK)
-        self.traffic = trip.traffic
+        y_nM = self._taken(trip, x_TM, weight_TK)
         assert trip.tag is not None
         return y_nM, trip.tag.long()
 
+    def _taken(self, trip: Trip, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
+        """What a trip brings, when it is known what was sent and computed."""
+        self._pairs = 0
+        y_nM = trip.take(x_TM, weight_TK)
+        self.traffic = replace(trip.traffic, loads=(self._pairs,))
+        return y_nM
+
     def _refuse_other_turns(self) -> None:
         """Refuse to run a forward again that another has followed: replicas took turns by its tokens."""
+        if self.sums is None:
+            return
         waiting = sum(bool(trip.pieces) for trip in _trips.get(self, ()))
-        if self.sums is not None and waiting > 1 and _in_backward():
+        if waiting > 1 and _in_backward():
             raise UsageError(
                 "two checkpointed forwards before one backward under a placement with replicas; run backward after each"
                 " forward, or checkpoint around less than the routed block"
@@ -167,11 +176,18 @@ class ParallelExperts(nn.Module):
         if len(self.sample) != len(ids_TK):  # nobody said which tokens they are
             self.begin(torch.zeros_like(ids_TK[:, 0]), torch.arange(len(ids_TK), device=ids_TK.device))
         self.routed = RoutedTokens(self.sample, self.position, ids_TK)
-        return self.replicas.choose(ids_TK, self.sample + self.position)
+        return self.replicas.choose(ids_TK, self.sample, self.position)
 
     def contributions(self, x_mM: Tensor, weight_mK: Tensor, ids_mK: Tensor) -> Tensor:
         """What this rank's experts add to tokens, `[m, M]`; ids are -1 where another device computes."""
-        return partial_sums(self.local, x_mM, self.slot_of_expert[ids_mK.long()], weight_mK)
+        slot_mK, pairs = self.slot_of_expert[ids_mK], len(x_mM)
+        with lap("experts"):
+            if ids_mK.shape[1] == 1 and self.capacity_factor is None:  # every row asks one expert, which is here
+                y_mM = applied(self.local, x_mM, slot_mK, weight_mK)
+            else:
+                y_mM, pairs = partial_sums(self.local, x_mM, slot_mK, weight_mK)
+        self._pairs += pairs
+        return y_mM
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -180,10 +196,14 @@ class ParallelExperts(nn.Module):
     def _copies(self, ids_TK: Tensor, device_TK: Tensor) -> Copies:
         """The copies of tokens that return; buffers are cut along their capacity."""
         if self.capacity_factor is None:
-            piece_T = self.chunks.piece_of(len(ids_TK), ids_TK.device)
-            return select(ids_TK, device_TK, piece_T, self._shape, ids_TK.new_empty(len(ids_TK), 0))
+            piece_T = self._piece_of(ids_TK)
+            return select(ids_TK, device_TK, piece_T, self._shape)
         piece_C = self.chunks.piece_of(self._capacity(*ids_TK.shape), ids_TK.device)
         return select_buffers(ids_TK, device_TK, piece_C, self._shape, self.slots)
+
+    def _piece_of(self, ids_TK: Tensor) -> Tensor | None:
+        """The piece of each token; None where there is one."""
+        return None if self.chunks.num_pieces == 1 else self.chunks.piece_of(len(ids_TK), ids_TK.device)
 
     def _capacity(self, num_tokens: int, top_k: int) -> int:
         """Rows of every buffer: K int(F ceil(T / E)) as Tutel has it, T the tokens of the fullest rank, padded."""

@@ -3,6 +3,7 @@
 Legend: n rows.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +11,14 @@ from torch import Tensor
 
 __all__ = ["Columns"]
 
-ALIGNMENT = 8  # bytes that a row is a multiple of, so that a column of any kind can be read where it lies
+Kinds = tuple[tuple[int, torch.dtype], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
     """The columns of a row: the width and the element type of each, in the order they lie."""
 
-    kinds: tuple[tuple[int, torch.dtype], ...]
+    kinds: Kinds
 
     @classmethod
     def of(cls, *columns: Tensor) -> "Columns":
@@ -33,23 +34,36 @@ class Columns:
         """Rows that hold the columns, uint8 `[n, bytes]`; one column alone stays as it is."""
         if len(columns) == 1:
             return columns[0].contiguous()
-        offsets = self._offsets()
-        rows = columns[0].new_empty(len(columns[0]), offsets[-1], dtype=torch.uint8)
-        for place, column in zip(self._places(rows), columns, strict=True):
-            place.copy_(column)
-        return rows
+        parts = []
+        for column, padding in zip(columns, _paddings(self.kinds), strict=True):
+            parts.append(_bytes(column))
+            if padding:
+                parts.append(column.new_zeros(len(column), padding, dtype=torch.uint8))
+        return torch.cat(parts, dim=1)
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
         """The columns of rows, `[n, width]` each, where they lie."""
-        return [rows] if len(self.kinds) == 1 else self._places(rows)
+        if len(self.kinds) == 1:
+            return [rows]
+        ends = zip(self.sizes, _paddings(self.kinds), strict=True)
+        parts = torch.split(rows, [size for both in ends for size in both], dim=1)
+        return [part.view(dtype) for part, (_, dtype) in zip(parts[::2], self.kinds, strict=True)]
 
-    def _places(self, rows: Tensor) -> list[Tensor]:
-        starts = zip(self._offsets(), self.sizes, self.kinds, strict=False)
-        return [rows[:, start : start + size].view(dtype) for start, size, (_, dtype) in starts]
 
-    def _offsets(self) -> list[int]:
-        """Where each column begins and, last, where the next row does."""
-        offsets = [0]
-        for size in self.sizes:
-            offsets.append(-(-(offsets[-1] + size) // ALIGNMENT) * ALIGNMENT)
-        return offsets
+@functools.cache
+def _paddings(kinds: Kinds) -> list[int]:
+    """Bytes behind each column, so that the next begins, and a row ends, where its elements can be read."""
+    units = [dtype.itemsize for _, dtype in kinds]
+    begin, paddings = 0, []
+    for (width, dtype), unit in zip(kinds, [*units[1:], max(units)], strict=True):
+        end = begin + width * dtype.itemsize
+        begin = -(-end // unit) * unit
+        paddings.append(begin - end)
+    return paddings
+
+
+def _bytes(column: Tensor) -> Tensor:
+    """A column as uint8 `[n, bytes]`."""
+    if not column.numel():  # strides may be any then, and no view may follow from them
+        return column.new_empty(len(column), column.shape[1] * column.itemsize, dtype=torch.uint8)
+    return column.contiguous().view(torch.uint8)

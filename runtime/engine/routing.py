@@ -23,20 +23,27 @@ class Replicas:
         int64 `[E, R]`, ascending, padded with -1.
     count
         int64 `[E]`, at least 1.
+    only
+        The device of each expert, int64 `[E]`, where all have but one candidate.
     """
 
     devices: Tensor
     count: Tensor
+    only: Tensor | None
 
     @classmethod
     def seen_from(cls, home: int, table: ReplicaTable, device: torch.device) -> "Replicas":
         """The candidates that `table` offers to tokens at `home`, as tensors on `device`."""
         devices_ER, count_E = map(torch.from_numpy, table.seen_from(home))
-        return cls(devices_ER.to(device, torch.int64), count_E.to(device, torch.int64))
+        devices_ER = devices_ER.to(device, torch.int64)
+        only = devices_ER.flatten() if devices_ER.shape[1] == 1 else None
+        return cls(devices_ER, count_E.to(device, torch.int64), only)
 
-    def choose(self, ids_TK: Tensor, turn_T: Tensor) -> Tensor:
-        """The device of each token's experts, int64 `[T, K]`; `turn_T` is sample + position of each token."""
-        return self.devices[ids_TK, turn_T[:, None] % self.count[ids_TK]]
+    def choose(self, ids_TK: Tensor, sample_T: Tensor, position_T: Tensor) -> Tensor:
+        """The device of each token's experts, int64 `[T, K]`: candidates take turns by sample + position."""
+        if self.only is not None:
+            return self.only[ids_TK]
+        return self.devices[ids_TK, (sample_T + position_T)[:, None] % self.count[ids_TK]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class Trip:
     tag
         The last tag of each row that arrived, int32, where copies have a destination.
     traffic
-        What this rank sent and computed in the forward pass.
+        What this rank sent in the forward pass.
     """
 
     tag: Tensor | None
@@ -81,12 +81,14 @@ class Trip:
         self.copies, self.chunks, self.compute, self.parameters, self.group = copies, chunks, compute, parameters, group
         self.settle, self.destination, self.stays = settle, destination, stays
         self.pieces: list[_Piece] = []
-        self.load: Tensor | int = 0  # token-expert pairs computed here
 
     def take(self, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The partial sums that arrive here, differentiable: in the order in which copies left where they return."""
         needed = any(tensor.requires_grad for tensor in (x_TM, weight_TK, *self.parameters))
         self.recording = needed and torch.is_grad_enabled()
+        if not self.recording:  # without what autograd takes the host
+            with torch.no_grad(), naming_lost_ranks():
+                return self.forward(x_TM, weight_TK)
         y: Tensor = _Travel.apply(self, x_TM, weight_TK, *self.parameters)  # type: ignore[no-untyped-call]
         return y
 
@@ -139,23 +141,28 @@ class Trip:
         return Columns(kinds)
 
     def _packed(self, columns: Columns, x_TM: Tensor, weight_TK: Tensor, chunk: range) -> Tensor:
-        copies, rows = self.copies, self.out.rows(chunk)
-        return columns.pack(copies.hidden(x_TM, rows), copies.weights(weight_TK, rows), copies.beside[rows])
+        copies = self.copies if len(self.chunks.forward) == 1 else self.copies.part(self.out.rows(chunk))
+        return columns.pack(copies.hidden(x_TM), copies.weights(weight_TK), copies.beside)
 
     def _made(self, x: Tensor, weight: Tensor, beside: Tensor) -> list[Tensor]:
         """The partial sums of a piece, in the order in which they go on, with the last tag of each if need be."""
-        self.load += (beside[:, : weight.shape[1]] >= 0).sum()
+        if not self.recording:
+            return self._ordered(self.compute(x, weight, beside), beside)
         # Checkpointing around the block must not unpack a piece's graph: it would run the whole block again.
-        with torch.set_grad_enabled(self.recording), saved_tensors_hooks(_as_is, _as_is):
-            x, weight = (column.detach().requires_grad_(self.recording) for column in (x, weight))
-            y = self.compute(x, weight, beside)
-            order = None if self.destination is None or self.stays else self.destination(beside).argsort(stable=True)
-            y = y if order is None else y[order]
-        if self.recording:
-            self.pieces.append(_Piece(x, weight, y))
+        with torch.enable_grad(), saved_tensors_hooks(_as_is, _as_is):
+            x, weight = (column.detach().requires_grad_() for column in (x, weight))
+            y, *tag = self._ordered(self.compute(x, weight, beside), beside)
+        self.pieces.append(_Piece(x, weight, y))
+        return [y.detach(), *tag]
+
+    def _ordered(self, y: Tensor, beside: Tensor) -> list[Tensor]:
+        """The partial sums of a piece by where they go, each with its tag if it goes elsewhere than back."""
         if self.destination is None:
-            return [y.detach()]
-        return [y.detach(), beside[:, -1:] if order is None else beside[order, -1:]]
+            return [y]
+        if self.stays:
+            return [y, beside[:, -1:]]
+        order = self.destination(beside).argsort(stable=True)
+        return [y[order], beside[order, -1:]]
 
     def _gradients(self, piece: _Piece, grad: Tensor, sums: Gradients) -> list[Tensor]:
         """The gradients by x and weight of a piece; those by parameters are added to `sums`."""
@@ -194,7 +201,6 @@ class Trip:
             copies=out + on,
             payload_bytes=(out + on) * x_bytes,
             ids_bytes=out * sum(beside_bytes) + tagged,
-            loads=(int(self.load),),
         )
 
 

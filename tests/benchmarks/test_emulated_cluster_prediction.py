@@ -1,7 +1,7 @@
 """What is predicted of emulated steps, against loops over tokens and exchanges."""
 
+import itertools
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +9,10 @@ import pytest
 from benchmarks.emulated_cluster.calibration import Profile, uneven_bytes
 from benchmarks.emulated_cluster.inference import kept
 from benchmarks.emulated_cluster.model import STRIDE, Sizes
-from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING
+from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING, Shape
 from benchmarks.emulated_cluster.prediction import Predictor, generated
-from benchmarks.emulated_cluster.routing import Workload, preferring
+from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs
+from benchmarks.emulated_cluster.routing import Workload, preferring, with_second
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.alpha_beta import AlphaBeta
 from moeplan.profilers.fits.prediction import Prediction
@@ -212,17 +213,46 @@ def test_kept_is_the_share_of_hops_that_stay(work: Workload, placement: Placemen
     assert kept(work, placement, 2) == pytest.approx(np.mean([a // 2 == b // 2 for a, b in hops]))
 
 
-def test_the_planned_degree_is_the_one_predicted_to_be_fastest() -> None:
+def test_the_planned_degrees_are_those_predicted_to_be_fastest() -> None:
     profile: Profile = Lines(AlphaBeta(a_s=1e-4, b_s=1.0))  # type: ignore[assignment]
-    for shape in PIPELINING.prepare(CLUSTER):
-        sent_s = partial(profile.chunk_s)
-        table = {}
-        for r in range(1, MOST + 1):
-            t_d = float(sent_s(np.array(shape.node_bytes / r)))
-            t_e = 1e-4 + shape.sizes.start_s + shape.sizes.pair_s * shape.work.tokens.shape[1] / r
-            table[r] = max(2 * r * t_d, 2 * t_d + r * t_e, (r + 1) * t_d + t_e)
-            assert shape.layer_s(profile, r) == pytest.approx(table[r])
-        assert table[shape.planned(profile)] == pytest.approx(min(table.values()))
+    shapes = PIPELINING.prepare(CLUSTER)
+    assert [shape.trained for shape in shapes].count(True) == 1
+    for shape in shapes:
+        forward, backward = ({r: pass_s(shape, r, longer) for r in range(1, MOST + 1)} for longer in (1, 2))
+        for r in forward:
+            trained_s = backward[17 - r] * shape.trained
+            degrees = (r, (17 - r) * shape.trained)
+            assert shape.layer_s(profile, degrees) == pytest.approx(forward[r] + trained_s)
+        best = shape.planned(profile)
+        assert forward[best[0]] == pytest.approx(min(forward.values()))
+        assert bool(best[1]) == shape.trained
+        assert not shape.trained or backward[best[1]] == pytest.approx(min(backward.values()))
+
+
+def pass_s(shape: Shape, r: int, longer: int) -> float:
+    """A pass in r chunks by the round numbers."""
+    t_d = 1e-3 + 8e-8 * shape.node_bytes / r
+    t_e = longer * (1e-4 + shape.sizes.start_s + shape.sizes.pair_s * shape.work.tokens.shape[1] / r)
+    return float(max(2 * r * t_d, 2 * t_d + r * t_e, (r + 1) * t_d + t_e))
+
+
+def test_a_second_expert_is_another_and_the_first_remains() -> None:
+    rng = np.random.default_rng(3)
+    first = rng.integers(4, size=(500, LAYERS, 1))
+    both = with_second(rng, first, 4)
+    assert np.array_equal(both[:, :, :1], first)
+    assert (both[:, :, 0] != both[:, :, 1]).all()
+    assert 0 <= both.min() <= both.max() < 4
+
+
+def test_what_is_predicted_for_a_round_is_the_batch_that_runs_in_it() -> None:
+    one = REHOMING.prepare(CLUSTER)[0]
+    steps = itertools.cycle(inputs(CLUSTER, 1, one))
+    next(steps)  # not timed
+    for number in range(BATCHES + 2):
+        tokens, samples = next(steps)
+        assert tokens.tolist() == one.of_round(number).of_rank(1, CLUSTER.num_devices).tolist()
+        assert samples.tolist() == list(range(len(tokens), 2 * len(tokens)))
 
 
 def test_preferences_last_as_long_as_they_are_told_to() -> None:

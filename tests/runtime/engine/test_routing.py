@@ -20,7 +20,8 @@ def test_tensors_choose_the_devices_that_the_solvers_table_chooses(rule: Replica
     held = [set(rng.choice(num_experts, rng.integers(0, num_experts + 1), replace=False)) for _ in range(num_devices)]
     held[-1] |= set(range(num_experts)) - set().union(*held)
     table = ReplicaTable.of(Placement.from_sets([held], num_experts, rule), 0, num_devices // 2)  # type: ignore[list-item]
-    ids, turn = rng.integers(num_experts, size=(20, 3)), rng.integers(2**45, size=20)
+    ids, sample, position = rng.integers(num_experts, size=(20, 3)), *rng.integers(2**45, size=(2, 20))
     for home in range(num_devices):
-        found = Replicas.seen_from(home, table, torch.device("cpu")).choose(torch.tensor(ids), torch.tensor(turn))
-        assert found.tolist() == table.choose(ids, np.full(20, home), turn).tolist()
+        replicas = Replicas.seen_from(home, table, torch.device("cpu"))
+        found = replicas.choose(*map(torch.tensor, (ids, sample, position)))
+        assert found.tolist() == table.choose(ids, np.full(20, home), sample + position).tolist()
