@@ -64,6 +64,7 @@ def _paddings(kinds: Kinds) -> list[int]:
 
 def _bytes(column: Tensor) -> Tensor:
     """A column as uint8 `[n, bytes]`."""
-    if not column.numel():  # strides may be any then, and no view may follow from them
-        return column.new_empty(len(column), column.shape[1] * column.itemsize, dtype=torch.uint8)
-    return column.contiguous().view(torch.uint8)
+    column = column.contiguous()
+    if column.stride(-1) != 1:  # what has one element in a row, or no rows, is contiguous whatever its strides
+        column = column.clone(memory_format=torch.contiguous_format)
+    return column.view(torch.uint8)

@@ -11,9 +11,8 @@ KINDS = (torch.uint8, torch.bfloat16, torch.float32, torch.int32, torch.float64,
 
 @given(st.integers(0, 5), st.lists(st.tuples(st.integers(1, 9), st.sampled_from(KINDS)), min_size=1, max_size=4))
 def test_columns_come_back_as_they_were(num_rows: int, kinds: list[tuple[int, torch.dtype]]) -> None:
-    sent = [
-        (torch.arange(num_rows * width * 3).view(num_rows, 3 * width) % 100).to(dtype)[:, ::3] for width, dtype in kinds
-    ]
+    many = [torch.arange(num_rows * width * 3).view(num_rows, 3 * width) % 100 for width, _ in kinds]
+    sent = [column.to(dtype)[:, ::3] for column, (_, dtype) in zip(many, kinds, strict=True)]
     columns = Columns.of(*sent)
     rows = columns.pack(*sent)
     assert columns.kinds == tuple(kinds)
