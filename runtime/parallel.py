@@ -28,7 +28,7 @@ from .gradients import leave_out_experts
 from .migrating.homes import SamplePolicy
 from .models.checkpoint import fill_model, read_checkpoint
 from .plan import Plan
-from .whole import take_held
+from .whole import name_held, take_held
 
 __all__ = ["parallelize"]
 
@@ -110,6 +110,7 @@ def parallelize(
             capacity_factor=None if pipeline is None else pipeline.capacity_factor,
             gradient_share=share,
         )
+        block.module.experts.register_state_dict_post_hook(name_held)  # type: ignore[no-untyped-call]
         block.module.experts.register_load_state_dict_pre_hook(take_held)  # type: ignore[no-untyped-call]
     spread = ExpertParallelModel(model, plan, chosen, group, policy)
     for wrapped in (spread, model):

@@ -11,14 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..errors import MismatchError
 from .engine.gather import gathered
 from .engine.layer import ParallelExperts
 from .expert_parallel import ExpertParallelModel
 from .gradients import spread_experts, unsharded
 
-__all__ = ["full_optimizer_state", "full_state_dict", "keep_held", "take_held"]
+__all__ = ["full_optimizer_state", "full_state_dict", "keep_held", "name_held", "take_held"]
 
 LOCAL = "local."  # what `ParallelExperts` has between its name and that of a stacked parameter
+MOST_NAMED = 8
+HELD = "held"  # whose rows those are, in the state dict of one rank
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -37,6 +40,8 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     holders = _Holders.of(layers)
     found = {}
     for key, value in model.state_dict().items():
+        if key.removesuffix(f".{HELD}") in layers:
+            continue
         layer = next((name for name in layers if key.startswith(f"{name}.{LOCAL}")), None)
         whole = unsharded(value) if layer is None else holders.gather(layer, value)
         if whole is not None and holders.rank == 0:
@@ -66,8 +71,26 @@ def keep_held(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             state |= {name: value[layer.held] for name, value in state.items() if _is_stacked(value, parameter)}
 
 
+def name_held(layer: nn.Module, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
+    """Tell in a layer's state dict whose rows those of this rank are."""
+    assert isinstance(layer, ParallelExperts)
+    state[prefix + HELD] = torch.tensor(layer.held)
+
+
 def take_held(layer: ParallelExperts, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
-    """Cut the whole stacked weights of a layer in a state dict that is loaded down to the experts of this rank."""
+    """Cut the whole stacked weights of a layer in a state dict that is loaded down to the experts of this rank.
+
+    Raises
+    ------
+    MismatchError
+        It is of one rank, under another placement.
+    """
+    held = state.pop(prefix + HELD, None)
+    if held is not None and held.tolist() != layer.held:
+        raise MismatchError(
+            f"{prefix.removesuffix('.')}: the state is of experts {_few(held.tolist())}, this rank holds"
+            f" {_few(layer.held)}; load it under the plan it was saved with, or save full_state_dict(model)"
+        )
     for name, _ in layer.local.named_parameters():
         if prefix + name in state:
             state[f"{prefix}{LOCAL}{name}"] = state.pop(prefix + name)[layer.held]
@@ -116,6 +139,10 @@ class _Holders:
                 rows = state[name] if name in stacked else parameter.new_empty(parameter.shape, dtype=value)
                 told[name] = self.gather(layer, rows)
         return told
+
+
+def _few(ids: list[int]) -> str:
+    return ", ".join(map(str, ids[:MOST_NAMED])) + ", ..." * (len(ids) > MOST_NAMED) if ids else "none"
 
 
 def _is_stacked(value: object, parameter: nn.Parameter) -> bool:

@@ -104,8 +104,8 @@ STUDIES = (
         "pipelining",
         "PipeMoE: degrees of one layer",
         "degree 1",
-        "Forward; or forward and backward, each with a degree of its own. t_e and t_d: the experts' and the dispatch's"
-        " seconds forward at degree 1. The model's limit is t(1) / t(planned).",
+        "Forward; or forward and backward, planned with a degree each or one for both (solve --joint). t_e and t_d: the"
+        " experts' and the dispatch's seconds forward at degree 1. The model's limit is t(1) / t(planned).",
     ),
     _study(
         "overhead",

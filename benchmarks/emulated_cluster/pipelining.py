@@ -58,10 +58,10 @@ class Shape:
 
     def tried(self, profile: Profile) -> list[Degrees]:
         """The fixed degrees and the planned ones, in order."""
-        return sorted({*self.fixed, self.planned(profile)})
+        return sorted({*self.fixed, *self.planned(profile)})
 
-    def planned(self, profile: Profile) -> Degrees:
-        """The degrees that the profile advises."""
+    def planned(self, profile: Profile) -> dict[Degrees, str]:
+        """The degrees that the profile advises, by the name of the plan: one a pass, or one for both."""
         found = measured_degrees(
             profile.chunk_s,
             partial(self.experts_s, profile),
@@ -70,7 +70,8 @@ class Shape:
             backward=BACKWARD * self.trained,
             max_degree=MOST,
         )
-        return int(found.forward[0]), int(found.backward[0]) * self.trained
+        joint, apart = int(found.joint[0]), (int(found.forward[0]), int(found.backward[0]))
+        return {(joint, joint): "planned for both", apart: "planned"} if self.trained else {(apart[0], 0): "planned"}
 
     def layer_s(self, profile: Profile, degrees: Degrees) -> float:
         """Seconds of a layer in so many chunks, its exchange of counts left out."""
@@ -138,17 +139,17 @@ def _of_shape(profile: Profile, shape: Shape, measured: Measured, *, pictured: b
     first, best_s = shape.fixed[0], min(found[degrees].median for degrees in shape.fixed)
     for degrees, seconds in found.items():
         told = {}
-        if degrees == planned:
+        if degrees in planned:
             faster = ratio(found[first], seconds)[0]
             told = {
                 "beyond the best fixed, %": seconds.median / best_s - 1,
-                "of the model's limit, %": faster * predicted[planned] / predicted[first],
+                "of the model's limit, %": faster * predicted[degrees] / predicted[first],
             }
         name = " and ".join(f"{degree}" for degree in sorted({*degrees} - {0}, key=degrees.index))
         figures.append(
             Figure(
                 shape.name,
-                f"degree {name}" + ", planned" * (degrees == planned),
+                ", ".join([f"degree {name}", *([planned[degrees]] if degrees in planned else [])]),
                 seconds,
                 LAYERS * (profile.call_s + predicted[degrees]),
                 ratio(found[first], seconds),

@@ -223,10 +223,13 @@ def test_the_planned_degrees_are_those_predicted_to_be_fastest() -> None:
             trained_s = backward[17 - r] * shape.trained
             degrees = (r, (17 - r) * shape.trained)
             assert shape.layer_s(profile, degrees) == pytest.approx(forward[r] + trained_s)
-        best = shape.planned(profile)
-        assert forward[best[0]] == pytest.approx(min(forward.values()))
-        assert bool(best[1]) == shape.trained
-        assert not shape.trained or backward[best[1]] == pytest.approx(min(backward.values()))
+        *joint, (best, best_back) = shape.planned(profile)
+        assert forward[best] == pytest.approx(min(forward.values()))
+        assert bool(best_back) == shape.trained
+        if shape.trained:
+            assert backward[best_back] == pytest.approx(min(backward.values()))
+            both = {r: forward[r] + backward[r] for r in forward}
+            assert all(r == s and both[r] == pytest.approx(min(both.values())) for r, s in joint)
 
 
 def pass_s(shape: Shape, r: int, longer: int) -> float:

@@ -119,6 +119,20 @@ def test_a_slow_run_goes_on_as_long_as_one_rank_reports() -> None:
     assert run_ranks(2, slow_but_talking, timeout_s=1.0) == [0, 1]
 
 
+def environment_of(_rank: int, channel: Channel) -> None:
+    channel.greet()
+    channel.deliver((os.environ.get("MOEPLAN_LATER"), os.getcwd()))
+
+
+def test_a_rank_has_the_environment_and_folder_of_when_it_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run_ranks(1, environment_of, timeout_s=30) == [(None, os.getcwd())]
+    monkeypatch.setenv("MOEPLAN_LATER", "yes")
+    monkeypatch.chdir(tmp_path)
+    assert run_ranks(1, environment_of, timeout_s=30) == [("yes", str(tmp_path))]
+
+
 def test_an_entry_that_a_rank_cannot_import_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "only_here", sys.modules[__name__])
     monkeypatch.setattr(answers, "__module__", "only_here")
@@ -155,6 +169,7 @@ def test_no_rank_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> Non
     assert sorted(parent.stdout.readline() for _ in range(3)) == ["up 0\n", "up 1\n", "up 2\n"]
     children = _children(parent.pid)
     assert len(children) == 3
+    children += [child for child, _ in _with_parent(parent.pid)]
     os.killpg(parent.pid, signal.SIGINT) if how is signal.SIGINT else parent.kill()
     output, errors = parent.communicate(timeout=20)
     end = time.monotonic() + 20
@@ -166,7 +181,13 @@ def test_no_rank_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> Non
 
 
 def _children(pid: int) -> list[int]:
-    """Processes whose parent is `pid`, but for the tracker that multiprocessing keeps."""
+    """Processes whose parent is `pid`, or the server that multiprocessing keeps for it to fork from."""
+    servers = [child for child, command in _with_parent(pid) if "forkserver" in command]
+    mine = [(child, command) for parent in (pid, *servers) for child, command in _with_parent(parent)]
+    return [child for child, command in mine if child not in servers and "resource_tracker" not in command]
+
+
+def _with_parent(pid: int) -> list[tuple[int, str]]:
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -174,8 +195,8 @@ def _children(pid: int) -> list[int]:
             command = (status.parent / "cmdline").read_text()
         except OSError:
             continue
-        if parent == pid and "resource_tracker" not in command:
-            found.append(int(status.parent.name))
+        if parent == pid:
+            found.append((int(status.parent.name), command))
     return found
 
 
