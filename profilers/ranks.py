@@ -1,10 +1,11 @@
 """Ranks as local processes: started together, watched, and ended together whatever happens to one of them.
 
-On Linux they are forks of a server that has imported what all of them need, and nothing else: importing takes longer
-than most runs, and eight ranks on two cores would do it four times in turn.
+They are forks of one process, their nursery, which imports what they need once: eight ranks on two cores would do it
+four times in turn.
 """
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..errors import MoeplanError, RankError
 
 __all__ = ["Channel", "Progress", "lost_peers", "run_ranks", "where"]
 
-PRELOADED = ["torch", "torch.distributed", "moeplan.profilers.world"]  # none starts a thread or touches a GPU
+PRELOADED = "torch.distributed"
 START_S = 120.0  # the least silence allowed until every rank is up: importing takes its time
 EXIT_S = 5.0
 Progress = Callable[[Any], None]
@@ -64,12 +64,21 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rank:
-    """The parent's end of a rank."""
+class _Nursery:
+    """The parent's ends: of the ranks' pipes, and of the one that tells rank and exit code of those that died."""
 
-    index: int
     process: BaseProcess
-    pipe: Connection
+    deaths: Connection
+    pipes: list[Connection]
+
+    def exit_code(self, rank: int) -> int | None:
+        """That of a rank whose pipe has ended; None where it stays unknown."""
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while self.deaths.poll(EXIT_S):
+                dead, code = pickle.loads(self.deaths.recv_bytes())  # noqa: S301  written by our own child
+                if dead == rank:
+                    return int(code)
+        return None
 
 
 def run_ranks(
@@ -94,8 +103,8 @@ def run_ranks(
     MoeplanError
         The error of that class which a rank raised, its number in front.
     """
-    with _started(num_ranks, pickle.dumps(entry)) as ranks:
-        return _collect(ranks, timeout_s, on_progress)
+    with _started(num_ranks, pickle.dumps(entry)) as nursery:
+        return _collect(nursery, timeout_s, on_progress)
 
 
 def lost_peers(error: Exception) -> bool:
@@ -115,46 +124,62 @@ def where(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _started(num_ranks: int, entry: bytes) -> Iterator[list[_Rank]]:
-    ranks: list[_Rank] = []
-    try:
-        for index in range(num_ranks):
-            ranks += [_start(index, entry)]  # one by one: those started end with the block
-        yield ranks
-    finally:
-        for rank in ranks:
-            rank.process.kill()
-        for rank in ranks:
-            rank.process.join()
-            rank.pipe.close()
-
-
-def _context() -> ForkServerContext | SpawnContext:
-    if sys.platform != "linux":  # where forking after imports is not safe
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
-
-
-def _start(index: int, entry: bytes) -> _Rank:
-    context = _context()
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_main, args=(index, entry, dict(os.environ), theirs), daemon=True)
+def _started(num_ranks: int, entry: bytes) -> Iterator[_Nursery]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = zip(*(context.Pipe() for _ in range(num_ranks + 1)), strict=True)
+    process = context.Process(target=_nurse, args=(entry, theirs[0], theirs[1:]))
     resource_tracker.ensure_running()  # it would lift the mask below if it started inside
     # Ctrl-C reaches the whole process group; the children inherit this mask and leave the answer to the parent.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
-        theirs.close()  # the child's death now ends the pipe
+        for pipe in theirs:
+            pipe.close()  # the child's death now ends the pipe
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return _Rank(index, process, ours)
+    try:
+        yield _Nursery(process, ours[0], list(ours[1:]))
+    finally:
+        ours[0].close()  # upon which the nursery ends its ranks, and itself
+        process.join(EXIT_S)
+        process.kill()  # it may import for ever; its ranks end with it
+        process.join()
+        for pipe in ours[1:]:
+            pipe.close()
 
 
-def _main(index: int, entry: bytes, environ: dict[str, str], pipe: Connection) -> None:
-    os.environ.clear()  # of the time when the server started
-    os.environ.update(environ)
+def _nurse(entry: bytes, deaths: Connection, pipes: Sequence[Connection]) -> None:
+    """Start the ranks, tell of those that die, and kill the others once nobody listens."""
+    with contextlib.suppress(Exception):  # a rank that misses something tells so itself
+        importlib.import_module(PRELOADED)
+        pickle.loads(entry)  # noqa: S301  written by our own parent
+    context = multiprocessing.get_context("fork")
+    ranks: list[BaseProcess] = []
+    for index, pipe in enumerate(pipes):
+        others = deaths, *pipes[index + 1 :]
+        ranks.append(context.Process(target=_main, args=(index, entry, pipe, others), daemon=True))
+        ranks[-1].start()
+        pipe.close()
+    with contextlib.suppress(OSError):  # nobody listens
+        _tell_deaths(ranks, deaths)
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.join()
+
+
+def _tell_deaths(ranks: Sequence[BaseProcess], deaths: Connection) -> None:
+    living = {rank.sentinel: index for index, rank in enumerate(ranks)}
+    while deaths not in (ready := connection.wait([deaths, *living])):  # the parent says nothing, but ends
+        for sentinel in ready:
+            index = living.pop(sentinel)  # type: ignore[arg-type]
+            ranks[index].join()
+            deaths.send_bytes(pickle.dumps((index, ranks[index].exitcode)))
+
+
+def _main(index: int, entry: bytes, pipe: Connection, others: Sequence[Connection]) -> None:
+    for other in others:  # which the fork has copies of
+        other.close()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     channel = Channel(pipe)
     try:
@@ -170,41 +195,40 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _collect(ranks: Sequence[_Rank], timeout_s: float, on_progress: Progress | None) -> list[Any]:
+def _collect(nursery: _Nursery, timeout_s: float, on_progress: Progress | None) -> list[Any]:
     filed: dict[str, dict[int, Any]] = {"result": {}, "lost": {}}
-    silent = {rank.pipe: rank for rank in ranks}
+    silent = {pipe: rank for rank, pipe in enumerate(nursery.pipes)}
     joined = 0
     allowed_s = max(timeout_s, START_S)
     deadline = time.monotonic() + allowed_s
     while silent:
         ready = connection.wait(list(silent), max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise RankError(_hung([rank.index for rank in silent.values()], allowed_s))
+            raise RankError(_hung(sorted(silent.values()), allowed_s))
         for pipe in ready:
             rank = silent[pipe]  # type: ignore[index]
-            kind, content = _receive(rank)
+            kind, content = _receive(nursery, rank)
             if kind == "failure":
-                raise content[0](f"rank {rank.index}: {content[1]}")
+                raise content[0](f"rank {rank}: {content[1]}")
             joined += kind == "joined"
-            allowed_s = timeout_s if joined == len(ranks) else allowed_s
+            allowed_s = timeout_s if joined == len(nursery.pipes) else allowed_s
             if kind != "lost":
                 deadline = time.monotonic() + allowed_s
             if kind == "progress" and on_progress is not None:
                 on_progress(content)
             if kind in filed:
-                filed[kind][rank.index] = content
-                del silent[rank.pipe]
+                filed[kind][rank] = content
+                del silent[pipe]  # type: ignore[arg-type]
     if lost := filed["lost"]:
         raise RankError(f"rank {min(lost)} lost the others, which are alive: {lost[min(lost)]}")
-    return [filed["result"][rank.index] for rank in ranks]
+    return [result for _, result in sorted(filed["result"].items())]
 
 
-def _receive(rank: _Rank) -> tuple[str, Any]:
+def _receive(nursery: _Nursery, rank: int) -> tuple[str, Any]:
     try:
-        message: tuple[str, Any] = pickle.loads(rank.pipe.recv_bytes())  # noqa: S301  written by our own child
+        message: tuple[str, Any] = pickle.loads(nursery.pipes[rank].recv_bytes())  # noqa: S301  written by our own child
     except (EOFError, ConnectionResetError):
-        rank.process.join(EXIT_S)
-        raise RankError(_died(rank.index, rank.process.exitcode)) from None
+        raise RankError(_died(rank, nursery.exit_code(rank))) from None
     return message
 
 

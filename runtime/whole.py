@@ -74,7 +74,7 @@ def keep_held(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def name_held(layer: nn.Module, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
     """Tell in a layer's state dict whose rows those of this rank are."""
     assert isinstance(layer, ParallelExperts)
-    state[prefix + HELD] = torch.tensor(layer.held)
+    state[prefix + HELD] = torch.tensor(layer.held, dtype=torch.int64)
 
 
 def take_held(layer: ParallelExperts, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
@@ -83,13 +83,14 @@ def take_held(layer: ParallelExperts, state: dict[str, Any], prefix: str, *_unus
     Raises
     ------
     MismatchError
-        It is of one rank, under another placement.
+        It is of another rank, or under another placement.
     """
     held = state.pop(prefix + HELD, None)
     if held is not None and held.tolist() != layer.held:
         raise MismatchError(
-            f"{prefix.removesuffix('.')}: the state is of experts {_few(held.tolist())}, this rank holds"
-            f" {_few(layer.held)}; load it under the plan it was saved with, or save full_state_dict(model)"
+            f"{prefix.removesuffix('.')}: the state is of experts {_few(held.long().tolist())}, this rank holds"
+            f" {_few(layer.held)}; it was saved by another rank or under another plan: load it there, or save"
+            " full_state_dict(model)"
         )
     for name, _ in layer.local.named_parameters():
         if prefix + name in state:

@@ -145,7 +145,7 @@ def _of_shape(profile: Profile, shape: Shape, measured: Measured, *, pictured: b
                 "beyond the best fixed, %": seconds.median / best_s - 1,
                 "of the model's limit, %": faster * predicted[degrees] / predicted[first],
             }
-        name = " and ".join(f"{degree}" for degree in sorted({*degrees} - {0}, key=degrees.index))
+        name = " and ".join(map(str, dict.fromkeys(filter(None, degrees))))
         figures.append(
             Figure(
                 shape.name,

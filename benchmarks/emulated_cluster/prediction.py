@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.coherent.context_attention import alike
+from moeplan.runtime.coherent.context_attention import batches
 from moeplan.solvers import netmoe
 from moeplan.solvers.placement import Placement
 from moeplan.solvers.ports import link_classes, port_copies, remote_visits
@@ -156,7 +156,7 @@ class Predictor:
 def attended(queries_I: Array) -> int:
     """Queries that a device computes for samples of so many, padding included."""
     count_C = torch.from_numpy(queries_I[queries_I > 0])
-    return sum(len(run_b) * int(count_C[run_b].max()) for run_b in alike(count_C, count_C)) if len(count_C) else 0
+    return sum(len(run_b) * int(count_C[run_b].max()) for run_b in batches(count_C, count_C)) if len(count_C) else 0
 
 
 def generated(steps: list[Predictor], *, coherent: bool) -> float:

@@ -14,7 +14,7 @@ from .attending import seen
 from .contexts import Contexts
 from .held import Held
 
-__all__ = ["alike", "attend_contexts"]
+__all__ = ["attend_contexts", "batches"]
 
 QUERIES = 1024  # of a run
 KEYS = 2**16  # of the runs at once, whose keys and values are copied
@@ -38,7 +38,7 @@ def attend_contexts(attention: Attention, q: Tensor, kv_R2: Tensor, held: Held, 
     if attention.window is not None:
         begin_C = (position_T[start_C] - attention.window + 1).clamp(min=0)
     keys_C = last_C - begin_C + 1
-    for run_b in alike(count_C, keys_C):
+    for run_b in batches(count_C, keys_C):
         ordinal_Q = torch.arange(int(count_C[run_b].max()), device=q.device)
         query_bQ = start_C[run_b, None] + torch.minimum(ordinal_Q, count_C[run_b, None] - 1)
         key_bS = begin_C[run_b, None] + torch.arange(int(keys_C[run_b].max()), device=q.device)
@@ -50,7 +50,7 @@ def attend_contexts(attention: Attention, q: Tensor, kv_R2: Tensor, held: Held, 
     return Held(y_TM, held.token)
 
 
-def alike(count_C: Tensor, keys_C: Tensor) -> Iterator[Tensor]:
+def batches(count_C: Tensor, keys_C: Tensor) -> Iterator[Tensor]:
     """The runs that attend at once, int64 `[b]`: each is padded to the most queries and keys of any of them.
 
     None has twice the queries of another, so that less than half of the queries are padding.

@@ -41,23 +41,21 @@ class Copies:
     place: Tensor
     counts: Tensor
 
-    def part(self, rows: slice) -> "Copies":
-        """Some of them; the counts remain those of all."""
-        choice = None if self.choice is None else self.choice[rows]
-        return Copies(self.row[rows], choice, self.beside[rows], self.place[rows], self.counts)
-
-    def hidden(self, x_TM: Tensor) -> Tensor:
-        """Their hidden vectors, `[n, M]`, zero where a buffer is padded."""
+    def hidden(self, x_TM: Tensor, rows: slice | None = None) -> Tensor:
+        """The hidden vectors of some, or of all, `[n, M]`, zero where a buffer is padded."""
+        row_n = self.row if rows is None else self.row[rows]
         if self.choice is None:
-            return x_TM[self.row]
-        return torch.cat([x_TM, x_TM.new_zeros(1, x_TM.shape[1])])[self.row]
+            return x_TM[row_n]
+        return torch.cat([x_TM, x_TM.new_zeros(1, x_TM.shape[1])])[row_n]
 
-    def weights(self, weight_TK: Tensor) -> Tensor:
-        """Their gate weights, `[n, K]` or, in buffers, `[n, 1]`."""
+    def weights(self, weight_TK: Tensor, rows: slice | None = None) -> Tensor:
+        """The gate weights of some, or of all, `[n, K]` or, in buffers, `[n, 1]`."""
+        row_n = self.row if rows is None else self.row[rows]
         if self.choice is None:
-            return weight_TK[self.row]
+            return weight_TK[row_n]
+        choice_n = self.choice if rows is None else self.choice[rows]
         padded_TK = torch.cat([weight_TK, weight_TK.new_zeros(1, weight_TK.shape[1])])
-        return padded_TK[self.row, self.choice, None]
+        return padded_TK[row_n, choice_n, None]
 
     def summed(self, y_nM: Tensor, num_tokens: int) -> Tensor:
         """The sum over the copies of each token, `[T, M]`."""

@@ -29,7 +29,7 @@ def applied(experts: nn.Module, x_PM: Tensor, slot_P1: Tensor, weight_P1: Tensor
     """What local experts make of rows, one each, times its gate weight, `[P, M]`."""
     if not len(x_PM):
         return torch.zeros_like(x_PM)
-    y_PM: Tensor = experts(x_PM, slot_P1, weight_P1)
+    y_PM: Tensor = experts(x_PM.contiguous(), slot_P1, weight_P1)
     return y_PM.to(x_PM.dtype)
 
 

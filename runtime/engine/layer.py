@@ -81,6 +81,7 @@ class ParallelExperts(nn.Module):
         if "num_experts" in vars(experts):
             experts.__dict__["num_experts"] = len(self.held)
         self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=device)
+        self._pairs = 0  # that were computed here since the last trip began
 
     def begin(self, sample_T: Tensor, position_T: Tensor) -> None:
         """Say which tokens the next forward is about, int64 `[T]`."""
@@ -88,7 +89,10 @@ class ParallelExperts(nn.Module):
 
     @_disable_dynamo
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        """The weighted sum of each token's experts, `[T, M]`: tokens travel to them and return; a collective call."""
+        """The weighted sum of each token's experts, ids 0 to E-1, `[T, M]`: tokens travel to them and return.
+
+        A collective call.
+        """
         self._refuse_other_turns()
         copies = self._copies(ids_TK, self.devices(ids_TK))
         trip = Trip(copies, self.chunks, self.contributions, list(self.parameters()), self.group, settle=self._settled)
@@ -154,7 +158,7 @@ class ParallelExperts(nn.Module):
         return y_nM, trip.tag.long()
 
     def _taken(self, trip: Trip, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
-        """What a trip brings, when it is known what was sent and computed."""
+        """What a trip brings; `traffic` then tells what it sent and computed."""
         self._pairs = 0
         y_nM = trip.take(x_TM, weight_TK)
         self.traffic = replace(trip.traffic, loads=(self._pairs,))

@@ -51,7 +51,7 @@ class Columns:
 
 
 @functools.cache
-def _paddings(kinds: Kinds) -> list[int]:
+def _paddings(kinds: Kinds) -> tuple[int, ...]:
     """Bytes behind each column, so that the next begins, and a row ends, where its elements can be read."""
     units = [dtype.itemsize for _, dtype in kinds]
     begin, paddings = 0, []
@@ -59,7 +59,7 @@ def _paddings(kinds: Kinds) -> list[int]:
         end = begin + width * dtype.itemsize
         begin = -(-end // unit) * unit
         paddings.append(begin - end)
-    return paddings
+    return tuple(paddings)
 
 
 def _bytes(column: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class Trip:
         """The partial sums that arrive here, differentiable: in the order in which copies left where they return."""
         needed = any(tensor.requires_grad for tensor in (x_TM, weight_TK, *self.parameters))
         self.recording = needed and torch.is_grad_enabled()
-        if not self.recording:  # without what autograd takes the host
+        if not self.recording:  # spares the host autograd's time
             with torch.no_grad(), naming_lost_ranks():
                 return self.forward(x_TM, weight_TK)
         y: Tensor = _Travel.apply(self, x_TM, weight_TK, *self.parameters)  # type: ignore[no-untyped-call]
@@ -141,8 +141,11 @@ class Trip:
         return Columns(kinds)
 
     def _packed(self, columns: Columns, x_TM: Tensor, weight_TK: Tensor, chunk: range) -> Tensor:
-        copies = self.copies if len(self.chunks.forward) == 1 else self.copies.part(self.out.rows(chunk))
-        return columns.pack(copies.hidden(x_TM), copies.weights(weight_TK), copies.beside)
+        copies = self.copies
+        if len(self.chunks.forward) == 1:
+            return columns.pack(copies.hidden(x_TM), copies.weights(weight_TK), copies.beside)
+        rows = self.out.rows(chunk)
+        return columns.pack(copies.hidden(x_TM, rows), copies.weights(weight_TK, rows), copies.beside[rows])
 
     def _made(self, x: Tensor, weight: Tensor, beside: Tensor) -> list[Tensor]:
         """The partial sums of a piece, in the order in which they go on, with the last tag of each if need be."""

@@ -112,7 +112,7 @@ def test_a_rank_that_fails_ends_the_run_by_its_name(entry: object, error: type[M
     with pytest.raises(error, match=message) as caught:
         run_ranks(3, entry, timeout_s=1)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
-    assert not _children(os.getpid())
+    assert not _descendants(os.getpid())
 
 
 def test_a_slow_run_goes_on_as_long_as_one_rank_reports() -> None:
@@ -121,16 +121,31 @@ def test_a_slow_run_goes_on_as_long_as_one_rank_reports() -> None:
 
 def environment_of(_rank: int, channel: Channel) -> None:
     channel.greet()
-    channel.deliver((os.environ.get("MOEPLAN_LATER"), os.getcwd()))
+    channel.deliver((os.environ.get("MOEPLAN_LATER"), os.getcwd(), sorted(os.sched_getaffinity(0))))
 
 
-def test_a_rank_has_the_environment_and_folder_of_when_it_starts(
+def test_a_rank_has_the_environment_the_folder_and_the_cores_of_when_it_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert run_ranks(1, environment_of, timeout_s=30) == [(None, os.getcwd())]
-    monkeypatch.setenv("MOEPLAN_LATER", "yes")
+    cores = os.sched_getaffinity(0)
+    monkeypatch.setenv("MOEPLAN_LATER", "once")
+    assert run_ranks(1, environment_of, timeout_s=30) == [("once", os.getcwd(), sorted(cores))]
+    monkeypatch.delenv("MOEPLAN_LATER")
     monkeypatch.chdir(tmp_path)
-    assert run_ranks(1, environment_of, timeout_s=30) == [("yes", str(tmp_path))]
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert run_ranks(1, environment_of, timeout_s=30) == [(None, str(tmp_path), [min(cores)])]
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def test_ranks_find_imported_what_their_entry_needs_and_torch() -> None:
+    assert run_ranks(2, has_torch, timeout_s=30) == [True, True]
+
+
+def has_torch(_rank: int, channel: Channel) -> None:
+    channel.greet()
+    channel.deliver("torch.distributed" in sys.modules)
 
 
 def test_an_entry_that_a_rank_cannot_import_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +182,8 @@ def test_no_rank_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> Non
     )
     assert parent.stdout is not None
     assert sorted(parent.stdout.readline() for _ in range(3)) == ["up 0\n", "up 1\n", "up 2\n"]
-    children = _children(parent.pid)
-    assert len(children) == 3
-    children += [child for child, _ in _with_parent(parent.pid)]
+    children = _descendants(parent.pid)
+    assert len(children) == 4  # the ranks, and what started them
     os.killpg(parent.pid, signal.SIGINT) if how is signal.SIGINT else parent.kill()
     output, errors = parent.communicate(timeout=20)
     end = time.monotonic() + 20
@@ -180,24 +194,18 @@ def test_no_rank_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> Non
     assert ("interrupted" in output) == (how is signal.SIGINT)
 
 
-def _children(pid: int) -> list[int]:
-    """Processes whose parent is `pid`, or the server that multiprocessing keeps for it to fork from."""
-    servers = [child for child, command in _with_parent(pid) if "forkserver" in command]
-    mine = [(child, command) for parent in (pid, *servers) for child, command in _with_parent(parent)]
-    return [child for child, command in mine if child not in servers and "resource_tracker" not in command]
-
-
-def _with_parent(pid: int) -> list[tuple[int, str]]:
-    found = []
+def _descendants(pid: int) -> list[int]:
+    """Processes that `pid` started, or that those started, but for the tracker that multiprocessing keeps."""
+    children = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(status.read_text().rpartition(")")[2].split()[1])
             command = (status.parent / "cmdline").read_text()
         except OSError:
             continue
-        if parent == pid:
-            found.append((int(status.parent.name), command))
-    return found
+        if parent == pid and "resource_tracker" not in command:
+            children.append(int(status.parent.name))
+    return children + [one for child in children for one in _descendants(child)]
 
 
 def _alive(pid: int) -> bool:

@@ -1,13 +1,9 @@
-"""One thread, as the ranks have it: sums are then of the same bits. Ranks begin with what most of them import."""
+"""One thread, as the ranks have it: sums are then of the same bits."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-
-from moeplan.profilers import ranks
-
-ranks.PRELOADED += ["torch.distributed.fsdp", "transformers.models.mixtral.modeling_mixtral"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from moeplan.planner.demo.model import Attention, ModelConfig
 from moeplan.runtime.coherent import context_attention
 from moeplan.runtime.coherent.cache import STEPS, Cache
-from moeplan.runtime.coherent.context_attention import attend_contexts
+from moeplan.runtime.coherent.context_attention import attend_contexts, batches
 from moeplan.runtime.coherent.contexts import Contexts
 from moeplan.runtime.coherent.held import Held
 
@@ -59,9 +59,9 @@ def test_runs_that_attend_at_once_are_each_there_once_and_less_than_half_padding
 ) -> None:
     count_C, more_C = torch.tensor(sizes).unbind(1)
     keys_C = count_C + more_C
-    batches = list(context_attention.alike(count_C, keys_C))
-    assert sorted(torch.cat(batches).tolist()) == list(range(len(sizes)))
-    for run_b in batches:
+    found = list(batches(count_C, keys_C))
+    assert sorted(torch.cat(found).tolist()) == list(range(len(sizes)))
+    for run_b in found:
         queries, keys = int(count_C[run_b].max()), int(keys_C[run_b].max())
         assert len(run_b) * queries < 2 * int(count_C[run_b].sum())
         assert len(run_b) == 1 or len(run_b) * keys <= min(2**16, 2**21 // queries)

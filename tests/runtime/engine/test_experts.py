@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from moeplan.planner.demo.model import Experts
-from moeplan.runtime.engine.experts import keep_experts, partial_sums
+from moeplan.runtime.engine.experts import applied, keep_experts, partial_sums
 
 
 def alone(experts: Experts, x: torch.Tensor, expert: int) -> torch.Tensor:
@@ -44,3 +44,20 @@ def test_without_experts_or_tokens_partial_sums_are_zero() -> None:
     keep_experts(experts, [])
     assert torch.equal(partial_sums(experts, x, nowhere, torch.ones(2, 1))[0], torch.zeros(2, 8))
     assert partial_sums(experts, x[:0], nowhere[:0], torch.ones(0, 1))[0].shape == (0, 8)
+
+
+class Demanding(torch.nn.Module):
+    """Experts that double rows, which must lie close together."""
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`[P, M]`, in a type of its own."""
+        assert x.is_contiguous()
+        assert ids.shape == weight.shape == (len(x), 1)
+        return 2 * x.double()
+
+
+def test_rows_that_lie_in_wider_ones_are_moved_together_and_come_back_in_their_type() -> None:
+    wide = torch.arange(12.0).view(3, 4)
+    found = applied(Demanding(), wide[:, :3], torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
+    assert found.dtype == torch.float32
+    assert torch.equal(found, 2 * wide[:, :3])
