@@ -61,9 +61,11 @@ def _profile(instance: Instance) -> Iterator[Row]:
 def _points(instance: Instance) -> Iterator[Row]:
     for figure in (figure for case in found(*instance).figures.values() for figure in case):
         if figure.size is not None and figure.predicted_s is not None:
+            name, curve = figure.instance, figure.method
+            if figure.curve:
+                name, curve = f"{name}, {figure.method}", figure.curve
             for what, value in (("measured", figure.measured.median), ("predicted", figure.predicted_s)):
-                name = f"{figure.method}: {what}"
-                yield Row(figure.instance, name, quality=value, axis=figure.axis, size=figure.size)
+                yield Row(name, f"{curve}: {what}", quality=value, axis=figure.axis, size=figure.size)
 
 
 def _study(name: str, title: str, baseline: str, note: str) -> Study[Instance]:

@@ -19,8 +19,8 @@ class Figure:
         How many times as fast as the instance's first way, with its interval.
     told
         Further figures by name, units as in a study's rows.
-    axis, size
-        The curve of the picture that it is a point of, and where.
+    axis, size, curve
+        Where in the picture it is a point, and of which curve: the way's, unless told.
     """
 
     instance: str
@@ -31,3 +31,4 @@ class Figure:
     told: dict[str, float] = field(default_factory=dict)
     axis: str = ""
     size: float | None = None
+    curve: str = ""

@@ -87,7 +87,8 @@ def _told(cluster: Cluster, profile: Profile, given: Prepared, measured: Measure
                 "kept on a node, %": kept(instance.work, placement, cluster.devices_per_node),
             }
             predicted_s = _predicted(cluster, profile, instance, placement, coherent=dispatch == "coherent")
-            axis = f"ExFlow {cluster}, prefill: kv/d" if instance.new == 0 else ""
+            pictured = instance.new == 0 and instance.work.ids.shape[2] == 1
+            axis = f"ExFlow {cluster}, prefill: kv/d" if pictured else ""
             size = instance.sizes.kv_size / instance.sizes.hidden_size if axis else None
             figures.append(Figure(instance.name, way, seconds, predicted_s, ratio(first, seconds), told, axis, size))
     return figures

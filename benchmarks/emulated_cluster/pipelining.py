@@ -156,6 +156,7 @@ def _of_shape(profile: Profile, shape: Shape, measured: Measured, *, pictured: b
                 told,
                 f"PipeMoE {shape.name}: degree" if pictured else "",
                 degrees[0] if pictured else None,
+                "layer",
             )
         )
     return figures
