@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -128,24 +129,29 @@ def _started(num_ranks: int, entry: bytes) -> Iterator[_Nursery]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = zip(*(context.Pipe() for _ in range(num_ranks + 1)), strict=True)
     process = context.Process(target=_nurse, args=(entry, theirs[0], theirs[1:]))
+    try:
+        _start(process)
+        for pipe in theirs:
+            pipe.close()  # the child's death now ends the pipe
+        yield _Nursery(process, ours[0], list(ours[1:]))
+    finally:
+        ours[0].close()  # upon which the nursery ends its ranks, and itself
+        if process.pid is not None:
+            process.join(EXIT_S)
+            process.kill()  # it may import for ever; its ranks end with it
+            process.join()
+        for pipe in (*ours[1:], *theirs):
+            pipe.close()
+
+
+def _start(process: BaseProcess) -> None:
     resource_tracker.ensure_running()  # it would lift the mask below if it started inside
     # Ctrl-C reaches the whole process group; the children inherit this mask and leave the answer to the parent.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
-        for pipe in theirs:
-            pipe.close()  # the child's death now ends the pipe
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    try:
-        yield _Nursery(process, ours[0], list(ours[1:]))
-    finally:
-        ours[0].close()  # upon which the nursery ends its ranks, and itself
-        process.join(EXIT_S)
-        process.kill()  # it may import for ever; its ranks end with it
-        process.join()
-        for pipe in ours[1:]:
-            pipe.close()
 
 
 def _nurse(entry: bytes, deaths: Connection, pipes: Sequence[Connection]) -> None:
@@ -154,13 +160,14 @@ def _nurse(entry: bytes, deaths: Connection, pipes: Sequence[Connection]) -> Non
         importlib.import_module(PRELOADED)
         pickle.loads(entry)  # noqa: S301  written by our own parent
     context = multiprocessing.get_context("fork")
-    ranks: list[BaseProcess] = []
-    for index, pipe in enumerate(pipes):
-        others = deaths, *pipes[index + 1 :]
-        ranks.append(context.Process(target=_main, args=(index, entry, pipe, others), daemon=True))
-        ranks[-1].start()
-        pipe.close()
-    with contextlib.suppress(OSError):  # nobody listens
+    ranks: list[ForkProcess] = []
+    with contextlib.suppress(OSError):  # nobody listens, or there is no room for another process
+        for index, pipe in enumerate(pipes):
+            others = deaths, *pipes[index + 1 :]
+            rank = context.Process(target=_main, args=(index, entry, pipe, others), daemon=True)
+            rank.start()
+            ranks.append(rank)
+            pipe.close()
         _tell_deaths(ranks, deaths)
     for rank in ranks:
         rank.kill()
