@@ -1,5 +1,7 @@
 """Small random models of the four families, with every weight, bias and sink of some size."""
 
+import contextlib
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,6 +18,10 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 WINDOW = 5  # shorter than the texts of the tests
+
+with contextlib.suppress(ImportError):  # here, not in every rank
+    for name in ("mixtral", "qwen3_moe", "olmoe", "gpt_oss"):
+        import_module(f"transformers.models.{name}.modeling_{name}")
 
 
 def make_model(family: str, *, seed: int = 0, **changes: Any) -> nn.Module:
