@@ -1,7 +1,7 @@
 """Ranks as local processes: started together, watched, and ended together whatever happens to one of them.
 
 They are forks of one process, their nursery, which imports what they need once: eight ranks on two cores would do it
-four times in turn.
+four times in turn. What is imported there must neither touch a GPU nor compute with several threads.
 """
 
 import contextlib
@@ -73,12 +73,15 @@ class _Nursery:
     pipes: list[Connection]
 
     def exit_code(self, rank: int) -> int | None:
-        """That of a rank whose pipe has ended; None where it stays unknown."""
-        with contextlib.suppress(EOFError, ConnectionResetError):
+        """That of a rank whose pipe has ended, or of the nursery where that took it along; None where it is unknown."""
+        try:
             while self.deaths.poll(EXIT_S):
                 dead, code = pickle.loads(self.deaths.recv_bytes())  # noqa: S301  written by our own child
                 if dead == rank:
                     return int(code)
+        except (EOFError, ConnectionResetError):
+            self.process.join(EXIT_S)
+            return self.process.exitcode or None
         return None
 
 
@@ -137,9 +140,11 @@ def _started(num_ranks: int, entry: bytes) -> Iterator[_Nursery]:
     finally:
         ours[0].close()  # upon which the nursery ends its ranks, and itself
         if process.pid is not None:
-            process.join(EXIT_S)
-            process.kill()  # it may import for ever; its ranks end with it
-            process.join()
+            try:
+                process.join(EXIT_S)
+            finally:
+                process.kill()  # it may import for ever; its ranks end with it
+                process.join()
         for pipe in (*ours[1:], *theirs):
             pipe.close()
 
@@ -156,9 +161,11 @@ def _start(process: BaseProcess) -> None:
 
 def _nurse(entry: bytes, deaths: Connection, pipes: Sequence[Connection]) -> None:
     """Start the ranks, tell of those that die, and kill the others once nobody listens."""
-    with contextlib.suppress(Exception):  # a rank that misses something tells so itself
+    with contextlib.suppress(BaseException):  # a rank that misses something tells so itself
         importlib.import_module(PRELOADED)
         pickle.loads(entry)  # noqa: S301  written by our own parent
+    if deaths.poll():  # nobody listens any more
+        return
     context = multiprocessing.get_context("fork")
     ranks: list[ForkProcess] = []
     with contextlib.suppress(OSError):  # nobody listens, or there is no room for another process
@@ -187,7 +194,7 @@ def _tell_deaths(ranks: Sequence[BaseProcess], deaths: Connection) -> None:
 def _main(index: int, entry: bytes, pipe: Connection, others: Sequence[Connection]) -> None:
     for other in others:  # which the fork has copies of
         other.close()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     channel = Channel(pipe)
     try:
         pickle.loads(entry)(index, channel)  # noqa: S301  written by our own parent
@@ -195,10 +202,11 @@ def _main(index: int, entry: bytes, pipe: Connection, others: Sequence[Connectio
         channel.fail(error)
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
+def _end_with_parent(pipe: Connection) -> None:
+    """End this rank with the nursery, or once nobody listens on its pipe, on which nothing is ever sent to it."""
+    nursery = multiprocessing.parent_process()
+    if nursery is not None:
+        connection.wait([nursery.sentinel, pipe])
         os._exit(1)
 
 
@@ -233,9 +241,10 @@ def _collect(nursery: _Nursery, timeout_s: float, on_progress: Progress | None) 
 
 def _receive(nursery: _Nursery, rank: int) -> tuple[str, Any]:
     try:
-        message: tuple[str, Any] = pickle.loads(nursery.pipes[rank].recv_bytes())  # noqa: S301  written by our own child
-    except (EOFError, ConnectionResetError):
+        written = nursery.pipes[rank].recv_bytes()
+    except (EOFError, OSError):
         raise RankError(_died(rank, nursery.exit_code(rank))) from None
+    message: tuple[str, Any] = pickle.loads(written)  # noqa: S301  written by our own child
     return message
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -137,6 +138,33 @@ def test_a_rank_has_the_environment_the_folder_and_the_cores_of_when_it_starts(
         assert run_ranks(1, environment_of, timeout_s=30) == [(None, str(tmp_path), [min(cores)])]
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def kills_its_nursery(rank: int, channel: Channel) -> None:
+    channel.greet()
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def test_what_started_the_ranks_may_die_and_takes_them_along() -> None:
+    with pytest.raises(RankError, match=r"^rank \d died \(SIGKILL\)"):
+        run_ranks(3, kills_its_nursery, timeout_s=60)
+    assert not _descendants(os.getpid())
+
+
+def dies_while_it_tells(rank: int, channel: Channel) -> None:
+    channel.greet()
+    if rank == 0:
+        time.sleep(0.3)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        os.write(channel.pipe.fileno(), (2**20).to_bytes(4, "big") + bytes(1000))  # the beginning of a message
+    time.sleep(600)
+
+
+def test_a_rank_that_dies_in_the_middle_of_its_result_is_named() -> None:
+    with pytest.raises(RankError, match=r"^rank 0 died \(SIGKILL\)"):
+        run_ranks(2, dies_while_it_tells, timeout_s=60)
 
 
 def test_ranks_find_imported_what_their_entry_needs_and_torch() -> None:
