@@ -86,8 +86,7 @@ class Profile:
 def calibrate(cluster: Cluster, rank: int) -> Profile:
     """The profile of the cluster that this rank is of; all ranks call it together, and get the same."""
     group, size = cluster.devices_per_node, cluster.num_devices
-    apart_D = np.arange(size) // group != rank // group
-    together_D = ~apart_D & (np.arange(size) != rank)
+    together_D = (np.arange(size) // group == rank // group) & (np.arange(size) != rank)
     uneven = {n: uneven_bytes(cluster, n, seed) for seed, n in enumerate(NODE_BYTES)}
     inter = {n: _exchange(bytes_DD[rank], bytes_DD[:, rank]) for n, bytes_DD in uneven.items()}
     intra = {n: _even(together_D * (n // max(group - 1, 1))) for n in LOCAL_BYTES}

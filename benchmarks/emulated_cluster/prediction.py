@@ -80,7 +80,7 @@ class Predictor:
         """Attention and routed blocks of coherent tokens, from where they live: counts, dispatch, experts, combine."""
         total = 0.0
         for device_TK, before_T, after_T in zip(self.device, self.lives(here_T), self.lives(here_T)[1:], strict=False):
-            total += self.attention(before_T, padded=True) + self.profile.call_s
+            total += self.padded_attention(before_T) + self.profile.call_s
             total += self.copies(device_TK, before_T) + self.experts(device_TK)
             if device_TK.shape[1] > 1:
                 total += self.copies(device_TK, after_T)
@@ -123,13 +123,15 @@ class Predictor:
         pairs = np.bincount(device_TK.ravel()).max()
         return float(self.profile.wait.seconds(self.sizes.start_s + self.sizes.pair_s * pairs))
 
-    def attention(self, here_T: Array, *, padded: bool = False) -> float:
-        """The busiest device's; coherent tokens attend by sample, of which some at once are padded to the most."""
+    def attention(self, here_T: Array) -> float:
+        """The busiest device's."""
+        return float(self.sizes.attention_s * np.bincount(here_T).max())
+
+    def padded_attention(self, here_T: Array) -> float:
+        """The busiest device's of coherent tokens, which attend by sample, some at once and padded to the most."""
         queries_DI = np.zeros((self.cluster.num_devices, self.num_samples), np.int64)
         np.add.at(queries_DI, (here_T, np.arange(len(here_T)) * self.num_samples // len(here_T)), 1)
-        return self.sizes.attention_s * max(
-            attended(queries_I) if padded else queries_I.sum() for queries_I in queries_DI
-        )
+        return self.sizes.attention_s * max(map(attended, queries_DI))
 
     def next_home(self, device_TK: Array, method: str) -> Array:
         """Where each token's sample goes after a layer, `[T]`."""

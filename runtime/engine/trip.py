@@ -87,11 +87,12 @@ class Trip:
         needed = any(tensor.requires_grad for tensor in (x_TM, weight_TK, *self.parameters))
         self.recording = needed and torch.is_grad_enabled()
         if not self.recording:  # spares the host autograd's time
-            with torch.no_grad(), naming_lost_ranks():
+            with torch.no_grad():
                 return self.forward(x_TM, weight_TK)
         y: Tensor = _Travel.apply(self, x_TM, weight_TK, *self.parameters)  # type: ignore[no-untyped-call]
         return y
 
+    @naming_lost_ranks()
     def forward(self, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The partial sums that arrive here."""
         self.shape = (len(weight_TK), weight_TK.shape[1])
@@ -112,6 +113,7 @@ class Trip:
         self.traffic = self._crossed(columns)
         return y
 
+    @naming_lost_ranks()
     def backward(self, grad: Tensor) -> tuple[list[Tensor], Gradients]:
         """The gradients by x and gate weights of tokens, and those by the parameters."""
         if not self.pieces:
@@ -211,13 +213,11 @@ class _Travel(torch.autograd.Function):
     """A trip as autograd sees it."""
 
     @staticmethod
-    @naming_lost_ranks()
     def forward(ctx: Any, trip: Trip, x_TM: Tensor, weight_TK: Tensor, *_parameters: Tensor) -> Tensor:
         ctx.trip = trip
         return trip.forward(x_TM, weight_TK)
 
     @staticmethod
-    @naming_lost_ranks()
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs, parameters = ctx.trip.backward(grads[0])
         return None, *inputs, *parameters
