@@ -73,7 +73,7 @@ def draw(result: Result, path: Path) -> None:
                 panel.legend(found.values(), found.keys(), frameon=False, fontsize=8)
         if together:
             figure.legend(
-                handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False
+                handles.values(), handles.keys(), loc="outside upper center", ncols=2 * columns, frameon=False
             )
         with atomic_path(path) as temporary:
             figure.savefig(temporary, format="svg", metadata={"Date": None})

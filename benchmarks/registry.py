@@ -20,7 +20,7 @@ SUBJECTS = {
     "recording": "What recording adds to a model's passes",
     "emulated_cluster": "Plans carried out on an emulated cluster: seconds measured beside seconds predicted",
 }
-DEFAULT = tuple(SUBJECTS)[:5]  # the strategies and what they solve with
+DEFAULT = tuple(SUBJECTS)[:6]  # the strategies and what they solve with
 
 
 def studies(name: str) -> tuple[Study[Any], ...]:

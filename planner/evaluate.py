@@ -7,13 +7,13 @@ from ..errors import InputError
 from ..runtime.decisions import DispatchModel
 from ..runtime.plan import Contender, Evaluation, Part, Verdict
 from ..traces.model import ModelSpec
-from .metrics import Figures, figures
+from .measures.metrics import Figures, figures
+from .measures.predicted import Predicted, predicted
+from .measures.replay import replay
+from .measures.speeds import Speeds
+from .measures.survey import Cohort
+from .measures.tally import Route, Tally
 from .options import SecondsOptions
-from .predicted import Predicted, predicted
-from .replay import replay
-from .speeds import Speeds
-from .survey import Cohort
-from .tally import Route, Tally
 from .task import Task
 
 __all__ = [

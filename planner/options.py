@@ -135,7 +135,8 @@ class PlacementOptions(Record):
 class StageSeconds(Record):
     """Seconds of the chunks of every MoE layer in each stage, in the order of a forward pass, mean over steps.
 
-    A tuple a layer: a figure a chunk, or a single one where all chunks are alike.
+    A tuple a layer: a figure a chunk, or a single one where all chunks are alike. The experts' is the sum of
+    all calls of a chunk in that pass.
     """
 
     dispatch_s: tuple[tuple[Seconds, ...], ...]

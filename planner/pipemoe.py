@@ -9,16 +9,16 @@ from ..errors import InputError, UsageError
 from ..runtime.decisions import PipelineDecision
 from ..solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ..solvers.pipemoe import TUTEL_MAX_DEGREE
-from .cut import Cut, Cuts
-from .degrees import DegreeTable, tabulated, unequal
-from .dropped import dropped_share, sent_pairs
 from .evaluate import Replayed, judge
+from .measures.dropped import dropped_share, sent_pairs
+from .measures.replay import replay
+from .measures.speeds import Speeds
+from .measures.tally import Route, Tally
 from .options import MAX_SECONDS, PipelineOptions, StageSeconds
-from .pipelined import Pipeline
-from .replay import replay
+from .pipeline.cut import Cut, Cuts
+from .pipeline.degrees import DegreeTable, tabulated, unequal
+from .pipeline.pipelined import Pipeline
 from .solved import Solved
-from .speeds import Speeds
-from .tally import Route, Tally
 from .task import Task
 
 __all__ = ["BACKWARD", "rivals", "solve"]
@@ -110,7 +110,7 @@ def _pipeline(task: Task, tally: Tally, speeds: Speeds) -> Pipeline:
 
 def _check_seconds(table: DegreeTable) -> None:
     """Refuse curves by which a layer takes longer than a plan may say."""
-    longest = max(table.forward.max(), table.backward.max())
+    longest = table.taken.max()
     if not longest <= MAX_SECONDS:
         raise InputError(
             f"an MoE layer takes {longest:.3g} s by the profile and the links; expected at most {MAX_SECONDS:g}:"
@@ -140,9 +140,7 @@ def _outcome(table: DegreeTable, degrees: PipelineDecision, started: float) -> O
 
 def _unbounded(pipeline: Pipeline, cuts: Cuts, started: float) -> Outcome:
     """What unequal chunks take; other shares might take less, under curves of any form nothing is proven."""
-    passes = [pipeline.taken(pipeline.chunks(cuts.forward))]
-    passes += [pipeline.taken(pipeline.chunks(cuts.backward), back=True)] if cuts.backward is not None else []
-    value = float(sum(taken_SL[len(taken_SL) // 2].sum() for taken_SL in passes))
+    value = float(pipeline.both(cuts).sum())
     objective = Objective("moe_s", value, "min")
     return Outcome.of(status=Status.FEASIBLE, objective=objective, started=started, backend="scipy highs")
 
@@ -152,8 +150,8 @@ def _options(
 ) -> PipelineOptions:
     return PipelineOptions(
         method=str(task.method),
-        max_degree=table.forward.shape[1],
-        joint=table.joint,
+        max_degree=table.max_degree,
+        joint=task.request.joint,
         full_duplex=pipeline.full_duplex,
         backward=pipeline.backward,
         placement="contiguous" if task.base is None else "base",

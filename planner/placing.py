@@ -12,16 +12,17 @@ from ..solvers.placement import Placement
 from ..solvers.result import PlacementResult
 from ..traces.count_form import CountTrace
 from ..traces.counts import Counts, count
-from . import contiguous, eplb, exflow
-from .balanced import Balanced
-from .mixture import Mixture
+from . import contiguous, exflow
+from .balance import eplb
+from .balance.balanced import Balanced
+from .balance.mixture import Mixture
+from .balance.phase_swaps import phase_swaps
+from .balance.redundancy import slots_of, weighed
+from .measures.tally import Route
 from .options import PlacementOptions
-from .phase_swaps import phase_swaps
-from .redundancy import slots_of, weighed
 from .replanned import previous_routes, reconsidered, replanned, without_previous
 from .searched import Searched
 from .solved import Solved
-from .tally import Route
 from .task import Task
 
 __all__ = ["Place", "counted", "placing"]

@@ -15,9 +15,9 @@ from . import exflow
 from .evaluate import Evaluated, verdict
 from .expert_bytes import MATRICES
 from .expert_moves import Moves
-from .metrics import copies_metric
+from .measures.metrics import copies_metric
+from .measures.tally import Route
 from .options import Replanned
-from .tally import Route
 from .task import Task
 
 __all__ = ["previous_plan", "previous_routes", "reconsidered", "replanned", "without_previous"]

@@ -78,7 +78,7 @@ class Request:
     max_degree, joint, full_duplex, capacity_factor
         What pipemoe may choose: degrees up to this one (None: 32, the most Tutel takes), one degree for both passes;
         whether dispatch and combine do not share a channel; and every expert's buffer over its mean rows, padded to a
-        multiple of the degree (None: no fixed capacity, what is routed is sent).
+        multiple of both degrees (None: no fixed capacity, what is routed is sent).
     """
 
     strategy: str

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from ..runtime.decisions import DispatchModel
-from . import contiguous, eplb, exflow, netmoe, pipemoe
-from .metrics import copies_metric
+from . import contiguous, exflow, netmoe, pipemoe
+from .balance import eplb
+from .measures.metrics import copies_metric
 from .placing import placing
 from .solved import Solved
 from .task import Task

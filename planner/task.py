@@ -21,11 +21,11 @@ from ..solvers.placement import Placement, slots_for
 from ..traces.count_form import CountTrace, open_any
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
+from .measures.speeds import Speeds
+from .measures.step_loads import step_loads
+from .measures.survey import Cohort, Survey, survey
 from .options import EvaluationOptions
 from .request import Request
-from .speeds import Speeds
-from .step_loads import step_loads
-from .survey import Cohort, Survey, survey
 
 __all__ = ["Task"]
 

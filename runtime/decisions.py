@@ -91,7 +91,7 @@ class PipelineDecision(Record):
     shares
         Of the chunks where they are unequal; None: equal ones.
     capacity_factor
-        Every expert's buffer over its mean rows, padded to a multiple of the degree; None: no fixed capacity.
+        Every expert's buffer over its mean rows, padded to a multiple of both degrees; None: no fixed capacity.
     """
 
     forward: tuple[Degree, ...]

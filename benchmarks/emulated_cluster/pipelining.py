@@ -1,7 +1,7 @@
 """PipeMoE's degrees: every one of some, and the planned one, for layers from network-bound to compute-bound.
 
 Experts are as slow as the shape asks: their time t_e is a multiple of the dispatch's, t_d, at the wire's nominal rate.
-Routing is even: token i of every rank asks for expert i mod E, one a device.
+Routing is even, in chunks of any size too: token i of rank d asks for expert (i + d) mod E, one a device.
 """
 
 from dataclasses import dataclass
@@ -76,16 +76,18 @@ class Shape:
     def layer_s(self, profile: Profile, degrees: Degrees) -> float:
         """Seconds of a layer in so many chunks, its exchange of counts left out."""
         passes = zip(degrees, (1.0, BACKWARD), strict=True)
-        return sum(self._pass_s(profile, degree, longer) for degree, longer in passes if degree)
+        return sum(self._pass_s(profile, degree, max(degrees), longer) for degree, longer in passes if degree)
 
     def experts_s(self, profile: Profile, share: Array) -> Array:
         """Seconds of the experts of shares of the layer, a chunk each, forward."""
         waits = self.sizes.start_s + self.sizes.pair_s * self.work.tokens.shape[1] * share
         return profile.wait.seconds(waits)
 
-    def _pass_s(self, profile: Profile, degree: int, longer: float) -> float:
+    def _pass_s(self, profile: Profile, degree: int, pieces: int, longer: float) -> float:
+        """Of a pass whose experts are called once a piece."""
         degree_R = np.array([degree])
-        sent_R, work_R = profile.chunk_s(self.node_bytes / degree_R), self.experts_s(profile, 1 / degree_R)
+        call_R = self.experts_s(profile, 1 / np.array([pieces]))
+        sent_R, work_R = profile.chunk_s(self.node_bytes / degree_R), pieces / degree * call_R
         return float(layer_seconds(degree_R, sent_R, longer * work_R, sent_R)[0])
 
 
@@ -96,7 +98,7 @@ def _prepare(cluster: Cluster) -> list[Shape]:
 def _shape(cluster: Cluster, tokens: int, slower: float, trained: bool) -> Shape:
     size, group = cluster.num_devices, cluster.devices_per_node
     ids = np.broadcast_to(np.arange(size)[:, None, None], (size, LAYERS, 1)).copy()
-    work = Workload(ids, np.tile(np.arange(tokens) % size, (size, 1)), size)
+    work = Workload(ids, np.add.outer(np.arange(size), np.arange(tokens)) % size, size)
     node_bytes = 4 * HIDDEN * group * tokens * (size - group) / size
     pair_s = slower * node_bytes * WIRE.s_per_byte / tokens
     sizes = Sizes(num_experts=size, hidden_size=HIDDEN, pair_s=pair_s, attention_s=0.0)

@@ -1,4 +1,4 @@
-"""A trace in count form counted again, row by row: the naive twin of `planner.step_loads`.
+"""A trace in count form counted again, row by row: the naive twin of `planner.measures.step_loads`.
 
 Legend: B steps; L MoE layers; E experts; D devices.
 """

@@ -1,4 +1,4 @@
-"""What a fixed capacity drops, counted again: the naive twin of `planner.dropped`.
+"""What a fixed capacity drops, counted again: the naive twin of `planner.measures.dropped`.
 
 Legend: B steps; L MoE layers; D devices.
 """
@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.plan import Plan
+from .pieces import Pass, buffered
 from .roster import Roster, Tokens
-from .schedule import Shares, rows_of, whole
+from .schedule import rows_of
 
 __all__ = ["Buffers"]
 
@@ -31,10 +32,10 @@ class Buffers:
                     self._want(places, layer, ids_T)
         self.fullest_B = held_BD.max(axis=1)
 
-    def dropped_share(self, factor: float, shares: Shares) -> float:
-        """Of the pairs, those that find no row, where layers are in chunks of these shares."""
+    def dropped_share(self, factor: float, pieces: Pass) -> float:
+        """Of the pairs, those that find no row, where layers are cut into these pieces."""
         rows_B = rows_of(self.plan.model, factor, self.fullest_B)
-        held_LB = [np.sum([whole(rows_B, share) for share in layer], axis=0).tolist() for layer in shares]
+        held_LB = [np.sum([buffered(rows_B, chunk) for chunk in layer], axis=0).tolist() for layer in pieces]
         beyond = sum(max(pairs - held_LB[layer][step], 0) for (step, layer, _, _), pairs in self.wanted.items())
         return float(beyond / self.wanted.total())
 

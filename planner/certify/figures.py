@@ -1,4 +1,4 @@
-"""Metrics and intervals from a recount: the naive twin of `planner.metrics` and `planner.intervals`.
+"""Metrics and intervals from a recount: the naive twin of `planner.measures.metrics` and `planner.measures.intervals`.
 
 Legend: U units; B steps; R draws; Q levels of a curve (low, middle, high).
 """

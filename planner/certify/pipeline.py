@@ -33,6 +33,7 @@ from .structure import evaluation_options, holders_of, labelled, pipeline_option
 __all__ = ["check_pipeline"]
 
 BACKWARD = 2.0
+LARGEST_SEARCHED = 1_024
 
 
 def check_pipeline(
@@ -89,6 +90,10 @@ def check_pipeline(
 
 def _check_shape(plan: Plan, trace: Trace, options: PipelineOptions, decision: PipelineDecision) -> None:
     """Degrees as many as layers and no higher than allowed; a backward pass where the tokens are of training."""
+    if options.max_degree > LARGEST_SEARCHED:
+        raise CertificationError(
+            f"options.pipeline.max_degree: {options.max_degree}; expected at most {LARGEST_SEARCHED:,}"
+        )
     for name, one in {"plan": decision, **options.baselines}.items():
         passes = [one.forward, *([] if one.backward is None else [one.backward])]
         if any(len(degrees) != plan.model.num_layers or max(degrees) > options.max_degree for degrees in passes):
@@ -97,6 +102,7 @@ def _check_shape(plan: Plan, trace: Trace, options: PipelineOptions, decision: P
             options.joint and one.backward not in (None, one.forward)
         ):
             raise CertificationError(f"degrees of {name}: passes other than options.pipeline says")
+        cut_of(plan, options, name)  # passes that cut each other unevenly have none
         uneven = name == "plan" and options.method == "unequal"
         if uneven and options.joint:
             raise CertificationError("degrees of plan: method unequal with joint, which is for equal chunks")

@@ -1,4 +1,4 @@
-"""An independent recount of a trace under a placement: the naive twin of `planner.replay`.
+"""An independent recount of a trace under a placement: the naive twin of `planner.measures.replay`.
 
 It shares no code with the solvers or the replay: membership matrices instead of pairwise comparisons, holders looked up
 expert by expert instead of in tables.

@@ -1,4 +1,4 @@
-"""Who is in a part of a trace, counted again: the naive twin of `planner.survey`.
+"""Who is in a part of a trace, counted again: the naive twin of `planner.measures.survey`.
 
 Legend: T tokens; L MoE layers; K experts a token; U units; B steps.
 """

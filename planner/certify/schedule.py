@@ -1,4 +1,4 @@
-"""The seconds of pipelined layers, chunk by chunk: the naive twin of `planner.pipelined` and `solvers.pipemoe`.
+"""The seconds of pipelined layers, chunk by chunk: the naive twin of `planner.pipeline` and `solvers.pipemoe`.
 
 No closed form: every chunk's dispatch, experts and combine end when they end.
 
@@ -6,24 +6,24 @@ Legend: Q levels of a curve (low, middle, high), of a pass all pairs of the exch
 layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any
+from functools import cache
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.model import ModelSpec
 from .figures import middle
+from .pieces import Parts, Pass, buffered, share_of, whole
 from .recount import Ledger, Moves
 from .seconds import Clock
 
-__all__ = ["Schedule", "Shares", "Timed", "rows_of", "whole"]
+__all__ = ["Schedule", "Timed", "rows_of"]
 
 Levels = NDArray[np.float64]
-Number = Fraction | float
-Shares = Sequence[Sequence[Number]]  # of every layer in each of its chunks
+Pieces = tuple[Parts, ...]  # of every layer, one of its chunks
 Chunk = tuple[dict[str, Levels], dict[str, NDArray[np.bool_]]]
 STAGES = ("dispatch_s", "experts_s", "combine_s")
 
@@ -58,7 +58,7 @@ class Schedule:
     full_duplex: bool
     capacity_factor: float | None
 
-    def timed(self, forward: Shares, backward: Shares | None) -> Timed:
+    def timed(self, forward: Pass, backward: Pass | None) -> Timed:
         """Every metric of seconds in these chunks."""
         chunks = self._chunks(forward)
         once = {"attention_s": 1}
@@ -67,17 +67,17 @@ class Schedule:
         }
         outside = {name: float(self._flagged(chunks, (name,)).mean()) for name in chunks[0][1]}
         passes = {"moe_s": forward, **({} if backward is None else {"moe_backward_s": backward})}
-        for name, shares in passes.items():
-            seconds[name] = self.taken(shares, back=name == "moe_backward_s").sum(axis=2)
-            outside[name] = float(self._flagged(self._chunks(shares), STAGES).mean())
+        for name, pieces in passes.items():
+            seconds[name] = self.taken(pieces, back=name == "moe_backward_s").sum(axis=2)
+            outside[name] = float(self._flagged(self._chunks(pieces), STAGES).mean())
         parts = [middle(seconds[name]) for name in ("attention_s", *passes) if name in seconds]
         seconds["step_s"] = np.sum(parts, axis=0)[None]
         return Timed(seconds, {name: share for name, share in outside.items() if share})
 
-    def taken(self, shares: Shares, *, back: bool) -> Levels:
+    def taken(self, pieces: Pass, *, back: bool) -> Levels:
         """Seconds of the forward or the backward pass of every layer, `[Q, B, L]`, at every pair of levels."""
         sent, computed, ended = np.zeros(()), np.zeros(()), np.zeros(())
-        chunks = [self._paired(found, back=back) for found, _ in self._chunks(shares)]
+        chunks = [self._paired(found, back=back) for found, _ in self._chunks(pieces)]
         if not self.full_duplex:  # the one channel is free once all dispatches are through
             ended = np.sum([first for first, _, _ in chunks], axis=0)
         for first, experts, last in chunks:
@@ -86,9 +86,9 @@ class Schedule:
             ended = np.maximum(ended, computed) + last
         return np.asarray(ended)
 
-    def stages(self, shares: Shares) -> list[tuple[Levels, Levels, Levels]]:
+    def stages(self, pieces: Pass) -> list[tuple[Levels, Levels, Levels]]:
         """Seconds of every chunk's dispatch, experts and combine, `[Q, B, L]` each."""
-        return [(found["dispatch_s"], found["experts_s"], found["combine_s"]) for found, _ in self._chunks(shares)]
+        return [(found["dispatch_s"], found["experts_s"], found["combine_s"]) for found, _ in self._chunks(pieces)]
 
     def _paired(self, found: Mapping[str, Levels], *, back: bool) -> tuple[Levels, Levels, Levels]:
         """A chunk's first exchange, experts and last exchange at every pair of levels."""
@@ -99,33 +99,38 @@ class Schedule:
         first, last = exchanges[::-1] if back else exchanges
         return first, (self.factor if back else 1.0) * experts[at_expert], last
 
-    def _chunks(self, shares: Shares) -> list[Chunk]:
+    def _chunks(self, pieces: Pass) -> list[Chunk]:
         """The parts of a step in every chunk, and which of its calls were outside the sizes measured."""
-        columns = [tuple(x[i] if i < len(x) else 0.0 for x in shares) for i in range(max(map(len, shares)))]
-        found = {column: self._chunk(column) for column in dict.fromkeys(columns)}
-        return [found[column] for column in columns]
+        at, timed = cache(self._timed), []
+        for chunk in zip_longest(*pieces, fillvalue=()):
+            seconds, flags = at(chunk)
+            calls = [at(call) for call in zip_longest(*([(x,) for x in parts] for parts in chunk), fillvalue=())]
+            experts = np.sum([found["experts_s"] for found, _ in calls], axis=0)
+            flagged = np.any([found["experts_s"] for _, found in calls], axis=0)
+            timed.append(({**seconds, "experts_s": experts}, {**flags, "experts_s": flagged}))
+        return timed
 
-    def _chunk(self, share: tuple[Number, ...]) -> Chunk:
-        """One of them, nothing where a layer has no such chunk."""
-        there = np.array([x > 0 for x in share])
+    def _timed(self, pieces: Pieces) -> Chunk:
+        """These pieces of every layer at once, nothing where there is none."""
+        there = np.array([share_of(parts) > 0 for parts in pieces])
         clock = replace(self.clock, sources={}, other_dtype=set(), outside={}, flags={})
-        found = clock.layers(self._part(share), coherent=False)
+        found = clock.layers(self._part(pieces), coherent=False)
         lasting = {name: levels if name == "attention_s" else levels * there for name, levels in found.items()}
         return lasting, {name: flag & (there | (name == "attention_s")) for name, flag in clock.flags.items()}
 
-    def _part(self, share: tuple[Number, ...]) -> Ledger:
+    def _part(self, pieces: Pieces) -> Ledger:
         """The ledger with so much of every layer's copies and pairs, in whole ones; or of every expert's rows."""
         moves, loads = self.ledger.moves, self.ledger.loads
         assert moves is not None
         if self.capacity_factor is None:
-            ports = np.stack([whole(moves.ports[:, :, i], x) for i, x in enumerate(share)], axis=2)
-            pairs = np.stack([whole(loads[:, i], x) for i, x in enumerate(share)], axis=1)
+            ports = np.stack([whole(moves.ports[:, :, i], x) for i, x in enumerate(pieces)], axis=2)
+            pairs = np.stack([whole(loads[:, i], x) for i, x in enumerate(pieces)], axis=1)
             return replace(self.ledger, moves=Moves(ports, moves.sitting), loads=pairs)
         model, cluster = self.clock.plan.model, self.clock.plan.cluster
         here, ports, pairs = model.num_experts // cluster.num_devices, np.zeros_like(moves.ports), np.zeros_like(loads)
         rows = rows_of(model, self.capacity_factor, moves.sitting[0].max(axis=2))
-        for layer, x in enumerate(share):
-            sent = here * whole(rows[:, layer], x)
+        for layer, parts in enumerate(pieces):
+            sent = here * buffered(rows[:, layer], parts)
             ports[:, :, layer, 0] = (sent * (cluster.devices_per_node - 1))[:, None, None]
             ports[:, :, layer, 1] = (sent * (cluster.num_devices - cluster.devices_per_node))[:, None, None]
             pairs[:, layer] = (sent * cluster.num_devices)[:, None]
@@ -141,10 +146,3 @@ def rows_of(model: ModelSpec, factor: float, fullest: NDArray[np.int64]) -> NDAr
     """Rows of an expert from one device under a fixed capacity, by the tokens of the fullest device."""
     rows: NDArray[np.float64] = np.floor(factor * np.ceil(fullest / model.num_experts)) * model.top_k
     return rows
-
-
-def whole(rows: NDArray[Any], share: Number) -> NDArray[np.int64]:
-    """A share of rows in whole ones; where it is a fraction's, up to its rounding."""
-    if isinstance(share, Fraction):
-        return -(-rows.astype(np.int64) * share.numerator // share.denominator)
-    return np.ceil(np.round(rows * share, 9)).astype(np.int64)

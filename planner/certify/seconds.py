@@ -1,4 +1,4 @@
-"""Predicted seconds recounted: the naive twin of `planner.speeds`, `planner.predicted` and `solvers.seconds`.
+"""Predicted seconds recounted: the naive twin of `planner.measures.speeds`, `.predicted` and `solvers.seconds`.
 
 The profile's fitted curves are data and are evaluated as they stand; which of them times what, what each port carries
 and which rank decides is worked out again.

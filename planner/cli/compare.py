@@ -54,9 +54,9 @@ def compare(
       moeplan compare plan.json other.json --trace new-traces -o bytes.html
       moeplan compare eplb.json --trace new-traces --replica-rule static
     """
-    from ..compare import compare as compared
-    from ..compare_page import check_matrices, write_matrices
-    from ..compare_report import as_dict, compare_report
+    from ..compare.comparison import compare as compared
+    from ..compare.page import check_matrices, write_matrices
+    from ..compare.report import as_dict, compare_report
     from ..inputs import profile_for
 
     rule: Any = replica_rule and replica_rule.value

@@ -130,14 +130,14 @@ def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], outpu
 
 def _text(found: "Profile") -> Sequence[str]:
     """The fits drawn in characters."""
-    from ..profile_picture import text_picture
+    from ..pages.profile_picture import text_picture
 
     return tuple(text_picture(found, console().width))
 
 
 def _write_page(found: "Profile", plot: Path, saved: Path) -> None:
     """Write the page of a profile that was saved; where that fails, the profile is still there."""
-    from ..profile_picture import write_profile_page
+    from ..pages.profile_picture import write_profile_page
 
     try:
         write_profile_page(found, plot)
@@ -155,7 +155,7 @@ def _tell(
     as_json: bool,
 ) -> None:
     """Print a profile that was saved, and where the toy model's routing was recorded, if it was."""
-    from ..profile_report import profile_report, remarks
+    from ..reports.profile import profile_report, remarks
 
     if as_json:
         told = {"profile": str(output), "traces": recorded, "notes": [*notes, *remarks(found)]}

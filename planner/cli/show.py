@@ -38,10 +38,10 @@ def show(
       moeplan show plan.json --timeline 3 -o layer3.html
     """
     from ...runtime.plan import load
-    from ..balance_report import write_redundancy
-    from ..report import show_report
-    from ..timeline import BASIS, timeline_picture, timelines
-    from ..timeline_page import trace_events, write_timeline
+    from ..balance.report import write_redundancy
+    from ..pipeline.timeline import BASIS, timeline_picture, timelines
+    from ..pipeline.timeline_page import trace_events, write_timeline
+    from ..reports.plan import show_report
 
     loaded = load(plan)
     if output is not None and timeline is None:

@@ -48,7 +48,7 @@ def solve(
     """
     from dataclasses import asdict
 
-    from ..report import solve_report
+    from ..reports.plan import solve_report
     from ..request import Request
     from ..solve import make
 
@@ -82,8 +82,8 @@ def solve(
 
 def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None:
     """The learning curve on stdout, and as a page where one is asked for."""
-    from ..learning_curve import learning_curve
-    from ..learning_curve_report import as_dict, check_page, curve_report, write_curve
+    from ..learning_curve.curve import learning_curve
+    from ..learning_curve.report import as_dict, check_page, curve_report, write_curve
 
     if page is not None:
         check_page(page)

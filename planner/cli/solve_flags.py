@@ -181,7 +181,7 @@ class Pipeline:
     ] = False
     capacity_factor: Annotated[
         float | None,
-        typer.Option(help="pipemoe: rows of an expert, over the mean; padded to the degree.", show_default=False),
+        typer.Option(help="pipemoe: rows of an expert, over the mean; padded to the degrees.", show_default=False),
     ] = None
 
 

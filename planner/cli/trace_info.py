@@ -29,8 +29,8 @@ def info(
     """
     from ...traces.count_form import CountTrace, open_any
     from ...traces.statistics import describe, describe_counts
-    from ..trace_picture import write_trace_page
-    from ..trace_report import statistics_json, trace_report
+    from ..pages.trace_picture import write_trace_page
+    from ..reports.trace import statistics_json, trace_report
 
     opened = open_any(trace)
     with progress() as say:

@@ -20,13 +20,13 @@ from ...solvers.placement import Placement
 from ...solvers.seconds import total
 from ...traces.reader import Trace
 from ..certify import Certificate, certify
-from ..predicted import predicted
-from ..replay import replay
+from ..measures.predicted import predicted
+from ..measures.replay import replay
+from ..measures.speeds import Speeds
+from ..measures.survey import survey
+from ..measures.tally import COUNTS, Route
 from ..request import Request
 from ..solve import solve
-from ..speeds import Speeds
-from ..survey import survey
-from ..tally import COUNTS, Route
 from .record import SAMPLE_TOKENS, record_embedded
 from .run import Measured, Trial, run_trials
 from .text import other_text, record_text, samples

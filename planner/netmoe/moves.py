@@ -5,8 +5,8 @@ Legend: B steps.
 
 from ...runtime.plan import Contender, Evaluation, Metric, Part
 from ..evaluate import Evaluated
-from ..intervals import interval, resampled_sums
-from ..survey import Cohort
+from ..measures.intervals import interval, resampled_sums
+from ..measures.survey import Cohort
 from .online import Homes
 
 __all__ = ["with_moves"]

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from ...runtime.plan import Part, Plan
 from ...solvers.cost import inter_ratio
 from ..options import parsed
-from ..part import find, value
-from ..seconds_report import TimeUnit
+from ..tables.part import find, value
+from ..tables.seconds import TimeUnit
 from .policy import SamplePolicyOptions
 
 __all__ = ["SAVED", "dealt_lines", "sample_policy_lines"]

@@ -15,7 +15,7 @@ from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ...traces.split import fitted
-from ..survey import Cohort
+from ..measures.survey import Cohort
 
 __all__ = ["Roll", "call_roll"]
 

@@ -18,10 +18,10 @@ from ...solvers.placement import Placement
 from ...solvers.seconds import total
 from ...traces.model import ModelSpec
 from ..evaluate import Replayed
+from ..measures.predicted import SOURCES, Predicted, predicted
+from ..measures.speeds import Speeds
+from ..measures.survey import Cohort
 from ..options import EvaluationOptions
-from ..predicted import SOURCES, Predicted, predicted
-from ..speeds import Speeds
-from ..survey import Cohort
 from ..task import Task
 from .counted import Counted, SampleTraffic, count_samples
 from .online import Homes, Movers, Totals, deal, rehome, steps_of

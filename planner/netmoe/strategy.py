@@ -13,8 +13,8 @@ from ...solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
 from ..evaluate import judge, verdict
+from ..measures.speeds import Speeds
 from ..solved import Solved
-from ..speeds import Speeds
 from ..task import Task
 from .moves import with_moves
 from .online import Totals

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ...solvers.ports import CLASSES, link_classes, sample_copies
-from ..survey import Cohort
-from ..tally import COUNTS, Ports, Tally
+from ..measures.survey import Cohort
+from ..measures.tally import COUNTS, Ports, Tally
 from .counted import SampleTraffic
 from .roll import Roll
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .engine import Expected
 
-__all__ = ["row_findings", "shown"]
+__all__ = ["listed", "row_findings", "shown"]
 
 MOST_NAMED = 4  # ids named in a line
 MOST_ID = 2**63
@@ -69,9 +69,9 @@ def _of_row(name: str, row: Any, expected: Expected, width: int) -> Iterator[str
         yield f"{name}: slot {strange[0]} holds {shown(row[strange[0]])}; expected the id of an expert, an integer"
         return
     if outside := sorted({expert for expert in row if not 0 <= expert < num_experts}):
-        yield f"{name}: names expert {_some(outside)}; expected 0 to {num_experts - 1}"
+        yield f"{name}: names expert {listed(outside)}; expected 0 to {num_experts - 1}"
     if absent := sorted(set(range(num_experts)).difference(row)):
-        yield f"{name}: leaves out expert {_some(absent)} ({len(absent)} of {num_experts} are nowhere)"
+        yield f"{name}: leaves out expert {listed(absent)} ({len(absent)} of {num_experts} are nowhere)"
     if expected.num_devices is not None and width % expected.num_devices == 0:
         yield from _twice(name, row, expected.num_devices)
 
@@ -82,10 +82,11 @@ def _twice(name: str, row: list[int], num_devices: int) -> Iterator[str]:
     for device in range(num_devices):
         held = Counter(row[device * slots : (device + 1) * slots])
         if again := sorted(expert for expert, times in held.items() if times > 1):
-            yield f"{name}: device {device} holds expert {_some(again)} twice; the second is never served, or wrong"
+            yield f"{name}: device {device} holds expert {listed(again)} twice; the second is never served, or wrong"
             return
 
 
-def _some(ids: list[int]) -> str:
+def listed(ids: list[int]) -> str:
+    """Ids of experts or layers, the first of many."""
     more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
     return ", ".join(map(shown, ids[:MOST_NAMED])) + more

@@ -14,7 +14,7 @@ from ...traces.model import MAX_SIZE, ModelSpec
 from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
 from .engine import Expected, Exported
-from .rows import row_findings, shown
+from .rows import listed, row_findings, shown
 
 __all__ = ["TensorRTLLM"]
 
@@ -99,13 +99,9 @@ def _of_layers(rows: dict[Any, Any], model: ModelSpec) -> Iterator[str]:
     wanted = {*model.layer_ids, *_mtp_layers(model, model.num_hidden_layers or 0)}
     numbered = {key for key in rows if type(key) is int}
     if absent := sorted(wanted - numbered):
-        yield f"without hidden layer {_some(absent)}: the engine stops with a KeyError; MTP layers belong to it"
+        yield f"without hidden layer {listed(absent)}: the engine stops with a KeyError; MTP layers belong to it"
     if unknown := sorted(numbered - wanted):
-        yield f"hidden layer {_some(unknown)} has no experts in this model"
-
-
-def _some(layers: list[int]) -> str:
-    return ", ".join(map(shown, layers[:4])) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
+        yield f"hidden layer {listed(unknown)} has no experts in this model"
 
 
 def _keys(value: Any) -> str:

@@ -79,4 +79,5 @@ class Goal:
         prefix = "expected_" if self.expected else ""
         if self.cluster.num_nodes == 1:
             return Objective(f"{prefix}{'affinity' if self.paired else 'hops'}_kept", share, "max")
-        return Objective(f"{prefix}{'affinity' if self.paired else 'hop'}_cost", self.rho - share, "min")
+        cost = max(self.rho - share, 0.0)  # rounding takes a bound below
+        return Objective(f"{prefix}{'affinity' if self.paired else 'hop'}_cost", cost, "min")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .budget import Budget
+from .incumbent import Incumbent
 from .programme import Layout, Programme
-from .search import Incumbent
 from .terms import Terms
 
 __all__ = ["Stage", "fill_node", "staged"]

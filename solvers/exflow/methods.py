@@ -11,9 +11,10 @@ from .budget import Budget
 from .chain import chain
 from .hierarchy import Stage, staged
 from .ilp import Backend, IlpResult, solve_ilp
+from .incumbent import Incumbent
 from .paper import solve_paper
 from .programme import Programme
-from .search import Incumbent, anneal, improve, search
+from .search import anneal, improve, search
 from .sweeps import polish
 from .terms import Terms
 

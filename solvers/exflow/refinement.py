@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .budget import Budget
+from .incumbent import Incumbent
 from .programme import Layout, Programme
-from .search import Incumbent
 from .terms import Terms
 
 __all__ = ["num_parts", "refined"]

@@ -14,11 +14,11 @@ import numpy as np
 
 from .budget import Budget
 from .deals import deals_of
+from .incumbent import Incumbent
 from .kernel import anneal, descend
 from .programme import Layout, Programme
 from .recombination import recombine
 from .refinement import num_parts, refined
-from .search import Incumbent
 from .state import moved, state_of
 from .terms import Terms
 

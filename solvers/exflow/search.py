@@ -1,18 +1,16 @@
 """The search: chains from random starts, polished; then kicks to the best one, repaired by sweeps around the kick."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ..compiled import COMPILED
-from ..outcome import ROUNDING
 from .budget import Budget
 from .chain import chain
+from .incumbent import Incumbent
 from .programme import Layout, Programme
 from .sweeps import polish, sweep
 from .terms import Terms
 
-__all__ = ["Incumbent", "anneal", "compiled_s", "improve", "search"]
+__all__ = ["anneal", "compiled_s", "improve", "search"]
 
 STARTS = 8
 START_SHARE = 0.3  # of the work; the first start always runs to its end
@@ -20,49 +18,6 @@ WIDEST_KICK = 6  # layers
 # Kicks without gain that end a search: so many, and so many an expert, because the places that a kick can be tried at
 # grow with the experts and each should see a few; it ends small programmes that no bound proves, WORK ends the others.
 PATIENCE = 500, 4
-
-
-class Incumbent:
-    """The best layout so far, kept where an interrupted search leaves it.
-
-    Parameters
-    ----------
-    target
-        A bound; a layout that reaches it is optimal and ends the search.
-    on_improvement
-        Called with the value of each better layout.
-    start
-        The first layout; by default experts in their own order.
-    terms
-        What counts for the value besides the programme.
-    """
-
-    def __init__(
-        self,
-        programme: Programme,
-        target: float = np.inf,
-        on_improvement: Callable[[float], None] | None = None,
-        *,
-        start: Layout | None = None,
-        terms: Terms | None = None,
-    ) -> None:
-        self.layout = programme.first_layout() if start is None else start
-        self.value = (terms or Terms()).value(programme, self.layout)
-        self.target = target
-        self._on_improvement = on_improvement
-
-    def offer(self, layout: Layout, value: float) -> None:
-        """Keep `layout` if it is better, or as good (a kick may then lead on from it)."""
-        better = value > self.value
-        if value >= self.value:
-            self.layout, self.value = list(layout), value
-        if better and self._on_improvement:
-            self._on_improvement(value)
-
-    @property
-    def optimal(self) -> bool:
-        """Whether the value meets the bound, up to rounding."""
-        return self.value >= self.target * (1 - ROUNDING)
 
 
 def improve(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:

@@ -40,10 +40,11 @@ from .budget import Budget
 from .goal import Goal
 from .hierarchy import Stage
 from .ilp import Backend
+from .incumbent import Incumbent
 from .methods import Method, Run
 from .problem import Problem
 from .replicas import with_replicas
-from .search import Incumbent, compiled_s
+from .search import compiled_s
 from .simple import bound_simply
 from .thorough import Thorough, bound_thoroughly
 from .twins import anneal_replicas

@@ -8,8 +8,8 @@ import numpy as np
 from ..compiled import COMPILED
 from ..placement import Placement
 from .budget import Budget
+from .incumbent import Incumbent
 from .programme import Programme
-from .search import Incumbent
 from .terms import Terms
 
 __all__ = ["anneal_replicas"]

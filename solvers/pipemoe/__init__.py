@@ -1,19 +1,20 @@
 """PipeMoE: the pipeline degree of an MoE layer (Shi et al., INFOCOM 2023)."""
 
 from .chunks import unequal_chunks
-from .curves import measured_degrees, tabulated_degrees
+from .curves import measured_degrees
 from .degree import TUTEL_MAX_DEGREE, optimal_degree
 from .layers import optimal_degrees
-from .robust import robust_degree
+from .pairs import nested_pairs
+from .robust import robust_choice
 from .simulate import simulate
 
 __all__ = [
     "TUTEL_MAX_DEGREE",
     "measured_degrees",
+    "nested_pairs",
     "optimal_degree",
     "optimal_degrees",
-    "robust_degree",
+    "robust_choice",
     "simulate",
-    "tabulated_degrees",
     "unequal_chunks",
 ]

@@ -1,8 +1,12 @@
-"""The pipeline degrees under measured curves: a search of every degree that is allowed.
+"""The pipeline degrees under measured curves: a search of all that are allowed.
 
-A stage whose seconds are lines needs none (`degree.py`, `layers.py`); the planner's are whatever was measured.
+A stage whose seconds are lines needs none, nor does a pass alone (`degree.py`, `layers.py`); the planner's curves are
+whatever was measured, and passes are not alone: a layer is computed in the pieces that both cut, each a call of the
+experts (`pairs.py`). With p = max(f, b) pieces, a chunk of a pass of degree r has
 
-Legend: R degrees, 1 to the largest allowed; L MoE layers.
+    t_experts = p / r  t_e(1 / p)                                                                                    (1)
+
+Legend: R degrees, 1 to the largest allowed; P pairs of degrees; L MoE layers.
 """
 
 import time
@@ -12,43 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..outcome import Objective, Outcome, Status
+from .pairs import nested_pairs
 from .result import LayerDegrees
 from .seconds import layer_seconds
 
-__all__ = ["Curve", "measured_degrees", "tabulated_degrees"]
+__all__ = ["Curve", "measured_degrees"]
 
+Seconds = NDArray[np.float64]
 Curve = Callable[[NDArray[np.float64]], ArrayLike]  # work of each call -> its seconds
-
-
-def tabulated_degrees(there: ArrayLike, back: ArrayLike) -> LayerDegrees:
-    """The best pipeline degrees of L layers, given what they take at every degree; the smallest among equals.
-
-    Parameters
-    ----------
-    there, back
-        Seconds of the passes in r = 1 .. R chunks, `[R, L]`; zeros where there is no backward pass.
-
-    Raises
-    ------
-    ValueError
-        Seconds that are negative or not finite; tables of different shapes or none.
-    """
-    started = time.perf_counter()
-    forward_RL, backward_RL = _checked(there), _checked(back)
-    if forward_RL.shape != backward_RL.shape:
-        raise ValueError(f"passes of shapes {forward_RL.shape} and {backward_RL.shape}; expected both the same")
-    tables = forward_RL, backward_RL, forward_RL + backward_RL
-    forward_s, backward_s, joint_s = (table.min(axis=0) for table in tables)
-    forward, backward, joint = (table.argmin(axis=0) + 1 for table in tables)
-    outcome = Outcome.of(
-        status=Status.OPTIMAL,
-        objective=Objective("layers_s", float((forward_s + backward_s).sum()), "min"),
-        bound_kind="full search",
-        proven=True,
-        started=started,
-        backend="moeplan",
-    )
-    return LayerDegrees(forward, backward, joint, forward_s, backward_s, joint_s, outcome)
 
 
 def measured_degrees(
@@ -63,7 +38,9 @@ def measured_degrees(
     capacity: int | None = None,
     full_duplex: bool = False,
 ) -> LayerDegrees:
-    """`tabulated_degrees` of layers whose stages take what `dispatch` and `experts` say, lines or not.
+    """The best pipeline degrees of L layers whose stages take what `dispatch` and `experts` say, lines or not.
+
+    One degree divides the other; the first of `nested_pairs` are taken among equals.
 
     Parameters
     ----------
@@ -78,28 +55,62 @@ def measured_degrees(
     max_degree
         The largest degree tried.
     capacity
-        Tokens of an expert. Tutel pads them to a multiple of the degree, so that a chunk has ceil(capacity / r) of them
-        and r <= capacity; None: chunks of exactly 1 / r.
+        Tokens of an expert, padded to a multiple of p, so that a call has ceil(capacity / p) of them and p <= capacity;
+        None: chunks of exactly 1 / r.
 
     Raises
     ------
     ValueError
-        As `tabulated_degrees`; a limit or a capacity below 1.
+        A limit or a capacity below 1; curves that give negative seconds, or none.
     """
     if max_degree < 1 or (capacity is not None and capacity < 1):
         raise ValueError(f"limit {max_degree}, capacity {capacity}; expected at least 1")
-    degree_R1 = np.arange(1, min(max_degree, capacity or max_degree) + 1)[:, None]
-    share_R1 = -(-capacity // degree_R1) / capacity if capacity else 1 / degree_R1
-    sent_RL, computed_RL = share_R1 * np.asarray(n_d), share_R1 * np.asarray(n_e)
-    there, work = np.asarray(dispatch(sent_RL)), np.asarray(experts(computed_RL))
-    back = there if combine is None else np.asarray(combine(sent_RL))
-    forward_RL = layer_seconds(degree_R1, there, work, back, full_duplex=full_duplex)
-    backward_RL = layer_seconds(degree_R1, back, backward * work, there, full_duplex=full_duplex)
-    return tabulated_degrees(forward_RL, backward_RL if backward else np.zeros_like(backward_RL))
+    started, pairs = time.perf_counter(), nested_pairs(min(max_degree, capacity or max_degree))
+    pairs = pairs if backward else pairs[pairs[:, 0] == pairs[:, 1]]
+    pieces_P1 = pairs.max(axis=1)[:, None]
+    share_P1 = -(-capacity // pieces_P1) / capacity if capacity else 1 / pieces_P1
+
+    def taken(degree_P1: NDArray[np.int64], first: Curve, factor: float, last: Curve) -> Seconds:
+        calls_P1 = pieces_P1 / degree_P1
+        sent_PL, called_PL = calls_P1 * share_P1 * np.asarray(n_d), share_P1 * np.asarray(n_e)
+        first_PL, call_PL, last_PL = _checked(first(sent_PL)), _checked(experts(called_PL)), _checked(last(sent_PL))
+        return layer_seconds(degree_P1, first_PL, factor * calls_P1 * call_PL, last_PL, full_duplex=full_duplex)  # (1)
+
+    back = dispatch if combine is None else combine
+    forward_PL = taken(pairs[:, :1], dispatch, 1.0, back)
+    backward_PL = taken(pairs[:, 1:], back, backward, dispatch) if backward else np.zeros_like(forward_PL)
+    return _best(pairs, forward_PL, backward_PL, started)
 
 
-def _checked(seconds: ArrayLike) -> NDArray[np.float64]:
-    seconds_RL = np.asarray(seconds, dtype=np.float64)
-    if seconds_RL.ndim != 2 or not seconds_RL.size or not (np.isfinite(seconds_RL) & (seconds_RL >= 0)).all():
-        raise ValueError(f"seconds of shape {seconds_RL.shape}; expected finite numbers >= 0, degrees by layers")
-    return seconds_RL
+def _best(pairs: NDArray[np.int64], forward_PL: Seconds, backward_PL: Seconds, started: float) -> LayerDegrees:
+    """The first of the fastest pairs of every layer, and the best that are one degree for both passes."""
+    both_PL = forward_PL + backward_PL
+    best_L, layers = both_PL.argmin(axis=0), np.arange(both_PL.shape[1])
+    alike_RL = both_PL[pairs[:, 0] == pairs[:, 1]]
+    forward_L, backward_L = pairs[best_L].T
+    outcome = Outcome.of(
+        status=Status.OPTIMAL,
+        objective=Objective("layers_s", float(both_PL[best_L, layers].sum()), "min"),
+        bound_kind="full search",
+        proven=True,
+        started=started,
+        backend="moeplan",
+    )
+    return LayerDegrees(
+        forward=forward_L,
+        backward=backward_L if backward_PL.any() else np.ones_like(backward_L),
+        joint=alike_RL.argmin(axis=0) + 1,
+        forward_s=forward_PL[best_L, layers],
+        backward_s=backward_PL[best_L, layers],
+        joint_s=alike_RL.min(axis=0),
+        outcome=outcome,
+    )
+
+
+def _checked(seconds: ArrayLike) -> Seconds:
+    seconds_PL = np.asarray(seconds, dtype=np.float64)
+    if seconds_PL.ndim != 2 or not seconds_PL.size or not (np.isfinite(seconds_PL) & (seconds_PL >= 0)).all():
+        raise ValueError(
+            f"seconds of shape {seconds_PL.shape}; expected finite numbers >= 0, pairs of degrees by layers"
+        )
+    return seconds_PL

@@ -4,6 +4,9 @@ t(r) is the greater of two convex arms (`seconds.pass_arms`), so over the reals 
 an arm, sqrt(s / q), or where the arms cross; over the integers at the floor or ceiling of one of these. The sum of the
 passes is convex too, and least between the degrees of the two.
 
+Each pass is taken alone, as in the paper. Where the runtime computes both from the same calls of the experts, degrees
+that differ cost more than is said here (`curves.py`).
+
 Legend: r pipeline degree; p, q, s coefficients of an arm p + q r + s / r.
 """
 

@@ -1,7 +1,7 @@
 """The pipeline degrees of many layers at once: `optimal_degree`, vectorised.
 
 For lines, and degrees without a small limit: up to some hundred a search of all of them is as fast, and asks no lines
-of the stages. The planner searches (`curves.py`).
+of the stages. The planner searches.
 
 Legend: L MoE layers; C candidates.
 """

@@ -1,13 +1,13 @@
-"""The pipeline degree that is least wrong whichever of several scenarios comes true: the smallest largest regret.
+"""The choice that is least wrong whichever of several scenarios comes true: the smallest largest regret.
 
-A scenario is one way that the curves of the stages may lie within the errors of their fits. With t_s(r) the seconds of
-degree r under scenario s,
+A scenario is one way that the curves of the stages may lie within the errors of their fits; a choice is the pipeline
+degrees of a layer. With t_s(p) the seconds of choice p under scenario s,
 
-    regret(r) = max_s ( t_s(r) - min_q t_s(q) ),        the degree is the least r of the smallest regret             (1)
+    regret(p) = max_s ( t_s(p) - min_q t_s(q) ),        the first p of the smallest regret                          (1)
 
-over all degrees tried, for curves of any form; lines are a special case.
+over all choices, for curves of any form; lines are a special case.
 
-Legend: S scenarios; R degrees, 1 to the largest allowed.
+Legend: S scenarios; P choices, the smallest degrees first.
 """
 
 import time
@@ -18,31 +18,33 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..outcome import Objective, Outcome, Status
 
-__all__ = ["RobustDegree", "robust_degree"]
+__all__ = ["RobustChoice", "robust_choice"]
 
 
 @dataclass(frozen=True, slots=True)
-class RobustDegree:
-    """The degree of the smallest largest regret.
+class RobustChoice:
+    """The choice of the smallest largest regret.
 
     Parameters
     ----------
+    choice
+        Which of the P, from 0.
     regret_s
-        Of every degree, `[R]`: at worst, the seconds it takes beyond the degree that would have been best.
+        Of every choice, `[P]`: at worst, the seconds it takes beyond the one that would have been best.
     """
 
-    degree: int
+    choice: int
     regret_s: NDArray[np.float64]
     outcome: Outcome
 
 
-def robust_degree(seconds: ArrayLike) -> RobustDegree:
-    """The degree whose largest regret over the scenarios is smallest, the least among equals.
+def robust_choice(seconds: ArrayLike) -> RobustChoice:
+    """The choice whose largest regret over the scenarios is smallest, the first among equals.
 
     Parameters
     ----------
     seconds
-        Of a layer at every degree under every scenario, in all passes that share the degree, `[S, R]`.
+        Of a layer in all its passes, under every scenario, `[S, P]`.
 
     Raises
     ------
@@ -50,17 +52,17 @@ def robust_degree(seconds: ArrayLike) -> RobustDegree:
         Seconds that are negative or not finite, or no such table.
     """
     started = time.perf_counter()
-    seconds_SR = np.asarray(seconds, dtype=np.float64)
-    if seconds_SR.ndim != 2 or not seconds_SR.size or not (np.isfinite(seconds_SR) & (seconds_SR >= 0)).all():
-        raise ValueError(f"seconds of shape {seconds_SR.shape}; expected finite numbers >= 0, scenarios by degrees")
-    regret_R = (seconds_SR - seconds_SR.min(axis=1, keepdims=True)).max(axis=0)  # (1)
-    best = int(regret_R.argmin())
+    seconds_SP = np.asarray(seconds, dtype=np.float64)
+    if seconds_SP.ndim != 2 or not seconds_SP.size or not (np.isfinite(seconds_SP) & (seconds_SP >= 0)).all():
+        raise ValueError(f"seconds of shape {seconds_SP.shape}; expected finite numbers >= 0, scenarios by choices")
+    regret_P = (seconds_SP - seconds_SP.min(axis=1, keepdims=True)).max(axis=0)  # (1)
+    best = int(regret_P.argmin())
     outcome = Outcome.of(
         status=Status.OPTIMAL,
-        objective=Objective("regret_s", float(regret_R[best]), "min"),
+        objective=Objective("regret_s", float(regret_P[best]), "min"),
         bound_kind="full search",
         proven=True,
         started=started,
         backend="moeplan",
     )
-    return RobustDegree(best + 1, regret_R, outcome)
+    return RobustChoice(best, regret_P, outcome)

@@ -1,7 +1,7 @@
 """What is predicted of emulated steps, against loops over tokens and exchanges."""
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -216,26 +216,33 @@ def test_kept_is_the_share_of_hops_that_stay(work: Workload, placement: Placemen
 def test_the_planned_degrees_are_those_predicted_to_be_fastest() -> None:
     profile: Profile = Lines(AlphaBeta(a_s=1e-4, b_s=1.0))  # type: ignore[assignment]
     shapes = PIPELINING.prepare(CLUSTER)
-    assert [shape.trained for shape in shapes].count(True) == 1
-    for shape in shapes:
-        forward, backward = ({r: pass_s(shape, r, longer) for r in range(1, MOST + 1)} for longer in (1, 2))
-        for r in forward:
-            trained_s = backward[17 - r] * shape.trained
-            degrees = (r, (17 - r) * shape.trained)
-            assert shape.layer_s(profile, degrees) == pytest.approx(forward[r] + trained_s)
-        *joint, (best, best_back) = shape.planned(profile)
-        assert forward[best] == pytest.approx(min(forward.values()))
-        assert bool(best_back) == shape.trained
-        if shape.trained:
-            assert backward[best_back] == pytest.approx(min(backward.values()))
-            both = {r: forward[r] + backward[r] for r in forward}
-            assert all(r == s and both[r] == pytest.approx(min(both.values())) for r, s in joint)
+    *_, trained = shapes
+    faster = replace(trained, sizes=replace(trained.sizes, pair_s=trained.sizes.pair_s / 2))
+    assert [shape.trained for shape in shapes].count(True) == trained.trained == 1
+    assert len(faster.planned(profile)) == 2  # one degree for both passes is another plan there
+    for shape in (*shapes, faster):
+        backward = range(1, MOST + 1) if shape.trained else [0]
+        pairs = [(f, b) for f, b in itertools.product(range(1, MOST + 1), backward) if nested(f, b)]
+        taken = {(f, b): pass_s(shape, f, max(f, b), 1) + pass_s(shape, b, max(f, b), 2) for f, b in pairs}
+        for degrees, seconds in taken.items():
+            assert shape.layer_s(profile, degrees) == pytest.approx(seconds)
+        *joint, best = shape.planned(profile)
+        assert taken[best] == pytest.approx(min(taken.values()))
+        alike = [seconds for (f, b), seconds in taken.items() if f == b]
+        assert all(f == b and taken[f, b] == pytest.approx(min(alike)) for f, b in joint)
 
 
-def pass_s(shape: Shape, r: int, longer: int) -> float:
-    """A pass in r chunks by the round numbers."""
+def nested(forward: int, backward: int) -> bool:
+    return not backward or not (forward % backward and backward % forward)
+
+
+def pass_s(shape: Shape, r: int, pieces: int, longer: int) -> float:
+    """A pass in r chunks by the round numbers, the experts of each called once a piece."""
+    if not r:
+        return 0.0
     t_d = 1e-3 + 8e-8 * shape.node_bytes / r
-    t_e = longer * (1e-4 + shape.sizes.start_s + shape.sizes.pair_s * shape.work.tokens.shape[1] / r)
+    call = 1e-4 + shape.sizes.start_s + shape.sizes.pair_s * shape.work.tokens.shape[1] / pieces
+    t_e = longer * pieces / r * call
     return float(max(2 * r * t_d, 2 * t_d + r * t_e, (r + 1) * t_d + t_e))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from moeplan.errors import CertificationError, UsageError
 from moeplan.planner.certify import certify
-from moeplan.planner.report import _objective
+from moeplan.planner.reports.plan import _objective
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster

@@ -12,9 +12,9 @@ from rich.console import Console
 from moeplan.errors import CertificationError
 from moeplan.planner.certify import certify
 from moeplan.planner.evaluate import Evaluated, verdict
-from moeplan.planner.metrics import Figures
-from moeplan.planner.remarks import remarks
-from moeplan.planner.report import solve_report
+from moeplan.planner.measures.metrics import Figures
+from moeplan.planner.reports.plan import solve_report
+from moeplan.planner.reports.remarks import remarks
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster

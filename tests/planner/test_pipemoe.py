@@ -13,7 +13,7 @@ from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import TraceMeta
 from moeplan.traces.writer import TraceWriter
 from tests.planner.edits import edited
-from tests.planner.pipelines import make_plan, options, placed
+from tests.planner.pipeline.pipelines import make_plan, options, placed
 
 
 def test_the_decisions_of_the_base_are_kept_and_bound_by_its_hash(

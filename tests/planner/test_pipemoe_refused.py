@@ -8,7 +8,7 @@ import pytest
 
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.profilers.cluster import Cluster
-from tests.planner.pipelines import make_plan, placed
+from tests.planner.pipeline.pipelines import make_plan, placed
 
 
 @pytest.mark.parametrize(

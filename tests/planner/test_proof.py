@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from moeplan.errors import CertificationError, InputError
 from moeplan.planner.certify import certify, prices
 from moeplan.planner.proof import Proof
-from moeplan.planner.report import _search_lines
+from moeplan.planner.reports.plan import _search_lines
 from moeplan.planner.request import Request
 from moeplan.planner.solve import Made, make
 from moeplan.profilers.cluster import Cluster

@@ -9,7 +9,7 @@ from rich.console import Console
 from moeplan.errors import MismatchError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.options import PlacementOptions, Replanned
-from moeplan.planner.report import show_report
+from moeplan.planner.reports.plan import show_report
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
@@ -69,7 +69,7 @@ def test_the_gain_over_the_plan_in_force_is_the_difference_of_both_on_the_held_o
     plan = planned(trace, tmp_path / "next.json", previous=old)
     assert plan.evaluation is not None
     assert plan.evaluation.held_out is not None
-    from moeplan.planner.compare import compare
+    from moeplan.planner.compare.comparison import compare
 
     both = compare([tmp_path / "next.json", old], trace.path).compared[1].against_first
     gain = options_of(plan).verdict.gain

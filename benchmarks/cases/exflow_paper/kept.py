@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeplan.planner.speeds import Speeds
+from moeplan.planner.measures.speeds import Speeds
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow
 from moeplan.solvers.balance import balance

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moeplan.traces.reader import Trace
-from tests.planner.tallies import tallied
+from tests.planner.measures.tallies import tallied
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from moeplan.errors import InputError
 from moeplan.planner.cli import profile as profile_command
 from moeplan.planner.cli import profile_progress, screen
-from moeplan.planner.profile_report import profile_report, remarks
+from moeplan.planner.reports.profile import profile_report, remarks
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe

@@ -11,16 +11,16 @@ import pytest
 
 from moeplan.errors import MoeplanError
 from moeplan.planner.certify import certify
+from moeplan.planner.measures.speeds import Speeds
+from moeplan.planner.measures.survey import Cohort
 from moeplan.planner.netmoe.counted import SampleTraffic, count_samples
 from moeplan.planner.netmoe.online import Movers, deal, rehome
 from moeplan.planner.netmoe.report import sample_policy_lines
 from moeplan.planner.netmoe.roll import Roll, call_roll
 from moeplan.planner.netmoe.tallied import tallied
-from moeplan.planner.remarks import remarks
+from moeplan.planner.reports.remarks import remarks
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
-from moeplan.planner.speeds import Speeds
-from moeplan.planner.survey import Cohort
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan
 from moeplan.solvers import contiguous

@@ -1,16 +1,18 @@
 """Loops whose ranks are killed, stopped, fail or end early: the others end in time and name them."""
 
+import contextlib
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from tests.profilers.test_rendezvous import environment
 SCRIPT = Path(__file__).with_name("watch_cases.py")
 TIMEOUT_S = 6.0
 START_S = 180.0  # the longest that a loop may take, not what it does
+Loop = Callable[..., list["Ended"]]
 
 
 @dataclass(frozen=True)
@@ -31,38 +34,35 @@ class Ended:
     at: float
 
 
-def loop(fault: str, unlucky: int = -1, *, num_ranks: int = 3, store: str | None = None) -> list[Ended]:
-    """How each rank of a loop ended; a stopped one is killed after the others."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
-    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)}
-    with started(
-        [environment(RANK=str(rank), **place, **({"TEST_STORE": store} if store else {})) for rank in range(num_ranks)],
-        [sys.executable, str(SCRIPT), fault, str(unlucky), str(TIMEOUT_S)],
-    ) as ranks:
-        ended = {}
-        for number in sorted(range(num_ranks), key=lambda rank: rank == unlucky):
-            if fault.startswith("stopped") and number == unlucky:
-                ranks[number].kill()
-            ranks[number].wait(START_S + TIMEOUT_S)
-            ended[number] = time.time()
-        texts = [rank.communicate() for rank in ranks]
-    return [Ended(rank.returncode, *texts[number], ended[number]) for number, rank in enumerate(ranks)]
-
-
 @contextmanager
-def started(environments: list[dict[str, str]], command: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    ranks = [
-        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for env in environments
-    ]
+def started(command: list[str], **more: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process, which ends with all of its group."""
+    process = subprocess.Popen(command, text=True, start_new_session=True, **more)
     try:
-        yield ranks
+        yield process
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Loop:
+    """How each rank of a loop ended; a stopped one is killed after the others."""
+
+    def run(fault: str, unlucky: int = -1, *, num_ranks: int = 3, store: str = "env://") -> list[Ended]:
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            port = str(probe.getsockname()[1])
+        env = environment(MASTER_ADDR="localhost", MASTER_PORT=port, WORLD_SIZE=str(num_ranks), TEST_STORE=store)
+        command = [sys.executable, str(SCRIPT), fault, str(unlucky), str(TIMEOUT_S)]
+        with started(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE) as process:
+            told, _ = process.communicate(timeout=START_S)
+        ends = {rank: (code, at) for rank, code, at in map(json.loads, told.splitlines())}
+        texts = {rank: [(tmp_path / f"{name}-{rank}").read_text() for name in ("out", "err")] for rank in ends}
+        return [Ended(code, out=texts[rank][0], err=texts[rank][1], at=at) for rank, (code, at) in sorted(ends.items())]
+
+    return run
 
 
 def lines(text: str) -> list[str]:
@@ -81,7 +81,7 @@ def lines(text: str) -> list[str]:
     ],
 )
 def test_one_rank_in_grief_ends_the_others_in_time_with_one_line_that_names_it(
-    fault: str, unlucky: int, told: str
+    loop: Loop, fault: str, unlucky: int, told: str
 ) -> None:
     ranks = loop(fault, unlucky)
     struck = float(ranks[unlucky].out.split()[1])
@@ -94,36 +94,41 @@ def test_one_rank_in_grief_ends_the_others_in_time_with_one_line_that_names_it(
     assert ("ValueError: a bad batch" in ranks[unlucky].err) == (fault == "raises")
 
 
-def test_a_world_that_met_in_a_file_is_watched_as_well(tmp_path: Path) -> None:
+def test_a_world_that_met_in_a_file_is_watched_as_well(tmp_path: Path, loop: Loop) -> None:
     ranks = loop("killed", 0, store=f"file://{tmp_path}/store")
     assert [lines(ended.err)[-1].split(" (")[0] for ended in ranks[1:]] == ["moeplan: rank 0 died or stopped"] * 2
 
 
-def test_ranks_of_another_group_end_well_where_one_stops() -> None:
+def test_ranks_of_another_group_end_well_where_one_stops(loop: Loop) -> None:
     ranks = loop("stopped in halves", 1, num_ranks=4)
     assert [ended.code for ended in ranks] == [6, -9, 0, 0], ranks
     assert lines(ranks[0].err) == ["moeplan: rank 1 died or stopped (noticed by rank 0)"]
 
 
-def test_a_script_may_catch_the_loss_of_a_rank() -> None:
+def test_a_script_may_catch_the_loss_of_a_rank(loop: Loop) -> None:
     ranks = loop("caught", 1)
     assert [ended.out.split(" (")[0] for ended in (ranks[0], ranks[2])] == ["caught rank 1 died or stopped"] * 2
 
 
-def test_ranks_that_end_one_after_the_other_write_nothing_and_leave_no_thread() -> None:
+def test_ranks_that_end_one_after_the_other_write_nothing_and_leave_no_thread(loop: Loop) -> None:
     ranks = loop("none, ended unevenly, in halves", num_ranks=4)
     assert [(ended.code, ended.out, lines(ended.err)) for ended in ranks] == [(0, "done\n", [])] * 4
 
 
 def test_under_torchrun_which_keeps_waiting_for_a_stopped_rank_the_others_name_it_and_end() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    with started([environment()], [*command, str(SCRIPT), "stopped", "0", str(TIMEOUT_S)]) as (launcher,):
+    arguments, pipe = [str(SCRIPT), "stopped", "0", str(TIMEOUT_S)], subprocess.PIPE
+    with started([*command, *arguments], env=environment(), stdout=pipe, stderr=pipe) as launcher:
         assert launcher.stdout is not None
         assert launcher.stderr is not None
         pid, errors = int(launcher.stdout.readline().split()[0]), ""
-        while "moeplan: " not in errors:
-            errors += launcher.stderr.readline()
-        os.kill(pid, signal.SIGKILL)
+        try:
+            for line in iter(launcher.stderr.readline, ""):
+                errors += line
+                if "moeplan: " in line:
+                    break
+        finally:
+            os.kill(pid, signal.SIGKILL)  # torchrun's ranks are groups of their own
         errors += launcher.communicate(timeout=START_S)[1]
     assert launcher.returncode == 1
     assert "moeplan: rank 0 died or stopped (noticed by rank " in errors

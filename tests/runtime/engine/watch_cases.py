@@ -1,9 +1,12 @@
 """Training on a few ranks, of which one comes to grief between a forward and its backward; run as a script.
 
-Arguments: the fault, the rank that it hits, the timeout in seconds.
+Arguments: the fault, the rank that it hits, the timeout in seconds. It is one rank where the environment says which;
+else it forks `WORLD_SIZE` of them, so that imports are done once, each writing to files of its own in the current
+folder, and tells how they end.
 """
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -68,7 +71,25 @@ def wait_for_the_end_of_threads() -> None:
         time.sleep(0.1)
 
 
-if __name__ == "__main__":
+def fork(fault: str, unlucky: int) -> bool:
+    """Become the ranks, True in each; a stopped one is killed after the others."""
+    ranks: dict[int, int] = {}
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        if not (pid := os.fork()):
+            os.environ["RANK"] = str(rank)
+            for name, stream in (("out", 1), ("err", 2)):
+                os.dup2(os.open(f"{name}-{rank}", os.O_WRONLY | os.O_CREAT), stream)
+            return True
+        ranks[pid] = rank
+    while ranks:
+        pid, status = os.wait()
+        print(json.dumps([ranks.pop(pid), os.waitstatus_to_exitcode(status), time.time()]), flush=True)
+        if fault.startswith("stopped") and [*ranks.values()] == [unlucky]:
+            os.kill(next(iter(ranks)), signal.SIGKILL)
+    return False
+
+
+if __name__ == "__main__" and ("RANK" in os.environ or fork(sys.argv[1], int(sys.argv[2]))):
     try:
         main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
     except RankError as error:

@@ -195,14 +195,16 @@ def _once(rank: int, case: Case) -> Answer:
 
 def _gradients(model: nn.Module) -> dict[str, np.ndarray]:
     """Of every weight, summed over ranks but for the experts, whose rows are as they lie here."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        total = parameter.grad
-        if ".experts." not in name:
-            dist.all_reduce(total)
-        found[re.sub(r"\.experts\.\w+\.", ".experts.", name)] = total.numpy().copy()
-    return found
+    named = dict(model.named_parameters())
+    assert not [name for name, parameter in named.items() if parameter.grad is None]
+    shared = [cast("torch.Tensor", parameter.grad) for name, parameter in named.items() if ".experts." not in name]
+    whole = nn.utils.parameters_to_vector(shared)
+    dist.all_reduce(whole)
+    nn.utils.vector_to_parameters(whole, shared)
+    return {
+        re.sub(r"\.experts\.\w+\.", ".experts.", name): cast("torch.Tensor", parameter.grad).numpy().copy()
+        for name, parameter in named.items()
+    }
 
 
 def _trained(rank: int, case: Case) -> Answer:

@@ -15,9 +15,10 @@ from moeplan.solvers import exflow
 from moeplan.solvers.compiled import COMPILED
 from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow.budget import Budget
+from moeplan.solvers.exflow.incumbent import Incumbent
 from moeplan.solvers.exflow.programme import Layout, Programme
 from moeplan.solvers.exflow.recombination import recombine
-from moeplan.solvers.exflow.search import Incumbent, improve, search
+from moeplan.solvers.exflow.search import improve, search
 from moeplan.solvers.exflow.terms import Terms
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement

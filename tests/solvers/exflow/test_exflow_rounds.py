@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from moeplan.solvers.compiled import COMPILED
 from moeplan.solvers.exflow.budget import Budget
+from moeplan.solvers.exflow.incumbent import Incumbent
 from moeplan.solvers.exflow.programme import Layout, Programme
-from moeplan.solvers.exflow.search import Incumbent
 from moeplan.solvers.exflow.terms import Terms
 
 if not COMPILED:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.chain import chain
 from moeplan.solvers.exflow.hierarchy import staged
+from moeplan.solvers.exflow.incumbent import Incumbent
 from moeplan.solvers.exflow.programme import Layout, Programme
-from moeplan.solvers.exflow.search import Incumbent, improve, search
+from moeplan.solvers.exflow.search import improve, search
 from moeplan.solvers.exflow.sweeps import polish, relabel, sweep
 from moeplan.solvers.exflow.terms import Terms
 

@@ -81,6 +81,11 @@ def test_any_experts_and_slots_give_a_legal_placement_within_its_bound(data: st.
     assert better >= 0
 
 
+def test_a_cost_of_nothing_is_bounded_by_no_less_than_nothing() -> None:
+    found = exflow.solve(skewed(3, 3, 2), Cluster(3, 3), slots=[0, 2, 2, 2, 0, 1, 1, 2, 2], time_limit_s=60).outcome
+    assert found.bound == 0 <= found.objective.value < 1e-12
+
+
 def test_surplus_slots_go_to_the_highest_loads_a_replica_where_nothing_else_counts() -> None:
     loads = np.array([[9.0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 8.0], [1, 1, 4, 4, 1, 1]])
     found = exflow.solve(np.zeros((2, 6, 6)), Cluster(1, 4), loads=loads)

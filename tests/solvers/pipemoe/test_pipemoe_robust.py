@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.solvers.outcome import Status
-from moeplan.solvers.pipemoe import measured_degrees, optimal_degree, robust_degree
+from moeplan.solvers.pipemoe import measured_degrees, optimal_degree, robust_choice
 from moeplan.solvers.pipemoe.seconds import layer_seconds
 
 tables = st.integers(1, 5).flatmap(
@@ -18,10 +18,10 @@ tables = st.integers(1, 5).flatmap(
 @settings(max_examples=80, deadline=None)
 @given(tables)
 def test_the_degree_has_the_smallest_largest_regret_of_a_walk_over_scenarios(table: list[list[float]]) -> None:
-    found = robust_degree(table)
+    found = robust_choice(table)
     regrets = [max(row[r] - min(row) for row in table) for r in range(len(table[0]))]
     assert found.regret_s.tolist() == regrets
-    assert found.degree == regrets.index(min(regrets)) + 1
+    assert found.choice == regrets.index(min(regrets))
     assert found.outcome.objective.value == min(regrets)
     assert found.outcome.status is Status.OPTIMAL
 
@@ -29,16 +29,16 @@ def test_the_degree_has_the_smallest_largest_regret_of_a_walk_over_scenarios(tab
 @settings(max_examples=40, deadline=None)
 @given(tables)
 def test_a_single_scenario_leaves_its_best_degree_no_regret(table: list[list[float]]) -> None:
-    found = robust_degree(table[:1])
-    assert found.degree == int(np.argmin(table[0])) + 1
+    found = robust_choice(table[:1])
+    assert found.choice == int(np.argmin(table[0]))
     assert found.outcome.objective.value == 0
 
 
 @settings(max_examples=40, deadline=None)
 @given(tables, st.integers(0, 8))
 def test_more_scenarios_never_leave_less_regret(table: list[list[float]], number: int) -> None:
-    fewer = robust_degree(table[: 1 + number])
-    assert robust_degree(table).outcome.objective.value >= fewer.outcome.objective.value
+    fewer = robust_choice(table[: 1 + number])
+    assert robust_choice(table).outcome.objective.value >= fewer.outcome.objective.value
 
 
 def test_lines_at_the_ends_of_their_errors_are_scenarios() -> None:
@@ -53,7 +53,7 @@ def test_lines_at_the_ends_of_their_errors_are_scenarios() -> None:
         t_d, t_e = a_a + b_a * 1e8 / degrees, a_e + b_e * 1e11 / degrees
         return layer_seconds(degrees, t_d, t_e, t_d) + layer_seconds(degrees, t_d, 2 * t_e, t_d)
 
-    found = robust_degree([seconds(**end) for end in ends])
+    found = robust_choice([seconds(**end) for end in ends])
     plain = optimal_degree(**layer, n_d=1e8, n_e=1e11)
     assert found.outcome.objective.value < found.regret_s[plain.joint - 1]
 
@@ -68,7 +68,7 @@ def test_errors_of_a_curve_of_any_form_move_the_degree_from_the_best_to_a_safer_
         t_d, t_e = dispatch(level)(1 / degrees), 0.02 + 1.5 / degrees
         rows.append(layer_seconds(degrees, t_d, t_e, t_d))
     best = measured_degrees(dispatch(1.0), lambda n: 0.02 + 1.5 * n, n_d=1, n_e=1, backward=0)
-    found = robust_degree(rows)
+    found = robust_choice(rows)
     assert best.forward.tolist() == [int(rows[1].argmin()) + 1]
     assert found.outcome.objective.value < found.regret_s[best.forward[0] - 1]
 
@@ -76,4 +76,4 @@ def test_errors_of_a_curve_of_any_form_move_the_degree_from_the_best_to_a_safer_
 @pytest.mark.parametrize("wrong", [[], [[]], [1.0, 2.0], [[-1.0]], [[np.nan]], [[np.inf, 1.0]]])
 def test_tables_that_are_no_tables_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected"):
-        robust_degree(wrong)
+        robust_choice(wrong)

@@ -1,0 +1,1 @@
+"""Comparing plans side by side on any trace of their model."""

@@ -1,0 +1,1 @@
+"""How much is gained by how many tokens."""

@@ -1,0 +1,1 @@
+"""Pages and pictures of profiles and traces, and how a page is written."""

@@ -1,0 +1,1 @@
+"""What the console is told of plans, profiles and traces."""

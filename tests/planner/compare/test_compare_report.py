@@ -1,0 +1,91 @@
+"""What `moeplan compare` says beside its table: what was left out, what fills no step, and which plans do not pay."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from moeplan.planner.compare.comparison import Comparison, compare
+from moeplan.planner.compare.report import as_dict, compare_report
+from moeplan.planner.request import Request
+from moeplan.planner.solve import make
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.plan import load
+
+
+def planned(trace: Any, path: Path, **changes: Any) -> Path:
+    settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("2x2")}
+    make(Request(**settings | changes)).save(path)
+    return path
+
+
+def said_of(found: Comparison) -> str:
+    screen = Console(file=io.StringIO(), width=400)
+    compare_report(found, screen)
+    return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.fixture(scope="module")
+def trace(make_trace: Any) -> Any:
+    return make_trace(samples=130, tokens=12)
+
+
+@pytest.fixture(scope="module")
+def plan(trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return planned(trace, tmp_path_factory.mktemp("plans") / "exflow.json")
+
+
+def test_samples_that_a_plan_was_fitted_to_are_left_out_and_that_is_said(trace: Any, plan: Path) -> None:
+    found, evaluation = compare([plan], trace.path), load(plan).evaluation
+    assert evaluation is not None
+    fitted = evaluation.fit.num_samples
+    assert 0 < fitted < 130
+    assert f"left out  {fitted} samples that a plan was fitted to" in said_of(found)
+    assert "ALL samples" not in said_of(found)
+    assert (as_dict(found)["num_fitted_left_out"], as_dict(found)["judged_on_fitted"]) == (fitted, False)
+    assert f"{130 - fitted} samples" in said_of(found).splitlines()[0]
+
+
+def test_where_all_samples_were_fitted_none_is_left_out_and_less_is_to_be_expected(trace: Any, tmp_path: Path) -> None:
+    found = compare([planned(trace, tmp_path / "all.json", fit_fraction=1.0)], trace.path)
+    assert "ALL samples were fitted by these plans: expect less on others" in said_of(found)
+    assert "left out" not in said_of(found)
+    assert (as_dict(found)["num_fitted_left_out"], as_dict(found)["judged_on_fitted"]) == (0, True)
+
+
+def test_on_another_trace_nothing_is_left_out_and_samples_that_fill_no_step_are_counted(
+    make_trace: Any, plan: Path
+) -> None:
+    said = said_of(compare([plan], make_trace(samples=150, columns=("sample",), seed=3).path))
+    assert "9 step(s), 6 sample(s) fill none\n" in said  # 16 samples a step: 4 a device
+    assert "left out" not in said
+    assert "ALL samples" not in said
+    even = said_of(compare([plan], make_trace(samples=160, columns=("sample",), seed=3).path))
+    assert "10 step(s)\n" in even
+    assert "fill none" not in even
+
+
+def test_a_plan_that_says_nothing_of_steps_is_judged_in_those_of_4_samples_a_device(trace: Any, tmp_path: Path) -> None:
+    import json
+
+    whole = planned(trace, tmp_path / "whole.json", samples_per_step=10)
+    bare = {**json.loads(whole.read_text()), "options": {}, "evaluation": None, "verdict": None}
+    (tmp_path / "bare.json").write_text(json.dumps(bare))
+    sizes = [compare([tmp_path / f"{name}.json"], trace.path).samples_per_step for name in ("whole", "bare")]
+    assert sizes == [10, 4 * 4]
+
+
+def test_a_plan_that_paid_and_does_not_is_told_from_one_that_never_did(
+    make_trace: Any, plan: Path, tmp_path: Path
+) -> None:
+    plain = planned(make_trace(samples=130, tokens=12), tmp_path / "plain.json", strategy="contiguous")
+    found = compare([plan, plain], make_trace(samples=150, seed=3).path)
+    first, second = (replace(one, verdict=one.verdict.model_copy(update={"value": "none"})) for one in found.compared)
+    said = said_of(replace(found, compared=(first, second)))
+    assert f"{plan} NO LONGER PAYS: " in said
+    assert f"{plain} DOES NOT PAY: " in said
+    pays = replace(first, verdict=first.verdict.model_copy(update={"value": "benefit"}))
+    assert f"{plan} pays: " in said_of(replace(found, compared=(pays, second)))
