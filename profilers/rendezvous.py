@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 __all__ = [
     "JOIN_TIMEOUT_S",
     "Terms",
+    "accuse",
     "check_agreement",
     "end",
     "gathered",
     "in_words",
     "launched_store",
     "leave_word",
+    "unread",
     "watchdog",
     "why_lost",
 ]
@@ -34,8 +36,10 @@ JOIN_TIMEOUT_S = 300.0  # the nodes of a job start minutes apart
 WORD_S = 5.0  # for which the others of a failed world are waited for
 POLL_S, WATCH_S = 0.1, 0.5  # between two looks at the store
 BEATS = 4  # looks in which a living rank's count grows, however busy its machine
-READ_S = 1.5  # for the others' last look before it goes
+READ_S = 2.5  # for a process that has word of a failure to end by itself
+READERS_S = 10.0  # for which rank 0, which may keep the store, stays until the others have read why they end
 FAILED = "failed"
+_ending = threading.Lock()  # of the thread that ends this process: one line, not one a thread
 Terms = Mapping[str, str]
 
 
@@ -102,32 +106,41 @@ def check_agreement(store: "Store", terms: Terms, rank: int, size: int) -> None:
 
 
 def leave_word(store: "Store", rank: int, size: int, error: Exception) -> None:
-    """Leave word of this rank's own failure for the others; rank 0, which may keep the store, waits for them."""
+    """Leave word of this rank's own failure for the others."""
     with contextlib.suppress(RuntimeError):
         store.set(FAILED, f"rank {rank}: {error}")
-        if rank == 0:
-            end = time.monotonic() + WORD_S
-            while _unaware(store, rank, size) and time.monotonic() < end:
-                time.sleep(POLL_S)
-            time.sleep(READ_S)
+    _finish_reading(store, rank, size)
+
+
+def accuse(store: "Store", rank: int, others: Sequence[int], failure: str) -> None:
+    """Leave word of others' failure, as `rank` noticed it; they themselves will not read it."""
+    for peer in others:
+        store.set(f"read/{peer}", "1")
+    store.set(FAILED, f"{in_words(others)} {failure} (noticed by rank {rank})")
+
+
+def unread(store: "Store", rank: int, size: int) -> list[int]:
+    """The other ranks of this world that may still need the store, if only to read why they end."""
+    others = (peer for peer in range(size) if peer != rank and not store.check([f"read/{peer}"]))
+    return [peer for peer in others if store.add(f"beat/{peer}", 0)]
 
 
 def why_lost(store: "Store", rank: int, size: int, timeout_s: float, error: Exception) -> str:
     """Why this rank lost the others: the failure that one left word of, who died or says nothing, or else `error`."""
     try:
         store.set(f"lost/{rank}", "1")
-        missing = _missing(store, rank, size, timeout_s)
+        missing, failure = _missing(store, rank, size, timeout_s)
         if missing and not store.check([FAILED]):
-            store.set(FAILED, f"{missing} (noticed by rank {rank})")
+            accuse(store, rank, missing, failure)
         word = store.get(FAILED).decode() if store.check([FAILED]) else None
-        time.sleep(READ_S if rank == 0 else 0)
     except RuntimeError:
         return _unreachable(rank)
+    _finish_reading(store, rank, size)
     return word or f"rank {rank} lost the others, which are alive: {str(error).splitlines()[0]}"
 
 
 @contextlib.contextmanager
-def watchdog(store: "Store", rank: int, timeout_s: float) -> Iterator[None]:
+def watchdog(store: "Store", rank: int, size: int, timeout_s: float) -> Iterator[None]:
     """End this process should it hang in the block: with the word that another left, or when rank 0 falls silent.
 
     Meanwhile it tells the others, by a count that grows, that this process lives. Where rank 0 is stopped no call to
@@ -136,7 +149,7 @@ def watchdog(store: "Store", rank: int, timeout_s: float) -> Iterator[None]:
     left, answered, heard = threading.Event(), threading.Event(), threading.Event()
     store.add(f"beat/{rank}", 1)  # who never beat does not belong to this world
     threads = [
-        threading.Thread(target=_watch, args=(store, rank, left, answered, heard), daemon=True),
+        threading.Thread(target=_watch, args=(store, rank, size, left, answered, heard), daemon=True),
         threading.Thread(target=_time, args=(left, answered, heard, rank, timeout_s), daemon=True),
     ]
     for thread in threads:
@@ -151,6 +164,7 @@ def watchdog(store: "Store", rank: int, timeout_s: float) -> Iterator[None]:
 
 def end(word: str | None) -> NoReturn:
     """End this process at once, with `word` as its error."""
+    _ending.acquire()
     print(f"moeplan: {word}", file=sys.stderr, flush=True)
     os._exit(RankError.exit_code)
 
@@ -160,7 +174,9 @@ def in_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def _watch(store: "Store", rank: int, left: threading.Event, answered: threading.Event, heard: threading.Event) -> None:
+def _watch(
+    store: "Store", rank: int, size: int, left: threading.Event, answered: threading.Event, heard: threading.Event
+) -> None:
     """Look at the store until there is word of a failure, and end this process if it has not left by itself then."""
     word = None
     try:
@@ -169,12 +185,25 @@ def _watch(store: "Store", rank: int, left: threading.Event, answered: threading
             mine.add(f"beat/{rank}", 1)
             word = mine.get(FAILED).decode() if mine.check([FAILED]) else None
             answered.set()
+        if word is None:
+            mine.set(f"read/{rank}", "1")
     except RuntimeError:
         word = _unreachable(rank)
     heard.set()
-    own = word is not None and word.startswith(f"rank {rank}: ")  # then it waits for the others
-    if not left.wait(READ_S + WORD_S * own + 1.0):
+    if word is not None and rank == 0:
+        _finish_reading(mine, rank, size)
+    if not left.wait(READ_S):
+        _finish_reading(mine, rank, size)
         end(word)
+
+
+def _finish_reading(store: "Store", rank: int, size: int) -> None:
+    """Tell that this process needs the store no more; rank 0, which may keep it, stays until that is true of all."""
+    until = time.monotonic() + READERS_S * (rank == 0)
+    with contextlib.suppress(RuntimeError):
+        store.set(f"read/{rank}", "1")
+        while unread(store, rank, size) and time.monotonic() < until:
+            time.sleep(POLL_S)
 
 
 def _time(
@@ -201,8 +230,8 @@ def _absent(store: "Store", keys: Sequence[str], rank: int) -> str:
     return f"{in_words(absent)} did not join within {JOIN_TIMEOUT_S:g} s (noticed by rank {rank})"
 
 
-def _missing(store: "Store", rank: int, size: int, timeout_s: float) -> str | None:
-    """Which ranks are gone, in words; None where all noticed the failure or one left word of it.
+def _missing(store: "Store", rank: int, size: int, timeout_s: float) -> tuple[list[int], str]:
+    """Which ranks are gone, and how; none where all noticed the failure or one left word of it.
 
     A rank whose count stands still has died or was stopped. One whose count grows may wait in a collective that gives
     up after half the time allowed; if it says nothing then either, it hangs.
@@ -211,9 +240,9 @@ def _missing(store: "Store", rank: int, size: int, timeout_s: float) -> str | No
     before = [store.add(f"beat/{peer}", 0) for peer in range(size)]
     absent = _waited_for(store, rank, size, begun + max(min(WORD_S, timeout_s / 4), BEATS * WATCH_S))
     if still := [peer for peer in absent if store.add(f"beat/{peer}", 0) == before[peer]]:
-        return f"{in_words(still)} died or stopped"
+        return still, "died or stopped"
     absent = _waited_for(store, rank, size, begun + timeout_s / 2 + 1.0)
-    return f"{in_words(absent)} did not answer within {timeout_s:g} s" if absent else None
+    return absent, f"did not answer within {timeout_s:g} s"
 
 
 def _waited_for(store: "Store", rank: int, size: int, end: float) -> list[int]:

@@ -173,7 +173,7 @@ def _run_launched(
 
     store = PrefixStore(f"moeplan/{next(_joins)}", launched_store(launch))
     report = on_progress if on_progress is not None and launch.rank == 0 else _ignore
-    with watchdog(store, launch.rank, run.timeout_s):
+    with watchdog(store, launch.rank, launch.size, run.timeout_s):
         world = _met(run, store, launch.rank, launch.size, report)
         if terms is not None:
             check_agreement(store, terms(world, run.payload), launch.rank, launch.size)

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from ...errors import MoeplanError, RankError
 from ...profilers.ranks import lost_peers, where
-from ...profilers.rendezvous import BEATS, FAILED, end, in_words, leave_word, watchdog, why_lost
+from ...profilers.rendezvous import BEATS, FAILED, accuse, end, leave_word, unread, watchdog, why_lost
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ class Watch:
         self._world, self._process = dist.group.WORLD, os.getpid()
         self._after: set[int] = set()
         self._left, self._open = threading.Event(), contextlib.ExitStack()
-        self._open.enter_context(watchdog(self.store, self.rank, timeout_s))
+        self._open.enter_context(watchdog(self.store, self.rank, self.size, timeout_s))
         self._hook, sys.excepthook = sys.excepthook, self._tell
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -127,9 +127,8 @@ class Watch:
             sys.excepthook = self._hook
 
     def _others_look(self) -> bool:
-        """Whether others still use the store of a world that goes well."""
-        others = (peer for peer in range(self.size) if self.store.add(f"beat/{peer}", 0))
-        return not all(self.store.check([f"left/{peer}"]) for peer in others) and not self.store.check([FAILED])
+        """Whether others still use the store, of a world that goes well or to read why it does not."""
+        return not all(self.store.check([f"left/{peer}"]) for peer in unread(self.store, self.rank, self.size))
 
     def _look(self) -> None:
         """Look after others until the end of the watch, of the process group, or of a rank 0 that keeps the store."""
@@ -155,7 +154,7 @@ class Watch:
         time.sleep(BEATS * LOOK_S)
         still = [peer for peer, count in enumerate(before) if store.add(f"beat/{peer}", 0) == count > 0]
         if dead := [peer for peer in still if not store.check([f"left/{peer}"])]:
-            store.set(FAILED, f"{in_words(dead)} died or stopped (noticed by rank {self.rank})")
+            accuse(store, self.rank, dead, "died or stopped")
 
     def _tell(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Tell what ends the script: an error of ours in one line, anything else as before, and to the others."""
