@@ -16,14 +16,14 @@ ROUTER = "import moeplan.runtime as r; print(r.load_plan().plan_sha256)"
 
 
 @pytest.fixture(scope="module")
-def home(moeplan: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(fresh_moeplan: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which the three commands ran one after another."""
     folder = tmp_path_factory.mktemp("home")
-    done = moeplan("profile", "--quick", cwd=folder)
+    done = fresh_moeplan("profile", "--quick", cwd=folder)
     assert "TOY model" in " ".join(done.stdout.split())
     assert done.stdout.endswith("next: moeplan solve --strategy exflow\n")
-    moeplan("solve", "--strategy", "exflow", cwd=folder)
-    moeplan("apply", "plan.json", cwd=folder)
+    fresh_moeplan("solve", "--strategy", "exflow", cwd=folder)
+    fresh_moeplan("apply", "plan.json", cwd=folder)
     return folder
 
 
