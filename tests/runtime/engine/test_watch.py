@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.profilers.test_rendezvous import environment
+from tests.warm import Start, warm
 
 SCRIPT = Path(__file__).with_name("watch_cases.py")
 TIMEOUT_S = 6.0
@@ -46,8 +47,14 @@ def started(command: list[str], **more: Any) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    with warm("tests.runtime.engine.watch_cases", "main", env=environment()) as start:
+        yield start
+
+
 @pytest.fixture
-def loop(tmp_path: Path) -> Loop:
+def loop(start: Start, tmp_path: Path) -> Loop:
     """How each rank of a loop ended; a stopped one is killed after the others."""
 
     def run(fault: str, unlucky: int = -1, *, num_ranks: int = 3, store: str = "env://") -> list[Ended]:
@@ -55,9 +62,7 @@ def loop(tmp_path: Path) -> Loop:
             probe.bind(("localhost", 0))
             port = str(probe.getsockname()[1])
         env = environment(MASTER_ADDR="localhost", MASTER_PORT=port, WORLD_SIZE=str(num_ranks), TEST_STORE=store)
-        command = [sys.executable, str(SCRIPT), fault, str(unlucky), str(TIMEOUT_S)]
-        with started(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE) as process:
-            told, _ = process.communicate(timeout=START_S)
+        told = start([fault, str(unlucky), str(TIMEOUT_S)], tmp_path, env).stdout
         ends = {rank: (code, at) for rank, code, at in map(json.loads, told.splitlines())}
         texts = {rank: [(tmp_path / f"{name}-{rank}").read_text() for name in ("out", "err")] for rank in ends}
         return [Ended(code, out=texts[rank][0], err=texts[rank][1], at=at) for rank, (code, at) in sorted(ends.items())]

@@ -1,8 +1,7 @@
 """Training on a few ranks, of which one comes to grief between a forward and its backward; run as a script.
 
 Arguments: the fault, the rank that it hits, the timeout in seconds. It is one rank where the environment says which;
-else it forks `WORLD_SIZE` of them, so that imports are done once, each writing to files of its own in the current
-folder, and tells how they end.
+else it forks `WORLD_SIZE` of them, each writing to files of its own in the current folder, and tells how they end.
 """
 
 import contextlib
@@ -26,7 +25,18 @@ from tests.runtime.rank_cases import Case
 STEPS, FAULTY_STEP = 6, 3
 
 
-def main(fault: str, unlucky: int, timeout_s: float) -> None:
+def main() -> None:
+    """Be what the arguments and the environment say."""
+    fault, unlucky, timeout_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    if "RANK" in os.environ or fork(fault, unlucky):
+        try:
+            train(fault, unlucky, timeout_s)
+        except RankError as error:
+            print(f"caught {error}")
+            raise
+
+
+def train(fault: str, unlucky: int, timeout_s: float) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", os.environ.get("TEST_STORE", "env://"), rank=rank, world_size=size)
     halves = [dist.new_group([0, 1]), dist.new_group(list(range(2, size)))] if "in halves" in fault else [None]
@@ -92,9 +102,5 @@ def fork(fault: str, unlucky: int) -> bool:
     return False
 
 
-if __name__ == "__main__" and ("RANK" in os.environ or fork(sys.argv[1], int(sys.argv[2]))):
-    try:
-        main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
-    except RankError as error:
-        print(f"caught {error}")
-        raise
+if __name__ == "__main__":
+    main()
