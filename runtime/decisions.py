@@ -19,6 +19,7 @@ from ..solvers.placement import Placement, ReplicaRule
 from ..traces.model import NOT_ROUTED
 
 __all__ = [
+    "SHARE_DIGITS",
     "ChunkShares",
     "Decision",
     "Decisions",
@@ -31,6 +32,8 @@ __all__ = [
     "Sha256",
     "SidecarFile",
 ]
+
+SHARE_DIGITS = 9  # of a layer; boundaries of chunks that differ by less are the same
 
 MAX_DEGREE = 65_536
 DispatchModel = Literal["standard", "coherent", "migrating"]

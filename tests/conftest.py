@@ -37,6 +37,24 @@ settings.load_profile("moeplan")
 
 MakeTrace = Callable[..., Trace]
 
+# Files that take a minute or so begin first, so that no worker waits for one of them at the end.
+LONGEST = (
+    "test_chain",
+    "test_demo_job",
+    "test_migrating",
+    "test_watch",
+    "test_examples",
+    "test_trainer",
+    "test_certify_pipeline",
+    "test_certify",
+    "test_rendezvous",
+    "test_ranks",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:

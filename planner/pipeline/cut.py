@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ...runtime.decisions import PipelineDecision
+from ...runtime.decisions import SHARE_DIGITS, PipelineDecision
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 
 __all__ = ["Cut", "Cuts"]
 
 SLACK = 1e-9  # a share that is 1 / r but for rounding takes no row more
-DIGITS, NEAR = 9, 1e-9  # of a share: boundaries nearer than this are the same, as in the runtime
+NEAR = 10.0**-SHARE_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Cut:
         padded_BL = self.padded(rows)
         if self.shares is None:
             return [padded_BL // self.degree]
-        ends = [np.rint(end_L * padded_BL) for end_L in np.cumsum(self.shares, axis=0).round(DIGITS)]
+        ends = [np.rint(end_L * padded_BL) for end_L in np.cumsum(self.shares, axis=0).round(SHARE_DIGITS)]
         return [(end - start).astype(np.int64) for start, end in pairwise([np.zeros_like(ends[0]), *ends])]
 
     def _parts(self, rows: NDArray[np.int64], calls: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..decisions import PipelineDecision
+from ..decisions import SHARE_DIGITS, PipelineDecision
 
 __all__ = ["Chunks"]
-
-DIGITS = 9  # of a share; boundaries nearer than this are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Chunks:
 
 def _boundaries(shares: Sequence[float]) -> list[float]:
     inner = itertools.accumulate(shares[:-1], initial=0.0)
-    return [*(round(end, DIGITS) for end in inner), 1.0]
+    return [*(round(end, SHARE_DIGITS) for end in inner), 1.0]
 
 
 def _between(cuts: list[float], chosen: list[float]) -> list[range]:

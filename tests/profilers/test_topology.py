@@ -12,7 +12,7 @@ from moeplan.profilers.topology import Topology, islands, numbered
 @given(data=st.data(), count=st.integers(2, 4), each=st.integers(2, 4), ratio=st.floats(3.0, 50.0))
 def test_islands_of_any_arrangement_are_found(data: st.DataObject, count: int, each: int, ratio: float) -> None:
     island = data.draw(st.permutations([rank % count for rank in range(count * each)]))
-    wobble = st.floats(1.0, 1.2)
+    wobble = st.floats(1.0, 1.19)
     times = {
         (one, two): (1e-5 if island[one] == island[two] else 1e-5 * ratio) * data.draw(wobble)
         for one, two in combinations(range(count * each), 2)
@@ -20,7 +20,7 @@ def test_islands_of_any_arrangement_are_found(data: st.DataObject, count: int, e
     found, gap = islands([times], count * each)
     assert found == numbered(island)
     assert gap is not None
-    assert ratio / 1.2 <= gap <= ratio * 1.2
+    assert ratio / 1.2 < gap < ratio * 1.2
 
 
 @given(st.lists(st.floats(1.0, 1.9), min_size=6, max_size=6))
