@@ -100,23 +100,38 @@ class Predictor:
 
     def migrating(self, method: str, *, backward: bool = False) -> float:
         """Samples go where `netmoe.rehome` sends them; two calls a layer more, of their counts and of destinations."""
-        total, here_T = 0.0, self.home
-        for device_TK in self.device:
-            next_T = self.next_home(device_TK, method)
+        total, homes = 0.0, self.homes(method)
+        for device_TK, here_T, next_T in zip(self.device, homes, homes[1:], strict=False):
             exchanges = self.copies(device_TK, here_T) + self.copies(device_TK, next_T)
             experts_s = self.experts(device_TK)
             total += self.attention(here_T) + 3 * self.profile.call_s + exchanges + experts_s
             total += (exchanges + BACKWARD * experts_s) * backward
-            here_T = next_T
         return total
+
+    def homes(self, method: str) -> list[Array]:
+        """Where tokens are before every layer and at last, when their samples go."""
+        return [self.home, *(self.next_home(device_TK, method) for device_TK in self.device)]
+
+    def busiest(self, homes: list[Array]) -> int:
+        """Hidden vectors through the busiest node of every exchange, in or out, of tokens that are there."""
+        exchanges = [
+            self.ports(device_TK, end_T)[-1].reshape(2, -1, self.cluster.devices_per_node).sum(axis=2).max()
+            for device_TK, *ends in zip(self.device, homes, homes[1:], strict=False)
+            for end_T in ends
+        ]
+        return int(sum(exchanges))
 
     def copies(self, device_TK: Array, end_T: Array) -> float:
         """One exchange of hidden vectors between tokens' ends and the distinct devices of their experts."""
+        return self.exchanged(self.ports(device_TK, end_T), self.sizes.hidden_size)
+
+    def ports(self, device_TK: Array, end_T: Array) -> Array:
+        """The copies of such an exchange through every device's ports, `[C, 2, D]`."""
         step_T = np.zeros(len(end_T), np.int64)
-        ports_C2D = port_copies(
+        found: Array = port_copies(
             remote_visits(device_TK, end_T), device_TK, end_T, step_T, num_steps=1, cluster=self.cluster
         )[0]
-        return self.exchanged(ports_C2D, self.sizes.hidden_size)
+        return found
 
     def experts(self, device_TK: Array) -> float:
         """The busiest device's."""

@@ -97,8 +97,15 @@ def _told(cluster: Cluster, profile: Profile, given: list[Locality], measured: M
         axis = f"NetMoE {cluster}: layers that preferences last"
         for way, seconds, predicted_s in zip(ways, found, (stay_s, go_s), strict=True):
             faster = ratio(found[0], seconds)
-            figures.append(Figure(one.name, way, seconds, float(predicted_s), faster, axis=axis, size=one.lasting))
+            told = {} if seconds is found[0] else {"bytes of the busiest node, %": _bytes_left(predictors)}
+            figures.append(Figure(one.name, way, seconds, float(predicted_s), faster, told, axis, one.lasting))
     return figures
+
+
+def _bytes_left(steps: list[Predictor]) -> float:
+    """Bytes through the busiest node of each exchange where samples go, over those where they stay; median of steps."""
+    stay = [step.busiest([step.home] * (LAYERS + 1)) for step in steps]
+    return float(np.median([step.busiest(step.homes(METHOD)) / one for step, one in zip(steps, stay, strict=True)]))
 
 
 REHOMING = Case(_prepare, _run, _told)

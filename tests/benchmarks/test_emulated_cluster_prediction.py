@@ -1,6 +1,7 @@
 """What is predicted of emulated steps, against loops over tokens and exchanges."""
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -204,6 +205,20 @@ def test_samples_that_move_are_dispatched_from_their_new_homes(work: Workload, p
         step.copies(layer, step.here)
         step.total += 3 * CALL_S + step.experts_s(layer)
     assert predicted(work, placement).migrating("sum") == pytest.approx(step.total)
+
+
+def test_the_busiest_node_is_counted_anew_in_every_exchange(work: Workload, placement: Placement) -> None:
+    step, expected = written(work, placement), 0
+    homes = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
+    for layer, ends in enumerate(itertools.pairwise(homes)):
+        for end_T in ends:
+            through: Counter[str] = Counter()
+            for home, token in zip(end_T.tolist(), step.where, strict=True):
+                for device in set(token[layer]):
+                    if device // 2 != home // 2:
+                        through.update([f"out of {home // 2}", f"into {device // 2}"])
+            expected += max(through.values())
+    assert predicted(work, placement).busiest(homes) == expected
 
 
 def test_kept_is_the_share_of_hops_that_stay(work: Workload, placement: Placement) -> None:
