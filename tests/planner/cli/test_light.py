@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from typing import get_args
 
 import pytest
@@ -49,6 +50,12 @@ def test_the_top_level_help_loads_neither_pydantic_nor_numpy_nor_anything_heavy(
     found = loaded(HELP.format(args=["--help"], report=REPORT))
     assert not found & {"pydantic", "numpy", *HEAVY}
     assert "typer" in found
+
+
+def test_the_version_is_that_of_what_is_installed() -> None:
+    command = [sys.executable, "-m", "moeplan.planner.cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"moeplan {version('moeplan')}\n"
 
 
 @pytest.mark.parametrize("args", [*([c] for c in COMMANDS), *(["trace", c] for c in TRACE_COMMANDS)], ids=" ".join)
