@@ -6,7 +6,7 @@ from typing import Literal
 
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
-from ..runtime.decisions import DispatchModel
+from ..runtime.decisions import MAX_CAPACITY_FACTOR, DispatchModel
 
 __all__ = ["Groups", "Objective", "Request"]
 
@@ -32,7 +32,6 @@ Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
 MAX_DEGREE = 1024
-MAX_CAPACITY_FACTOR = 1024
 TIME_LIMIT_S = 30.0
 SAMPLES_PER_DEVICE = 4  # the default step: 4 samples a device
 

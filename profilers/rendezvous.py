@@ -27,7 +27,8 @@ __all__ = [
     "in_words",
     "launched_store",
     "leave_word",
-    "unread",
+    "stay",
+    "unmarked",
     "watchdog",
     "why_lost",
 ]
@@ -39,6 +40,7 @@ BEATS = 4  # looks in which a living rank's count grows, however busy its machin
 READ_S = 2.5  # for a process that has word of a failure to end by itself
 READERS_S = 10.0  # for which rank 0, which may keep the store, stays until the others have read why they end
 FAILED = "failed"
+_heard: list[str] = []  # why the world of this process failed, when its watchdog has read it
 _ending = threading.Lock()  # of the thread that ends this process: one line, not one a thread
 Terms = Mapping[str, str]
 
@@ -105,38 +107,46 @@ def check_agreement(store: "Store", terms: Terms, rank: int, size: int) -> None:
             )
 
 
-def leave_word(store: "Store", rank: int, size: int, error: Exception) -> None:
+def leave_word(store: "Store", rank: int, error: Exception) -> None:
     """Leave word of this rank's own failure for the others."""
     with contextlib.suppress(RuntimeError):
         store.set(FAILED, f"rank {rank}: {error}")
-    _finish_reading(store, rank, size)
 
 
-def accuse(store: "Store", rank: int, others: Sequence[int], failure: str) -> None:
-    """Leave word of others' failure, as `rank` noticed it; they themselves will not read it."""
-    for peer in others:
+def accuse(store: "Store", rank: int, dead: Sequence[int]) -> None:
+    """Leave word of others that are dead or stopped, and so will not read it, unless there is some."""
+    for peer in dead:
         store.set(f"read/{peer}", "1")
-    store.set(FAILED, f"{in_words(others)} {failure} (noticed by rank {rank})")
-
-
-def unread(store: "Store", rank: int, size: int) -> list[int]:
-    """The other ranks of this world that may still need the store, if only to read why they end."""
-    others = (peer for peer in range(size) if peer != rank and not store.check([f"read/{peer}"]))
-    return [peer for peer in others if store.add(f"beat/{peer}", 0)]
+    if not store.check([FAILED]):
+        store.set(FAILED, f"{in_words(dead)} died or stopped (noticed by rank {rank})")
 
 
 def why_lost(store: "Store", rank: int, size: int, timeout_s: float, error: Exception) -> str:
     """Why this rank lost the others: the failure that one left word of, who died or says nothing, or else `error`."""
     try:
         store.set(f"lost/{rank}", "1")
-        missing, failure = _missing(store, rank, size, timeout_s)
-        if missing and not store.check([FAILED]):
-            accuse(store, rank, missing, failure)
-        word = store.get(FAILED).decode() if store.check([FAILED]) else None
+        _accuse_missing(store, rank, size, timeout_s)
+        if not store.check([FAILED]):
+            return f"rank {rank} lost the others, which are alive: {str(error).splitlines()[0]}"
+        word = store.get(FAILED).decode()
+        store.set(f"read/{rank}", "1")
     except RuntimeError:
-        return _unreachable(rank)
-    _finish_reading(store, rank, size)
-    return word or f"rank {rank} lost the others, which are alive: {str(error).splitlines()[0]}"
+        return _heard[0] if _heard else _unreachable(rank)
+    return word
+
+
+def stay(store: "Store", rank: int, size: int) -> None:
+    """Return, on rank 0, which may keep the store, only when the others have left or read why their world failed."""
+    until = time.monotonic() + READERS_S
+    with contextlib.suppress(RuntimeError):
+        while rank == 0 and time.monotonic() < until and unmarked(store, "read", rank, size):
+            time.sleep(POLL_S)
+
+
+def unmarked(store: "Store", mark: str, rank: int, size: int) -> list[int]:
+    """The other ranks of this world that have not left a mark: `lost`, `read` or `left`."""
+    others = (peer for peer in range(size) if peer != rank and not store.check([f"{mark}/{peer}"]))
+    return [peer for peer in others if store.add(f"beat/{peer}", 0)]
 
 
 @contextlib.contextmanager
@@ -144,9 +154,11 @@ def watchdog(store: "Store", rank: int, size: int, timeout_s: float) -> Iterator
     """End this process should it hang in the block: with the word that another left, or when rank 0 falls silent.
 
     Meanwhile it tells the others, by a count that grows, that this process lives. Where rank 0 is stopped no call to
-    its store returns, so that the clock runs in another thread than the calls.
+    its store returns, so that the clock runs in another thread than the calls. After an error rank 0 stays for the
+    others.
     """
     left, answered, heard = threading.Event(), threading.Event(), threading.Event()
+    _heard.clear()
     store.add(f"beat/{rank}", 1)  # who never beat does not belong to this world
     threads = [
         threading.Thread(target=_watch, args=(store, rank, size, left, answered, heard), daemon=True),
@@ -156,6 +168,9 @@ def watchdog(store: "Store", rank: int, size: int, timeout_s: float) -> Iterator
         thread.start()
     try:
         yield
+    except Exception:
+        stay(store, rank, size)
+        raise
     finally:
         left.set()
         for thread in threads:
@@ -165,7 +180,8 @@ def watchdog(store: "Store", rank: int, size: int, timeout_s: float) -> Iterator
 def end(word: str | None) -> NoReturn:
     """End this process at once, with `word` as its error."""
     _ending.acquire()
-    print(f"moeplan: {word}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # whoever read this process's errors may be gone
+        print(f"moeplan: {word}", file=sys.stderr, flush=True)
     os._exit(RankError.exit_code)
 
 
@@ -178,32 +194,22 @@ def _watch(
     store: "Store", rank: int, size: int, left: threading.Event, answered: threading.Event, heard: threading.Event
 ) -> None:
     """Look at the store until there is word of a failure, and end this process if it has not left by itself then."""
-    word = None
+    word, mine = None, store
     try:
         mine = store.clone() if hasattr(store, "clone") else store  # a call of the block's would hold up these
         while word is None and not left.wait(WATCH_S):
             mine.add(f"beat/{rank}", 1)
             word = mine.get(FAILED).decode() if mine.check([FAILED]) else None
             answered.set()
-        if word is None:
-            mine.set(f"read/{rank}", "1")
+        _heard.extend([word] if word else [])
+        mine.set(f"read/{rank}", "1")
     except RuntimeError:
-        word = _unreachable(rank)
+        word = word or _unreachable(rank)
     heard.set()
-    if word is not None and rank == 0:
-        _finish_reading(mine, rank, size)
+    if word is not None:
+        stay(mine, rank, size)
     if not left.wait(READ_S):
-        _finish_reading(mine, rank, size)
         end(word)
-
-
-def _finish_reading(store: "Store", rank: int, size: int) -> None:
-    """Tell that this process needs the store no more; rank 0, which may keep it, stays until that is true of all."""
-    until = time.monotonic() + READERS_S * (rank == 0)
-    with contextlib.suppress(RuntimeError):
-        store.set(f"read/{rank}", "1")
-        while unread(store, rank, size) and time.monotonic() < until:
-            time.sleep(POLL_S)
 
 
 def _time(
@@ -230,8 +236,8 @@ def _absent(store: "Store", keys: Sequence[str], rank: int) -> str:
     return f"{in_words(absent)} did not join within {JOIN_TIMEOUT_S:g} s (noticed by rank {rank})"
 
 
-def _missing(store: "Store", rank: int, size: int, timeout_s: float) -> tuple[list[int], str]:
-    """Which ranks are gone, and how; none where all noticed the failure or one left word of it.
+def _accuse_missing(store: "Store", rank: int, size: int, timeout_s: float) -> None:
+    """Leave word of the ranks that are gone; of none where all noticed the failure or one left word of it.
 
     A rank whose count stands still has died or was stopped. One whose count grows may wait in a collective that gives
     up after half the time allowed; if it says nothing then either, it hangs.
@@ -240,23 +246,18 @@ def _missing(store: "Store", rank: int, size: int, timeout_s: float) -> tuple[li
     before = [store.add(f"beat/{peer}", 0) for peer in range(size)]
     absent = _waited_for(store, rank, size, begun + max(min(WORD_S, timeout_s / 4), BEATS * WATCH_S))
     if still := [peer for peer in absent if store.add(f"beat/{peer}", 0) == before[peer]]:
-        return still, "died or stopped"
-    absent = _waited_for(store, rank, size, begun + timeout_s / 2 + 1.0)
-    return absent, f"did not answer within {timeout_s:g} s"
+        accuse(store, rank, still)
+        return
+    if absent := _waited_for(store, rank, size, begun + timeout_s / 2 + 1.0):
+        store.set(FAILED, f"{in_words(absent)} did not answer within {timeout_s:g} s (noticed by rank {rank})")
 
 
 def _waited_for(store: "Store", rank: int, size: int, end: float) -> list[int]:
     """The ranks that notice no failure until this time; none where one left word of it."""
-    while (absent := _unaware(store, rank, size)) and not store.check([FAILED]) and time.monotonic() < end:
+    while (absent := unmarked(store, "lost", rank, size)) and not store.check([FAILED]) and time.monotonic() < end:
         time.sleep(POLL_S)
     return [] if store.check([FAILED]) else absent
 
 
 def _unreachable(rank: int) -> str:
     return f"rank {rank} cannot reach rank 0, which keeps the store of this world"
-
-
-def _unaware(store: "Store", rank: int, size: int) -> list[int]:
-    """The other ranks of this world that have not said that they noticed a failure."""
-    others = (peer for peer in range(size) if peer != rank and not store.check([f"lost/{peer}"]))
-    return [peer for peer in others if store.add(f"beat/{peer}", 0)]

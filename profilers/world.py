@@ -185,7 +185,7 @@ def _run_launched(
             if lost_peers(error):
                 raise RankError(why_lost(store, launch.rank, launch.size, run.timeout_s, error)) from error
             failure = _failure(error)
-            leave_word(store, launch.rank, launch.size, failure)
+            leave_word(store, launch.rank, failure)
             raise type(failure)(f"rank {launch.rank}: {failure}") from error
 
 

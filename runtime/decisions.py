@@ -19,6 +19,7 @@ from ..solvers.placement import Placement, ReplicaRule
 from ..traces.model import NOT_ROUTED
 
 __all__ = [
+    "MAX_CAPACITY_FACTOR",
     "SHARE_DIGITS",
     "ChunkShares",
     "Decision",
@@ -33,16 +34,18 @@ __all__ = [
     "SidecarFile",
 ]
 
-SHARE_DIGITS = 9  # of a layer; boundaries of chunks that differ by less are the same
+SHARE_DIGITS = 9  # of a layer; boundaries of chunks are rounded to these
+LEAST_SHARE = 1e-8  # so that no chunk is empty then
 
 MAX_DEGREE = 65_536
+MAX_CAPACITY_FACTOR = 1024
 DispatchModel = Literal["standard", "coherent", "migrating"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ExpertId = Annotated[int, Field(ge=0, lt=NOT_ROUTED)]
 NumSlots = Annotated[int, Field(ge=0, le=NOT_ROUTED)]
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 Layer = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=LEAST_SHARE, le=1)]
 
 
 class Record(BaseModel):
@@ -100,7 +103,7 @@ class PipelineDecision(Record):
     forward: tuple[Degree, ...]
     backward: tuple[Degree, ...] | None
     shares: ChunkShares | None = None
-    capacity_factor: Annotated[float, Field(gt=0)] | None = None
+    capacity_factor: Annotated[float, Field(gt=0, le=MAX_CAPACITY_FACTOR)] | None = None
 
     @model_validator(mode="after")
     def _of_whole_layers(self) -> Self:

@@ -4,15 +4,16 @@ As a script, `warm.py MODULE FUNCTION PACKAGE...`, it is that interpreter: it im
 modules, reads one request a line in JSON and answers with an exit code.
 """
 
-import atexit
 import contextlib
 import gc
+import itertools
 import json
 import os
 import pkgutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -26,22 +27,25 @@ Start = Callable[[Sequence[str], Path, Mapping[str, str]], Finished]
 @contextlib.contextmanager
 def warm(module: str, function: str, *packages: str, env: Mapping[str, str]) -> Iterator[Start]:
     """`start(args, cwd, env)` calls a function in a process of its own, and ends all that are left of its group."""
-    command = [sys.executable, __file__, module, function, *packages]
+    command, pipe = [sys.executable, __file__, module, function, *packages], subprocess.PIPE
     with (
         TemporaryDirectory() as folder,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as interpreter,
+        Path(folder, "errors").open("w+") as errors,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=env) as interpreter,
     ):
-        streams = [Path(folder, name) for name in ("out", "err")]
+        numbers = itertools.count()
 
         def start(args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Finished:
             assert interpreter.stdin is not None
             assert interpreter.stdout is not None
-            for stream in streams:
-                stream.write_text("")
+            number = next(numbers)  # files of their own: processes that outlive a request may still write
+            streams = [Path(folder, f"{name}-{number}") for name in ("out", "err")]
             interpreter.stdin.write(json.dumps([args, str(cwd), {**env}, *map(str, streams)]) + "\n")
             interpreter.stdin.flush()
-            code = int(interpreter.stdout.readline())
-            return Finished(args, code, *(stream.read_text() for stream in streams))
+            answer = interpreter.stdout.readline().split()
+            assert answer, f"the warm interpreter ended: {Path(errors.name).read_text()}"
+            assert answer[1:] == ["alone"], f"{args} left processes behind"
+            return Finished(args, int(answer[0]), *(stream.read_text() for stream in streams))
 
         yield start
         interpreter.communicate()
@@ -59,9 +63,19 @@ def main(module: str, function: str, *packages: str) -> None:
         if not (pid := os.fork()):
             become(call, *json.loads(request))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        print(code, flush=True)
+        print(code, "alone" if is_gone(pid) else "not alone", flush=True)
+
+
+def is_gone(group: int) -> bool:
+    """Whether processes of a group end by themselves, soon; others are killed."""
+    try:
+        for _ in range(50):
+            os.killpg(group, 0)
+            time.sleep(0.1)
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def become(call: Callable[[], None], args: Sequence[str], cwd: str, env: Mapping[str, str], out: str, err: str) -> None:
@@ -71,21 +85,14 @@ def become(call: Callable[[], None], args: Sequence[str], cwd: str, env: Mapping
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    for stream, (name, mode) in enumerate([(os.devnull, os.O_RDONLY), (out, os.O_WRONLY), (err, os.O_WRONLY)]):
-        os.dup2(os.open(name, mode), stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream, name in ((1, out), (2, err)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), stream)
     sys.argv[1:] = args
-    code: object = 1
-    try:
-        call()
-        code = 0
-    except SystemExit as error:
-        code = error.code
-    except BaseException:  # noqa: BLE001
-        sys.excepthook(*sys.exc_info())
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    call()
+    sys.exit()
 
 
 if __name__ == "__main__":
+    del sys.path[0]  # where folders are named as those of the product
     main(*sys.argv[1:])

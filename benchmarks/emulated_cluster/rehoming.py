@@ -95,10 +95,12 @@ def _told(cluster: Cluster, profile: Profile, given: list[Locality], measured: M
         stay_s = np.median([predictor.standard(backward=True) for predictor in predictors])
         go_s = np.median([predictor.migrating(METHOD, backward=True) for predictor in predictors])
         axis = f"NetMoE {cluster}: layers that preferences last"
-        for way, seconds, predicted_s in zip(ways, found, (stay_s, go_s), strict=True):
+        told: list[dict[str, float]] = [{}, {"bytes of the busiest node, %": _bytes_left(predictors)}]
+        for way, seconds, predicted_s, more in zip(ways, found, (stay_s, go_s), told, strict=True):
             faster = ratio(found[0], seconds)
-            told = {} if seconds is found[0] else {"bytes of the busiest node, %": _bytes_left(predictors)}
-            figures.append(Figure(one.name, way, seconds, float(predicted_s), faster, told, axis, one.lasting))
+            figures.append(
+                Figure(one.name, way, seconds, float(predicted_s), faster, more, axis=axis, size=one.lasting)
+            )
     return figures
 
 

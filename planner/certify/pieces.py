@@ -9,11 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError
-from ...runtime.decisions import PipelineDecision
+from ...runtime.decisions import SHARE_DIGITS, PipelineDecision
 
 __all__ = ["Parts", "Pass", "Span", "buffered", "passes_of", "share_of", "whole"]
-
-DIGITS, NEAR = 9, 1e-9  # of a share: boundaries nearer than this are the same, as in the runtime
 
 
 class Span(NamedTuple):
@@ -50,7 +48,7 @@ def whole(rows: NDArray[Any], parts: Parts) -> NDArray[np.int64]:
     share = share_of(parts)
     if isinstance(share, Fraction):
         return -(-rows.astype(np.int64) * share.numerator // share.denominator)
-    return np.ceil(np.round(rows * share, DIGITS)).astype(np.int64)
+    return np.ceil(np.round(rows * share, SHARE_DIGITS)).astype(np.int64)
 
 
 def buffered(rows: NDArray[Any], parts: Parts) -> NDArray[np.int64]:
@@ -61,7 +59,7 @@ def buffered(rows: NDArray[Any], parts: Parts) -> NDArray[np.int64]:
             found += whole(rows, (x,))
         else:
             padded = np.ceil(rows / x.of) * x.of
-            start, end = (np.rint(round(share, DIGITS) * padded) for share in (x.start, x.end))
+            start, end = (np.rint(round(share, SHARE_DIGITS) * padded) for share in (x.start, x.end))
             found += (end - start).astype(np.int64)
     return found
 
@@ -75,12 +73,12 @@ def _chunks(own: int | Sequence[float], other: int | Sequence[float]) -> list[Pa
         return [(Fraction(1, pieces),) * (pieces // own)] * own
     assert not isinstance(own, int)
     assert not isinstance(other, int)
-    ends, inner = ([*accumulate(one[:-1]), 1.0] for one in (own, other))
+    ends, inner = ([*(round(end, SHARE_DIGITS) for end in accumulate(one[:-1])), 1.0] for one in (own, other))
     chunks: list[Parts] = []
     for start, end in pairwise([0.0, *ends]):
-        marks = [start, *(x for x in inner if start + NEAR < x < end - NEAR), end]
+        marks = [start, *(x for x in inner if start < x < end), end]
         chunks.append(tuple(Span(a, b, max(len(own), len(other))) for a, b in pairwise(marks)))
-    widths = [[round(float(share_of((x,))), DIGITS - 1) for x in chunk] for chunk in chunks]
+    widths = [[round(float(share_of((x,))), SHARE_DIGITS - 1) for x in chunk] for chunk in chunks]
     if len({*map(len, widths)}) > 1 or any(len({*one}) > 1 for one in widths):
         raise CertificationError("passes that cut each other's chunks unevenly")
     return chunks

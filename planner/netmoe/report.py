@@ -113,10 +113,11 @@ def _exchanges(plan: Plan, part: Part) -> Iterable[str]:
     mine, theirs = (value(one, "exchange_s") for one in (ours, base))
     unit = TimeUnit.of(part)
     summed = f"{unit.text(mine)} {unit.name} a step, {unit.text(theirs)} of {base.name}, {base.dispatch_model}"
+    hint = "" if _options(plan).tried_s else " (without --method, the fastest of several is taken)"
     if mine > theirs:
         yield (
             f"COSTS TIME: dispatch and combine take {mine / theirs - 1:.1%} longer ({summed}), since the busiest port"
-            " carries more although all together carry less (without --method, the fastest of several is taken)"
+            f" carries more although all together carry less{hint}"
         )
     elif theirs:
         yield f"dispatch and combine take {1 - mine / theirs:.1%} less time ({summed}): the busiest port carries less"

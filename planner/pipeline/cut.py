@@ -10,7 +10,7 @@ Legend: L MoE layers; C chunks, or one that stands for all where they are alike;
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Self
 
 import numpy as np
@@ -23,7 +23,6 @@ from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 __all__ = ["Cut", "Cuts"]
 
 SLACK = 1e-9  # a share that is 1 / r but for rounding takes no row more
-NEAR = 10.0**-SHARE_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,12 @@ class Cuts:
 
 
 def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:
-    """Whether the chunks of both passes are the same, or all of a pass alike."""
+    """Whether the chunks of both passes, as the runtime rounds them, are the same, or all of a pass alike."""
     if len(forward) == len(backward):
-        return np.allclose(np.cumsum(forward), np.cumsum(backward), rtol=0, atol=NEAR)
-    return all(np.allclose(one, 1 / len(one), rtol=0, atol=NEAR) for one in (forward, backward))
+        return _boundaries(forward) == _boundaries(backward)
+    return all(_boundaries(one) == _boundaries([1 / len(one)] * len(one)) for one in (forward, backward))
+
+
+def _boundaries(shares: Sequence[float]) -> list[float]:
+    """Between chunks."""
+    return [round(end, SHARE_DIGITS) for end in accumulate(shares[:-1])]

@@ -50,7 +50,7 @@ class Route:
     def start(self, rows: Tensor, pieces: range) -> "Pending":
         """Send the rows of some pieces, in kept order; a collective call that does not wait."""
         sent, received = self.sent[pieces.start : pieces.stop], self.received[pieces.start : pieces.stop]
-        travelling = _transposed(rows, sent)[0] if len(pieces) == 1 else torch.cat(_transposed(rows, sent))
+        travelling = rows if len(pieces) == 1 else torch.cat(_transposed(rows, sent))
         arrived = rows.new_empty(sum(map(sum, received)), *rows.shape[1:])
         come, gone = (list(map(sum, zip(*counts, strict=True))) for counts in (received, sent))
         work = dist.all_to_all_single(arrived, travelling, come, gone, self.group, async_op=True)
@@ -83,8 +83,8 @@ class Pending:
 
 def _transposed(rows: Tensor, counts: list[list[int]]) -> list[Tensor]:
     """Rows laid out by first, then second index of `counts`, gathered by the second index."""
-    if len(counts) == 1:
-        return [rows]
     blocks = torch.split(rows, [count for inner in counts for count in inner])
+    if len(counts) == 1:
+        return [*blocks]
     width = len(counts[0])
     return [torch.cat(blocks[place::width]) for place in range(width)]

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from ...errors import MoeplanError, RankError
 from ...profilers.ranks import lost_peers, where
-from ...profilers.rendezvous import BEATS, FAILED, accuse, end, leave_word, unread, watchdog, why_lost
+from ...profilers.rendezvous import BEATS, FAILED, accuse, end, leave_word, stay, unmarked, watchdog, why_lost
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -80,6 +80,7 @@ class Watch:
         self._agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun keeps the store, not rank 0
         self._world, self._process = dist.group.WORLD, os.getpid()
         self._after: set[int] = set()
+        self._keeper_left = False
         self._left, self._open = threading.Event(), contextlib.ExitStack()
         self._open.enter_context(watchdog(self.store, self.rank, self.size, timeout_s))
         self._hook, sys.excepthook = sys.excepthook, self._tell
@@ -99,12 +100,17 @@ class Watch:
 
     def why(self, error: Exception) -> str:
         """Why a collective failed with `error`: who died, stopped, failed or ended before the others."""
+        if self._keeper_left:
+            why = str(error).splitlines()[0]
+            return f"rank 0, which kept the store, ended before others; check that all take as many steps ({why})"
         with contextlib.suppress(RuntimeError):
             ended = [peer for peer in range(self.size) if self.store.check([f"left/{peer}"])]
             if ended and not self.store.check([FAILED]):
                 word = f"rank {ended[0]} ended while others need it (noticed by rank {self.rank}); check that all"
                 self.store.set(FAILED, f"{word} take as many steps")
-        return why_lost(self.store, self.rank, self.size, self.timeout_s, error)
+        word = why_lost(self.store, self.rank, self.size, self.timeout_s, error)
+        stay(self.store, self.rank, self.size)
+        return word
 
     def close(self) -> None:
         """End the watch in good order; where rank 0 keeps the store it waits a little, until the others know."""
@@ -123,12 +129,13 @@ class Watch:
         self._left.set()
         self._open.close()
         atexit.unregister(self.close)
-        if sys.excepthook == self._tell:
+        if sys.excepthook == self._tell and not self._keeper_left:
             sys.excepthook = self._hook
 
     def _others_look(self) -> bool:
         """Whether others still use the store, of a world that goes well or to read why it does not."""
-        return not all(self.store.check([f"left/{peer}"]) for peer in unread(self.store, self.rank, self.size))
+        others = unmarked(self.store, "read", self.rank, self.size)
+        return not all(self.store.check([f"left/{peer}"]) for peer in others)
 
     def _look(self) -> None:
         """Look after others until the end of the watch, of the process group, or of a rank 0 that keeps the store."""
@@ -136,7 +143,10 @@ class Watch:
         seen: dict[int, tuple[int, float]] = {}
         with contextlib.suppress(RuntimeError):  # without its store this process is ended by the watchdog
             while not self._left.wait(LOOK_S):
-                if dist.group.WORLD is not self._world or (not self._agents and store.check(["left/0"])):
+                if dist.group.WORLD is not self._world:
+                    self.close()
+                elif not self._agents and store.check(["left/0"]):
+                    self._keeper_left = True
                     self.close()
                 elif any(self._is_still(peer, store, seen) for peer in self._after):
                     self._accuse(store)
@@ -154,7 +164,7 @@ class Watch:
         time.sleep(BEATS * LOOK_S)
         still = [peer for peer, count in enumerate(before) if store.add(f"beat/{peer}", 0) == count > 0]
         if dead := [peer for peer in still if not store.check([f"left/{peer}"])]:
-            accuse(store, self.rank, dead, "died or stopped")
+            accuse(store, self.rank, dead)
 
     def _tell(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Tell what ends the script: an error of ours in one line, anything else as before, and to the others."""
@@ -167,8 +177,13 @@ class Watch:
         if isinstance(error, MoeplanError):
             sys.stdout.flush()
             print(f"moeplan: {error}", file=sys.stderr, flush=True)
-            leave_word(self.store, self.rank, self.size, RankError(str(error)))
+            self._leave_word(RankError(str(error)))
             os._exit(error.exit_code)
         self._hook(kind, error, trace)
-        failed = RankError(f"failed at {where(error)}: {kind.__name__}: {error}")
-        leave_word(self.store, self.rank, self.size, failed)
+        self._leave_word(RankError(f"failed at {where(error)}: {kind.__name__}: {error}"))
+
+    def _leave_word(self, error: RankError) -> None:
+        """Tell the others why this process ends, which it does by itself."""
+        leave_word(self.store, self.rank, error)
+        stay(self.store, self.rank, self.size)
+        self._leave()

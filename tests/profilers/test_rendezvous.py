@@ -1,5 +1,6 @@
 """Launched worlds, by torchrun and as srun would: every way in which a rank can fail is named on every rank."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from moeplan.errors import RankError, UsageError
+from moeplan.profilers import rendezvous
 from moeplan.profilers.rendezvous import gathered
 from moeplan.profilers.world import World
 
@@ -27,7 +29,7 @@ try:
         os.write(1, f"result {results}\\n".encode())  # one write: lines of ranks must not mix
 except MoeplanError as error:
     os.write(1, f"error {error}\\n".encode())
-    sys.exit(error.exit_code)
+    os._exit(error.exit_code)  # at once: the slow end of an interpreter would give others time
 """
 
 
@@ -72,11 +74,21 @@ def stops(world: World, _payload: str) -> None:
     dist.barrier()
 
 
-TARGETS = {"adds": adds, "hangs": hangs, "refuses": refuses, "disagrees": adds, "dies": dies, "stops": stops}
+TARGETS = {
+    "adds": adds,
+    "hangs": hangs,
+    "refuses": refuses,
+    "disagrees": adds,
+    "disagrees late": adds,
+    "dies": dies,
+    "stops": stops,
+}
 
 
 def terms(world: World, payload: str) -> dict[str, str]:
-    odd = payload == "disagrees" and world.rank == 1
+    odd = payload.startswith("disagrees") and world.rank == 1
+    if payload == "disagrees late" and world.rank == 2:
+        ctypes.PyDLL(None).sleep(2)  # holds all threads of this process
     return {"version": "1", "quick": str(odd)}
 
 
@@ -144,6 +156,7 @@ def test_as_srun_starts_them_ranks_meet_and_a_hung_one_is_named_and_ended_on_eve
     [
         ("refuses", [6, 2, 6], "rank 1: this rank cannot"),
         ("disagrees", [4, 4, 4], "rank 1 disagrees with rank 0 about quick: rank 1 has True, rank 0 False"),
+        ("disagrees late", [4, 4, 4], "rank 1 disagrees with rank 0 about quick: rank 1 has True, rank 0 False"),
     ],
 )
 def test_a_rank_that_fails_or_disagrees_is_named_on_every_rank(
@@ -182,6 +195,36 @@ class Gone:
 def test_a_rank_0_that_dies_before_all_have_joined_is_named() -> None:
     with pytest.raises(RankError, match="rank 2 cannot reach rank 0"):
         gathered(Gone(), "host", "here", 2, 3)  # type: ignore[arg-type]
+
+
+class Deaf(Gone):
+    """A store that takes the first count, and then nothing."""
+
+    def add(self, _key: str, _value: int) -> int:
+        return 1
+
+    def clone(self) -> "Deaf":
+        raise RuntimeError("Connection refused")
+
+
+def test_a_rank_0_that_dies_as_a_watchdog_begins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str | None] = []
+    monkeypatch.setattr(rendezvous, "end", told.append)
+    monkeypatch.setattr(rendezvous, "READ_S", 0.0)
+    with rendezvous.watchdog(Deaf(), 2, 3, 60.0):  # type: ignore[arg-type]
+        time.sleep(1.0)
+    assert told == ["rank 2 cannot reach rank 0, which keeps the store of this world"]
+
+
+def test_a_process_whose_errors_nobody_reads_any_more_still_ends() -> None:
+    code = "import sys; from moeplan.profilers.rendezvous import end; sys.stdin.read(); end('a word')"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stderr.close()
+        process.stdin.close()
+        assert process.wait(timeout=60) == RankError.exit_code
 
 
 def test_under_torchrun_it_joins_that_world_again_and_again_and_names_a_rank_that_hangs(script: Path) -> None:

@@ -42,6 +42,7 @@ SHAPES = {
     "every expert": Case("", EVEN_4, BATCHES, top_k=8, seed=15),
 }
 ALONE = [Case(how, (8,), (3,), gradients=how == "standard", seed=22) for how in ("standard", "coherent")]
+ALONE.append(replace(ALONE[0], forward=(2, 4, 2), backward=(4, 2, 3)))
 TRAINED = [
     "random placement",
     "top-4",
@@ -230,7 +231,7 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize("case", ALONE, ids=["standard", "coherent"])
+@pytest.mark.parametrize("case", ALONE, ids=["standard", "coherent", "degrees"])
 def test_one_rank_gives_what_no_group_gives_and_sends_nothing(case: Case) -> None:
     found = answer(0, case)
     assert close(found.logits, reference(case).logits)

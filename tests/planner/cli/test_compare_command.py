@@ -8,14 +8,14 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def folder(moeplan: Any, make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(fresh_moeplan: Any, make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two plans, their trace and another one."""
     home = tmp_path_factory.mktemp("compare")
     (home / "traces").symlink_to(make_trace(samples=80).path)
     (home / "new").symlink_to(make_trace(samples=90, seed=1).path)
     (home / "wider").symlink_to(make_trace(samples=8, experts=16).path)
-    moeplan("solve", "--cluster", "2x2", "--objective", "copies", cwd=home)
-    moeplan("solve", "--cluster", "2x2", "--strategy", "contiguous", "-o", "plain.json", cwd=home)
+    fresh_moeplan("solve", "--cluster", "2x2", "--objective", "copies", cwd=home)
+    fresh_moeplan("solve", "--cluster", "2x2", "--strategy", "contiguous", "-o", "plain.json", cwd=home)
     return home
 
 

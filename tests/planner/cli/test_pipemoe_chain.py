@@ -9,13 +9,13 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def home(moeplan: Any, make_trace: Any, make_profile: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(fresh_moeplan: Any, make_trace: Any, make_profile: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a trace, a profile, a base and a pipelined plan on it."""
     folder = tmp_path_factory.mktemp("pipelined")
     (folder / "traces").symlink_to(make_trace(samples=60, tokens=200).path)
     (folder / "profile.json").symlink_to(make_profile())
-    moeplan("solve", "--dispatch", "standard", "-o", "base.json", cwd=folder)
-    moeplan("solve", "--strategy", "pipemoe", "--on", "base.json", cwd=folder)
+    fresh_moeplan("solve", "--dispatch", "standard", "-o", "base.json", cwd=folder)
+    fresh_moeplan("solve", "--strategy", "pipemoe", "--on", "base.json", cwd=folder)
     return folder
 
 

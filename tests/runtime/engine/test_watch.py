@@ -82,6 +82,11 @@ def lines(text: str) -> list[str]:
         ("killed", 0, "rank N cannot reach rank 0, which keeps the store of this world"),
         ("stopped", 0, f"rank 0 did not answer within {TIMEOUT_S:g} s (noticed by rank N)"),
         ("ends", 1, "rank 1 ended while others need it (noticed by rank N); check that all take as many steps"),
+        (
+            "ends",
+            0,
+            "rank 0, which kept the store, ended before others; check that all take as many steps (N)",
+        ),
         ("raises", 1, f"rank 1: failed at {SCRIPT}:N: ValueError: a bad batch"),
         ("raises beside a slow rank", 1, f"rank 1: failed at {SCRIPT}:N: ValueError: a bad batch"),
     ],
@@ -94,10 +99,15 @@ def test_one_rank_in_grief_ends_the_others_in_time_with_one_line_that_names_it(
     for ended in ranks[:unlucky] + ranks[unlucky + 1 :]:
         assert ended.code == 6, ended
         (line,) = lines(ended.err)
-        assert re.sub(r"(?<=by rank )\d|(?<=rank )\d(?= cannot)|(?<=py:)\d+", "N", line) == f"moeplan: {told}", ended
+        assert (
+            re.sub(r"(?<=by rank )\d|(?<=rank )\d(?= cannot)|(?<=py:)\d+|(?<=steps \().+(?=\))", "N", line)
+            == f"moeplan: {told}"
+        ), ended
         assert ended.at - struck < 2 * TIMEOUT_S, ended
     assert ranks[unlucky].code == {"killed": -9, "stopped": -9, "ends": 0, "raises": 1}[fault.split()[0]]
     assert ("ValueError: a bad batch" in ranks[unlucky].err) == fault.startswith("raises")
+    assert ranks[unlucky].out.endswith("flushed\n") == fault.startswith("raises")
+    assert "moeplan: " not in ranks[unlucky].err
 
 
 def test_a_world_that_met_in_a_file_is_watched_as_well(tmp_path: Path, loop: Loop) -> None:

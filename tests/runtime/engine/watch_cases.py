@@ -4,6 +4,7 @@ Arguments: the fault, the rank that it hits, the timeout in seconds. It is one r
 else it forks `WORLD_SIZE` of them, each writing to files of its own in the current folder, and tells how they end.
 """
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -71,9 +72,16 @@ def strike(fault: str) -> None:
     elif fault.startswith("stopped"):
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault.startswith("raises"):
+        atexit.register(flush_slowly)
         raise ValueError("a bad batch")
     elif fault == "ends":
         sys.exit()
+
+
+def flush_slowly() -> None:
+    """As loggers do at the end of a script."""
+    time.sleep(4)
+    print("flushed")
 
 
 def wait_for_the_end_of_threads() -> None:
