@@ -37,10 +37,10 @@ def print_seconds(plan: Plan, part: Part, console: "Console") -> None:
     brief = plan.judges_pipeline  # all contenders are of one dispatch model, and no other table is shown
     held_out = plan.evaluation is not None and part is plan.evaluation.held_out
     title = f"{'held out' if held_out else 'fitted'}, {{unit}}" if brief else "{unit} a step"
-    if any(name in contender.metrics for contender in part.contenders for _, name in PARTS):
+    if _timed(part, PARTS):
         step = any("step_s" in contender.metrics for contender in part.contenders)
         console.print(_table(title, part, PARTS, step=step, brief=brief))
-        if plan.cluster.num_nodes > 1:
+        if plan.cluster.num_nodes > 1 and _timed(part, CLASSES):
             console.print()
             console.print(_table("of these, by link", part, CLASSES, step=False, brief=brief))
     for line in _origins(plan, part, options):
@@ -49,7 +49,7 @@ def print_seconds(plan: Plan, part: Part, console: "Console") -> None:
 
 def print_seconds_table(part: Part, console: "Console") -> None:
     """The parts of a step of every contender, where any is timed."""
-    if any(name in contender.metrics for contender in part.contenders for _, name in PARTS):
+    if _timed(part, PARTS):
         step = any("step_s" in contender.metrics for contender in part.contenders)
         console.print(_table("{unit} a step", part, PARTS, step=step, brief=False))
 
@@ -87,15 +87,21 @@ class TimeUnit:
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
+def _timed(part: Part, columns: Sequence[tuple[str, str]]) -> bool:
+    return any(name in contender.metrics for contender in part.contenders for _, name in columns)
+
+
 def _table(title: str, part: Part, columns: Sequence[tuple[str, str]], *, step: bool, brief: bool) -> "Table":
+    """A row a contender; where the screen is too narrow headers of two words, or names and ranges, take more lines."""
     from rich.table import Table
 
     unit = TimeUnit.of(part)
     shown = [column for column in columns if any(column[1] in found.metrics for found in part.contenders)]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
-    table.add_column(title.format(unit=unit.name), no_wrap=True)
-    for header, _ in shown:
-        table.add_column(header, justify="right")
+    wraps = [" " in header for header, _ in shown]
+    table.add_column(title.format(unit=unit.name), overflow="fold", no_wrap=any(wraps))
+    for (header, _), wrap in zip(shown, wraps, strict=True):
+        table.add_column(header, justify="right", no_wrap=not wrap)
     if step:
         table.add_column("step (range)", justify="right")
     for contender in part.contenders:

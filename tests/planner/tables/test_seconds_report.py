@@ -10,10 +10,10 @@ from moeplan.errors import InputError
 from moeplan.planner.reports.plan import show_report
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
-from moeplan.planner.tables.seconds import TimeUnit
+from moeplan.planner.tables.seconds import PARTS, TimeUnit, print_seconds_table
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load
-from moeplan.runtime.plan import Plan, parse
+from moeplan.runtime.plan import Contender, Metric, Part, Plan, parse
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +104,21 @@ def test_the_unit_is_that_of_the_longest_step(plan: Plan, longest: float, name: 
 )
 def test_a_single_figure_is_followed_by_its_unit(seconds: float, text: str) -> None:
     assert TimeUnit.worded(seconds) == text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_figure_of_the_widest_table_is_cut(width: int) -> None:
+    seconds = {name: Metric(value=0.1234, low=None, high=None) for _, name in PARTS}
+    step = Metric(value=1.234, low=0.1467, high=9.8765)
+    contenders = tuple(
+        Contender(name=name, dispatch_model="standard", metrics=seconds | {"step_s": step})
+        for name in ("a-long-name-of-a-plan.json", "pmj.json")
+    )
+    console = Console(width=width, record=True, highlight=False, markup=False)
+    part = Part(num_samples=1, num_tokens=1, num_steps=1, dropped_samples=0, contenders=contenders)
+    print_seconds_table(part, console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert [text.split().count(found) for found in ("123", "1,234", "(147-9,876)")] == [2 * len(PARTS), 2, 2]
+    assert all(f" {header} " in text.splitlines()[0] + text.splitlines()[1] for header, _ in PARTS)
