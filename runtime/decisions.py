@@ -3,7 +3,9 @@
 A rule between decisions, or between one and the model, is the Plan's (`plan.py`).
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -32,6 +34,7 @@ __all__ = [
     "SamplePolicyDecision",
     "Sha256",
     "SidecarFile",
+    "boundaries",
 ]
 
 SHARE_DIGITS = 9  # of a layer; boundaries of chunks are rounded to these
@@ -72,6 +75,12 @@ class PlacementDecision(Record):
             replica_rule=placement.replica_rule,
             repaired=repaired,
         )
+
+
+def boundaries(shares: Sequence[float]) -> list[float]:
+    """Where the chunks of these shares of a layer begin and, last, end: from 0 to 1, rounded."""
+    inner = itertools.accumulate(shares[:-1], initial=0.0)
+    return [*(round(end, SHARE_DIGITS) for end in inner), 1.0]
 
 
 class ChunkShares(Record):

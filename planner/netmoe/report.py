@@ -113,8 +113,8 @@ def _exchanges(plan: Plan, part: Part) -> Iterable[str]:
     mine, theirs = (value(one, "exchange_s") for one in (ours, base))
     unit = TimeUnit.of(part)
     summed = f"{unit.text(mine)} {unit.name} a step, {unit.text(theirs)} of {base.name}, {base.dispatch_model}"
-    hint = "" if _options(plan).tried_s else " (without --method, the fastest of several is taken)"
     if mine > theirs:
+        hint = "" if _options(plan).tried_s else " (without --method, the fastest of several is taken)"
         yield (
             f"COSTS TIME: dispatch and combine take {mine / theirs - 1:.1%} longer ({summed}), since the busiest port"
             f" carries more although all together carry less{hint}"

@@ -10,14 +10,14 @@ Legend: L MoE layers; C chunks, or one that stands for all where they are alike;
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from ...runtime.decisions import SHARE_DIGITS, PipelineDecision
+from ...runtime.decisions import SHARE_DIGITS, PipelineDecision, boundaries
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 
 __all__ = ["Cut", "Cuts"]
@@ -142,10 +142,5 @@ class Cuts:
 def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:
     """Whether the chunks of both passes, as the runtime rounds them, are the same, or all of a pass alike."""
     if len(forward) == len(backward):
-        return _boundaries(forward) == _boundaries(backward)
-    return all(_boundaries(one) == _boundaries([1 / len(one)] * len(one)) for one in (forward, backward))
-
-
-def _boundaries(shares: Sequence[float]) -> list[float]:
-    """Between chunks."""
-    return [round(end, SHARE_DIGITS) for end in accumulate(shares[:-1])]
+        return boundaries(forward) == boundaries(backward)
+    return all(boundaries(one) == boundaries([1 / len(one)] * len(one)) for one in (forward, backward))

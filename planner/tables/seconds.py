@@ -37,21 +37,19 @@ def print_seconds(plan: Plan, part: Part, console: "Console") -> None:
     brief = plan.judges_pipeline  # all contenders are of one dispatch model, and no other table is shown
     held_out = plan.evaluation is not None and part is plan.evaluation.held_out
     title = f"{'held out' if held_out else 'fitted'}, {{unit}}" if brief else "{unit} a step"
-    if _timed(part, PARTS):
-        step = any("step_s" in contender.metrics for contender in part.contenders)
-        console.print(_table(title, part, PARTS, step=step, brief=brief))
-        if plan.cluster.num_nodes > 1 and _timed(part, CLASSES):
-            console.print()
-            console.print(_table("of these, by link", part, CLASSES, step=False, brief=brief))
+    print_seconds_table(part, console, title=title, brief=brief)
+    if plan.cluster.num_nodes > 1 and _timed(part, CLASSES):
+        console.print()
+        console.print(_table("of these, by link", part, CLASSES, step=False, brief=brief))
     for line in _origins(plan, part, options):
         console.print(line)
 
 
-def print_seconds_table(part: Part, console: "Console") -> None:
-    """The parts of a step of every contender, where any is timed."""
+def print_seconds_table(part: Part, console: "Console", *, title: str = "{unit} a step", brief: bool = False) -> None:
+    """The parts of a step of every contender, where any is timed; `brief` names no dispatch models."""
     if _timed(part, PARTS):
         step = any("step_s" in contender.metrics for contender in part.contenders)
-        console.print(_table("{unit} a step", part, PARTS, step=step, brief=False))
+        console.print(_table(title, part, PARTS, step=step, brief=brief))
 
 
 @dataclass(frozen=True, slots=True)

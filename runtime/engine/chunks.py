@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..decisions import SHARE_DIGITS, PipelineDecision
+from ..decisions import PipelineDecision, boundaries
 
 __all__ = ["Chunks"]
 
@@ -35,7 +35,7 @@ class Chunks:
     @classmethod
     def of(cls, forward: Sequence[float], backward: Sequence[float]) -> "Chunks":
         """The chunks of these shares, each summing to 1."""
-        ends = [_boundaries(shares) for shares in (forward, backward)]
+        ends = [boundaries(shares) for shares in (forward, backward)]
         cuts = sorted({*ends[0], *ends[1]})
         return cls(tuple(cuts), *(tuple(_between(cuts, chosen)) for chosen in ends))
 
@@ -70,11 +70,6 @@ class Chunks:
         ends = [round(cut * num_tokens) for cut in self.cuts]
         sizes = torch.tensor([end - start for start, end in itertools.pairwise(ends)], device=device)
         return torch.arange(self.num_pieces, device=device).repeat_interleave(sizes, output_size=num_tokens)
-
-
-def _boundaries(shares: Sequence[float]) -> list[float]:
-    inner = itertools.accumulate(shares[:-1], initial=0.0)
-    return [*(round(end, SHARE_DIGITS) for end in inner), 1.0]
 
 
 def _between(cuts: list[float], chosen: list[float]) -> list[range]:
