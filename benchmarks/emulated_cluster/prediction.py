@@ -121,6 +121,12 @@ class Predictor:
         ]
         return int(sum(exchanges))
 
+    def combined(self, homes: list[Array]) -> int:
+        """Pairs of tokens and experts whose results the combines send to another node."""
+        group = self.cluster.devices_per_node
+        combines = zip(self.device, homes[1:], strict=True)
+        return sum(int((device_TK // group != end_T[:, None] // group).sum()) for device_TK, end_T in combines)
+
     def copies(self, device_TK: Array, end_T: Array) -> float:
         """One exchange of hidden vectors between tokens' ends and the distinct devices of their experts."""
         return self.exchanged(self.ports(device_TK, end_T), self.sizes.hidden_size)

@@ -24,7 +24,8 @@ from .routing import Workload, plan_of, preferring
 from .timing import Seconds, interleaved, ratio
 
 METHOD = "sum"
-LAYERS, EXPERTS_A_DEVICE, SAMPLES, LENGTH = 6, 2, 4, 16  # samples a rank, as in the paper
+LAYERS, LENGTH = 6, 16
+EXPERTS_A_DEVICE, SAMPLES = 8, 16  # a rank: on two, the experts and samples of a node of the paper's
 BATCHES = 9  # steps, one a round: what re-homing gains differs from one to the next
 SEED = 12
 
@@ -95,7 +96,7 @@ def _told(cluster: Cluster, profile: Profile, given: list[Locality], measured: M
         stay_s = np.median([predictor.standard(backward=True) for predictor in predictors])
         go_s = np.median([predictor.migrating(METHOD, backward=True) for predictor in predictors])
         axis = f"NetMoE {cluster}: layers that preferences last"
-        told: list[dict[str, float]] = [{}, {"bytes of the busiest node, %": _bytes_left(predictors)}]
+        told = [{}, _left(predictors)]
         for way, seconds, predicted_s, more in zip(ways, found, (stay_s, go_s), told, strict=True):
             faster = ratio(found[0], seconds)
             figures.append(
@@ -104,10 +105,17 @@ def _told(cluster: Cluster, profile: Profile, given: list[Locality], measured: M
     return figures
 
 
-def _bytes_left(steps: list[Predictor]) -> float:
-    """Bytes through the busiest node of each exchange where samples go, over those where they stay; median of steps."""
-    stay = [step.busiest([step.home] * (LAYERS + 1)) for step in steps]
-    return float(np.median([step.busiest(step.homes(METHOD)) / one for step, one in zip(steps, stay, strict=True)]))
+def _left(steps: list[Predictor]) -> dict[str, float]:
+    """What samples that go leave of what those send that stay; medians of steps.
+
+    Bytes: through the busiest node of each exchange. Pairs of tokens and experts: as in the paper's Table 5.
+    """
+    found = []
+    for step in steps:
+        stay, go = [step.home] * (LAYERS + 1), step.homes(METHOD)
+        found.append((step.busiest(go) / step.busiest(stay), step.combined(go) / step.combined(stay)))
+    bytes_left, pairs_left = np.median(found, axis=0)
+    return {"bytes of the busiest node, %": bytes_left, "pairs combined between nodes, %": pairs_left}
 
 
 REHOMING = Case(_prepare, _run, _told)

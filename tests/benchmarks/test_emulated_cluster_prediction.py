@@ -17,7 +17,7 @@ from benchmarks.emulated_cluster.routing import Workload, preferring, with_secon
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.alpha_beta import AlphaBeta
 from moeplan.profilers.fits.prediction import Prediction
-from moeplan.solvers import netmoe
+from moeplan.solvers import contiguous, netmoe
 from moeplan.solvers.placement import Placement
 
 Array = np.ndarray
@@ -221,6 +221,20 @@ def test_the_busiest_node_is_counted_anew_in_every_exchange(work: Workload, plac
     assert predicted(work, placement).busiest(homes) == expected
 
 
+def test_pairs_combined_between_nodes_are_those_whose_expert_is_on_another(
+    work: Workload, placement: Placement
+) -> None:
+    step = written(work, placement)
+    homes = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
+    pairs = [
+        (device // 2, homes[layer + 1][t] // 2)
+        for layer in range(LAYERS)
+        for t, token in enumerate(step.where)
+        for device in token[layer]
+    ]
+    assert predicted(work, placement).combined(homes) == sum(there != here for there, here in pairs)
+
+
 def test_kept_is_the_share_of_hops_that_stay(work: Workload, placement: Placement) -> None:
     where = written(work, placement).where
     hops = [(token[layer][0], token[layer + 1][0]) for token in where for layer in range(LAYERS - 1)]
@@ -278,6 +292,18 @@ def test_what_is_predicted_for_a_round_is_the_batch_that_runs_in_it() -> None:
         tokens, samples = next(steps)
         assert tokens.tolist() == one.of_round(number).of_rank(1, CLUSTER.num_devices).tolist()
         assert samples.tolist() == list(range(len(tokens), 2 * len(tokens)))
+
+
+@pytest.mark.parametrize("name", ["2x2", "4x2"])
+def test_samples_are_as_local_as_those_of_the_paper(name: str) -> None:
+    cluster = Cluster.parse(name)
+    one = REHOMING.prepare(cluster)[1]
+    work = one.steps[0]
+    placement = contiguous.solve(work.ids.shape[1], work.num_experts, cluster).placement
+    steps = [Predictor.of(Lines(), cluster, work, one.sizes, placement) for work in one.steps]  # type: ignore[arg-type]
+    stay = [step.combined([step.home] * (len(step.device) + 1)) for step in steps]
+    go = [step.combined(step.homes("sum")) for step in steps]
+    assert 0.57 < sum(go) / sum(stay) < 0.66  # Table 5: 34.0 to 42.9 % less
 
 
 def test_preferences_last_as_long_as_they_are_told_to() -> None:
