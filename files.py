@@ -10,7 +10,7 @@ import stat
 import tempfile
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .errors import InputError, MoeplanError, StorageError, UsageError, printable
 
@@ -23,6 +23,7 @@ __all__ = [
     "atomic_directory",
     "atomic_path",
     "canonical_json",
+    "check_kind",
     "read_json",
     "read_text",
     "read_yaml",
@@ -36,6 +37,16 @@ __all__ = [
 MAX_JSON_BYTES = 256 * 2**20
 MAX_DIGITS = 64
 MAX_REASON = 240  # characters of a refusal, which may quote the file
+
+
+class _Written(NamedTuple):
+    """A key that one kind of our files alone has, and the command that writes them."""
+
+    key: str
+    writer: str
+
+
+_WRITTEN = {"a plan": _Written("decisions", "moeplan solve"), "a profile": _Written("series", "moeplan profile")}
 
 
 @contextlib.contextmanager
@@ -201,6 +212,21 @@ def validated(kind: "type[Kind]", value: Any, *, source: str, what: str) -> "Kin
         raise InputError(f"{source}: {reason}") from error
     except MoeplanError as error:
         raise InputError(f"{source}: {_bounded(str(error))}") from error
+
+
+def check_kind(value: Any, *, source: str, what: str) -> None:
+    """Refuse a decoded JSON value that is not `what`, "a plan" or "a profile", of any schema version; as `validated`.
+
+    Raises
+    ------
+    InputError
+        It has no schema version, or is of the other kind.
+    """
+    if not isinstance(value, dict) or "schema_version" not in value:
+        raise InputError(f"{source}: no schema_version; expected {what} written by {_WRITTEN[what].writer}")
+    found = next((kind for kind, written in _WRITTEN.items() if written.key in value), what)
+    if found != what:
+        raise InputError(f"{source}: {found}; expected {what}, written by {_WRITTEN[what].writer}")
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:

@@ -24,6 +24,10 @@ from .task import Task
 __all__ = ["BACKWARD", "rivals", "solve"]
 
 BACKWARD = 2.0  # the gradients of inputs and of weights are two products for each of forward
+REMEDIES = {
+    "the profile": "; join it with one that has, by moeplan profile --merge",
+    "the model": "; say it at moeplan trace import",
+}
 BASELINES = ("degree_1", "one_degree", "paper", "exact")
 
 
@@ -83,9 +87,9 @@ def _speeds(task: Task) -> Speeds:
         )
     for part, curve in (("dispatch", task.speeds.exchange), ("experts", task.speeds.experts)):
         if curve is None:
-            raise InputError(
-                f"{task.request.profile}: no seconds of {part}, which pipemoe needs: {task.speeds.missing[part]}"
-            )
+            reason = task.speeds.missing[part]
+            remedy = next((words for whose, words in REMEDIES.items() if reason.startswith(whose)), "")
+            raise InputError(f"{task.request.profile}: no seconds of {part}, which pipemoe needs: {reason}{remedy}")
     return task.speeds
 
 

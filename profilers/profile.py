@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from ..errors import InputError
-from ..files import canonical_json, read_json, validated, write_json
+from ..files import canonical_json, check_kind, read_json, validated, write_json
 from .cases import CASES
 from .cluster import Cluster
 from .environment import Environment
@@ -89,8 +89,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
 
 def parse(value: Any, source: str) -> Profile:
     """The profile in a decoded JSON value; `source` names it in errors."""
-    if not isinstance(value, dict) or "schema_version" not in value:
-        raise InputError(f"{source}: no schema_version; expected a profile written by moeplan profile")
+    check_kind(value, source=source, what="a profile")
     return validated(Profile, canonical_json(value), source=source, what="a profile")
 
 

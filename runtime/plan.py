@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ..errors import InputError
-from ..files import canonical_json, read_json, sha256_json, validated, write_json
+from ..files import canonical_json, check_kind, read_json, sha256_json, validated, write_json
 from ..profilers.cluster import Cluster
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement
@@ -95,6 +95,11 @@ class Evaluation(Record):
 
     fit: Part
     held_out: Part | None
+
+    @property
+    def judging(self) -> Part:
+        """The part that the verdict is about."""
+        return self.held_out or self.fit
 
 
 class Verdict(Record):
@@ -239,8 +244,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
 
 def parse(value: Any, source: str) -> Plan:
     """The plan in a decoded JSON value; `source` names it in errors."""
-    if not isinstance(value, dict) or "schema_version" not in value:
-        raise InputError(f"{source}: no schema_version; expected a plan written by moeplan solve")
+    check_kind(value, source=source, what="a plan")
     if value["schema_version"] != SCHEMA_VERSION:
         found = repr(value["schema_version"])[:40]
         raise InputError(f"{source}: plan of schema version {found}; this moeplan reads {SCHEMA_VERSION}")

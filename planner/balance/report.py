@@ -44,8 +44,8 @@ def balance_lines(plan: Plan, part: Part) -> Iterable[str]:
         yield f"on the fitted loads together: {found}; repaired {raw.repaired:.4f}, the plan {raw.plan:.4f}"
         ours, theirs = (value(find(part, label), "balance") for label in ("plan/standard", "eplb/standard"))
         if options.method == "refined" and not options.pins and options.groups == "split" and theirs < ours:
-            found = f"{ours:.4f}, repaired EPLB {theirs:.4f}"
-            yield f"LESS EVEN THAN EPLB here: {found}; --method published gives that one"
+            found = f"balance {ours:.4f}, that of repaired EPLB {theirs:.4f}"
+            yield f"LESS EVEN THAN EPLB on the samples that judge: {found}; --method published gives that one"
     for swap in options.swaps:
         yield (
             f"made on {swap.made_on}, judged on {swap.judged_on}: balance {swap.balance:.3f} (made on"
@@ -117,6 +117,8 @@ def _words(found: Redundancy, plan: Plan) -> Iterable[str]:
     """By what the choice was made, and what it takes."""
     part = "held-out part" if found.held_out else "fitted part, for nothing was held out"
     yield f"chosen: the fewest redundant experts with a {METRICS[found.metric]} within 2 % of the best, on the {part};"
+    if found.chosen.redundant:
+        yield "what the plan is held against has as many slots"
     one, extra = expert_bytes(plan.model), found.chosen.slots - found.candidates[0].slots
     if one is None:
         yield "what they weigh is not known: import the trace with --hidden-size, --ffn-size and --dtype-bytes"

@@ -34,7 +34,7 @@ def _check_figures(evaluation: Evaluation, redundancy: Redundancy, certificate: 
     """Those of the choice are those of the plan, on the part that judges."""
     if redundancy.held_out != (evaluation.held_out is not None):
         raise CertificationError(f"redundancy weighed on held-out units: {redundancy.held_out}; the plan was not so")
-    metrics, chosen = (evaluation.held_out or evaluation.fit).contenders[0].metrics, redundancy.chosen
+    metrics, chosen = evaluation.judging.contenders[0].metrics, redundancy.chosen
     claimed: dict[str, float | None] = {"balance": chosen.balance, "balance_p95": chosen.balance_p95}
     if redundancy.metric != "balance" or chosen.seconds is not None:
         claimed[redundancy.metric] = chosen.seconds

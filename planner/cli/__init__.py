@@ -1,9 +1,7 @@
 """The command line: one command a module, each a thin wrapper of a documented call."""
 
 import os
-import signal
 import sys
-from types import FrameType
 
 from ...errors import MoeplanError, StorageError, UsageError
 from .interrupt import interruptible
@@ -13,7 +11,6 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; an expected failure is one line on stderr and its exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
     with interruptible():
         _run()
 
@@ -50,9 +47,3 @@ def _tell(error: MoeplanError) -> None:
     """The error as one line, and its exit code."""
     print(f"moeplan: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(error.exit_code)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    """Unwind on SIGTERM, so that temporary files and local ranks are cleaned up."""
-    del frame
-    sys.exit(128 + number)

@@ -109,7 +109,9 @@ def apply(
     if as_json:
         print_json({"plan": str(plan), "active": str(active), "certified_against": against})
     else:
-        console().print(certificate.summary(plan, against))
+        from ..reports.remarks import verdict_lines
+
+        console().print(certificate.summary(plan, against), *verdict_lines(loaded), sep="\n")
         print(f"active    {active}    moeplan.runtime.load_plan() finds it from here downward")
     if command:
         os.environ["MOEPLAN_PLAN"] = str(active.resolve())

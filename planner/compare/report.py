@@ -111,7 +111,7 @@ def _claim(one: Compared) -> str:
     """The gain when it was solved, worded as the verdict; and what a sample policy must gain."""
     words, evaluation = "", one.plan.evaluation
     if one.claimed is not None and one.plan.verdict is not None and evaluation is not None:
-        words = f"; {gain_words(one.plan.verdict, evaluation.held_out or evaluation.fit)}"
+        words = f"; {gain_words(one.plan.verdict, evaluation.judging)}"
         words += "" if one.plan.verdict.against == one.verdict.against else f" than {_named(one.plan.verdict.against)}"
         words += " when it was solved" + ("" if evaluation.held_out else ", on the samples it was fitted to")
     if one.verdict.at_least and one.verdict.value == "none":

@@ -86,7 +86,7 @@ def _compared(seconds: float, foretold: Metric | None) -> tuple[str, str, str]:
 def _predicted(demo: Demo, run: Measured) -> Metric | None:
     """The copies that the plan's held-out evaluation foresaw for such a run."""
     assert demo.plan.evaluation is not None
-    part = demo.plan.evaluation.held_out or demo.plan.evaluation.fit
+    part = demo.plan.evaluation.judging
     found = {contender.label: contender for contender in part.contenders}.get(f"{run.name}/{run.dispatch_model}")
     return None if found is None else found.metrics["device_copies"]
 

@@ -8,7 +8,7 @@ from ...profilers.cluster import Cluster
 from ...runtime.decisions import SamplePolicyDecision, SidecarFile
 from ...runtime.migrating.predictor import Predictor
 from ...solvers.assignment import backend_of
-from ...solvers.netmoe import METHODS
+from ...solvers.netmoe import METHODS, compile_rehoming
 from ...solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
@@ -36,7 +36,9 @@ def solve(task: Task) -> Solved:
         The trace has no samples, or a placement with replicas that its traffic does not follow.
     """
     run, tried = Run.of(task), {}
-    if task.request.method is None and run.speeds is not None and run.speeds.exchange:
+    several = task.request.method is None and run.speeds is not None and run.speeds.exchange
+    compiled_s = sum(compile_rehoming(method, run.cluster) for method in (TRIED if several else [run.method]))
+    if several:
         task.say(f"trying {', '.join(TRIED)} on the fitted steps")
         tried = {method: run.timed_s(method) for method in TRIED}
         run = replace(run, method=min(TRIED, key=lambda method: tried[method]))
@@ -59,7 +61,7 @@ def solve(task: Task) -> Solved:
             asked=task.request.method is not None,
             tried_s=tried,
         ),
-        outcome=_outcome(rows[0][0][1].totals, run.method),
+        outcome=replace(_outcome(rows[0][0][1].totals, run.method), compiled_s=compiled_s),
         evaluated=replace(
             with_moves(found, cohorts, [[homes for _, homes in row] for row in rows], task.request.seed),
             at_least=PAYS_FROM,

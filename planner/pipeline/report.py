@@ -144,4 +144,4 @@ def _tallied(degrees: Sequence[int]) -> str:
     found = Counter(degrees)
     if len(found) == 1:
         return f"{degrees[0]} in every layer"
-    return ", ".join(f"{degree} in {found[degree]}" for degree in sorted(found))
+    return ", ".join(f"{degree} in {number} layer{'s' * (number > 1)}" for degree, number in sorted(found.items()))

@@ -1,5 +1,6 @@
 """What `solve` and `show` print of a plan."""
 
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,6 +85,8 @@ def _print_outcomes(plan: Plan, console: "Console") -> None:
     for name, outcome in plan.outcome.items():
         what = f"{name} " if len(plan.outcome) > 1 else ""
         console.print(f"solved    {what}{outcome.wall_s:.1f} s, {outcome.status}: {_objective(plan, outcome)}")
+        if outcome.compiled_s >= 0.1:
+            console.print(f"compiled  {outcome.compiled_s:.1f} s, before that")
         if name == "placement":
             for line in _search_lines(plan, outcome):
                 console.print(line)
@@ -114,13 +117,11 @@ def _objective(plan: Plan, outcome: Outcome) -> str:
 
 
 def _search_lines(plan: Plan, outcome: Outcome) -> Iterable[str]:
-    """What exflow compiled, the hops after each stage of its search, and what its cap costs."""
+    """The hops after each stage of exflow's search, and what its cap costs."""
     found = plan.options.get("placement", {}).get("search")
     if found is None:
         return
     search = parsed(Search, found, "placement.search")
-    if outcome.compiled_s >= 0.1:
-        yield f"compiled  {outcome.compiled_s:.1f} s, before that"
     for level, reason in search.simple.items():
         yield f"bounded   no thorough bound of what stays on a {level}: {reason}"
     what = "pairs apart" if "affinity" in outcome.objective.name else "hops"
@@ -138,7 +139,7 @@ def _search_lines(plan: Plan, outcome: Outcome) -> Iterable[str]:
 def _print_evaluation(plan: Plan, console: "Console") -> None:
     if plan.evaluation is None:
         return
-    part = plan.evaluation.held_out or plan.evaluation.fit
+    part = plan.evaluation.judging
     title = "held out" if plan.evaluation.held_out else "fitted"
     console.print()
     if not plan.judges_pipeline:  # whose contenders differ in seconds alone
@@ -154,7 +155,7 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
             console.print(line)
     print_redundancy(plan, console)
     for line in [*remarks(plan, part), *balance_lines(plan, part)]:
-        console.print(line)
+        console.print(textwrap.fill(line, console.width, subsequent_indent="  ", break_on_hyphens=False))
 
 
 _OBJECTIVES = {

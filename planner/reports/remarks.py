@@ -10,7 +10,7 @@ from ..tables.contenders import megabytes
 from ..tables.part import find, ours_and_base, value
 from ..tables.seconds import TimeUnit
 
-__all__ = ["gain_words", "remarks"]
+__all__ = ["gain_words", "remarks", "verdict_lines"]
 
 COPIES = {"device_copies": "copies", "node_copies": "copies to nodes"}
 FEW_STEPS = 10  # an interval from so few says little of others
@@ -18,7 +18,7 @@ FEW_STEPS = 10  # an interval from so few says little of others
 
 def remarks(plan: Plan, part: Part) -> Iterable[str]:
     """The verdict of a plan and the prices of the part that judges it, line by line."""
-    yield from _verdict(plan, part)
+    yield from verdict_lines(plan)
     if plan.decisions.sample_policy is not None:
         yield from dealt_lines(plan, part)
     if plan.decisions.pipeline is not None and not plan.judges_pipeline:
@@ -53,11 +53,12 @@ def gain_words(verdict: Verdict, part: Part) -> str:
     return f"a step takes {_range(gain, unit.text, f' {unit.name}')} {'more' if lost else 'less'}"
 
 
-def _verdict(plan: Plan, part: Part) -> Iterable[str]:
-    verdict = plan.verdict
-    if verdict is None:
+def verdict_lines(plan: Plan) -> Iterable[str]:
+    """Whether a plan pays, where that was judged."""
+    if (verdict := plan.verdict) is None or plan.evaluation is None:
         return
-    if plan.evaluation is not None and plan.evaluation.held_out is None:
+    part = plan.evaluation.judging
+    if plan.evaluation.held_out is None:
         yield "judged on the very samples it was fitted to, because nothing was held out: expect less on others"
     against = verdict.against.replace("/", ", ")
     gain = gain_words(verdict, part)

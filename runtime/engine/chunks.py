@@ -73,5 +73,5 @@ class Chunks:
 
 
 def _between(cuts: list[float], chosen: list[float]) -> list[range]:
-    places = [cuts.index(end) for end in chosen]
-    return [range(first, last) for first, last in itertools.pairwise(places)]
+    place = {cut: number for number, cut in enumerate(cuts)}
+    return [range(place[first], place[last]) for first, last in itertools.pairwise(chosen)]

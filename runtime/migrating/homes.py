@@ -58,6 +58,7 @@ class SamplePolicy:
         if decided.method not in netmoe.METHODS:
             raise UsageError(f"sample policy by {decided.method!r:.20}; expected {' or '.join(netmoe.METHODS)}")
         predictor = predictor_of(plan, folder)
+        netmoe.compile_rehoming(decided.method, plan.cluster)  # or the first step would wait for it
         return cls(decided.method, frozenset(decided.layers), predictor, plan.cluster, plan.model.copy_bytes)
 
 

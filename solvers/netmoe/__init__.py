@@ -2,7 +2,7 @@
 
 from .locality import Locality, locality
 from .prediction import global_next, predict_next, sample_transitions
-from .rehoming import METHODS, Rehomed, Way, rehome
+from .rehoming import METHODS, Rehomed, Way, compile_rehoming, rehome
 from .stages import two_stages
 from .strategy import NetMoeResult, solve
 from .traffic import Traffic, traffic_of
@@ -16,6 +16,7 @@ __all__ = [
     "Traffic",
     "Volumes",
     "Way",
+    "compile_rehoming",
     "global_next",
     "locality",
     "predict_next",

@@ -81,10 +81,10 @@ def make_profile(tmp_path_factory: pytest.TempPathFactory) -> MakeProfile:
 def make_trace(make_trace: Callable[..., Trace], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trace]:
     """The traces of all tests, with experts of a known size."""
 
-    def make(**settings: Any) -> Trace:
+    def make(ffn_size: int | None = 96, **settings: Any) -> Trace:
         plain = make_trace(**settings)
         folder = tmp_path_factory.mktemp("sized")
-        meta = TraceMeta(form="tokens", model=replace(plain.model, ffn_size=96), recorder="test")
+        meta = TraceMeta(form="tokens", model=replace(plain.model, ffn_size=ffn_size), recorder="test")
         with TraceWriter(folder, meta) as writer:
             for batch in plain.batches():
                 writer.append(batch)

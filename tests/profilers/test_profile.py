@@ -186,6 +186,7 @@ CURVE = {"kind": "piecewise", "works": [1.0, 2.0], "seconds_at": [1.0, 1.7e308]}
 LAW = {"kind": "attention", "start_s": 0.0, "projection_s": 0.0, "score_s": 1e308}
 EDITS: dict[str, Edit] = {
     "no version": lambda v: v.pop("schema_version"),
+    "a plan": lambda v: v.update(decisions=v.pop("series")),
     "a later version": lambda v: v.update(schema_version=3),
     "a version of a wrong type": lambda v: v.update(schema_version=[1] * 10_000),
     "a version as text": lambda v: v.update(schema_version="1"),

@@ -215,6 +215,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "wrong version": (lambda p: p.update(schema_version=2), "plan of schema version 2"),
     "lengthy version": (lambda p: p.update(schema_version=["\n"] * 9999), "plan of schema version"),
     "no version": (lambda p: p.pop("schema_version"), "no schema_version"),
+    "a profile": (lambda p: p.update(series=p.pop("decisions")), "a profile; expected a plan"),
     "missing key": (lambda p: p.pop("inputs"), "inputs: Field required"),
     "unknown key": (lambda p: p.update({"a\nb": 1}), "a b: Extra inputs"),
     "no hash": (lambda p: p.update(plan_sha256="none"), "plan_sha256"),

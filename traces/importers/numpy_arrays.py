@@ -66,6 +66,8 @@ class NumpySource:
             self.model["num_experts"] = num_experts
         self.has_weights = self._weights is not None
         self.notes = [f"array {key} left out" for key in sorted(set(arrays) - {name, *COMPANIONS})]
+        if name not in ("", "expert_ids"):
+            self.notes.append(f"array {name} taken for expert_ids")
         if self._samples is None:
             self.notes.append("no seq_id: samples are unknown")
         if len(self._ids.shape) == 2:

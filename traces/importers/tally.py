@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import InputError, UsageError
 from ..count_form import CountTable
 from ..distinct import Distinct
+from ..model import NOT_ROUTED
 from ..schema import TokenBatch
 
 __all__ = ["Tally"]
@@ -32,12 +33,13 @@ class Tally:
 
     def __init__(self, num_layers: int, top_k: int | None, first_step: int | None = None) -> None:
         self._pairs_L, self._top_k, self._samples = np.zeros(num_layers), top_k, Distinct()
-        self._first_step, self._num_early, self._num_rows = first_step, 0, 0
+        self._first_step, self._num_early, self._num_rows, self._num_unrouted = first_step, 0, 0, 0
 
     def of_tokens(self, batches: Iterable[TokenBatch]) -> Iterator[TokenBatch]:
         """The batches, counted."""
         for batch in self._passing(batches):
             self._pairs_L += len(batch) * batch.ids.shape[2]
+            self._num_unrouted += int(np.count_nonzero(batch.ids == NOT_ROUTED))
             yield batch
 
     def of_counts(self, tables: Iterable[CountTable]) -> Iterator[CountTable]:
@@ -61,9 +63,10 @@ class Tally:
 
     @property
     def notes(self) -> list[str]:
-        """What did not pass."""
+        """What did not pass, and what passed without an expert."""
         early = f"{self._num_early:,} rows of steps before {self._first_step} left out"
-        return [early] if self._num_early else []
+        unrouted = f"{self._num_unrouted:,} choices of no expert: dropped or padding"
+        return [early] * bool(self._num_early) + [unrouted] * bool(self._num_unrouted)
 
     def _passing(self, parts: Iterable[Rows]) -> Iterator[Rows]:
         """The parts, of which some must have rows, without early ones."""

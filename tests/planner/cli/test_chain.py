@@ -50,6 +50,8 @@ def test_apply_certifies_against_the_plans_own_trace_and_profile(moeplan: Any, h
     assert "against traces" in said
     assert "predicted seconds, verdict" in said
     assert "unchecked solver seconds, method and backend" in said
+    verdict = json.loads((home / "plan.json").read_text())["verdict"]
+    assert {"benefit": "benefit expected", "none": "no benefit"}[verdict["value"]] in said
 
 
 def test_a_command_started_by_apply_finds_the_plan(moeplan: Any, home: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C while packages are imported, some of which swallow it: sent from within the import, so at no chance moment."""
+"""Ctrl-C and SIGTERM while packages are imported, some of which swallow them: sent from within, at no chance moment."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ class Interrupting:
             return None
         sys.meta_path.remove(self)
         try:
-            exec("os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)")
+            exec("os.kill(os.getpid(), signal.{name}); time.sleep(0.01)")
         except BaseException:
             if not {swallowed}:
                 raise
@@ -33,9 +33,9 @@ main()
 
 
 def run(
-    folder: Path, module: str, *, args: tuple[str, ...], swallowed: bool, after: str = "pass"
+    folder: Path, module: str, *, args: tuple[str, ...], swallowed: bool, after: str = "pass", name: str = "SIGINT"
 ) -> "subprocess.CompletedProcess[str]":
-    code = RUN.format(module=module, args=args, swallowed=swallowed, after=after)
+    code = RUN.format(module=module, args=args, swallowed=swallowed, after=after, name=name)
     (folder / "interrupted").mkdir()
     (folder / "interrupted" / "__main__.py").write_text(code)
     command = [sys.executable, "-B", "-m", "interrupted"]
@@ -53,6 +53,13 @@ def test_ctrl_c_amid_an_import_ends_with_130_and_no_traceback(tmp_path: Path, mo
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize("module", ["typer.main", "pydantic"])
+def test_sigterm_amid_an_import_ends_with_143_and_no_traceback(tmp_path: Path, module: str, swallowed: bool) -> None:
+    done = run(tmp_path, module, args=LONG, swallowed=swallowed, name="SIGTERM")
+    assert (done.returncode, "Traceback" in done.stderr) == (143, False)
+
+
 @pytest.mark.parametrize("module", ["moeplan.planner.cli.show", "pydantic"])
 def test_an_expected_failure_after_a_swallowed_ctrl_c_is_still_ctrl_c(tmp_path: Path, module: str) -> None:
     done = run(tmp_path, module, args=("show", "none.json"), swallowed=True)
@@ -60,17 +67,18 @@ def test_an_expected_failure_after_a_swallowed_ctrl_c_is_still_ctrl_c(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_a_swallowed_ctrl_c_comes_again_and_ends_what_would_take_long(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_swallowed_signal_comes_again_and_ends_what_would_take_long(tmp_path: Path, name: str, code: int) -> None:
     trap = "import moeplan.files; moeplan.files.write_json = lambda *_: time.sleep(45)"
     started = time.monotonic()
-    done = run(tmp_path, "moeplan.profilers.profile", args=LONG, swallowed=True, after=trap)
-    assert done.returncode == 130
+    done = run(tmp_path, "moeplan.profilers.profile", args=LONG, swallowed=True, after=trap, name=name)
+    assert done.returncode == code
     assert time.monotonic() - started < 40
     assert [path.name for path in tmp_path.iterdir()] == ["interrupted"]
 
 
 def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path: Path) -> None:
-    code = RUN.format(module="numpy", args=LONG, swallowed=False, after="pass")
+    code = RUN.format(module="numpy", args=LONG, swallowed=False, after="pass", name="SIGINT")
     done = subprocess.run(
         [sys.executable, "-c", f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{code}"],
         cwd=tmp_path,

@@ -73,7 +73,8 @@ def test_a_plain_array_without_choices_is_top_1_and_its_guesses_are_noted(tmp_pa
 
 def test_an_archive_of_one_array_may_call_it_anything(tmp_path: Path) -> None:
     np.savez(tmp_path / "r.npz", routing=arrays()["expert_ids"])
-    import_trace(tmp_path / "r.npz", tmp_path / "trace", num_experts=12)
+    summary = import_trace(tmp_path / "r.npz", tmp_path / "trace", num_experts=12)
+    assert "array routing taken for expert_ids" in summary.notes
     assert open_trace(tmp_path / "trace").model.num_experts == 12
     np.testing.assert_array_equal(read(tmp_path / "trace").ids, arrays()["expert_ids"])
 
@@ -83,7 +84,8 @@ def test_minus_one_is_not_routed_in_any_signed_type(tmp_path: Path, kind: Any) -
     ids = arrays()["expert_ids"].astype(kind)
     ids[3, 1, 1] = -1
     np.save(tmp_path / "r.npy", ids)
-    import_trace(tmp_path / "r.npy", tmp_path / "trace", num_experts=E)
+    summary = import_trace(tmp_path / "r.npy", tmp_path / "trace", num_experts=E)
+    assert "1 choices of no expert: dropped or padding" in summary.notes
     found = read(tmp_path / "trace").ids
     assert found[3, 1, 1] == 65_535
     assert (found == 65_535).sum() == 1
