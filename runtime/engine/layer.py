@@ -5,7 +5,6 @@ Legend: T tokens; K experts a token; M hidden size; E experts; n rows that arriv
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -29,6 +28,14 @@ __all__ = ["ParallelExperts"]
 _trips: "weakref.WeakKeyDictionary[ParallelExperts, weakref.WeakSet[Trip]]" = weakref.WeakKeyDictionary()
 
 
+class _Last:
+    """The last forward, apart from the module, whose attributes take long to set."""
+
+    routed: RoutedTokens
+    traffic: Traffic
+    pairs = 0  # that were computed here since the last trip began
+
+
 class ParallelExperts(nn.Module):
     """The experts of a routed block, spread over the ranks of `group` by a placement; takes the place of `experts`.
 
@@ -47,12 +54,7 @@ class ParallelExperts(nn.Module):
     ----------
     held, local
         The experts in this rank's slots: their ids, and the module that computes them.
-    routed, traffic
-        What the last forward routed and sent.
     """
-
-    routed: RoutedTokens
-    traffic: Traffic
 
     def __init__(
         self,
@@ -81,7 +83,17 @@ class ParallelExperts(nn.Module):
         if "num_experts" in vars(experts):
             experts.__dict__["num_experts"] = len(self.held)
         self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=device)
-        self._pairs = 0  # that were computed here since the last trip began
+        self._last = _Last()
+
+    @property
+    def routed(self) -> RoutedTokens:
+        """What the last forward routed."""
+        return self._last.routed
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the last forward sent and computed."""
+        return self._last.traffic
 
     def begin(self, sample_T: Tensor, position_T: Tensor) -> None:
         """Say which tokens the next forward is about, int64 `[T]`."""
@@ -95,7 +107,7 @@ class ParallelExperts(nn.Module):
         """
         self._refuse_other_turns()
         copies = self._copies(ids_TK, self.devices(ids_TK))
-        trip = Trip(copies, self.chunks, self.contributions, list(self.parameters()), self.group, settle=self._settled)
+        trip = Trip(copies, self.chunks, self.contributions, _trained(self), self.group, settle=self._settled)
         y_nM = self._taken(trip, x_TM, weight_TK)
         if self.sums is not None and trip.recording and not _in_backward():
             _trips.setdefault(self, weakref.WeakSet()).add(trip)
@@ -147,7 +159,7 @@ class ParallelExperts(nn.Module):
             copies,
             self.chunks,
             compute,
-            [*self.parameters(), *norm.parameters()],
+            _trained(self, norm),
             self.group,
             settle=self._settled,
             destination=lambda beside: destination(beside[:, top_k], beside[:, top_k + 1]),
@@ -159,9 +171,9 @@ class ParallelExperts(nn.Module):
 
     def _taken(self, trip: Trip, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """What a trip brings; `traffic` then tells what it sent and computed."""
-        self._pairs = 0
+        self._last.pairs = 0
         y_nM = trip.take(x_TM, weight_TK)
-        self.traffic = replace(trip.traffic, loads=(self._pairs,))
+        self._last.traffic = trip.traffic(self._last.pairs)
         return y_nM
 
     def _refuse_other_turns(self) -> None:
@@ -179,7 +191,7 @@ class ParallelExperts(nn.Module):
         """The device of each of these tokens' experts, int64 `[T, K]`."""
         if len(self.sample) != len(ids_TK):  # nobody said which tokens they are
             self.begin(torch.zeros_like(ids_TK[:, 0]), torch.arange(len(ids_TK), device=ids_TK.device))
-        self.routed = RoutedTokens(self.sample, self.position, ids_TK)
+        self._last.routed = RoutedTokens(self.sample, self.position, ids_TK)
         return self.replicas.choose(ids_TK, self.sample, self.position)
 
     def contributions(self, x_mM: Tensor, weight_mK: Tensor, ids_mK: Tensor) -> Tensor:
@@ -190,7 +202,7 @@ class ParallelExperts(nn.Module):
                 y_mM = applied(self.local, x_mM, slot_mK, weight_mK)
             else:
                 y_mM, pairs = partial_sums(self.local, x_mM, slot_mK, weight_mK)
-        self._pairs += pairs
+        self._last.pairs += pairs
         return y_mM
 
     @property
@@ -225,6 +237,11 @@ class ParallelExperts(nn.Module):
     def _over_ranks(self, gradient: Tensor) -> Tensor:
         summed = gradient if self.sums is None else self.sums.summed(gradient)
         return summed.mul_(self.gradient_share)
+
+
+def _trained(*modules: nn.Module) -> list[nn.Parameter]:
+    """The parameters that gradients may be asked of: a walk, which inference spares."""
+    return [one for module in modules for one in module.parameters()] if torch.is_grad_enabled() else []
 
 
 def _in_backward() -> bool:

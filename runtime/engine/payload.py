@@ -45,9 +45,7 @@ class Columns:
         """The columns of rows, `[n, width]` each, where they lie."""
         if len(self.kinds) == 1:
             return [rows]
-        ends = zip(self.sizes, _paddings(self.kinds), strict=True)
-        parts = torch.split(rows, [size for both in ends for size in both], dim=1)
-        return [part.view(dtype) for part, (_, dtype) in zip(parts[::2], self.kinds, strict=True)]
+        return [rows[:, first:last].view(dtype) for first, last, dtype in _places(self.kinds)]
 
 
 @functools.cache
@@ -60,6 +58,17 @@ def _paddings(kinds: Kinds) -> tuple[int, ...]:
         begin = -(-end // unit) * unit
         paddings.append(begin - end)
     return tuple(paddings)
+
+
+@functools.cache
+def _places(kinds: Kinds) -> tuple[tuple[int, int, torch.dtype], ...]:
+    """Where the bytes of each column begin and end in a row, and what they are."""
+    places, begin = [], 0
+    for (width, dtype), padding in zip(kinds, _paddings(kinds), strict=True):
+        end = begin + width * dtype.itemsize
+        places.append((begin, end, dtype))
+        begin = end + padding
+    return tuple(places)
 
 
 def _bytes(column: Tensor) -> Tensor:

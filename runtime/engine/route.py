@@ -29,8 +29,7 @@ class Route:
         sent_DP = sent_PD.T.contiguous()
         received_DP = torch.empty_like(sent_DP)
         dist.all_to_all_single(received_DP, sent_DP, group=group)
-        sent, received = torch.stack([sent_PD, received_DP.T]).tolist()
-        return cls(sent, received, group)
+        return cls(sent_PD.tolist(), received_DP.T.tolist(), group)
 
     @property
     def crossing(self) -> int:
@@ -50,9 +49,12 @@ class Route:
     def start(self, rows: Tensor, pieces: range) -> "Pending":
         """Send the rows of some pieces, in kept order; a collective call that does not wait."""
         sent, received = self.sent[pieces.start : pieces.stop], self.received[pieces.start : pieces.stop]
-        travelling = rows if len(pieces) == 1 else torch.cat(_transposed(rows, sent))
-        arrived = rows.new_empty(sum(map(sum, received)), *rows.shape[1:])
-        come, gone = (list(map(sum, zip(*counts, strict=True))) for counts in (received, sent))
+        if len(pieces) == 1:
+            travelling, gone, come = rows, *sent, *received
+        else:
+            travelling = torch.cat(_transposed(rows, sent))
+            gone, come = (list(map(sum, zip(*counts, strict=True))) for counts in (sent, received))
+        arrived = rows.new_empty(sum(come), *rows.shape[1:])
         work = dist.all_to_all_single(arrived, travelling, come, gone, self.group, async_op=True)
         return Pending(work, arrived, travelling, received)
 

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Literal
 
@@ -14,6 +15,7 @@ __all__ = ["Laps", "Part", "lap", "stopwatch"]
 Part = Literal["dispatch", "experts", "combine"]
 Laps = dict[Part, list[float]]  # seconds, in the order they passed: one a chunk
 
+_UNTIMED = contextlib.nullcontext(enter_result=False)
 _running: ContextVar[Laps | None] = ContextVar("moeplan_stopwatch", default=None)
 
 
@@ -32,13 +34,14 @@ def stopwatch() -> Iterator[Laps]:
         _running.reset(token)
 
 
-@contextlib.contextmanager
-def lap(part: Part) -> Iterator[bool]:
+def lap(part: Part) -> AbstractContextManager[bool]:
     """Time what is inside as a part of the forward, where a stopwatch runs: whether one does."""
     laps = _running.get()
-    if laps is None:
-        yield False
-        return
+    return _UNTIMED if laps is None else _lap(laps, part)
+
+
+@contextlib.contextmanager
+def _lap(laps: Laps, part: Part) -> Iterator[bool]:
     _settle()
     dist.barrier()
     start = time.perf_counter()

@@ -57,12 +57,10 @@ class Trip:
     ----------
     tag
         The last tag of each row that arrived, int32, where copies have a destination.
-    traffic
-        What this rank sent in the forward pass.
     """
 
     tag: Tensor | None
-    traffic: Traffic
+    columns: Columns
     out: Route
     back: Route
 
@@ -84,11 +82,10 @@ class Trip:
 
     def take(self, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The partial sums that arrive here, differentiable: in the order in which copies left where they return."""
-        needed = any(tensor.requires_grad for tensor in (x_TM, weight_TK, *self.parameters))
-        self.recording = needed and torch.is_grad_enabled()
+        tensors = (x_TM, weight_TK, *self.parameters)
+        self.recording = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if not self.recording:  # spares the host autograd's time
-            with torch.no_grad():
-                return self.forward(x_TM, weight_TK)
+            return self.forward(x_TM, weight_TK)
         y: Tensor = _Travel.apply(self, x_TM, weight_TK, *self.parameters)  # type: ignore[no-untyped-call]
         return y
 
@@ -97,9 +94,9 @@ class Trip:
         """The partial sums that arrive here."""
         self.shape = (len(weight_TK), weight_TK.shape[1])
         self.out = Route.agree(self.copies.counts, self.group)
-        columns = self._columns(x_TM, weight_TK)
+        self.columns = self._columns(x_TM, weight_TK)
         sent = [
-            Shipment.send("dispatch", self.out, chunk, columns, self._packed(columns, x_TM, weight_TK, chunk))
+            Shipment.send("dispatch", self.out, chunk, self.columns, self._packed(x_TM, weight_TK, chunk))
             for chunk in self.chunks.forward
         ]
         moved: list[Awaited] = []
@@ -110,7 +107,6 @@ class Trip:
             moved.append(Landed(made) if self.stays else Shipment.gather("combine", self.back, chunk, made))
         y, *tag = joined([piece for shipment in moved for piece in shipment.wait()])
         self.tag = tag[0].flatten() if tag else None
-        self.traffic = self._crossed(columns)
         return y
 
     @naming_lost_ranks()
@@ -142,8 +138,8 @@ class Trip:
         kinds = ((x_TM.shape[1], x_TM.dtype), (width, weight_TK.dtype), (beside.shape[1], beside.dtype))
         return Columns(kinds)
 
-    def _packed(self, columns: Columns, x_TM: Tensor, weight_TK: Tensor, chunk: range) -> Tensor:
-        copies = self.copies
+    def _packed(self, x_TM: Tensor, weight_TK: Tensor, chunk: range) -> Tensor:
+        copies, columns = self.copies, self.columns
         if len(self.chunks.forward) == 1:
             return columns.pack(copies.hidden(x_TM), copies.weights(weight_TK), copies.beside)
         rows = self.out.rows(chunk)
@@ -198,14 +194,16 @@ class Trip:
         sent_PD, received_PD = heard_D2PD.sum(0)
         return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
 
-    def _crossed(self, columns: Columns) -> Traffic:
-        x_bytes, *beside_bytes = columns.sizes
+    def traffic(self, pairs: int) -> Traffic:
+        """What this rank sent in the forward pass, and the token-expert pairs that it computed."""
+        x_bytes, *beside_bytes = self.columns.sizes
         out, on = self.out.crossing, 0 if self.stays else self.back.crossing
         tagged = 0 if self.destination is None else on * self.copies.beside.element_size()
         return Traffic(
             copies=out + on,
             payload_bytes=(out + on) * x_bytes,
             ids_bytes=out * sum(beside_bytes) + tagged,
+            loads=(pairs,),
         )
 
 

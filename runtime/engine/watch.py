@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -50,8 +49,7 @@ def watch(group: dist.ProcessGroup | None = None, *, timeout_s: float = TIMEOUT_
     return _watch
 
 
-@contextlib.contextmanager
-def naming_lost_ranks() -> Iterator[None]:
+class naming_lost_ranks(contextlib.ContextDecorator):  # noqa: N801  called like a function, as contextlib's are
     """Raise, in place of a collective's error that tells of lost ranks, one that names them.
 
     Raises
@@ -59,12 +57,13 @@ def naming_lost_ranks() -> Iterator[None]:
     RankError
         In the block a collective failed because of another rank, which is named.
     """
-    try:
-        yield
-    except Exception as error:
-        if _watch is None or not lost_peers(error):
-            raise
-        raise RankError(_watch.why(error)) from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception) and _watch is not None and lost_peers(error):
+            raise RankError(_watch.why(error)) from error
 
 
 class Watch:
