@@ -3,6 +3,7 @@
 Legend: B samples of this rank; S positions; T tokens; L MoE layers; V vocabulary.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -39,14 +40,13 @@ class ExpertParallelModel(nn.Module):
     ----------
     model
         The changed model; under `standard` it may be called itself, wherever the whole one was.
-    traffic, routed
-        What the last forward sent from this rank, and what it routed here, one item a layer.
+    routed
+        What the last forward routed here, one item a layer.
     cache_bytes
         The most bytes of keys and values that this rank held at once, in the last generation or coherent forward;
         without coherence it is those of its own samples, one D-th on average.
     """
 
-    traffic: Traffic
     cache_bytes: int
     routed: tuple[RoutedTokens, ...]
 
@@ -62,10 +62,16 @@ class ExpertParallelModel(nn.Module):
         self.policy, self._guests = policy, cast("Guests | None", None)
         self.model, self.plan, self.dispatch, self.group = model, plan, dispatch, group
         self._samples: Tensor | None = None
+        self._traffic: Traffic | None = None  # None: the blocks know
         self.training = model.training
         model.register_forward_pre_hook(self._announce, with_kwargs=True)
 
     @property
+    def traffic(self) -> Traffic:
+        """What the last forward, or generation, sent from this rank."""
+        return Traffic.total(block.traffic for block in self.blocks) if self._traffic is None else self._traffic
+
+    @functools.cached_property
     def blocks(self) -> list[ParallelExperts]:
         """The experts of each MoE layer."""
         return [module for module in self.model.modules() if isinstance(module, ParallelExperts)]
@@ -152,13 +158,13 @@ class ExpertParallelModel(nn.Module):
         request.agree(self.group)
         way = Coherent(self.group) if self.dispatch == "coherent" else Resident(self.group)
         found = generate(model, way, request)
-        self.traffic, self.cache_bytes = found.traffic, found.cache_bytes
+        self._traffic, self.cache_bytes = found.traffic, found.cache_bytes
         return found.tokens
 
     def _standard(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
         self._samples = sample_B
         output = self.model(tokens_BS) if mask_BS is None else self.model(tokens_BS, attention_mask=mask_BS)
-        self.traffic = Traffic.total(block.traffic for block in self.blocks)
+        self._traffic = None
         return cast("Tensor", getattr(output, "logits", output))
 
     def _coherent(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
@@ -168,7 +174,7 @@ class ExpertParallelModel(nn.Module):
                 " dispatch='standard'"
             )
         found = coherent_forward(self._view("coherent dispatch"), tokens_BS, sample_B, self.group, mask_BS=mask_BS)
-        self.traffic, self.cache_bytes = found.traffic, found.cache_bytes
+        self._traffic, self.cache_bytes = found.traffic, found.cache_bytes
         logits: Tensor = found.logits
         return logits
 
@@ -178,7 +184,7 @@ class ExpertParallelModel(nn.Module):
         found = migrating_forward(
             self._view("migrating dispatch"), self.policy, tokens_BS, sample_B, mask_BS, self.group
         )
-        self._guests, self.traffic = found.guests, found.traffic
+        self._guests, self._traffic = found.guests, found.traffic
         logits: Tensor = found.logits
         return logits
 

@@ -19,6 +19,7 @@ from .copies import Copies, Slots, select, select_buffers
 from .experts import applied, partial_sums
 from .replicated import ReplicaSums
 from .routing import Replicas, RoutedTokens
+from .sent import Sent
 from .stopwatch import lap
 from .traffic import Traffic
 from .trip import Gradients, Trip
@@ -32,7 +33,7 @@ class _Last:
     """The last forward, apart from the module, whose attributes take long to set."""
 
     routed: RoutedTokens
-    traffic: Traffic
+    sent: Sent
     pairs = 0  # that were computed here since the last trip began
 
 
@@ -93,7 +94,7 @@ class ParallelExperts(nn.Module):
     @property
     def traffic(self) -> Traffic:
         """What the last forward sent and computed."""
-        return self._last.traffic
+        return self._last.sent.traffic(self._last.pairs)
 
     def begin(self, sample_T: Tensor, position_T: Tensor) -> None:
         """Say which tokens the next forward is about, int64 `[T]`."""
@@ -170,10 +171,10 @@ class ParallelExperts(nn.Module):
         return y_nM, trip.tag.long()
 
     def _taken(self, trip: Trip, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
-        """What a trip brings; `traffic` then tells what it sent and computed."""
+        """What a trip brings; `traffic` tells what it sent and computed."""
         self._last.pairs = 0
         y_nM = trip.take(x_TM, weight_TK)
-        self._last.traffic = trip.traffic(self._last.pairs)
+        self._last.sent = trip.sent
         return y_nM
 
     def _refuse_other_turns(self) -> None:

@@ -19,8 +19,8 @@ from .chunks import Chunks
 from .copies import Copies
 from .payload import Columns
 from .route import Route
+from .sent import Sent
 from .shipment import Awaited, Landed, Shipment, joined
-from .traffic import Traffic
 from .watch import naming_lost_ranks
 
 __all__ = ["Gradients", "Trip"]
@@ -194,17 +194,11 @@ class Trip:
         sent_PD, received_PD = heard_D2PD.sum(0)
         return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
 
-    def traffic(self, pairs: int) -> Traffic:
-        """What this rank sent in the forward pass, and the token-expert pairs that it computed."""
-        x_bytes, *beside_bytes = self.columns.sizes
-        out, on = self.out.crossing, 0 if self.stays else self.back.crossing
-        tagged = 0 if self.destination is None else on * self.copies.beside.element_size()
-        return Traffic(
-            copies=out + on,
-            payload_bytes=(out + on) * x_bytes,
-            ids_bytes=out * sum(beside_bytes) + tagged,
-            loads=(pairs,),
-        )
+    @property
+    def sent(self) -> Sent:
+        """What this rank sent in the forward pass."""
+        tag_bytes = 0 if self.destination is None else self.copies.beside.element_size()
+        return Sent(self.out, None if self.stays else self.back, self.columns, tag_bytes)
 
 
 class _Travel(torch.autograd.Function):
