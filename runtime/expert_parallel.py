@@ -21,6 +21,7 @@ from .coherent.resident import Resident
 from .decisions import DispatchModel
 from .engine.layer import ParallelExperts
 from .engine.routing import RoutedTokens
+from .engine.sent import Sent
 from .engine.traffic import Traffic
 from .gradients import check_ranks, expert_parameters
 from .migrating.forward import migrating_forward
@@ -62,18 +63,19 @@ class ExpertParallelModel(nn.Module):
         self.policy, self._guests = policy, cast("Guests | None", None)
         self.model, self.plan, self.dispatch, self.group = model, plan, dispatch, group
         self._samples: Tensor | None = None
-        self._traffic: Traffic | None = None  # None: the blocks know
+        self._traffic: Traffic | list[Sent] = []  # of the blocks, summed up when asked for
         self.training = model.training
         model.register_forward_pre_hook(self._announce, with_kwargs=True)
 
     @property
     def traffic(self) -> Traffic:
         """What the last forward, or generation, sent from this rank."""
-        return Traffic.total(block.traffic for block in self.blocks) if self._traffic is None else self._traffic
+        found = self._traffic
+        return found if isinstance(found, Traffic) else Traffic.total(sent.traffic for sent in found)
 
     @functools.cached_property
     def blocks(self) -> list[ParallelExperts]:
-        """The experts of each MoE layer."""
+        """The experts of each MoE layer; never replaced, and to find them takes as long as a layer."""
         return [module for module in self.model.modules() if isinstance(module, ParallelExperts)]
 
     def forward(self, tokens: Tensor, samples: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
@@ -164,7 +166,7 @@ class ExpertParallelModel(nn.Module):
     def _standard(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
         self._samples = sample_B
         output = self.model(tokens_BS) if mask_BS is None else self.model(tokens_BS, attention_mask=mask_BS)
-        self._traffic = None
+        self._traffic = [block.sent for block in self.blocks]
         return cast("Tensor", getattr(output, "logits", output))
 
     def _coherent(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:

@@ -96,7 +96,7 @@ def _told(cluster: Cluster, profile: Profile, given: list[Locality], measured: M
         stay_s = np.median([predictor.standard(backward=True) for predictor in predictors])
         go_s = np.median([predictor.migrating(METHOD, backward=True) for predictor in predictors])
         axis = f"NetMoE {cluster}: layers that preferences last"
-        told = [{}, _left(predictors)]
+        told = [{}, left(predictors)]
         for way, seconds, predicted_s, more in zip(ways, found, (stay_s, go_s), told, strict=True):
             faster = ratio(found[0], seconds)
             figures.append(
@@ -105,7 +105,7 @@ def _told(cluster: Cluster, profile: Profile, given: list[Locality], measured: M
     return figures
 
 
-def _left(steps: list[Predictor]) -> dict[str, float]:
+def left(steps: list[Predictor]) -> dict[str, float]:
     """What samples that go leave of what those send that stay; medians of steps.
 
     Bytes: through the busiest node of each exchange. Pairs of tokens and experts: as in the paper's Table 5.

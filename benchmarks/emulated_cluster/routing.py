@@ -18,7 +18,7 @@ from ..routing import drawn, markov
 from .model import Sizes
 
 Array = np.ndarray
-ALPHA = 2.5  # of samples' preferences, Dirichlet(2.5 / E): re-homing saves what it saves in the paper (Table 5)
+ALPHA = 2.5  # of samples' preferences, Dirichlet(2.5 / E): chosen so that re-homing saves what the paper's does
 LEAST = 1e-9  # so that there are always two experts to choose from
 
 

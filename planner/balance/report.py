@@ -118,7 +118,7 @@ def _words(found: Redundancy, plan: Plan) -> Iterable[str]:
     part = "held-out part" if found.held_out else "fitted part, for nothing was held out"
     yield f"chosen: the fewest redundant experts with a {METRICS[found.metric]} within 2 % of the best, on the {part};"
     if found.chosen.redundant:
-        yield "what the plan is held against has as many slots"
+        yield "the baselines have as many slots;"
     one, extra = expert_bytes(plan.model), found.chosen.slots - found.candidates[0].slots
     if one is None:
         yield "what they weigh is not known: import the trace with --hidden-size, --ffn-size and --dtype-bytes"

@@ -244,7 +244,7 @@ def check_verdict(plan: Plan, found: Mapping[str, Recounted], certificate: Certi
     else:
         certificate.unchecked.append("the gain of the verdict")
     assert plan.evaluation is not None
-    base = labelled(plan.evaluation.held_out or plan.evaluation.fit)[claimed.against].metrics
+    base = labelled(plan.evaluation.judging)[claimed.against].metrics
     least = claimed.at_least * base[claimed.metric].value if claimed.at_least else 0.0
     if (claimed.value == "benefit") != (low is not None and low > least):
         raise CertificationError(f"verdict {claimed.value} with a gain from {low}; a benefit needs one above {least:g}")

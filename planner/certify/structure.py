@@ -92,7 +92,7 @@ def labelled(part: Part) -> dict[str, Contender]:
 def judged_metric(plan: Plan, ours: str, against: str, otherwise: str) -> str:
     """`step_s` where both have it, of comparable parts, on the part that judges; else the other."""
     assert plan.evaluation is not None
-    found = labelled(plan.evaluation.held_out or plan.evaluation.fit)
+    found = labelled(plan.evaluation.judging)
     pair = [found.get(ours), found.get(against)]
     there = [set() if one is None else {"step_s", "attention_s"} & one.metrics.keys() for one in pair]
     if there[0] != there[1] or "step_s" not in there[0]:

@@ -109,9 +109,11 @@ def apply(
     if as_json:
         print_json({"plan": str(plan), "active": str(active), "certified_against": against})
     else:
-        from ..reports.remarks import verdict_lines
+        from ..reports.remarks import print_remarks, verdict_lines
 
-        console().print(certificate.summary(plan, against), *verdict_lines(loaded), sep="\n")
+        screen = console()
+        screen.print(certificate.summary(plan, against))
+        print_remarks(verdict_lines(loaded), screen)
         print(f"active    {active}    moeplan.runtime.load_plan() finds it from here downward")
     if command:
         os.environ["MOEPLAN_PLAN"] = str(active.resolve())

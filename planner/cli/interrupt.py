@@ -17,22 +17,22 @@ def interruptible() -> Iterator[None]:
     """End the process with 130 on Ctrl-C in the block, with 143 on SIGTERM, whatever an import makes of it.
 
     The block ends by an exception, so that temporary files and local ranks are cleaned up: KeyboardInterrupt on Ctrl-C,
-    after which what was measured may be kept, else SystemExit. What ignores Ctrl-C, as a shell's `&` makes it, goes on
-    to.
+    after which what was measured may be kept, else SystemExit. A second Ctrl-C ends the cleaning up, too, a second
+    SIGTERM does not. A process that ignores Ctrl-C, as a shell's `&` makes it, keeps ignoring it.
     """
-    came, amid_imports = signal.SIGINT, False
+    came: signal.Signals | None = None
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal came, amid_imports
-        again = number == signal.SIGALRM
-        came = came if again else signal.Signals(number)
+        nonlocal came
+        unwinding = _is_unwinding()
+        if number != signal.SIGALRM and not unwinding:
+            came = signal.Signals(number)
         if _amid_imports(frame):
-            amid_imports = True
             signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
         in_machinery = frame is not None and frame.f_code.co_filename == IMPORTS  # whose callbacks cannot raise
-        if not in_machinery and not (again and _is_unwinding()):
-            raise KeyboardInterrupt if came == signal.SIGINT else SystemExit(128 + came)
+        if not in_machinery and (number == signal.SIGINT or not unwinding):
+            raise SystemExit(128 + came) if came == signal.SIGTERM else KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -41,10 +41,11 @@ def interruptible() -> Iterator[None]:
         yield
     except BaseException as error:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if not (amid_imports or isinstance(error, KeyboardInterrupt) or getattr(error, "code", None) == 128 + came):
+        if came is None and not isinstance(error, KeyboardInterrupt):
             raise
+        # What else is raised, a compiler or an import makes of the signal.
         exec("")  # noqa: S102  forgets that one was interrupted, after which `python -m` ends by SIGINT, not by 130
-        sys.exit(128 + came)
+        sys.exit(128 + (came or signal.SIGINT))
 
 
 def _amid_imports(frame: FrameType | None) -> bool:

@@ -1,6 +1,5 @@
 """What `solve` and `show` print of a plan."""
 
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from ..pipeline.report import degree_lines, degree_summary
 from ..tables.contenders import contender_table, legend
 from ..tables.seconds import TimeUnit, print_seconds
 from .picture import placement_picture
-from .remarks import remarks
+from .remarks import print_remarks, remarks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -154,8 +153,7 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
         for line in sample_policy_lines(plan, part):
             console.print(line)
     print_redundancy(plan, console)
-    for line in [*remarks(plan, part), *balance_lines(plan, part)]:
-        console.print(textwrap.fill(line, console.width, subsequent_indent="  ", break_on_hyphens=False))
+    print_remarks([*remarks(plan, part), *balance_lines(plan, part)], console)
 
 
 _OBJECTIVES = {

@@ -1,6 +1,8 @@
 """What is said below a plan's tables: the verdict, what its gain is made of, and what it costs."""
 
+import textwrap
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from ...runtime.plan import Metric, Part, Plan, Verdict
 from ..netmoe.report import SAVED, dealt_lines
@@ -10,7 +12,10 @@ from ..tables.contenders import megabytes
 from ..tables.part import find, ours_and_base, value
 from ..tables.seconds import TimeUnit
 
-__all__ = ["gain_words", "remarks", "verdict_lines"]
+__all__ = ["gain_words", "print_remarks", "remarks", "verdict_lines"]
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 COPIES = {"device_copies": "copies", "node_copies": "copies to nodes"}
 FEW_STEPS = 10  # an interval from so few says little of others
@@ -32,6 +37,15 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
         yield from _coherence_price(plan, part)
     yield from _replanned(plan, part)
     yield from _steps(plan, part)
+
+
+def print_remarks(lines: Iterable[str], console: "Console") -> None:
+    """Lines as wide as the screen, what goes on in the next indented; words, such as paths, stay whole."""
+    for line in lines:
+        told = textwrap.fill(
+            line, console.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+        )
+        console.print(told, soft_wrap=True)
 
 
 def gain_words(verdict: Verdict, part: Part) -> str:
@@ -62,7 +76,9 @@ def verdict_lines(plan: Plan) -> Iterable[str]:
         yield "judged on the very samples it was fitted to, because nothing was held out: expect less on others"
     against = verdict.against.replace("/", ", ")
     gain = gain_words(verdict, part)
-    if one_piece(plan):
+    if plan.strategies == ("contiguous",):
+        yield "this is the baseline that others are held against"
+    elif one_piece(plan):
         yield f"no benefit expected: one piece is taken in every layer, as by {against}{pipeline_price(part)}"
     elif verdict.value == "none" and verdict.gain.low is None:
         yield f"no benefit shown: {gain} than {against}; one step shows nothing: --samples-per-step, or record more"

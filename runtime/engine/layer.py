@@ -92,9 +92,14 @@ class ParallelExperts(nn.Module):
         return self._last.routed
 
     @property
+    def sent(self) -> Sent:
+        """What the last forward sent and computed, not summed up yet."""
+        return self._last.sent
+
+    @property
     def traffic(self) -> Traffic:
         """What the last forward sent and computed."""
-        return self._last.sent.traffic(self._last.pairs)
+        return self._last.sent.traffic
 
     def begin(self, sample_T: Tensor, position_T: Tensor) -> None:
         """Say which tokens the next forward is about, int64 `[T]`."""
@@ -108,7 +113,7 @@ class ParallelExperts(nn.Module):
         """
         self._refuse_other_turns()
         copies = self._copies(ids_TK, self.devices(ids_TK))
-        trip = Trip(copies, self.chunks, self.contributions, _trained(self), self.group, settle=self._settled)
+        trip = Trip(copies, self.chunks, self.contributions, _differentiable(self), self.group, settle=self._settled)
         y_nM = self._taken(trip, x_TM, weight_TK)
         if self.sums is not None and trip.recording and not _in_backward():
             _trips.setdefault(self, weakref.WeakSet()).add(trip)
@@ -160,7 +165,7 @@ class ParallelExperts(nn.Module):
             copies,
             self.chunks,
             compute,
-            _trained(self, norm),
+            _differentiable(self, norm),
             self.group,
             settle=self._settled,
             destination=lambda beside: destination(beside[:, top_k], beside[:, top_k + 1]),
@@ -174,7 +179,7 @@ class ParallelExperts(nn.Module):
         """What a trip brings; `traffic` tells what it sent and computed."""
         self._last.pairs = 0
         y_nM = trip.take(x_TM, weight_TK)
-        self._last.sent = trip.sent
+        self._last.sent = trip.sent(self._last.pairs)
         return y_nM
 
     def _refuse_other_turns(self) -> None:
@@ -240,7 +245,7 @@ class ParallelExperts(nn.Module):
         return summed.mul_(self.gradient_share)
 
 
-def _trained(*modules: nn.Module) -> list[nn.Parameter]:
+def _differentiable(*modules: nn.Module) -> list[nn.Parameter]:
     """The parameters that gradients may be asked of: a walk, which inference spares."""
     return [one for module in modules for one in module.parameters()] if torch.is_grad_enabled() else []
 

@@ -5,6 +5,7 @@ Legend: n rows.
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,39 +36,37 @@ class Columns:
         if len(columns) == 1:
             return columns[0].contiguous()
         parts = []
-        for column, padding in zip(columns, _paddings(self.kinds), strict=True):
+        for column, place in zip(columns, _places(self.kinds), strict=True):
             parts.append(_bytes(column))
-            if padding:
-                parts.append(column.new_zeros(len(column), padding, dtype=torch.uint8))
+            if place.padding:
+                parts.append(column.new_zeros(len(column), place.padding, dtype=torch.uint8))
         return torch.cat(parts, dim=1)
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
         """The columns of rows, `[n, width]` each, where they lie."""
         if len(self.kinds) == 1:
             return [rows]
-        return [rows[:, first:last].view(dtype) for first, last, dtype in _places(self.kinds)]
+        met = zip(_places(self.kinds), self.kinds, strict=True)
+        return [rows[:, place.begin : place.end].view(dtype) for place, (_, dtype) in met]
+
+
+class _Place(NamedTuple):
+    """Where the bytes of a column begin and end in a row, and how many follow that mean nothing."""
+
+    begin: int
+    end: int
+    padding: int
 
 
 @functools.cache
-def _paddings(kinds: Kinds) -> tuple[int, ...]:
-    """Bytes behind each column, so that the next begins, and a row ends, where its elements can be read."""
+def _places(kinds: Kinds) -> tuple[_Place, ...]:
+    """Those of each column, padded so that the next begins, and a row ends, where its elements can be read."""
     units = [dtype.itemsize for _, dtype in kinds]
-    begin, paddings = 0, []
+    begin, places = 0, []
     for (width, dtype), unit in zip(kinds, [*units[1:], max(units)], strict=True):
         end = begin + width * dtype.itemsize
-        begin = -(-end // unit) * unit
-        paddings.append(begin - end)
-    return tuple(paddings)
-
-
-@functools.cache
-def _places(kinds: Kinds) -> tuple[tuple[int, int, torch.dtype], ...]:
-    """Where the bytes of each column begin and end in a row, and what they are."""
-    places, begin = [], 0
-    for (width, dtype), padding in zip(kinds, _paddings(kinds), strict=True):
-        end = begin + width * dtype.itemsize
-        places.append((begin, end, dtype))
-        begin = end + padding
+        places.append(_Place(begin, end, -end % unit))
+        begin = end + places[-1].padding
     return tuple(places)
 
 

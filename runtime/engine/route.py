@@ -50,7 +50,7 @@ class Route:
         """Send the rows of some pieces, in kept order; a collective call that does not wait."""
         sent, received = self.sent[pieces.start : pieces.stop], self.received[pieces.start : pieces.stop]
         if len(pieces) == 1:
-            travelling, gone, come = rows, *sent, *received
+            travelling, gone, come = rows, sent[0], received[0]
         else:
             travelling = torch.cat(_transposed(rows, sent))
             gone, come = (list(map(sum, zip(*counts, strict=True))) for counts in (sent, received))

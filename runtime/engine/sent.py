@@ -20,20 +20,24 @@ class Sent(NamedTuple):
         Of a copy, the hidden vector first.
     tag_bytes
         Beside each partial sum.
+    pairs
+        Of tokens and experts, which this rank computed.
     """
 
     out: Route
     on: Route | None
     columns: Columns
     tag_bytes: int
+    pairs: int
 
-    def traffic(self, pairs: int) -> Traffic:
-        """What crossed devices from this rank, which computed so many token-expert pairs."""
+    @property
+    def traffic(self) -> Traffic:
+        """What crossed devices from this rank."""
         x_bytes, *beside_bytes = self.columns.sizes
         out, on = self.out.crossing, 0 if self.on is None else self.on.crossing
         return Traffic(
             copies=out + on,
             payload_bytes=(out + on) * x_bytes,
             ids_bytes=out * sum(beside_bytes) + on * self.tag_bytes,
-            loads=(pairs,),
+            loads=(self.pairs,),
         )

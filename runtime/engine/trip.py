@@ -194,11 +194,10 @@ class Trip:
         sent_PD, received_PD = heard_D2PD.sum(0)
         return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
 
-    @property
-    def sent(self) -> Sent:
-        """What this rank sent in the forward pass."""
+    def sent(self, pairs: int) -> Sent:
+        """What this rank sent in the forward pass, in which it computed so many token-expert pairs."""
         tag_bytes = 0 if self.destination is None else self.copies.beside.element_size()
-        return Sent(self.out, None if self.stays else self.back, self.columns, tag_bytes)
+        return Sent(self.out, None if self.stays else self.back, self.columns, tag_bytes, pairs)
 
 
 class _Travel(torch.autograd.Function):

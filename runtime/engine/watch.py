@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,8 @@ def watch(group: dist.ProcessGroup | None = None, *, timeout_s: float = TIMEOUT_
     return _watch
 
 
-class naming_lost_ranks(contextlib.ContextDecorator):  # noqa: N801  called like a function, as contextlib's are
+@contextlib.contextmanager
+def naming_lost_ranks() -> Iterator[None]:
     """Raise, in place of a collective's error that tells of lost ranks, one that names them.
 
     Raises
@@ -57,13 +59,12 @@ class naming_lost_ranks(contextlib.ContextDecorator):  # noqa: N801  called like
     RankError
         In the block a collective failed because of another rank, which is named.
     """
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception) and _watch is not None and lost_peers(error):
-            raise RankError(_watch.why(error)) from error
+    try:
+        yield
+    except Exception as error:
+        if _watch is None or not lost_peers(error):
+            raise
+        raise RankError(_watch.why(error)) from error
 
 
 class Watch:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..balance import balance, device_loads, step_balance
+from ..compiled import COMPILED
 from ..placement import Placement
 from .bounds import lowest_max
 from .nodes import Deal, dealt_best, published_groups, refined_groups
@@ -118,9 +119,12 @@ class Layers:
         return rows, with_pins(table_Rp, rows.load, rows.slots, rows.pinned), repaired
 
 
-def compile_refinement(*, steps: bool) -> float:
-    """Compile what refines, for steps too, or load it from the cache; the seconds that this took."""
-    started, two = time.perf_counter(), np.ones((1, 2))
-    tiny = Layers.of(two[None] if steps else two, np.ones(2, np.int64), np.zeros((2, 2), np.bool_), 1, None, None)
+def compile_refinement(shape: tuple[int, ...]) -> float:
+    """Compile what refines loads `[L, E]` or `[B, L, E]`, or load it; seconds taken, none without a compiler."""
+    if not COMPILED:
+        return 0.0
+    # Of two layers arrays lie otherwise than of one, which is another type to the compiler.
+    started, two = time.perf_counter(), np.ones([min(size, 2) for size in shape[:-1]] + [2])
+    tiny = Layers.of(two, np.ones(2, np.int64), np.zeros((2, 2), np.bool_), 1, None, None)
     tiny.refined(tiny.published()[0], None)
     return time.perf_counter() - started

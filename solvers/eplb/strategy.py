@@ -95,7 +95,7 @@ def solve(
         layers, size = whole_layers(loads_BLE, slots_D, pinned_DE, num_groups, quantile)
     else:
         layers, size = Layers.of(loads_BLE, slots_D, pinned_DE, cluster.num_nodes, num_groups, quantile), 1
-    compiled_s = 0.0 if method == "published" else compile_refinement(steps=layers.steps is not None)
+    compiled_s = 0.0 if method == "published" else compile_refinement(loads_BLE.shape)
     started = time.perf_counter()
     placement, repaired = layers.published()
     deal = None if method == "published" else layers.dealt()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ..assignment import Method as Assignment
+from ..compiled import COMPILED
 from ..outcome import Outcome
 from .strategy import NetMoeResult, solve
 
@@ -108,7 +109,9 @@ def rehome(
 
 
 def compile_rehoming(method: str, cluster: Cluster) -> float:
-    """Compile what re-homes samples on such a cluster, or load it from the cache; the seconds that this took."""
+    """Compile what re-homes samples on such a cluster, or load it; the seconds that took, none without a compiler."""
+    if not COMPILED:
+        return 0.0
     started = time.perf_counter()
     # Two sinks are a case of their own; more than three are three.
     small = replace(cluster, num_nodes=min(cluster.num_nodes, 3), devices_per_node=min(cluster.devices_per_node, 3))

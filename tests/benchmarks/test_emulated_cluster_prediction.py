@@ -12,7 +12,7 @@ from benchmarks.emulated_cluster.inference import kept
 from benchmarks.emulated_cluster.model import STRIDE, Sizes
 from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING, Shape
 from benchmarks.emulated_cluster.prediction import Predictor, generated
-from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs
+from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs, left
 from benchmarks.emulated_cluster.routing import Workload, preferring, with_second
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.alpha_beta import AlphaBeta
@@ -294,16 +294,18 @@ def test_what_is_predicted_for_a_round_is_the_batch_that_runs_in_it() -> None:
         assert samples.tolist() == list(range(len(tokens), 2 * len(tokens)))
 
 
-@pytest.mark.parametrize("name", ["2x2", "4x2"])
-def test_samples_are_as_local_as_those_of_the_paper(name: str) -> None:
+SAVED = {"2x2": [39.10, 42.94, 34.49, 36.10, 42.36], "4x2": [39.02, 35.79, 38.26, 34.02, 38.83]}  # %, NetMoE, Table 5
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_samples_are_as_local_as_those_of_the_paper_on_average(name: str) -> None:
     cluster = Cluster.parse(name)
-    one = REHOMING.prepare(cluster)[1]
-    work = one.steps[0]
-    placement = contiguous.solve(work.ids.shape[1], work.num_experts, cluster).placement
-    steps = [Predictor.of(Lines(), cluster, work, one.sizes, placement) for work in one.steps]  # type: ignore[arg-type]
-    stay = [step.combined([step.home] * (len(step.device) + 1)) for step in steps]
-    go = [step.combined(step.homes("sum")) for step in steps]
-    assert 0.57 < sum(go) / sum(stay) < 0.66  # Table 5: 34.0 to 42.9 % less
+    for one in REHOMING.prepare(cluster):
+        work = one.steps[0]
+        placement = contiguous.solve(work.ids.shape[1], work.num_experts, cluster).placement
+        steps = [Predictor.of(Lines(), cluster, work, one.sizes, placement) for work in one.steps]  # type: ignore[arg-type]
+        found = left(steps)["pairs combined between nodes, %"]
+        assert found == pytest.approx(1 - np.mean(SAVED[name]) / 100, abs=0.025)
 
 
 def test_preferences_last_as_long_as_they_are_told_to() -> None:

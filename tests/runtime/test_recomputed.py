@@ -9,6 +9,7 @@ from moeplan.errors import UsageError
 from moeplan.profilers.world import World, run_world
 from moeplan.runtime import parallelize
 from moeplan.runtime.engine.stopwatch import stopwatch
+from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from tests.runtime.rank_cases import Case
 
@@ -23,7 +24,7 @@ def run_again(world: World, _payload: None) -> list[Any]:
     agree = [torch.allclose(one, other, rtol=1e-12) for one, other in zip(*gradients, strict=True)]
     with stopwatch() as laps:
         parallelize(EMPTY.model(), EMPTY.plan())(EMPTY.tokens()[mine])
-    return [len(agree), all(agree), {part: len(times) for part, times in laps.items()}, _told(mine)]
+    return [len(agree), all(agree), {part: len(times) for part, times in laps.items()}, _told(mine), _traffic(mine)]
 
 
 def _gradients(case: Case, mine: slice, *, again: bool) -> list[torch.Tensor]:
@@ -32,6 +33,16 @@ def _gradients(case: Case, mine: slice, *, again: bool) -> list[torch.Tensor]:
         _checkpoint(model)
     model(case.tokens()[mine]).square().sum().backward()
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def _traffic(mine: slice) -> list[Traffic]:
+    """Of the later of two forwards, before and after the blocks of both have run again."""
+    model, tokens = parallelize(EMPTY.model(), EMPTY.plan()), EMPTY.tokens()[mine]
+    _checkpoint(model)
+    both = model(tokens).square().sum() + model(tokens[:, :2]).square().sum()
+    before = model.traffic
+    both.backward()
+    return [before, model.traffic]
 
 
 def _checkpoint(model: ExpertParallelModel) -> None:
@@ -62,7 +73,9 @@ def _told(mine: slice) -> str:
 def test_gradients_are_the_same_and_other_turns_are_refused() -> None:
     by_rank = run_world(2, run_again, timeout_s=60)
     assert by_rank is not None
-    for count, agree, laps, told in by_rank:
+    for count, agree, laps, told, (before, after) in by_rank:
+        assert sum(before.loads) > 0 or before.copies > 0
+        assert before == after
         assert count > 10
         assert agree
         assert laps == {"dispatch": 6, "experts": 6, "combine": 6}

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ...errors import MismatchError, UsageError
+from ...errors import InputError, MismatchError, UsageError
 from ...files import canonical_json, validated
 from ..model import ModelSpec
 from .hidden_layers import spans
@@ -36,6 +36,8 @@ def model_of(source: Source | CountSource, config: ModelSpec | None, asked: Fact
 
     Raises
     ------
+    InputError
+        Nothing is routed.
     MismatchError
         The recording and config.json are not of one model.
     UsageError
@@ -51,6 +53,8 @@ def model_of(source: Source | CountSource, config: ModelSpec | None, asked: Fact
         facts[key] = found if value is None else value
     if facts["num_experts"] is None:
         facts["num_experts"] = source.largest_id() + 1
+        if not facts["num_experts"]:
+            raise InputError("no token is routed: every expert id is -1")
         taken = f"{facts['num_experts']} taken, the largest id + 1"
         source.notes.append(f"the file does not say how many experts there are: {taken}")
     if facts["top_k"] is None:

@@ -54,7 +54,8 @@ class NumpySource:
     def __init__(self, arrays: dict[str, NpyArray]) -> None:
         name = "expert_ids" if "expert_ids" in arrays or len(arrays) != 1 else next(iter(arrays))
         if name not in arrays:
-            raise InputError(f"arrays {', '.join(sorted(arrays)) or 'none'}; expected expert_ids, or one array only")
+            found = ", ".join(sorted(arrays)) or "none"
+            raise InputError(f"arrays {found}; expected expert_ids or counts, or one array only")
         self._ids = arrays[name]
         num_tokens, self._num_layers, self._top_k = _shape_of_ids(self._ids)
         per_token = (num_tokens,)
@@ -67,7 +68,7 @@ class NumpySource:
         self.has_weights = self._weights is not None
         self.notes = [f"array {key} left out" for key in sorted(set(arrays) - {name, *COMPANIONS})]
         if name not in ("", "expert_ids"):
-            self.notes.append(f"array {name} taken for expert_ids")
+            self.notes.append(f"array {name:.80} taken for expert_ids")
         if self._samples is None:
             self.notes.append("no seq_id: samples are unknown")
         if len(self._ids.shape) == 2:
@@ -107,6 +108,11 @@ class NumpySource:
             first_row += count
         for stream in filter(None, streams):
             next(stream, None)  # the end of an archive's member checks its CRC
+        if self._weights is None and 2 * twice > (cells := first_row * self._num_layers):
+            raise InputError(
+                f"{twice:,} of {cells:,} cells name an expert twice; expected expert ids [tokens, layers, experts a"
+                " token]: counts are to be named counts"
+            )
         if twice:
             self.notes.append(f"{twice:,} cells name an expert twice, which counts twice")
         if reordered:

@@ -64,9 +64,12 @@ class Tally:
     @property
     def notes(self) -> list[str]:
         """What did not pass, and what passed without an expert."""
-        early = f"{self._num_early:,} rows of steps before {self._first_step} left out"
-        unrouted = f"{self._num_unrouted:,} choices of no expert: dropped or padding"
-        return [early] * bool(self._num_early) + [unrouted] * bool(self._num_unrouted)
+        found = []
+        if self._num_early:
+            found.append(f"{self._num_early:,} rows of steps before {self._first_step} left out")
+        if self._num_unrouted:
+            found.append(f"{self._num_unrouted:,} choices of no expert: dropped or padding")
+        return found
 
     def _passing(self, parts: Iterable[Rows]) -> Iterator[Rows]:
         """The parts, of which some must have rows, without early ones."""

@@ -31,7 +31,7 @@ def planned(trace: Any, **changes: Any) -> Plan:
 
 def judged(plan: Plan, label: str = "plan/standard") -> dict[str, float]:
     assert plan.evaluation is not None
-    part = plan.evaluation.held_out or plan.evaluation.fit
+    part = plan.evaluation.judging
     return {name: one.value for c in part.contenders if c.label == label for name, one in c.metrics.items()}
 
 

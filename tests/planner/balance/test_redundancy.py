@@ -30,7 +30,7 @@ def weighed(plan: Plan) -> Redundancy:
 
 def figures(plan: Plan) -> dict[str, float]:
     assert plan.evaluation is not None
-    part = plan.evaluation.held_out or plan.evaluation.fit
+    part = plan.evaluation.judging
     return {name: one.value for name, one in part.contenders[0].metrics.items()}
 
 
@@ -161,6 +161,7 @@ def test_the_weighing_becomes_a_page_of_its_own(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert "redundant experts a layer" in page
     assert "within 2 % of the best" in page
+    assert ("the baselines have as many slots" in page) == (weighed(plan).chosen.redundant > 0)
     with pytest.raises(UsageError, match=r"name it \.html"):
         write_redundancy(plan, tmp_path / "page.json")
     with pytest.raises(UsageError, match="--redundant auto"):

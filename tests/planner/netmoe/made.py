@@ -24,7 +24,7 @@ def solved(trace: Trace | CountTrace, cluster: str = "2x2", links: tuple[str, ..
 def judged(plan: Plan) -> dict[str, dict[str, float]]:
     """Label and metric to value on the part that judges."""
     assert plan.evaluation is not None
-    part = plan.evaluation.held_out or plan.evaluation.fit
+    part = plan.evaluation.judging
     return {c.label: {name: metric.value for name, metric in c.metrics.items()} for c in part.contenders}
 
 

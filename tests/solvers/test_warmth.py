@@ -1,0 +1,18 @@
+"""What is compiled is compiled before it is needed, in a time that is told apart."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["netmoe sum 2x2", "netmoe sum 4x5", "netmoe bottleneck 2x4", "eplb 6,16", "eplb 1,16", "eplb 5,6,16"],
+)
+def test_a_solve_compiles_nothing_more(words: str) -> None:
+    pytest.importorskip("numba")
+    subprocess.run([sys.executable, "-m", "tests.solvers.warmth", *words.split()], cwd=ROOT, check=True, timeout=300)

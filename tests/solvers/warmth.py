@@ -1,0 +1,50 @@
+"""Whether a warm-up compiles all that a solve then needs; run apart, since compiled functions stay compiled.
+
+Usage: python -m tests.solvers.warmth netmoe METHOD CLUSTER, or eplb SHAPE.
+"""
+
+import sys
+
+import numpy as np
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import eplb, netmoe
+from moeplan.solvers.eplb.layers import compile_refinement
+
+
+def signatures() -> dict[str, list[object]]:
+    """The types that each function of ours has been compiled for, or loaded."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("moeplan.")]
+    found = [one for module in modules for one in vars(module).values() if hasattr(one, "nopython_signatures")]
+    return {f"{one.__module__}.{one.__name__}": list(one.signatures) for one in found}
+
+
+def rehomed(method: str, cluster: Cluster, rng: np.random.Generator) -> None:
+    """Samples re-homed in every way that plans and runs do."""
+    copies = rng.integers(0, 9, (5 * cluster.num_devices, cluster.num_devices))
+    for following in (None, rng.random(copies.shape)):
+        for bounded in (True, False):
+            netmoe.rehome(
+                method, copies, copies.sum(1), cluster, next_copies=following, copy_bytes=8.0, bounded=bounded
+            )
+
+
+def main(strategy: str, *words: str) -> None:
+    """Fail where the solve compiled anything that the warm-up had not."""
+    rng = np.random.default_rng(0)
+    if strategy == "netmoe":
+        method, cluster = words[0], Cluster.parse(words[1])
+        assert netmoe.compile_rehoming(method, cluster) > 0
+        warm = signatures()
+        rehomed(method, cluster, rng)
+    else:
+        shape = tuple(map(int, words[0].split(",")))
+        assert compile_refinement(shape) > 0
+        warm = signatures()
+        eplb.solve(rng.random(shape) + 0.1, Cluster.parse("2x2"), slots=6)
+    assert any(warm.values())
+    assert signatures() == warm
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
