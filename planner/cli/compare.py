@@ -44,9 +44,9 @@ def compare(
     """Evaluate plans side by side on a trace they were not made from, each against its own baseline and the first.
 
     Exits with 8 when at least one of the plans does not pay there: the 95 % interval of its gain over its own baseline
-    is not above 0 (of a sample policy: above 2 % of the baseline; of a coherent plan: over contiguous experts with and
-    without coherence). stderr names all that do not; gains over the first plan decide nothing. To ask about one plan
-    alone, name it alone.
+    is not above 0 (of a sample policy judged by its exchanges, not by whole steps: above 2 % of the baseline; of a
+    coherent plan: over contiguous experts with and without coherence). stderr names all that do not; gains over the
+    first plan decide nothing. To ask about one plan alone, name it alone.
 
     \b
     Examples:
