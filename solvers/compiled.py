@@ -1,10 +1,11 @@
 """Functions compiled by numba where it is installed; modules that use it are imported in the call that needs them."""
 
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
-__all__ = ["COMPILED", "compiled"]
+__all__ = ["COMPILED", "compile_s", "compiled"]
 
 COMPILED = find_spec("numba") is not None
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -27,3 +28,12 @@ def compiled(function: Function, *, any_order: bool = False) -> Function:
         return cast(Function, numba.njit(cache=True, nogil=True, fastmath=fast)(function))
     except RuntimeError:  # no folder to cache in
         return cast(Function, numba.njit(nogil=True, fastmath=fast)(function))
+
+
+def compile_s(tiny: Callable[[], object]) -> float:
+    """Seconds that a tiny call takes, which compiles what larger ones need or loads it; none without a compiler."""
+    if not COMPILED:
+        return 0.0
+    started = time.perf_counter()
+    tiny()
+    return time.perf_counter() - started

@@ -155,7 +155,10 @@ def _parts(path: str) -> tuple[Any, str, tuple[str, ...], tuple[str, ...]]:
     unfinished = tuple(sorted(filter(is_unfinished, names)))
     if not files:
         left = f" ({len(unfinished)} unfinished: {unfinished[0]}, ...)" if unfinished else ""
-        raise InputError(f"no finished part of a trace{left}; expected part-*.parquet")
+        raise InputError(
+            f"no finished part of a trace{left}; expected one part-*.parquet, or a directory of them; moeplan"
+            " trace import turns other recordings into a trace"
+        )
     return filesystem, folder, files, unfinished
 
 

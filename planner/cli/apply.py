@@ -2,17 +2,22 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import UsageError
 from .screen import Json, console, print_json, progress
 
+if TYPE_CHECKING:
+    from ...runtime.plan import Plan
+
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+Done = tuple[dict[str, Any], list[str]]  # what was done: as JSON, and line by line
 
 
 @app.command()
@@ -71,6 +76,41 @@ def apply(
       moeplan apply plan.json --checkpoint Mixtral-8x7B -o Mixtral-8x7B-planned
       moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
+    _check_flags(engine, checkpoint, undo, output, command, hf_config)
+    if output is not None and engine is None:
+        if trace or profile:
+            raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
+        _carry(plan, checkpoint, undo, output, as_json)
+        return
+    from ...runtime.plan import load
+
+    loaded = load(plan)
+    if command and shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]}: no such command; nothing was applied")
+    against, summary = _certified(loaded, plan, trace, profile)
+    told, lines = _activated(loaded, plan) if output is None else _exported(loaded, str(engine), output, hf_config)
+    if as_json:
+        print_json({"plan": str(plan), "certified_against": against} | told)
+    else:
+        screen = console()
+        for line in (summary, *lines):
+            screen.print(line)
+        if "command" in told:
+            print(told["command"])  # alone on its line, however long: to paste
+    if command:
+        sys.stdout.flush()
+        os.environ["MOEPLAN_PLAN"] = str(Path(told["active"]).resolve())
+        os.execvp(command[0], command)  # noqa: S606
+
+
+def _check_flags(
+    engine: str | None,
+    checkpoint: Path | None,
+    undo: Path | None,
+    output: Path | None,
+    command: list[str] | None,
+    hf_config: Path | None,
+) -> None:
     ways = [way for way in (engine, checkpoint, undo) if way is not None]
     if len(ways) > 1 or bool(ways) != (output is not None) or (ways and command):
         raise UsageError(
@@ -79,45 +119,32 @@ def apply(
         )
     if hf_config is not None and engine is None:
         raise UsageError("--hf-config goes with --engine NAME")
-    if output is not None and engine is None:
-        if trace or profile:
-            raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
-        _carry(plan, checkpoint, undo, output, as_json)
-        return
-    from ...runtime.active import activate
-    from ...runtime.plan import load
+
+
+def _certified(loaded: "Plan", plan: Path, trace: str | None, profile: str | None) -> tuple[str | None, str]:
+    """The trace that a plan was certified against, its own where none is given, and what was found in words."""
     from ..certify import certifiable_profile, certifiable_trace, certify
 
-    loaded = load(plan)
-    if command and shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]}: no such command; nothing was applied")
     against = trace or certifiable_trace(loaded, plan.parent)
     timed = profile or certifiable_profile(loaded, plan.parent)
     with progress() as say:
         certificate = certify(loaded, against, timed, folder=plan.parent, on_progress=say)
-    if engine is not None and output is not None:
-        from .apply_engine import exported
+    return against, certificate.summary(plan, against)
 
-        told, lines = exported(loaded, engine, output, hf_config)
-        if as_json:
-            print_json({"plan": str(plan), "certified_against": against} | told)
-        else:
-            console().print(certificate.summary(plan, against))
-            print("\n".join(lines))
-        return
+
+def _activated(loaded: "Plan", plan: Path) -> Done:
+    from ...runtime.active import activate
+    from ..reports.remarks import verdict_lines
+
     active = activate(plan)
-    if as_json:
-        print_json({"plan": str(plan), "active": str(active), "certified_against": against})
-    else:
-        from ..reports.remarks import print_remarks, verdict_lines
+    where = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
+    return {"active": str(active)}, [*verdict_lines(loaded), where]
 
-        screen = console()
-        screen.print(certificate.summary(plan, against))
-        print_remarks(verdict_lines(loaded), screen)
-        print(f"active    {active}    moeplan.runtime.load_plan() finds it from here downward")
-    if command:
-        os.environ["MOEPLAN_PLAN"] = str(active.resolve())
-        os.execvp(command[0], command)  # noqa: S606
+
+def _exported(loaded: "Plan", engine: str, output: Path, hf_config: Path | None) -> Done:
+    from .apply_engine import exported
+
+    return exported(loaded, engine, output, hf_config)
 
 
 def _carry(plan: Path, checkpoint: Path | None, undo: Path | None, output: Path, as_json: bool) -> None:

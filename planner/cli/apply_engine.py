@@ -14,7 +14,7 @@ __all__ = ["exported"]
 def exported(plan: Plan, engine: str, output: Path, hf_config: Path | None) -> tuple[dict[str, Any], list[str]]:
     """Write a plan's files for an engine; what was written and how it is used, as JSON and as lines.
 
-    The start command is the last line, and alone on it: to paste.
+    The command that starts the engine, which comes last, is in the JSON alone.
     """
     if hf_config is not None and engine == SGLang.name:
         check_hook(read_config(hf_config)["model_type"])
@@ -31,7 +31,7 @@ def exported(plan: Plan, engine: str, output: Path, hf_config: Path | None) -> t
         lines.append(
             f"replicas  chosen by the rule {rule}{'' if rule == placement.replica_rule else f', and {judged}'}"
         )
-    lines += [*(f"note      {condition}" for condition in made.conditions), "start", made.command]
+    lines += [*(f"note      {condition}" for condition in made.conditions), "start"]
     told = {
         "engine": engine,
         "directory": str(output),

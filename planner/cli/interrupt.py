@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM that get through: where an import swallows one, as some of other packages do, it comes again."""
+"""Ctrl-C and SIGTERM that get through: where an import or a compiler swallows one, it comes again."""
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ __all__ = ["interruptible"]
 
 AGAIN_S = 0.05
 IMPORTS = "<frozen importlib._bootstrap>"
+SWALLOWING = (IMPORTS, f"{os.sep}numba{os.sep}", f"{os.sep}llvmlite{os.sep}")
+CALLED_FROM_C = os.path.join("llvmlite", "binding", "executionengine.py")  # where what is raised is printed and lost
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """End the process with 130 on Ctrl-C in the block, with 143 on SIGTERM, whatever an import makes of it.
+    """End the process with 130 on Ctrl-C in the block, with 143 on SIGTERM, whatever an import or numba makes of it.
 
     The block ends by an exception, so that temporary files and local ranks are cleaned up: KeyboardInterrupt on Ctrl-C,
     after which what was measured may be kept, else SystemExit. A second Ctrl-C ends the cleaning up, too, a second
@@ -24,14 +27,14 @@ def interruptible() -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal came
-        unwinding = _is_unwinding()
+        unwinding, files = _is_unwinding(), list(_files(frame))
         if number != signal.SIGALRM and not unwinding:
             came = signal.Signals(number)
-        if _amid_imports(frame):
+        if any(swallowing in file for swallowing in SWALLOWING for file in files):
             signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
-        in_machinery = frame is not None and frame.f_code.co_filename == IMPORTS  # whose callbacks cannot raise
-        if not in_machinery and (number == signal.SIGINT or not unwinding):
+        cannot_raise = files[:1] == [IMPORTS] or any(file.endswith(CALLED_FROM_C) for file in files)
+        if not cannot_raise and (number == signal.SIGINT or not unwinding):
             raise SystemExit(128 + came) if came == signal.SIGTERM else KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
@@ -48,10 +51,11 @@ def interruptible() -> Iterator[None]:
         sys.exit(128 + (came or signal.SIGINT))
 
 
-def _amid_imports(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_filename != IMPORTS:
+def _files(frame: FrameType | None) -> Iterator[str]:
+    """The files of a frame and its callers."""
+    while frame is not None:
+        yield frame.f_code.co_filename
         frame = frame.f_back
-    return frame is not None
 
 
 def _is_unwinding() -> bool:

@@ -20,11 +20,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 
 def console() -> "Console":
-    """Stdout as a rich console: as wide as the terminal, 100 columns in a pipe, no markup, no highlighting."""
-    from rich.console import Console
+    """Stdout as a rich console: as wide as the terminal, 100 columns in a pipe."""
+    from .hanging import HangingConsole
 
-    found = Console(highlight=False, markup=False, emoji=False)
-    return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_piped_width())
+    found = HangingConsole()
+    return found if found.is_terminal else HangingConsole(_piped_width())
 
 
 def print_json(value: Any) -> None:

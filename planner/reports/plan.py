@@ -14,7 +14,7 @@ from ..pipeline.report import degree_lines, degree_summary
 from ..tables.contenders import contender_table, legend
 from ..tables.seconds import TimeUnit, print_seconds
 from .picture import placement_picture
-from .remarks import print_remarks, remarks
+from .remarks import remarks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,7 +153,8 @@ def _print_evaluation(plan: Plan, console: "Console") -> None:
         for line in sample_policy_lines(plan, part):
             console.print(line)
     print_redundancy(plan, console)
-    print_remarks([*remarks(plan, part), *balance_lines(plan, part)], console)
+    for line in (*remarks(plan, part), *balance_lines(plan, part)):
+        console.print(line)
 
 
 _OBJECTIVES = {

@@ -1,8 +1,6 @@
 """What is said below a plan's tables: the verdict, what its gain is made of, and what it costs."""
 
-import textwrap
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from ...runtime.plan import Metric, Part, Plan, Verdict
 from ..netmoe.report import SAVED, dealt_lines
@@ -12,10 +10,7 @@ from ..tables.contenders import megabytes
 from ..tables.part import find, ours_and_base, value
 from ..tables.seconds import TimeUnit
 
-__all__ = ["gain_words", "print_remarks", "remarks", "verdict_lines"]
-
-if TYPE_CHECKING:
-    from rich.console import Console
+__all__ = ["gain_words", "remarks", "verdict_lines"]
 
 COPIES = {"device_copies": "copies", "node_copies": "copies to nodes"}
 FEW_STEPS = 10  # an interval from so few says little of others
@@ -37,15 +32,6 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
         yield from _coherence_price(plan, part)
     yield from _replanned(plan, part)
     yield from _steps(plan, part)
-
-
-def print_remarks(lines: Iterable[str], console: "Console") -> None:
-    """Lines as wide as the screen, what goes on in the next indented; words, such as paths, stay whole."""
-    for line in lines:
-        told = textwrap.fill(
-            line, console.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-        )
-        console.print(told, soft_wrap=True)
 
 
 def gain_words(verdict: Verdict, part: Part) -> str:

@@ -3,14 +3,13 @@
 Legend: B steps; L MoE layers; E experts a layer; D devices; N nodes; Q groups.
 """
 
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..balance import balance, device_loads, step_balance
-from ..compiled import COMPILED
+from ..compiled import compile_s
 from ..placement import Placement
 from .bounds import lowest_max
 from .nodes import Deal, dealt_best, published_groups, refined_groups
@@ -121,10 +120,7 @@ class Layers:
 
 def compile_refinement(shape: tuple[int, ...]) -> float:
     """Compile what refines loads `[L, E]` or `[B, L, E]`, or load it; seconds taken, none without a compiler."""
-    if not COMPILED:
-        return 0.0
     # Of two layers arrays lie otherwise than of one, which is another type to the compiler.
-    started, two = time.perf_counter(), np.ones([min(size, 2) for size in shape[:-1]] + [2])
+    two = np.ones([min(size, 2) for size in shape[:-1]] + [2])
     tiny = Layers.of(two, np.ones(2, np.int64), np.zeros((2, 2), np.bool_), 1, None, None)
-    tiny.refined(tiny.published()[0], None)
-    return time.perf_counter() - started
+    return compile_s(lambda: tiny.refined(tiny.published()[0], None))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..compiled import COMPILED
+from ..compiled import COMPILED, compile_s
 from .budget import Budget
 from .chain import chain
 from .incumbent import Incumbent
@@ -44,11 +44,13 @@ def anneal(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Ge
 
 def compiled_s() -> float:
     """Seconds to compile what anneals, or to load it; none without a compiler."""
-    if not COMPILED:
-        return 0.0
-    from .rounds import compile_rounds
 
-    return compile_rounds()
+    def tiny() -> None:
+        from .rounds import compile_rounds
+
+        compile_rounds()
+
+    return compile_s(tiny)
 
 
 def search(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:

@@ -3,7 +3,6 @@
 Legend: I samples of a step; D devices.
 """
 
-import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ..assignment import Method as Assignment
-from ..compiled import COMPILED
+from ..compiled import compile_s
 from ..outcome import Outcome
 from .strategy import NetMoeResult, solve
 
@@ -110,14 +109,11 @@ def rehome(
 
 def compile_rehoming(method: str, cluster: Cluster) -> float:
     """Compile what re-homes samples on such a cluster, or load it; the seconds that took, none without a compiler."""
-    if not COMPILED:
-        return 0.0
-    started = time.perf_counter()
     # Two sinks are a case of their own; more than three are three.
     small = replace(cluster, num_nodes=min(cluster.num_nodes, 3), devices_per_node=min(cluster.devices_per_node, 3))
     copies_ID = np.arange(4 * small.num_devices**2).reshape(-1, small.num_devices) % 7
-    rehome(method, copies_ID, copies_ID.sum(axis=1), small, next_copies=copies_ID / 2, copy_bytes=1.0)
-    return time.perf_counter() - started
+    pairs_I, following_ID = copies_ID.sum(axis=1), copies_ID / 2
+    return compile_s(lambda: rehome(method, copies_ID, pairs_I, small, next_copies=following_ID, copy_bytes=1.0))
 
 
 def _rounds(pairs_I: NDArray[np.integer], size: int, way: Way) -> list[NDArray[np.int64]]:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     "words",
-    ["netmoe sum 2x2", "netmoe bottleneck 2x4", "eplb 1,16", "eplb 5,6,16"],
+    ["exflow 2x2", "exflow 1x4", "netmoe sum 2x2", "netmoe bottleneck 2x4", "eplb 1,16", "eplb 5,6,16"],
 )
 def test_a_solve_compiles_nothing_more(words: str) -> None:
     pytest.importorskip("numba")

@@ -1,6 +1,6 @@
 """Whether a warm-up compiles all that a solve then needs; run apart, since compiled functions stay compiled.
 
-Usage: python -m tests.solvers.warmth netmoe METHOD CLUSTER, or eplb SHAPE.
+Usage: python -m tests.solvers.warmth exflow CLUSTER, netmoe METHOD CLUSTER, or eplb SHAPE.
 """
 
 import sys
@@ -8,8 +8,9 @@ import sys
 import numpy as np
 
 from moeplan.profilers.cluster import Cluster
-from moeplan.solvers import eplb, netmoe
+from moeplan.solvers import eplb, exflow, netmoe
 from moeplan.solvers.eplb.layers import compile_refinement
+from moeplan.solvers.exflow.search import compiled_s
 
 
 def signatures() -> dict[str, list[object]]:
@@ -37,6 +38,14 @@ def main(strategy: str, *words: str) -> None:
         assert netmoe.compile_rehoming(method, cluster) > 0
         warm = signatures()
         rehomed(method, cluster, rng)
+    elif strategy == "exflow":
+        assert compiled_s() > 0
+        warm = signatures()
+        counts, loads = rng.integers(1, 99, (3, 12, 12)), rng.random((4, 12)) + 1
+        for coactivation in (None, rng.integers(1, 99, (4, 12, 12))):
+            for cap in (None, 1.5):
+                place = Cluster.parse(words[0])
+                exflow.solve(counts, place, coactivation=coactivation, loads=loads, max_load=cap, work=1e8)
     else:
         shape = tuple(map(int, words[0].split(",")))
         assert compile_refinement(shape) > 0

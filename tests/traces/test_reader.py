@@ -269,6 +269,14 @@ def test_a_pipe_among_the_parts_or_in_place_of_one_is_not_opened(
         TraceWriter(trace.path, meta, rank=1)
 
 
+@pytest.mark.parametrize("name", ["routing.npz", "plan.json", "folder"])
+def test_what_is_no_trace_is_told_how_to_become_one(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.mkdir() if name == "folder" else path.write_text("{}")
+    with pytest.raises(InputError, match=r"^[^\n]*: no finished part .*expected one part-\*\.parquet.*trace import"):
+        open_trace(path)
+
+
 def test_a_directory_of_unfinished_parts_only_names_them(tmp_path: Path) -> None:
     (tmp_path / ".part-0-1-0.parquet.abc").write_bytes(b"PAR1")
     with pytest.raises(InputError, match=r"1 unfinished: \.part-0-1-0\.parquet\.abc"):

@@ -77,6 +77,31 @@ def test_a_swallowed_signal_comes_again_and_ends_what_would_take_long(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["interrupted"]
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_amid_compiling_ends_it_and_no_callback_of_the_compiler_prints_it(name: str, code: int) -> None:
+    pytest.importorskip("numba")
+    program = f"""
+import os, signal, sys, time
+import numba
+from llvmlite.binding.executionengine import ExecutionEngine
+from moeplan.planner.cli.interrupt import interruptible
+def notified(self, data):
+    os.kill(os.getpid(), signal.{name})
+    for _ in range(9): pass
+ExecutionEngine._raw_object_cache_notify.__code__ = notified.__code__.replace(
+    co_filename=ExecutionEngine._raw_object_cache_notify.__code__.co_filename
+)
+ExecutionEngine._raw_object_cache_notify.__globals__.update(os=os, signal=signal)
+with interruptible():
+    numba.njit(lambda x: x + 1)(1)
+    time.sleep(45)
+"""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert time.monotonic() - started < 40
+
+
 def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path: Path) -> None:
     code = RUN.format(module="numpy", args=LONG, swallowed=False, after="pass", name="SIGINT")
     done = subprocess.run(

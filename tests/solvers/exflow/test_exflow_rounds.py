@@ -1,4 +1,5 @@
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ if not COMPILED:
     pytest.skip("numba is not installed", allow_module_level=True)
 
 from moeplan.solvers.exflow import rounds
-from moeplan.solvers.exflow.rounds import anneal_rounds, weight_unit
+from moeplan.solvers.exflow.rounds import anneal_rounds, compile_rounds, weight_unit
 
 Array = NDArray[Any]
 Gain = Callable[[int], float]
@@ -82,6 +83,21 @@ def booked(
     programme = programme_of([2] * 4)
     anneal_rounds(programme, Terms(), Budget(work, 600), np.random.default_rng(0), Incumbent(programme), fresh=fresh)
     return Book.entries
+
+
+def test_what_is_compiled_is_compiled_by_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal is heard there; it would wait for other threads until they are done."""
+    callers: dict[str, list[threading.Thread]] = {"anneal": [], "descend": []}
+
+    def noted(called: list[threading.Thread], kernel: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args: (called.append(threading.current_thread()), kernel(*args))[-1]
+
+    for name, called in callers.items():
+        monkeypatch.setattr(rounds, name, noted(called, getattr(rounds, name)))
+    compile_rounds()
+    for called in callers.values():
+        assert called[0] is threading.current_thread()
+        assert len({*called}) > 1
 
 
 def test_fresh_starts_grow_after_a_quick_one_until_eight_rounds_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
