@@ -13,6 +13,7 @@ from ..tables.seconds import TimeUnit
 __all__ = ["gain_words", "remarks", "verdict_lines"]
 
 COPIES = {"device_copies": "copies", "node_copies": "copies to nodes"}
+EXCHANGE_S = ("dispatch_s", "combine_s", "kv_s")
 FEW_STEPS = 10  # an interval from so few says little of others
 
 
@@ -74,6 +75,20 @@ def verdict_lines(plan: Plan) -> Iterable[str]:
         yield f"benefit in copies alone, NOT IN BYTES: {gain} than {against}, and more K and V than they save"
     else:
         yield f"benefit expected: {gain} than {against}{pipeline_price(part)}"
+    if verdict.value == "benefit" and verdict.metric in COPIES:
+        yield from _slower_exchange(part, verdict.against)
+
+
+def _slower_exchange(part: Part, label: str) -> Iterable[str]:
+    """What the exchanges take, where they are known to take longer than those of what fewer copies were judged by."""
+    ours, theirs = (
+        {name: one.metrics[name].value for name in EXCHANGE_S if name in one.metrics}
+        for one in (part.contenders[0], find(part, label))
+    )
+    longer = sum(ours.values()), sum(theirs.values())
+    if {"dispatch_s", "combine_s"} <= ours.keys() & theirs.keys() and longer[0] > longer[1]:
+        plan, against = map(TimeUnit.worded, longer)
+        yield f"BUT the exchanges of a step, K and V with them, take {plan} against {against}: fewer copies, no less time"
 
 
 def _short_of(verdict: Verdict, part: Part) -> str:

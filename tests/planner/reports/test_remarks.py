@@ -87,6 +87,16 @@ def test_with_seconds_those_judge_and_copies_to_nodes_are_told_beside(trace: Any
     assert "an engine that sends a token once a node (DeepEP) makes" in said(plan)
 
 
+def test_fewer_copies_whose_exchanges_are_known_to_take_longer_are_told_so(trace: Any, make_profile: Any) -> None:
+    plan = planned(trace, "1x4", profile=make_profile("1x4", cases=("all_to_all",)))  # which times no experts
+    assert plan.verdict is not None
+    assert plan.verdict.metric == "device_copies"
+    assert "BUT" not in said(plan)
+    for name in ("dispatch_s", "combine_s"):
+        plan = edited(plan, f"evaluation.held_out.contenders.0.metrics.{name}.value", 0.125)
+    assert "BUT the exchanges of a step, K and V with them, take 250 ms against" in said(plan)
+
+
 def test_what_balance_costs_stands_with_the_flag_that_caps_it(make_trace: Any, tmp_path: Path) -> None:
     uneven = renamed(make_trace(samples=80, top_k=1), [0, 0, 0, 3, 4, 5, 6, 7], tmp_path / "uneven")
     options: dict[str, Any] = {"dispatch_model": "coherent", "samples_per_step": 40}
