@@ -85,12 +85,16 @@ def _speeds(task: Task) -> Speeds:
             "no profile: pipemoe weighs the seconds of exchanges against those of experts; run moeplan profile, or name"
             " one with --profile"
         )
-    for part, curve in (("dispatch", task.speeds.exchange), ("experts", task.speeds.experts)):
-        if curve is None:
-            reason = task.speeds.missing[part]
-            remedy = next((words for whose, words in REMEDIES.items() if reason.startswith(whose)), "")
-            raise InputError(f"{task.request.profile}: no seconds of {part}, which pipemoe needs: {reason}{remedy}")
+    curves = {"dispatch": task.speeds.exchange, "experts": task.speeds.experts}
+    lacking = [_lacking(part, task.speeds.missing[part]) for part, curve in curves.items() if curve is None]
+    if lacking:
+        raise InputError(f"{task.request.profile} with {task.trace.path}: pipemoe has {'; and '.join(lacking)}")
     return task.speeds
+
+
+def _lacking(part: str, reason: str) -> str:
+    remedy = next((words for whose, words in REMEDIES.items() if reason.startswith(whose)), "")
+    return f"no seconds of {part}: {reason}{remedy}"
 
 
 def _pipeline(task: Task, tally: Tally, speeds: Speeds) -> Pipeline:

@@ -88,7 +88,7 @@ def _slower_exchange(part: Part, label: str) -> Iterable[str]:
     longer = sum(ours.values()), sum(theirs.values())
     if {"dispatch_s", "combine_s"} <= ours.keys() & theirs.keys() and longer[0] > longer[1]:
         plan, against = map(TimeUnit.worded, longer)
-        yield f"BUT the exchanges of a step, K and V with them, take {plan} against {against}: fewer copies, no less time"
+        yield f"BUT the exchanges of a step, K and V with them, take {plan} against {against}: fewer, not faster"
 
 
 def _short_of(verdict: Verdict, part: Part) -> str:

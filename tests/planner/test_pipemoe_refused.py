@@ -44,6 +44,12 @@ def test_a_profile_that_cannot_time_the_experts_is_refused_by_name(make_trace: A
         make_plan(make_trace(samples=40), make_profile(cases=("all_to_all",)))
 
 
+def test_all_that_lacks_is_told_at_once(make_trace: Any, make_profile: Any) -> None:
+    words = r"no seconds of dispatch: no all_to_all.* --link .*; and no seconds of experts.* has no expert_ffn; join"
+    with pytest.raises(InputError, match=words):
+        make_plan(make_trace(samples=40), make_profile(cases=("attention",)), cluster=Cluster.parse("1x2"))
+
+
 def test_a_trace_without_the_size_of_experts_is_refused_by_name(make_trace: Any, make_profile: Any) -> None:
     with pytest.raises(InputError, match=r"no seconds of experts.* ffn_size is not in the trace; say it at"):
         make_plan(make_trace(samples=40, ffn_size=None), make_profile())

@@ -90,7 +90,11 @@ def test_what_is_compiled_is_compiled_by_the_calling_thread(monkeypatch: pytest.
     callers: dict[str, list[threading.Thread]] = {"anneal": [], "descend": []}
 
     def noted(called: list[threading.Thread], kernel: Callable[..., None]) -> Callable[..., None]:
-        return lambda *args: (called.append(threading.current_thread()), kernel(*args))[-1]
+        def call(*args: Any) -> None:
+            called.append(threading.current_thread())
+            kernel(*args)
+
+        return call
 
     for name, called in callers.items():
         monkeypatch.setattr(rounds, name, noted(called, getattr(rounds, name)))
