@@ -88,13 +88,14 @@ def _speeds(task: Task) -> Speeds:
     curves = {"dispatch": task.speeds.exchange, "experts": task.speeds.experts}
     lacking = [_lacking(part, task.speeds.missing[part]) for part, curve in curves.items() if curve is None]
     if lacking:
-        raise InputError(f"{task.request.profile} with {task.trace.path}: pipemoe has {'; and '.join(lacking)}")
+        told = "; and ".join(lacking)
+        raise InputError(f"{task.request.profile}: pipemoe needs the seconds of dispatch and experts; there are {told}")
     return task.speeds
 
 
 def _lacking(part: str, reason: str) -> str:
     remedy = next((words for whose, words in REMEDIES.items() if reason.startswith(whose)), "")
-    return f"no seconds of {part}: {reason}{remedy}"
+    return f"none of {part}: {reason}{remedy}"
 
 
 def _pipeline(task: Task, tally: Tally, speeds: Speeds) -> Pipeline:

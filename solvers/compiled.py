@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
-__all__ = ["COMPILED", "compile_s", "compiled"]
+__all__ = ["COMPILED", "compiled", "seconds_to_compile"]
 
 COMPILED = find_spec("numba") is not None
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,7 +30,7 @@ def compiled(function: Function, *, any_order: bool = False) -> Function:
         return cast(Function, numba.njit(nogil=True, fastmath=fast)(function))
 
 
-def compile_s(tiny: Callable[[], object]) -> float:
+def seconds_to_compile(tiny: Callable[[], object]) -> float:
     """Seconds that a tiny call takes, which compiles what larger ones need or loads it; none without a compiler."""
     if not COMPILED:
         return 0.0

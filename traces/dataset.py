@@ -154,10 +154,14 @@ def _parts(path: str) -> tuple[Any, str, tuple[str, ...], tuple[str, ...]]:
     files = tuple(sorted(filter(is_part, names), key=reading_order))
     unfinished = tuple(sorted(filter(is_unfinished, names)))
     if not files:
-        left = f" ({len(unfinished)} unfinished: {unfinished[0]}, ...)" if unfinished else ""
+        if unfinished:
+            raise InputError(
+                f"no finished part of a trace, {len(unfinished)} unfinished ({unfinished[0]}, ...): their writer was"
+                " killed or is still at it; wait for it, or record again"
+            )
         raise InputError(
-            f"no finished part of a trace{left}; expected one part-*.parquet, or a directory of them; moeplan"
-            " trace import turns other recordings into a trace"
+            "no finished part of a trace; expected one part-*.parquet, or a directory of them; moeplan trace import"
+            " turns other recordings into a trace"
         )
     return filesystem, folder, files, unfinished
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-Done = tuple[dict[str, Any], list[str]]  # what was done: as JSON, and line by line
 
 
 @app.command()
@@ -76,7 +75,14 @@ def apply(
       moeplan apply plan.json --checkpoint Mixtral-8x7B -o Mixtral-8x7B-planned
       moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
-    _check_flags(engine, checkpoint, undo, output, command, hf_config)
+    ways = [way for way in (engine, checkpoint, undo) if way is not None]
+    if len(ways) > 1 or bool(ways) != (output is not None) or (ways and command):
+        raise UsageError(
+            "-o DIRECTORY goes with one of --engine NAME, --checkpoint DIRECTORY and --undo DIRECTORY, without a"
+            " command after --"
+        )
+    if hf_config is not None and engine is None:
+        raise UsageError("--hf-config goes with --engine NAME")
     if output is not None and engine is None:
         if trace or profile:
             raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
@@ -88,37 +94,17 @@ def apply(
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: no such command; nothing was applied")
     against, summary = _certified(loaded, plan, trace, profile)
-    told, lines = _activated(loaded, plan) if output is None else _exported(loaded, str(engine), output, hf_config)
-    if as_json:
-        print_json({"plan": str(plan), "certified_against": against} | told)
+    if engine is not None and output is not None:
+        from .apply_engine import exported
+
+        told, lines = exported(loaded, engine, output, hf_config)
     else:
-        screen = console()
-        for line in (summary, *lines):
-            screen.print(line)
-        if "command" in told:
-            print(told["command"])  # alone on its line, however long: to paste
+        told, lines = _activated(loaded, plan)
+    _print_done({"plan": str(plan), "certified_against": against} | told, [summary, *lines], as_json)
     if command:
         sys.stdout.flush()
         os.environ["MOEPLAN_PLAN"] = str(Path(told["active"]).resolve())
         os.execvp(command[0], command)  # noqa: S606
-
-
-def _check_flags(
-    engine: str | None,
-    checkpoint: Path | None,
-    undo: Path | None,
-    output: Path | None,
-    command: list[str] | None,
-    hf_config: Path | None,
-) -> None:
-    ways = [way for way in (engine, checkpoint, undo) if way is not None]
-    if len(ways) > 1 or bool(ways) != (output is not None) or (ways and command):
-        raise UsageError(
-            "-o DIRECTORY goes with one of --engine NAME, --checkpoint DIRECTORY and --undo DIRECTORY, without a"
-            " command after --"
-        )
-    if hf_config is not None and engine is None:
-        raise UsageError("--hf-config goes with --engine NAME")
 
 
 def _certified(loaded: "Plan", plan: Path, trace: str | None, profile: str | None) -> tuple[str | None, str]:
@@ -132,19 +118,29 @@ def _certified(loaded: "Plan", plan: Path, trace: str | None, profile: str | Non
     return against, certificate.summary(plan, against)
 
 
-def _activated(loaded: "Plan", plan: Path) -> Done:
+def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
+    """Where a plan is active, as JSON and as lines."""
     from ...runtime.active import activate
     from ..reports.remarks import verdict_lines
 
+    lines = list(verdict_lines(loaded))
     active = activate(plan)
-    where = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
-    return {"active": str(active)}, [*verdict_lines(loaded), where]
+    return {"active": str(active)}, [
+        *lines,
+        f"active    {active}    moeplan.runtime.load_plan() finds it from here downward",
+    ]
 
 
-def _exported(loaded: "Plan", engine: str, output: Path, hf_config: Path | None) -> Done:
-    from .apply_engine import exported
-
-    return exported(loaded, engine, output, hf_config)
+def _print_done(told: dict[str, Any], lines: list[str], as_json: bool) -> None:
+    """What was done, as JSON or as lines; the command that starts an engine alone on its line, to paste."""
+    if as_json:
+        print_json(told)
+        return
+    screen = console()
+    for line in lines:
+        screen.print(line)
+    if "command" in told:
+        print("start", told["command"], sep="\n")
 
 
 def _carry(plan: Path, checkpoint: Path | None, undo: Path | None, output: Path, as_json: bool) -> None:

@@ -12,10 +12,7 @@ __all__ = ["exported"]
 
 
 def exported(plan: Plan, engine: str, output: Path, hf_config: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """Write a plan's files for an engine; what was written and how it is used, as JSON and as lines.
-
-    The command that starts the engine, which comes last, is in the JSON alone.
-    """
+    """Write a plan's files for an engine; what was written, as JSON with the command that starts it, and as lines."""
     if hf_config is not None and engine == SGLang.name:
         check_hook(read_config(hf_config)["model_type"])
     made = export(plan, engine, output, config=None if hf_config is None else spec_of_config(hf_config))
@@ -31,7 +28,7 @@ def exported(plan: Plan, engine: str, output: Path, hf_config: Path | None) -> t
         lines.append(
             f"replicas  chosen by the rule {rule}{'' if rule == placement.replica_rule else f', and {judged}'}"
         )
-    lines += [*(f"note      {condition}" for condition in made.conditions), "start"]
+    lines += [f"note      {condition}" for condition in made.conditions]
     told = {
         "engine": engine,
         "directory": str(output),

@@ -8,8 +8,8 @@ from rich.console import Console
 
 __all__ = ["HangingConsole", "hung"]
 
-LABEL = re.compile(r"(?:\w+(?: \w+)? {2,}|unchecked |not there )(?=\S)")
-LABEL_COLUMNS = 10
+LABEL = re.compile(r"(?=.{9} \S)(?:\w+(?: \w+)? {2,}|unchecked |not there )")
+APART = re.compile(r"(?<=\S) {4}(?=\S)")
 
 
 class HangingConsole(Console):
@@ -20,27 +20,28 @@ class HangingConsole(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does, text hung."""
-        told = (hung(one, self.width) if isinstance(one, str) else one for one in objects)
-        super().print(*told, **{"soft_wrap": all(isinstance(one, str) for one in objects), **options})
+        if objects and all(isinstance(one, str) for one in objects):
+            objects, options = tuple(hung(one, self.width) for one in objects), {"soft_wrap": True} | options
+        super().print(*objects, **options)
 
 
 def hung(text: str, width: int) -> str:
-    """Text as wide as `width`, what goes on in a next line below a label's text, else indented by two.
+    """Text as wide as `width`: what is four spaces apart on a line of its own, the rest where words end.
 
-    Words, such as paths, stay whole.
+    What goes on is below a label's text, else indented by two. Words, such as paths without spaces, stay whole.
     """
-    return "\n".join(_hung(line, width) for line in text.split("\n"))
+    return "\n".join(line if len(line) <= width else _hung(line, max(width, 1)) for line in text.split("\n"))
 
 
 def _hung(line: str, width: int) -> str:
-    if len(line) <= width:
-        return line
     label = LABEL.match(line)
-    columns = LABEL_COLUMNS if label and label.end() == LABEL_COLUMNS else 2
+    head = label.group() if label else ""
+    first, *others = APART.split(line.removeprefix(head))
+    indent = " " * (len(head) or 2)
+    return "\n".join([_filled(first, width, head, indent), *(_filled(one, width, indent, indent) for one in others)])
+
+
+def _filled(text: str, width: int, first: str, others: str) -> str:
     return textwrap.fill(
-        line,
-        width,
-        subsequent_indent=" " * columns,
-        break_on_hyphens=False,
-        break_long_words=False,
+        text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
     )

@@ -4,20 +4,19 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 __all__ = ["interruptible"]
 
 AGAIN_S = 0.05
 IMPORTS = "<frozen importlib._bootstrap>"
-SWALLOWING = (IMPORTS, f"{os.sep}numba{os.sep}", f"{os.sep}llvmlite{os.sep}")
-CALLED_FROM_C = os.path.join("llvmlite", "binding", "executionengine.py")  # where what is raised is printed and lost
+CALLED_FROM_C = os.path.join("llvmlite", "binding", "executionengine.py")
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """End the process with 130 on Ctrl-C in the block, with 143 on SIGTERM, whatever an import or numba makes of it.
+    """End the process with 130 on Ctrl-C in the block, with 143 on SIGTERM, whatever imports or numba make of it.
 
     The block ends by an exception, so that temporary files and local ranks are cleaned up: KeyboardInterrupt on Ctrl-C,
     after which what was measured may be kept, else SystemExit. A second Ctrl-C ends the cleaning up, too, a second
@@ -27,13 +26,13 @@ def interruptible() -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal came
-        unwinding, files = _is_unwinding(), list(_files(frame))
+        unwinding, frames = _is_unwinding(), list(_callers(frame))
         if number != signal.SIGALRM and not unwinding:
             came = signal.Signals(number)
-        if any(swallowing in file for swallowing in SWALLOWING for file in files):
+        cannot_raise = _cannot_raise(frames)
+        if cannot_raise or any(one.f_code.co_filename == IMPORTS for one in frames):
             signal.signal(signal.SIGALRM, interrupt)
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
-        cannot_raise = files[:1] == [IMPORTS] or any(file.endswith(CALLED_FROM_C) for file in files)
         if not cannot_raise and (number == signal.SIGINT or not unwinding):
             raise SystemExit(128 + came) if came == signal.SIGTERM else KeyboardInterrupt
 
@@ -51,11 +50,22 @@ def interruptible() -> Iterator[None]:
         sys.exit(128 + (came or signal.SIGINT))
 
 
-def _files(frame: FrameType | None) -> Iterator[str]:
-    """The files of a frame and its callers."""
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and its callers."""
     while frame is not None:
-        yield frame.f_code.co_filename
+        yield frame
         frame = frame.f_back
+
+
+def _cannot_raise(frames: Sequence[FrameType]) -> bool:
+    """Whether what is raised would be printed and lost: in import's callbacks, the compiler's, and in finalizers."""
+    codes = [frame.f_code for frame in frames]
+    return any(
+        (depth == 0 and code.co_filename == IMPORTS)
+        or code.co_filename.endswith(CALLED_FROM_C)
+        or code.co_name == "__del__"
+        for depth, code in enumerate(codes)
+    )
 
 
 def _is_unwinding() -> bool:

@@ -13,7 +13,8 @@ from ..tables.seconds import TimeUnit
 __all__ = ["gain_words", "remarks", "verdict_lines"]
 
 COPIES = {"device_copies": "copies", "node_copies": "copies to nodes"}
-EXCHANGE_S = ("dispatch_s", "combine_s", "kv_s")
+EXCHANGES = {"dispatch_s": "dispatch", "combine_s": "combine", "kv_s": "K and V"}
+LITTLE = 0.01  # longer is not worth mention
 FEW_STEPS = 10  # an interval from so few says little of others
 
 
@@ -80,15 +81,15 @@ def verdict_lines(plan: Plan) -> Iterable[str]:
 
 
 def _slower_exchange(part: Part, label: str) -> Iterable[str]:
-    """What the exchanges take, where they are known to take longer than those of what fewer copies were judged by."""
+    """What exchanges take, where fewer copies than those of `label` take longer all the same."""
     ours, theirs = (
-        {name: one.metrics[name].value for name in EXCHANGE_S if name in one.metrics}
+        {name: one.metrics[name].value for name in EXCHANGES if name in one.metrics}
         for one in (part.contenders[0], find(part, label))
     )
-    longer = sum(ours.values()), sum(theirs.values())
-    if {"dispatch_s", "combine_s"} <= ours.keys() & theirs.keys() and longer[0] > longer[1]:
-        plan, against = map(TimeUnit.worded, longer)
-        yield f"BUT the exchanges of a step, K and V with them, take {plan} against {against}: fewer, not faster"
+    ours_s, theirs_s = sum(ours.values()), sum(theirs.values())
+    if {"dispatch_s", "combine_s"} <= ours.keys() & theirs.keys() and ours_s > theirs_s * (1 + LITTLE):
+        parts, took = ", ".join(map(EXCHANGES.__getitem__, ours)), map(TimeUnit.worded, (ours_s, theirs_s))
+        yield f"BUT {parts} take {' a step, against '.join(took)}: fewer copies, not faster"
 
 
 def _short_of(verdict: Verdict, part: Part) -> str:

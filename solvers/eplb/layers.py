@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..balance import balance, device_loads, step_balance
-from ..compiled import compile_s
+from ..compiled import seconds_to_compile
 from ..placement import Placement
 from .bounds import lowest_max
 from .nodes import Deal, dealt_best, published_groups, refined_groups
@@ -123,4 +123,4 @@ def compile_refinement(shape: tuple[int, ...]) -> float:
     # Of two layers arrays lie otherwise than of one, which is another type to the compiler.
     two = np.ones([min(size, 2) for size in shape[:-1]] + [2])
     tiny = Layers.of(two, np.ones(2, np.int64), np.zeros((2, 2), np.bool_), 1, None, None)
-    return compile_s(lambda: tiny.refined(tiny.published()[0], None))
+    return seconds_to_compile(lambda: tiny.refined(tiny.published()[0], None))

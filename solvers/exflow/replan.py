@@ -23,7 +23,7 @@ from .budget import Budget
 from .caps import cap_of, evened
 from .problem import Problem
 from .programme import Layout, Programme
-from .search import compiled_s
+from .search import compile_annealing
 from .sweeps import OVERHEAD, gains
 from .terms import Terms
 
@@ -85,7 +85,7 @@ def reconsider(
     A move is a swap, and the price one more pull of its old home on every expert. `old` itself stays where less than
     LITTLE is gained.
     """
-    compiling_s, started = compiled_s(), time.perf_counter()
+    compiling_s, started = compile_annealing(), time.perf_counter()
     renamed = keep_in_place(found.placement, old, cluster.devices_per_node)
     if renamed.has_replicas or renamed.slots.tolist() != old.slots.tolist():
         if price:

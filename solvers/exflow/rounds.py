@@ -81,7 +81,7 @@ def compile_rounds() -> None:
     """Compile what annealing needs, or load it."""
     programme = Programme([np.eye(4)], (4, 4), np.array([2, 2]), np.eye(2), 2)
     tiny = programme, Terms(), Budget(1, 60), np.random.default_rng(0), Incumbent(programme)
-    _Rounds(*tiny)._cool(0, HOT, 1.0, 1.0, threading.Event())  # in this thread: a signal would wait for others
+    _Rounds(*tiny)._cool(0, HOT, 1.0, 1.0, threading.Event())  # first in this thread, where a signal is heard at once
     anneal_rounds(*tiny)
 
 

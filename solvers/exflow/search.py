@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..compiled import COMPILED, compile_s
+from ..compiled import COMPILED, seconds_to_compile
 from .budget import Budget
 from .chain import chain
 from .incumbent import Incumbent
@@ -10,7 +10,7 @@ from .programme import Layout, Programme
 from .sweeps import polish, sweep
 from .terms import Terms
 
-__all__ = ["anneal", "compiled_s", "improve", "search"]
+__all__ = ["anneal", "compile_annealing", "improve", "search"]
 
 STARTS = 8
 START_SHARE = 0.3  # of the work; the first start always runs to its end
@@ -42,7 +42,7 @@ def anneal(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Ge
         search(programme, budget, rng, incumbent)
 
 
-def compiled_s() -> float:
+def compile_annealing() -> float:
     """Seconds to compile what anneals, or to load it; none without a compiler."""
 
     def tiny() -> None:
@@ -50,7 +50,7 @@ def compiled_s() -> float:
 
         compile_rounds()
 
-    return compile_s(tiny)
+    return seconds_to_compile(tiny)
 
 
 def search(programme: Programme, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:

@@ -44,7 +44,7 @@ from .incumbent import Incumbent
 from .methods import Method, Run
 from .problem import Problem
 from .replicas import with_replicas
-from .search import compiled_s
+from .search import compile_annealing
 from .simple import bound_simply
 from .thorough import Thorough, bound_thoroughly
 from .twins import anneal_replicas
@@ -148,7 +148,7 @@ def solve(
     """
     _check_options(method, backend, groups, time_limit_s, work, coactivation is not None or max_load is not None)
     _check_bound(bound, bound_time_limit_s, coactivation is not None)
-    compiling_s, started = compiled_s() if method == "annealing" else 0.0, time.perf_counter()
+    compiling_s, started = compile_annealing() if method == "annealing" else 0.0, time.perf_counter()
     budget = Budget(_work(method, time_limit_s, work), time_limit_s * SEARCH_SHARE)
     whole = groups == "whole"
     cap = None if whole else max_load

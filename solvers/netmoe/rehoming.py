@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ..assignment import Method as Assignment
-from ..compiled import compile_s
+from ..compiled import seconds_to_compile
 from ..outcome import Outcome
 from .strategy import NetMoeResult, solve
 
@@ -113,7 +113,9 @@ def compile_rehoming(method: str, cluster: Cluster) -> float:
     small = replace(cluster, num_nodes=min(cluster.num_nodes, 3), devices_per_node=min(cluster.devices_per_node, 3))
     copies_ID = np.arange(4 * small.num_devices**2).reshape(-1, small.num_devices) % 7
     pairs_I, following_ID = copies_ID.sum(axis=1), copies_ID / 2
-    return compile_s(lambda: rehome(method, copies_ID, pairs_I, small, next_copies=following_ID, copy_bytes=1.0))
+    return seconds_to_compile(
+        lambda: rehome(method, copies_ID, pairs_I, small, next_copies=following_ID, copy_bytes=1.0)
+    )
 
 
 def _rounds(pairs_I: NDArray[np.integer], size: int, way: Way) -> list[NDArray[np.int64]]:

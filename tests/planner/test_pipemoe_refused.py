@@ -40,18 +40,19 @@ def test_what_cannot_be_planned_is_refused_by_name(
 
 
 def test_a_profile_that_cannot_time_the_experts_is_refused_by_name(make_trace: Any, make_profile: Any) -> None:
-    with pytest.raises(InputError, match=r"no seconds of experts.* has no expert_ffn; join it .* --merge"):
+    with pytest.raises(InputError, match=r"none of experts.* has no expert_ffn; join it .* --merge"):
         make_plan(make_trace(samples=40), make_profile(cases=("all_to_all",)))
 
 
 def test_all_that_lacks_is_told_at_once(make_trace: Any, make_profile: Any) -> None:
-    words = r"no seconds of dispatch: no all_to_all.* --link .*; and no seconds of experts.* has no expert_ffn; join"
+    lacks = r"none of dispatch: no all_to_all.* --link .*; and none of experts.* has no expert_ffn; join"
+    words = rf"^\S*profile.json: pipemoe needs .*; there are {lacks}"
     with pytest.raises(InputError, match=words):
         make_plan(make_trace(samples=40), make_profile(cases=("attention",)), cluster=Cluster.parse("1x2"))
 
 
 def test_a_trace_without_the_size_of_experts_is_refused_by_name(make_trace: Any, make_profile: Any) -> None:
-    with pytest.raises(InputError, match=r"no seconds of experts.* ffn_size is not in the trace; say it at"):
+    with pytest.raises(InputError, match=r"none of experts.* ffn_size is not in the trace; say it at"):
         make_plan(make_trace(samples=40, ffn_size=None), make_profile())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb, exflow, netmoe
 from moeplan.solvers.eplb.layers import compile_refinement
-from moeplan.solvers.exflow.search import compiled_s
+from moeplan.solvers.exflow.search import compile_annealing
 
 
 def signatures() -> dict[str, list[object]]:
@@ -39,7 +39,7 @@ def main(strategy: str, *words: str) -> None:
         warm = signatures()
         rehomed(method, cluster, rng)
     elif strategy == "exflow":
-        assert compiled_s() > 0
+        assert compile_annealing() > 0
         warm = signatures()
         counts, loads = rng.integers(1, 99, (3, 12, 12)), rng.random((4, 12)) + 1
         for coactivation in (None, rng.integers(1, 99, (4, 12, 12))):

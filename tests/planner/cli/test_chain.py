@@ -59,6 +59,12 @@ def test_a_command_started_by_apply_finds_the_plan(moeplan: Any, home: Path) -> 
     assert done.stdout.splitlines()[-1] == json.loads((home / "plan.json").read_text())["plan_sha256"]
 
 
+def test_what_a_started_command_prints_follows_the_json(moeplan: Any, home: Path) -> None:
+    *document, last = moeplan("apply", "plan.json", "--json", "--", "echo", "hi", cwd=home).stdout.splitlines()
+    assert last == "hi"
+    assert json.loads("".join(document))["active"] == ".moeplan/active.json"
+
+
 @pytest.mark.parametrize(
     "args",
     [

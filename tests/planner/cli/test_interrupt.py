@@ -88,12 +88,54 @@ from moeplan.planner.cli.interrupt import interruptible
 def notified(self, data):
     os.kill(os.getpid(), signal.{name})
     for _ in range(9): pass
-ExecutionEngine._raw_object_cache_notify.__code__ = notified.__code__.replace(
-    co_filename=ExecutionEngine._raw_object_cache_notify.__code__.co_filename
-)
-ExecutionEngine._raw_object_cache_notify.__globals__.update(os=os, signal=signal)
+notify = ExecutionEngine._raw_object_cache_notify
+notify.__code__ = notified.__code__.replace(co_filename=notify.__code__.co_filename)
+notify.__globals__.update(os=os, signal=signal)
 with interruptible():
     numba.njit(lambda x: x + 1)(1)
+    time.sleep(45)
+"""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert time.monotonic() - started < 40
+
+
+def test_ctrl_c_amid_compiling_that_a_solver_answers_does_not_come_again() -> None:
+    pytest.importorskip("numba")
+    program = """
+import os, signal, time
+import numba
+from numba.core.dispatcher import Dispatcher
+from moeplan.planner.cli.interrupt import interruptible
+def compile(self, signature):
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(9): pass
+compile.__code__ = compile.__code__.replace(co_filename=Dispatcher.compile.__code__.co_filename)
+Dispatcher.compile = compile
+with interruptible():
+    try:
+        numba.njit(lambda x: x + 1)(1)
+    except KeyboardInterrupt:
+        print("answered")
+    time.sleep(0.3)
+    print("kept")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["answered", "kept"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_amid_a_finalizer_comes_again_and_is_not_printed(name: str, code: int) -> None:
+    program = f"""
+import os, signal, time
+from moeplan.planner.cli.interrupt import interruptible
+class Gone:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{name})
+        for _ in range(9): pass
+with interruptible():
+    Gone()
     time.sleep(45)
 """
     started = time.monotonic()

@@ -17,6 +17,7 @@ from moeplan.runtime.plan import Plan
 from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import TraceMeta
 from moeplan.traces.writer import TraceWriter
+from tests.planner.conftest import SIZES
 from tests.planner.edits import edited
 
 
@@ -87,14 +88,30 @@ def test_with_seconds_those_judge_and_copies_to_nodes_are_told_beside(trace: Any
     assert "an engine that sends a token once a node (DeepEP) makes" in said(plan)
 
 
-def test_fewer_copies_whose_exchanges_are_known_to_take_longer_are_told_so(trace: Any, make_profile: Any) -> None:
-    plan = planned(trace, "1x4", profile=make_profile("1x4", cases=("all_to_all",)))  # which times no experts
-    assert plan.verdict is not None
-    assert plan.verdict.metric == "device_copies"
-    assert "BUT" not in said(plan)
+@pytest.mark.parametrize(
+    ("dispatch_model", "cases", "longer", "words"),
+    [
+        ("standard", ("all_to_all",), "much", "BUT dispatch, combine take 250 ms a step, against"),
+        ("coherent", ("all_to_all",), "much", "BUT dispatch, combine take 250 ms a step, against"),
+        ("coherent", ("all_to_all", "all_gather"), "much", "BUT dispatch, combine, K and V take 2"),
+        ("standard", ("all_to_all",), "less", ""),
+        ("standard", ("all_to_all",), "little", ""),
+        ("standard", tuple(SIZES), "much", ""),
+    ],
+)
+def test_fewer_copies_whose_exchanges_are_known_to_take_longer_are_told_so(
+    trace: Any, make_profile: Any, dispatch_model: str, cases: tuple[str, ...], longer: str, words: str
+) -> None:
+    plan = planned(trace, "1x4", profile=make_profile("1x4", cases=cases), dispatch_model=dispatch_model)
+    assert plan.evaluation is not None
+    assert plan.evaluation.held_out is not None
+    of = {one.label: one.metrics for one in plan.evaluation.held_out.contenders}
     for name in ("dispatch_s", "combine_s"):
-        plan = edited(plan, f"evaluation.held_out.contenders.0.metrics.{name}.value", 0.125)
-    assert "BUT the exchanges of a step, K and V with them, take 250 ms against" in said(plan)
+        base = of["contiguous/standard"][name].value
+        changed = {"much": 0.125, "little": 1.005 * base, "less": 0.9 * base}[longer]
+        plan = edited(plan, f"evaluation.held_out.contenders.0.metrics.{name}.value", changed)
+    assert words in said(plan)
+    assert bool(words) == ("BUT" in said(plan))
 
 
 def test_what_balance_costs_stands_with_the_flag_that_caps_it(make_trace: Any, tmp_path: Path) -> None:
