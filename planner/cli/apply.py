@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+PLAN = Path("plan.json")
 
 
 @app.command()
 def apply(
-    plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
+    plan: Annotated[Path, typer.Argument(help="The plan.")] = PLAN,
     command: Annotated[
         list[str] | None, typer.Argument(help="After --: a command to start under the plan.", show_default=False)
     ] = None,
@@ -81,6 +82,8 @@ def apply(
             "-o DIRECTORY goes with one of --engine NAME, --checkpoint DIRECTORY and --undo DIRECTORY, without a"
             " command after --"
         )
+    if undo is not None and plan != PLAN:
+        raise UsageError(f"{plan}: --undo needs neither a plan nor a command after --")
     if hf_config is not None and engine is None:
         raise UsageError("--hf-config goes with --engine NAME")
     if output is not None and engine is None:

@@ -1,17 +1,15 @@
 """Ctrl-C and SIGTERM that get through: where an import or a compiler swallows one, it comes again."""
 
 import contextlib
-import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
 
 __all__ = ["interruptible"]
 
 AGAIN_S = 0.05
 IMPORTS = "<frozen importlib._bootstrap>"
-CALLED_FROM_C = os.path.join("llvmlite", "binding", "executionengine.py")
 
 
 @contextlib.contextmanager
@@ -26,16 +24,27 @@ def interruptible() -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal came
-        unwinding, frames = _is_unwinding(), list(_callers(frame))
+        unwinding = _is_unwinding()
         if number != signal.SIGALRM and not unwinding:
             came = signal.Signals(number)
-        cannot_raise = _cannot_raise(frames)
-        if cannot_raise or any(one.f_code.co_filename == IMPORTS for one in frames):
-            signal.signal(signal.SIGALRM, interrupt)
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
-        if not cannot_raise and (number == signal.SIGINT or not unwinding):
+        if _amid_imports(frame):
+            come_again()
+        in_machinery = frame is not None and frame.f_code.co_filename == IMPORTS  # whose callbacks cannot raise
+        if not in_machinery and (number == signal.SIGINT or not unwinding):
             raise SystemExit(128 + came) if came == signal.SIGTERM else KeyboardInterrupt
 
+    def come_again() -> None:
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+
+    def lost(unraisable: "sys.UnraisableHookArgs") -> None:
+        """Answer what finalizers and callbacks of compiled code could not pass on."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt | SystemExit):
+            come_again()
+        elif came is None:  # else of what the signal left half done
+            print_unraisable(unraisable)
+
+    print_unraisable, sys.unraisablehook = sys.unraisablehook, lost
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
@@ -50,22 +59,10 @@ def interruptible() -> Iterator[None]:
         sys.exit(128 + (came or signal.SIGINT))
 
 
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and its callers."""
-    while frame is not None:
-        yield frame
+def _amid_imports(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != IMPORTS:
         frame = frame.f_back
-
-
-def _cannot_raise(frames: Sequence[FrameType]) -> bool:
-    """Whether what is raised would be printed and lost: in import's callbacks, the compiler's, and in finalizers."""
-    codes = [frame.f_code for frame in frames]
-    return any(
-        (depth == 0 and code.co_filename == IMPORTS)
-        or code.co_filename.endswith(CALLED_FROM_C)
-        or code.co_name == "__del__"
-        for depth, code in enumerate(codes)
-    )
+    return frame is not None
 
 
 def _is_unwinding() -> bool:

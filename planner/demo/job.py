@@ -16,6 +16,7 @@ from ...profilers.profile import Profile
 from ...runtime import plan as plans
 from ...runtime.active import activate
 from ...runtime.plan import Metric, Plan
+from ...solvers.outcome import Status
 from ...solvers.placement import Placement
 from ...solvers.seconds import total
 from ...traces.reader import Trace
@@ -94,6 +95,8 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
     ------
     UsageError
         The folder holds something.
+    KeyboardInterrupt
+        On Ctrl-C; no plan is active then.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: already there and not empty; remove it or choose another with -o")
@@ -129,6 +132,7 @@ def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
         ),
     )
     assert found is not None  # not in a launched world
+    _end_where(not found.complete)
     profile.save(found, folder / "profile.json")
     return found
 
@@ -136,11 +140,18 @@ def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
 def _plan(folder: Path, cluster: Cluster, on_progress: Callable[[str], None]) -> tuple[Plan, Certificate]:
     on_progress("solving exflow")
     planned = _solve(folder, cluster, "exflow")
+    _end_where(any(outcome.status is Status.INTERRUPTED for outcome in planned.outcome.values()))
     plans.save(planned, folder / "plan.json")
     on_progress("certifying the plan")
     certificate = certify(planned, folder / "traces", folder / "profile.json")
     activate(folder / "plan.json", folder)
     return planned, certificate
+
+
+def _end_where(interrupted: bool) -> None:
+    """End at a Ctrl-C that measuring and searching answer with what they have."""
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:

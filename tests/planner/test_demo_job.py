@@ -2,14 +2,37 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from moeplan.errors import UsageError
+from moeplan.planner.demo import job
 from moeplan.planner.demo.job import Demo, run_demo
 from moeplan.planner.demo.report import demo_report
+from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.active import load_plan
+from moeplan.solvers.outcome import Status
+
+
+def test_ctrl_c_while_it_measures_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeplan.profilers.measure.measure", lambda **_: SimpleNamespace(complete=False))
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_ctrl_c_while_it_searches_ends_it_with_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(complete=True, cluster=Cluster.parse("1x4"))
+    monkeypatch.setattr("moeplan.profilers.measure.measure", lambda **_: found)
+    monkeypatch.setattr("moeplan.profilers.profile.save", lambda *_: None)
+    monkeypatch.setattr(job, "record_embedded", lambda *_: None)
+    interrupted = SimpleNamespace(outcome={"placement": SimpleNamespace(status=Status.INTERRUPTED)})
+    monkeypatch.setattr(job, "solve", lambda _: interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,7 @@ def test_what_an_engine_makes_of_a_coherent_plan_without_benefit_is_said(moeplan
         (("--checkpoint", "model", "-o", "model"), 2, "already there and not empty"),
         (("--checkpoint", "model", "-o", "model/planned"), 2, "inside model, which is read"),
         (("--checkpoint", "gone", "-o", "out"), 3, "gone: no directory"),
+        (("--undo", "model", "-o", "out", "--", "true"), 2, "true: --undo needs neither"),
         (("--undo", "model", "-o", "out"), 3, "no moeplan-permutation.json"),
         (("gone.json", "--checkpoint", "model", "-o", "out"), 3, "gone.json: cannot be read"),
         (("--checkpoint", "model", "-o", "plan.json/out"), 7, "cannot be written"),
