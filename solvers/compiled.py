@@ -11,23 +11,29 @@ COMPILED = find_spec("numba") is not None
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled(function: Function, *, any_order: bool = False) -> Function:
+def compiled(function: Function, *, any_order: bool = False, inlined: bool = False) -> Function:
     """`function` compiled, cached on disk where there is a folder to cache in, free to run beside other threads.
 
     Parameters
     ----------
     any_order
         Whether sums may be taken in any order, several terms at once.
+    inlined
+        Whether compiled callers take the function's body in: a call counts a reference for every array it is given.
     """
     if not COMPILED:
         return function
     import numba
 
-    fast = {"reassoc", "contract"} if any_order else False
+    options: dict[str, Any] = {
+        "nogil": True,
+        "fastmath": {"reassoc", "contract"} if any_order else False,
+        "inline": "always" if inlined else "never",
+    }
     try:
-        return cast(Function, numba.njit(cache=True, nogil=True, fastmath=fast)(function))
+        return cast(Function, numba.njit(cache=True, **options)(function))
     except RuntimeError:  # no folder to cache in
-        return cast(Function, numba.njit(nogil=True, fastmath=fast)(function))
+        return cast(Function, numba.njit(**options)(function))
 
 
 def seconds_to_compile(tiny: Callable[[], object]) -> float:

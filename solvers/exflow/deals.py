@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from ..compiled import compiled
 from ..draws import exponential, unit
 
-__all__ = ["Deals", "best_over", "deals_of", "drawn", "drawn_before", "subset_sums", "sum_over", "to_p"]
+__all__ = ["Deals", "best_over", "deals_of", "drawn", "drawn_before", "sum_over"]
 
 STEEPEST = 150.0  # exponents are cut off there, so that products of four do not overflow
+LANES = 8  # ways that a loop takes at once, at most
 NEVER = 300.0  # ways so many temperatures below the best are not summed
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,8 +34,8 @@ class Deals(NamedTuple):
     Way s gives the experts of the bits of `low[s]` and `high[s]` to p. Of each layer: the experts dealt, which of them
     are on p, what every way is worth beside its links, and what it is worth with all that come before it.
 
-    `member, side [L, K]; own, message, back [L, W]; link [L-1, K, K]; gain [2, K, X]; mean [2, X]; base [W];
-    factor [K, W]; product [2, X, W]`.
+    `member, side [L, K]; own, message, back [L, W]; link [L-1, K, K]; bits, factor [K, W']; base [W']; product
+    [2, X, W']`, where `bits` are those of the ways, and W' is W rounded up for loops over several ways at once.
     """
 
     m: int
@@ -46,8 +47,7 @@ class Deals(NamedTuple):
     message: Floats
     back: NDArray[np.int32]
     link: Floats
-    gain: Floats
-    mean: Floats
+    bits: Floats
     base: Floats
     factor: Floats
     product: Floats
@@ -57,7 +57,10 @@ def deals_of(m: int, num_layers: int) -> Deals:
     """The ways to deal 2 m experts of every layer."""
     size = np.array([bin(x).count("1") for x in range(2**m)])
     low, high = np.nonzero(size[:, None] + size == m)
-    ways = len(low)
+    ways, padded = len(low), -(-len(low) // LANES) * LANES
+    bits, product = np.zeros((2 * m, padded)), np.zeros((2, 2**m, padded))
+    bits[:, :ways] = [half >> i & 1 for half in (low, high) for i in range(m)]
+    product[1, 0] = 1.0
     return Deals(
         m=m,
         low=low,
@@ -68,20 +71,11 @@ def deals_of(m: int, num_layers: int) -> Deals:
         message=np.zeros((num_layers, ways)),
         back=np.zeros((num_layers, ways), np.int32),
         link=np.zeros((max(num_layers - 1, 0), 2 * m, 2 * m)),
-        gain=np.zeros((2, 2 * m, 2**m)),
-        mean=np.zeros((2, 2**m)),
-        base=np.zeros(ways),
-        factor=np.zeros((2 * m, ways)),
-        product=np.zeros((2, 2**m, ways)),
+        bits=bits,
+        base=np.zeros(padded),
+        factor=np.zeros((2 * m, padded)),
+        product=product,
     )
-
-
-@compiled
-def to_p(deals: Deals, way: int, i: int) -> int:
-    """Whether a way deals member i to p."""
-    if i < deals.m:
-        return int(deals.low[way] >> i & 1)
-    return int(deals.high[way] >> (i - deals.m) & 1)
 
 
 @compiled
@@ -89,11 +83,11 @@ def subset_sums(values: Floats, sums: Floats) -> None:
     """The sums over all subsets of `values`, subset x by its bits."""
     sums[0] = 0.0
     for i in range(len(values)):
-        for x in range(2**i):
-            sums[2**i + x] = sums[x] + values[i]
+        for x in range(1 << i):
+            sums[x | 1 << i] = sums[x] + values[i]
 
 
-@compiled
+@partial(compiled, inlined=True)
 def sum_over(deals: Deals, layer: int, temperature: float) -> None:
     """The message of the next layer: temperature x log of the sum over the ways of this one.
 
@@ -106,68 +100,62 @@ def sum_over(deals: Deals, layer: int, temperature: float) -> None:
     Every way t has m members on p, so that a mean over j can be taken out of g[s] and m times it put to the message.
     Loops run along s, where there are many.
     """
-    m, base, product, shift = deals.m, deals.base, deals.product, -np.inf
+    base, product, factor, shift = deals.base, deals.product, deals.factor, -np.inf
     _gains(deals, layer, 2 / temperature)
-    for s in range(len(base)):
-        mean = deals.mean[0, deals.low[s]] + deals.mean[1, deals.high[s]]
-        base[s] = deals.message[layer, s] / temperature + m * mean
+    for s in range(len(deals.low)):
+        base[s] += deals.message[layer, s] / temperature
         shift = max(shift, base[s])
-    for s in range(len(base)):
+    for s in range(len(deals.low)):
         below = base[s] - shift
         product[0, 0, s] = exponential(max(below, -NEVER)) if below > -NEVER else 0.0
-        product[1, 0, s] = 1.0
-    for j in range(2 * m):
-        _factors(deals.gain[0, j], deals.gain[1, j], deals.low, deals.high, deals.factor[j])
-    for i in range(m):
-        for x in range(2**i):
-            _multiply(product[0, x], deals.factor[i], product[0, 2**i + x])
-            _multiply(product[1, x], deals.factor[m + i], product[1, 2**i + x])
-    for t in range(len(base)):
-        total = _dot(product[0, deals.low[t]], product[1, deals.high[t]])
-        log = np.log(total) + shift if total > 0 else -np.inf
+    for j in range(2 * deals.m):
+        for s in range(len(base)):
+            factor[j, s] = exponential(min(max(factor[j, s], -STEEPEST), STEEPEST))
+    _multiply(deals.m, product, factor)
+    _dots(product, deals.low, deals.high, base)
+    for t in range(len(deals.low)):
+        log = np.log(base[t]) + shift if base[t] > 0 else -np.inf
         deals.message[layer + 1, t] = temperature * log + deals.own[layer + 1, t]
 
 
-@compiled
+@partial(compiled, inlined=True)
 def _gains(deals: Deals, layer: int, scale: float) -> None:
-    """By subsets of either half on p, what the members of the next layer gain there less the mean, and the mean."""
-    m = deals.m
+    """By ways, what every member of the next layer gains on p less the mean (`factor`), and m times it (`base`)."""
+    factor, base, bits, link, size = deals.factor, deals.base, deals.bits, deals.link, 2 * deals.m
+    factor[:] = 0.0
+    base[:] = 0.0
+    for i in range(0, size, 2):
+        one, other = link[layer, i].mean(), link[layer, i + 1].mean()
+        for s in range(len(base)):
+            base[s] += deals.m * scale * (one * bits[i, s] + other * bits[i + 1, s])
+        for j in range(size):
+            here, there = scale * (link[layer, i, j] - one), scale * (link[layer, i + 1, j] - other)
+            for s in range(len(base)):
+                factor[j, s] += here * bits[i, s] + there * bits[i + 1, s]
+
+
+@compiled
+def _multiply(m: int, product: Floats, factor: Floats) -> None:
+    """The products of the factors of every subset of either half."""
     for half in range(2):
-        gain, mean = deals.gain[half], deals.mean[half]
         for i in range(m):
-            link = deals.link[layer, half * m + i]
-            centre = link.mean()
-            for x in range(2**i):
-                mean[2**i + x] = mean[x] + scale * centre
-            for j in range(2 * m):
-                for x in range(2**i):
-                    gain[j, 2**i + x] = gain[j, x] + scale * (link[j] - centre)
-
-
-@compiled
-def _factors(gain_low: Floats, gain_high: Floats, low: Ints, high: Ints, factor: Floats) -> None:
-    """The exponential of what a member gains by every way."""
-    for s in range(len(factor)):
-        factor[s] = gain_low[low[s]] + gain_high[high[s]]
-    for s in range(len(factor)):
-        factor[s] = exponential(min(max(factor[s], -STEEPEST), STEEPEST))
-
-
-@compiled
-def _multiply(a: Floats, b: Floats, product: Floats) -> None:
-    for s in range(len(product)):
-        product[s] = a[s] * b[s]
+            for x in range(1 << i):
+                known, more, new = product[half, x], factor[half * m + i], product[half, x | 1 << i]
+                for s in range(len(new)):
+                    new[s] = known[s] * more[s]
 
 
 @partial(compiled, any_order=True)
-def _dot(a: Floats, b: Floats) -> float:
-    total = 0.0
-    for s in range(len(a)):
-        total += a[s] * b[s]
-    return total
+def _dots(product: Floats, low: Ints, high: Ints, dots: Floats) -> None:
+    """For every way, the products of its halves summed up."""
+    for t in range(len(low)):
+        x, y, total = low[t], high[t], 0.0
+        for s in range(product.shape[2]):
+            total += product[0, x, s] * product[1, y, s]
+        dots[t] = total
 
 
-@compiled
+@partial(compiled, inlined=True)
 def best_over(deals: Deals, layer: int) -> None:
     """The message of the next layer: the best over the ways of this one, which is kept in `back`."""
     m, subsets, ways = deals.m, 2**deals.m, len(deals.low)
@@ -196,31 +184,30 @@ def drawn(value: Floats, temperature: float, seed: NDArray[np.uint64]) -> int:
     best = int(np.argmax(value))
     if temperature <= 0:
         return best
-    top, total = value[best], 0.0
+    weight, total = np.empty(len(value)), 0.0
     for s in range(len(value)):
-        total += np.exp((value[s] - top) / temperature)
+        below = (value[s] - value[best]) / temperature
+        weight[s] = exponential(max(below, -NEVER)) if below > -NEVER else 0.0
+    for s in range(len(value)):
+        total += weight[s]
     left = unit(seed) * total
     for s in range(len(value)):
-        left -= np.exp((value[s] - top) / temperature)
+        left -= weight[s]
         if left < 0:
             return s
     return best
 
 
-@compiled
+@partial(compiled, inlined=True)
 def drawn_before(deals: Deals, layer: int, way: int, temperature: float, seed: NDArray[np.uint64]) -> int:
     """The way of the layer before, drawn given that of a layer."""
-    m = deals.m
-    row, low, high = np.zeros(2 * m), np.empty(2**m), np.empty(2**m)
-    for j in range(2 * m):
-        if to_p(deals, way, j):
-            for i in range(2 * m):
-                row[i] += 2 * deals.link[layer - 1, i, j]
-    subset_sums(row[:m], low)
-    subset_sums(row[m:], high)
-    value = np.empty(len(deals.low))
-    for s in range(len(value)):
-        value[s] = deals.message[layer - 1, s] + low[deals.low[s]] + high[deals.high[s]]
+    bits, link, value = deals.bits, deals.link, deals.message[layer - 1].copy()
+    for i in range(2 * deals.m):
+        gain = 0.0
+        for j in range(2 * deals.m):
+            gain += 2 * link[layer - 1, i, j] * bits[j, way]
+        for s in range(len(value)):
+            value[s] += gain * bits[i, s]
     return drawn(value, temperature, seed)
 
 
@@ -230,7 +217,7 @@ def _links(deals: Deals, layer: int, low: Floats, high: Floats) -> None:
     m = deals.m
     low[0], high[0] = 0.0, 0.0
     for i in range(m):
-        for x in range(2**i):
+        for x in range(1 << i):
             for j in range(2 * m):
-                low[2**i + x, j] = low[x, j] + 2 * deals.link[layer, i, j]
-                high[2**i + x, j] = high[x, j] + 2 * deals.link[layer, m + i, j]
+                low[x | 1 << i, j] = low[x, j] + 2 * deals.link[layer, i, j]
+                high[x | 1 << i, j] = high[x, j] + 2 * deals.link[layer, m + i, j]

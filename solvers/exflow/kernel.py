@@ -7,12 +7,14 @@ Legend: L MoE layers; P places a layer, experts first and weightless ones behind
 K = 2 m experts dealt a layer, m of them to device p.
 """
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..compiled import compiled
 from ..draws import below, unit
-from .deals import Deals, best_over, drawn, drawn_before, subset_sums, sum_over, to_p
+from .deals import Deals, best_over, drawn, drawn_before, sum_over
 from .pulls import State, swap
 
 __all__ = ["anneal", "descend", "resample"]
@@ -112,13 +114,13 @@ def _partner(state: State, p: int, seed: NDArray[np.uint64]) -> int:
     return q
 
 
-@compiled
+@partial(compiled, inlined=True)
 def _width(state: State, p: int, q: int, most: int) -> int:
     """How many experts of each of two devices can be dealt."""
     return int(min(state.first[p + 1] - state.first[p], state.first[q + 1] - state.first[q], most))
 
 
-@compiled
+@partial(compiled, inlined=True)
 def _choose(state: State, deals: Deals, layer: int, p: int, q: int, seed: NDArray[np.uint64]) -> None:
     """Pick m experts of each device; of many, each is the most wished of a few random ones.
 
@@ -170,43 +172,36 @@ def _pick(
     return best
 
 
-@compiled
+@partial(compiled, inlined=True)
 def _weigh(state: State, deals: Deals, layer: int, p: int, q: int, kappa: float) -> None:
     """What each way to deal a layer is worth besides its links to the members of other layers."""
-    size, member = 2 * deals.m, deals.member[layer]
-    pull, field = state.pull[layer], np.empty(size)
-    nodes = state.node_pull.shape[1] > 0
+    size, member, link, side, own = 2 * deals.m, deals.member[layer], deals.link, deals.side, deals.own
+    own[layer] = 0.0
     for i in range(size):
         e = member[i]
-        field[i] = state.worth[0] * (pull[p, e] - pull[q, e])
-        if nodes:
+        field = state.worth[0] * (state.pull[layer, p, e] - state.pull[layer, q, e])
+        if state.node_pull.shape[1]:
             near = state.node_pull[layer]
-            field[i] += state.worth[1] * (near[p // state.group, e] - near[q // state.group, e])
-        if layer > 0:
-            for j in range(size):
-                field[i] -= deals.link[layer - 1, j, i] * 2 * deals.side[layer - 1, j]
-        if layer + 1 < len(state.pull):
-            for j in range(size):
-                field[i] -= deals.link[layer, i, j] * 2 * deals.side[layer + 1, j]
+            field += state.worth[1] * (near[p // state.group, e] - near[q // state.group, e])
+        for j in range(size):
+            if layer > 0:
+                field -= 2 * link[layer - 1, j, i] * side[layer - 1, j]
+            if layer + 1 < len(side):
+                field -= 2 * link[layer, i, j] * side[layer + 1, j]
+            if len(state.beside):
+                field -= 2 * kappa * state.beside[layer, e, member[j]] * side[layer, j]
+        for s in range(own.shape[1]):
+            own[layer, s] += field * deals.bits[i, s]
     if len(state.beside):
         for i in range(size):
-            for j in range(size):
-                field[i] -= kappa * state.beside[layer, member[i], member[j]] * 2 * deals.side[layer, j]
-    low, high = np.empty(2**deals.m), np.empty(2**deals.m)
-    subset_sums(field[: deals.m], low)
-    subset_sums(field[deals.m :], high)
-    for s in range(len(deals.low)):
-        deals.own[layer, s] = low[deals.low[s]] + high[deals.high[s]]
-    if len(state.beside):
-        for s in range(len(deals.low)):
-            for i in range(size):
-                for j in range(i):
-                    if to_p(deals, s, i) and to_p(deals, s, j):
-                        deals.own[layer, s] += 2 * kappa * state.beside[layer, member[i], member[j]]
+            for j in range(i):
+                pair = 2 * kappa * state.beside[layer, member[i], member[j]]
+                for s in range(own.shape[1]):
+                    own[layer, s] += pair * deals.bits[i, s] * deals.bits[j, s]
     _forbid(state, deals, layer, p, q)
 
 
-@compiled
+@partial(compiled, inlined=True)
 def _forbid(state: State, deals: Deals, layer: int, p: int, q: int) -> None:
     """Rule out ways that break a cap or join twins; the way as it is stays allowed."""
     member, capped = deals.member[layer], state.cap[layer] < np.inf
@@ -217,24 +212,24 @@ def _forbid(state: State, deals: Deals, layer: int, p: int, q: int) -> None:
             for at in range(state.first[other], state.first[other + 1]):
                 if state.twin[layer, state.occupant[layer, at]] == state.twin[layer, e]:
                     for s in range(len(deals.low)):
-                        if to_p(deals, s, i) != deals.side[layer, i]:
+                        if deals.bits[i, s] != deals.side[layer, i]:
                             deals.own[layer, s] = -np.inf
     if capped:
         for s in range(len(deals.low)):
             more = 0.0
             for i in range(2 * deals.m):
-                more += state.load[layer, member[i]] * (to_p(deals, s, i) - deals.side[layer, i])
+                more += state.load[layer, member[i]] * (deals.bits[i, s] - deals.side[layer, i])
             if state.held[layer, p] + more > state.cap[layer] or state.held[layer, q] - more > state.cap[layer]:
                 deals.own[layer, s] = -np.inf
 
 
-@compiled
+@partial(compiled, inlined=True)
 def _deal(state: State, deals: Deals, layer: int, way: int) -> None:
     """Carry out a way by swaps."""
-    j = 0
+    side, bits, j = deals.side, deals.bits, 0
     for i in range(2 * deals.m):
-        if deals.side[layer, i] > 0 and not to_p(deals, way, i):
-            while deals.side[layer, j] > 0 or not to_p(deals, way, j):
+        if side[layer, i] > bits[i, way]:
+            while side[layer, j] >= bits[j, way]:
                 j += 1
             swap(state, layer, deals.member[layer, i], deals.member[layer, j])
             j += 1

@@ -5,6 +5,7 @@ To be imported in the call that needs it.
 Legend: L MoE layers; P places a layer; D devices; N nodes (0: one level).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -47,24 +48,13 @@ class State(NamedTuple):
     node_pull: Pulls
 
 
-@compiled
+@partial(compiled, inlined=True)
 def swap(state: State, layer: int, a: int, b: int) -> None:
     """Let experts a and b of a layer change homes."""
     p, q = state.home[layer, a], state.home[layer, b]
-    m, n = p // state.group, q // state.group
-    nodes = state.node_pull.shape[1] > 0 and m != n
-    if layer + 1 < len(state.pull):
-        _shift(state.after[layer, a], state.after[layer, b], state.pull[layer + 1], p, q)
-        if nodes:
-            _shift(state.after[layer, a], state.after[layer, b], state.node_pull[layer + 1], m, n)
-    if layer > 0:
-        _shift(state.before[layer - 1, a], state.before[layer - 1, b], state.pull[layer - 1], p, q)
-        if nodes:
-            _shift(state.before[layer - 1, a], state.before[layer - 1, b], state.node_pull[layer - 1], m, n)
-    if len(state.beside):
-        _shift(state.beside[layer, a], state.beside[layer, b], state.pull[layer], p, q)
-        if nodes:
-            _shift(state.beside[layer, a], state.beside[layer, b], state.node_pull[layer], m, n)
+    _move(state, layer, a, b, p, q, state.pull)
+    if state.node_pull.shape[1] > 0 and p // state.group != q // state.group:
+        _move(state, layer, a, b, p // state.group, q // state.group, state.node_pull)
     more = state.load[layer, b] - state.load[layer, a]
     state.held[layer, p] += more
     state.held[layer, q] -= more
@@ -72,6 +62,17 @@ def swap(state: State, layer: int, a: int, b: int) -> None:
     at, to = state.place[layer, a], state.place[layer, b]
     state.place[layer, a], state.place[layer, b] = to, at
     state.occupant[layer, at], state.occupant[layer, to] = b, a
+
+
+@partial(compiled, inlined=True)
+def _move(state: State, layer: int, a: int, b: int, p: int, q: int, pull: Pulls) -> None:
+    """Move what expert a of a layer pulls from p to q, devices or nodes, and what b pulls from q to p."""
+    if layer + 1 < len(pull):
+        _shift(state.after[layer, a], state.after[layer, b], pull[layer + 1], p, q)
+    if layer > 0:
+        _shift(state.before[layer - 1, a], state.before[layer - 1, b], pull[layer - 1], p, q)
+    if len(state.beside):
+        _shift(state.beside[layer, a], state.beside[layer, b], pull[layer], p, q)
 
 
 @compiled

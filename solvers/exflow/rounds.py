@@ -26,18 +26,18 @@ __all__ = ["anneal_rounds", "block_work", "compile_rounds", "weight_unit"]
 
 WORKERS = 2
 WIDEST = 4  # experts dealt from each of two devices
-HOT, WARM, COLD = 1.4, 1.0, 0.45  # temperatures, in units of `weight_unit`
+HOT, WARM, COLD = 1.3, 1.0, 0.45  # temperatures, in units of `weight_unit`
 SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
-GROWTH = 1.4  # of fresh starts
-FRESH_SHARE = 0.6  # a fresh start takes at most, of what is left
+GROWTH = 2  # of fresh starts
+MANY, FRESH_SHARE = 30, 0.3  # where fewer than so many fit into the work left, one takes a share of it
 QUICK_SHARE = 1 / 16  # of the first fresh start, for one before it that is soon there
 LAST_SHARE = 0.3  # of the work, for the best round at the end
 REHEAT_SHARE = 0.2  # of the length of a fresh start
 STALE, LITTLE = 4, 1e-4  # reheats without a relative gain worth mention end a round
-PATIENCE = 8  # rounds without gain end a search
+PATIENCE = 4  # rounds without gain end a search
 CHUNK = 3e7  # work between looks at the clock
 # Work is nanoseconds of a core of 2024: of a block move, a layer, so many, a place and pair dealt, a way and two ways.
-MOVE, PER_PLACE, PER_WAY, PER_WAYS = 1100, 1, 55, 0.15
+MOVE, PER_PLACE, PER_WAY, PER_WAYS = 830, 0.6, 19, 0.28
 MOST_RECOMBINED = 128  # devices; beyond, renaming takes longer than it is worth
 
 
@@ -69,8 +69,8 @@ def anneal_rounds(
         rounds.start(min(length, FRESH_SHARE * budget.left) * QUICK_SHARE)
     while fresh and idle < PATIENCE and budget.left > last and not (budget.exhausted or incumbent.optimal):
         before = incumbent.value
+        rounds.start(length if length * MANY < budget.left else FRESH_SHARE * budget.left)
         length = min(length, FRESH_SHARE * budget.left)
-        rounds.start(length)
         rounds.reheat(length * REHEAT_SHARE, last)
         idle = idle + 1 if incumbent.value <= before else 0
         length *= GROWTH
