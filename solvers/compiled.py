@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
-__all__ = ["COMPILED", "compiled", "seconds_to_compile"]
+__all__ = ["COMPILED", "compiled", "inlined", "seconds_to_compile"]
 
 COMPILED = find_spec("numba") is not None
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -34,6 +35,9 @@ def compiled(function: Function, *, any_order: bool = False, inlined: bool = Fal
         return cast(Function, numba.njit(cache=True, **options)(function))
     except RuntimeError:  # no folder to cache in
         return cast(Function, numba.njit(**options)(function))
+
+
+inlined = partial(compiled, inlined=True)
 
 
 def seconds_to_compile(tiny: Callable[[], object]) -> float:

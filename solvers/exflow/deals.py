@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compiled import compiled
+from ..compiled import compiled, inlined
 from ..draws import exponential, unit
 
 __all__ = ["Deals", "best_over", "deals_of", "drawn", "drawn_before", "sum_over"]
@@ -35,7 +35,8 @@ class Deals(NamedTuple):
     are on p, what every way is worth beside its links, and what it is worth with all that come before it.
 
     `member, side [L, K]; own, message, back [L, W]; link [L-1, K, K]; bits, factor [K, W']; base [W']; product
-    [2, X, W']`, where `bits` are those of the ways, and W' is W rounded up for loops over several ways at once.
+    [2, X, W']`, where `bits` are those of the ways, and W' is W rounded up for loops over several ways at once: what is
+    beyond W weighs nothing.
     """
 
     m: int
@@ -60,7 +61,7 @@ def deals_of(m: int, num_layers: int) -> Deals:
     ways, padded = len(low), -(-len(low) // LANES) * LANES
     bits, product = np.zeros((2 * m, padded)), np.zeros((2, 2**m, padded))
     bits[:, :ways] = [half >> i & 1 for half in (low, high) for i in range(m)]
-    product[1, 0] = 1.0
+    product[1, 0] = 1.0  # stays; no way is beyond W, where product[0, 0] stays 0
     return Deals(
         m=m,
         low=low,
@@ -78,16 +79,7 @@ def deals_of(m: int, num_layers: int) -> Deals:
     )
 
 
-@compiled
-def subset_sums(values: Floats, sums: Floats) -> None:
-    """The sums over all subsets of `values`, subset x by its bits."""
-    sums[0] = 0.0
-    for i in range(len(values)):
-        for x in range(1 << i):
-            sums[x | 1 << i] = sums[x] + values[i]
-
-
-@partial(compiled, inlined=True)
+@inlined
 def sum_over(deals: Deals, layer: int, temperature: float) -> None:
     """The message of the next layer: temperature x log of the sum over the ways of this one.
 
@@ -100,27 +92,38 @@ def sum_over(deals: Deals, layer: int, temperature: float) -> None:
     Every way t has m members on p, so that a mean over j can be taken out of g[s] and m times it put to the message.
     Loops run along s, where there are many.
     """
-    base, product, factor, shift = deals.base, deals.product, deals.factor, -np.inf
+    base, product, factor, message = deals.base, deals.product, deals.factor, deals.message[layer + 1]
+    shift = -np.inf
     _gains(deals, layer, 2 / temperature)
-    for s in range(len(deals.low)):
+    for s in range(len(message)):
         base[s] += deals.message[layer, s] / temperature
         shift = max(shift, base[s])
-    for s in range(len(deals.low)):
-        below = base[s] - shift
-        product[0, 0, s] = exponential(max(below, -NEVER)) if below > -NEVER else 0.0
+    for s in range(len(message)):
+        product[0, 0, s] = _weight(base[s] - shift)
     for j in range(2 * deals.m):
         for s in range(len(base)):
             factor[j, s] = exponential(min(max(factor[j, s], -STEEPEST), STEEPEST))
     _multiply(deals.m, product, factor)
-    _dots(product, deals.low, deals.high, base)
-    for t in range(len(deals.low)):
-        log = np.log(base[t]) + shift if base[t] > 0 else -np.inf
-        deals.message[layer + 1, t] = temperature * log + deals.own[layer + 1, t]
+    _dots(product, deals.low, deals.high, message)
+    for t in range(len(message)):
+        message[t] = temperature * (np.log(message[t]) + shift) + deals.own[layer + 1, t]
 
 
-@partial(compiled, inlined=True)
+@compiled
+def _weight(below: float) -> float:
+    """The exponential of what a way is worth below the best, `below <= 0`; cut off without a branch."""
+    return exponential(max(below, -NEVER)) if below > -NEVER else 0.0
+
+
+@inlined
 def _gains(deals: Deals, layer: int, scale: float) -> None:
-    """By ways, what every member of the next layer gains on p less the mean (`factor`), and m times it (`base`)."""
+    """What every member of the next layer gains on p by way s of this one, and m times the mean that is taken out.
+
+    factor[j, s] = scale sum_i (link[i, j] - mean_i) bits[i, s]    with mean_i the mean of link[i] over j
+    base[s] = m scale sum_i mean_i bits[i, s]
+
+    Two members at a time, for half as many passes over `factor`.
+    """
     factor, base, bits, link, size = deals.factor, deals.base, deals.bits, deals.link, 2 * deals.m
     factor[:] = 0.0
     base[:] = 0.0
@@ -147,7 +150,7 @@ def _multiply(m: int, product: Floats, factor: Floats) -> None:
 
 @partial(compiled, any_order=True)
 def _dots(product: Floats, low: Ints, high: Ints, dots: Floats) -> None:
-    """For every way, the products of its halves summed up."""
+    """dots[t] = sum_s product[0, low[t], s] product[1, high[t], s]."""
     for t in range(len(low)):
         x, y, total = low[t], high[t], 0.0
         for s in range(product.shape[2]):
@@ -155,26 +158,22 @@ def _dots(product: Floats, low: Ints, high: Ints, dots: Floats) -> None:
         dots[t] = total
 
 
-@partial(compiled, inlined=True)
+@inlined
 def best_over(deals: Deals, layer: int) -> None:
     """The message of the next layer: the best over the ways of this one, which is kept in `back`."""
-    m, subsets, ways = deals.m, 2**deals.m, len(deals.low)
-    low, high = np.empty((subsets, 2 * m)), np.empty((subsets, 2 * m))
-    _links(deals, layer, low, high)
-    row, sums_low, sums_high = np.empty(2 * m), np.empty(subsets), np.empty(subsets)
-    best, back = deals.message[layer + 1], deals.back[layer + 1]
+    base, factor, bits = deals.base, deals.factor, deals.bits
+    best, back, value = deals.message[layer + 1], deals.back[layer + 1], np.empty(len(base))
+    _gains(deals, layer, 2.0)
     best[:] = -np.inf
-    for s in range(ways):
-        base = deals.message[layer, s]
-        for j in range(2 * m):
-            row[j] = low[deals.low[s], j] + high[deals.high[s], j]
-        subset_sums(row[:m], sums_low)
-        subset_sums(row[m:], sums_high)
-        for t in range(ways):
-            value = base + sums_low[deals.low[t]] + sums_high[deals.high[t]]
-            if value > best[t]:
-                best[t], back[t] = value, s
-    for t in range(ways):
+    for s in range(len(best)):
+        value[:] = deals.message[layer, s] + base[s]
+        for j in range(2 * deals.m):
+            for t in range(len(value)):
+                value[t] += factor[j, s] * bits[j, t]
+        for t in range(len(best)):
+            if value[t] > best[t]:
+                best[t], back[t] = value[t], s
+    for t in range(len(best)):
         best[t] += deals.own[layer + 1, t]
 
 
@@ -184,13 +183,10 @@ def drawn(value: Floats, temperature: float, seed: NDArray[np.uint64]) -> int:
     best = int(np.argmax(value))
     if temperature <= 0:
         return best
-    weight, total = np.empty(len(value)), 0.0
+    weight = np.empty(len(value))
     for s in range(len(value)):
-        below = (value[s] - value[best]) / temperature
-        weight[s] = exponential(max(below, -NEVER)) if below > -NEVER else 0.0
-    for s in range(len(value)):
-        total += weight[s]
-    left = unit(seed) * total
+        weight[s] = _weight((value[s] - value[best]) / temperature)
+    left = unit(seed) * weight.sum()
     for s in range(len(value)):
         left -= weight[s]
         if left < 0:
@@ -198,7 +194,7 @@ def drawn(value: Floats, temperature: float, seed: NDArray[np.uint64]) -> int:
     return best
 
 
-@partial(compiled, inlined=True)
+@inlined
 def drawn_before(deals: Deals, layer: int, way: int, temperature: float, seed: NDArray[np.uint64]) -> int:
     """The way of the layer before, drawn given that of a layer."""
     bits, link, value = deals.bits, deals.link, deals.message[layer - 1].copy()
@@ -209,15 +205,3 @@ def drawn_before(deals: Deals, layer: int, way: int, temperature: float, seed: N
         for s in range(len(value)):
             value[s] += gain * bits[i, s]
     return drawn(value, temperature, seed)
-
-
-@compiled
-def _links(deals: Deals, layer: int, low: Floats, high: Floats) -> None:
-    """What members of the next layer gain on p by subsets of this one's on p: `low` and `high` `[2^m, K]`."""
-    m = deals.m
-    low[0], high[0] = 0.0, 0.0
-    for i in range(m):
-        for x in range(1 << i):
-            for j in range(2 * m):
-                low[x | 1 << i, j] = low[x, j] + 2 * deals.link[layer, i, j]
-                high[x | 1 << i, j] = high[x, j] + 2 * deals.link[layer, m + i, j]

@@ -7,12 +7,10 @@ Legend: L MoE layers; P places a layer, experts first and weightless ones behind
 K = 2 m experts dealt a layer, m of them to device p.
 """
 
-from functools import partial
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compiled import compiled
+from ..compiled import compiled, inlined
 from ..draws import below, unit
 from .deals import Deals, best_over, drawn, drawn_before, sum_over
 from .pulls import State, swap
@@ -114,13 +112,13 @@ def _partner(state: State, p: int, seed: NDArray[np.uint64]) -> int:
     return q
 
 
-@partial(compiled, inlined=True)
+@inlined
 def _width(state: State, p: int, q: int, most: int) -> int:
     """How many experts of each of two devices can be dealt."""
     return int(min(state.first[p + 1] - state.first[p], state.first[q + 1] - state.first[q], most))
 
 
-@partial(compiled, inlined=True)
+@inlined
 def _choose(state: State, deals: Deals, layer: int, p: int, q: int, seed: NDArray[np.uint64]) -> None:
     """Pick m experts of each device; of many, each is the most wished of a few random ones.
 
@@ -172,7 +170,7 @@ def _pick(
     return best
 
 
-@partial(compiled, inlined=True)
+@inlined
 def _weigh(state: State, deals: Deals, layer: int, p: int, q: int, kappa: float) -> None:
     """What each way to deal a layer is worth besides its links to the members of other layers."""
     size, member, link, side, own = 2 * deals.m, deals.member[layer], deals.link, deals.side, deals.own
@@ -201,7 +199,7 @@ def _weigh(state: State, deals: Deals, layer: int, p: int, q: int, kappa: float)
     _forbid(state, deals, layer, p, q)
 
 
-@partial(compiled, inlined=True)
+@inlined
 def _forbid(state: State, deals: Deals, layer: int, p: int, q: int) -> None:
     """Rule out ways that break a cap or join twins; the way as it is stays allowed."""
     member, capped = deals.member[layer], state.cap[layer] < np.inf
@@ -223,7 +221,7 @@ def _forbid(state: State, deals: Deals, layer: int, p: int, q: int) -> None:
                 deals.own[layer, s] = -np.inf
 
 
-@partial(compiled, inlined=True)
+@inlined
 def _deal(state: State, deals: Deals, layer: int, way: int) -> None:
     """Carry out a way by swaps."""
     side, bits, j = deals.side, deals.bits, 0

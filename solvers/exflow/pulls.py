@@ -5,13 +5,12 @@ To be imported in the call that needs it.
 Legend: L MoE layers; P places a layer; D devices; N nodes (0: one level).
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compiled import compiled
+from ..compiled import compiled, inlined
 
 __all__ = ["State", "add_pulls", "swap"]
 
@@ -48,7 +47,7 @@ class State(NamedTuple):
     node_pull: Pulls
 
 
-@partial(compiled, inlined=True)
+@inlined
 def swap(state: State, layer: int, a: int, b: int) -> None:
     """Let experts a and b of a layer change homes."""
     p, q = state.home[layer, a], state.home[layer, b]
@@ -64,7 +63,7 @@ def swap(state: State, layer: int, a: int, b: int) -> None:
     state.occupant[layer, at], state.occupant[layer, to] = b, a
 
 
-@partial(compiled, inlined=True)
+@inlined
 def _move(state: State, layer: int, a: int, b: int, p: int, q: int, pull: Pulls) -> None:
     """Move what expert a of a layer pulls from p to q, devices or nodes, and what b pulls from q to p."""
     if layer + 1 < len(pull):

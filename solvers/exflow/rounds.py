@@ -26,10 +26,11 @@ __all__ = ["anneal_rounds", "block_work", "compile_rounds", "weight_unit"]
 
 WORKERS = 2
 WIDEST = 4  # experts dealt from each of two devices
-HOT, WARM, COLD = 1.3, 1.0, 0.45  # temperatures, in units of `weight_unit`
+HOT, WARM, COLD = 1.35, 1.0, 0.45  # temperatures, in units of `weight_unit`
 SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
 GROWTH = 2  # of fresh starts
-MANY, FRESH_SHARE = 30, 0.3  # where fewer than so many fit into the work left, one takes a share of it
+MANY = 30  # where fewer than so many fit into the work left, one takes a share of it
+LEAST_SHARE, FRESH_SHARE = 0.3, 0.6  # that it takes at least and at most
 QUICK_SHARE = 1 / 16  # of the first fresh start, for one before it that is soon there
 LAST_SHARE = 0.3  # of the work, for the best round at the end
 REHEAT_SHARE = 0.2  # of the length of a fresh start
@@ -69,7 +70,8 @@ def anneal_rounds(
         rounds.start(min(length, FRESH_SHARE * budget.left) * QUICK_SHARE)
     while fresh and idle < PATIENCE and budget.left > last and not (budget.exhausted or incumbent.optimal):
         before = incumbent.value
-        rounds.start(length if length * MANY < budget.left else FRESH_SHARE * budget.left)
+        least = 0.0 if length * MANY < budget.left else LEAST_SHARE * budget.left
+        rounds.start(min(max(length, least), FRESH_SHARE * budget.left))
         length = min(length, FRESH_SHARE * budget.left)
         rounds.reheat(length * REHEAT_SHARE, last)
         idle = idle + 1 if incumbent.value <= before else 0
