@@ -34,14 +34,19 @@ def print_json(value: Any) -> None:
 
 @contextlib.contextmanager
 def progress(*, lines: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yield a call that says on stderr what is done: animated in a terminal, elsewhere not at all, or by lines."""
+    """Yield a call that says on stderr what is done: in a terminal with the time since, else not at all or by lines."""
     if not sys.stderr.isatty():
         yield slow_lines() if lines else lambda _: None
         return
     from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    with Console(stderr=True).status("starting") as status:
-        yield lambda text: status.update(text)
+    words = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
+    shown = Progress(SpinnerColumn(), words, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    with shown:
+        task = shown.add_task("starting", total=None)
+        yield lambda text: shown.update(task, description=text)
 
 
 def slow_lines() -> Callable[[str], None]:
