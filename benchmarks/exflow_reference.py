@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeplan.files import write_json
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
 from moeplan.solvers.exflow.strategy import ANNEALING_RATE
+from moeplan.solvers.outcome import Status
 
 FILE = Path(__file__).with_suffix(".json")
 CLASSES = ("4x8x4", "12x8x4", "8x16x4", "24x32x8", "24x64x16")
@@ -42,7 +44,7 @@ def main() -> None:
     for name in options.classes.split(","):
         for seed in range(SEEDS):
             known[f"{name}/{seed}"] = _improved(known.get(f"{name}/{seed}"), name, seed, options)
-            FILE.write_text(json.dumps(known, indent=1) + "\n")
+            write_json(FILE, known)
             print(f"{name}/{seed}", known[f"{name}/{seed}"]["share"], flush=True)
 
 
@@ -103,6 +105,8 @@ def _improved(known: dict[str, Any] | None, name: str, seed: int, options: argpa
 def _share(weights: NDArray[np.float64], num_devices: int, seconds: float, seed: int) -> float:
     work = seconds * ANNEALING_RATE
     found = exflow.solve(weights, Cluster(1, num_devices), time_limit_s=NO_LIMIT_S, work=work, seed=seed)
+    if found.outcome.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
     return found.outcome.objective.value
 
 

@@ -112,6 +112,8 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
         raise UsageError("--learning-curve with --from or another strategy; it is of exflow's placements from nothing")
     if request.fit_fraction == 1:
         raise UsageError("--learning-curve with --fit-fraction 1; expected units held out to judge by: give less")
+    if request.bound != "simple":
+        raise UsageError(f"--learning-curve with --bound {request.bound}; it bounds no placement: leave it away")
     task = task_for(strategy("exflow"), request, on_progress)
     subsets = list(_subsets(np.flatnonzero(task.fitted), request.seed))
     task = dataclasses.replace(

@@ -23,8 +23,8 @@ def cap_of(loads: NDArray[np.float64], slots: NDArray[np.int64], max_load: float
 
 def capped_layout(
     loads: NDArray[np.float64], slots: NDArray[np.int64], max_load: float, *, time_limit_s: float
-) -> tuple[Layout, NDArray[np.float64]]:
-    """A layout within the cap, and the most load that a device may hold in each layer `[L]`.
+) -> tuple[Layout, NDArray[np.float64], bool]:
+    """A layout within the cap, the most load that a device may hold in each layer `[L]`, and whether time ended it.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def capped_layout(
         least = np.ceil(worst * max_load * 1e4) / 1e4
         how = "the smallest that any placement keeps" if proven else "the smallest found, perhaps not the smallest"
         raise UsageError(f"max load {max_load:g}: no device may be that even here; give {least:.4f} or more, {how}")
-    return layout, cap_L
+    return layout, cap_L, not proven
 
 
 def evened(
@@ -109,9 +109,9 @@ def _evenest(
         model.add(sum(on_D[device] for on_D in x) <= slots)
         model.add(sum(unit * on_D[device] for unit, on_D in zip(units_E, x, strict=True)) <= highest)
     model.minimize(highest)
-    best = solved(model, time_limit_s=max(deadline - time.perf_counter(), 0.01))
-    if best is None:
+    found = solved(model, time_limit_s=max(deadline - time.perf_counter(), 0.01))
+    if found.interrupted:
+        raise KeyboardInterrupt
+    if found.solver is None:
         return start_E, False
-    solver, proven = best
-    found = np.array([[solver.value(on) for on in on_D] for on_D in x]).argmax(axis=1)
-    return found, proven
+    return np.array([[found.solver.value(on) for on in on_D] for on_D in x]).argmax(axis=1), found.proven

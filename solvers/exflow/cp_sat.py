@@ -1,24 +1,28 @@
 """CP-SAT that leaves Ctrl-C to Python: its own handler would stay away for good, so that the next Ctrl-C kills."""
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver
 
-__all__ = ["solved"]
+__all__ = ["Solved", "solved"]
+
+STOP_S = 0.1  # between two calls to stop: one before the search has begun goes unheard
 
 
-def solved(model: "CpModel", *, time_limit_s: float, seed: int = 0) -> "tuple[CpSolver, bool] | None":
-    """A solver that holds the best solution found in so many seconds, repeatably, and whether it is proven.
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """The solver that holds the best solution (None: there is none), whether it is proven, and whether Ctrl-C came."""
 
-    None without a solution.
+    solver: "CpSolver | None"
+    proven: bool
+    interrupted: bool
 
-    Raises
-    ------
-    KeyboardInterrupt
-        As soon as the search has stopped.
-    """
+
+def solved(model: "CpModel", *, time_limit_s: float, seed: int = 0) -> Solved:
+    """The best solution found in so many seconds, repeatably, or until Ctrl-C."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -28,9 +32,18 @@ def solved(model: "CpModel", *, time_limit_s: float, seed: int = 0) -> "tuple[Cp
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
         search = pool.submit(solver.solve, model)
-        try:
-            status = search.result()
-        except KeyboardInterrupt:
+        interrupted = not _ended(search)
+        while not search.done():
             solver.stop_search()
-            raise
-    return (solver, status == cp_model.OPTIMAL) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
+            wait([search], STOP_S)
+    found = search.result() in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return Solved(solver if found else None, search.result() == cp_model.OPTIMAL, interrupted)
+
+
+def _ended(search: "Future[Any]") -> bool:
+    """Wait for a search; whether it ended before Ctrl-C came."""
+    try:
+        wait([search])
+    except KeyboardInterrupt:
+        return False
+    return True

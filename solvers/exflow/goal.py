@@ -63,8 +63,8 @@ class Goal:
         return (self.rho - 1) * float(kept.node.sum()) + float(kept.device.sum())
 
     def levels(self, slots: NDArray[np.int64]) -> Mapping[Level, NDArray[np.int64]]:
-        """The slots `[D]` of every device and, where there are devices to a node and several, of every node `[N]`."""
-        if self.cluster.num_nodes == 1 or self.cluster.devices_per_node == 1:
+        """The slots `[D]` of every device and, where links are of two levels, of every node `[N]`."""
+        if self.rho == 1 or self.cluster.devices_per_node == 1:
             return {"device": slots}
         return {"device": slots, "node": slots.reshape(self.cluster.num_nodes, -1).sum(axis=1)}
 

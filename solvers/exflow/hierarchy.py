@@ -13,7 +13,7 @@ from .incumbent import Incumbent
 from .programme import Layout, Programme
 from .terms import Terms
 
-__all__ = ["Stage", "fill_node", "staged"]
+__all__ = ["Stage", "joined", "members_of", "staged"]
 
 NODE_SHARE = 0.7  # of the budget; the rest goes to the devices inside the nodes
 Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], None]
@@ -55,30 +55,31 @@ def staged(
     """The layout that keeps most on nodes, and given that most on devices (the paper's two stages), and the stages."""
     num_nodes = len(programme.slots) // programme.devices_per_node
     nodes = _solved(programme.of_nodes(), terms, budget, NODE_SHARE, rng, search)
-    layout = [np.empty(size, dtype=np.int64) for size in programme.sizes]
-    members = [[np.flatnonzero(node_E == node) for node_E in nodes] for node in range(num_nodes)]
+    members = members_of(programme, nodes)
     subs = [programme.inside(node, member) for node, member in enumerate(members)]
-    _fill(layout, members, [sub.first_layout() for sub in subs], programme.devices_per_node)
-    after_nodes = Stage.of("nodes", programme, terms, layout)
+    in_order = joined(programme, members, [sub.first_layout() for sub in subs])
+    after_nodes = Stage.of("nodes", programme, terms, in_order)
     inside = [
         _solved(sub, terms.of_node(member), budget, 1 / (num_nodes - node), rng, search)
         for node, (sub, member) in enumerate(zip(subs, members, strict=True))
     ]
-    layout = [np.empty(size, dtype=np.int64) for size in programme.sizes]
-    _fill(layout, members, inside, programme.devices_per_node)
+    layout = joined(programme, members, inside)
     return layout, (after_nodes, Stage.of("devices", programme, terms, layout))
 
 
-def fill_node(layout: Layout, member: Layout, inside: Layout, first: int) -> None:
-    """Give a node's experts the devices that they have inside it, counted from its `first`, in place."""
-    for device_E, member_E, inside_E in zip(layout, member, inside, strict=True):
-        device_E[member_E] = first + inside_E
+def members_of(programme: Programme, nodes: Layout) -> list[Layout]:
+    """The experts of every node, layer by layer, by the node of every expert."""
+    num_nodes = len(programme.slots) // programme.devices_per_node
+    return [[np.flatnonzero(node_E == node) for node_E in nodes] for node in range(num_nodes)]
 
 
-def _fill(layout: Layout, members: list[Layout], inside: list[Layout], group: int) -> None:
-    """Give every node's experts their devices, in place."""
+def joined(programme: Programme, members: list[Layout], inside: list[Layout]) -> Layout:
+    """The layout of every node's experts, by the devices that they have inside it."""
+    layout = [np.empty(size, dtype=np.int64) for size in programme.sizes]
     for node, (member, within) in enumerate(zip(members, inside, strict=True)):
-        fill_node(layout, member, within, node * group)
+        for device_E, member_E, within_E in zip(layout, member, within, strict=True):
+            device_E[member_E] = node * programme.devices_per_node + within_E
+    return layout
 
 
 def _solved(

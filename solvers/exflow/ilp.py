@@ -21,11 +21,15 @@ Backend = Literal["ortools", "pulp"]
 
 @dataclass(frozen=True, slots=True)
 class IlpResult:
-    """A layout (None: nothing in time), a bound on the value (infinite: none known), and whether they meet."""
+    """A layout, the start where nothing was found in time, a bound on the value (infinite: none known), if they meet.
 
-    layout: Layout | None
+    And whether Ctrl-C cut it short.
+    """
+
+    layout: Layout
     bound: float
     proven: bool
+    interrupted: bool = False
 
 
 class Pair(NamedTuple):
@@ -59,8 +63,9 @@ def solve_ilp(programme: Programme, start: Layout, backend: Backend, *, time_lim
 def _pairs(programme: Programme) -> Iterator[tuple[Pair, float, list[range]]]:
     """Transitions, what each loses when it leaves a device or a node, and the runs of devices that it may leave."""
     group, num_devices = programme.devices_per_node, len(programme.slots)
-    node_gain = float(programme.near[0, 1]) if group > 1 else 0.0
-    gains = {1: float(programme.near[0, 0]) - node_gain, group: node_gain} if node_gain else {1: programme.near[0, 0]}
+    gains = {1: float(programme.near[0, 0]) - programme.node_worth}
+    if programme.node_worth:
+        gains[group] = programme.node_worth
     runs = {size: [range(first, first + size) for first in range(0, num_devices, size)] for size in gains}
     for cut, weight_EE in enumerate(programme.weights):
         for a, b in np.argwhere(weight_EE > 0).tolist():
@@ -89,7 +94,7 @@ def _ortools(programme: Programme, start: Layout, budget: Budget, seed: int) -> 
     leaves, losses = [], []
     for pair, loss, runs in _pairs(programme):
         if budget.late:
-            return _NOTHING
+            return IlpResult(start, np.inf, proven=False)
         here, there = x[pair.layer][pair.a], x[pair.layer + 1][pair.b]
         leaves.append(left := model.new_bool_var(""))
         losses.append(loss)
@@ -98,11 +103,10 @@ def _ortools(programme: Programme, start: Layout, budget: Budget, seed: int) -> 
     scale = _integer_scale(losses)
     model.minimize(sum(int(loss * scale) * left for loss, left in zip(losses, leaves, strict=True)))
     found = solved(model, time_limit_s=budget.remaining_s, seed=seed)
-    if found is None:
-        return _NOTHING
-    solver, proven = found
-    layout = _layout(x, solver.value)
-    return IlpResult(layout, _most(programme) - solver.best_objective_bound / scale, proven)
+    if found.solver is None:
+        return IlpResult(start, np.inf, proven=False, interrupted=found.interrupted)
+    layout, bound = _layout(x, found.solver.value), _most(programme) - found.solver.best_objective_bound / scale
+    return IlpResult(layout, bound, found.proven, found.interrupted)
 
 
 def _integer_scale(losses: list[float]) -> float:
@@ -125,7 +129,7 @@ def _pulp(programme: Programme, start: Layout, budget: Budget, seed: int) -> Ilp
     objective = []
     for number, (pair, loss, runs) in enumerate(_pairs(programme)):
         if budget.late:
-            return _NOTHING
+            return IlpResult(start, np.inf, proven=False)
         here, there = x[pair.layer][pair.a], x[pair.layer + 1][pair.b]
         left = model.add_variable(f"left_{number}", 0, 1)
         objective.append(loss / largest * left)
@@ -142,7 +146,7 @@ def _pulp(programme: Programme, start: Layout, budget: Budget, seed: int) -> Ilp
     options = [f"randomSeed {seed % 2**31}", "ratioGap 0", "allowableGap 0"]
     model.solve(cbc(timeLimit=budget.remaining_s, warmStart=True, options=options))
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        return _NOTHING
+        return IlpResult(start, np.inf, proven=False)
     layout = _layout(x, pulp.value)
     proven = model.sol_status == pulp.LpSolutionOptimal
     return IlpResult(layout, programme.value(layout) if proven else np.inf, proven)
@@ -153,5 +157,4 @@ def _layout(x: list[list[list[Any]]], value: Callable[[Any], Any]) -> Layout:
     return [np.array([np.argmax([value(on) for on in expert]) for expert in layer], np.int64) for layer in x]
 
 
-_NOTHING = IlpResult(None, np.inf, False)
 _BACKENDS: dict[str, Callable[[Programme, Layout, Budget, int], IlpResult]] = {"ortools": _ortools, "pulp": _pulp}

@@ -26,8 +26,8 @@ Method = Literal["annealing", "sweeps", "ilp", "paper"]
 
 def separable(programme: Programme, terms: Terms) -> bool:
     """Whether the chain of assignments is optimal: one expert a device, one level of links, nothing else to count."""
-    one_level = programme.devices_per_node in (1, len(programme.slots))
-    return terms.plain and one_level and int(programme.slots.max()) == 1 and programme.slots.sum() == programme.sizes[0]
+    one_expert = int(programme.slots.max()) == 1 and programme.slots.sum() == programme.sizes[0]
+    return terms.plain and not programme.node_worth and one_expert
 
 
 @dataclass(slots=True)
@@ -74,8 +74,7 @@ class Run:
         """Search at one level of links; where there are two, from the staged solution."""
         programme, terms, budget, incumbent = self.programme, self.terms, self.budget, self.incumbent
         begin, go_on = (improve, anneal) if method == "annealing" else (_sweep, _sweep)
-        two_levels = 1 < programme.devices_per_node < len(programme.slots)
-        if not two_levels or terms.cap is not None or incumbent.optimal:
+        if not programme.node_worth or terms.cap is not None or incumbent.optimal:
             begin(programme, terms, budget, rng, incumbent)
             return
         if terms.plain:
@@ -91,14 +90,21 @@ class Run:
         self.stages = (*stages, Stage.of("joint", programme, terms, incumbent.layout))
 
     def _take(self, found: IlpResult) -> None:
-        """Offer what an integer programme found; its bound where that is better."""
-        if found.layout is not None:
-            self.incumbent.offer(found.layout, self.programme.value(found.layout))
+        """Offer what an integer programme found; its bound where that is better.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            It was interrupted.
+        """
+        self.incumbent.offer(found.layout, self.programme.value(found.layout))
         if not found.proven:
             self.budget.cap()
         has_replicas = len(self.programme.places) > self.programme.sizes[0]  # which the programme knows nothing of
         if not has_replicas and found.bound < self.bound.value:
             self.bound = KeptBound(found.bound, frozenset({"ilp"}))
+        if found.interrupted:
+            raise KeyboardInterrupt
 
 
 def _sweep(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:

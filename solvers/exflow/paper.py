@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from .hierarchy import fill_node
+from .hierarchy import joined, members_of
 from .ilp import Backend, IlpResult, solve_ilp
-from .programme import Layout, Programme
+from .programme import Programme
 
 __all__ = ["solve_paper"]
 
@@ -24,27 +24,20 @@ def solve_paper(programme: Programme, backend: Backend, *, time_limit_s: float, 
     Equation 8 under 9-12 with R for routes that leave a node, then, inside each node with the routes that leave it
     dropped, with R for those that leave a device. Tokens of equal path are counted together (`solve_ilp`), which
     changes no optimum. On one node, or with one device a node, there is one stage and its bound is one; the two are
-    greedy, hence `proven` says that each stage is optimal, and the bound is infinite.
+    greedy, hence `proven` says that each stage is optimal, and the bound is infinite. After Ctrl-C the stages that are
+    left keep experts in their own order.
     """
     deadline = time.perf_counter() + time_limit_s
     group, num_devices = programme.devices_per_node, len(programme.slots)
     if group in (1, num_devices):
         return solve_ilp(programme, programme.first_layout(), backend, time_limit_s=time_limit_s, seed=seed)
-    nodes, proven = _stage(programme.of_nodes(), backend, time_limit_s * NODE_SHARE, seed)
-    layout = [np.empty(size, np.int64) for size in programme.sizes]
-    for node in range(num_nodes := num_devices // group):
-        members = [np.flatnonzero(node_E == node) for node_E in nodes]
-        if not any(map(len, members)):
-            continue
-        share_s = max(deadline - time.perf_counter(), 0.0) / (num_nodes - node)
-        inside, optimal = _stage(programme.inside(node, members), backend, share_s, seed)
-        proven &= optimal
-        fill_node(layout, members, inside, node * group)
-    return IlpResult(layout, np.inf, proven)
-
-
-def _stage(programme: Programme, backend: Backend, time_limit_s: float, seed: int) -> tuple[Layout, bool]:
-    """One stage's layout, experts in their own order where there was no time for any other, and whether it is best."""
-    start = programme.first_layout()
-    found = solve_ilp(programme, start, backend, time_limit_s=time_limit_s, seed=seed)
-    return start if found.layout is None else found.layout, found.proven
+    nodes = programme.of_nodes()
+    stages = [solve_ilp(nodes, nodes.first_layout(), backend, time_limit_s=time_limit_s * NODE_SHARE, seed=seed)]
+    members = members_of(programme, stages[0].layout)
+    for node, member in enumerate(members):
+        inside, left_s = programme.inside(node, member), max(deadline - time.perf_counter(), 0.0)
+        limit_s = 0.0 if any(stage.interrupted for stage in stages) else left_s / (len(members) - node)
+        stages.append(solve_ilp(inside, inside.first_layout(), backend, time_limit_s=limit_s, seed=seed))
+    layout = joined(programme, members, [stage.layout for stage in stages[1:]])
+    proven, interrupted = all(stage.proven for stage in stages), any(stage.interrupted for stage in stages)
+    return IlpResult(layout, np.inf, proven, interrupted)

@@ -38,6 +38,8 @@ class Problem:
         `[L, E]`.
     start
         A layout within the caps, where there are caps.
+    hurried
+        Whether time ended the search for it.
     """
 
     weights: NDArray[np.float64]
@@ -45,7 +47,8 @@ class Problem:
     goal: Goal
     programme: Programme
     terms: Terms
-    start: Layout | None
+    start: Layout | None = None
+    hurried: bool = False
 
     @classmethod
     def of(
@@ -69,17 +72,17 @@ class Problem:
         total = float(weights_LEE.sum()) + (0.0 if beside_LEE is None else float(beside_LEE.sum()) / 2)
         goal = Goal(cluster, total, expected=bool(slots_D.sum() > num_experts), paired=beside_LEE is not None)
         programme = _programme(weights_LEE, goal, slots_D)
-        if slots_D.max() == 1 and cluster.devices_per_node in (1, cluster.num_devices):
+        if slots_D.max() == 1 and not programme.node_worth:
             beside_LEE = None  # no two experts of a layer meet
         if max_load is None:
-            return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE), None)
+            return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE))
         if goal.expected or not 1 <= max_load < np.inf:
             raise UsageError(
                 f"max load {max_load:g} for {num_experts} experts in {slots_D.sum():,} slots; expected 1 or more (of"
                 " the mean device load) and as many slots as experts, since replicas share loads as tokens come"
             )
-        start, cap_L = capped_layout(loads_LE, slots_D, max_load, time_limit_s=CAP_SHARE * time_limit_s)
-        return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE, loads_LE, cap_L), start)
+        start, cap_L, hurried = capped_layout(loads_LE, slots_D, max_load, time_limit_s=CAP_SHARE * time_limit_s)
+        return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE, loads_LE, cap_L), start, hurried)
 
     def value(self, placement: Placement) -> float:
         """What a placement is worth."""

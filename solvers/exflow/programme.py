@@ -53,6 +53,11 @@ class Programme:
         """L."""
         return len(self.sizes)
 
+    @property
+    def node_worth(self) -> float:
+        """What a transition to another device of the node is worth; 0 on one level of links."""
+        return float(self.near[0, 1]) if 1 < self.devices_per_node < len(self.slots) else 0.0
+
     def first_layout(self) -> Layout:
         """Experts in their own order."""
         return [self.places[:size].copy() for size in self.sizes]
@@ -93,10 +98,9 @@ class Programme:
 
     def spread(self, share: NDArray[np.number]) -> NDArray[np.float64]:
         """What each device is worth next to shares on devices, `[E, D]`: the shares times `near`, node by node."""
-        node_worth = float(self.near[0, 1]) if self.devices_per_node > 1 else 0.0
         node_EN = share.reshape(len(share), -1, self.devices_per_node).sum(axis=2)
-        on_node_ED = np.repeat(node_worth * node_EN, self.devices_per_node, axis=1)
-        return np.asarray((self.near[0, 0] - node_worth) * share + on_node_ED)
+        on_node_ED = np.repeat(self.node_worth * node_EN, self.devices_per_node, axis=1)
+        return np.asarray((self.near[0, 0] - self.node_worth) * share + on_node_ED)
 
     def cut_value(self, layout: Layout, cut: int) -> float:
         """The value of layer pair (cut, cut + 1)."""

@@ -21,11 +21,11 @@ Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], No
 
 def num_parts(programme: Programme, terms: Terms, widest: int) -> int:
     """Into how many equal parts of 2 to `widest` slots each device can be cut, the fewest; 1 where it should not be."""
-    slots, one_level = int(programme.slots[0]), programme.devices_per_node in (1, len(programme.slots))
+    slots = int(programme.slots[0])
     if (
         slots <= widest
         or (programme.slots != slots).any()
-        or not one_level
+        or programme.node_worth
         or terms.cap is not None
         or terms.twin is not None
     ):

@@ -166,6 +166,8 @@ class _Weighed:
         """Block moves of a reheating that leave work for the descent after it; 0 where they would be too few."""
         from .rounds import block_work
 
+        if np.count_nonzero(self.programme.slots) < 2:
+            return 0
         num_devices = len(self.programme.slots)
         left = int(budget.left / block_work(self.programme)) - num_devices * (num_devices - 1) // 2
         return min(max(PER_PAIR * num_devices**2 // 2, SHORTEST), left) if left >= SHORTEST else 0
@@ -181,9 +183,9 @@ class _Weighed:
         for pull_DP, home_E in zip(state.pull, self.before, strict=True):
             pull_DP[home_E, np.arange(len(home_E))] += min(round(self.price / state.worth[0]), MOST_PULL)
         deals = tuple(deals_of(m, len(layout)) for m in range(1, WIDEST + 1))
-        for here, there in _cooling(weight_unit(self.programme, self.terms), blocks):
+        for moves, here, there in _cooling(weight_unit(self.programme, self.terms), blocks):
             if not budget.late:
-                anneal(state, deals, CHUNK, here, there, seed)
+                anneal(state, deals, moves, here, there, seed)
         for device in range(num_devices):
             if not budget.late:
                 descend(state, deals, device, seed)
@@ -210,11 +212,11 @@ def _searched(
     return (starts[0] if weighed.net(best) <= least + LITTLE * abs(least) else best), status
 
 
-def _cooling(unit: float, blocks: int) -> Iterable[tuple[float, float]]:
-    """The temperatures that chunks of block moves fall from and to."""
-    shares = np.linspace(0, 1, -(-blocks // CHUNK) + 1)
-    temperature = unit * WARM * (COLD / WARM) ** shares
-    return zip(temperature[:-1].tolist(), temperature[1:].tolist(), strict=True)
+def _cooling(unit: float, blocks: int) -> Iterable[tuple[int, float, float]]:
+    """The chunks that so many block moves are made in, and the temperatures at which each begins and ends."""
+    ends = [*range(0, blocks, CHUNK), blocks]
+    temperature = [unit * WARM * (COLD / WARM) ** (end / blocks) for end in ends]
+    return zip(np.diff(ends).tolist(), temperature[:-1], temperature[1:], strict=True)
 
 
 def _outcome(problem: Problem, placement: Placement, found: Outcome, budget: Budget, started: float) -> Outcome:

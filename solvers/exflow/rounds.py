@@ -158,7 +158,7 @@ class _Rounds:
         work = min(work, budget.left)
         if work <= 0 or budget.late:
             return []
-        seconds = budget.remaining_s * work / budget.left
+        seconds = max(budget.remaining_s, 1e-9) * work / budget.left
         with ThreadPoolExecutor(WORKERS) as pool:
             try:
                 futures = [pool.submit(self._cool, i, hot, work, seconds, stop) for i in range(WORKERS)]
@@ -178,6 +178,8 @@ class _Rounds:
             here, there = (self._unit * hot * (COLD / hot) ** at for at in (share, max(share, min(1.0, spent / work))))
             anneal(state, deals, blocks, here, there, seed)
             share = max(spent / work, (time.perf_counter() - started) / seconds)
+            if share > spent / work and spent < work:  # the clock cools faster than the work
+                self._budget.cap()
         for device in range(len(state.first) - 1):  # what no temperature gains, for no more work than that
             if spent <= 0 or stop.is_set() or self._budget.late:
                 break
@@ -205,5 +207,5 @@ def weight_unit(programme: Programme, terms: Terms) -> float:
     """
     weights = [*programme.weights, *(() if terms.beside is None else terms.beside)]
     rows = [np.sqrt((weight**2).mean(axis=axis)) for weight in weights for axis in (0, 1) if weight.size]
-    node_worth = programme.near[0, 1] if 1 < programme.devices_per_node < len(programme.slots) else 0.0
-    return float(np.mean(np.concatenate(rows)) * (programme.near[0, 0] - node_worth) if rows else 0.0) or 1.0
+    worth = programme.near[0, 0] - programme.node_worth
+    return float(np.mean(np.concatenate(rows)) * worth if rows else 0.0) or 1.0

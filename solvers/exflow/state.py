@@ -25,8 +25,7 @@ def state_of(programme: Programme, terms: Terms, layout: Layout) -> State:
     num_layers, num_places, num_devices = programme.num_layers, len(programme.places), len(programme.slots)
     after, beside, scale = _integers(*_padded(programme, terms.beside))
     group, first = programme.devices_per_node, np.concatenate([[0], np.cumsum(programme.slots)])
-    levels = 1 < group < num_devices
-    node_worth = float(programme.near[0, 1]) if levels else 0.0
+    node_worth = programme.node_worth
     load, twin = np.zeros((num_layers, num_places)), np.full((num_layers, num_places), -1)
     for padded, given in ((load, terms.load), (twin, terms.twin)):
         if given is not None:

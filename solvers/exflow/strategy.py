@@ -153,6 +153,8 @@ def solve(
     whole = groups == "whole"
     cap = None if whole else max_load
     problem = Problem.of(transitions, cluster, coactivation, loads, cap, slots, time_limit_s)
+    if problem.hurried:
+        budget.cap()
     report = None if on_progress is None else lambda value: on_progress(problem.goal.objective(value).value)
     simple, interrupted = bound_simply(problem, budget)
     incumbent = Incumbent(problem.programme, simple.value, report, start=problem.start, terms=problem.terms)
@@ -177,25 +179,27 @@ def _placed(problem: Problem, run: Run, method: Method | None, backend: Backend)
     if expected:
         run.budget = budget.part(1 - REPLICA_SHARE)
     status = Status.INTERRUPTED if method is None else run.solve(method, backend)
-    if expected:
-        budget.settle(run.budget)
-    anneals = expected and method == "annealing" and status is not Status.INTERRUPTED
+    if not expected:
+        return *_replicated(problem, run, budget, anneals=False), status
+    budget.settle(run.budget)
     try:
-        return *_replicated(problem, run, budget, anneals=anneals), status
+        anneals = method == "annealing" and status is not Status.INTERRUPTED
+        placement, value = _replicated(problem, run, budget, anneals=anneals)
     except KeyboardInterrupt:
         return *_replicated(problem, run, Budget(0, 0), anneals=False), Status.INTERRUPTED
+    return placement, value, Status.TIME_LIMIT if budget.capped and status is Status.FEASIBLE else status
 
 
 def _replicated(problem: Problem, run: Run, budget: Budget, *, anneals: bool) -> tuple[Placement, float]:
     """The placement of a run's homes, its replicas annealed or not, and what it is worth."""
     filling = budget.part(FILL_SHARE)
     value, placement = with_replicas(problem.programme, run.incumbent.layout, problem.loads, problem.value, filling)
+    budget.settle(filling)
     if anneals and not budget.late:
         started, value = time.perf_counter(), problem.value(placement)  # as long as the annealed one's will take
-        left_s = budget.remaining_s - 2 * (time.perf_counter() - started)
-        annealed = anneal_replicas(
-            problem.programme, placement, Budget(budget.left, left_s), np.random.default_rng(run.seed)
-        )
+        annealing = Budget(budget.left, budget.remaining_s - 2 * (time.perf_counter() - started))
+        annealed = anneal_replicas(problem.programme, placement, annealing, np.random.default_rng(run.seed))
+        budget.settle(annealing)
         if annealed is not placement and (better := problem.value(annealed)) > value:
             return annealed, better
     return placement, value

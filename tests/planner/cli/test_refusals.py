@@ -116,6 +116,7 @@ REFUSALS = [
     (("solve", "--from", "plan.json", "--cluster", "1x4"), 2, "leave --cluster out"),
     (("solve", "--from", "plan.json", "--strategy", "eplb"), 2, "only exflow re-plans"),
     (("solve", "--cluster", "1x2", "--learning-curve", "--fit-fraction", "1"), 2, "--learning-curve"),
+    (("solve", "--cluster", "1x2", "--learning-curve", "--bound", "thorough"), 2, "--bound thorough"),
     (("solve", "--cluster", "1x2", "--learning-curve", "-o", "curve.json"), 2, "name it .html"),
     (("solve", "--cluster", "1x2", "--learning-curve", "-o", "plan.json"), 2, "name it .html"),
     (("profile", "--timeout", "inf"), 2, "1 to 86400"),

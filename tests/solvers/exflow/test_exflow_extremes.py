@@ -1,14 +1,19 @@
 import signal
 import subprocess
 import sys
+import threading
+from concurrent import futures
 from typing import Any
 
 import numpy as np
 import pytest
+from ortools.sat.python import cp_model
 
-from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import exflow
-from moeplan.solvers.exflow import simple, strategy
+from moeplan.solvers.exflow import caps, cp_sat, simple, strategy
+from moeplan.solvers.exflow.ilp import solve_ilp
+from moeplan.solvers.exflow.programme import Programme
 from moeplan.solvers.outcome import Status
 
 
@@ -53,27 +58,98 @@ def test_ctrl_c_in_any_phase_gives_the_best_so_far(monkeypatch: pytest.MonkeyPat
     assert found.placement.num_slots == 12
 
 
+def test_what_time_ends_says_so_wherever_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    weights, loads = rng.random((1, 9, 9)), np.array([[11, 10, 10, 19, 1, 3, 8, 15, 14], [1] * 9])
+    ample: dict[str, Any] = {"time_limit_s": 1000, "work": 1e7}
+
+    def statuses() -> list[Status]:
+        capped = exflow.solve(weights, Cluster(1, 3), loads=loads, max_load=1.022, **ample)  # by CP-SAT
+        return [capped.outcome.status, exflow.solve(weights, Cluster(1, 3), slots=4, **ample).outcome.status]
+
+    assert statuses() == [Status.FEASIBLE] * 2
+    real = caps._evenest
+    monkeypatch.setattr(caps, "_evenest", lambda *given: (real(*given)[0], False))
+    monkeypatch.setattr(strategy, "FILL_SHARE", 0)
+    assert statuses() == [Status.TIME_LIMIT] * 2
+
+
+def test_equal_links_are_one_level_whatever_nodes_there_are() -> None:
+    weights = np.random.default_rng(1).random((3, 4, 4))
+    near = exflow.solve(weights, Cluster(1, 4)).outcome
+    apart = exflow.solve(weights, Cluster(2, 2, dict.fromkeys(("intra", "inter"), Link(1e-6, 1e-10))))
+    assert near.status is apart.outcome.status is Status.OPTIMAL
+    assert apart.outcome.objective.value == pytest.approx(1 - near.objective.value)
+    assert not apart.stages
+
+
 INTERRUPTED = """
-import os, signal, threading, time
+import os, signal
 import numpy as np
+from ortools.sat.python import cp_model
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
+from moeplan.solvers.exflow.ilp import solve_ilp
+from moeplan.solvers.exflow.paper import solve_paper
+from moeplan.solvers.exflow.programme import Programme
+
+class CtrlC(cp_model.CpSolverSolutionCallback):
+    def __init__(self, solutions):
+        super().__init__()
+        self.left = solutions
+
+    def on_solution_callback(self):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
 
 rng = np.random.default_rng(0)
-loads = np.ones((2, 6))
-loads[0] = [6, 5, 4, 3, 2, 1]
-exflow.solve(rng.random((1, 6, 6)), Cluster(1, 3), loads=loads, max_load=1.01, work=1e6)  # evened by CP-SAT
-threading.Timer(4, os.kill, (os.getpid(), signal.SIGINT)).start()
-started = time.perf_counter()
-found = exflow.solve(rng.random((11, 12, 12)), Cluster(1, 4), method="ilp", time_limit_s=300)
-print(found.outcome.status, time.perf_counter() - started < 60)
+loads = np.ones((2, 9))
+loads[0] = [11, 10, 10, 19, 1, 3, 8, 15, 14]
+exflow.solve(rng.random((1, 9, 9)), Cluster(1, 3), loads=loads, max_load=1.022, work=1e6)  # by CP-SAT: Ctrl-C after it
+solve, solutions = cp_model.CpSolver.solve, 3
+cp_model.CpSolver.solve = lambda self, model: solve(self, model, CtrlC(solutions))
+weights = rng.dirichlet(np.full(12, 0.3), (11, 12))
+programme = Programme(list(weights), (12,) * 12, np.full(4, 3), np.kron(np.eye(2), np.ones((2, 2))) + np.eye(4), 2)
+start = programme.value(programme.first_layout())
+for found in (
+    solve_ilp(programme, programme.first_layout(), "ortools", time_limit_s=300, seed=0),
+    solve_paper(programme, "ortools", time_limit_s=300, seed=0),
+):
+    print(found.interrupted, found.proven, programme.value(found.layout) > start)
+solutions = 1
+print(exflow.solve(weights, Cluster(2, 2), method="ilp", time_limit_s=300).outcome.status)
 """
 
 
 def test_ctrl_c_within_the_integer_programme_stops_it_and_keeps_the_best() -> None:
     command = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=ctrl_c_heard)
-    assert done.stdout == "interrupted True\n", done.stderr
+    assert done.stdout == "True False True\nTrue False True\ninterrupted\n", done.stderr
+
+
+def test_ctrl_c_before_the_integer_solver_has_begun_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, waits = threading.Event(), list[float | None]()
+
+    def interrupted(searches: Any, timeout: float | None = None) -> None:
+        waits.append(timeout)
+        if timeout is None:
+            raise KeyboardInterrupt
+        begin.set()  # once the first call to stop has gone unheard
+        futures.wait(searches, timeout)
+
+    def late(self: Any, model: Any) -> Any:
+        begin.wait()
+        return solve(self, model)
+
+    solve = cp_model.CpSolver.solve
+    monkeypatch.setattr(cp_sat, "wait", interrupted)
+    monkeypatch.setattr(cp_model.CpSolver, "solve", late)
+    weights = np.random.default_rng(0).random((11, 12, 12))
+    programme = Programme(list(weights), (12,) * 12, np.full(4, 3), np.eye(4), 4)
+    found = solve_ilp(programme, programme.first_layout(), "ortools", time_limit_s=300, seed=0)
+    assert found.interrupted
+    assert len(waits) > 2
 
 
 def ctrl_c_heard() -> None:

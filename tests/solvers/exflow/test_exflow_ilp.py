@@ -41,7 +41,6 @@ def test_both_backends_reach_brute_force_from_the_worst_start(
     programme = Programme(list(weights), (num_experts,) * 3, np.array(slots), near, group)
     found = solve_ilp(programme, programme.first_layout(), backend, time_limit_s=60, seed=0)
     best = brute_force(weights, slots, near)
-    assert found.layout is not None
     assert programme.value(found.layout) == pytest.approx(best, rel=1e-9)
     assert found.bound == pytest.approx(best, rel=1e-9)
     assert all((np.bincount(device, minlength=len(slots)) <= slots).all() for device in found.layout)
@@ -108,7 +107,6 @@ def test_the_papers_stages_keep_the_most_on_nodes_and_then_the_most_on_devices_i
         found = solve_paper(programme, backend, time_limit_s=60, seed=0)
         assert found.proven
         assert found.bound == np.inf
-        assert found.layout is not None
         nodes = [device_E // 2 for device_E in found.layout]
         assert programme.of_nodes().value(nodes) == pytest.approx(staged_optimum(weights, [2, 1, 2, 1], 2, brute_force))
         for node in (0, 1):

@@ -11,10 +11,8 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow
 from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow import replan
-from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.goal import Goal
-from moeplan.solvers.exflow.replan import ALIKE, LITTLE, WORK_RATE, reconsider
-from moeplan.solvers.exflow.strategy import ANNEALING_RATE
+from moeplan.solvers.exflow.replan import ALIKE, LITTLE, reconsider
 from moeplan.solvers.moves import experts_moved, keep_in_place
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement
@@ -152,21 +150,22 @@ def test_work_ends_it_the_same_way_again_and_time_only_with_a_word(rng: np.rando
     assert late.outcome.status is Status.TIME_LIMIT
 
 
-def test_it_is_given_less_work_than_a_core_does_in_its_time(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = list[float]()
-
-    class Noted(Budget):
-        def __init__(self, work: float, time_limit_s: float) -> None:
-            super().__init__(work, time_limit_s)
-            given.append(work / time_limit_s)
-
-    monkeypatch.setattr(replan, "Budget", Noted)
-    cluster = Cluster(1, 4)
+def test_on_a_single_device_nothing_moves_whatever_time_there_is(rng: np.random.Generator) -> None:
+    cluster = Cluster(1, 1)
     weights, found, old = drifted(cluster, rng)
-    reconsider(weights, cluster, found, old, time_limit_s=0.5)
-    assert given[0] == WORK_RATE <= ANNEALING_RATE / 2
+    went = reconsider(weights, cluster, found, old, price=1.0)
+    assert same(went.placement, old)
+    assert went.outcome.objective.value == 1
+
+
+@pytest.mark.parametrize("blocks", [100, 125, 149, 151])
+def test_a_reheating_cools_down_in_chunks_that_meet_and_make_all_its_moves(blocks: int) -> None:
+    chunks = [*replan._cooling(2.0, blocks)]
+    assert sum(moves for moves, *_ in chunks) == blocks
+    assert all(0 < moves <= replan.CHUNK for moves, *_ in chunks)
+    assert (chunks[0][1], chunks[-1][2]) == pytest.approx((1.6, 0.9))
+    for (_, _, end), (_, begin, _) in itertools.pairwise(chunks):
+        assert end == begin
 
 
 def test_an_optimum_that_is_not_taken_is_no_longer_called_one(rng: np.random.Generator) -> None:

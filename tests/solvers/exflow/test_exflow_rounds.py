@@ -1,6 +1,7 @@
 import itertools
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,19 @@ def test_a_round_cools_down_in_steps_that_meet(monkeypatch: pytest.MonkeyPatch) 
     for (_, end), (begin, _) in itertools.pairwise(seen):
         assert begin == pytest.approx(end)
     assert all(here > there for here, there in seen)
+
+
+@pytest.mark.parametrize(("second", "chunks", "capped"), [(0, 10, False), (30, 10, False), (200, 3, True)])
+def test_a_clock_that_is_ahead_of_the_work_ends_a_cooling_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, second: int, chunks: int, capped: bool
+) -> None:
+    clock, seen, budget = itertools.count(0, second), list[Any](), Budget(1e9, 6e4)  # a chunk: 60 s
+    monkeypatch.setattr(rounds, "WORKERS", 1)
+    monkeypatch.setattr(rounds, "CHUNK", 1e6)
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(rounds, "anneal", lambda *given: seen.append(given[3:5]))
+    new_rounds(programme_of([2] * 4), budget)._cooled(rounds.HOT, 1e7)
+    assert (len(seen), budget.capped) == (chunks, capped)
 
 
 @pytest.mark.parametrize("seed", range(4))
