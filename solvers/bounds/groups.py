@@ -193,7 +193,7 @@ def _by_promise(worth_EJ: Floats, sides: int, size: int) -> Ints:
 
 @compiled
 def _completions(row_EJ: Floats, size: int) -> Floats:
-    """The most that k of the rows from i on add to each sum, `[E+1, C, J]` by i and k < C; k = 0 adds nothing."""
+    """The most that k of the rows from i on add to each sum, `[E+1, C+1, J]` by i and k; k = 0 adds nothing."""
     num_experts, num_beside = row_EJ.shape
     rest = np.full((num_experts + 1, size + 1, num_beside), NOTHING)
     rest[:, 0] = 0.0

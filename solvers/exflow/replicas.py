@@ -35,7 +35,8 @@ def with_replicas(
     value
         What a placement is worth, more is better; of equals the one by loads is taken.
     budget
-        From when its time is out, layers get the nearest replicas, which takes next to none, and nothing else is tried.
+        Once its time is out, remaining layers get the nearest replicas, which takes next to none, and nothing else is
+        tried.
 
     Notes
     -----

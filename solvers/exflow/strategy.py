@@ -56,8 +56,8 @@ WORK = 1.5e8  # of sweeps, cells of assignment matrices: 3 s for 24 layers x 32 
 ANNEALING_RATE = 8e8  # work of annealing a second of the time limit, four fifths of what a core does
 ILP_START_WORK = 1e7  # before the integer programme
 SEARCH_SHARE = 0.97  # of the time limit; the rest is for what ends late
-REPLICA_SHARE = 0.3  # of the budget, where there are replicas
-FILL_SHARE = 0.4  # of that time, to fill slots by loads
+FILL_SHARE = 0.12  # of the time, to fill slots with replicas
+REPLICA_SHARE = 0.18  # of the budget, to anneal them on one level of links
 BACKENDS = {"ortools": "ortools cp-sat", "pulp": "pulp cbc"}
 BoundKind = Literal["simple", "thorough"]
 
@@ -69,7 +69,7 @@ class ExflowResult(PlacementResult):
     Parameters
     ----------
     stages
-        What it cost after each stage (before replicas); none on one level of links.
+        What it cost after each stage (before replicas); none on one level of links, under a cap, or of whole groups.
     compiled_s
         Seconds of compilation, or of loading what was compiled, before `outcome.wall_s` and outside the time limit.
     thorough
@@ -130,7 +130,7 @@ def solve(
     bound, bound_time_limit_s
         "simple", or then "thorough" too, for so many seconds on top.
     on_progress
-        Called with the objective of each better layout (before replicas).
+        Called with the objective of each better layout (before replicas); never for whole groups.
     on_bound
         Called with the share of transitions that each better thorough bound lets stay, on devices and then on nodes.
 
@@ -176,15 +176,15 @@ def solve(
 def _placed(problem: Problem, run: Run, method: Method | None, backend: Backend) -> tuple[Placement, float, Status]:
     """The homes that a run finds, with replicas, what they are worth and how that ended; no search without a method."""
     budget, expected = run.budget, problem.goal.expected
+    anneals = expected and method == "annealing" and not problem.programme.node_worth
     if expected:
-        run.budget = budget.part(1 - REPLICA_SHARE)
+        run.budget = budget.part(1 - FILL_SHARE - anneals * REPLICA_SHARE)
     status = Status.INTERRUPTED if method is None else run.solve(method, backend)
     if not expected:
         return *_replicated(problem, run, budget, anneals=False), status
     budget.settle(run.budget)
     try:
-        anneals = method == "annealing" and status is not Status.INTERRUPTED
-        placement, value = _replicated(problem, run, budget, anneals=anneals)
+        placement, value = _replicated(problem, run, budget, anneals=anneals and status is not Status.INTERRUPTED)
     except KeyboardInterrupt:
         return *_replicated(problem, run, Budget(0, 0), anneals=False), Status.INTERRUPTED
     return placement, value, Status.TIME_LIMIT if budget.capped and status is Status.FEASIBLE else status
@@ -192,7 +192,7 @@ def _placed(problem: Problem, run: Run, method: Method | None, backend: Backend)
 
 def _replicated(problem: Problem, run: Run, budget: Budget, *, anneals: bool) -> tuple[Placement, float]:
     """The placement of a run's homes, its replicas annealed or not, and what it is worth."""
-    filling = budget.part(FILL_SHARE)
+    filling = budget.part(FILL_SHARE / (FILL_SHARE + REPLICA_SHARE) if anneals else 1)
     value, placement = with_replicas(problem.programme, run.incumbent.layout, problem.loads, problem.value, filling)
     budget.settle(filling)
     if anneals and not budget.late:

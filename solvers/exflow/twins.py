@@ -20,6 +20,8 @@ MOST_CELLS = 2**25  # of weights between slots; 0.7 GB
 def anneal_replicas(programme: Programme, placement: Placement, budget: Budget, rng: np.random.Generator) -> Placement:
     """The placement that annealing leads to from another one with as many replicas of every expert; that one if large.
 
+    For one level of links.
+
     Notes
     -----
     What a slot's tokens keep does not depend on how many replicas the next expert has, if these are on different
@@ -38,9 +40,8 @@ def anneal_replicas(programme: Programme, placement: Placement, budget: Budget, 
         weight[np.ix_(expert_LP[cut], expert_LP[cut + 1])] / count_LP[cut][:, None]
         for cut, weight in enumerate(programme.weights)
     ]
-    slots = Programme(
-        weights, (placement.num_slots,) * len(layers), programme.slots, programme.near, programme.devices_per_node
-    )
+    near, group = programme.near, programme.devices_per_node
+    slots = Programme(weights, (placement.num_slots,) * len(layers), programme.slots, near, group)
     terms = Terms(twin=np.where(count_LP > 1, expert_LP, -1))
     incumbent = Incumbent(slots, start=[placement.device_of_slot.copy() for _ in layers])
     anneal_rounds(slots, terms, budget, rng, incumbent, fresh=False)

@@ -1,7 +1,9 @@
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from moeplan.solvers.compiled import COMPILED
 from moeplan.solvers.exflow.budget import Budget
@@ -15,8 +17,9 @@ if not COMPILED:
 from moeplan.solvers.exflow.rounds import anneal_rounds
 
 
-def programme_of(slots: list[int], group: int | None = None) -> Programme:
-    return Programme([], (sum(slots),), np.array(slots), np.eye(len(slots)), group or len(slots))
+def programme_of(slots: list[int], near: NDArray[Any] | None = None, group: int | None = None) -> Programme:
+    near = np.eye(len(slots)) if near is None else near
+    return Programme([], (sum(slots),), np.array(slots), near, group or len(slots))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +33,9 @@ def test_devices_are_cut_into_the_fewest_equal_parts_of_two_to_four(slots: list[
 def test_nothing_is_cut_under_caps_or_two_levels_of_links() -> None:
     capped = Terms(load=np.ones((1, 16)), cap=np.full(1, 99.0))
     assert num_parts(programme_of([8, 8]), capped, 4) == 1
-    assert num_parts(programme_of([8, 8, 8, 8], group=2), Terms(), 4) == 1
+    near = np.kron(np.eye(2), np.ones((2, 2))) + np.eye(4)
+    assert num_parts(programme_of([8, 8, 8, 8], near, 2), Terms(), 4) == 1
+    assert num_parts(programme_of([8, 8, 8, 8], np.eye(4), 2), Terms(), 4) == 2
 
 
 def test_putting_parts_together_is_paid_for_and_is_the_same_work_again() -> None:
@@ -44,7 +49,7 @@ def test_putting_parts_together_is_paid_for_and_is_the_same_work_again() -> None
 
     left = []
     for work in (1e6, 1e9):
-        budget = Budget(work, 60)
+        budget = Budget(work, 1e6)
         refined(programme, Terms(), 2, budget, rng, search)
         left.append(budget.left)
     assert spent == [5e5, 5e5, 5e8, MERGE_WORK / 2]
@@ -60,7 +65,7 @@ def test_parts_that_belong_together_come_together(pairs: bool) -> None:
     beside = np.stack([block[np.ix_(one, one)] for one in order])
     terms = Terms(beside=beside if pairs else None)
     programme = Programme(weights, (16,) * 4, np.array([8, 8]), np.eye(2), 2)
-    layout = refined(programme, terms, 2, Budget(5e7, 60), rng, anneal_rounds)
+    layout = refined(programme, terms, 2, Budget(5e7, 1e6), rng, anneal_rounds)
     best = [one // 8 for one in order]
     assert terms.value(programme, layout) == terms.value(programme, best)
     assert all(np.bincount(device).tolist() == [8, 8] for device in layout)

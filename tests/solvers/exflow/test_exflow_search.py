@@ -56,7 +56,7 @@ def test_with_one_expert_a_device_the_chain_is_optimal(
     rng = np.random.default_rng(seed)
     weights = skewed(rng, num_layers, num_experts)
     programme = programme_of(weights, [1] * num_experts)
-    layout = chain(programme, int(rng.integers(num_layers)), Budget(1e9, 60), rng)
+    layout = chain(programme, int(rng.integers(num_layers)), Budget(1e9, 1e6), rng)
     assert programme.value(layout) == brute_force(weights, [1] * num_experts, programme.near)
 
 
@@ -68,7 +68,7 @@ def test_sweeps_and_relabelling_never_lose_value_and_stay_in_the_slots(
     rng = np.random.default_rng(seed)
     near, group = (TWO_NODES, 2) if two_nodes else (None, None)
     programme = programme_of(skewed(rng, 5, 16), slots, near, group)
-    budget = Budget(1e9, 60)
+    budget = Budget(1e9, 1e6)
     layout = chain(programme, 2, budget, rng)
     values = [programme.value(layout)]
     for step in (
@@ -89,14 +89,14 @@ def test_relabelling_undoes_any_renaming_that_the_links_are_blind_to(rng: np.ran
     best = programme.value(layout)
     layout[1:] = [np.array([3, 2, 0, 1])[device] for device in layout[1:]]
     assert programme.value(layout) < best
-    assert relabel(programme, layout, Budget(1e9, 60))
+    assert relabel(programme, layout, Budget(1e9, 1e6))
     assert programme.value(layout) == best
 
 
 def test_relabelling_leaves_devices_with_different_slots_apart(rng: np.random.Generator) -> None:
     programme = programme_of(skewed(rng, 4, 6), [3, 2, 1])
     layout = [rng.permutation(programme.places) for _ in range(4)]
-    relabel(programme, layout, Budget(1e9, 60))
+    relabel(programme, layout, Budget(1e9, 1e6))
     assert all(np.bincount(device).tolist() == [3, 2, 1] for device in layout)
 
 
@@ -108,17 +108,17 @@ def test_the_search_finds_the_optimum_of_small_programmes(
         weights = skewed(rng, 4, 4)
         programme = programme_of(weights, slots, near, group)
         incumbent = Incumbent(programme)
-        search(programme, Budget(1e6, 60), rng, incumbent)
+        search(programme, Budget(1e6, 1e6), rng, incumbent)
         assert incumbent.value == pytest.approx(brute_force(weights, slots, near))
 
 
 def test_kicks_gain_over_polished_chains(rng: np.random.Generator) -> None:
     programme = programme_of(skewed(rng, 8, 16), [4, 4, 4, 4])
-    budget = Budget(1e9, 60)
+    budget = Budget(1e9, 1e6)
     layout = chain(programme, 0, budget, rng)
     polish(programme, layout, budget)
     incumbent = Incumbent(programme)
-    search(programme, Budget(1e7, 60), rng, incumbent)
+    search(programme, Budget(1e7, 1e6), rng, incumbent)
     assert incumbent.value > programme.value(layout)
     assert incumbent.value == pytest.approx(value_by_loops(programme, incumbent.layout))
 
@@ -128,7 +128,7 @@ def test_the_staged_layout_puts_experts_that_share_a_node_first(rng: np.random.G
     mixed = [rng.permutation(8) for _ in range(4)]
     weights = np.stack([blocks[np.ix_(mixed[cut], mixed[cut + 1])] for cut in range(3)])
     programme = programme_of(weights, [2, 2, 2, 2], TWO_NODES, 2)
-    layout, stages = staged(programme, Terms(), Budget(1e7, 60), rng, improve)
+    layout, stages = staged(programme, Terms(), Budget(1e7, 1e6), rng, improve)
     best = [np.arange(8)[order] // 2 for order in mixed]
     assert programme.value(layout) == pytest.approx(programme.value(best))
     assert stages[0].inter_hops == stages[1].inter_hops == pytest.approx(1 - kept_on_nodes(programme, best))
