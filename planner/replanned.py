@@ -44,9 +44,9 @@ def reconsidered(found: PlacementResult, counts: Counts, task: Task) -> Placemen
 
     Notes
     -----
-    A move takes 3 M H elements, with M the ffn_size and H the hidden_size. What stays saves one vector, under standard dispatch of copies a
-    vector there and one back. With T fitted tokens standing for the `horizon` to come, a move costs as much as
-    3 H T / horizon vectors are worth.
+    A move takes 3 M H elements, with M the ffn_size and H the hidden_size. What stays saves one vector, under standard
+    dispatch of copies a vector there and one back. With T fitted tokens standing for the `horizon` to come, a move
+    costs as much as 3 M T / horizon vectors are worth.
     """
     old, request = _placement(task), task.request
     if old is None:
