@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .cbc import cbc
+from .cbc import solve_by_cbc
 from .compiled import COMPILED
 from .cycles import cancel_cycles
 from .integers import flow_units
@@ -129,7 +129,7 @@ def _pulp(above_IN: Ints, capacity_N: Ints) -> Ints:
         model += pulp.lpSum(x[i]) == 1  # (1)
     for n in sinks:
         model += pulp.lpSum(x[i][n] for i in items) <= int(capacity_N[n])  # (2)
-    model.solve(cbc())
+    solve_by_cbc(model)
     return np.asarray(np.array([[x[i][n].value() for n in sinks] for i in items]).argmax(axis=1))
 
 

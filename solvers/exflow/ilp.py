@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..cbc import cbc
+from ..cbc import solve_by_cbc
 from .budget import Budget
 from .cp_sat import solved
 from .programme import Layout, Programme
@@ -144,7 +144,7 @@ def _pulp(programme: Programme, start: Layout, budget: Budget, seed: int) -> Ilp
         for d in devices:
             model += pulp.lpSum(expert[d] for expert in layer) <= int(programme.slots[d])  # (2)
     options = [f"randomSeed {seed % 2**31}", "ratioGap 0", "allowableGap 0"]
-    model.solve(cbc(timeLimit=budget.remaining_s, warmStart=True, options=options))
+    solve_by_cbc(model, time_limit_s=budget.remaining_s, options=options)
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return IlpResult(start, np.inf, proven=False)
     layout = _layout(x, pulp.value)
