@@ -41,19 +41,22 @@ def capped_layout(
         No layout keeps the cap, or none was found; with the smallest cap that was.
     """
     deadline = time.perf_counter() + time_limit_s
-    cap_L, layout, worst, proven = cap_of(loads, slots, max_load), [], 0.0, True
-    for load_E, cap in zip(loads, cap_L.tolist(), strict=True):
-        device_E = _even(load_E, slots)
-        if _highest(load_E, device_E, slots) > cap:
-            device_E, sure = _evenest(load_E, slots, device_E, deadline)
-            proven &= sure
-        layout.append(device_E)
-        worst = max(worst, _highest(load_E, device_E, slots) / cap if cap else 0.0)
+    cap_L, layout = cap_of(loads, slots, max_load), [_even(load_E, slots) for load_E in loads]
+    worst, proven, hurried = 1.0, True, False  # of the cap
+    most_L = np.array([_highest(load_E, device_E, slots) for load_E, device_E in zip(loads, layout, strict=True)])
+    ratio_L = np.divide(most_L, cap_L, out=np.zeros_like(cap_L), where=cap_L > 0)
+    for layer in np.argsort(-ratio_L, kind="stable"):
+        if ratio_L[layer] <= worst:
+            break
+        layout[layer], sure = _evenest(loads[layer], slots, layout[layer], worst * cap_L[layer], deadline)
+        hurried |= not sure
+        if (ratio := _highest(loads[layer], layout[layer], slots) / cap_L[layer]) > worst:
+            worst, proven = ratio, sure
     if worst > 1:
         least = np.ceil(worst * max_load * 1e4) / 1e4
         how = "the smallest that any placement keeps" if proven else "the smallest found, perhaps not the smallest"
         raise UsageError(f"max load {max_load:g}: no device may be that even here; give {least:.4f} or more, {how}")
-    return layout, cap_L, not proven
+    return layout, cap_L, hurried
 
 
 def evened(
@@ -92,15 +95,24 @@ def _even(load_E: NDArray[np.float64], slots_D: NDArray[np.int64]) -> NDArray[np
 
 
 def _evenest(
-    load_E: NDArray[np.float64], slots_D: NDArray[np.int64], start_E: NDArray[np.int64], deadline: float
+    load_E: NDArray[np.float64],
+    slots_D: NDArray[np.int64],
+    start_E: NDArray[np.int64],
+    enough: float,
+    deadline: float,
 ) -> tuple[NDArray[np.int64], bool]:
-    """The layout of a layer whose most loaded device holds least (CP-SAT), and whether that is proven."""
+    """The layout of a layer whose most loaded device holds `enough` or else least (CP-SAT), and whether it is sure."""
+    lightest = np.sort(load_E)[: slots_D[slots_D > 0].min() - 1].sum()
+    least = max(enough, float(load_E.max() + lightest))  # no device holds less than the heaviest expert's
+    if _highest(load_E, start_E, slots_D) <= least:
+        return start_E, True
     from ortools.sat.python import cp_model
 
     model, scale = cp_model.CpModel(), 2.0**30 / max(float(load_E.sum()), 1e-300)
     units_E = np.rint(load_E * scale).astype(np.int64).tolist()
     x = [[model.new_bool_var("") for _ in slots_D] for _ in load_E]
-    highest = model.new_int_var(0, sum(units_E), "")
+    rounding = int(slots_D.max()) // 2 + 1
+    highest = model.new_int_var(int(least * scale) + rounding, sum(units_E) + rounding, "")
     for on_D, home in zip(x, start_E.tolist(), strict=True):
         model.add_exactly_one(on_D)
         for device, on in enumerate(on_D):
