@@ -24,6 +24,7 @@ __all__ = [
     "atomic_path",
     "canonical_json",
     "check_kind",
+    "check_target",
     "read_json",
     "read_text",
     "read_yaml",
@@ -61,9 +62,26 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     with _appearing(target, directory=False) as temporary:
-        if target.exists() and not target.is_file():
-            raise StorageError(f"{target}: already there and no regular file; choose another name")
+        _check_replaceable(target)
         yield temporary
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Refuse, before long work, a path where `atomic_path` could make no file; nothing is created.
+
+    Raises
+    ------
+    StorageError
+        There is something else than a file, or no directory that can be written.
+    """
+    target = Path(path)
+    try:
+        _check_replaceable(target)
+        above = next(parent for parent in target.absolute().parents if parent.exists())
+    except OSError as error:
+        raise StorageError(f"{target}: cannot be written ({error.strerror})") from error
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise StorageError(f"{target}: cannot be written ({above} is no directory, or one that is not yours to write)")
 
 
 @contextlib.contextmanager
@@ -261,6 +279,11 @@ def _appearing(target: Path, *, directory: bool) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         elif temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _check_replaceable(target: Path) -> None:
+    if target.exists() and not target.is_file():
+        raise StorageError(f"{target}: already there and no regular file; choose another name")
 
 
 def _temporary(target: Path, directory: bool) -> Path:

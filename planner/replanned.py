@@ -1,10 +1,8 @@
 """Re-planning from the plan in force (`--from`): few experts move, and what moving them takes and gives is told."""
 
 import dataclasses
-from pathlib import Path
 
 from ..errors import UsageError
-from ..profilers.cluster import Cluster
 from ..runtime.plan import Part, Plan, load
 from ..solvers.exflow.replan import reconsider
 from ..solvers.placement import Placement
@@ -18,6 +16,7 @@ from .expert_moves import Moves
 from .measures.metrics import copies_metric
 from .measures.tally import Route
 from .options import Replanned
+from .request import Request
 from .task import Task
 
 __all__ = ["previous_plan", "previous_routes", "reconsidered", "replanned", "without_previous"]
@@ -26,16 +25,20 @@ NAME = "previous"
 MOVES_SHARE = 0.1  # of the time limit, after it
 
 
-def previous_plan(path: Path, cluster: Cluster) -> Plan:
-    """The plan in force: a placement for this cluster and nothing that rests on it."""
+def previous_plan(request: Request) -> Plan | None:
+    """The plan in force, where there is one: a placement for this cluster and nothing that rests on it."""
+    if (path := request.previous) is None:
+        return None
     plan = load(path)
     if plan.decisions.names != ("placement",):
         raise UsageError(
             f"--from {path}: it decides {' and '.join(plan.decisions.names) or 'nothing'}; expected a placement alone:"
             " re-plan the plan that it stands on, then add the rest again with --on"
         )
-    if str(plan.cluster) != str(cluster):
-        raise UsageError(f"--from {path}: a plan for {plan.cluster}, asked for {cluster}; leave --cluster away")
+    if str(plan.cluster) != str(request.cluster):
+        raise UsageError(f"--from {path}: a plan for {plan.cluster}, asked for {request.cluster}; leave --cluster away")
+    if request.horizon_tokens is not None:
+        _vectors_a_move(plan.model)  # refused before the search
     return plan
 
 

@@ -79,7 +79,7 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
 
 def task_for(chosen: Strategy, request: Request, say: Callable[[str], None]) -> Task:
     """The task that a strategy is given, where the request goes with it; errors as in `solve`."""
-    previous = None if request.previous is None else previous_plan(request.previous, request.cluster)
+    previous = previous_plan(request)
     usual = chosen.dispatch_models[0] if previous is None else previous.dispatch_model
     model = request.dispatch_model or usual
     if model not in chosen.dispatch_models:

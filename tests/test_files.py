@@ -22,6 +22,7 @@ from moeplan.files import (
     atomic_directory,
     atomic_path,
     canonical_json,
+    check_target,
     read_json,
     read_text,
     size_of,
@@ -116,6 +117,22 @@ def test_a_file_takes_no_place_of_a_directory_or_a_pipe(tmp_path: Path) -> None:
             write_json(tmp_path / name, 1)
     assert (tmp_path / "pipe").is_fifo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
+
+
+def test_a_target_is_refused_before_the_work_where_it_would_be_after_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe", "file/new", "x" * 300):
+        with pytest.raises(StorageError) as early:
+            check_target(tmp_path / name)
+        with pytest.raises(StorageError) as late:
+            write_json(tmp_path / name, 1)
+        assert str(early.value).split("(")[0] == str(late.value).split("(")[0]
+    for name in ("file", "new", "missing/folders/new"):
+        check_target(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "pipe"]
+    assert (tmp_path / "file").read_text() == "old"
 
 
 def test_an_empty_directory_is_taken_over_and_anything_else_refused_untouched(tmp_path: Path) -> None:

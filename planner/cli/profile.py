@@ -63,6 +63,7 @@ def profile(
       moeplan profile --merge node.json net.json
       moeplan profile --from-tables systems/data --system h200_sxm
     """
+    from ...files import check_target
     from ...profilers.profile import save
 
     if link and cluster is None:
@@ -73,6 +74,9 @@ def profile(
         raise UsageError("--from-tables DIR and --system NAME go together; give both")
     sources = {"--cluster": cluster, "--from-tables": from_tables, "--merge": merge, "--resume": resume}
     _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output, plot)
+    for path in (output, plot):
+        if path is not None:
+            check_target(path)
     notes: tuple[str, ...] = ()
     found: Profile | None
     if merge or cluster is not None or (from_tables is not None and system is not None):

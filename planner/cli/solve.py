@@ -48,6 +48,7 @@ def solve(
     """
     from dataclasses import asdict
 
+    from ...files import check_target
     from ..reports.plan import solve_report
     from ..request import Request
     from ..solve import make
@@ -65,9 +66,10 @@ def solve(
     if learning_curve:
         _show_curve(request, output, as_json=as_json)
         return
+    path = output or Path("plan.json")
+    check_target(path)
     with progress() as say:
         made = make(request, on_progress=say)
-    path = output or Path("plan.json")
     made.save(path)
     plan = made.plan
     interrupted = any(outcome.status == "interrupted" for outcome in plan.outcome.values())

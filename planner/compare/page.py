@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...files import check_target
 from ..pages.page import Section, write_page
 from .comparison import Comparison
 
@@ -20,9 +21,10 @@ __all__ = ["check_matrices", "write_matrices"]
 
 
 def check_matrices(path: str | os.PathLike[str]) -> None:
-    """Refuse a page of another name."""
+    """Refuse a page of another name, or one that cannot be written."""
     if not str(path).endswith(".html"):
         raise UsageError(f"-o {path}; expected a page of the bytes between devices: name it .html")
+    check_target(path)
 
 
 def write_matrices(found: Comparison, path: str | os.PathLike[str]) -> None:

@@ -114,6 +114,8 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
         raise UsageError("--learning-curve with --fit-fraction 1; expected units held out to judge by: give less")
     if request.bound != "simple":
         raise UsageError(f"--learning-curve with --bound {request.bound}; it bounds no placement: leave it away")
+    if request.max_load is not None:
+        raise UsageError("--learning-curve with --max-load; few samples cannot be placed as evenly: leave it away")
     task = task_for(strategy("exflow"), request, on_progress)
     subsets = list(_subsets(np.flatnonzero(task.fitted), request.seed))
     task = dataclasses.replace(

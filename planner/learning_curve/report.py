@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from ...files import check_target
 from ...runtime.plan import Metric
 from ..pages.page import Section, write_page
 from .curve import LearningCurve
@@ -60,9 +61,10 @@ def as_dict(curve: LearningCurve) -> dict[str, Any]:
 
 
 def check_page(path: str | os.PathLike[str]) -> None:
-    """Refuse a page that would be taken for a plan."""
+    """Refuse a page that would be taken for a plan, or that cannot be written."""
     if not str(path).endswith(".html"):
         raise UsageError(f"-o {path} with --learning-curve; it writes no plan, expected a page: name it .html")
+    check_target(path)
 
 
 def write_curve(curve: LearningCurve, path: str | os.PathLike[str]) -> None:

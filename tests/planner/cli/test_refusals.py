@@ -33,6 +33,7 @@ def folder(make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "newer.json").write_text(text.replace('"schema_version": 1', '"schema_version": 99', 1))
     (home / "empty.json").write_text("")
     (home / "empty").mkdir()
+    (home / "folder.html").mkdir()
     (home / "junk").mkdir()
     (home / "junk" / "part-0-1-0.parquet").write_bytes(b"PAR1 not really PAR1")
     np.save(home / "floats.npy", np.ones((10, 2, 2)))
@@ -117,6 +118,10 @@ REFUSALS = [
     (("solve", "--from", "plan.json", "--strategy", "eplb"), 2, "only exflow re-plans"),
     (("solve", "--cluster", "1x2", "--learning-curve", "--fit-fraction", "1"), 2, "--learning-curve"),
     (("solve", "--cluster", "1x2", "--learning-curve", "--bound", "thorough"), 2, "--bound thorough"),
+    (("solve", "--cluster", "1x2", "--learning-curve", "--max-load", "1.5"), 2, "--max-load"),
+    (("solve", "--cluster", "1x2", "--learning-curve", "-o", "folder.html"), 7, "no regular file"),
+    (("compare", "plan.json", "-o", "folder.html"), 7, "no regular file"),
+    (("profile", "-o", "plan.json/inside"), 7, "plan.json is no directory"),
     (("solve", "--cluster", "1x2", "--learning-curve", "-o", "curve.json"), 2, "name it .html"),
     (("solve", "--cluster", "1x2", "--learning-curve", "-o", "plan.json"), 2, "name it .html"),
     (("profile", "--timeout", "inf"), 2, "1 to 86400"),
