@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import printable
 from ..reports.remarks import gain_words
 from ..tables.contenders import contender_table, legend, megabytes
+from ..tables.part import value
 from ..tables.seconds import print_seconds_table
 from .comparison import Compared, Comparison
 
@@ -103,8 +104,17 @@ def _standing(one: Compared) -> str:
         return "pays"
     if one.verdict.gain.low is None:
         return "NOT SHOWN TO PAY (one step or sample shows nothing)"
-    paid = one.plan.verdict is not None and one.plan.verdict.value == "benefit"
-    return "NO LONGER PAYS" if paid else "DOES NOT PAY"
+    return "NO LONGER PAYS" if _paid(one) else "DOES NOT PAY"
+
+
+def _paid(one: Compared) -> bool:
+    """Whether it was solved with a benefit, also over what it is held against now if that was judged beside it."""
+    solved, evaluation, metric = one.plan.verdict, one.plan.evaluation, one.verdict.metric
+    if solved is None or solved.value != "benefit" or evaluation is None:
+        return False
+    ours, *others = evaluation.judging.contenders
+    held = [other for other in others if other.label == one.verdict.against and metric in other.metrics]
+    return all(value(ours, metric) < value(other, metric) for other in held)
 
 
 def _claim(one: Compared) -> str:

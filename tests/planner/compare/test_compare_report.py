@@ -10,6 +10,7 @@ from rich.console import Console
 
 from moeplan.planner.compare.comparison import Comparison, compare
 from moeplan.planner.compare.report import as_dict, compare_report
+from moeplan.planner.reports.remarks import remarks
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
@@ -79,9 +80,10 @@ def test_a_plan_that_says_nothing_of_steps_is_judged_in_those_of_4_samples_a_dev
 
 
 def test_a_plan_that_paid_and_does_not_is_told_from_one_that_never_did(
-    make_trace: Any, plan: Path, tmp_path: Path
+    make_trace: Any, trace: Any, tmp_path: Path
 ) -> None:
-    plain = planned(make_trace(samples=130, tokens=12), tmp_path / "plain.json", strategy="contiguous")
+    plan = planned(trace, tmp_path / "copies.json", objective="copies")
+    plain = planned(trace, tmp_path / "plain.json", strategy="contiguous")
     found = compare([plan, plain], make_trace(samples=150, seed=3).path)
     first, second = (replace(one, verdict=one.verdict.model_copy(update={"value": "none"})) for one in found.compared)
     said = said_of(replace(found, compared=(first, second)))
@@ -89,3 +91,15 @@ def test_a_plan_that_paid_and_does_not_is_told_from_one_that_never_did(
     assert f"{plain} DOES NOT PAY: " in said
     pays = replace(first, verdict=first.verdict.model_copy(update={"value": "benefit"}))
     assert f"{plan} pays: " in said_of(replace(found, compared=(pays, second)))
+
+
+def test_a_placement_that_gives_nothing_beside_coherence_never_paid(trace: Any, tmp_path: Path) -> None:
+    in_order = planned(trace, tmp_path / "in-order.json", time_limit_s=1e-9)
+    found = compare([in_order], trace.path)
+    assert f"{in_order} DOES NOT PAY: " in said_of(found)
+    assert found.failing == [str(in_order)]
+    plan = load(in_order)
+    assert plan.verdict is not None
+    assert plan.verdict.value == "benefit"
+    assert plan.evaluation is not None
+    assert any("coherence needs no such plan" in line for line in remarks(plan, plan.evaluation.judging))
