@@ -26,8 +26,7 @@ Method = Literal["annealing", "sweeps", "ilp", "paper"]
 
 def separable(programme: Programme, terms: Terms) -> bool:
     """Whether the chain of assignments is optimal: one expert a device, one level of links, nothing else to count."""
-    one_expert = int(programme.slots.max()) == 1 and programme.slots.sum() == programme.sizes[0]
-    return terms.plain and not programme.node_worth and one_expert
+    return terms.plain and not programme.node_worth and int(programme.slots.max()) == 1
 
 
 @dataclass(slots=True)
@@ -62,11 +61,11 @@ class Run:
         return Status.TIME_LIMIT if self.budget.capped else Status.FEASIBLE
 
     def _solve_chain(self, rng: np.random.Generator) -> None:
-        """The chain, and that nothing is better."""
+        """The chain, and that nothing is better where there are no replicas."""
         layout = chain(self.programme, 0, self.budget, rng)
         value = self.programme.value(layout)
         self.incumbent.offer(layout, value)
-        if not self.budget.late and value < self.bound.value:
+        if not self.budget.late and value < self.bound.value and not self.programme.has_spare_slots:
             self.bound = KeptBound(value, frozenset({"assignment"}))
             self.incumbent.target = value
 
@@ -100,8 +99,7 @@ class Run:
         self.incumbent.offer(found.layout, self.programme.value(found.layout))
         if not found.proven:
             self.budget.cap()
-        has_replicas = len(self.programme.places) > self.programme.sizes[0]  # which the programme knows nothing of
-        if not has_replicas and found.bound < self.bound.value:
+        if not self.programme.has_spare_slots and found.bound < self.bound.value:
             self.bound = KeptBound(found.bound, frozenset({"ilp"}))
         if found.interrupted:
             raise KeyboardInterrupt

@@ -58,6 +58,11 @@ class Programme:
         """What a transition to another device of the node is worth; 0 on one level of links."""
         return float(self.near[0, 1]) if 1 < self.devices_per_node < len(self.slots) else 0.0
 
+    @property
+    def has_spare_slots(self) -> bool:
+        """Whether homes leave slots to replicas, of which the programme knows nothing."""
+        return len(self.places) > max(self.sizes)
+
     def first_layout(self) -> Layout:
         """Experts in their own order."""
         return [self.places[:size].copy() for size in self.sizes]

@@ -44,7 +44,7 @@ def with_replicas(
     its transitions stay nearest; where every device with room holds that expert already, another expert moves there
     and leaves it its slot. The nearest replicas on a device are those that it is worth most to.
     """
-    if len(programme.places) == programme.sizes[0] or budget.late:
+    if not programme.has_spare_slots or budget.late:
         only = _filled(programme, layout, None, budget)
         return value(only), only
     found: list[tuple[float, Placement]] = []
@@ -76,10 +76,13 @@ def _sets(held_ED: NDArray[np.bool_]) -> list[list[int]]:
 
 
 def _fill_nearest(held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], worth_ED: NDArray[np.float64]) -> None:
-    """Fill every device's free slots with the experts that it lacks and is worth most to, in place."""
-    order_ED = np.argsort(np.where(held_ED, np.inf, -worth_ED), axis=0, kind="stable")
+    """Fill every device's free slots with the experts that it lacks and is worth most to, in place.
+
+    Of equals with those that fewest devices hold, so that devices which hold nothing else become different ones.
+    """
+    cost_ED = np.where(held_ED, np.inf, -worth_ED)
     for device, free in enumerate((slots_D - held_ED.sum(axis=0)).tolist()):
-        held_ED[order_ED[:free, device], device] = True
+        held_ED[np.lexsort((held_ED.sum(axis=1), cost_ED[:, device]))[:free], device] = True
 
 
 def _fill_by_load(

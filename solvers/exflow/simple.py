@@ -23,9 +23,10 @@ def bound_simply(problem: Problem, budget: Budget) -> tuple[KeptBound, bool]:
     budget
         Of the solve, of which it may take a share; what it leaves goes back.
     """
-    part = budget.part(BOUND_SHARE)
+    part, programme = budget.part(BOUND_SHARE), problem.programme
+    is_proof = separable(programme, problem.terms) and not programme.has_spare_slots  # the chain's own
     try:
-        return _bound(problem, 0.0 if separable(problem.programme, problem.terms) else part.remaining_s), False
+        return _bound(problem, 0.0 if is_proof else part.remaining_s), False
     except KeyboardInterrupt:
         return _bound(problem, 0.0), True
     finally:
