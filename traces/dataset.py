@@ -176,7 +176,8 @@ def _listing(path: str) -> tuple[Any, str, list[str]]:
         inside = filesystem.get_file_info(fs.FileSelector(place))
         return filesystem, place, [found.base_name for found in inside if found.type == fs.FileType.File]
     if info.type != fs.FileType.File:
-        raise InputError("no such file or directory; record one with moeplan trace record or import")
+        what = "no such file or directory" if info.type == fs.FileType.NotFound else "a pipe or device"
+        raise InputError(f"{what}; record one with moeplan trace record or import")
     folder, name = posixpath.split(place)
     return filesystem, folder, [name]
 

@@ -127,6 +127,7 @@ REFUSALS = [
     (("profile", "--timeout", "inf"), 2, "1 to 86400"),
     (("profile", "--cluster", "exotic.yaml"), 3, "not YAML"),
     (("trace", "import", "good.npy", "-o", "out", "--num-experts", "0"), 2, "--num-experts"),
+    (("trace", "info", "pipe"), 3, "a pipe or device"),
     (("show", "pipe"), 3, "expected a regular file"),
     (("trace", "record", "embedded", "--text", "pipe", "-o", "out"), 3, "expected a regular file"),
     (("nonsense",), 2, "nonsense"),
