@@ -7,6 +7,7 @@ from ..runtime.plan import Part, Plan, load
 from ..solvers.exflow.replan import reconsider
 from ..solvers.placement import Placement
 from ..solvers.result import PlacementResult
+from ..traces.count_form import open_any
 from ..traces.counts import Counts
 from ..traces.model import ModelSpec
 from . import exflow
@@ -38,7 +39,7 @@ def previous_plan(request: Request) -> Plan | None:
     if str(plan.cluster) != str(request.cluster):
         raise UsageError(f"--from {path}: a plan for {plan.cluster}, asked for {request.cluster}; leave --cluster away")
     if request.horizon_tokens is not None:
-        _vectors_a_move(plan.model)  # refused before the search
+        _vectors_a_move(open_any(request.trace).meta.model)  # refused before the search
     return plan
 
 

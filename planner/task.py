@@ -3,10 +3,10 @@
 Legend: U units; B steps; L MoE layers; E experts.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,14 +63,10 @@ class Task:
             It is of another model than the base or the plan in force.
         """
         found = open_any(self.request.trace)
-        model = found.meta.model
-        for path, plan in ((self.request.on, self.base), (self.request.previous, self.previous)):
-            if plan is not None and plan.model != model:
-                raise MismatchError(
-                    f"{path}: a plan for {_differing(plan.model, model)}, {found.path} has"
-                    f" {_differing(model, plan.model)}; expected the same model: give the plan's own trace, or solve"
-                    " on this one"
-                )
+        if self.base is not None:
+            _check_model(self.request.on, self.base.model, found)
+        if self.previous is not None:
+            _check_model(self.request.previous, self.previous.model, found, unknown=True)
         return found
 
     @property
@@ -169,7 +165,24 @@ class Task:
         )
 
 
-def _differing(model: ModelSpec, other: ModelSpec) -> str:
-    """What a model has where it is not as another one."""
-    pairs = [(one.name, getattr(model, one.name), getattr(other, one.name)) for one in fields(ModelSpec)]
-    return ", ".join(f"{name} {ours!s:.40}" for name, ours, theirs in pairs if ours != theirs)
+def _check_model(path: object, planned: ModelSpec, trace: Trace | CountTrace, *, unknown: bool = False) -> None:
+    """Refuse a trace of another model than a plan's; with `unknown`, sizes that only one of them knows may differ."""
+    ours, theirs = _flat(planned), _flat(trace.meta.model)
+    differing = [
+        name for name in ours if ours[name] != theirs[name] and not (unknown and None in (ours[name], theirs[name]))
+    ]
+    if differing:
+        raise MismatchError(
+            f"{path}: a plan for {_worded(ours, differing)}, {trace.path} has {_worded(theirs, differing)}; expected"
+            " the same model: give the plan's own trace, or solve on this one"
+        )
+
+
+def _flat(model: ModelSpec) -> dict[str, Any]:
+    """Every field of a model and of its attention."""
+    flat = {one.name: getattr(model, one.name) for one in fields(ModelSpec) if one.name != "attention"}
+    return flat | asdict(model.attention)
+
+
+def _worded(values: dict[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {'unknown' if values[name] is None else values[name]!s:.40}" for name in names)

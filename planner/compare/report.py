@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...errors import printable
-from ..reports.remarks import gain_words
+from ..reports.remarks import COPIES, gain_words, slower_exchange
 from ..tables.contenders import contender_table, legend, megabytes
-from ..tables.part import value
+from ..tables.part import find, value
 from ..tables.seconds import print_seconds_table
 from .comparison import Compared, Comparison
 
@@ -85,6 +85,8 @@ def _gains(found: Comparison) -> Iterable[str]:
     for one in found.compared:
         gain = gain_words(one.verdict, found.part)
         yield f"{printable(one.path)} {_standing(one)}: {gain} than {_named(one.verdict.against)}{_claim(one)}"
+        if one.verdict.value == "benefit" and one.verdict.metric in COPIES:
+            yield from slower_exchange(find(found.part, one.label), find(found.part, one.verdict.against))
     for one in found.compared:
         if one.against_first is not None:
             gain = gain_words(one.against_first, found.part)
@@ -109,20 +111,31 @@ def _standing(one: Compared) -> str:
 
 def _paid(one: Compared) -> bool:
     """Whether it was solved with a benefit, also over what it is held against now if that was judged beside it."""
-    solved, evaluation, metric = one.plan.verdict, one.plan.evaluation, one.verdict.metric
-    if solved is None or solved.value != "benefit" or evaluation is None:
-        return False
+    solved, gain = one.plan.verdict, _gain_when_solved(one)
+    return solved is not None and solved.value == "benefit" and (gain is None or gain > 0)
+
+
+def _gain_when_solved(one: Compared) -> float | None:
+    """What it gained then over what it is held against now; None where that was not judged beside it."""
+    if (evaluation := one.plan.evaluation) is None:
+        return None
+    against, metric = one.verdict.against, one.verdict.metric
     ours, *others = evaluation.judging.contenders
-    held = [other for other in others if other.label == one.verdict.against and metric in other.metrics]
-    return all(value(ours, metric) < value(other, metric) for other in held)
+    held = [value(other, metric) for other in others if other.label == against and metric in other.metrics]
+    return held[0] - value(ours, metric) if held else None
 
 
 def _claim(one: Compared) -> str:
     """The gain when it was solved, worded as the verdict; and what a sample policy must gain."""
-    words, evaluation = "", one.plan.evaluation
-    if one.claimed is not None and one.plan.verdict is not None and evaluation is not None:
-        words = f"; {gain_words(one.plan.verdict, evaluation.judging)}"
-        words += "" if one.plan.verdict.against == one.verdict.against else f" than {_named(one.plan.verdict.against)}"
+    words, evaluation, solved = "", one.plan.evaluation, one.plan.verdict
+    if one.claimed is not None and solved is not None and evaluation is not None:
+        gain = _gain_when_solved(one)
+        if solved.against == one.verdict.against:
+            words = f"; {gain_words(solved, evaluation.judging)}"
+        elif gain is not None and one.verdict.metric in COPIES:
+            words = f"; {gain:.3f} fewer"
+        else:
+            words = f"; {gain_words(solved, evaluation.judging)} than {_named(solved.against)}"
         words += " when it was solved" + ("" if evaluation.held_out else ", on the samples it was fitted to")
     if one.verdict.at_least and one.verdict.value == "none":
         words += f"; up to {one.verdict.at_least:.0%} does not pay for moving samples"

@@ -126,6 +126,8 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
     for number, chosen in enumerate(subsets, start=1):
         on_progress(f"solving {number} of {len(subsets)}: {len(chosen)} {task.surveyed.kind}s")
         placed.append(_placed(task, chosen, work=WORK))
+        if placed[-1].outcome.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
     wall_s = time.perf_counter() - started
     on_progress("replaying the held-out samples")
     judged = _judged(task, [one.placement for one in placed])

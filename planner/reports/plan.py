@@ -14,7 +14,7 @@ from ..pipeline.report import degree_lines, degree_summary
 from ..tables.contenders import contender_table, legend
 from ..tables.seconds import TimeUnit, print_seconds
 from .picture import placement_picture
-from .remarks import remarks
+from .remarks import remarks, stays_in_force
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ def solve_report(plan: Plan, path: Path, console: "Console") -> None:
     _print_inputs(plan, console)
     _print_outcomes(plan, console)
     _print_evaluation(plan, console)
-    pays = plan.verdict is None or plan.verdict.value == "benefit"
+    pays = (plan.verdict is None or plan.verdict.value == "benefit") and not stays_in_force(plan)
     console.print(f"wrote     {path}" + (f"    next: moeplan apply {path}" if pays else ""))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from ...runtime.plan import Metric, Part, Plan, Verdict
+from ...runtime.plan import Contender, Metric, Part, Plan, Verdict
 from ..netmoe.report import SAVED, dealt_lines
 from ..options import Replanned, Search, parsed
 from ..pipeline.report import one_piece, pipeline_price, pipeline_remarks
@@ -10,7 +10,7 @@ from ..tables.contenders import megabytes
 from ..tables.part import find, ours_and_base, value
 from ..tables.seconds import TimeUnit
 
-__all__ = ["gain_words", "remarks", "verdict_lines"]
+__all__ = ["COPIES", "gain_words", "remarks", "slower_exchange", "stays_in_force", "verdict_lines"]
 
 COPIES = {"device_copies": "copies", "node_copies": "copies to nodes"}
 EXCHANGES = {"dispatch_s": "dispatch", "combine_s": "combine", "kv_s": "K and V"}
@@ -77,14 +77,13 @@ def verdict_lines(plan: Plan) -> Iterable[str]:
     else:
         yield f"benefit expected: {gain} than {against}{pipeline_price(part)}"
     if verdict.value == "benefit" and verdict.metric in COPIES:
-        yield from _slower_exchange(part, verdict.against)
+        yield from slower_exchange(part.contenders[0], find(part, verdict.against))
 
 
-def _slower_exchange(part: Part, label: str) -> Iterable[str]:
-    """What exchanges take, where fewer copies than those of `label` take longer all the same."""
+def slower_exchange(plan: Contender, other: Contender) -> Iterable[str]:
+    """What exchanges take, where a plan's fewer copies than those of another take longer all the same."""
     ours, theirs = (
-        {name: one.metrics[name].value for name in EXCHANGES if name in one.metrics}
-        for one in (part.contenders[0], find(part, label))
+        {name: one.metrics[name].value for name in EXCHANGES if name in one.metrics} for one in (plan, other)
     )
     ours_s, theirs_s = sum(ours.values()), sum(theirs.values())
     if {"dispatch_s", "combine_s"} <= ours.keys() & theirs.keys() and ours_s > theirs_s * (1 + LITTLE):
@@ -206,12 +205,21 @@ def _bytes_in_all(part: Part) -> str:
     return line + ("; in standard it moves least" if back < min(stays + kv, theirs) else "")
 
 
+def stays_in_force(plan: Plan) -> bool:
+    """Whether the plan in force is better kept than replaced by this one."""
+    options = _replanning(plan)
+    return options is not None and (not options.experts_moved or options.verdict.value == "none")
+
+
+def _replanning(plan: Plan) -> Replanned | None:
+    found = plan.options.get("placement", {}).get("replanned")
+    return None if found is None else parsed(Replanned, found, "placement.replanned")
+
+
 def _replanned(plan: Plan, part: Part) -> Iterable[str]:
     """What replacing the plan in force takes, and whether that is worth it."""
-    found = plan.options.get("placement", {}).get("replanned")
-    if found is None:
+    if (options := _replanning(plan)) is None:
         return
-    options = parsed(Replanned, found, "placement.replanned")
     size = "" if options.bytes_moved is None else f" ({megabytes(options.bytes_moved)} MB)"
     weighed = "" if options.horizon_tokens is None else f", weighed over {options.horizon_tokens:,.0f} tokens"
     yield f"re-planned: {options.experts_moved:,} of {options.experts_held:,} experts move{size}{weighed}"

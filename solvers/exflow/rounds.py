@@ -1,4 +1,4 @@
-"""Rounds of annealing: longer and longer, on two threads, all that is found recombined.
+"""Rounds of annealing on two threads, all that is found recombined: ever longer ones, or a long one.
 
 To be imported in the call that needs it (compiled).
 
@@ -26,15 +26,16 @@ __all__ = ["anneal_rounds", "block_work", "compile_rounds", "weight_unit"]
 
 WORKERS = 2
 WIDEST = 4  # experts dealt from each of two devices
-HOT, WARM, COLD = 1.35, 1.0, 0.45  # temperatures, in units of `weight_unit`
+HOT, WARM, COLD = 1.35, 1.1, 0.45  # temperatures, in units of `weight_unit`
 SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
 GROWTH = 2  # of fresh starts
-MANY = 30  # where fewer than so many fit into the work left, one takes a share of it
-LEAST_SHARE, FRESH_SHARE = 0.3, 0.6  # that it takes at least and at most
+MANY = 100  # where fewer than so many fit into the work, one takes a share of it and its round lasts to the end
+LEAST_SHARE, FRESH_SHARE = 0.4, 0.6  # that it takes at least, and any at most
 QUICK_SHARE = 1 / 16  # of the first fresh start, for one before it that is soon there
 LAST_SHARE = 0.3  # of the work, for the best round at the end
 REHEAT_SHARE = 0.2  # of the length of a fresh start
-STALE, LITTLE = 4, 1e-4  # reheats without a relative gain worth mention end a round
+REHEAT_GROWTH, LITTLE = 1.3, 1e-4  # after a reheat without a relative gain worth mention
+REHEATS_TO = 0.5  # of the work of its fresh start, where a round ends
 PATIENCE = 4  # rounds without gain end a search
 CHUNK = 3e7  # work between looks at the clock
 # Work is nanoseconds of a core of 2024: of a block move, a layer, so many, a place and pair dealt, a way and two ways.
@@ -65,18 +66,18 @@ def anneal_rounds(
     rounds = _Rounds(programme, terms, budget, rng, incumbent)
     pairs = rounds.pairs * rounds.parts**2
     length = max(SHORTEST, PER_PAIR * pairs) * pairs * rounds.cost
-    idle, last = 0, LAST_SHARE * budget.left
+    idle, long = 0, length * MANY > budget.left
+    last = 0.0 if long else LAST_SHARE * budget.left
     if fresh:
         rounds.start(min(length, FRESH_SHARE * budget.left) * QUICK_SHARE)
     while fresh and idle < PATIENCE and budget.left > last and not (budget.exhausted or incumbent.optimal):
         before = incumbent.value
-        least = 0.0 if length * MANY < budget.left else LEAST_SHARE * budget.left
-        rounds.start(min(max(length, least), FRESH_SHARE * budget.left))
-        length = min(length, FRESH_SHARE * budget.left)
-        rounds.reheat(length * REHEAT_SHARE, last)
+        work = min(max(length, LEAST_SHARE * budget.left if long else 0.0), FRESH_SHARE * budget.left)
+        rounds.start(work)
+        rounds.reheat(min(length, work) * REHEAT_SHARE, work * REHEATS_TO, last)
         idle = idle + 1 if incumbent.value <= before else 0
         length *= GROWTH
-    rounds.reheat(length * REHEAT_SHARE, 0.0)
+    rounds.reheat(length * REHEAT_SHARE, length * REHEATS_TO, 0.0)
 
 
 def compile_rounds() -> None:
@@ -123,21 +124,21 @@ class _Rounds:
         budget.settle(part)
         return [layout]
 
-    def reheat(self, work: float, last: float) -> None:
-        """Reheat the layout of the round in every thread and recombine it with what they find, until little gains.
+    def reheat(self, work: float, most: float, last: float) -> None:
+        """Reheat the layout of the round in every thread and recombine it with what they find, longer if in vain.
 
         It ends at the best of all.
 
         Parameters
         ----------
-        work, last
-            Of one reheating, and what to leave of the budget.
+        work, most, last
+            Of the first reheating and, at most, of any; what to leave of the budget.
         """
-        stale = 0
-        while stale < STALE and self._budget.left > last and not (self._budget.exhausted or self._incumbent.optimal):
+        while work < most and self._budget.left > last and not (self._budget.exhausted or self._incumbent.optimal):
             before = self._best
             self._recombine([self._layout, *self._cooled(WARM, work)])
-            stale = stale + 1 if self._best <= before * (1 + LITTLE) else 0
+            if self._best <= before * (1 + LITTLE):
+                work *= REHEAT_GROWTH
         self._recombine([self._layout, self._incumbent.layout])
 
     def _value(self, layout: Layout) -> float:
@@ -158,7 +159,7 @@ class _Rounds:
         work = min(work, budget.left)
         if work <= 0 or budget.late:
             return []
-        seconds = max(budget.remaining_s, 1e-9) * work / budget.left
+        seconds = max(budget.remaining_s, 1e-9) * math.sqrt(work / budget.left)
         with ThreadPoolExecutor(WORKERS) as pool:
             try:
                 futures = [pool.submit(self._cool, i, hot, work, seconds, stop) for i in range(WORKERS)]
