@@ -9,13 +9,16 @@ from rich.console import Console
 from moeplan.errors import MismatchError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.options import PlacementOptions, Replanned
-from moeplan.planner.reports.plan import show_report
+from moeplan.planner.reports.plan import show_report, solve_report
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan, load
 from moeplan.solvers.exflow.replan import reconsider
 from moeplan.solvers.moves import experts_moved
+from moeplan.traces.model import Attention
+from moeplan.traces.schema import TraceMeta
+from moeplan.traces.writer import TraceWriter
 
 
 def planned(trace: Any, path: Path, **changes: Any) -> Plan:
@@ -134,8 +137,12 @@ def test_within_a_short_horizon_nothing_moves_and_the_plan_in_force_is_kept(
     assert (found.experts_moved, found.verdict.value, found.verdict.gain.value) == (0, "none", 0)
     certify(plan, trace.path)
     screen = Console(file=io.StringIO(), width=200)
-    show_report(plan, tmp_path / "next.json", screen)
-    assert "KEEP THE PLAN IN FORCE" in screen.file.getvalue()  # type: ignore[attr-defined]
+    assert plan.verdict is not None
+    pays = plan.model_copy(update={"verdict": plan.verdict.model_copy(update={"value": "benefit"})})
+    solve_report(pays, tmp_path / "next.json", screen)
+    said = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "KEEP THE PLAN IN FORCE" in said
+    assert "moeplan apply" not in said
 
 
 def test_on_the_same_trace_nothing_moves_and_that_is_said(trace: Any, tmp_path: Path) -> None:
@@ -195,15 +202,29 @@ def test_what_cannot_be_re_planned_is_refused(trace: Any, make_trace: Any, old: 
         planned(trace, tmp_path / "no.json", previous=tmp_path / "policy.json")
 
 
-def test_a_horizon_needs_the_size_of_an_expert(trace: Any, tmp_path: Path) -> None:
-    from moeplan.traces.schema import TraceMeta
-    from moeplan.traces.writer import TraceWriter
-
-    meta = TraceMeta(form="tokens", model=replace(trace.model, ffn_size=None), recorder="test")
-    with TraceWriter(tmp_path / "unsized", meta) as writer:
+def sized(trace: Any, path: Path, **sizes: Any) -> Any:
+    """The trace with other sizes of the model."""
+    meta = TraceMeta(form="tokens", model=replace(trace.model, **sizes), recorder="test")
+    with TraceWriter(path, meta) as writer:
         for batch in trace.batches():
             writer.append(batch)
-    unsized = type("Where", (), {"path": tmp_path / "unsized"})
+    return type("Where", (), {"path": path})
+
+
+def test_sizes_that_only_one_of_plan_and_trace_knows_are_no_other_model(trace: Any, old: Path, tmp_path: Path) -> None:
+    unsized = sized(trace, tmp_path / "unsized", hidden_size=None, attention=Attention())
+    assert planned(unsized, tmp_path / "next.json", previous=old).model.hidden_size is None
+    planned(trace, tmp_path / "back.json", previous=tmp_path / "next.json")
+    other = sized(trace, tmp_path / "other", hidden_size=65)
+    with pytest.raises(MismatchError, match=r"a plan for hidden_size 64, .* has hidden_size 65; expected the same"):
+        planned(other, tmp_path / "no.json", previous=old)
+    planned(trace, tmp_path / "base.json", dispatch_model="standard")
+    with pytest.raises(MismatchError, match=r"a plan for hidden_size 64.* has hidden_size unknown"):
+        planned(unsized, tmp_path / "no.json", strategy="pipemoe", on=tmp_path / "base.json")
+
+
+def test_a_horizon_needs_the_size_of_an_expert(trace: Any, tmp_path: Path) -> None:
+    unsized = sized(trace, tmp_path / "unsized", ffn_size=None)
     planned(unsized, tmp_path / "old.json")
     assert options_of(planned(unsized, tmp_path / "next.json", previous=tmp_path / "old.json")).bytes_moved is None
     with pytest.raises(UsageError, match="--ffn-size"):

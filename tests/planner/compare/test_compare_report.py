@@ -103,3 +103,27 @@ def test_a_placement_that_gives_nothing_beside_coherence_never_paid(trace: Any, 
     assert plan.verdict.value == "benefit"
     assert plan.evaluation is not None
     assert any("coherence needs no such plan" in line for line in remarks(plan, plan.evaluation.judging))
+
+
+def test_what_a_plan_gained_when_it_was_solved_is_over_what_it_is_held_against_now(trace: Any, plan: Path) -> None:
+    found, evaluation = compare([plan], trace.path), load(plan).evaluation
+    assert evaluation is not None
+    of = {one.label: one.metrics["device_copies"].value for one in evaluation.judging.contenders}
+    gain = of["contiguous/coherent"] - of["plan/coherent"]
+    assert found.compared[0].verdict.against == "contiguous/coherent"
+    assert f"than contiguous, coherent; {gain:.3f} fewer when it was solved" in said_of(found)
+
+
+def test_fewer_copies_that_take_longer_are_told_so(trace: Any, make_profile: Any, tmp_path: Path) -> None:
+    profile = make_profile("2x2", cases=("all_to_all",))
+    found = compare([planned(trace, tmp_path / "timed.json", objective="copies")], trace.path, profile=profile)
+    pays = found.compared[0].verdict.model_copy(update={"value": "benefit", "metric": "device_copies"})
+    found = replace(found, compared=(replace(found.compared[0], verdict=pays),))
+    ours, *others = found.part.contenders
+    for seconds, slower in ((1e-9, False), (9.0, True)):
+        timed = {
+            name: one.model_copy(update={"value": seconds}) for name, one in ours.metrics.items() if name.endswith("_s")
+        }
+        changed = ours.model_copy(update={"metrics": {**ours.metrics, **timed}})
+        part = found.part.model_copy(update={"contenders": (changed, *others)})
+        assert ("fewer copies, not faster" in said_of(replace(found, part=part))) == slower

@@ -186,3 +186,19 @@ def test_a_curve_needs_exflow_and_samples_to_halve_and_to_hold_out(trace: Any, m
             learning_curve(request(trace, **changes))
     with pytest.raises(UsageError, match="record more"):
         learning_curve(request(make_trace(samples=2), fit_fraction=0.5, seed=1))
+
+
+def test_ctrl_c_in_a_solve_ends_the_curve(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver itself keeps its best and says so; a curve of cut solves would be none."""
+    solves = 0
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        nonlocal solves
+        solves += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moeplan.solvers.exflow.methods.Run._improve", interrupted)
+    monkeypatch.setattr("moeplan.planner.learning_curve.curve._subsets", lambda *_: iter([np.arange(8), np.arange(4)]))
+    with pytest.raises(KeyboardInterrupt):
+        learning_curve(request(trace))
+    assert solves == 2  # the one that loads, which nobody waits for, and the first
