@@ -83,5 +83,5 @@ def compare(
         if output is not None:
             print(f"wrote     {output}")
     if found.failing:
-        names = " and ".join(found.failing)
+        names = ", ".join(found.failing)
         raise NoBenefitError(f"{trace} shows no benefit of {names}; {found.advice}")

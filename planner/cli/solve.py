@@ -97,3 +97,5 @@ def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None
         print_json(as_dict(curve))
     else:
         curve_report(curve, console())
+        if page is not None:
+            print(f"wrote     {page}")

@@ -83,7 +83,7 @@ def test_a_small_price_leaves_almost_all_of_the_value_for_far_fewer_moves_than_n
     shape: tuple[int, int], rng: np.random.Generator
 ) -> None:
     cluster, moved, named = Cluster(*shape), [0, 0], 0
-    for _ in range(4):
+    for _ in range(12):
         weights, found, old = drifted(cluster, rng)
         whole = value(weights, cluster, found.placement)
         for place, share in enumerate((0.0, 4 * ALIKE)):
@@ -92,8 +92,7 @@ def test_a_small_price_leaves_almost_all_of_the_value_for_far_fewer_moves_than_n
             moved[place] += int(experts_moved(went.placement, old).sum())
         named += int(experts_moved(keep_in_place(found.placement, old, cluster.devices_per_node), old).sum())
         assert same(reconsider(weights, cluster, found, old, price=share * whole / 96).placement, went.placement)
-    assert moved[1] < moved[0] < named
-    assert moved[1] < 0.85 * named
+    assert moved[1] < 0.85 * min(moved[0], named)
 
 
 def test_on_the_same_traffic_nothing_moves_whatever_a_search_from_nothing_finds(rng: np.random.Generator) -> None:
