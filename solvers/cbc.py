@@ -32,10 +32,14 @@ def solve_by_cbc(model: "LpProblem", *, time_limit_s: float | None = None, optio
             with TemporaryDirectory() as folder:
                 problem, start, solution = (str(Path(folder, name)) for name in ("model.mps", "start", "solution"))
                 variables, *names = lp.writeMPS(problem, rename=1)
-                self.writesol(start, lp, variables, *names[:2])
-                limit = [] if time_limit_s is None else ["-sec", str(time_limit_s * SEARCH_SHARE)]
-                flags = [word for option in options for word in f"-{option}".split()]
-                command = [self.path, problem, "-mips", start, *limit, *flags, "-solve", "-printingOptions", "all"]
+                given = any(variable.value() is not None for variable in variables)
+                if given:
+                    self.writesol(start, lp, variables, *names[:2])
+                flags = ["-mips", start] if given else []
+                if time_limit_s is not None:
+                    flags += ["-timeMode", "elapsed", "-sec", f"{time_limit_s * SEARCH_SHARE:g}"]
+                flags += [word for option in options for word in f"-{option}".split()]
+                command = [self.path, problem, *flags, "-solve", "-printingOptions", "all"]
                 try:
                     subprocess.run(
                         [*command, "-solution", solution],

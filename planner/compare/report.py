@@ -133,7 +133,7 @@ def _claim(one: Compared) -> str:
         if solved.against == one.verdict.against:
             words = f"; {gain_words(solved, evaluation.judging)}"
         elif gain is not None and one.verdict.metric in COPIES:
-            words = f"; {gain:.3f} fewer"
+            words = f"; {abs(gain):.3f} {'more' if gain < 0 else 'fewer'}"
         else:
             words = f"; {gain_words(solved, evaluation.judging)} than {_named(solved.against)}"
         words += " when it was solved" + ("" if evaluation.held_out else ", on the samples it was fitted to")

@@ -126,8 +126,6 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
     for number, chosen in enumerate(subsets, start=1):
         on_progress(f"solving {number} of {len(subsets)}: {len(chosen)} {task.surveyed.kind}s")
         placed.append(_placed(task, chosen, work=WORK))
-        if placed[-1].outcome.status is Status.INTERRUPTED:
-            raise KeyboardInterrupt
     wall_s = time.perf_counter() - started
     on_progress("replaying the held-out samples")
     judged = _judged(task, [one.placement for one in placed])
@@ -147,8 +145,11 @@ def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]
 
 
 def _placed(task: Task, chosen: NDArray[np.int64], *, work: float) -> PlacementResult:
-    """The placement that these units give."""
-    return exflow.place(counted(task, chosen), task, task.slots, work=work)
+    """The placement that these units give; none where Ctrl-C ended its search."""
+    found = exflow.place(counted(task, chosen), task, task.slots, work=work)
+    if found.outcome.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return found
 
 
 def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:

@@ -15,12 +15,13 @@ __all__ = ["chain"]
 def chain(programme: Programme, start: int, budget: Budget, rng: np.random.Generator) -> Layout:
     """The layout that grows from a random layer `start` in both directions, each layer optimal for the one given.
 
-    With one expert a device, devices that no layer needs are the same in all layers, so that replicas find them free
-    in all. Layers that time does not reach hold experts in their own order.
+    With one expert a device and one level of links, devices that no layer needs are the same in all layers, so that
+    replicas find them free in all. Layers that time does not reach hold experts in their own order.
     """
     layout, dealt = programme.first_layout(), rng.permutation(programme.places)[: max(programme.sizes)]
     layout[start] = dealt[: programme.sizes[start]]
-    places = np.sort(dealt) if programme.slots.max() == 1 else programme.places
+    same = programme.slots.max() == 1 and not programme.node_worth
+    places = np.sort(dealt) if same else programme.places
     for layer in range(start + 1, programme.num_layers):
         if budget.late:
             return layout

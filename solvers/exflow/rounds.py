@@ -74,7 +74,7 @@ def anneal_rounds(
         before = incumbent.value
         work = min(max(length, LEAST_SHARE * budget.left if long else 0.0), FRESH_SHARE * budget.left)
         rounds.start(work)
-        rounds.reheat(min(length, work) * REHEAT_SHARE, work * REHEATS_TO, last)
+        rounds.reheat(min(length, work) * REHEAT_SHARE, math.inf if long else work * REHEATS_TO, last)
         idle = idle + 1 if incumbent.value <= before else 0
         length *= GROWTH
     rounds.reheat(length * REHEAT_SHARE, length * REHEATS_TO, 0.0)

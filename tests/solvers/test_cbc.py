@@ -28,13 +28,14 @@ def test_one_that_does_not_heed_its_limit_is_killed_and_nothing_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaf, files, called = tmp_path / "cbc", tmp_path / "files", tmp_path / "called"
-    deaf.write_text(f"#!/bin/sh\ntouch {called}\nexec sleep 60\n")
+    deaf.write_text(f'#!/bin/sh\necho "$@" > {called}\nexec sleep 60\n')
     deaf.chmod(0o755)
     files.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(files))
     monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(deaf))
     model, _ = knapsack()
     solve_by_cbc(model, time_limit_s=0.5)
-    assert called.exists()
+    assert "-timeMode elapsed -sec 0.45 " in called.read_text()
+    assert "-mips" not in called.read_text()  # no variable has a value
     assert model.sol_status == pulp.LpSolutionNoSolutionFound
     assert not list(files.iterdir())

@@ -72,7 +72,8 @@ class Book(rounds._Rounds):
         self._incumbent.value += self.gain(len(self.entries))
 
     def reheat(self, work: float, most: float, last: float) -> None:
-        assert most == pytest.approx(2.5 * work) or self.entries[-1][1] > 2.5 * work  # half of a longer start
+        assert most in (pytest.approx(2.5 * work), np.inf)
+        assert (most == np.inf) <= (last == 0)  # a long round's, which leaves nothing to others
         self.entries.append(("reheat", work, last, self._budget.left))
 
 
