@@ -111,7 +111,8 @@ def test_what_a_plan_gained_when_it_was_solved_is_over_what_it_is_held_against_n
     of = {one.label: one.metrics["device_copies"].value for one in evaluation.judging.contenders}
     gain = of["contiguous/coherent"] - of["plan/coherent"]
     assert found.compared[0].verdict.against == "contiguous/coherent"
-    assert f"than contiguous, coherent; {gain:.3f} fewer when it was solved" in said_of(found)
+    words = f"{gain:.3f} fewer" if gain > 0 else f"{-gain:.3f} more"
+    assert f"than contiguous, coherent; {words} when it was solved" in said_of(found)
 
 
 def test_fewer_copies_that_take_longer_are_told_so(trace: Any, make_profile: Any, tmp_path: Path) -> None:
