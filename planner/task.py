@@ -4,7 +4,7 @@ Legend: U units; B steps; L MoE layers; E experts.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -180,8 +180,8 @@ def _check_model(path: object, planned: ModelSpec, trace: Trace | CountTrace, *,
 
 def _flat(model: ModelSpec) -> dict[str, Any]:
     """Every field of a model and of its attention."""
-    flat = {one.name: getattr(model, one.name) for one in fields(ModelSpec) if one.name != "attention"}
-    return flat | asdict(model.attention)
+    flat = asdict(model)
+    return {name: value for name, value in flat.items() if name != "attention"} | asdict(model.attention)
 
 
 def _worded(values: dict[str, Any], names: Sequence[str]) -> str:

@@ -66,18 +66,29 @@ def anneal_rounds(
     rounds = _Rounds(programme, terms, budget, rng, incumbent)
     pairs = rounds.pairs * rounds.parts**2
     length = max(SHORTEST, PER_PAIR * pairs) * pairs * rounds.cost
-    idle, long = 0, length * MANY > budget.left
-    last = 0.0 if long else LAST_SHARE * budget.left
     if fresh:
+        few, last = length * MANY > budget.left, LAST_SHARE * budget.left
         rounds.start(min(length, FRESH_SHARE * budget.left) * QUICK_SHARE)
-    while fresh and idle < PATIENCE and budget.left > last and not (budget.exhausted or incumbent.optimal):
+        if few and not (budget.exhausted or incumbent.optimal):
+            work = min(max(length, LEAST_SHARE * budget.left), FRESH_SHARE * budget.left)
+            rounds.start(work)
+            rounds.reheat(min(length, work) * REHEAT_SHARE, math.inf, 0.0)
+        elif not few:
+            length = _grow(rounds, budget, incumbent, length, last)
+    rounds.reheat(length * REHEAT_SHARE, length * REHEATS_TO, 0.0)
+
+
+def _grow(rounds: "_Rounds", budget: Budget, incumbent: Incumbent, length: float, last: float) -> float:
+    """Rounds of growing length until some gain nothing or only `last` is left of the work; the next length."""
+    idle = 0
+    while idle < PATIENCE and budget.left > last and not (budget.exhausted or incumbent.optimal):
         before = incumbent.value
-        work = min(max(length, LEAST_SHARE * budget.left if long else 0.0), FRESH_SHARE * budget.left)
+        work = min(length, FRESH_SHARE * budget.left)
         rounds.start(work)
-        rounds.reheat(min(length, work) * REHEAT_SHARE, math.inf if long else work * REHEATS_TO, last)
+        rounds.reheat(work * REHEAT_SHARE, work * REHEATS_TO, last)
         idle = idle + 1 if incumbent.value <= before else 0
         length *= GROWTH
-    rounds.reheat(length * REHEAT_SHARE, length * REHEATS_TO, 0.0)
+    return length
 
 
 def compile_rounds() -> None:

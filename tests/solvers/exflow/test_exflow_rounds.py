@@ -254,11 +254,8 @@ def test_a_round_cools_down_in_steps_that_meet(monkeypatch: pytest.MonkeyPatch) 
 def test_a_clock_that_is_ahead_of_the_work_ends_a_cooling_and_says_so(
     monkeypatch: pytest.MonkeyPatch, second: int, chunks: int, capped: bool
 ) -> None:
-    clock, seen, budget = (
-        itertools.count(0, second),
-        list[Any](),
-        Budget(1e9, 6e4),
-    )  # a hundredth may take a tenth: 600 s a chunk
+    clock, seen = itertools.count(0, second), list[Any]()
+    budget = Budget(1e9, 6e4)  # a hundredth of the work may take a tenth of the time: 600 s a chunk
     monkeypatch.setattr(rounds, "WORKERS", 1)
     monkeypatch.setattr(rounds, "CHUNK", 1e6)
     monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
