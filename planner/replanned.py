@@ -7,7 +7,6 @@ from ..runtime.plan import Part, Plan, load
 from ..solvers.exflow.replan import reconsider
 from ..solvers.placement import Placement
 from ..solvers.result import PlacementResult
-from ..traces.count_form import open_any
 from ..traces.counts import Counts
 from ..traces.model import ModelSpec
 from . import exflow
@@ -20,7 +19,7 @@ from .options import Replanned
 from .request import Request
 from .task import Task
 
-__all__ = ["previous_plan", "previous_routes", "reconsidered", "replanned", "without_previous"]
+__all__ = ["check_horizon", "previous_plan", "previous_routes", "reconsidered", "replanned", "without_previous"]
 
 NAME = "previous"
 MOVES_SHARE = 0.1  # of the time limit, after it
@@ -38,9 +37,13 @@ def previous_plan(request: Request) -> Plan | None:
         )
     if str(plan.cluster) != str(request.cluster):
         raise UsageError(f"--from {path}: a plan for {plan.cluster}, asked for {request.cluster}; leave --cluster away")
-    if request.horizon_tokens is not None:
-        _vectors_a_move(open_any(request.trace).meta.model)  # refused before the search
     return plan
+
+
+def check_horizon(task: Task) -> None:
+    """Refuse a horizon where nothing says what experts weigh; before the search."""
+    if task.request.horizon_tokens is not None:
+        _vectors_a_move(task.model)
 
 
 def reconsidered(found: PlacementResult, counts: Counts, task: Task) -> PlacementResult:

@@ -13,7 +13,7 @@ from ..runtime.plan import FileInput, Inputs, Plan, Split, TraceInput, load
 from ..solvers.outcome import Outcome
 from ..traces.count_form import CountTrace
 from .evaluate import verdict
-from .replanned import previous_plan
+from .replanned import check_horizon, previous_plan
 from .request import Request
 from .sidecars import save_with
 from .solved import Solved
@@ -92,7 +92,9 @@ def task_for(chosen: Strategy, request: Request, say: Callable[[str], None]) -> 
     if chosen.decides != "placement" and (request.slots is not None or request.redundant):
         raise UsageError(f"--slots or --redundant with --strategy {chosen.name}; it places no experts")
     own = chosen.methods[0] if chosen.methods else None
-    return Task(request, _base(chosen, request), model, request.method or own, say, previous)
+    task = Task(request, _base(chosen, request), model, request.method or own, say, previous)
+    check_horizon(task)
+    return task
 
 
 def _base(chosen: Strategy, request: Request) -> Plan | None:

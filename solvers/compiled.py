@@ -18,7 +18,7 @@ def compiled(function: Function, *, any_order: bool = False, inlined: bool = Fal
     Parameters
     ----------
     any_order
-        Whether sums may be taken in any order, several terms at once.
+        Whether sums and maxima may be taken in any order, several terms at once; of no NaN.
     inlined
         Whether compiled callers take the function's body in: a call counts a reference for every array it is given.
     """
@@ -28,7 +28,7 @@ def compiled(function: Function, *, any_order: bool = False, inlined: bool = Fal
 
     options: dict[str, Any] = {
         "nogil": True,
-        "fastmath": {"reassoc", "contract"} if any_order else False,
+        "fastmath": {"reassoc", "contract", "nnan", "nsz"} if any_order else False,
         "inline": "always" if inlined else "never",
     }
     try:

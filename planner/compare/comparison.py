@@ -24,6 +24,7 @@ from ..netmoe.strategy import PAYS_FROM, judged_metric
 from ..options import SecondsOptions
 from ..request import SAMPLES_PER_DEVICE, Phase
 from ..strategy import STRATEGIES
+from ..tables.part import value
 from .entry import Entry, check_model, common_cluster, entries_of, known_model
 from .judges import Judges
 from .rows import contenders
@@ -60,6 +61,16 @@ class Compared:
         """The gain that it was solved with; None where that was of another metric."""
         solved = self.plan.verdict
         return solved.gain if solved is not None and solved.metric == self.verdict.metric else None
+
+    @property
+    def gained(self) -> float | None:
+        """What it gained then over what it is held against now; None where that was not judged beside it."""
+        if (evaluation := self.plan.evaluation) is None:
+            return None
+        against, metric = self.verdict.against, self.verdict.metric
+        ours, *others = evaluation.judging.contenders
+        held = [value(other, metric) for other in others if other.label == against and metric in other.metrics]
+        return held[0] - value(ours, metric) if held else None
 
 
 @dataclass(frozen=True, slots=True)

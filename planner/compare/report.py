@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import printable
 from ..reports.remarks import COPIES, gain_words, slower_exchange
 from ..tables.contenders import contender_table, legend, megabytes
-from ..tables.part import find, value
+from ..tables.part import find
 from ..tables.seconds import print_seconds_table
 from .comparison import Compared, Comparison
 
@@ -75,10 +75,17 @@ def _plan(one: Compared) -> dict[str, Any]:
         "strategies": list(one.plan.strategies),
         "contender": one.label,
         "verdict": one.verdict.model_dump(mode="json"),
-        "gain_when_solved": None if one.claimed is None else one.claimed.model_dump(mode="json"),
+        "gain_when_solved": _gain_when_solved(one),
         "against_first": None if one.against_first is None else one.against_first.model_dump(mode="json"),
         "moves_from_first": None if one.moves is None else asdict(one.moves),
     }
+
+
+def _gain_when_solved(one: Compared) -> dict[str, Any] | None:
+    """The gain when it was solved, over what that was, and over what it is held against now."""
+    if one.claimed is None or one.plan.verdict is None:
+        return None
+    return {**one.claimed.model_dump(mode="json"), "against": one.plan.verdict.against, "over_same": one.gained}
 
 
 def _gains(found: Comparison) -> Iterable[str]:
@@ -111,29 +118,18 @@ def _standing(one: Compared) -> str:
 
 def _paid(one: Compared) -> bool:
     """Whether it was solved with a benefit, also over what it is held against now if that was judged beside it."""
-    solved, gain = one.plan.verdict, _gain_when_solved(one)
-    return solved is not None and solved.value == "benefit" and (gain is None or gain > 0)
-
-
-def _gain_when_solved(one: Compared) -> float | None:
-    """What it gained then over what it is held against now; None where that was not judged beside it."""
-    if (evaluation := one.plan.evaluation) is None:
-        return None
-    against, metric = one.verdict.against, one.verdict.metric
-    ours, *others = evaluation.judging.contenders
-    held = [value(other, metric) for other in others if other.label == against and metric in other.metrics]
-    return held[0] - value(ours, metric) if held else None
+    solved = one.plan.verdict
+    return solved is not None and solved.value == "benefit" and (one.gained is None or one.gained > 0)
 
 
 def _claim(one: Compared) -> str:
     """The gain when it was solved, worded as the verdict; and what a sample policy must gain."""
     words, evaluation, solved = "", one.plan.evaluation, one.plan.verdict
     if one.claimed is not None and solved is not None and evaluation is not None:
-        gain = _gain_when_solved(one)
         if solved.against == one.verdict.against:
             words = f"; {gain_words(solved, evaluation.judging)}"
-        elif gain is not None and one.verdict.metric in COPIES:
-            words = f"; {abs(gain):.3f} {'more' if gain < 0 else 'fewer'}"
+        elif one.gained is not None and one.verdict.metric in COPIES:
+            words = f"; {abs(one.gained):.3f} {'more' if one.gained < 0 else 'fewer'}"
         else:
             words = f"; {gain_words(solved, evaluation.judging)} than {_named(solved.against)}"
         words += " when it was solved" + ("" if evaluation.held_out else ", on the samples it was fitted to")

@@ -106,7 +106,9 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
     Raises
     ------
     UsageError
-        Another strategy, nothing held out, or too few units to halve.
+        Another strategy, nothing held out, too few units to halve, a cap on loads, or a thorough bound.
+    KeyboardInterrupt
+        A search was interrupted.
     """
     if request.strategy != "exflow" or request.previous is not None:
         raise UsageError("--learning-curve with --from or another strategy; it is of exflow's placements from nothing")

@@ -113,8 +113,8 @@ def _split_gain(plan: Plan, part: Part) -> Iterable[str]:
         f"of {coherence + placement:.3f} copies saved, {coherence:.3f} come from coherence alone and {placement:.3f}"
         " from the placement"
     )
-    if placement <= 0:
-        yield "coherence needs no such plan: contiguous experts save as much, and compare says that it does not pay"
+    if placement <= 0 and plan.strategies != ("contiguous",):
+        yield "coherence needs no such plan: contiguous experts save as much"
     search = _search(plan)
     if search is not None and search.objective == "hops" and plan.model.top_k > 1:
         yield f"placed to keep the first choices' hops; for fewer copies of all {plan.model.top_k}: --objective copies"

@@ -21,9 +21,9 @@ from ..draws import exponential, unit
 
 __all__ = ["Deals", "best_over", "deals_of", "drawn", "drawn_before", "sum_over"]
 
-STEEPEST = 150.0  # exponents are cut off there, so that products of four do not overflow
 LANES = 8  # ways that a loop takes at once, at most
-NEVER = 300.0  # ways so many temperatures below the best are not summed
+NEVER = 650.0  # ways so many temperatures below the best are not summed
+LEAST = 30.0  # what is so many temperatures below the rest of a sum is nothing
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ class Deals(NamedTuple):
     Way s gives the experts of the bits of `low[s]` and `high[s]` to p. Of each layer: the experts dealt, which of them
     are on p, what every way is worth beside its links, and what it is worth with all that come before it.
 
-    `member, side [L, K]; own, message, back [L, W]; link [L-1, K, K]; bits, factor [K, W']; base [W']; product
+    `member, side [L, K]; own, message, back [L, W]; link [L-1, K, K]; bits, factor [K, W']; base, worth [W']; product
     [2, X, W']`, where `bits` are those of the ways, and W' is W rounded up for loops over several ways at once: what is
     beyond W weighs nothing.
     """
@@ -50,6 +50,7 @@ class Deals(NamedTuple):
     link: Floats
     bits: Floats
     base: Floats
+    worth: Floats
     factor: Floats
     product: Floats
 
@@ -74,14 +75,15 @@ def deals_of(m: int, num_layers: int) -> Deals:
         link=np.zeros((max(num_layers - 1, 0), 2 * m, 2 * m)),
         bits=bits,
         base=np.zeros(padded),
+        worth=np.zeros(padded),
         factor=np.zeros((2 * m, padded)),
         product=product,
     )
 
 
 @inlined
-def sum_over(deals: Deals, layer: int, temperature: float) -> None:
-    """The message of the next layer: temperature x log of the sum over the ways of this one.
+def sum_over(deals: Deals, layer: int, temperature: float) -> bool:
+    """The message of the next layer: temperature x log of the sum over the ways of this one; whether it was steep.
 
     Notes
     -----
@@ -92,21 +94,60 @@ def sum_over(deals: Deals, layer: int, temperature: float) -> None:
     Every way t has m members on p, so that a mean over j can be taken out of g[s] and m times it put to the message.
     Loops run along s, where there are many.
     """
-    base, product, factor, message = deals.base, deals.product, deals.factor, deals.message[layer + 1]
-    shift = -np.inf
+    base, factor, message, steepest = deals.base, deals.factor, deals.message[layer + 1], 0.0
     _gains(deals, layer, 2 / temperature)
     for s in range(len(message)):
         base[s] += deals.message[layer, s] / temperature
+    for j in range(2 * deals.m):
+        for s in range(len(message)):
+            steepest = max(steepest, abs(factor[j, s]))
+    steep = 2 * deals.m * steepest > NEVER - LEAST  # a way that products leave away may gain as much as the best
+    if steep:
+        _sum_ways(deals, message)
+    else:
+        _sum_products(deals, message)
+    for t in range(len(message)):
+        message[t] = temperature * message[t] + deals.own[layer + 1, t]
+    return steep
+
+
+@inlined
+def _sum_products(deals: Deals, message: Floats) -> None:
+    """The log of the sum over the ways, by products of the exponentials of what members gain."""
+    base, factor, shift = deals.base, deals.factor, -np.inf
+    for s in range(len(message)):
         shift = max(shift, base[s])
     for s in range(len(message)):
-        product[0, 0, s] = _weight(base[s] - shift)
+        deals.product[0, 0, s] = _weight(base[s] - shift)
     for j in range(2 * deals.m):
         for s in range(len(base)):
-            factor[j, s] = exponential(min(max(factor[j, s], -STEEPEST), STEEPEST))
-    _multiply(deals.m, product, factor)
-    _dots(product, deals.low, deals.high, message)
+            factor[j, s] = exponential(factor[j, s])
+    _multiply(deals.m, deals.product, factor)
+    _dots(deals.product, deals.low, deals.high, message)
     for t in range(len(message)):
-        message[t] = temperature * (np.log(message[t]) + shift) + deals.own[layer + 1, t]
+        message[t] = np.log(message[t]) + shift
+
+
+@inlined
+def _sum_ways(deals: Deals, message: Floats) -> None:
+    """The log of the sum over the ways, by the exponential of each; takes longer."""
+    sums = deals.product
+    sums[0, 0], sums[1, 0] = deals.base, 0.0
+    _add(deals.m, sums, deals.factor)
+    for t in range(len(message)):
+        message[t] = _log_sum(sums[0, deals.low[t]], sums[1, deals.high[t]], len(message))
+    sums[0, 0], sums[1, 0] = 0.0, 1.0
+
+
+@partial(compiled, any_order=True)
+def _log_sum(one: Floats, other: Floats, size: int) -> float:
+    """Log sum exp(one + other), of the first `size`."""
+    best, total = -np.inf, 0.0
+    for s in range(size):
+        best = max(best, one[s] + other[s])
+    for s in range(size):
+        total += exponential(max(one[s] + other[s] - best, -NEVER))
+    return float(np.log(total) + best)
 
 
 @compiled
@@ -146,6 +187,17 @@ def _multiply(m: int, product: Floats, factor: Floats) -> None:
                 known, more, new = product[half, x], factor[half * m + i], product[half, x | 1 << i]
                 for s in range(len(new)):
                     new[s] = known[s] * more[s]
+
+
+@compiled
+def _add(m: int, sums: Floats, gain: Floats) -> None:
+    """The sums of what every subset of either half gains."""
+    for half in range(2):
+        for i in range(m):
+            for x in range(1 << i):
+                known, more, new = sums[half, x], gain[half * m + i], sums[half, x | 1 << i]
+                for s in range(len(new)):
+                    new[s] = known[s] + more[s]
 
 
 @partial(compiled, any_order=True)

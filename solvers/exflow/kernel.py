@@ -23,21 +23,28 @@ TOURNAMENT = 2  # candidates a pick, times experts a device over those picked
 @compiled
 def anneal(
     state: State, deals: tuple[Deals, ...], blocks: int, start: float, end: float, seed: NDArray[np.uint64]
-) -> None:
+) -> int:
     """Make `blocks` block moves between random devices, the temperature falling from `start` to `end`.
 
     Parameters
     ----------
     deals
         Of 1, 2, ... experts of each device; the widest that both devices fill is dealt.
+
+    Returns
+    -------
+    int
+        Pairs of ways of neighbouring layers that were summed one by one (`deals.sum_over`), which takes longer.
     """
-    num_devices = len(state.first) - 1
+    num_devices, steep = len(state.first) - 1, 0
     for block in range(blocks):
         p = below(seed, num_devices)
         q = _partner(state, p, seed)
         width = _width(state, p, q, len(deals))
         if width:
-            resample(state, deals[width - 1], p, q, start * (end / start) ** (block / blocks), seed)
+            temperature = start * (end / start) ** (block / blocks)
+            steep += resample(state, deals[width - 1], p, q, temperature, seed)
+    return steep
 
 
 @compiled
@@ -50,8 +57,10 @@ def descend(state: State, deals: tuple[Deals, ...], device: int, seed: NDArray[n
 
 
 @compiled
-def resample(state: State, deals: Deals, p: int, q: int, temperature: float, seed: NDArray[np.uint64]) -> None:
+def resample(state: State, deals: Deals, p: int, q: int, temperature: float, seed: NDArray[np.uint64]) -> int:
     """Deal m random experts of each of devices p and q anew in all layers; at temperature 0 at their best.
+
+    Returns what `anneal` does.
 
     Notes
     -----
@@ -61,7 +70,7 @@ def resample(state: State, deals: Deals, p: int, q: int, temperature: float, see
 
     own collects the pulls of everyone who stays, the pairs inside the layer, and forbids what the caps do not allow.
     """
-    num_layers = len(state.pull)
+    num_layers, steep = len(state.pull), 0
     nodes = state.node_pull.shape[1] > 0 and p // state.group != q // state.group
     kappa = state.worth[0] + (state.worth[1] if nodes else 0.0)
     for layer in range(num_layers):
@@ -76,7 +85,7 @@ def resample(state: State, deals: Deals, p: int, q: int, temperature: float, see
     deals.message[0] = deals.own[0]
     for layer in range(num_layers - 1):
         if temperature > 0:
-            sum_over(deals, layer, temperature)
+            steep += sum_over(deals, layer, temperature)
         else:
             best_over(deals, layer)
     way = drawn(deals.message[num_layers - 1], temperature, seed)
@@ -86,6 +95,7 @@ def resample(state: State, deals: Deals, p: int, q: int, temperature: float, see
             before = drawn_before(deals, layer, way, temperature, seed) if temperature > 0 else deals.back[layer, way]
         _deal(state, deals, layer, way)
         way = before
+    return steep * len(deals.low) ** 2
 
 
 @compiled

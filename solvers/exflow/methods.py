@@ -18,9 +18,12 @@ from .search import anneal, improve, search
 from .sweeps import polish
 from .terms import Terms
 
-__all__ = ["Method", "Run", "separable"]
+__all__ = ["SWEEPS_WORK", "Method", "Run", "separable"]
 
 STAGED_SHARE = 0.7  # of the work, where there are several nodes
+SWEEPS_WORK = 1.5e8  # cells of assignment matrices: 3 s for 24 layers x 32 experts
+CELL = 20  # of annealing's work, nanoseconds
+SWEEPS_SHARE = 0.2  # of annealing's budget, at most, for sweeps before it
 Method = Literal["annealing", "sweeps", "ilp", "paper"]
 
 
@@ -52,6 +55,8 @@ class Run:
             if separable(self.programme, self.terms):
                 self._solve_chain(rng)
             else:
+                if method == "annealing":
+                    self._sweep_first()
                 self._improve(method, rng)
             if method == "ilp" and not self.incumbent.optimal:
                 layout, left_s = self.incumbent.layout, self.budget.remaining_s
@@ -68,6 +73,19 @@ class Run:
         if not self.budget.late and value < self.bound.value and not self.programme.has_spare_slots:
             self.bound = KeptBound(value, frozenset({"assignment"}))
             self.incumbent.target = value
+
+    def _sweep_first(self) -> None:
+        """All that sweeps find with this seed, where that is little of the budget: annealing then never keeps less."""
+        whole = self.budget
+        if self.terms.plain and SWEEPS_SHARE * whole.left >= SWEEPS_WORK * CELL:
+            self.budget = part = Budget(SWEEPS_WORK, SWEEPS_SHARE * whole.remaining_s)
+            try:
+                self._improve("sweeps", np.random.default_rng(self.seed))
+            finally:
+                self.budget = whole
+            whole.spend((part.total - part.left) * CELL)
+            if part.capped:
+                whole.cap()
 
     def _improve(self, method: Method, rng: np.random.Generator) -> None:
         """Search at one level of links; where there are two, from the staged solution."""

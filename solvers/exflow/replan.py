@@ -21,6 +21,7 @@ from ..placement import Placement
 from ..result import PlacementResult
 from .budget import Budget
 from .caps import cap_of, evened
+from .cooling import Cooling
 from .problem import Problem
 from .programme import Layout, Programme
 from .search import compile_annealing
@@ -31,7 +32,7 @@ __all__ = ["reconsider"]
 
 ALIKE = 0.01  # of the value: what moving all experts must give at least; searches end within that of one another
 LITTLE = 1e-3  # of the value: a smaller gain is not worth any move
-WARM, COLD = 0.8, 0.45  # temperatures, in units of `rounds.weight_unit`
+WARM = 0.65  # temperature, in units of the weights (`Cooling`)
 PER_PAIR, SHORTEST = 10, 100  # block moves of a reheating: a pair of devices, and at least
 STALE = 6  # reheatings without gain end a search
 CHUNK = 50  # block moves between looks at the clock
@@ -176,14 +177,14 @@ class _Weighed:
         """What a layout cools down to in so many block moves, old homes pulling at their experts."""
         from .deals import deals_of
         from .kernel import anneal, descend
-        from .rounds import WIDEST, block_work, weight_unit
+        from .rounds import WIDEST, block_work
         from .state import state_of
 
         state, num_devices = state_of(self.programme, self.terms, layout), len(self.programme.slots)
         for pull_DP, home_E in zip(state.pull, self.before, strict=True):
             pull_DP[home_E, np.arange(len(home_E))] += min(round(self.price / state.worth[0]), MOST_PULL)
         deals = tuple(deals_of(m, len(layout)) for m in range(1, WIDEST + 1))
-        for moves, here, there in _cooling(weight_unit(self.programme, self.terms), blocks):
+        for moves, here, there in _chunks(Cooling(self.programme, self.terms, WARM), blocks):
             if not budget.late:
                 anneal(state, deals, moves, here, there, seed)
         for device in range(num_devices):
@@ -212,10 +213,10 @@ def _searched(
     return (starts[0] if weighed.net(best) <= least + LITTLE * abs(least) else best), status
 
 
-def _cooling(unit: float, blocks: int) -> Iterable[tuple[int, float, float]]:
+def _chunks(cooling: Cooling, blocks: int) -> Iterable[tuple[int, float, float]]:
     """The chunks that so many block moves are made in, and the temperatures at which each begins and ends."""
     ends = [*range(0, blocks, CHUNK), blocks]
-    temperature = [unit * WARM * (COLD / WARM) ** (end / blocks) for end in ends]
+    temperature = [cooling.at(end / blocks) for end in ends]
     return zip(np.diff(ends).tolist(), temperature[:-1], temperature[1:], strict=True)
 
 

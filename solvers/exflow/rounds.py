@@ -13,20 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from .budget import Budget
+from .cooling import Cooling
 from .deals import deals_of
 from .incumbent import Incumbent
 from .kernel import anneal, descend
 from .programme import Layout, Programme
 from .recombination import recombine
-from .refinement import num_parts, refined
 from .state import moved, state_of
 from .terms import Terms
 
-__all__ = ["anneal_rounds", "block_work", "compile_rounds", "weight_unit"]
+__all__ = ["anneal_rounds", "block_work", "compile_rounds"]
 
 WORKERS = 2
 WIDEST = 4  # experts dealt from each of two devices
-HOT, WARM, COLD = 1.35, 1.1, 0.45  # temperatures, in units of `weight_unit`
+HOT, WARM = 1.25, 0.85  # temperatures, in units of the weights (`Cooling`)
 SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
 GROWTH = 2  # of fresh starts
 MANY = 100  # where fewer than so many fit into the work, one takes a share of it and its round lasts to the end
@@ -38,8 +38,9 @@ REHEAT_GROWTH, LITTLE = 1.3, 1e-4  # after a reheat without a relative gain wort
 REHEATS_TO = 0.5  # of the work of its fresh start, where a round ends
 PATIENCE = 4  # rounds without gain end a search
 CHUNK = 3e7  # work between looks at the clock
-# Work is nanoseconds of a core of 2024: of a block move, a layer, so many, a place and pair dealt, a way and two ways.
-MOVE, PER_PLACE, PER_WAY, PER_WAYS = 830, 0.6, 19, 0.28
+# Work is nanoseconds of a core of 2024: of a block move, a layer, so many, a place and pair dealt, a way, two ways, and
+# two that are summed one by one.
+MOVE, PER_PLACE, PER_WAY, PER_WAYS, PER_STEEP = 830, 0.6, 19, 0.28, 1.5
 MOST_RECOMBINED = 128  # devices; beyond, renaming takes longer than it is worth
 
 
@@ -64,8 +65,7 @@ def anneal_rounds(
     if np.count_nonzero(programme.slots) < 2 or budget.exhausted or incumbent.optimal:
         return
     rounds = _Rounds(programme, terms, budget, rng, incumbent)
-    pairs = rounds.pairs * rounds.parts**2
-    length = max(SHORTEST, PER_PAIR * pairs) * pairs * rounds.cost
+    length = max(SHORTEST, PER_PAIR * rounds.pairs) * rounds.pairs * rounds.cost
     if fresh:
         few, last = length * MANY > budget.left, LAST_SHARE * budget.left
         rounds.start(min(length, FRESH_SHARE * budget.left) * QUICK_SHARE)
@@ -95,7 +95,8 @@ def compile_rounds() -> None:
     """Compile what annealing needs, or load it."""
     programme = Programme([np.eye(4)], (4, 4), np.array([2, 2]), np.eye(2), 2)
     tiny = programme, Terms(), Budget(1, 60), np.random.default_rng(0), Incumbent(programme)
-    _Rounds(*tiny)._cool(0, HOT, 1.0, 1.0, threading.Event())  # first in this thread, where a signal is heard at once
+    tiny_rounds = _Rounds(*tiny)
+    tiny_rounds._cool(0, tiny_rounds.hot, 1.0, 1.0, threading.Event())  # in this thread a signal is heard at once
     anneal_rounds(*tiny)
 
 
@@ -110,30 +111,17 @@ class _Rounds:
         self._state = state_of(programme, terms, incumbent.layout)
         self._deals = [tuple(deals_of(m, programme.num_layers) for m in range(1, WIDEST + 1)) for _ in range(WORKERS)]
         self._seeds = rng.integers(1, 2**63, size=(WORKERS, 1), dtype=np.uint64)
-        self._unit, self._rng = weight_unit(programme, terms), rng
-        self.parts = num_parts(programme, terms, WIDEST)
+        self.hot, self.warm = Cooling(programme, terms, HOT), Cooling(programme, terms, WARM)
         movable = int(np.count_nonzero(programme.slots))
         self.pairs = movable * (movable - 1) / 2
         self.cost = block_work(programme)
 
     def start(self, work: float) -> None:
-        """Begin a round with the best of what every thread cools down to from a temperature that forgets.
-
-        Where devices hold more experts than are dealt at once, with a refined layout instead if there is work enough.
-        """
-        worth_it = self.parts > 1 and work >= SHORTEST * self.pairs * self.parts**2 * self.cost
-        if layouts := self._refined(work) if worth_it else self._cooled(HOT, work):
+        """Begin a round with the best of what every thread cools down to from a temperature that forgets."""
+        if layouts := self._cooled(self.hot, work):
             self._layout = max(layouts, key=self._value)
             self._best = self._value(self._layout)
             self._incumbent.offer(self._layout, self._best)
-
-    def _refined(self, work: float) -> list[Layout]:
-        """One refined layout."""
-        budget = self._budget
-        part = budget.part(min(1.0, work / budget.left))
-        layout = refined(self._programme, self._terms, self.parts, part, self._rng, anneal_rounds)
-        budget.settle(part)
-        return [layout]
 
     def reheat(self, work: float, most: float, last: float) -> None:
         """Reheat the layout of the round in every thread and recombine it with what they find, longer if in vain.
@@ -147,7 +135,7 @@ class _Rounds:
         """
         while work < most and self._budget.left > last and not (self._budget.exhausted or self._incumbent.optimal):
             before = self._best
-            self._recombine([self._layout, *self._cooled(WARM, work)])
+            self._recombine([self._layout, *self._cooled(self.warm, work)])
             if self._best <= before * (1 + LITTLE):
                 work *= REHEAT_GROWTH
         self._recombine([self._layout, self._incumbent.layout])
@@ -164,7 +152,7 @@ class _Rounds:
                 self._layout, self._best = layout, value
         self._incumbent.offer(self._layout, self._best)
 
-    def _cooled(self, hot: float, work: float) -> list[Layout]:
+    def _cooled(self, cooling: Cooling, work: float) -> list[Layout]:
         """What the layout of the round cools down to in every thread; nothing where the budget is spent."""
         budget, stop = self._budget, threading.Event()
         work = min(work, budget.left)
@@ -173,22 +161,22 @@ class _Rounds:
         seconds = max(budget.remaining_s, 1e-9) * math.sqrt(work / budget.left)
         with ThreadPoolExecutor(WORKERS) as pool:
             try:
-                futures = [pool.submit(self._cool, i, hot, work, seconds, stop) for i in range(WORKERS)]
+                futures = [pool.submit(self._cool, i, cooling, work, seconds, stop) for i in range(WORKERS)]
                 layouts = [future.result() for future in futures]
             finally:
                 stop.set()
         budget.spend(work + min(work, self.pairs * self.cost))  # the descent at its end included
         return layouts
 
-    def _cool(self, worker: int, hot: float, work: float, seconds: float, stop: threading.Event) -> Layout:
+    def _cool(self, worker: int, cooling: Cooling, work: float, seconds: float, stop: threading.Event) -> Layout:
         """The layout that the one of the round ends in when it is heated and cooled down, then improved at none."""
         state, deals, seed = moved(self._state, self._layout), self._deals[worker], self._seeds[worker]
         started, spent, share = time.perf_counter(), 0.0, 0.0
         while share < 1 and not stop.is_set():
             blocks = math.ceil(min(CHUNK, work - spent) / self.cost)
             spent += blocks * self.cost
-            here, there = (self._unit * hot * (COLD / hot) ** at for at in (share, max(share, min(1.0, spent / work))))
-            anneal(state, deals, blocks, here, there, seed)
+            here, there = cooling.at(share), cooling.at(max(share, spent / work))
+            spent += PER_STEEP * anneal(state, deals, blocks, here, there, seed)
             share = max(spent / work, (time.perf_counter() - started) / seconds)
             if share > spent / work and spent < work:  # the clock cools faster than the work
                 self._budget.cap()
@@ -210,14 +198,3 @@ def _move_work(m: int, num_places: int) -> float:
     """Work of dealing 2 m experts of a layer anew."""
     ways = math.comb(2 * m, m)
     return MOVE + PER_PLACE * num_places * m**2 + PER_WAY * ways + PER_WAYS * ways**2
-
-
-def weight_unit(programme: Programme, terms: Terms) -> float:
-    """The mean, over experts and neighbouring layers, of their root mean square weight, times what a device is worth.
-
-    The mean over experts, since the few busiest would set the temperature of all.
-    """
-    weights = [*programme.weights, *(() if terms.beside is None else terms.beside)]
-    rows = [np.sqrt((weight**2).mean(axis=axis)) for weight in weights for axis in (0, 1) if weight.size]
-    worth = programme.near[0, 0] - programme.node_worth
-    return float(np.mean(np.concatenate(rows)) * worth if rows else 0.0) or 1.0

@@ -41,7 +41,7 @@ from .goal import Goal
 from .hierarchy import Stage
 from .ilp import Backend
 from .incumbent import Incumbent
-from .methods import Method, Run
+from .methods import SWEEPS_WORK, Method, Run
 from .problem import Problem
 from .replicas import with_replicas
 from .search import compile_annealing
@@ -52,7 +52,6 @@ from .whole import place_whole
 
 __all__ = ["BoundKind", "ExflowResult", "Method", "solve"]
 
-WORK = 1.5e8  # of sweeps, cells of assignment matrices: 3 s for 24 layers x 32 experts
 ANNEALING_RATE = 8e8  # work of annealing a second of the time limit, four fifths of what a core does
 ILP_START_WORK = 1e7  # before the integer programme
 SEARCH_SHARE = 0.97  # of the time limit; the rest is for what ends late
@@ -208,7 +207,7 @@ def _replicated(problem: Problem, run: Run, budget: Budget, *, anneals: bool) ->
 def _work(method: str, time_limit_s: float, work: float | None) -> float:
     if work is not None:
         return work
-    return {"annealing": ANNEALING_RATE * time_limit_s, "sweeps": WORK}.get(method, ILP_START_WORK)
+    return {"annealing": ANNEALING_RATE * time_limit_s, "sweeps": SWEEPS_WORK}.get(method, ILP_START_WORK)
 
 
 def _outcome(

@@ -223,9 +223,12 @@ def test_sizes_that_only_one_of_plan_and_trace_knows_are_no_other_model(trace: A
         planned(unsized, tmp_path / "no.json", strategy="pipemoe", on=tmp_path / "base.json")
 
 
-def test_a_horizon_needs_the_size_of_an_expert(trace: Any, tmp_path: Path) -> None:
+def test_a_horizon_needs_the_size_of_an_expert_and_says_so_before_the_search(
+    trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unsized = sized(trace, tmp_path / "unsized", ffn_size=None)
     planned(unsized, tmp_path / "old.json")
     assert options_of(planned(unsized, tmp_path / "next.json", previous=tmp_path / "old.json")).bytes_moved is None
+    monkeypatch.setattr("moeplan.solvers.exflow.solve", lambda *_, **__: pytest.fail("searched"))
     with pytest.raises(UsageError, match="--ffn-size"):
         planned(unsized, tmp_path / "no.json", previous=tmp_path / "old.json", horizon_tokens=1e6)

@@ -16,6 +16,7 @@ from moeplan.solvers.compiled import COMPILED
 from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.incumbent import Incumbent
+from moeplan.solvers.exflow.methods import SWEEPS_WORK
 from moeplan.solvers.exflow.programme import Layout, Programme
 from moeplan.solvers.exflow.recombination import recombine
 from moeplan.solvers.exflow.search import improve, search
@@ -51,16 +52,41 @@ def test_annealing_finds_the_optimum_of_small_programmes(brute_force: BruteForce
     weights = skewed(seed, 4, 6)
     programme = programme_of(weights, slots)
     incumbent = Incumbent(programme)
-    improve(programme, Terms(), Budget(2e7, 1e6), np.random.default_rng(seed), incumbent)
+    improve(programme, Terms(), Budget(2e8, 1e6), np.random.default_rng(seed), incumbent)
     assert incumbent.value == brute_force(weights, slots, programme.near)
 
 
-def test_annealing_keeps_more_than_sweeps_of_many_times_its_work() -> None:
-    programme = programme_of(skewed(0, 12, 32), [4] * 8)
+def busy_and_idle(num_layers: int, num_experts: int) -> Array:
+    """Transitions of few ways on, of experts of which the busiest has some hundred times the tokens of the idlest."""
+    rng = np.random.default_rng(0)
+    rows = rng.dirichlet(np.full(num_experts, 0.03), (num_layers - 1, num_experts))
+    return np.asarray(rows / rng.permutation(np.arange(1, num_experts + 1))[:, None])
+
+
+@pytest.mark.parametrize(
+    ("weights", "slots"), [(skewed(0, 12, 32), 4), (busy_and_idle(6, 64), 4), (busy_and_idle(12, 64), 8)]
+)
+def test_annealing_keeps_more_than_sweeps_of_many_times_its_work(weights: Array, slots: int) -> None:
+    programme = programme_of(weights, [slots] * (weights.shape[1] // slots))
     annealed, swept = Incumbent(programme), Incumbent(programme)
-    improve(programme, Terms(), Budget(1e8, 1e6), np.random.default_rng(0), annealed)
+    improve(programme, Terms(), Budget(1e9, 1e6), np.random.default_rng(0), annealed)
     search(programme, Budget(5e7, 1e6), np.random.default_rng(0), swept)
     assert annealed.value > swept.value
+
+
+@pytest.mark.parametrize("cluster", [Cluster(1, 4), Cluster(2, 2)])
+def test_annealing_goes_on_from_all_that_sweeps_find_with_its_seed_where_that_takes_little_of_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = skewed(3, 6, 16)
+    swept = exflow.solve(weights, cluster, method="sweeps", time_limit_s=1e3, seed=5)
+    for name in ("improve", "anneal"):
+        monkeypatch.setattr(f"moeplan.solvers.exflow.methods.{name}", lambda *_: None)
+    enough, short = (
+        exflow.solve(weights, cluster, work=work, time_limit_s=1e4, seed=5) for work in (SWEEPS_WORK * 100, SWEEPS_WORK)
+    )
+    assert (enough.placement.physical_to_logical == swept.placement.physical_to_logical).all()
+    assert (short.placement.physical_to_logical != swept.placement.physical_to_logical).any()
 
 
 def test_more_work_keeps_more_and_every_improvement_is_reported_in_turn() -> None:

@@ -11,8 +11,11 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow
 from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow import replan
+from moeplan.solvers.exflow.cooling import Cooling
 from moeplan.solvers.exflow.goal import Goal
+from moeplan.solvers.exflow.programme import Programme
 from moeplan.solvers.exflow.replan import ALIKE, LITTLE, reconsider
+from moeplan.solvers.exflow.terms import Terms
 from moeplan.solvers.moves import experts_moved, keep_in_place
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement
@@ -159,10 +162,11 @@ def test_on_a_single_device_nothing_moves_whatever_time_there_is(rng: np.random.
 
 @pytest.mark.parametrize("blocks", [100, 125, 149, 151])
 def test_a_reheating_cools_down_in_chunks_that_meet_and_make_all_its_moves(blocks: int) -> None:
-    chunks = [*replan._cooling(2.0, blocks)]
+    cooling = Cooling(Programme([np.full((4, 4), 2.0)], (4, 4), np.array([2, 2]), np.eye(2), 2), Terms(), 0.8)
+    chunks = [*replan._chunks(cooling, blocks)]
     assert sum(moves for moves, *_ in chunks) == blocks
     assert all(0 < moves <= replan.CHUNK for moves, *_ in chunks)
-    assert (chunks[0][1], chunks[-1][2]) == pytest.approx((1.6, 0.9))
+    assert (chunks[0][1], chunks[-1][2]) == pytest.approx((1.6, 1.0), rel=0.01)
     for (_, _, end), (_, begin, _) in itertools.pairwise(chunks):
         assert end == begin
 

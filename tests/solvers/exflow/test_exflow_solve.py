@@ -20,7 +20,7 @@ BruteForce = Callable[[Array, list[int], Array], float]
 
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "WORK", 2e6)
+    monkeypatch.setattr(strategy, "SWEEPS_WORK", 2e6)
     monkeypatch.setattr(strategy, "ANNEALING_RATE", 1e5)
 
 

@@ -1,0 +1,56 @@
+"""The temperatures of annealing, which give every expert's weights their time.
+
+Legend: L MoE layers; E experts a layer.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .programme import Programme
+from .terms import Terms
+
+__all__ = ["COLD", "Cooling"]
+
+COLD = 0.5  # in units of an expert's weights: what they decide is decided there
+STEPS = 256  # of the ladder
+LEAST = 1e-6  # of the largest unit: experts below have next to no weight
+
+
+class Cooling:
+    """A fall of the temperature.
+
+    Of an expert whose weights have the unit u, it is decided where it goes between `hot` u and COLD u, on a logarithmic
+    scale. Busy experts have large units and idle ones small ones, so that one such range would melt the idle and freeze
+    the busy. The temperature therefore spends on every part of the scale a share of the time like the share of all
+    units that is decided there:
+
+        share(T) = sum_e u_e min(1, max(0, log(hot u_e / T) / log(hot / COLD))) / sum_e u_e
+
+    Where all units are alike it falls from `hot` u to COLD u.
+    """
+
+    def __init__(self, programme: Programme, terms: Terms, hot: float) -> None:
+        unit = _units(programme, terms)
+        weight, edges = np.histogram(np.log(unit), STEPS, weights=unit)
+        some, width = weight > 0, math.log(hot / COLD)
+        weight, decided = weight[some], ((edges[1:] + edges[:-1]) / 2)[some] + math.log(hot)
+        self._ladder = np.linspace(decided[-1], decided[0] - width, STEPS + 1)
+        reached = np.clip((decided - self._ladder[:, None]) / width, 0, 1)
+        self._share = reached @ weight / weight.sum()
+
+    def at(self, share: float) -> float:
+        """The temperature after a share of the time."""
+        return math.exp(np.interp(share, self._share, self._ladder))
+
+
+def _units(programme: Programme, terms: Terms) -> NDArray[np.float64]:
+    """The root mean square weight of every expert and neighbouring layer, times what a device is worth more than its
+    node, but for experts with next to none.
+    """
+    weights = [*programme.weights, *(() if terms.beside is None else terms.beside)]
+    rows = [np.sqrt((weight**2).mean(axis=axis)) for weight in weights for axis in (0, 1) if weight.size]
+    unit = np.concatenate([*rows, np.zeros(0)]) * (programme.near[0, 0] - programme.node_worth)
+    unit = unit[unit > LEAST * unit.max(initial=0.0)]
+    return unit if len(unit) else np.ones(1)
