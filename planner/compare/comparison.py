@@ -63,7 +63,7 @@ class Compared:
         return solved.gain if solved is not None and solved.metric == self.verdict.metric else None
 
     @property
-    def gained(self) -> float | None:
+    def gain_over_same(self) -> float | None:
         """What it gained then over what it is held against now; None where that was not judged beside it."""
         if (evaluation := self.plan.evaluation) is None:
             return None

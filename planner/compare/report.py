@@ -75,17 +75,11 @@ def _plan(one: Compared) -> dict[str, Any]:
         "strategies": list(one.plan.strategies),
         "contender": one.label,
         "verdict": one.verdict.model_dump(mode="json"),
-        "gain_when_solved": _gain_when_solved(one),
+        "gain_when_solved": None if one.claimed is None else one.claimed.model_dump(mode="json"),
+        "gain_when_solved_over_same": one.gain_over_same,
         "against_first": None if one.against_first is None else one.against_first.model_dump(mode="json"),
         "moves_from_first": None if one.moves is None else asdict(one.moves),
     }
-
-
-def _gain_when_solved(one: Compared) -> dict[str, Any] | None:
-    """The gain when it was solved, over what that was, and over what it is held against now."""
-    if one.claimed is None or one.plan.verdict is None:
-        return None
-    return {**one.claimed.model_dump(mode="json"), "against": one.plan.verdict.against, "over_same": one.gained}
 
 
 def _gains(found: Comparison) -> Iterable[str]:
@@ -119,7 +113,7 @@ def _standing(one: Compared) -> str:
 def _paid(one: Compared) -> bool:
     """Whether it was solved with a benefit, also over what it is held against now if that was judged beside it."""
     solved = one.plan.verdict
-    return solved is not None and solved.value == "benefit" and (one.gained is None or one.gained > 0)
+    return solved is not None and solved.value == "benefit" and (one.gain_over_same is None or one.gain_over_same > 0)
 
 
 def _claim(one: Compared) -> str:
@@ -128,8 +122,8 @@ def _claim(one: Compared) -> str:
     if one.claimed is not None and solved is not None and evaluation is not None:
         if solved.against == one.verdict.against:
             words = f"; {gain_words(solved, evaluation.judging)}"
-        elif one.gained is not None and one.verdict.metric in COPIES:
-            words = f"; {abs(one.gained):.3f} {'more' if one.gained < 0 else 'fewer'}"
+        elif one.gain_over_same is not None and one.verdict.metric in COPIES:
+            words = f"; {abs(one.gain_over_same):.3f} {'more' if one.gain_over_same < 0 else 'fewer'}"
         else:
             words = f"; {gain_words(solved, evaluation.judging)} than {_named(solved.against)}"
         words += " when it was solved" + ("" if evaluation.held_out else ", on the samples it was fitted to")

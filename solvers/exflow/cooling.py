@@ -22,9 +22,7 @@ class Cooling:
     """A fall of the temperature.
 
     Of an expert whose weights have the unit u, it is decided where it goes between `hot` u and COLD u, on a logarithmic
-    scale. Busy experts have large units and idle ones small ones, so that one such range would melt the idle and freeze
-    the busy. The temperature therefore spends on every part of the scale a share of the time like the share of all
-    units that is decided there:
+    scale. Every part of the scale takes time in proportion to the units that are decided there:
 
         share(T) = sum_e u_e min(1, max(0, log(hot u_e / T) / log(hot / COLD))) / sum_e u_e
 
@@ -46,8 +44,9 @@ class Cooling:
 
 
 def _units(programme: Programme, terms: Terms) -> NDArray[np.float64]:
-    """The root mean square weight of every expert and neighbouring layer, times what a device is worth more than its
-    node, but for experts with next to none.
+    """What every expert's weights are worth: their root mean square to each neighbouring layer and inside its own.
+
+    Times what a device is worth more than its node; experts with next to none left away, and 1 where none is left.
     """
     weights = [*programme.weights, *(() if terms.beside is None else terms.beside)]
     rows = [np.sqrt((weight**2).mean(axis=axis)) for weight in weights for axis in (0, 1) if weight.size]

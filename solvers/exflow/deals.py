@@ -34,7 +34,7 @@ class Deals(NamedTuple):
     Way s gives the experts of the bits of `low[s]` and `high[s]` to p. Of each layer: the experts dealt, which of them
     are on p, what every way is worth beside its links, and what it is worth with all that come before it.
 
-    `member, side [L, K]; own, message, back [L, W]; link [L-1, K, K]; bits, factor [K, W']; base, worth [W']; product
+    `member, side [L, K]; own, message, back [L, W]; link [L-1, K, K]; bits, factor [K, W']; base [W']; product
     [2, X, W']`, where `bits` are those of the ways, and W' is W rounded up for loops over several ways at once: what is
     beyond W weighs nothing.
     """
@@ -50,7 +50,6 @@ class Deals(NamedTuple):
     link: Floats
     bits: Floats
     base: Floats
-    worth: Floats
     factor: Floats
     product: Floats
 
@@ -75,7 +74,6 @@ def deals_of(m: int, num_layers: int) -> Deals:
         link=np.zeros((max(num_layers - 1, 0), 2 * m, 2 * m)),
         bits=bits,
         base=np.zeros(padded),
-        worth=np.zeros(padded),
         factor=np.zeros((2 * m, padded)),
         product=product,
     )
@@ -145,6 +143,8 @@ def _log_sum(one: Floats, other: Floats, size: int) -> float:
     best, total = -np.inf, 0.0
     for s in range(size):
         best = max(best, one[s] + other[s])
+    if best == -np.inf:  # none is allowed
+        return best
     for s in range(size):
         total += exponential(max(one[s] + other[s] - best, -NEVER))
     return float(np.log(total) + best)

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from ..bounds import KeptBound
+from ..compiled import COMPILED
 from ..outcome import Status
 from .budget import Budget
 from .chain import chain
@@ -15,14 +16,13 @@ from .incumbent import Incumbent
 from .paper import solve_paper
 from .programme import Programme
 from .search import anneal, improve, search
-from .sweeps import polish
+from .sweeps import PER_CELL, polish
 from .terms import Terms
 
 __all__ = ["SWEEPS_WORK", "Method", "Run", "separable"]
 
 STAGED_SHARE = 0.7  # of the work, where there are several nodes
 SWEEPS_WORK = 1.5e8  # cells of assignment matrices: 3 s for 24 layers x 32 experts
-CELL = 20  # of annealing's work, nanoseconds
 SWEEPS_SHARE = 0.2  # of annealing's budget, at most, for sweeps before it
 Method = Literal["annealing", "sweeps", "ilp", "paper"]
 
@@ -55,7 +55,7 @@ class Run:
             if separable(self.programme, self.terms):
                 self._solve_chain(rng)
             else:
-                if method == "annealing":
+                if method == "annealing" and COMPILED:
                     self._sweep_first()
                 self._improve(method, rng)
             if method == "ilp" and not self.incumbent.optimal:
@@ -75,17 +75,19 @@ class Run:
             self.incumbent.target = value
 
     def _sweep_first(self) -> None:
-        """All that sweeps find with this seed, where that is little of the budget: annealing then never keeps less."""
+        """All that sweeps find with this seed, where that is little of the budget: homes are never worth less then."""
         whole = self.budget
-        if self.terms.plain and SWEEPS_SHARE * whole.left >= SWEEPS_WORK * CELL:
+        if self.terms.plain and SWEEPS_SHARE * whole.left >= SWEEPS_WORK * PER_CELL:
             self.budget = part = Budget(SWEEPS_WORK, SWEEPS_SHARE * whole.remaining_s)
             try:
                 self._improve("sweeps", np.random.default_rng(self.seed))
             finally:
                 self.budget = whole
-            whole.spend((part.total - part.left) * CELL)
+            whole.spend((part.total - part.left) * PER_CELL)
             if part.capped:
                 whole.cap()
+            if not self.incumbent.optimal:
+                self.stages = ()
 
     def _improve(self, method: Method, rng: np.random.Generator) -> None:
         """Search at one level of links; where there are two, from the staged solution."""

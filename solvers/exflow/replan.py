@@ -25,7 +25,7 @@ from .cooling import Cooling
 from .problem import Problem
 from .programme import Layout, Programme
 from .search import compile_annealing
-from .sweeps import OVERHEAD, gains
+from .sweeps import OVERHEAD, PER_CELL, gains
 from .terms import Terms
 
 __all__ = ["reconsider"]
@@ -37,7 +37,6 @@ PER_PAIR, SHORTEST = 10, 100  # block moves of a reheating: a pair of devices, a
 STALE = 6  # reheatings without gain end a search
 CHUNK = 50  # block moves between looks at the clock
 WORK_RATE = 4e8  # a second of the time limit, half of what a core does or less, so that idle machines end by work
-PER_CELL = 20  # work of annealing that a cell of an assignment matrix amounts to
 MOST_PULL = 2**30 - 1  # beside a pull of as much it fits into an int32
 
 
@@ -177,20 +176,22 @@ class _Weighed:
         """What a layout cools down to in so many block moves, old homes pulling at their experts."""
         from .deals import deals_of
         from .kernel import anneal, descend
-        from .rounds import WIDEST, block_work
+        from .rounds import PER_STEEP, WIDEST, block_work
         from .state import state_of
 
         state, num_devices = state_of(self.programme, self.terms, layout), len(self.programme.slots)
         for pull_DP, home_E in zip(state.pull, self.before, strict=True):
             pull_DP[home_E, np.arange(len(home_E))] += min(round(self.price / state.worth[0]), MOST_PULL)
         deals = tuple(deals_of(m, len(layout)) for m in range(1, WIDEST + 1))
+        steep = 0
         for moves, here, there in _chunks(Cooling(self.programme, self.terms, WARM), blocks):
             if not budget.late:
-                anneal(state, deals, moves, here, there, seed)
+                steep += anneal(state, deals, moves, here, there, seed)
         for device in range(num_devices):
             if not budget.late:
                 descend(state, deals, device, seed)
-        budget.spend((blocks + num_devices * (num_devices - 1) // 2) * block_work(self.programme))
+        blocks += num_devices * (num_devices - 1) // 2
+        budget.spend(blocks * block_work(self.programme) + steep * PER_STEEP)
         return [home_P[:size] for home_P, size in zip(state.home, self.programme.sizes, strict=True)]
 
 

@@ -11,18 +11,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .budget import Budget
 from .cooling import Cooling
-from .deals import deals_of
+from .deals import Deals, deals_of
 from .incumbent import Incumbent
 from .kernel import anneal, descend
 from .programme import Layout, Programme
+from .pulls import State
 from .recombination import recombine
 from .state import moved, state_of
 from .terms import Terms
 
-__all__ = ["anneal_rounds", "block_work", "compile_rounds"]
+__all__ = ["PER_STEEP", "anneal_rounds", "block_work", "compile_rounds"]
 
 WORKERS = 2
 WIDEST = 4  # experts dealt from each of two devices
@@ -37,7 +39,7 @@ REHEAT_SHARE = 0.2  # of the length of a fresh start
 REHEAT_GROWTH, LITTLE = 1.3, 1e-4  # after a reheat without a relative gain worth mention
 REHEATS_TO = 0.5  # of the work of its fresh start, where a round ends
 PATIENCE = 4  # rounds without gain end a search
-CHUNK = 3e7  # work between looks at the clock
+CHUNK, CHUNKS = 3e7, 16  # work between looks at the clock, at most; chunks that a cooling has at least
 # Work is nanoseconds of a core of 2024: of a block move, a layer, so many, a place and pair dealt, a way, two ways, and
 # two that are summed one by one.
 MOVE, PER_PLACE, PER_WAY, PER_WAYS, PER_STEEP = 830, 0.6, 19, 0.28, 1.5
@@ -162,30 +164,43 @@ class _Rounds:
         with ThreadPoolExecutor(WORKERS) as pool:
             try:
                 futures = [pool.submit(self._cool, i, cooling, work, seconds, stop) for i in range(WORKERS)]
-                layouts = [future.result() for future in futures]
+                layouts, spent = zip(*(future.result() for future in futures), strict=True)
             finally:
                 stop.set()
-        budget.spend(work + min(work, self.pairs * self.cost))  # the descent at its end included
-        return layouts
+        budget.spend(max(spent) + min(work, self.pairs * self.cost))  # the descent at its end included
+        return list(layouts)
 
-    def _cool(self, worker: int, cooling: Cooling, work: float, seconds: float, stop: threading.Event) -> Layout:
-        """The layout that the one of the round ends in when it is heated and cooled down, then improved at none."""
+    def _cool(
+        self, worker: int, cooling: Cooling, work: float, seconds: float, stop: threading.Event
+    ) -> tuple[Layout, float]:
+        """What the layout of the round ends in when it is heated and cooled down, then improved at none; and the work.
+
+        Each chunk takes as much of what is left of the cooling as it is expected to take of the work that is left.
+        """
         state, deals, seed = moved(self._state, self._layout), self._deals[worker], self._seeds[worker]
-        started, spent, share = time.perf_counter(), 0.0, 0.0
+        started, spent, made, cost, share = time.perf_counter(), 0.0, 0, self.cost, 0.0
         while share < 1 and not stop.is_set():
-            blocks = math.ceil(min(CHUNK, work - spent) / self.cost)
-            spent += blocks * self.cost
-            here, there = cooling.at(share), cooling.at(max(share, spent / work))
-            spent += PER_STEEP * anneal(state, deals, blocks, here, there, seed)
-            share = max(spent / work, (time.perf_counter() - started) / seconds)
-            if share > spent / work and spent < work:  # the clock cools faster than the work
+            left, chunk = work - spent, min(CHUNK, work / CHUNKS)
+            blocks = math.ceil(min(max(left, chunk / CHUNKS), chunk) / cost)
+            then = share + (1 - share) * min(1.0, blocks * cost / max(left, cost))
+            steep = anneal(state, deals, blocks, cooling.at(share), cooling.at(then), seed)
+            spent, made, share = spent + blocks * self.cost + steep * PER_STEEP, made + blocks, then
+            cost, clock = spent / made, (time.perf_counter() - started) / seconds
+            if share < 1 and clock > max(share, spent / work):  # the clock cools faster than the work
                 self._budget.cap()
-        for device in range(len(state.first) - 1):  # what no temperature gains, for no more work than that
-            if spent <= 0 or stop.is_set() or self._budget.late:
+                share = clock
+        self._descend(state, deals, seed, spent, stop)
+        return [home[:size] for home, size in zip(state.home, self._programme.sizes, strict=True)], spent
+
+    def _descend(
+        self, state: State, deals: tuple[Deals, ...], seed: NDArray[np.uint64], work: float, stop: threading.Event
+    ) -> None:
+        """Take what no temperature gains, device by device, until the work is spent."""
+        for device in range(len(state.first) - 1):
+            if work <= 0 or stop.is_set() or self._budget.late:
                 break
             descend(state, deals, device, seed)
-            spent -= (len(state.first) - 2 - device) * self.cost
-        return [home[:size] for home, size in zip(state.home, self._programme.sizes, strict=True)]
+            work -= (len(state.first) - 2 - device) * self.cost
 
 
 def block_work(programme: Programme) -> float:

@@ -13,9 +13,10 @@ from ..moves import best_labels
 from .budget import Budget
 from .programme import Layout, Programme
 
-__all__ = ["gains", "name_worth", "polish", "relabel", "sweep"]
+__all__ = ["PER_CELL", "gains", "name_worth", "polish", "relabel", "sweep"]
 
 OVERHEAD = 1500  # cells of work that a call of the assignment solver amounts to
+PER_CELL = 20  # of annealing's work, nanoseconds
 TOLERANCE = 1e-12  # gains below this share of what is at stake are rounding
 
 

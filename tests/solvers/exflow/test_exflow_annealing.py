@@ -89,6 +89,22 @@ def test_annealing_goes_on_from_all_that_sweeps_find_with_its_seed_where_that_ta
     assert (short.placement.physical_to_logical != swept.placement.physical_to_logical).any()
 
 
+def test_what_sweeps_found_is_kept_when_the_annealing_after_them_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    weights, cluster = skewed(3, 6, 16), Cluster(2, 2)
+    swept = exflow.solve(weights, cluster, method="sweeps", time_limit_s=1e3, seed=5)
+    for name in ("improve", "anneal"):
+        monkeypatch.setattr(f"moeplan.solvers.exflow.methods.{name}", interrupted)
+    found = exflow.solve(weights, cluster, work=SWEEPS_WORK * 100, time_limit_s=1e4, seed=5)
+    assert found.outcome.status is Status.INTERRUPTED
+    assert found.outcome.objective == swept.outcome.objective
+    assert found.stages == ()
+
+
 def test_more_work_keeps_more_and_every_improvement_is_reported_in_turn() -> None:
     programme = programme_of(skewed(1, 8, 32), [4] * 8)
     values = []

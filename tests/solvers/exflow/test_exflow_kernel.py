@@ -293,3 +293,15 @@ def test_the_temperature_of_block_moves_falls_geometrically(monkeypatch: pytest.
     interpreted = cast(Any, anneal).py_func
     assert interpreted(state, (deals_of(2, LAYERS),), 8, 256.0, 1.0, seed_of(8)) == 8 * 7
     assert seen == pytest.approx([256, 128, 64, 32, 16, 8, 4, 2])
+
+
+@pytest.mark.parametrize("link", [1.0, 1e3])
+def test_ways_that_are_forbidden_count_for_nothing(link: float) -> None:
+    deals = deals_at_random(4, 1.0, link)
+    deals.message[0, 1:] = -np.inf
+    expected = summed(deals, 1.0)
+    sum_over(deals, 0, 1.0)
+    assert deals.message[1] == pytest.approx(expected, rel=1e-9)
+    deals.message[0] = -np.inf
+    sum_over(deals, 0, 1.0)
+    assert (deals.message[1] == -np.inf).all()

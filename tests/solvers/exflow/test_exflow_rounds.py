@@ -47,12 +47,12 @@ HOT = Cooling(programme_of([2] * 4), Terms(), 1.0)
 REHEATS = 4  # without gain: 0.2 of the work of the start, then 1.3 times as much each, below 0.5
 
 
-def noting(seen: list[Any], given: slice) -> Callable[..., int]:
-    """An annealing that only notes some of what it is given."""
+def noting(seen: list[Any], given: slice, steep: float = 0.0) -> Callable[..., float]:
+    """An annealing that only notes some of what it is given; a block move has so many steep pairs of ways."""
 
-    def anneal(*arguments: Any) -> int:
+    def anneal(*arguments: Any) -> float:
         seen.append(arguments[given])
-        return 0
+        return steep * float(arguments[2])
 
     return anneal
 
@@ -234,26 +234,35 @@ def test_a_reheat_is_warm_enough_to_move_experts_and_too_cold_to_forget(monkeypa
     assert [hot, cold] == pytest.approx([1.25, 0.5], rel=0.01)
 
 
-def test_a_round_cools_down_in_steps_that_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steep", [0.0, 5000.0])
+@pytest.mark.parametrize("work", [1e6, 1e8])
+def test_a_round_cools_down_in_steps_that_meet_and_lead_to_the_end_whatever_they_cost(
+    monkeypatch: pytest.MonkeyPatch, steep: float, work: float
+) -> None:
     programme, seen = programme_of([2] * 4), list[Any]()
     monkeypatch.setattr(rounds, "WORKERS", 1)
-    monkeypatch.setattr(rounds, "CHUNK", 1e6)
-    monkeypatch.setattr(rounds, "anneal", noting(seen, slice(3, 5)))
-    new_rounds(programme, Budget(1e9, 1e6)).start(1e7)
-    assert len(seen) == 10
-    for (_, end), (begin, _) in itertools.pairwise(seen):
-        assert begin == pytest.approx(end)
-    assert all(here > there for here, there in seen)
+    monkeypatch.setattr(rounds, "anneal", noting(seen, slice(2, 5), steep))
+    monkeypatch.setattr(rounds, "descend", lambda *_: None)
+    budget = Budget(1e9, 1e6)
+    found = new_rounds(programme, budget)
+    found.start(work)
+    assert len(seen) >= 8
+    for (_, _, end), (_, begin, _) in itertools.pairwise(seen):
+        assert begin == end
+    assert all(here > there for _, here, there in seen)
+    assert (seen[0][1], seen[-1][2]) == (found.hot.at(0), found.hot.at(1))
+    spent = sum(blocks for blocks, *_ in seen) * (found.cost + steep * rounds.PER_STEEP)
+    assert budget.total - budget.left == pytest.approx(spent + min(work, found.pairs * found.cost))
+    assert spent == pytest.approx(work, rel=0.1)
 
 
-@pytest.mark.parametrize(("second", "chunks", "capped"), [(0, 10, False), (300, 10, False), (2000, 3, True)])
+@pytest.mark.parametrize(("second", "chunks", "capped"), [(0, 16, False), (300, 16, False), (2000, 3, True)])
 def test_a_clock_that_is_ahead_of_the_work_ends_a_cooling_and_says_so(
     monkeypatch: pytest.MonkeyPatch, second: int, chunks: int, capped: bool
 ) -> None:
     clock, seen = itertools.count(0, second), list[Any]()
-    budget = Budget(1e9, 6e4)  # a hundredth of the work may take a tenth of the time: 600 s a chunk
+    budget = Budget(1e9, 6e4)  # a hundredth of the work may take a tenth of the time: 375 s a chunk
     monkeypatch.setattr(rounds, "WORKERS", 1)
-    monkeypatch.setattr(rounds, "CHUNK", 1e6)
     monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     monkeypatch.setattr(rounds, "anneal", noting(seen, slice(3, 5)))
     new_rounds(programme_of([2] * 4), budget)._cooled(HOT, 1e7)
@@ -284,7 +293,7 @@ def test_all_that_a_thread_does_is_charged(monkeypatch: pytest.MonkeyPatch, move
     found._cooled(HOT, (moves - 0.5) * found.cost)
     charged = (budget.total - budget.left) / found.cost
     assert sum(*zip(*annealed, strict=True)) == moves
-    assert charged == pytest.approx(moves - 0.5 + min(moves - 0.5, 28))
+    assert charged == pytest.approx(moves + min(moves - 0.5, 28))
     assert min(moves, 28) <= sum(descended) < min(moves, 28) + 7  # pairs of devices; one device's are not split
     assert moves < 28 or sum(descended) == 28
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import exflow
-from moeplan.solvers.exflow import simple, strategy
+from moeplan.solvers.exflow import methods, simple, strategy
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement, ReplicaRule
 
@@ -20,7 +20,8 @@ BruteForce = Callable[[Array, list[int], Array], float]
 
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "SWEEPS_WORK", 2e6)
+    for module in (methods, strategy):
+        monkeypatch.setattr(module, "SWEEPS_WORK", 2e6)
     monkeypatch.setattr(strategy, "ANNEALING_RATE", 1e5)
 
 
