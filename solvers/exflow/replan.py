@@ -100,7 +100,8 @@ def reconsider(
     if max_load is not None:
         terms = dataclasses.replace(terms, load=problem.loads, cap=cap_of(problem.loads, old.slots, max_load))
     least = ALIKE * problem.value(renamed) / (old.num_layers * old.num_experts)
-    weighed = _Weighed(problem.programme, terms, _layout(old), max(price, least))
+    cooling = Cooling(problem.programme, terms, WARM)
+    weighed = _Weighed(problem.programme, terms, _layout(old), max(price, least), cooling)
     budget = Budget(WORK_RATE * time_limit_s if work is None else work, time_limit_s)
     layout, status = _searched(weighed, _layout(renamed), budget, np.random.default_rng(seed), found.outcome.status)
     sets = [[np.flatnonzero(home_E == d).tolist() for d in range(old.num_devices)] for home_E in layout]
@@ -112,12 +113,13 @@ def reconsider(
 
 @dataclass(frozen=True, slots=True)
 class _Weighed:
-    """Programme (1): what counts, where experts are before, and what a move costs."""
+    """Programme (1): what counts, where experts are before, what a move costs, and how reheatings cool down."""
 
     programme: Programme
     terms: Terms
     before: Layout
     price: float
+    cooling: Cooling
 
     @property
     def legal(self) -> list[Layout]:
@@ -184,7 +186,7 @@ class _Weighed:
             pull_DP[home_E, np.arange(len(home_E))] += min(round(self.price / state.worth[0]), MOST_PULL)
         deals = tuple(deals_of(m, len(layout)) for m in range(1, WIDEST + 1))
         steep = 0
-        for moves, here, there in _chunks(Cooling(self.programme, self.terms, WARM), blocks):
+        for moves, here, there in _chunks(self.cooling, blocks):
             if not budget.late:
                 steep += anneal(state, deals, moves, here, there, seed)
         for device in range(num_devices):

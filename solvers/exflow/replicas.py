@@ -80,9 +80,11 @@ def _fill_nearest(held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], worth_
 
     Of equals with those that fewest devices hold, so that devices which hold nothing else become different ones.
     """
-    cost_ED = np.where(held_ED, np.inf, -worth_ED)
-    for device, free in enumerate((slots_D - held_ED.sum(axis=0)).tolist()):
-        held_ED[np.lexsort((held_ED.sum(axis=1), cost_ED[:, device]))[:free], device] = True
+    cost_ED, count_E, free_D = np.where(held_ED, np.inf, -worth_ED), held_ED.sum(axis=1), slots_D - held_ED.sum(axis=0)
+    for device in np.flatnonzero(free_D):
+        taken = np.lexsort((count_E, cost_ED[:, device]))[: free_D[device]]
+        held_ED[taken, device] = True
+        count_E[taken] += 1
 
 
 def _fill_by_load(
