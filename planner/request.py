@@ -207,8 +207,8 @@ class Request:
             raise UsageError("--from with --on, or with another strategy than exflow; only exflow re-plans, by itself")
         if self.previous is not None and self.groups == "whole":
             raise UsageError("--from with --groups whole; moves of single experts split groups: leave one of them out")
-        if self.horizon_tokens is not None and not (self.previous is not None and 0 < self.horizon_tokens < 1e18):
-            raise UsageError(f"--horizon {self.horizon_tokens}; expected tokens above 0, beside --from")
+        if self.horizon_tokens is not None and not (self.previous is not None and 1 <= self.horizon_tokens < 1e18):
+            raise UsageError(f"--horizon {self.horizon_tokens}; expected 1 token or more, beside --from")
 
     @property
     def alive(self) -> list[int]:

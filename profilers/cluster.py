@@ -11,6 +11,7 @@ from ..errors import UsageError
 __all__ = ["Cluster", "Link"]
 
 MAX_DEVICES = 65_536
+FASTEST = 1e-15  # seconds a byte: ratios of links stay exact beside 1
 LINK_KINDS = ("intra", "inter")
 
 
@@ -22,10 +23,10 @@ class Link:
     s_per_byte: float
 
     def __post_init__(self) -> None:
-        if not (0 <= self.latency_s < 3600 and 0 < self.s_per_byte < 1):
+        if not (0 <= self.latency_s < 3600 and FASTEST <= self.s_per_byte < 1):
             raise UsageError(
                 f"link with latency {self.latency_s} s and {self.s_per_byte} s/byte; expected 0 <= latency < 3600 and"
-                " a bandwidth above 1 byte/s"
+                f" a bandwidth above 1 byte/s, up to {1e-9 / FASTEST:,.0f} GB/s"
             )
 
     @classmethod

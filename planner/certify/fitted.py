@@ -64,7 +64,8 @@ def count_fitted(plan: Plan, trace: Trace | CountTrace, roster: Roster) -> Fitte
                 _add_pairs(between[layer - 1], tokens.ids[:, layer - 1, 0], ids[:, choice])
             if within is not None:
                 for one, other in itertools.permutations(ids.T, 2):
-                    _add_pairs(within[layer], one, other)
+                    apart = one != other  # an expert named twice is no pair
+                    _add_pairs(within[layer], one[apart], other[apart])
     return Fitted(loads, between, within, steps)
 
 

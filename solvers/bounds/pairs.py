@@ -91,15 +91,15 @@ def transportation_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) 
     pairs = int(min((slots**2).sum(), num_experts**2))
     skipped = pairs if spare else 0
     one_E = np.ones(num_experts, np.int64)
-    head = np.concatenate([source * one_E, extra_out * one_E, b_E, b_E, [source, extra_in, source]])
-    tail = np.concatenate([a_E, a_E, sink * one_E, extra_in * one_E, [extra_out, sink, sink]])
+    start = np.concatenate([source * one_E, extra_out * one_E, b_E, b_E, [source, extra_in, source]])
+    end = np.concatenate([a_E, a_E, sink * one_E, extra_in * one_E, [extra_out, sink, sink]])
     extra_E, limits = spare * one_E, [spare, spare, skipped]
     limit = np.concatenate([most * one_E, extra_E, most * one_E, extra_E, limits])  # (1), (2), (3), (4)
     graph = SimpleMinCostFlow()
     graph.add_arcs_with_capacity_and_unit_cost(
         np.repeat(a_E, num_experts), np.tile(b_E, num_experts), np.ones(units_EE.size, np.int64), -units_EE.ravel()
     )
-    graph.add_arcs_with_capacity_and_unit_cost(head, tail, limit, np.zeros(len(head), np.int64))
+    graph.add_arcs_with_capacity_and_unit_cost(start, end, limit, np.zeros(len(start), np.int64))
     graph.set_nodes_supplies(np.array([source, sink]), np.array([pairs, -pairs]))  # (5)
     status = graph.solve()
     assert status == graph.OPTIMAL, status

@@ -11,7 +11,7 @@ class Budget:
     Parameters
     ----------
     work
-        Cells of the assignment matrices that may be solved, or nanoseconds of annealing a thread (`rounds`).
+        Nanoseconds of a core, by what steps are said to take (`work`); of annealing, a thread.
     time_limit_s
         Seconds from now.
     """
@@ -46,7 +46,7 @@ class Budget:
         return self._capped or self.late
 
     def part(self, share: float) -> "Budget":
-        """A budget with a share of the work and of the time that is left; `settle` gives back what it keeps."""
+        """A budget with a share of the work and of the time that is left; `settle` charges what it spends."""
         return Budget(self.left * share, self.remaining_s * share)
 
     def cap(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from ..assignment import assign_places
 from .budget import Budget
 from .programme import Layout, Programme
+from .work import assignment_work
 
 __all__ = ["chain"]
 
@@ -26,8 +27,10 @@ def chain(programme: Programme, start: int, budget: Budget, rng: np.random.Gener
         if budget.late:
             return layout
         layout[layer] = assign_places(-programme.before(layout, layer), places)
+        budget.spend(assignment_work(programme.sizes[layer], len(places)))
     for layer in reversed(range(start)):
         if budget.late:
             return layout
         layout[layer] = assign_places(-programme.after(layout, layer), places)
+        budget.spend(assignment_work(programme.sizes[layer], len(places)))
     return layout

@@ -15,6 +15,7 @@ __all__ = ["COLD", "Cooling"]
 
 COLD = 0.5  # in units of an expert's weights: what they decide is decided there
 STEPS = 256  # of the ladder
+MARGIN = 1e-3  # of the ladder at either end, so that units alike but for rounding have steps between them
 LEAST = 1e-6  # of the largest unit: experts below have next to no weight
 
 
@@ -31,7 +32,8 @@ class Cooling:
 
     def __init__(self, programme: Programme, terms: Terms, hot: float) -> None:
         unit = _units(programme, terms)
-        weight, edges = np.histogram(np.log(unit), STEPS, weights=unit)
+        log = np.log(unit)
+        weight, edges = np.histogram(log, STEPS, (log.min() - MARGIN, log.max() + MARGIN), weights=unit)
         some, width = weight > 0, math.log(hot / COLD)
         weight, decided = weight[some], ((edges[1:] + edges[:-1]) / 2)[some] + math.log(hot)
         self._ladder = np.linspace(decided[-1], decided[0] - width, STEPS + 1)

@@ -1,8 +1,8 @@
-"""CP-SAT that leaves Ctrl-C to Python: its own handler would stay away for good, so that the next Ctrl-C kills."""
+"""CP-SAT that leaves signals to Python: its own handler would stay away for good, so that the next Ctrl-C kills."""
 
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver
@@ -31,19 +31,14 @@ def solved(model: "CpModel", *, time_limit_s: float, seed: int = 0) -> Solved:
     solver.parameters.num_workers = 1  # repeatable
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
-        search = pool.submit(solver.solve, model)
-        interrupted = not _ended(search)
-        while not search.done():
-            solver.stop_search()
-            wait([search], STOP_S)
+        search, interrupted = pool.submit(solver.solve, model), False
+        try:
+            wait([search])
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            while not search.done():
+                solver.stop_search()
+                wait([search], STOP_S)
     found = search.result() in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     return Solved(solver if found else None, search.result() == cp_model.OPTIMAL, interrupted)
-
-
-def _ended(search: "Future[Any]") -> bool:
-    """Wait for a search; whether it ended before Ctrl-C came."""
-    try:
-        wait([search])
-    except KeyboardInterrupt:
-        return False
-    return True

@@ -87,7 +87,7 @@ def sum_over(deals: Deals, layer: int, temperature: float) -> bool:
     -----
     With g[s, j] what member j of the next layer gains on p by way s of this one, over the temperature,
 
-        sum_s exp(message[s]) prod_{j in t} exp(g[s, j])        for every way t.
+        sum_s exp(message[s] / temperature) prod_{j in t} exp(g[s, j])        for every way t.
 
     Every way t has m members on p, so that a mean over j can be taken out of g[s] and m times it put to the message.
     Loops run along s, where there are many.

@@ -60,7 +60,10 @@ def descend(state: State, deals: tuple[Deals, ...], device: int, seed: NDArray[n
 def resample(state: State, deals: Deals, p: int, q: int, temperature: float, seed: NDArray[np.uint64]) -> int:
     """Deal m random experts of each of devices p and q anew in all layers; at temperature 0 at their best.
 
-    Returns what `anneal` does.
+    Returns
+    -------
+    int
+        Pairs of ways, as `anneal` counts them.
 
     Notes
     -----

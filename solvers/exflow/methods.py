@@ -16,14 +16,14 @@ from .incumbent import Incumbent
 from .paper import solve_paper
 from .programme import Programme
 from .search import anneal, improve, search
-from .sweeps import PER_CELL, polish
+from .sweeps import polish
 from .terms import Terms
 
 __all__ = ["SWEEPS_WORK", "Method", "Run", "separable"]
 
 STAGED_SHARE = 0.7  # of the work, where there are several nodes
-SWEEPS_WORK = 1.5e8  # cells of assignment matrices: 3 s for 24 layers x 32 experts
-SWEEPS_SHARE = 0.2  # of annealing's budget, at most, for sweeps before it
+SWEEPS_WORK = 3e9
+SWEEPS_SHARE, SWEEPS_TIME_SHARE = 0.2, 0.4  # of annealing's work and time, at most, for sweeps before it
 Method = Literal["annealing", "sweeps", "ilp", "paper"]
 
 
@@ -77,15 +77,13 @@ class Run:
     def _sweep_first(self) -> None:
         """All that sweeps find with this seed, where that is little of the budget: homes are never worth less then."""
         whole = self.budget
-        if self.terms.plain and SWEEPS_SHARE * whole.left >= SWEEPS_WORK * PER_CELL:
-            self.budget = part = Budget(SWEEPS_WORK, SWEEPS_SHARE * whole.remaining_s)
+        if self.terms.plain and SWEEPS_SHARE * whole.left >= SWEEPS_WORK:
+            self.budget = part = Budget(SWEEPS_WORK, SWEEPS_TIME_SHARE * whole.remaining_s)
             try:
                 self._improve("sweeps", np.random.default_rng(self.seed))
             finally:
                 self.budget = whole
-            whole.spend((part.total - part.left) * PER_CELL)
-            if part.capped:
-                whole.cap()
+            whole.settle(part)
             if not self.incumbent.optimal:
                 self.stages = ()
 

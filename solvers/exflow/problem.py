@@ -49,6 +49,7 @@ class Problem:
     terms: Terms
     start: Layout | None = None
     hurried: bool = False
+    unit: float = 1.0
 
     @classmethod
     def of(
@@ -75,14 +76,15 @@ class Problem:
         if slots_D.max() == 1 and not programme.node_worth:
             beside_LEE = None  # no two experts of a layer meet
         if max_load is None:
-            return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE))
+            return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE), unit=unit)
         if goal.expected or not 1 <= max_load < np.inf:
             raise UsageError(
                 f"max load {max_load:g} for {num_experts} experts in {slots_D.sum():,} slots; expected 1 or more (of"
                 " the mean device load) and as many slots as experts, since replicas share loads as tokens come"
             )
         start, cap_L, hurried = capped_layout(loads_LE, slots_D, max_load, time_limit_s=CAP_SHARE * time_limit_s)
-        return cls(weights_LEE, loads_LE, goal, programme, Terms(beside_LEE, loads_LE, cap_L), start, hurried)
+        terms = Terms(beside_LEE, loads_LE, cap_L)
+        return cls(weights_LEE, loads_LE, goal, programme, terms, start, hurried, unit)
 
     def value(self, placement: Placement) -> float:
         """What a placement is worth."""

@@ -25,8 +25,9 @@ from .cooling import Cooling
 from .problem import Problem
 from .programme import Layout, Programme
 from .search import compile_annealing
-from .sweeps import OVERHEAD, PER_CELL, gains
+from .sweeps import gains
 from .terms import Terms
+from .work import PER_STEEP, WIDEST, assignment_work, block_work
 
 __all__ = ["reconsider"]
 
@@ -71,6 +72,8 @@ def reconsider(
 
     Raises
     ------
+    ValueError
+        A price below 0 or NaN.
     UsageError
         A price where experts have replicas, or other slots than in `old`; without a price devices are renamed there,
         which loses nothing.
@@ -85,6 +88,8 @@ def reconsider(
     A move is a swap, and the price one more pull of its old home on every expert. `old` itself stays where less than
     LITTLE is gained.
     """
+    if not price >= 0:
+        raise ValueError(f"price {price}; expected 0 or more")
     compiling_s, started = compile_annealing(), time.perf_counter()
     renamed = keep_in_place(found.placement, old, cluster.devices_per_node)
     if renamed.has_replicas or renamed.slots.tolist() != old.slots.tolist():
@@ -100,8 +105,10 @@ def reconsider(
     if max_load is not None:
         terms = dataclasses.replace(terms, load=problem.loads, cap=cap_of(problem.loads, old.slots, max_load))
     least = ALIKE * problem.value(renamed) / (old.num_layers * old.num_experts)
+    most = 2 * problem.goal.total * problem.goal.rho  # no move gains as much
+    price = min(max(price / problem.unit, least), most)
     cooling = Cooling(problem.programme, terms, WARM)
-    weighed = _Weighed(problem.programme, terms, _layout(old), max(price, least), cooling)
+    weighed = _Weighed(problem.programme, terms, _layout(old), price, cooling)
     budget = Budget(WORK_RATE * time_limit_s if work is None else work, time_limit_s)
     layout, status = _searched(weighed, _layout(renamed), budget, np.random.default_rng(seed), found.outcome.status)
     sets = [[np.flatnonzero(home_E == d).tolist() for d in range(old.num_devices)] for home_E in layout]
@@ -158,7 +165,7 @@ class _Weighed:
                 worth_ED = self.programme.worth(layout, layer)
                 worth_ED[np.arange(len(worth_ED)), self.before[layer]] += self.price
                 home_E = assign_places(-worth_ED, self.programme.places)
-                budget.spend(PER_CELL * (len(home_E) * len(self.programme.places) + OVERHEAD))
+                budget.spend(assignment_work(len(home_E), len(self.programme.places)))
                 if gains(worth_ED, home_E, layout[layer]):
                     layout[layer], gained = home_E, True
             upward = not upward
@@ -166,8 +173,6 @@ class _Weighed:
 
     def affordable(self, budget: Budget) -> int:
         """Block moves of a reheating that leave work for the descent after it; 0 where they would be too few."""
-        from .rounds import block_work
-
         if np.count_nonzero(self.programme.slots) < 2:
             return 0
         num_devices = len(self.programme.slots)
@@ -178,7 +183,6 @@ class _Weighed:
         """What a layout cools down to in so many block moves, old homes pulling at their experts."""
         from .deals import deals_of
         from .kernel import anneal, descend
-        from .rounds import PER_STEEP, WIDEST, block_work
         from .state import state_of
 
         state, num_devices = state_of(self.programme, self.terms, layout), len(self.programme.slots)

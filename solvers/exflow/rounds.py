@@ -23,11 +23,11 @@ from .pulls import State
 from .recombination import recombine
 from .state import moved, state_of
 from .terms import Terms
+from .work import PER_STEEP, WIDEST, block_work, naming_work
 
-__all__ = ["PER_STEEP", "anneal_rounds", "block_work", "compile_rounds"]
+__all__ = ["anneal_rounds", "compile_rounds"]
 
 WORKERS = 2
-WIDEST = 4  # experts dealt from each of two devices
 HOT, WARM = 1.25, 0.85  # temperatures, in units of the weights (`Cooling`)
 SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
 GROWTH = 2  # of fresh starts
@@ -40,9 +40,6 @@ REHEAT_GROWTH, LITTLE = 1.3, 1e-4  # after a reheat without a relative gain wort
 REHEATS_TO = 0.5  # of the work of its fresh start, where a round ends
 PATIENCE = 4  # rounds without gain end a search
 CHUNK, CHUNKS = 3e7, 16  # work between looks at the clock, at most; chunks that a cooling has at least
-# Work is nanoseconds of a core of 2024: of a block move, a layer, so many, a place and pair dealt, a way, two ways, and
-# two that are summed one by one.
-MOVE, PER_PLACE, PER_WAY, PER_WAYS, PER_STEEP = 830, 0.6, 19, 0.28, 1.5
 MOST_RECOMBINED = 128  # devices; beyond, renaming takes longer than it is worth
 
 
@@ -148,7 +145,9 @@ class _Rounds:
     def _recombine(self, layouts: list[Layout]) -> None:
         """Go on from the best of the layouts and the best mixture of them."""
         if len(self._programme.slots) <= MOST_RECOMBINED and not self._budget.late:
+            pairs = len(layouts) ** 2 * len(self._programme.weights)
             layouts = [*layouts, recombine(self._programme, self._terms, layouts)]
+            self._budget.spend(pairs * naming_work(self._programme))
         for layout in layouts:
             if (value := self._value(layout)) > self._best:
                 self._layout, self._best = layout, value
@@ -167,7 +166,7 @@ class _Rounds:
                 layouts, spent = zip(*(future.result() for future in futures), strict=True)
             finally:
                 stop.set()
-        budget.spend(max(spent) + min(work, self.pairs * self.cost))  # the descent at its end included
+        budget.spend(max(spent))
         return list(layouts)
 
     def _cool(
@@ -189,27 +188,17 @@ class _Rounds:
             if share < 1 and clock > max(share, spent / work):  # the clock cools faster than the work
                 self._budget.cap()
                 share = clock
-        self._descend(state, deals, seed, spent, stop)
+        spent += self._descend(state, deals, seed, spent, stop)
         return [home[:size] for home, size in zip(state.home, self._programme.sizes, strict=True)], spent
 
     def _descend(
-        self, state: State, deals: tuple[Deals, ...], seed: NDArray[np.uint64], work: float, stop: threading.Event
-    ) -> None:
-        """Take what no temperature gains, device by device, until the work is spent."""
-        for device in range(len(state.first) - 1):
-            if work <= 0 or stop.is_set() or self._budget.late:
+        self, state: State, deals: tuple[Deals, ...], seed: NDArray[np.uint64], most: float, stop: threading.Event
+    ) -> float:
+        """Take what no temperature gains, device by device, until about as much work is done; the work."""
+        spent, last = 0.0, len(state.first) - 2
+        for device in range(last):
+            if spent >= most or stop.is_set() or self._budget.late:
                 break
             descend(state, deals, device, seed)
-            work -= (len(state.first) - 2 - device) * self.cost
-
-
-def block_work(programme: Programme) -> float:
-    """Work of a block move, mean over devices: their experts dealt anew in every layer."""
-    slots = np.minimum(programme.slots[programme.slots > 0], WIDEST)
-    return programme.num_layers * float(np.mean([_move_work(m, len(programme.places)) for m in slots]))
-
-
-def _move_work(m: int, num_places: int) -> float:
-    """Work of dealing 2 m experts of a layer anew."""
-    ways = math.comb(2 * m, m)
-    return MOVE + PER_PLACE * num_places * m**2 + PER_WAY * ways + PER_WAYS * ways**2
+            spent += (last - device) * self.cost
+        return spent

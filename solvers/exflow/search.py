@@ -9,11 +9,12 @@ from .incumbent import Incumbent
 from .programme import Layout, Programme
 from .sweeps import polish, sweep
 from .terms import Terms
+from .work import value_work
 
 __all__ = ["anneal", "compile_annealing", "improve", "search"]
 
 STARTS = 8
-START_SHARE = 0.3  # of the work; the first start always runs to its end
+START_SHARE = 0.3  # of the budget
 WIDEST_KICK = 6  # layers
 # Kicks without gain that end a search: so many, and so many an expert, because the places that a kick can be tried at
 # grow with the experts and each should see a few; it ends small programmes that no bound proves, WORK ends the others.
@@ -28,7 +29,9 @@ def improve(programme: Programme, terms: Terms, budget: Budget, rng: np.random.G
     if incumbent.optimal or budget.late:
         return
     if COMPILED and terms.plain and programme.weights:
-        _start(programme, budget, rng, incumbent, starts=1)
+        part = budget.part(START_SHARE)
+        _start(programme, part, rng, incumbent, starts=1)
+        budget.settle(part)
     anneal(programme, terms, budget, rng, incumbent)
 
 
@@ -83,10 +86,11 @@ def _climb(programme: Programme, budget: Budget, rng: np.random.Generator, incum
         layout = list(incumbent.layout)
         sweep(programme, layout, budget, _kick(programme, layout, rng))
         moved = [new is not old for new, old in zip(layout, incumbent.layout, strict=True)]
-        found = [
-            programme.cut_value(layout, cut) if moved[cut] or moved[cut + 1] else value
-            for cut, value in enumerate(cuts)
-        ]
+        changed = np.flatnonzero(np.logical_or(moved[:-1], moved[1:]))
+        found = list(cuts)
+        for cut in changed.tolist():
+            found[cut] = programme.cut_value(layout, cut)
+        budget.spend(len(changed) * value_work(programme))
         left = patience if sum(found) > incumbent.value else left - 1
         if sum(found) >= incumbent.value:
             incumbent.offer(layout, sum(found))

@@ -12,24 +12,23 @@ from ..assignment import assign_places
 from ..moves import best_labels
 from .budget import Budget
 from .programme import Layout, Programme
+from .work import assignment_work, naming_work
 
-__all__ = ["PER_CELL", "gains", "name_worth", "polish", "relabel", "sweep"]
+__all__ = ["gains", "name_worth", "polish", "relabel", "sweep"]
 
-OVERHEAD = 1500  # cells of work that a call of the assignment solver amounts to
-PER_CELL = 20  # of annealing's work, nanoseconds
 TOLERANCE = 1e-12  # gains below this share of what is at stake are rounding
 
 
 def polish(programme: Programme, layout: Layout, budget: Budget) -> None:
-    """Sweep and relabel, in place, until neither gains or time runs out."""
+    """Sweep and relabel, in place, until neither gains or the budget is spent."""
     gained = True
-    while gained and not budget.late:
+    while gained and not budget.exhausted:
         sweep(programme, layout, budget, range(programme.num_layers))
         gained = relabel(programme, layout, budget)
 
 
 def sweep(programme: Programme, layout: Layout, budget: Budget, layers: Iterable[int]) -> None:
-    """Reassign `layers` and whatever they unsettle, up and down, until no layer gains or time runs out.
+    """Reassign `layers` and whatever they unsettle, up and down, until no layer gains or the budget is spent.
 
     Notes
     -----
@@ -38,7 +37,7 @@ def sweep(programme: Programme, layout: Layout, budget: Budget, layers: Iterable
     waiting, upward = set(layers), True
     while waiting:
         for layer in sorted(waiting, reverse=not upward):
-            if budget.late:
+            if budget.exhausted:
                 return
             waiting.discard(layer)
             if _reassign(programme, layout, layer, budget):
@@ -56,11 +55,11 @@ def relabel(programme: Programme, layout: Layout, budget: Budget) -> bool:
     gained = False
     num_devices = len(programme.slots)
     for cut in range(len(programme.weights)):
-        if budget.late:
+        if budget.exhausted:
             break
         worth_DD = name_worth(programme, layout[cut], layout[cut + 1], cut)
         label_D = best_labels(worth_DD, programme.slots, programme.devices_per_node)
-        budget.spend(num_devices**2 + OVERHEAD)
+        budget.spend(naming_work(programme))
         if gains(worth_DD, label_D, np.arange(num_devices)):
             layout[cut + 1 :] = [label_D[device_E] for device_E in layout[cut + 1 :]]
             gained = True
@@ -88,7 +87,7 @@ def _reassign(programme: Programme, layout: Layout, layer: int, budget: Budget) 
     """Give one layer its best homes, in place; whether that gained."""
     worth_ED = programme.worth(layout, layer)
     found_E = assign_places(-worth_ED, programme.places)
-    budget.spend(len(found_E) * len(programme.places) + OVERHEAD)
+    budget.spend(assignment_work(len(found_E), len(programme.places)))
     if not gains(worth_ED, found_E, layout[layer]):
         return False
     layout[layer] = found_E

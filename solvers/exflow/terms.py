@@ -38,16 +38,19 @@ class Terms:
         return self.beside is None and self.cap is None and self.twin is None
 
     def of_node(self, members: Layout) -> "Terms":
-        """The terms of a node's experts, a layer; layers with fewer of them are padded with what weighs nothing."""
+        """The pairs of a node's experts, a layer; layers with fewer of them are padded with what weighs nothing.
+
+        Caps and twins do not go with them.
+        """
+        assert self.cap is None
+        assert self.twin is None
+        if self.beside is None:
+            return Terms()
         most = max(map(len, members))
-        beside = None if self.beside is None else np.zeros((len(members), most, most))
-        load = None if self.load is None else np.zeros((len(members), most))
+        beside = np.zeros((len(members), most, most))
         for layer, member_E in enumerate(members):
-            if beside is not None and self.beside is not None:
-                beside[layer, : len(member_E), : len(member_E)] = self.beside[layer][np.ix_(member_E, member_E)]
-            if load is not None and self.load is not None:
-                load[layer, : len(member_E)] = self.load[layer, member_E]
-        return Terms(beside, load, self.cap)
+            beside[layer, : len(member_E), : len(member_E)] = self.beside[layer][np.ix_(member_E, member_E)]
+        return Terms(beside)
 
     def inside(self, programme: Programme, layout: Layout, layer: int) -> float:
         """The value of the pairs inside a layer."""

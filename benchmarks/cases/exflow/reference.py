@@ -72,7 +72,7 @@ STUDIES = (
         quality="mean share of the best known share, %",
         note="Balanced Markov transitions, rows Dirichlet(0.03 ... 0.3), in classes of layers x experts x devices;"
         " best known as in `benchmarks/exflow_reference.json`, with the budgets that found them. A proven one"
-        " is the optimum, another may be exceeded. Seconds are means.",
+        " is the optimum, another may be exceeded. Annealing of 120 s begins with what sweeps find. Seconds are means.",
         instances=known,
         rows=rows,
     ),

@@ -19,7 +19,7 @@ from ...exflow_reference import NO_LIMIT_S
 from ...race import peak_bytes
 
 Array = np.ndarray
-LITTLE_WORK = 1e7  # enough to see what sweeps hold
+LITTLE_WORK = 2e8  # enough to see what sweeps hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def nodes_of(num_devices: int) -> Cluster:
 
 
 def placed(fit: Array, cluster: Cluster) -> Placement:
-    """ExFlow's, from transitions `[L-1, E, E]`; work ends the search, so that the same comes out everywhere."""
+    """ExFlow's, from transitions `[L-1, E, E]`; work ends the search, so that the same comes out again."""
     return exflow.solve(fit, cluster, work=WORK, time_limit_s=600).placement
 
 

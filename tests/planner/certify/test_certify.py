@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,9 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan
+from moeplan.traces.reader import open_trace
+from moeplan.traces.schema import TraceMeta
+from moeplan.traces.writer import TraceWriter
 from tests.planner.edits import edited
 
 
@@ -37,6 +41,18 @@ def test_every_figure_of_a_fresh_plan_is_recomputed(make_trace: Any, changes: An
     assert certificate.figures > 20
     assert certificate.largest_difference < 1e-12
     assert "verdict" in certificate.checks
+
+
+@pytest.mark.parametrize("dispatch", ["coherent", "standard"])
+def test_an_expert_that_a_token_names_twice_is_no_pair(make_trace: Any, tmp_path: Path, dispatch: Any) -> None:
+    plain = make_trace(samples=40)
+    with TraceWriter(tmp_path, TraceMeta(form="tokens", model=plain.model, recorder="test")) as writer:
+        for batch in plain.batches():
+            batch.ids[::3, :, 1] = batch.ids[::3, :, 0]
+            writer.append(batch)
+    trace = open_trace(tmp_path)
+    plan = make_plan(trace, dispatch_model=dispatch, objective="copies")
+    assert "objective" in certify(plan, trace.path).checks
 
 
 @pytest.mark.parametrize(

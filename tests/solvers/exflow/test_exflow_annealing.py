@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
+from moeplan.solvers.bounds import KeptBound
 from moeplan.solvers.compiled import COMPILED
 from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.incumbent import Incumbent
-from moeplan.solvers.exflow.methods import SWEEPS_WORK
+from moeplan.solvers.exflow.methods import SWEEPS_WORK, Run
 from moeplan.solvers.exflow.programme import Layout, Programme
 from moeplan.solvers.exflow.recombination import recombine
 from moeplan.solvers.exflow.search import improve, search
@@ -27,6 +28,7 @@ from moeplan.solvers.placement import Placement
 pytestmark = pytest.mark.skipif(not COMPILED, reason="numba is not installed")
 Array = NDArray[Any]
 BruteForce = Callable[[Array, list[int], Array], float]
+TWO_NODES = np.eye(4) + 3 * np.kron(np.eye(2), np.ones((2, 2)))
 
 
 def skewed(seed: int, num_layers: int, num_experts: int) -> Array:
@@ -66,11 +68,11 @@ def busy_and_idle(num_layers: int, num_experts: int) -> Array:
 @pytest.mark.parametrize(
     ("weights", "slots"), [(skewed(0, 12, 32), 4), (busy_and_idle(6, 64), 4), (busy_and_idle(12, 64), 8)]
 )
-def test_annealing_keeps_more_than_sweeps_of_many_times_its_work(weights: Array, slots: int) -> None:
+def test_annealing_keeps_more_than_sweeps_of_the_work_of_both_its_threads(weights: Array, slots: int) -> None:
     programme = programme_of(weights, [slots] * (weights.shape[1] // slots))
     annealed, swept = Incumbent(programme), Incumbent(programme)
     improve(programme, Terms(), Budget(1e9, 1e6), np.random.default_rng(0), annealed)
-    search(programme, Budget(5e7, 1e6), np.random.default_rng(0), swept)
+    search(programme, Budget(2e9, 1e6), np.random.default_rng(0), swept)
     assert annealed.value > swept.value
 
 
@@ -83,7 +85,7 @@ def test_annealing_goes_on_from_all_that_sweeps_find_with_its_seed_where_that_ta
     for name in ("improve", "anneal"):
         monkeypatch.setattr(f"moeplan.solvers.exflow.methods.{name}", lambda *_: None)
     enough, short = (
-        exflow.solve(weights, cluster, work=work, time_limit_s=1e4, seed=5) for work in (SWEEPS_WORK * 100, SWEEPS_WORK)
+        exflow.solve(weights, cluster, work=work, time_limit_s=1e4, seed=5) for work in (SWEEPS_WORK * 5, SWEEPS_WORK)
     )
     assert (enough.placement.physical_to_logical == swept.placement.physical_to_logical).all()
     assert (short.placement.physical_to_logical != swept.placement.physical_to_logical).any()
@@ -99,10 +101,31 @@ def test_what_sweeps_found_is_kept_when_the_annealing_after_them_is_interrupted(
     swept = exflow.solve(weights, cluster, method="sweeps", time_limit_s=1e3, seed=5)
     for name in ("improve", "anneal"):
         monkeypatch.setattr(f"moeplan.solvers.exflow.methods.{name}", interrupted)
-    found = exflow.solve(weights, cluster, work=SWEEPS_WORK * 100, time_limit_s=1e4, seed=5)
+    found = exflow.solve(weights, cluster, work=SWEEPS_WORK * 5, time_limit_s=1e4, seed=5)
     assert found.outcome.status is Status.INTERRUPTED
     assert found.outcome.objective == swept.outcome.objective
     assert found.stages == ()
+
+
+def test_what_sweeps_take_before_annealing_is_charged_and_where_time_ends_them_that_is_told() -> None:
+    programme = programme_of(skewed(3, 6, 16), [4] * 4)
+    alone, bound, runs = Budget(SWEEPS_WORK, 1e4), KeptBound(np.inf, frozenset()), []
+    search(programme, alone, np.random.default_rng(5), Incumbent(programme))
+    for seconds in (1e4, 0.01):
+        budget = Budget(SWEEPS_WORK * 5, seconds)
+        runs.append(Run(programme, Terms(), Incumbent(programme), bound, budget, seed=5))
+        runs[-1]._sweep_first()
+    spent, hurried = (run.budget.total - run.budget.left for run in runs)
+    assert spent == pytest.approx(alone.total - alone.left)
+    assert 0 < hurried < spent
+    assert [run.budget.capped for run in runs] == [False, True]
+
+
+def test_balanced_weights_that_differ_by_rounding_alone_are_placed() -> None:
+    rng, same = np.random.default_rng(1), np.eye(16)
+    weights = [0.6 * same[rng.permutation(16)] + 0.3 * same[rng.permutation(16)] + 0.1 / 16 for _ in range(3)]
+    found = exflow.solve(np.array(weights), Cluster(1, 4), work=1e7, time_limit_s=100)
+    assert found.outcome.objective.value > 0.4
 
 
 def test_more_work_keeps_more_and_every_improvement_is_reported_in_turn() -> None:
@@ -141,10 +164,11 @@ def test_renaming_experts_leaves_what_annealing_keeps_unchanged() -> None:
     assert values[0] == pytest.approx(values[1], rel=1e-3)
 
 
-def joined_by_brute_force(programme: Programme, layouts: list[Layout]) -> float:
+def joined_by_brute_force(programme: Programme, terms: Terms, layouts: list[Layout]) -> float:
     """The best value over all choices of a layout for each layer and all names of devices, layer by layer."""
-    names = [np.array(name) for name in itertools.permutations(range(len(programme.slots)))]
-    best = {(i, tuple(layouts[i][0])): 0.0 for i in range(len(layouts))}
+    renamed = map(np.array, itertools.permutations(range(len(programme.slots))))
+    names = [name for name in renamed if (programme.near[name][:, name] == programme.near).all()]
+    best = {(i, tuple(layout[0])): terms.inside(programme, layout, 0) for i, layout in enumerate(layouts)}
     for cut, weight in enumerate(programme.weights):
         after: dict[tuple[int, tuple[int, ...]], float] = {}
         for i, name in itertools.product(range(len(layouts)), names):
@@ -152,18 +176,25 @@ def joined_by_brute_force(programme: Programme, layouts: list[Layout]) -> float:
             after[i, tuple(there)] = max(
                 value + float((weight * programme.near[np.array(here)[:, None], there]).sum())
                 for (_, here), value in best.items()
-            )
+            ) + terms.inside(programme, layouts[i], cut + 1)
         best = after
     return max(best.values())
 
 
-def test_recombining_takes_the_best_of_every_layer_and_the_best_names_of_devices() -> None:
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize(("devices", "near", "group"), [(3, np.eye(3), 3), (4, TWO_NODES, 2)])
+def test_recombining_takes_the_best_of_every_layer_and_the_best_names_of_devices(
+    devices: int, near: Array, group: int, paired: bool
+) -> None:
     rng = np.random.default_rng(5)
-    programme = programme_of(skewed(5, 4, 6), [2, 2, 2])
+    weights = list(skewed(5, 4, 2 * devices).astype(float))
+    programme = Programme(weights, (2 * devices,) * 4, np.full(devices, 2), near, group)
+    half = rng.integers(0, 200, (4, 2 * devices, 2 * devices)).astype(float)
+    terms = Terms(beside=half + half.transpose(0, 2, 1)) if paired else Terms()
     layouts = [[rng.permutation(programme.places) for _ in range(4)] for _ in range(3)]
-    found = recombine(programme, Terms(), layouts)
-    assert programme.value(found) == joined_by_brute_force(programme, layouts)
-    assert all(np.bincount(device).tolist() == [2, 2, 2] for device in found)
+    found = recombine(programme, terms, layouts)
+    assert terms.value(programme, found) == joined_by_brute_force(programme, terms, layouts)
+    assert all(np.bincount(device).tolist() == [2] * devices for device in found)
 
 
 @pytest.mark.parametrize(("nodes", "group"), [(1, 12), (12, 1)])

@@ -55,6 +55,15 @@ def test_a_unit_is_worth_what_a_device_is_more_than_its_node_and_pairs_of_a_laye
     assert Cooling(programme, Terms(beside=beside), 1.0).at(1) == pytest.approx(3 * 2**0.5 * COLD, rel=5e-3)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_units_alike_but_for_rounding_are_alike(seed: int) -> None:
+    one = np.eye(16)[np.random.default_rng(seed).permutation(16)]
+    weight = 0.6 * one + 0.3 * np.roll(one, 1, axis=1) + 0.1 / 16
+    cooling = Cooling(Programme([weight], (16, 16), np.array([8, 8]), np.eye(2), 2), Terms(), 1.0)
+    assert cooling.at(0) == pytest.approx(np.sqrt((weight**2).mean()), rel=5e-3)
+    assert cooling.at(1) == pytest.approx(cooling.at(0) * COLD, rel=5e-3)
+
+
 def test_experts_without_weight_set_no_temperature() -> None:
     idle = programme_of([[3.0, 0.0], [0.0, 0.0]])
     assert Cooling(idle, Terms(), 1.0).at(1) == pytest.approx(4.5**0.5 * COLD, rel=5e-3)

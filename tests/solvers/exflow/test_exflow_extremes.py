@@ -122,6 +122,23 @@ print(exflow.solve(weights, Cluster(2, 2), method="ilp", time_limit_s=300).outco
 """
 
 
+TERMINATED = """
+import os, signal, sys, threading, time
+import numpy as np
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import exflow
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+weights = np.random.default_rng(0).dirichlet(np.full(16, 0.3), (11, 16))
+threading.Timer(5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+exflow.solve(weights, Cluster(1, 4), method="ilp", time_limit_s=600)
+"""
+
+
+def test_sigterm_within_the_integer_programme_ends_it() -> None:
+    assert subprocess.run([sys.executable, "-c", TERMINATED], timeout=300).returncode == 143
+
+
 def test_ctrl_c_within_the_integer_programme_stops_it_and_keeps_the_best() -> None:
     command = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=ctrl_c_heard)

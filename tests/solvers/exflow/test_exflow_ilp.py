@@ -58,7 +58,7 @@ def test_the_method_ilp_proves_what_simple_bounds_cannot(rng: np.random.Generato
 def test_at_the_time_limit_the_integer_programme_gives_the_best_found_with_bound_and_gap(
     rng: np.random.Generator, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strategy, "ILP_START_WORK", 1e5)
+    monkeypatch.setattr(strategy, "ILP_START_WORK", 2e6)
     weights = rng.poisson(rng.dirichlet(np.full(12, 0.5), (5, 12)) * 100)
     found = exflow.solve(weights, Cluster(1, 4), method="ilp", backend=backend, time_limit_s=2).outcome
     assert found.status is Status.TIME_LIMIT

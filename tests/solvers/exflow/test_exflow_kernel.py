@@ -224,8 +224,16 @@ def test_messages_are_the_sums_where_some_ways_are_worth_many_temperatures_more(
 ) -> None:
     deals = deals_at_random(m, worth * temperature, link * temperature)
     expected = summed(deals, temperature)
-    sum_over(deals, 0, temperature)
+    steep = sum_over(deals, 0, temperature)
+    assert steep == {10.0: False, 1e6: True}.get(link, steep)
     assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
+
+
+def test_the_pairs_of_ways_that_are_summed_one_by_one_are_counted() -> None:
+    programme = programme_of(np.random.default_rng(5), [4, 4])
+    state, deals = state_of(programme, Terms(), programme.first_layout()), deals_of(4, LAYERS)
+    cold, warm = (anneal(state, (deals,) * 4, 10, one, one, seed_of(5)) for one in (1e-6, 1e6))
+    assert (cold, warm) == (10 * (LAYERS - 1) * 70**2, 0)
 
 
 def test_partners_are_drawn_by_what_pulls_a_random_expert_away() -> None:

@@ -133,6 +133,29 @@ def test_pairs_inside_layers_are_weighed_within_the_cap_which_old_homes_need_not
     assert moved[0] >= moved[1] > 0
 
 
+@pytest.mark.parametrize("unit", [1e-200, 1e-100, 1e200])
+def test_a_price_is_in_the_unit_of_the_weights(unit: float, rng: np.random.Generator) -> None:
+    cluster, scale = Cluster(1, 4), 2.0 ** round(np.log2(unit))
+    weights, _, old = drifted(cluster, rng)
+    for price in (0.01, 0.3, 1e6):
+        price *= weights.sum() / old.num_layers / old.num_experts
+        went = []
+        for by in (1.0, scale):
+            found = exflow.solve(weights * by, cluster, work=LITTLE_WORK)
+            went.append(reconsider(weights * by, cluster, found, old, price=price * by).placement)
+        assert same(*went)
+
+
+@pytest.mark.parametrize("price", [1e300, np.inf])
+def test_at_a_price_beyond_all_that_could_be_gained_nothing_moves(price: float, rng: np.random.Generator) -> None:
+    for cluster in (Cluster(1, 4), Cluster(2, 2)):
+        weights, found, old = drifted(cluster, rng)
+        assert same(reconsider(weights, cluster, found, old, price=price).placement, old)
+    for wrong in (-1.0, np.nan):
+        with pytest.raises(ValueError, match="expected 0 or more"):
+            reconsider(weights, cluster, found, old, price=wrong)
+
+
 def test_a_search_that_was_interrupted_is_not_followed_by_another(rng: np.random.Generator) -> None:
     cluster = Cluster(1, 4)
     weights, found, old = drifted(cluster, rng)

@@ -108,7 +108,7 @@ def test_the_search_finds_the_optimum_of_small_programmes(
         weights = skewed(rng, 4, 4)
         programme = programme_of(weights, slots, near, group)
         incumbent = Incumbent(programme)
-        search(programme, Budget(1e6, 1e6), rng, incumbent)
+        search(programme, Budget(2e7, 1e6), rng, incumbent)
         assert incumbent.value == pytest.approx(brute_force(weights, slots, near))
 
 
@@ -118,7 +118,7 @@ def test_kicks_gain_over_polished_chains(rng: np.random.Generator) -> None:
     layout = chain(programme, 0, budget, rng)
     polish(programme, layout, budget)
     incumbent = Incumbent(programme)
-    search(programme, Budget(1e7, 1e6), rng, incumbent)
+    search(programme, Budget(2e8, 1e6), rng, incumbent)
     assert incumbent.value > programme.value(layout)
     assert incumbent.value == pytest.approx(value_by_loops(programme, incumbent.layout))
 
@@ -128,7 +128,7 @@ def test_the_staged_layout_puts_experts_that_share_a_node_first(rng: np.random.G
     mixed = [rng.permutation(8) for _ in range(4)]
     weights = np.stack([blocks[np.ix_(mixed[cut], mixed[cut + 1])] for cut in range(3)])
     programme = programme_of(weights, [2, 2, 2, 2], TWO_NODES, 2)
-    layout, stages = staged(programme, Terms(), Budget(1e7, 1e6), rng, improve)
+    layout, stages = staged(programme, Terms(), Budget(1e8, 1e6), rng, improve)
     best = [np.arange(8)[order] // 2 for order in mixed]
     assert programme.value(layout) == pytest.approx(programme.value(best))
     assert stages[0].inter_hops == stages[1].inter_hops == pytest.approx(1 - kept_on_nodes(programme, best))

@@ -21,7 +21,7 @@ BruteForce = Callable[[Array, list[int], Array], float]
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (methods, strategy):
-        monkeypatch.setattr(module, "SWEEPS_WORK", 2e6)
+        monkeypatch.setattr(module, "SWEEPS_WORK", 4e7)
     monkeypatch.setattr(strategy, "ANNEALING_RATE", 1e5)
 
 

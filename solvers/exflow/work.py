@@ -1,0 +1,52 @@
+"""What the steps of a search take, in nanoseconds of a core of 2024: the same on every machine, so that runs repeat.
+
+Legend: E experts a layer; P places; N nodes of G devices.
+"""
+
+import math
+
+import numpy as np
+
+from .programme import Programme
+
+__all__ = ["PER_STEEP", "WIDEST", "assignment_work", "block_work", "naming_work", "value_work"]
+
+WIDEST = 4  # experts that a block move deals from each of two devices, at most
+MOVE = 830  # a layer of a block move
+PER_PLACE = 0.6  # and each of its places, a pair of experts dealt
+PER_WAY = 19  # and each way to deal
+PER_WAYS = 0.28  # and each pair of ways of neighbouring layers
+PER_STEEP = 1.5  # more where the pair is summed by itself (`deals.sum_over`)
+CALL = 15_000  # a call of the assignment solver
+PER_CELL, PER_CELL_PLACE = 15, 1 / 40  # and each cell of its matrix, and each cell and place
+PER_TRANSITION = 4  # a weight that is added to others
+
+
+def block_work(programme: Programme) -> float:
+    """Of a block move, mean over devices: up to `WIDEST` experts of each of two dealt anew in every layer."""
+    slots = np.minimum(programme.slots[programme.slots > 0], WIDEST)
+    return programme.num_layers * float(np.mean([_move_work(m, len(programme.places)) for m in slots]))
+
+
+def assignment_work(rows: int, num_places: int) -> float:
+    """Of giving every row a place at its best (`assign_places`), with what it is worth there."""
+    return CALL + rows * num_places * (PER_CELL + PER_CELL_PLACE * num_places)
+
+
+def naming_work(programme: Programme) -> float:
+    """Of naming the devices of a layer at their best for the layer before (`best_labels`)."""
+    group = programme.devices_per_node
+    num_nodes = len(programme.slots) // group
+    inside = num_nodes**2 * assignment_work(group, group)
+    return inside + assignment_work(num_nodes, num_nodes) + value_work(programme)
+
+
+def value_work(programme: Programme) -> float:
+    """Of what a layer pair keeps, for a layout."""
+    return PER_TRANSITION * max(programme.sizes) ** 2
+
+
+def _move_work(m: int, num_places: int) -> float:
+    """Of dealing 2 m experts of a layer anew."""
+    ways = math.comb(2 * m, m)
+    return MOVE + PER_PLACE * num_places * m**2 + PER_WAY * ways + PER_WAYS * ways**2
