@@ -47,6 +47,8 @@ class Compared:
         How it stands to the first plan, which has none.
     moves
         What it takes to replace the first plan by it; None for that one.
+    baselines
+        The labels of its own baselines.
     """
 
     path: str
@@ -55,6 +57,7 @@ class Compared:
     verdict: Verdict
     against_first: Verdict | None
     moves: Moves | None = None
+    baselines: tuple[str, ...] = ()
 
     @property
     def claimed(self) -> Metric | None:
@@ -239,7 +242,8 @@ def _compared(entry: Entry, first: Entry, evaluated: Evaluated, setting: Setting
     against = [verdict(least, metric, one.label, of=label) for one in entry.baselines]
     hardest = min(against, key=lambda one: (one.value == "benefit", one.gain.value))
     moves = None if entry is first else Moves.between(first.placement, entry.placement, setting.model)
-    return Compared(entry.path, entry.plan, label, hardest, other, moves)
+    baselines = tuple(one.label for one in entry.baselines)
+    return Compared(entry.path, entry.plan, label, hardest, other, moves, baselines)
 
 
 def _metric(entry: Entry, setting: Setting) -> str:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...errors import printable
+from ...runtime.plan import Contender
 from ..reports.remarks import COPIES, gain_words, slower_exchange
 from ..tables.contenders import contender_table, legend, megabytes
 from ..tables.part import find
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_dict", "compare_report"]
 
+BYTES = ("intra_bytes", "inter_bytes", "kv_bytes")
 RULES = {  # what engines do
     "even": "shared alike (vLLM)",
     "nearest": "the token's own device, else its node, else all alike",
@@ -87,11 +89,29 @@ def _gains(found: Comparison) -> Iterable[str]:
         gain = gain_words(one.verdict, found.part)
         yield f"{printable(one.path)} {_standing(one)}: {gain} than {_named(one.verdict.against)}{_claim(one)}"
         if one.verdict.value == "benefit" and one.verdict.metric in COPIES:
-            yield from slower_exchange(find(found.part, one.label), find(found.part, one.verdict.against))
+            yield from _prices(find(found.part, one.label), [find(found.part, label) for label in one.baselines])
     for one in found.compared:
         if one.against_first is not None:
             gain = gain_words(one.against_first, found.part)
             yield f"{printable(one.path)}: {gain} than {_named(one.against_first.against)}{_moved(one)}"
+
+
+def _prices(plan: Contender, baselines: Iterable[Contender]) -> Iterable[str]:
+    """What fewer copies cost all the same: seconds and bytes, beside the first baseline that takes fewer of either."""
+    for base in baselines:
+        if said := [*slower_exchange(plan, base), *_more_bytes(plan, base)]:
+            yield from said
+            return
+
+
+def _more_bytes(plan: Contender, other: Contender) -> Iterable[str]:
+    """That K and V are more than a plan's fewer copies save, where that is known."""
+    if "kv_bytes" not in plan.metrics:
+        return
+    ours, theirs = (sum(one.metrics[name].value for name in BYTES if name in one.metrics) for one in (plan, other))
+    if ours > theirs:
+        against = f"{megabytes(theirs)} of {_named(other.label)}"
+        yield f"BUT it moves {megabytes(ours)} MB a step with K and V, against {against}: fewer copies, not fewer bytes"
 
 
 def _moved(one: Compared) -> str:

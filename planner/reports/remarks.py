@@ -117,7 +117,8 @@ def _split_gain(plan: Plan, part: Part) -> Iterable[str]:
         yield "coherence needs no such plan: contiguous experts save as much"
     search = _search(plan)
     if search is not None and search.objective == "hops" and plan.model.top_k > 1:
-        yield f"placed to keep the first choices' hops; for fewer copies of all {plan.model.top_k}: --objective copies"
+        counted = f"--objective copies counts all {plan.model.top_k} experts of a token"
+        yield f"placed to keep the hops of first choices; {counted}"
 
 
 def _node_copies(plan: Plan, part: Part) -> Iterable[str]:
@@ -125,12 +126,12 @@ def _node_copies(plan: Plan, part: Part) -> Iterable[str]:
     ours, base = ours_and_base(part)
     if ours.dispatch_model != "standard" or plan.cluster.num_nodes == 1 or not {*plan.strategies} & {"exflow"}:
         return
-    judged = plan.verdict is not None and plan.verdict.metric == "node_copies"
+    judged = plan.verdict if plan.verdict is not None and plan.verdict.metric == "node_copies" else None
     metric = "device_copies" if judged else "node_copies"
     said = f"{value(ours, metric):.2f} a token and layer (contiguous {value(base, metric):.2f})"
     if judged:
-        yield "engines that send a token once a node (DeepEP) save this;"
-        yield f"moeplan.runtime does not, it sends a copy to each device: {said}"
+        saved = "engines that send a token once a node (DeepEP) save this; " if judged.value == "benefit" else ""
+        yield f"{saved}moeplan.runtime sends a copy to each device: {said}"
     else:
         yield f"an engine that sends a token once a node (DeepEP) makes {said} copies to nodes"
 
@@ -146,12 +147,13 @@ def _balance_price(plan: Plan, part: Part) -> Iterable[str]:
     ours, base = (contender.metrics.get("balance") for contender in ours_and_base(part))
     if not ours or not base or ours.value <= 1.01 * base.value:
         return
-    yield f"costs balance: the busiest device carries {ours.value:.2f} times the mean (contiguous {base.value:.2f})"
+    said = f"costs balance: the busiest device carries {ours.value:.2f} times the mean (contiguous {base.value:.2f})"
     if plan.strategies == ("exflow",) and plan.placement is not None and not plan.placement.has_replicas:
         search = _search(plan)
         cap = None if search is None else search.cap
         now = "" if cap is None else f", {cap.max_load:g} now"
-        yield f"--max-load caps that over all fitted samples{now}; single steps vary more"
+        said += f"; --max-load caps that over all fitted samples{now}, single steps vary more"
+    yield said
 
 
 def _coherence_price(plan: Plan, part: Part) -> Iterable[str]:
@@ -163,8 +165,8 @@ def _coherence_price(plan: Plan, part: Part) -> Iterable[str]:
     limit = f"while kv/d is below {even:.2f}" if even > 0 else "never: there are no fewer copies"
     yield f"coherence gathers K and V on every device: it moves fewer bytes in all {limit}"
     if not (kv_size and hidden):
-        yield "this model's kv/d is not in the trace (2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA);"
-        yield "import it with --hidden-size and --kv-size to see which side it is on"
+        known = "2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA"
+        yield f"this model's kv/d is not in the trace ({known}); import it with --hidden-size and --kv-size"
         return
     yield f"this model's kv/d is {kv_size / hidden:.2f}"
     if _loses_bytes(plan, part):

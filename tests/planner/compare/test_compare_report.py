@@ -118,16 +118,30 @@ def test_what_a_plan_gained_when_it_was_solved_is_over_what_it_is_held_against_n
     assert told["gain_when_solved"]["value"] == pytest.approx(of["contiguous/standard"] - of["plan/coherent"])
 
 
+def with_values(found: Comparison, value: float, *suffixes: str) -> Comparison:
+    """A comparison whose only plan saves copies, with another value of its metrics that end so."""
+    pays = found.compared[0].verdict.model_copy(update={"value": "benefit", "metric": "device_copies"})
+    ours, *others = found.part.contenders
+    metrics = {
+        name: one.model_copy(update={"value": value}) if name.endswith(suffixes) else one
+        for name, one in ours.metrics.items()
+    }
+    part = found.part.model_copy(update={"contenders": (ours.model_copy(update={"metrics": metrics}), *others)})
+    return replace(found, part=part, compared=(replace(found.compared[0], verdict=pays),))
+
+
 def test_fewer_copies_that_take_longer_are_told_so(trace: Any, make_profile: Any, tmp_path: Path) -> None:
     profile = make_profile("2x2", cases=("all_to_all",))
     found = compare([planned(trace, tmp_path / "timed.json", objective="copies")], trace.path, profile=profile)
-    pays = found.compared[0].verdict.model_copy(update={"value": "benefit", "metric": "device_copies"})
-    found = replace(found, compared=(replace(found.compared[0], verdict=pays),))
-    ours, *others = found.part.contenders
     for seconds, slower in ((1e-9, False), (9.0, True)):
-        timed = {
-            name: one.model_copy(update={"value": seconds}) for name, one in ours.metrics.items() if name.endswith("_s")
-        }
-        changed = ours.model_copy(update={"metrics": {**ours.metrics, **timed}})
-        part = found.part.model_copy(update={"contenders": (changed, *others)})
-        assert ("fewer copies, not faster" in said_of(replace(found, part=part))) == slower
+        assert ("fewer copies, not faster" in said_of(with_values(found, seconds, "_s"))) == slower
+
+
+def test_fewer_copies_that_are_more_bytes_with_k_and_v_are_told_so(trace: Any, plan: Path) -> None:
+    found = compare([plan], trace.path)
+    of = {one.label: one.metrics for one in found.part.contenders}
+    back = sum(of["contiguous/standard"][f"{kind}_bytes"].value for kind in ("intra", "inter"))
+    stays = sum(of[str(plan) + "/coherent"][f"{kind}_bytes"].value for kind in ("intra", "inter"))
+    for more, told in ((0.99, False), (1.01, True)):
+        said = "of contiguous, standard: fewer copies, not fewer bytes"
+        assert (said in said_of(with_values(found, more * back - stays, "kv_bytes"))) == told

@@ -59,7 +59,7 @@ def test_over_several_nodes_tokens_that_return_home_are_judged_by_copies_to_node
     assert "fewer copies to nodes than contiguous, standard" in words
     assert "engines that send a token once a node (DeepEP) save this" in words
     sends = f"{ours['device_copies'].value:.2f} a token and layer (contiguous {base['device_copies'].value:.2f})"
-    assert f"moeplan.runtime does not, it sends a copy to each device: {sends}" in words
+    assert f"save this; moeplan.runtime sends a copy to each device: {sends}" in words
     assert "verdict" in certify(plan, trace.path).checks
     with pytest.raises(CertificationError, match="is judged on node_copies here"):
         certify(edited(plan, "verdict.metric", "device_copies"), trace.path)
@@ -119,5 +119,5 @@ def test_what_balance_costs_stands_with_the_flag_that_caps_it(make_trace: Any, t
     options: dict[str, Any] = {"dispatch_model": "coherent", "samples_per_step": 40}
     loose, capped = (planned(uneven, "1x2", max_load=cap, **options) for cap in (None, 1.2))
     assert "costs balance: the busiest device carries" in said(loose)
-    assert "--max-load caps that over all fitted samples; single steps vary more" in said(loose)
-    assert "--max-load caps that over all fitted samples, 1.2 now; single steps vary more" in said(capped)
+    assert "; --max-load caps that over all fitted samples, single steps vary more" in said(loose)
+    assert "--max-load caps that over all fitted samples, 1.2 now, single steps vary more" in said(capped)
