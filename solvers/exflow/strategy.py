@@ -48,7 +48,7 @@ from .search import compile_annealing
 from .simple import bound_simply
 from .thorough import Thorough, bound_thoroughly
 from .twins import anneal_replicas
-from .whole import place_whole
+from .whole import checked_groups, place_whole
 
 __all__ = ["BoundKind", "ExflowResult", "Method", "solve"]
 
@@ -152,6 +152,8 @@ def solve(
     whole = groups == "whole"
     cap = None if whole else max_load
     problem = Problem.of(transitions, cluster, coactivation, loads, cap, slots, time_limit_s)
+    if whole:
+        checked_groups(problem, num_groups, max_load)
     if problem.hurried:
         budget.cap()
     report = None if on_progress is None else lambda value: on_progress(problem.goal.objective(value).value)

@@ -19,7 +19,7 @@ from ..whole_groups import block_devices, spread
 from .budget import Budget
 from .problem import Problem
 
-__all__ = ["place_whole"]
+__all__ = ["checked_groups", "place_whole"]
 
 BLOCK_SHARE = 0.3  # of the budget, where groups fill several devices: for which block each is on
 LEAST_S = 1e-3  # for a search whose time the ones before it took
@@ -48,10 +48,8 @@ def place_whole(
     inside every block its experts, what enters or leaves it dropped, since that is the same whatever device of it. What
     stays in a block need not stay on a device: where experts in their own order keep more, they stay so.
     """
-    if num_groups is None:
-        raise UsageError("whole groups of a model without expert groups; expected one with them, or --groups split")
     slots_D, num_experts = problem.programme.slots, problem.loads.shape[1]
-    width = block_devices(num_experts, num_groups, slots_D)
+    num_groups, width = checked_groups(problem, num_groups, max_load)
     weights, beside, load_LQ = _of_groups(problem, num_groups)
     if not width:
         size = num_experts // num_groups
@@ -64,8 +62,6 @@ def place_whole(
             slots=slots_D // size,
         )
         return spread(found.placement, size), _ended(found.outcome.status)
-    if max_load is not None:
-        raise UsageError(f"max load {max_load:g} for whole groups of {width} devices; expected none: leave it away")
     first = _within(search, budget.part(BLOCK_SHARE))
     blocks = first(weights, _of_blocks(problem.goal.cluster, width), coactivation=beside, slots=1)
     left = Budget(budget.left * (1 - BLOCK_SHARE), budget.remaining_s)
@@ -73,6 +69,22 @@ def place_whole(
     row_E = np.arange(num_experts, dtype=np.int32)
     in_order = replace(placement, physical_to_logical=np.tile(row_E, (placement.num_layers, 1)))
     return max(placement, in_order, key=problem.value), status
+
+
+def checked_groups(problem: Problem, num_groups: int | None, max_load: float | None) -> tuple[int, int]:
+    """How many groups there are, and how many devices each fills, 0 where devices hold whole ones.
+
+    Raises
+    ------
+    UsageError
+        As `place_whole` does.
+    """
+    if num_groups is None:
+        raise UsageError("whole groups of a model without expert groups; expected one with them, or --groups split")
+    width = block_devices(problem.loads.shape[1], num_groups, problem.programme.slots)
+    if width and max_load is not None:
+        raise UsageError(f"max load {max_load:g} for whole groups of {width} devices; expected none: leave it away")
+    return num_groups, width
 
 
 def _inside(

@@ -10,7 +10,7 @@ from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
 from moeplan.solvers.cost import hops_kept
-from moeplan.solvers.exflow import whole
+from moeplan.solvers.exflow import strategy, whole
 from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.whole_groups import keeps_groups_whole
@@ -128,6 +128,9 @@ def test_a_cap_on_loads_holds_for_whole_groups(rng: np.random.Generator) -> None
     ],
     ids=str,
 )
-def test_what_whole_groups_do_not_go_with_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_what_whole_groups_do_not_go_with_is_refused_before_any_bound(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy, "bound_simply", None)
     with pytest.raises(UsageError, match=message):
         exflow.solve(np.ones((1, 8, 8)), Cluster(1, 4), **KNOWN, **changes)
