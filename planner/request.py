@@ -208,7 +208,7 @@ class Request:
         if self.previous is not None and self.groups == "whole":
             raise UsageError("--from with --groups whole; moves of single experts split groups: leave one of them out")
         if self.horizon_tokens is not None and not (self.previous is not None and 1 <= self.horizon_tokens < 1e18):
-            raise UsageError(f"--horizon {self.horizon_tokens}; expected 1 token or more, beside --from")
+            raise UsageError(f"--horizon {self.horizon_tokens}; expected 1 token or more, below 1e18, beside --from")
 
     @property
     def alive(self) -> list[int]:

@@ -57,7 +57,7 @@ def best_labels(worth: NDArray[np.float64], slots: NDArray[np.int64], devices_pe
     Exact in two stages, since nodes trade names whole: the best names inside every pair of nodes, N^2 assignment
     problems of G devices, decide what a pair is worth, and one of N nodes pairs them.
     """
-    group = devices_per_node
+    group = devices_per_node if devices_per_node > 1 else len(worth)  # nodes of one device are devices
     num_nodes = len(worth) // group
     # Dearer than everything that could be kept: never taken, since leaving every name as it is takes none of it.
     never = worth.sum() + 1.0

@@ -56,7 +56,7 @@ def _prepare(cluster: Cluster) -> Prepared:
     ids = affine(rng, LAYERS, num_experts, KINDS)
     tokens = 2 * rng.integers(KINDS // 2, size=(SAMPLES * cluster.num_devices, LENGTH)) + 1
     even = contiguous.solve(LAYERS, num_experts, cluster).placement
-    planned = exflow.solve(transitions(ids[::2, :, 0], num_experts), cluster, seed=SEED, work=1.0).placement
+    planned = exflow.solve(transitions(ids[::2, :, 0], num_experts), cluster, seed=SEED, work=1e8).placement
     return Prepared(Workload(with_second(rng, ids, num_experts), tokens, num_experts), (even, planned))
 
 

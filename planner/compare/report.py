@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import printable
 from ...runtime.plan import Contender
-from ..reports.remarks import COPIES, gain_words, slower_exchange
+from ..reports.remarks import COPIES, LITTLE, gain_words, slower_exchange
 from ..tables.contenders import contender_table, legend, megabytes
 from ..tables.part import find
 from ..tables.seconds import print_seconds_table
@@ -106,10 +106,10 @@ def _prices(plan: Contender, baselines: Iterable[Contender]) -> Iterable[str]:
 
 def _more_bytes(plan: Contender, other: Contender) -> Iterable[str]:
     """That K and V are more than a plan's fewer copies save, where that is known."""
-    if "kv_bytes" not in plan.metrics:
+    if not {"kv_bytes", "intra_bytes"} <= plan.metrics.keys():
         return
     ours, theirs = (sum(one.metrics[name].value for name in BYTES if name in one.metrics) for one in (plan, other))
-    if ours > theirs:
+    if ours > theirs * (1 + LITTLE):
         against = f"{megabytes(theirs)} of {_named(other.label)}"
         yield f"BUT it moves {megabytes(ours)} MB a step with K and V, against {against}: fewer copies, not fewer bytes"
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...runtime.plan import Metric
 from ...solvers import contiguous
+from ...solvers.exflow.work import layer_work
 from ...solvers.outcome import Status
 from ...solvers.placement import Placement
 from ...solvers.result import PlacementResult
@@ -34,7 +35,9 @@ __all__ = ["LearningCurve", "Point", "learning_curve"]
 
 SUBSETS = 3  # of every size but the largest
 HALVINGS = 7
-WORK = 5e7  # of a solve (`solvers.exflow`), so that time ends none where there is enough of it
+# Work of a solve (`solvers.exflow`), so that time ends none where there is enough of it: at least, and as many times as
+# its layers take to be assigned anew.
+WORK, ASSIGNED = 5e7, 10
 FEWEST_UNITS = 2
 
 
@@ -124,10 +127,11 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
         task, request=dataclasses.replace(request, time_limit_s=request.time_limit_s / len(subsets))
     )
     _placed(task, subsets[-1], work=1.0)  # loads and compiles the solvers, in nobody's time
+    work = max(WORK, ASSIGNED * task.model.num_layers * layer_work(task.model.num_experts, int(task.slots.sum())))
     placed, started = [], time.perf_counter()
     for number, chosen in enumerate(subsets, start=1):
         on_progress(f"solving {number} of {len(subsets)}: {len(chosen)} {task.surveyed.kind}s")
-        placed.append(_placed(task, chosen, work=WORK))
+        placed.append(_placed(task, chosen, work=work))
     wall_s = time.perf_counter() - started
     on_progress("replaying the held-out samples")
     judged = _judged(task, [one.placement for one in placed])

@@ -10,7 +10,7 @@ from ..tables.contenders import megabytes
 from ..tables.part import find, ours_and_base, value
 from ..tables.seconds import TimeUnit
 
-__all__ = ["COPIES", "gain_words", "remarks", "slower_exchange", "stays_in_force", "verdict_lines"]
+__all__ = ["COPIES", "LITTLE", "gain_words", "remarks", "slower_exchange", "stays_in_force", "verdict_lines"]
 
 COPIES = {"device_copies": "copies", "node_copies": "copies to nodes"}
 EXCHANGES = {"dispatch_s": "dispatch", "combine_s": "combine", "kv_s": "K and V"}

@@ -42,7 +42,7 @@ def capped_layout(
     """
     deadline = time.perf_counter() + time_limit_s
     cap_L, layout = cap_of(loads, slots, max_load), [_even(load_E, slots) for load_E in loads]
-    worst, full, proven, hurried = 1.0, 0, True, False  # of the cap, and the layer
+    worst, tightest, proven, hurried = 1.0, 0, True, False  # the worst layer's load over its cap, and which
     most_L = np.array([_highest(load_E, device_E, slots) for load_E, device_E in zip(loads, layout, strict=True)])
     ratio_L = np.divide(most_L, cap_L, out=np.zeros_like(cap_L), where=cap_L > 0)
     for layer in np.argsort(-ratio_L, kind="stable"):
@@ -51,14 +51,14 @@ def capped_layout(
         layout[layer], sure = _evenest(loads[layer], slots, layout[layer], worst * cap_L[layer], deadline)
         hurried |= not sure
         if (ratio := _highest(loads[layer], layout[layer], slots) / cap_L[layer]) > worst:
-            worst, full, proven = ratio, int(layer), sure
+            worst, tightest, proven = ratio, int(layer), sure
     if worst > 1:
         least = np.ceil(worst * max_load * 1e4) / 1e4
         give = f"give {least:.4f} or more, the smallest that"
         said = (
-            f"layer {full} cannot be that even; {give} any placement keeps"
+            f"layer {tightest} cannot be that even; {give} any placement keeps"
             if proven
-            else f"no placement of layer {full} was found that even; {give} was; a longer --time-limit may find less"
+            else f"no placement of layer {tightest} was found that even; {give} was; more --time-limit may find less"
         )
         raise UsageError(f"max load {max_load:g}: {said}")
     return layout, cap_L, hurried

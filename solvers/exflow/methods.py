@@ -21,8 +21,8 @@ from .terms import Terms
 
 __all__ = ["SWEEPS_WORK", "Method", "Run", "separable"]
 
-STAGED_SHARE = 0.7  # of the work, where there are several nodes
-SWEEPS_WORK = 3e9
+STAGED_SHARE = 0.7  # of the budget, where there are several nodes
+SWEEPS_WORK = 3e9  # 3 s
 SWEEPS_SHARE, SWEEPS_TIME_SHARE = 0.2, 0.4  # of annealing's work and time, at most, for sweeps before it
 Method = Literal["annealing", "sweeps", "ilp", "paper"]
 
@@ -75,7 +75,10 @@ class Run:
             self.incumbent.target = value
 
     def _sweep_first(self) -> None:
-        """All that sweeps find with this seed, where that is little of the budget: homes are never worth less then."""
+        """All that sweeps find with this seed, where that is little of the budget.
+
+        Without replicas homes are never worth less then.
+        """
         whole = self.budget
         if self.terms.plain and SWEEPS_SHARE * whole.left >= SWEEPS_WORK:
             self.budget = part = Budget(SWEEPS_WORK, SWEEPS_TIME_SHARE * whole.remaining_s)

@@ -40,6 +40,8 @@ class Problem:
         A layout within the caps, where there are caps.
     hurried
         Whether time ended the search for it.
+    unit
+        What the weights given were divided by.
     """
 
     weights: NDArray[np.float64]

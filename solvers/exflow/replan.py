@@ -27,7 +27,7 @@ from .programme import Layout, Programme
 from .search import compile_annealing
 from .sweeps import gains
 from .terms import Terms
-from .work import PER_STEEP, WIDEST, assignment_work, block_work
+from .work import PER_STEEP, WIDEST, block_work, layer_work
 
 __all__ = ["reconsider"]
 
@@ -165,7 +165,7 @@ class _Weighed:
                 worth_ED = self.programme.worth(layout, layer)
                 worth_ED[np.arange(len(worth_ED)), self.before[layer]] += self.price
                 home_E = assign_places(-worth_ED, self.programme.places)
-                budget.spend(assignment_work(len(home_E), len(self.programme.places)))
+                budget.spend(layer_work(len(home_E), len(self.programme.places)))
                 if gains(worth_ED, home_E, layout[layer]):
                     layout[layer], gained = home_E, True
             upward = not upward

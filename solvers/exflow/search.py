@@ -1,5 +1,7 @@
 """The search: chains from random starts, polished; then kicks to the best one, repaired by sweeps around the kick."""
 
+import math
+
 import numpy as np
 
 from ..compiled import COMPILED, seconds_to_compile
@@ -14,7 +16,7 @@ from .work import value_work
 __all__ = ["anneal", "compile_annealing", "improve", "search"]
 
 STARTS = 8
-START_SHARE = 0.3  # of the budget
+START_SHARE = 0.3  # of the work
 WIDEST_KICK = 6  # layers
 # Kicks without gain that end a search: so many, and so many an expert, because the places that a kick can be tried at
 # grow with the experts and each should see a few; it ends small programmes that no bound proves, WORK ends the others.
@@ -29,7 +31,7 @@ def improve(programme: Programme, terms: Terms, budget: Budget, rng: np.random.G
     if incumbent.optimal or budget.late:
         return
     if COMPILED and terms.plain and programme.weights:
-        part = budget.part(START_SHARE)
+        part = Budget(START_SHARE * budget.left, math.sqrt(START_SHARE) * budget.remaining_s)
         _start(programme, part, rng, incumbent, starts=1)
         budget.settle(part)
     anneal(programme, terms, budget, rng, incumbent)

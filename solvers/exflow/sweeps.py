@@ -12,7 +12,7 @@ from ..assignment import assign_places
 from ..moves import best_labels
 from .budget import Budget
 from .programme import Layout, Programme
-from .work import assignment_work, naming_work
+from .work import layer_work, naming_work
 
 __all__ = ["gains", "name_worth", "polish", "relabel", "sweep"]
 
@@ -87,7 +87,7 @@ def _reassign(programme: Programme, layout: Layout, layer: int, budget: Budget) 
     """Give one layer its best homes, in place; whether that gained."""
     worth_ED = programme.worth(layout, layer)
     found_E = assign_places(-worth_ED, programme.places)
-    budget.spend(assignment_work(len(found_E), len(programme.places)))
+    budget.spend(layer_work(len(found_E), len(programme.places)))
     if not gains(worth_ED, found_E, layout[layer]):
         return False
     layout[layer] = found_E

@@ -1,7 +1,4 @@
-"""What the steps of a search take, in nanoseconds of a core of 2024: the same on every machine, so that runs repeat.
-
-Legend: E experts a layer; P places; N nodes of G devices.
-"""
+"""What the steps of a search take, in nanoseconds of a core of 2024: the same on every machine, so that runs repeat."""
 
 import math
 
@@ -9,7 +6,7 @@ import numpy as np
 
 from .programme import Programme
 
-__all__ = ["PER_STEEP", "WIDEST", "assignment_work", "block_work", "naming_work", "value_work"]
+__all__ = ["PER_STEEP", "WIDEST", "block_work", "layer_work", "naming_work", "value_work"]
 
 WIDEST = 4  # experts that a block move deals from each of two devices, at most
 MOVE = 830  # a layer of a block move
@@ -17,7 +14,8 @@ PER_PLACE = 0.6  # and each of its places, a pair of experts dealt
 PER_WAY = 19  # and each way to deal
 PER_WAYS = 0.28  # and each pair of ways of neighbouring layers
 PER_STEEP = 1.5  # more where the pair is summed by itself (`deals.sum_over`)
-CALL = 15_000  # a call of the assignment solver
+STEP = 24_000  # a layer that is assigned or named anew, around the assignment solver
+CALL = 6_000  # a call of the assignment solver
 PER_CELL, PER_CELL_PLACE = 15, 1 / 40  # and each cell of its matrix, and each cell and place
 PER_TRANSITION = 4  # a weight that is added to others
 
@@ -28,22 +26,27 @@ def block_work(programme: Programme) -> float:
     return programme.num_layers * float(np.mean([_move_work(m, len(programme.places)) for m in slots]))
 
 
-def assignment_work(rows: int, num_places: int) -> float:
-    """Of giving every row a place at its best (`assign_places`), with what it is worth there."""
-    return CALL + rows * num_places * (PER_CELL + PER_CELL_PLACE * num_places)
+def layer_work(num_experts: int, num_places: int) -> float:
+    """Of giving the experts of a layer places at their best, with what they are worth there."""
+    return STEP + _assignment_work(num_experts, num_places)
 
 
 def naming_work(programme: Programme) -> float:
     """Of naming the devices of a layer at their best for the layer before (`best_labels`)."""
-    group = programme.devices_per_node
+    group = programme.devices_per_node if programme.devices_per_node > 1 else len(programme.slots)
     num_nodes = len(programme.slots) // group
-    inside = num_nodes**2 * assignment_work(group, group)
-    return inside + assignment_work(num_nodes, num_nodes) + value_work(programme)
+    inside, nodes = _assignment_work(group, group), _assignment_work(num_nodes, num_nodes)
+    return STEP + num_nodes**2 * inside + nodes + value_work(programme)
 
 
 def value_work(programme: Programme) -> float:
     """Of what a layer pair keeps, for a layout."""
     return PER_TRANSITION * max(programme.sizes) ** 2
+
+
+def _assignment_work(rows: int, num_places: int) -> float:
+    """Of solving an assignment problem."""
+    return CALL + rows * num_places * (PER_CELL + PER_CELL_PLACE * num_places)
 
 
 def _move_work(m: int, num_places: int) -> float:

@@ -189,7 +189,8 @@ def test_what_cannot_be_re_planned_is_refused(trace: Any, make_trace: Any, old: 
         ({"strategy": "eplb"}, "only exflow re-plans"),
         ({"cluster": Cluster.parse("1x2")}, "a plan for 2x2, asked for 1x2"),
         ({"horizon_tokens": -1.0}, "--horizon -1"),
-        ({"horizon_tokens": 1e-305}, "--horizon 1e-305; expected 1 token or more"),
+        ({"horizon_tokens": 0.5}, "--horizon 0.5; expected 1 token or more"),
+        ({"horizon_tokens": 1e18}, r"--horizon 1e\+18; expected 1 token or more, below 1e18"),
         ({"horizon_tokens": 9.0, "redundant": 4}, "12 then"),
     ):
         with pytest.raises(UsageError, match=words):

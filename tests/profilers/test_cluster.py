@@ -20,6 +20,7 @@ def test_links_are_read_in_gigabytes_a_second_and_microseconds() -> None:
     cluster = Cluster.parse("2x8", ["intra=400:2", "inter=50:4.5"])
     assert cluster.links["intra"] == Link(latency_s=2e-6, s_per_byte=1e-9 / 400)
     assert cluster.links["inter"].latency_s == pytest.approx(4.5e-6)
+    assert Cluster.parse("2x8", ["intra=1e6:2"]).links["intra"].s_per_byte == 1e-15
 
 
 @pytest.mark.parametrize(

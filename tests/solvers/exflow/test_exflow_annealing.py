@@ -15,6 +15,7 @@ from moeplan.solvers import exflow
 from moeplan.solvers.bounds import KeptBound
 from moeplan.solvers.compiled import COMPILED
 from moeplan.solvers.cost import hops_kept
+from moeplan.solvers.exflow import methods
 from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.incumbent import Incumbent
 from moeplan.solvers.exflow.methods import SWEEPS_WORK, Run
@@ -107,13 +108,15 @@ def test_what_sweeps_found_is_kept_when_the_annealing_after_them_is_interrupted(
     assert found.stages == ()
 
 
-def test_what_sweeps_take_before_annealing_is_charged_and_where_time_ends_them_that_is_told() -> None:
-    programme = programme_of(skewed(3, 6, 16), [4] * 4)
+def test_what_sweeps_take_before_annealing_is_charged_and_where_time_ends_them_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programme = programme_of(skewed(3, 12, 32), [4] * 8)
     alone, bound, runs = Budget(SWEEPS_WORK, 1e4), KeptBound(np.inf, frozenset()), []
     search(programme, alone, np.random.default_rng(5), Incumbent(programme))
-    for seconds in (1e4, 0.01):
-        budget = Budget(SWEEPS_WORK * 5, seconds)
-        runs.append(Run(programme, Terms(), Incumbent(programme), bound, budget, seed=5))
+    for share in (0.4, 1e-5):
+        monkeypatch.setattr(methods, "SWEEPS_TIME_SHARE", share)
+        runs.append(Run(programme, Terms(), Incumbent(programme), bound, Budget(SWEEPS_WORK * 5, 1e4), seed=5))
         runs[-1]._sweep_first()
     spent, hurried = (run.budget.total - run.budget.left for run in runs)
     assert spent == pytest.approx(alone.total - alone.left)

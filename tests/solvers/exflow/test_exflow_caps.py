@@ -49,3 +49,13 @@ def test_a_layer_that_is_unproven_spoils_no_proof_where_another_needs_more(
     monkeypatch.setattr(caps, "_evenest", lambda load, *given: (real(load, *given)[0], load.max() == 60))
     with pytest.raises(UsageError, match=rf"give {62 * 3 / 68 + 5e-5:.4f} or more, the smallest that any"):
         capped_layout(np.array([hard, harder], float)[order], np.array([3, 3, 3]), 1.0, time_limit_s=60)
+
+
+def test_where_the_layer_that_needs_most_is_unproven_nothing_is_said_of_all_placements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = caps._evenest
+    monkeypatch.setattr(caps, "_evenest", lambda load, *given: (real(load, *given)[0], load.max() < 60))
+    with pytest.raises(UsageError, match=r"no placement of layer 1 was found .* give 2\.7353 or more") as refused:
+        capped_layout(np.array([[1] * 9, [60] + [1] * 8], float), np.array([3, 3, 3]), 1.0, time_limit_s=60)
+    assert "any placement keeps" not in str(refused.value)
