@@ -37,7 +37,7 @@ def request(trace: Any, **changes: Any) -> Request:
 def little_work_each() -> Iterator[None]:
     """Solves that end soon."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeplan.planner.learning_curve.curve.WORK", 4e7)
+        patch.setattr("moeplan.planner.learning_curve.curve.WORK", 2e8)
         yield
 
 
