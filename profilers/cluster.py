@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ..errors import UsageError
 
-__all__ = ["Cluster", "Link"]
+__all__ = ["FASTEST", "Cluster", "Link"]
 
 MAX_DEVICES = 65_536
 FASTEST = 1e-15  # seconds a byte: ratios of links stay exact beside 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from .cluster import Cluster, Link
+from .cluster import FASTEST, Cluster, Link
 from .series import LinkKind, Series
 
 __all__ = ["measured_links"]
@@ -39,5 +39,5 @@ def _link(kind: LinkKind, cluster: Cluster, series: Mapping[str, Series]) -> Lin
             line, share = one.fit.alpha_beta, 1.0
             if kind == "inter" and case == "all_to_all":
                 share = (cluster.num_devices - 1) / (cluster.num_devices - cluster.devices_per_node)
-            return Link(line.a_s, line.b_s * share)
+            return Link(line.a_s, max(line.b_s * share, FASTEST))
     return None

@@ -1,12 +1,13 @@
 """Profiles made into one: each part with its origin, contradictions named."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.profilers.cases import CASES
-from moeplan.profilers.cluster import Cluster, Link
+from moeplan.profilers.cluster import FASTEST, Cluster, Link
 from moeplan.profilers.description import describe
 from moeplan.profilers.environment import Environment
 from moeplan.profilers.fits.fitting import fit_series
@@ -152,3 +153,12 @@ def test_a_time_that_does_not_grow_with_size_tells_of_no_bandwidth() -> None:
     falling = [Measurement.of(one.size, one.work, [1.0 / (index + 1)]) for index, one in enumerate(flat.measurements)]
     fit = fit_series(CASES["all_to_all"], 4, falling)
     assert measured_links(Cluster(1, 4), {flat.key: flat.model_copy(update={"fit": fit})}) == {}
+
+
+def test_a_time_that_grows_by_less_than_any_hardwares_is_that_of_the_fastest_link() -> None:
+    barely = series("all_to_all", 4, "intra")
+    assert barely.fit is not None
+    line = replace(barely.fit.alpha_beta, b_s=1e-20)
+    fit = replace(barely.fit, alpha_beta=line)
+    found = measured_links(Cluster(1, 4), {barely.key: barely.model_copy(update={"fit": fit})})
+    assert found["intra"].s_per_byte == FASTEST

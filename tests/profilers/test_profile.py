@@ -50,7 +50,7 @@ FITS = st.builds(
     st.floats(1e-12, 1e-8),
 )
 LINKS = st.dictionaries(
-    st.sampled_from(["intra", "inter"]), st.builds(Link, st.floats(0, 3599), st.floats(1e-18, 0.9)), max_size=2
+    st.sampled_from(["intra", "inter"]), st.builds(Link, st.floats(0, 3599), st.floats(1e-15, 0.9)), max_size=2
 )
 CLUSTERS = st.builds(Cluster, st.integers(1, 256), st.integers(1, 256), LINKS)
 ENVIRONMENTS = st.builds(
