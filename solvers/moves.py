@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from .assignment import assign_places
 from .placement import Placement
 
-__all__ = ["best_labels", "experts_moved", "keep_in_place"]
+__all__ = ["best_labels", "experts_moved", "keep_in_place", "naming_group"]
 
 
 def experts_moved(new: Placement, old: Placement) -> NDArray[np.int64]:
@@ -57,7 +57,7 @@ def best_labels(worth: NDArray[np.float64], slots: NDArray[np.int64], devices_pe
     Exact in two stages, since nodes trade names whole: the best names inside every pair of nodes, N^2 assignment
     problems of G devices, decide what a pair is worth, and one of N nodes pairs them.
     """
-    group = devices_per_node if devices_per_node > 1 else len(worth)  # nodes of one device are devices
+    group = naming_group(len(worth), devices_per_node)
     num_nodes = len(worth) // group
     # Dearer than everything that could be kept: never taken, since leaving every name as it is takes none of it.
     never = worth.sum() + 1.0
@@ -70,3 +70,8 @@ def best_labels(worth: NDArray[np.float64], slots: NDArray[np.int64], devices_pe
     node_N = assign_places(cost_NN, np.arange(num_nodes))
     label_NG = node_N[:, None] * group + inner_NNG[np.arange(num_nodes), node_N]
     return np.asarray(label_NG.ravel())
+
+
+def naming_group(num_devices: int, devices_per_node: int) -> int:
+    """How many devices trade names inside a node; nodes of one device are devices of one node."""
+    return devices_per_node if devices_per_node > 1 else num_devices

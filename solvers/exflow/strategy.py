@@ -152,17 +152,16 @@ def solve(
     whole = groups == "whole"
     cap = None if whole else max_load
     problem = Problem.of(transitions, cluster, coactivation, loads, cap, slots, time_limit_s)
-    if whole:
-        checked_groups(problem, num_groups, max_load)
+    blocks = checked_groups(problem, num_groups, max_load) if whole else None
     if problem.hurried:
         budget.cap()
     report = None if on_progress is None else lambda value: on_progress(problem.goal.objective(value).value)
     simple, interrupted = bound_simply(problem, budget)
     incumbent = Incumbent(problem.programme, simple.value, report, start=problem.start, terms=problem.terms)
     run = Run(problem.programme, problem.terms, incumbent, simple, budget, seed)
-    if whole and not interrupted:
+    if blocks is not None and not interrupted:
         again = partial(solve, method=method, backend=backend, seed=seed)
-        placement, status = place_whole(problem, num_groups, max_load, budget, again)
+        placement, status = place_whole(problem, *blocks, max_load, budget, again)
         value = problem.value(placement)
     else:
         placement, value, status = _placed(problem, run, None if interrupted else method, backend)

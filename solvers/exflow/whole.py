@@ -27,19 +27,16 @@ Search = Callable[..., PlacementResult]
 
 
 def place_whole(
-    problem: Problem, num_groups: int | None, max_load: float | None, budget: Budget, search: Search
+    problem: Problem, num_groups: int, width: int, max_load: float | None, budget: Budget, search: Search
 ) -> tuple[Placement, Status]:
     """The best placement found of those that `keeps_groups_whole` is true of, and how the searches ended.
 
     Parameters
     ----------
+    num_groups, width
+        Those of `checked_groups`.
     search
         Finds a placement as `exflow.solve` does.
-
-    Raises
-    ------
-    UsageError
-        Groups that cannot be whole, or a cap where they fill several devices.
 
     Notes
     -----
@@ -49,7 +46,6 @@ def place_whole(
     stays in a block need not stay on a device: where experts in their own order keep more, they stay so.
     """
     slots_D, num_experts = problem.programme.slots, problem.loads.shape[1]
-    num_groups, width = checked_groups(problem, num_groups, max_load)
     weights, beside, load_LQ = _of_groups(problem, num_groups)
     if not width:
         size = num_experts // num_groups
@@ -77,7 +73,7 @@ def checked_groups(problem: Problem, num_groups: int | None, max_load: float | N
     Raises
     ------
     UsageError
-        As `place_whole` does.
+        Groups that cannot be whole, or a cap where they fill several devices.
     """
     if num_groups is None:
         raise UsageError("whole groups of a model without expert groups; expected one with them, or --groups split")

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from ..moves import naming_group
 from .programme import Programme
 
 __all__ = ["PER_STEEP", "WIDEST", "block_work", "layer_work", "naming_work", "value_work"]
@@ -33,7 +34,7 @@ def layer_work(num_experts: int, num_places: int) -> float:
 
 def naming_work(programme: Programme) -> float:
     """Of naming the devices of a layer at their best for the layer before (`best_labels`)."""
-    group = programme.devices_per_node if programme.devices_per_node > 1 else len(programme.slots)
+    group = naming_group(len(programme.slots), programme.devices_per_node)
     num_nodes = len(programme.slots) // group
     inside, nodes = _assignment_work(group, group), _assignment_work(num_nodes, num_nodes)
     return STEP + num_nodes**2 * inside + nodes + value_work(programme)
