@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..compiled import compiled, inlined
 from ..draws import exponential, unit
 
-__all__ = ["Deals", "best_over", "deals_of", "drawn", "drawn_before", "sum_over"]
+__all__ = ["Deals", "best_over", "deals_of", "draw", "sum_over"]
 
 LANES = 8  # ways that a loop takes at once, at most
 NEVER = 650.0  # ways so many temperatures below the best are not summed
@@ -31,12 +31,13 @@ Ints = NDArray[np.int64]
 class Deals(NamedTuple):
     """The ways to deal 2 m experts, m to each of two devices, and room to work in.
 
-    Way s gives the experts of the bits of `low[s]` and `high[s]` to p. Of each layer: the experts dealt, which of them
-    are on p, what every way is worth beside its links, and what it is worth with all that come before it.
+    Way s gives the experts of the bits of `low[s]` and `high[s]` to p, way W - 1 - s all others. Of each layer: the
+    experts dealt, which of them are on p, what every way is worth beside its links, what it is worth with all that come
+    before it, and the way drawn.
 
-    `member, side [L, K]; own, message, back [L, W]; link [L-1, K, K]; bits, factor [K, W']; base [W']; product
-    [2, X, W']`, where `bits` are those of the ways, and W' is W rounded up for loops over several ways at once: what is
-    beyond W weighs nothing.
+    `member, side [L, K]; own, message, back [L, W]; way [L]; swaps [L m, 3]; link [L-1, K, K]; bits, spin, factor
+    [K, W']; base [W']; product [2, X, W']`, where `spin` is 1 for the bits that are set and -1 for others, and W' is W
+    rounded up for loops over several ways at once: what is beyond W weighs nothing.
     """
 
     m: int
@@ -47,8 +48,11 @@ class Deals(NamedTuple):
     own: Floats
     message: Floats
     back: NDArray[np.int32]
+    way: Ints
+    swaps: Ints
     link: Floats
     bits: Floats
+    spin: Floats
     base: Floats
     factor: Floats
     product: Floats
@@ -59,8 +63,9 @@ def deals_of(m: int, num_layers: int) -> Deals:
     size = np.array([bin(x).count("1") for x in range(2**m)])
     low, high = np.nonzero(size[:, None] + size == m)
     ways, padded = len(low), -(-len(low) // LANES) * LANES
-    bits, product = np.zeros((2 * m, padded)), np.zeros((2, 2**m, padded))
+    bits, spin, product = np.zeros((2 * m, padded)), np.zeros((2 * m, padded)), np.zeros((2, 2**m, padded))
     bits[:, :ways] = [half >> i & 1 for half in (low, high) for i in range(m)]
+    spin[:, :ways] = 2 * bits[:, :ways] - 1
     product[1, 0] = 1.0  # stays; no way is beyond W, where product[0, 0] stays 0
     return Deals(
         m=m,
@@ -71,51 +76,79 @@ def deals_of(m: int, num_layers: int) -> Deals:
         own=np.zeros((num_layers, ways)),
         message=np.zeros((num_layers, ways)),
         back=np.zeros((num_layers, ways), np.int32),
+        way=np.zeros(num_layers, np.int64),
+        swaps=np.zeros((num_layers * m, 3), np.int64),
         link=np.zeros((max(num_layers - 1, 0), 2 * m, 2 * m)),
         bits=bits,
+        spin=spin,
         base=np.zeros(padded),
         factor=np.zeros((2 * m, padded)),
         product=product,
     )
 
 
-@inlined
-def sum_over(deals: Deals, layer: int, temperature: float) -> bool:
-    """The message of the next layer: temperature x log of the sum over the ways of this one; whether it was steep.
+@compiled
+def sum_over(deals: Deals, temperature: float, mirrored: bool) -> int:
+    """The messages of all layers: temperature x log of the sum over the ways of the layer before.
+
+    Parameters
+    ----------
+    mirrored
+        Whether the devices might trade names: ways s and W - 1 - s are worth the same, and one is summed for both.
+
+    Returns
+    -------
+    int
+        Pairs of ways of neighbouring layers that were summed one by one, which takes longer.
 
     Notes
     -----
-    With g[s, j] what member j of the next layer gains on p by way s of this one, over the temperature,
+    A pair of members is worth half its link where both are on one device and as much less where not. With g[s, j] what
+    member j of the next layer gains on p by way s of this one, over the temperature,
 
         sum_s exp(message[s] / temperature) prod_{j in t} exp(g[s, j])        for every way t.
 
-    Every way t has m members on p, so that a mean over j can be taken out of g[s] and m times it put to the message.
     Loops run along s, where there are many.
     """
-    base, factor, message, steepest = deals.base, deals.factor, deals.message[layer + 1], 0.0
-    _gains(deals, layer, 2 / temperature)
-    for s in range(len(message)):
-        base[s] += deals.message[layer, s] / temperature
-    for j in range(2 * deals.m):
-        for s in range(len(message)):
-            steepest = max(steepest, abs(factor[j, s]))
-    steep = 2 * deals.m * steepest > NEVER - LEAST  # a way that products leave away may gain as much as the best
-    if steep:
-        _sum_ways(deals, message)
-    else:
-        _sum_products(deals, message)
-    for t in range(len(message)):
-        message[t] = temperature * message[t] + deals.own[layer + 1, t]
+    own, base, ways, steep = deals.own, deals.base, len(deals.low), 0
+    for layer in range(len(own) - 1):
+        here, message = deals.message[layer], deals.message[layer + 1]
+        summed = message[: ways // 2] if mirrored else message
+        _gains(deals.link[layer], deals.spin, deals.factor, 1 / temperature)
+        for s in range(ways):
+            base[s] = here[s] / temperature
+        # Steep: a way that products leave away may gain as much as the best.
+        if 2 * deals.m * _steepest(deals.link[layer], 1 / temperature) > NEVER - LEAST:
+            steep += ways * len(summed)
+            _sum_ways(deals, summed)
+        else:
+            _sum_products(deals, summed)
+        for t in range(len(summed), ways):
+            message[t] = message[ways - 1 - t]
+        for t in range(ways):
+            message[t] = temperature * message[t] + own[layer + 1, t]
     return steep
+
+
+@compiled
+def _steepest(link: Floats, scale: float) -> float:
+    """The most that a member of the next layer gains or loses, at most: with all of this layer."""
+    most = 0.0
+    for j in range(len(link)):
+        total = 0.0
+        for i in range(len(link)):
+            total += abs(link[i, j] - link[i].mean())
+        most = max(most, total)
+    return scale * most
 
 
 @inlined
 def _sum_products(deals: Deals, message: Floats) -> None:
     """The log of the sum over the ways, by products of the exponentials of what members gain."""
-    base, factor, shift = deals.base, deals.factor, -np.inf
-    for s in range(len(message)):
+    base, factor, shift, ways = deals.base, deals.factor, -np.inf, len(deals.low)
+    for s in range(ways):
         shift = max(shift, base[s])
-    for s in range(len(message)):
+    for s in range(ways):
         deals.product[0, 0, s] = _weight(base[s] - shift)
     for j in range(2 * deals.m):
         for s in range(len(base)):
@@ -133,7 +166,7 @@ def _sum_ways(deals: Deals, message: Floats) -> None:
     sums[0, 0], sums[1, 0] = deals.base, 0.0
     _add(deals.m, sums, deals.factor)
     for t in range(len(message)):
-        message[t] = _log_sum(sums[0, deals.low[t]], sums[1, deals.high[t]], len(message))
+        message[t] = _log_sum(sums[0, deals.low[t]], sums[1, deals.high[t]], len(deals.low))
     sums[0, 0], sums[1, 0] = 0.0, 1.0
 
 
@@ -156,26 +189,22 @@ def _weight(below: float) -> float:
     return exponential(max(below, -NEVER)) if below > -NEVER else 0.0
 
 
-@inlined
-def _gains(deals: Deals, layer: int, scale: float) -> None:
-    """What every member of the next layer gains on p by way s of this one, and m times the mean that is taken out.
+@compiled
+def _gains(link: Floats, spin: Floats, factor: Floats, scale: float) -> None:
+    """What every member of the next layer gains on p by way s of this one.
 
-    factor[j, s] = scale sum_i (link[i, j] - mean_i) bits[i, s]    with mean_i the mean of link[i] over j
-    base[s] = m scale sum_i mean_i bits[i, s]
+    factor[j, s] = scale sum_i (link[i, j] - mean_i) spin[i, s]    with mean_i the mean of link[i] over j
 
-    Two members at a time, for half as many passes over `factor`.
+    Every way of the next layer has half of its members on p, so that what is taken out with the mean is the same for
+    all. Two members at a time, for half as many passes over `factor`.
     """
-    factor, base, bits, link, size = deals.factor, deals.base, deals.bits, deals.link, 2 * deals.m
     factor[:] = 0.0
-    base[:] = 0.0
-    for i in range(0, size, 2):
-        one, other = link[layer, i].mean(), link[layer, i + 1].mean()
-        for s in range(len(base)):
-            base[s] += deals.m * scale * (one * bits[i, s] + other * bits[i + 1, s])
-        for j in range(size):
-            here, there = scale * (link[layer, i, j] - one), scale * (link[layer, i + 1, j] - other)
-            for s in range(len(base)):
-                factor[j, s] += here * bits[i, s] + there * bits[i + 1, s]
+    for i in range(0, len(link), 2):
+        one, other = link[i].mean(), link[i + 1].mean()
+        for j in range(len(link)):
+            here, there = scale * (link[i, j] - one), scale * (link[i + 1, j] - other)
+            for s in range(spin.shape[1]):
+                factor[j, s] += here * spin[i, s] + there * spin[i + 1, s]
 
 
 @compiled
@@ -203,57 +232,73 @@ def _add(m: int, sums: Floats, gain: Floats) -> None:
 @partial(compiled, any_order=True)
 def _dots(product: Floats, low: Ints, high: Ints, dots: Floats) -> None:
     """dots[t] = sum_s product[0, low[t], s] product[1, high[t], s]."""
-    for t in range(len(low)):
+    for t in range(len(dots)):
         x, y, total = low[t], high[t], 0.0
         for s in range(product.shape[2]):
             total += product[0, x, s] * product[1, y, s]
         dots[t] = total
 
 
-@inlined
-def best_over(deals: Deals, layer: int) -> None:
-    """The message of the next layer: the best over the ways of this one, which is kept in `back`."""
-    base, factor, bits = deals.base, deals.factor, deals.bits
-    best, back, value = deals.message[layer + 1], deals.back[layer + 1], np.empty(len(base))
-    _gains(deals, layer, 2.0)
-    best[:] = -np.inf
-    for s in range(len(best)):
-        value[:] = deals.message[layer, s] + base[s]
-        for j in range(2 * deals.m):
-            for t in range(len(value)):
-                value[t] += factor[j, s] * bits[j, t]
+@compiled
+def best_over(deals: Deals) -> None:
+    """The messages of all layers: the best over the ways of the layer before, which is kept in `back`."""
+    factor, bits, own, value = deals.factor, deals.bits, deals.own, deals.base
+    for layer in range(len(own) - 1):
+        best, back = deals.message[layer + 1], deals.back[layer + 1]
+        _gains(deals.link[layer], deals.spin, factor, 1.0)
+        best[:] = -np.inf
+        for s in range(len(best)):
+            value[:] = deals.message[layer, s]
+            for j in range(2 * deals.m):
+                for t in range(len(value)):
+                    value[t] += factor[j, s] * bits[j, t]
+            for t in range(len(best)):
+                if value[t] > best[t]:
+                    best[t], back[t] = value[t], s
         for t in range(len(best)):
-            if value[t] > best[t]:
-                best[t], back[t] = value[t], s
-    for t in range(len(best)):
-        best[t] += deals.own[layer + 1, t]
+            best[t] += own[layer + 1, t]
 
 
 @compiled
-def drawn(value: Floats, temperature: float, seed: NDArray[np.uint64]) -> int:
-    """A way drawn by its value, the best at temperature 0."""
+def draw(deals: Deals, temperature: float, mirrored: bool, seed: NDArray[np.uint64]) -> None:
+    """Draw a way of every layer given that of the next, from the last to the first; the best at temperature 0.
+
+    Where devices might trade names they do if fewer experts of the last layer move then.
+    """
+    way, link, message, last = deals.way, deals.link, deals.message, len(deals.way) - 1
+    bits, spin = deals.bits, deals.spin
+    value = deals.base[: len(deals.low)]
+    value[:] = message[last]
+    way[last] = _drawn(value, temperature, seed)
+    if mirrored and 2 * (deals.side[last] > bits[:, way[last]]).sum() > deals.m:
+        way[last] = len(deals.low) - 1 - way[last]
+    for layer in range(last - 1, -1, -1):
+        if temperature > 0:
+            value[:] = message[layer]
+            for i in range(2 * deals.m):
+                gain = 0.0
+                for j in range(2 * deals.m):
+                    gain += link[layer, i, j] * spin[j, way[layer + 1]]
+                for s in range(len(value)):
+                    value[s] += gain * bits[i, s]
+            way[layer] = _drawn(value, temperature, seed)
+        else:
+            way[layer] = deals.back[layer + 1, way[layer + 1]]
+
+
+@compiled
+def _drawn(value: Floats, temperature: float, seed: NDArray[np.uint64]) -> int:
+    """A way drawn by its value, which is overwritten; the best at temperature 0."""
     best = int(np.argmax(value))
     if temperature <= 0:
         return best
-    weight = np.empty(len(value))
+    top, total = value[best], 0.0
     for s in range(len(value)):
-        weight[s] = _weight((value[s] - value[best]) / temperature)
-    left = unit(seed) * weight.sum()
+        value[s] = _weight((value[s] - top) / temperature)
+        total += value[s]
+    left = unit(seed) * total
     for s in range(len(value)):
-        left -= weight[s]
+        left -= value[s]
         if left < 0:
             return s
     return best
-
-
-@inlined
-def drawn_before(deals: Deals, layer: int, way: int, temperature: float, seed: NDArray[np.uint64]) -> int:
-    """The way of the layer before, drawn given that of a layer."""
-    bits, link, value = deals.bits, deals.link, deals.message[layer - 1].copy()
-    for i in range(2 * deals.m):
-        gain = 0.0
-        for j in range(2 * deals.m):
-            gain += 2 * link[layer - 1, i, j] * bits[j, way]
-        for s in range(len(value)):
-            value[s] += gain * bits[i, s]
-    return drawn(value, temperature, seed)

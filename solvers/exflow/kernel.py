@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..compiled import compiled, inlined
 from ..draws import below, unit
-from .deals import Deals, best_over, drawn, drawn_before, sum_over
-from .pulls import State, swap
+from .deals import Deals, best_over, draw, sum_over
+from .pulls import Ints, Pulls, State, swap
 
 __all__ = ["anneal", "descend", "resample"]
 
@@ -34,7 +34,7 @@ def anneal(
     Returns
     -------
     int
-        Pairs of ways of neighbouring layers that were summed one by one (`deals.sum_over`), which takes longer.
+        Pairs of ways that were summed one by one (`deals.sum_over`).
     """
     num_devices, steep = len(state.first) - 1, 0
     for block in range(blocks):
@@ -67,38 +67,32 @@ def resample(state: State, deals: Deals, p: int, q: int, temperature: float, see
 
     Notes
     -----
-    With sigma[l, i] = 1 for members on p, else 0, the value is, up to a constant,
+    With sigma[l, i] = 1 for members on p, else -1, the value is, up to a constant,
 
-        sum_l own[l, s_l] + kappa sum_{l,i,j} W[l,i,j] (2 sigma[l,i] sigma[l+1,j] - sigma[l,i] - sigma[l+1,j])
+        sum_l own[l, s_l] + kappa / 2 sum_{l,i,j} W[l,i,j] sigma[l,i] sigma[l+1,j]
 
     own collects the pulls of everyone who stays, the pairs inside the layer, and forbids what the caps do not allow.
+    Where nobody stays, two devices of one node might trade names.
     """
-    num_layers, steep = len(state.pull), 0
     nodes = state.node_pull.shape[1] > 0 and p // state.group != q // state.group
+    full = state.first[p + 1] - state.first[p] == state.first[q + 1] - state.first[q] == deals.m
+    mirrored, steep = full and not nodes and not state.tied, 0
     kappa = state.worth[0] + (state.worth[1] if nodes else 0.0)
-    for layer in range(num_layers):
-        _choose(state, deals, layer, p, q, seed)
-    for layer in range(num_layers - 1):
-        for i in range(2 * deals.m):
-            row = state.after[layer, deals.member[layer, i]]
-            for j in range(2 * deals.m):
-                deals.link[layer, i, j] = kappa * row[deals.member[layer + 1, j]]
-    for layer in range(num_layers):
-        _weigh(state, deals, layer, p, q, kappa)
+    _choose(state, deals, p, q, seed)
+    _link(deals, state.after, kappa)
+    if mirrored and not len(state.beside):
+        deals.own[:] = 0.0
+    else:
+        _weigh(state, deals, p, q, kappa)
+    _forbid(state, deals, p, q)
     deals.message[0] = deals.own[0]
-    for layer in range(num_layers - 1):
-        if temperature > 0:
-            steep += sum_over(deals, layer, temperature)
-        else:
-            best_over(deals, layer)
-    way = drawn(deals.message[num_layers - 1], temperature, seed)
-    for layer in range(num_layers - 1, -1, -1):
-        before = way
-        if layer > 0:
-            before = drawn_before(deals, layer, way, temperature, seed) if temperature > 0 else deals.back[layer, way]
-        _deal(state, deals, layer, way)
-        way = before
-    return steep * len(deals.low) ** 2
+    if temperature > 0:
+        steep = sum_over(deals, temperature, mirrored)
+    else:
+        best_over(deals)
+    draw(deals, temperature, mirrored, seed)
+    swap(state, _swaps(deals))
+    return steep
 
 
 @compiled
@@ -131,25 +125,37 @@ def _width(state: State, p: int, q: int, most: int) -> int:
     return int(min(state.first[p + 1] - state.first[p], state.first[q + 1] - state.first[q], most))
 
 
-@inlined
-def _choose(state: State, deals: Deals, layer: int, p: int, q: int, seed: NDArray[np.uint64]) -> None:
-    """Pick m experts of each device; of many, each is the most wished of a few random ones.
+@compiled
+def _choose(state: State, deals: Deals, p: int, q: int, seed: NDArray[np.uint64]) -> None:
+    """Pick m experts of each device in every layer; of many, each is the most wished of a few random ones.
 
     What is wished for by turns is a pull of the other device, and links to those picked in the layer before: threads
     of experts that follow each other move only together.
     """
-    m, threads, score = deals.m, layer > 0 and below(seed, 2) > 0, np.zeros(state.pull.shape[2])
-    for side in range(2):
-        here, there = (q, p) if side else (p, q)
-        experts = state.occupant[layer, state.first[here] : state.first[here + 1]]
-        member = deals.member[layer, side * m : (side + 1) * m]
-        deals.side[layer, side * m : (side + 1) * m] = 1.0 - side
-        if len(experts) == m:
-            member[:] = experts
-        else:
-            _score(state, deals, layer, here, there, threads, score)
-            for at in range(m):
-                member[at] = _pick(experts, score, member[:at], TOURNAMENT * len(experts) // m, seed)
+    m, first, occupant, score = deals.m, state.first, state.occupant, np.zeros(state.pull.shape[2])
+    for layer in range(len(occupant)):
+        threads = layer > 0 and below(seed, 2) > 0
+        for side in range(2):
+            here, there = (q, p) if side else (p, q)
+            member, number = deals.member[layer, side * m : (side + 1) * m], first[here + 1] - first[here]
+            deals.side[layer, side * m : (side + 1) * m] = 1.0 - side
+            if number == m:
+                member[:] = occupant[layer, first[here] : first[here + 1]]
+            else:
+                experts = occupant[layer, first[here] : first[here + 1]]
+                _score(state, deals, layer, here, there, threads, score)
+                for at in range(m):
+                    member[at] = _pick(experts, score, member[:at], TOURNAMENT * number // m, seed)
+
+
+@compiled
+def _link(deals: Deals, after: Pulls, kappa: float) -> None:
+    """What pairs of members of neighbouring layers are worth on one device."""
+    link, member = deals.link, deals.member
+    for layer in range(len(link)):
+        for i in range(2 * deals.m):
+            for j in range(2 * deals.m):
+                link[layer, i, j] = kappa * after[layer, member[layer, i], member[layer + 1, j]]
 
 
 @compiled
@@ -183,39 +189,53 @@ def _pick(
     return best
 
 
-@inlined
-def _weigh(state: State, deals: Deals, layer: int, p: int, q: int, kappa: float) -> None:
-    """What each way to deal a layer is worth besides its links to the members of other layers."""
-    size, member, link, side, own = 2 * deals.m, deals.member[layer], deals.link, deals.side, deals.own
-    own[layer] = 0.0
-    for i in range(size):
-        e = member[i]
-        field = state.worth[0] * (state.pull[layer, p, e] - state.pull[layer, q, e])
-        if state.node_pull.shape[1]:
-            near = state.node_pull[layer]
-            field += state.worth[1] * (near[p // state.group, e] - near[q // state.group, e])
-        for j in range(size):
-            if layer > 0:
-                field -= 2 * link[layer - 1, j, i] * side[layer - 1, j]
-            if layer + 1 < len(side):
-                field -= 2 * link[layer, i, j] * side[layer + 1, j]
-            if len(state.beside):
-                field -= 2 * kappa * state.beside[layer, e, member[j]] * side[layer, j]
-        for s in range(own.shape[1]):
-            own[layer, s] += field * deals.bits[i, s]
-    if len(state.beside):
+@compiled
+def _weigh(state: State, deals: Deals, p: int, q: int, kappa: float) -> None:
+    """What each way to deal each layer is worth besides its links to the members of other layers."""
+    size, link, side, own, bits, beside = 2 * deals.m, deals.link, deals.side, deals.own, deals.bits, state.beside
+    pull, near, group = state.pull, state.node_pull, state.group
+    own[:] = 0.0
+    for layer in range(len(own)):
+        member = deals.member[layer]
         for i in range(size):
-            for j in range(i):
-                pair = 2 * kappa * state.beside[layer, member[i], member[j]]
-                for s in range(own.shape[1]):
-                    own[layer, s] += pair * deals.bits[i, s] * deals.bits[j, s]
-    _forbid(state, deals, layer, p, q)
+            e = member[i]
+            field = state.worth[0] * (pull[layer, p, e] - pull[layer, q, e])
+            if near.shape[1]:
+                field += state.worth[1] * (near[layer, p // group, e] - near[layer, q // group, e])
+            for j in range(size):
+                if layer > 0:
+                    field -= link[layer - 1, j, i] * (2 * side[layer - 1, j] - 1)
+                if layer + 1 < len(side):
+                    field -= link[layer, i, j] * (2 * side[layer + 1, j] - 1)
+                if len(beside):
+                    field -= 2 * kappa * beside[layer, e, member[j]] * side[layer, j]
+            for s in range(own.shape[1]):
+                own[layer, s] += field * bits[i, s]
+        if len(beside):
+            for i in range(size):
+                for j in range(i):
+                    pair = 2 * kappa * beside[layer, member[i], member[j]]
+                    for s in range(own.shape[1]):
+                        own[layer, s] += pair * bits[i, s] * bits[j, s]
+
+
+@compiled
+def _forbid(state: State, deals: Deals, p: int, q: int) -> None:
+    """Rule out ways that break a cap or join twins; the way as it is stays allowed."""
+    twin, cap = state.twin, state.cap
+    for layer in range(len(cap)):
+        for e in deals.member[layer]:
+            if twin[layer, e] >= 0:
+                _part_twins(state, deals, layer, p, q)
+                break
+        if cap[layer] < np.inf:
+            _keep_cap(state, deals, layer, p, q)
 
 
 @inlined
-def _forbid(state: State, deals: Deals, layer: int, p: int, q: int) -> None:
-    """Rule out ways that break a cap or join twins; the way as it is stays allowed."""
-    member, capped = deals.member[layer], state.cap[layer] < np.inf
+def _part_twins(state: State, deals: Deals, layer: int, p: int, q: int) -> None:
+    """Rule out ways that give a member to where its twin stays."""
+    member = deals.member[layer]
     for i in range(2 * deals.m):
         e = member[i]
         if state.twin[layer, e] >= 0:
@@ -225,22 +245,30 @@ def _forbid(state: State, deals: Deals, layer: int, p: int, q: int) -> None:
                     for s in range(len(deals.low)):
                         if deals.bits[i, s] != deals.side[layer, i]:
                             deals.own[layer, s] = -np.inf
-    if capped:
-        for s in range(len(deals.low)):
-            more = 0.0
-            for i in range(2 * deals.m):
-                more += state.load[layer, member[i]] * (deals.bits[i, s] - deals.side[layer, i])
-            if state.held[layer, p] + more > state.cap[layer] or state.held[layer, q] - more > state.cap[layer]:
-                deals.own[layer, s] = -np.inf
 
 
 @inlined
-def _deal(state: State, deals: Deals, layer: int, way: int) -> None:
-    """Carry out a way by swaps."""
-    side, bits, j = deals.side, deals.bits, 0
-    for i in range(2 * deals.m):
-        if side[layer, i] > bits[i, way]:
-            while side[layer, j] >= bits[j, way]:
-                j += 1
-            swap(state, layer, deals.member[layer, i], deals.member[layer, j])
-            j += 1
+def _keep_cap(state: State, deals: Deals, layer: int, p: int, q: int) -> None:
+    """Rule out ways that give either device more than it may hold."""
+    member = deals.member[layer]
+    for s in range(len(deals.low)):
+        more = 0.0
+        for i in range(2 * deals.m):
+            more += state.load[layer, member[i]] * (deals.bits[i, s] - deals.side[layer, i])
+        if state.held[layer, p] + more > state.cap[layer] or state.held[layer, q] - more > state.cap[layer]:
+            deals.own[layer, s] = -np.inf
+
+
+@compiled
+def _swaps(deals: Deals) -> Ints:
+    """The swaps that carry out the ways drawn, `[K, 3]`."""
+    side, bits, member, way, swaps, count = deals.side, deals.bits, deals.member, deals.way, deals.swaps, 0
+    for layer in range(len(way)):
+        j = 0
+        for i in range(2 * deals.m):
+            if side[layer, i] > bits[i, way[layer]]:
+                while side[layer, j] >= bits[j, way[layer]]:
+                    j += 1
+                swaps[count] = layer, member[layer, i], member[layer, j]
+                count, j = count + 1, j + 1
+    return swaps[:count]

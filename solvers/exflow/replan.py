@@ -188,8 +188,8 @@ class _Weighed:
         state, num_devices = state_of(self.programme, self.terms, layout), len(self.programme.slots)
         for pull_DP, home_E in zip(state.pull, self.before, strict=True):
             pull_DP[home_E, np.arange(len(home_E))] += min(round(self.price / state.worth[0]), MOST_PULL)
+        state, steep = state._replace(tied=True), 0
         deals = tuple(deals_of(m, len(layout)) for m in range(1, WIDEST + 1))
-        steep = 0
         for moves, here, there in _chunks(self.cooling, blocks):
             if not budget.late:
                 steep += anneal(state, deals, moves, here, there, seed)

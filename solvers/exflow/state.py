@@ -42,6 +42,7 @@ def state_of(programme: Programme, terms: Terms, layout: Layout) -> State:
             load=load,
             cap=np.full(num_layers, np.inf) if terms.cap is None else terms.cap,
             twin=twin,
+            tied=terms.twin is not None or terms.cap is not None,
             home=nothing,
             place=nothing,
             occupant=nothing,

@@ -10,10 +10,11 @@ from .programme import Programme
 __all__ = ["PER_STEEP", "WIDEST", "block_work", "layer_work", "naming_work", "value_work"]
 
 WIDEST = 4  # experts that a block move deals from each of two devices, at most
-MOVE = 830  # a layer of a block move
-PER_PLACE = 0.6  # and each of its places, a pair of experts dealt
-PER_WAY = 19  # and each way to deal
-PER_WAYS = 0.28  # and each pair of ways of neighbouring layers
+BLOCK = 2_000  # a block move
+MOVE = 400  # and each of its layers
+PER_PLACE = 0.05  # and each of its places, a pair of experts dealt
+PER_WAY = 20  # and each way to deal
+PER_WAYS = 0.12  # and each pair of ways of neighbouring layers
 PER_STEEP = 1.5  # more where the pair is summed by itself (`deals.sum_over`)
 STEP = 24_000  # a layer that is assigned or named anew, around the assignment solver
 CALL = 6_000  # a call of the assignment solver
@@ -24,7 +25,7 @@ PER_TRANSITION = 4  # a weight that is added to others
 def block_work(programme: Programme) -> float:
     """Of a block move, mean over devices: up to `WIDEST` experts of each of two dealt anew in every layer."""
     slots = np.minimum(programme.slots[programme.slots > 0], WIDEST)
-    return programme.num_layers * float(np.mean([_move_work(m, len(programme.places)) for m in slots]))
+    return BLOCK + programme.num_layers * float(np.mean([_move_work(m, len(programme.places)) for m in slots]))
 
 
 def layer_work(num_experts: int, num_places: int) -> float:

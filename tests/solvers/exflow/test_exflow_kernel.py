@@ -71,7 +71,7 @@ def test_pulls_and_places_stay_what_the_homes_alone_would_give(
     terms = Terms(beside=pairs_of(rng) if pairs else None)
     state = state_of(programme, terms, layout_of(programme, rng))
     for _ in range(10):
-        swap(state, int(rng.integers(LAYERS)), *(int(e) for e in rng.choice(len(programme.places), 2, replace=False)))
+        swap(state, np.array([[rng.integers(LAYERS), *rng.choice(len(programme.places), 2, replace=False)]]))
     assert_consistent(programme, terms, state)
     anneal(state, tuple(deals_of(m, LAYERS) for m in (1, 2, 3)), 30, 40.0, 5.0, seed_of(seed))
     assert_consistent(programme, terms, state)
@@ -192,7 +192,8 @@ def summed(deals: Deals, temperature: float) -> Array:
     """The message of layer 1, every two ways tried."""
     bits = np.arange(deals.m)
     dealt = np.hstack([half[:, None] >> bits & 1 for half in (deals.low, deals.high)])
-    total = deals.message[0][:, None] / temperature + dealt @ (2 * deals.link[0] / temperature) @ dealt.T
+    spin = 2 * dealt - 1
+    total = deals.message[0][:, None] / temperature + spin @ (deals.link[0] / temperature / 2) @ spin.T
     return np.asarray(temperature * np.logaddexp.reduce(total, axis=0) + deals.own[1])
 
 
@@ -210,7 +211,7 @@ def test_messages_are_the_sums_over_all_ways(m: int, worth: float, temperature: 
     deals = deals_at_random(m, worth, 15 * temperature)
     for _ in range(2):  # nothing of a sum is left in the next
         expected = summed(deals, temperature)
-        sum_over(deals, 0, temperature)
+        sum_over(deals, temperature, False)
         assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
         deals.link[:] = deals.link[:, ::-1]
 
@@ -224,8 +225,10 @@ def test_messages_are_the_sums_where_some_ways_are_worth_many_temperatures_more(
 ) -> None:
     deals = deals_at_random(m, worth * temperature, link * temperature)
     expected = summed(deals, temperature)
-    steep = sum_over(deals, 0, temperature)
-    assert steep == {10.0: False, 1e6: True}.get(link, steep)
+    steep = sum_over(deals, temperature, False)
+    pairs = len(deals.low) ** 2
+    assert steep == {10.0: 0, 1e6: pairs}.get(link, steep)
+    assert steep in (0, pairs)
     assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
 
 
@@ -233,7 +236,7 @@ def test_the_pairs_of_ways_that_are_summed_one_by_one_are_counted() -> None:
     programme = programme_of(np.random.default_rng(5), [4, 4])
     state, deals = state_of(programme, Terms(), programme.first_layout()), deals_of(4, LAYERS)
     cold, warm = (anneal(state, (deals,) * 4, 10, one, one, seed_of(5)) for one in (1e-6, 1e6))
-    assert (cold, warm) == (10 * (LAYERS - 1) * 70**2, 0)
+    assert (cold, warm) == (10 * (LAYERS - 1) * 70 * 35, 0)
 
 
 def test_partners_are_drawn_by_what_pulls_a_random_expert_away() -> None:
@@ -258,34 +261,41 @@ def test_a_device_that_nothing_pulls_from_gets_any_partner_but_itself() -> None:
     assert drawn / 9000 == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3], abs=0.02)
 
 
-def chosen(layer: int, weights: list[Array]) -> Array:
-    """2000 choices of two of the eight experts of each of two devices, after 0, 1, 8 and 9 in the layer before."""
+def chosen(weights: list[Array]) -> Array:
+    """6000 choices of two of the eight experts of each of two devices, `[6000, 3, 4]`."""
     programme = Programme(weights, (16,) * 3, np.array([8, 8]), np.eye(2), 2)
     state, deals, seed, seen = state_of(programme, Terms(), programme.first_layout()), deals_of(2, 3), seed_of(7), []
-    for _ in range(2000):
-        deals.member[layer - 1] = [0, 1, 8, 9]
-        kernel._choose(state, deals, layer, 0, 1, seed)
-        assert deals.side[layer].tolist() == [1, 1, 0, 0]
-        seen.append(deals.member[layer].copy())
+    for _ in range(6000):
+        kernel._choose(state, deals, 0, 1, seed)
+        assert (deals.side == [1, 1, 0, 0]).all()
+        seen.append(deals.member.copy())
     return np.array(seen)
 
 
+AMONG_EIGHT = 1 - (7 / 8) ** 8  # how often an expert is among the draws of a pick
+
+
 def test_the_most_wished_of_a_few_random_experts_of_each_device_are_chosen() -> None:
-    pulled, linked = np.zeros((16, 16)), np.zeros((16, 16))
-    linked[0, 3] = 10  # links expert 3 of the layer chosen to a member of the layer before, which is on its device
+    pulled = np.zeros((16, 16))
     pulled[5, 12] = 10  # pulls expert 5 to the other device
-    for layer, weights, threes in ((1, [linked, pulled], 0.5), (0, [pulled, linked], 0.0)):
-        seen = chosen(layer, weights)
-        assert (seen[:, :2] < 8).all()
-        assert (seen[:, 2:] >= 8).all()
-        assert (seen[:, 0] != seen[:, 1]).all()
-        assert (seen[:, 2] != seen[:, 3]).all()
-        among_eight_draws = 1 - (7 / 8) ** 8
-        by_chance = (1 - among_eight_draws) / 7
-        of_five = (1 - threes) * among_eight_draws + threes * by_chance
-        assert (seen[:, 0] == 5).mean() == pytest.approx(of_five, abs=0.04)
-        if layer:
-            assert (seen[:, 0] == 3).mean() == pytest.approx(threes * among_eight_draws, abs=0.04)
+    seen = chosen([pulled, np.zeros((16, 16))])[:, 0]
+    assert (seen[:, :2] < 8).all()
+    assert (seen[:, 2:] >= 8).all()
+    assert (seen[:, 0] != seen[:, 1]).all()
+    assert (seen[:, 2] != seen[:, 3]).all()
+    assert (seen[:, 0] == 5).mean() == pytest.approx(AMONG_EIGHT, abs=0.02)
+
+
+def test_every_other_time_experts_that_follow_those_chosen_in_the_layer_before_are_chosen() -> None:
+    followed, pulled = np.zeros((16, 16)), np.zeros((16, 16))
+    followed[:4, 3], followed[4:8, 6] = 10, 10
+    pulled[5, 12] = 10
+    by_chance = (1 - AMONG_EIGHT) / 7
+    before, after = chosen([followed, pulled])[:, :2].swapaxes(0, 1)
+    for those, follower in ((before[:, :2] < 4, 3), (before[:, :2] >= 4, 6)):
+        seen = after[those.all(axis=1), 0]
+        assert (seen == follower).mean() == pytest.approx(AMONG_EIGHT / 2, abs=0.04)
+        assert (seen == 5).mean() == pytest.approx((AMONG_EIGHT + by_chance) / 2, abs=0.04)
 
 
 def test_the_temperature_of_block_moves_falls_geometrically(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,8 +318,8 @@ def test_ways_that_are_forbidden_count_for_nothing(link: float) -> None:
     deals = deals_at_random(4, 1.0, link)
     deals.message[0, 1:] = -np.inf
     expected = summed(deals, 1.0)
-    sum_over(deals, 0, 1.0)
-    assert deals.message[1] == pytest.approx(expected, rel=1e-9)
+    sum_over(deals, 1.0, False)
+    assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6)
     deals.message[0] = -np.inf
-    sum_over(deals, 0, 1.0)
+    sum_over(deals, 1.0, False)
     assert (deals.message[1] == -np.inf).all()
