@@ -1,7 +1,7 @@
-"""Annealing by block moves, compiled: some experts of two devices are dealt anew over all layers at once (`deals`).
+"""Annealing by block moves, compiled: some experts of two devices are dealt anew over all layers at once (`messages`).
 
 To be imported in the call that needs it. numba renews what it cached of a function when that function's own file
-changes, not that of one it calls: after changing `draws`, `pulls` or `deals`, delete the cache.
+changes, not that of one it calls: after changing `draws`, `pulls` or `messages`, delete the cache.
 
 Legend: L MoE layers; P places a layer, experts first and weightless ones behind; D devices; N nodes (0: one level);
 K = 2 m experts dealt a layer, m of them to device p.
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ..compiled import compiled, inlined
 from ..draws import below, unit
-from .deals import Deals, best_over, draw, sum_over
+from .deals import Deals
+from .messages import best_over, draw, sum_over
 from .pulls import Ints, Pulls, State, swap
 
 __all__ = ["anneal", "descend", "resample"]
@@ -34,7 +35,7 @@ def anneal(
     Returns
     -------
     int
-        Pairs of ways that were summed one by one (`deals.sum_over`).
+        Pairs of ways that were summed one by one (`messages.sum_over`).
     """
     num_devices, steep = len(state.first) - 1, 0
     for block in range(blocks):

@@ -15,8 +15,9 @@ if not COMPILED:
 
 from moeplan.solvers.draws import exponential
 from moeplan.solvers.exflow import kernel
-from moeplan.solvers.exflow.deals import Deals, deals_of, sum_over
+from moeplan.solvers.exflow.deals import Deals, deals_of
 from moeplan.solvers.exflow.kernel import anneal, descend, resample
+from moeplan.solvers.exflow.messages import sum_over
 from moeplan.solvers.exflow.pulls import State, swap
 from moeplan.solvers.exflow.state import state_of
 
