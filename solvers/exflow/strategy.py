@@ -52,7 +52,7 @@ from .whole import checked_groups, place_whole
 
 __all__ = ["BoundKind", "ExflowResult", "Method", "solve"]
 
-ANNEALING_RATE = 8e8  # work of annealing a second of the time limit, four fifths of what a core does
+ANNEALING_RATE = 8e8  # work of annealing a second of the time limit, about what a core does
 ILP_START_WORK = 2e8  # before the integer programme
 SEARCH_SHARE = 0.97  # of the time limit; the rest is for what ends late
 FILL_SHARE = 0.12  # of the time, to fill slots with replicas
@@ -123,7 +123,7 @@ def solve(
     time_limit_s
         A cap on seconds, simple bounds included.
     work
-        A cap on work: of annealing, by default what four fifths of a core do within the time limit; of the others, a
+        A cap on work: of annealing, by default about what a core does within the time limit; of the others, a
         fixed one. Where work ends a search, it gives the same again from the same inputs, work and seed, on one kind of
         machine with the same libraries (sums round differently on others); not where time does (`Status.TIME_LIMIT`).
     bound, bound_time_limit_s

@@ -122,13 +122,15 @@ def test_a_block_move_at_temperature_zero_finds_the_best_deal_of_all_layers_at_o
     assert terms.value(programme, list(state.home)) == best_deals_by_brute_force(programme, terms, layout, *devices)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-def test_block_moves_draw_deals_by_the_boltzmann_distribution(pairs: bool) -> None:
+@pytest.mark.parametrize(("kind", "num_layouts"), [("homes", 36), ("pairs", 36), ("twins", 12)])
+def test_block_moves_draw_deals_by_the_boltzmann_distribution(kind: str, num_layouts: int) -> None:
     rng, temperature = np.random.default_rng(3), 40.0
     weights = [rng.integers(0, 50, (4, 4)).astype(float)]
     programme = Programme(weights, (4, 4), np.array([2, 2]), np.eye(2), 2)
     half = rng.integers(0, 30, (2, 4, 4)).astype(float)
-    terms = Terms(beside=half + half.transpose(0, 2, 1) if pairs else None)
+    beside = half + half.transpose(0, 2, 1) if kind == "pairs" else None
+    twin = np.array([[0, -1, -1, 0], [-1] * 4]) if kind == "twins" else None  # each stays where its twin is not
+    terms = Terms(beside=beside, twin=twin)
     state, deals, seed = state_of(programme, terms, programme.first_layout()), deals_of(2, 2), seed_of(5)
     seen: dict[tuple[int, ...], int] = {}
     for _ in range(20_000):
@@ -136,7 +138,7 @@ def test_block_moves_draw_deals_by_the_boltzmann_distribution(pairs: bool) -> No
         key = tuple(state.home.ravel().tolist())
         seen[key] = seen.get(key, 0) + 1
     expected = {key: np.exp(terms.value(programme, list(np.reshape(key, (2, 4)))) / temperature) for key in seen}
-    assert len(seen) == 36
+    assert len(seen) == num_layouts
     total = sum(expected.values())
     for key, count in seen.items():
         assert count / 20_000 == pytest.approx(expected[key] / total, abs=0.01)
@@ -215,6 +217,17 @@ def test_messages_are_the_sums_over_all_ways(m: int, worth: float, temperature: 
         sum_over(deals, temperature, False)
         assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
         deals.link[:] = deals.link[:, ::-1]
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize("link", [15.0, 1e6])
+def test_where_devices_might_trade_names_half_the_sums_are_enough(m: int, link: float) -> None:
+    deals = deals_at_random(m, 1.0, link)
+    deals.message[0] += deals.message[0, ::-1]
+    deals.own[1] += deals.own[1, ::-1]
+    expected = summed(deals, 1.0)
+    sum_over(deals, 1.0, True)
+    assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
