@@ -25,7 +25,7 @@ class Deals(NamedTuple):
 
     `member, side [L, K]; own, message, back [L, W]; way [L]; swaps [L m, 3]; link [L-1, K, K]; bits, spin, factor
     [K, W']; base [W']; product [2, X, W']`, where `spin` is 1 for the bits that are set and -1 for others, and W' is W
-    rounded up for loops over several ways at once: what is beyond W weighs nothing.
+    rounded up for loops over several ways at once: beyond W, `bits`, `spin` and `product[0, 0]` are 0.
     """
 
     m: int

@@ -1,7 +1,7 @@
 """Annealing by block moves, compiled: some experts of two devices are dealt anew over all layers at once (`messages`).
 
 To be imported in the call that needs it. numba renews what it cached of a function when that function's own file
-changes, not that of one it calls: after changing `draws`, `pulls` or `messages`, delete the cache.
+changes, not that of one it calls: after changing `draws`, `deals`, `pulls` or `messages`, delete the cache.
 
 Legend: L MoE layers; P places a layer, experts first and weightless ones behind; D devices; N nodes (0: one level);
 K = 2 m experts dealt a layer, m of them to device p.
@@ -76,8 +76,7 @@ def resample(state: State, deals: Deals, p: int, q: int, temperature: float, see
     Where nobody stays, two devices of one node might trade names.
     """
     nodes = state.node_pull.shape[1] > 0 and p // state.group != q // state.group
-    full = state.first[p + 1] - state.first[p] == state.first[q + 1] - state.first[q] == deals.m
-    mirrored, steep = full and not nodes and not state.tied, 0
+    mirrored = not (nodes or state.tied) and _all_dealt(state, deals, p) and _all_dealt(state, deals, q)
     kappa = state.worth[0] + (state.worth[1] if nodes else 0.0)
     _choose(state, deals, p, q, seed)
     _link(deals, state.after, kappa)
@@ -85,8 +84,10 @@ def resample(state: State, deals: Deals, p: int, q: int, temperature: float, see
         deals.own[:] = 0.0
     else:
         _weigh(state, deals, p, q, kappa)
-    _forbid(state, deals, p, q)
+    if state.tied:
+        _forbid(state, deals, p, q)
     deals.message[0] = deals.own[0]
+    steep = 0
     if temperature > 0:
         steep = sum_over(deals, temperature, mirrored)
     else:
@@ -94,6 +95,12 @@ def resample(state: State, deals: Deals, p: int, q: int, temperature: float, see
     draw(deals, temperature, mirrored, seed)
     swap(state, _swaps(deals))
     return steep
+
+
+@inlined
+def _all_dealt(state: State, deals: Deals, device: int) -> bool:
+    """Whether no expert of a device stays as it is."""
+    return bool(state.first[device + 1] - state.first[device] == deals.m)
 
 
 @compiled
@@ -262,7 +269,7 @@ def _keep_cap(state: State, deals: Deals, layer: int, p: int, q: int) -> None:
 
 @compiled
 def _swaps(deals: Deals) -> Ints:
-    """The swaps that carry out the ways drawn, `[K, 3]`."""
+    """The swaps `(layer, a, b)` that carry out the ways drawn."""
     side, bits, member, way, swaps, count = deals.side, deals.bits, deals.member, deals.way, deals.swaps, 0
     for layer in range(len(way)):
         j = 0

@@ -4,7 +4,9 @@ A layer has few ways to deal K experts to two devices and meets its neighbours o
 of deals sum up layer by layer, and a chain is drawn backwards from the Boltzmann distribution: exact where swaps one by
 one would have to climb. At temperature 0 it is the best chain.
 
-To be imported in the call that needs it. Legend: as in `deals`.
+To be imported in the call that needs it; after changing `draws` or `deals`, delete numba's cache.
+
+Legend: as in `deals`.
 """
 
 from functools import partial
@@ -67,7 +69,7 @@ def sum_over(deals: Deals, temperature: float, mirrored: bool) -> int:
 
 @compiled
 def _steepest(link: Floats, scale: float) -> float:
-    """The most that a member of the next layer gains or loses, at most: with all of this layer."""
+    """A bound on what any member of the next layer gains or loses: as if with all of this layer."""
     most = 0.0
     for j in range(len(link)):
         total = 0.0
@@ -130,8 +132,9 @@ def _gains(link: Floats, spin: Floats, factor: Floats, scale: float) -> None:
 
     factor[j, s] = scale sum_i (link[i, j] - mean_i) spin[i, s]    with mean_i the mean of link[i] over j
 
-    Every way of the next layer has half of its members on p, so that what is taken out with the mean is the same for
-    all. Two members at a time, for half as many passes over `factor`.
+    The spins of a way add up to nothing, so that a mean over j is worth nothing, whatever the way of the next layer.
+    Without it the gains of all j add up to nothing, and half the sum over spins, for which a link counts, is the sum
+    over the members on p. Two members at a time, for half as many passes over `factor`.
     """
     factor[:] = 0.0
     for i in range(0, len(link), 2):
@@ -198,7 +201,8 @@ def best_over(deals: Deals) -> None:
 def draw(deals: Deals, temperature: float, mirrored: bool, seed: NDArray[np.uint64]) -> None:
     """Draw a way of every layer given that of the next, from the last to the first; the best at temperature 0.
 
-    Where devices might trade names they do if fewer experts of the last layer move then.
+    Where devices might trade names they do if fewer experts of the last layer move then, so that what is
+    drawn is a deal up to names.
     """
     way, link, message, last = deals.way, deals.link, deals.message, len(deals.way) - 1
     bits, spin = deals.bits, deals.spin

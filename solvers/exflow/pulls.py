@@ -28,7 +28,7 @@ class State(NamedTuple):
     which `occupant[l]` inverts; device d owns the places `[first[d], first[d + 1])`. A pair on one device is worth
     `worth[0]` times its weight, on one node `worth[1]` besides. A device's sum of `load` stays within `cap[l]`.
     `twin[l, e]` numbers the expert that replicas share, -1 without; twins keep to different devices. `tied` says that
-    devices might not trade names: loads or twins count, or more was added to the pulls.
+    devices may not trade names: there are caps or twins, or more was added to the pulls.
     """
 
     after: Pulls
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 @compiled
 def swap(state: State, swaps: Ints) -> None:
-    """Let experts change homes, one swap `(layer, a, b)` after the other, `[K, 3]`.
+    """Let experts change homes, one of the swaps `(layer, a, b)` after the other.
 
     Arrays are taken out of the state once: it takes as long as half a swap.
     """

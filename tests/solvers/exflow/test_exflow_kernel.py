@@ -122,7 +122,7 @@ def test_a_block_move_at_temperature_zero_finds_the_best_deal_of_all_layers_at_o
     assert terms.value(programme, list(state.home)) == best_deals_by_brute_force(programme, terms, layout, *devices)
 
 
-@pytest.mark.parametrize(("kind", "num_layouts"), [("homes", 36), ("pairs", 36), ("twins", 12)])
+@pytest.mark.parametrize(("kind", "num_layouts"), [("homes", 36), ("pairs", 36), ("twins", 12), ("priced", 36)])
 def test_block_moves_draw_deals_by_the_boltzmann_distribution(kind: str, num_layouts: int) -> None:
     rng, temperature = np.random.default_rng(3), 40.0
     weights = [rng.integers(0, 50, (4, 4)).astype(float)]
@@ -131,13 +131,22 @@ def test_block_moves_draw_deals_by_the_boltzmann_distribution(kind: str, num_lay
     beside = half + half.transpose(0, 2, 1) if kind == "pairs" else None
     twin = np.array([[0, -1, -1, 0], [-1] * 4]) if kind == "twins" else None  # each stays where its twin is not
     terms = Terms(beside=beside, twin=twin)
-    state, deals, seed = state_of(programme, terms, programme.first_layout()), deals_of(2, 2), seed_of(5)
+    first, price = programme.first_layout(), 25 if kind == "priced" else 0
+    state, deals, seed = state_of(programme, terms, first), deals_of(2, 2), seed_of(5)
+    for pull, home in zip(state.pull, first, strict=True):
+        pull[home, np.arange(4)] += price
+    state = state._replace(tied=state.tied or price > 0)
     seen: dict[tuple[int, ...], int] = {}
     for _ in range(20_000):
         resample(state, deals, 0, 1, temperature, seed)
         key = tuple(state.home.ravel().tolist())
         seen[key] = seen.get(key, 0) + 1
-    expected = {key: np.exp(terms.value(programme, list(np.reshape(key, (2, 4)))) / temperature) for key in seen}
+    worth = {
+        key: terms.value(programme, list(np.reshape(key, (2, 4))))
+        + price * int((np.array(key) == np.ravel(first)).sum())
+        for key in seen
+    }
+    expected = {key: np.exp(value / temperature) for key, value in worth.items()}
     assert len(seen) == num_layouts
     total = sum(expected.values())
     for key, count in seen.items():
@@ -220,14 +229,64 @@ def test_messages_are_the_sums_over_all_ways(m: int, worth: float, temperature: 
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
-@pytest.mark.parametrize("link", [15.0, 1e6])
+@pytest.mark.parametrize("link", [1.0, 15.0, 1e4, 1e6])
 def test_where_devices_might_trade_names_half_the_sums_are_enough(m: int, link: float) -> None:
-    deals = deals_at_random(m, 1.0, link)
-    deals.message[0] += deals.message[0, ::-1]
-    deals.own[1] += deals.own[1, ::-1]
+    rng, deals = np.random.default_rng(m), deals_of(m, LAYERS)
+    deals.own[:] = rng.random(deals.own.shape)
+    deals.own[:] += deals.own[:, ::-1].copy()
+    deals.link[:] = rng.random(deals.link.shape) * link
+    deals.message[0] = deals.own[0]
+    first, steep = summed(deals, 1.0), sum_over(deals, 1.0, False)
+    expected = deals.message.copy()
+    deals.message[1:] = np.nan
+    assert sum_over(deals, 1.0, True) * 2 == steep
+    assert deals.message == pytest.approx(expected, rel=1e-11, abs=1e-6)
+    assert deals.message[1] == pytest.approx(first, rel=1e-12, abs=1e-6)
+
+
+@pytest.mark.parametrize("link", [320.0, 400.0])
+def test_a_way_far_below_the_best_counts_where_its_links_make_up_for_it(link: float) -> None:
+    deals = deals_of(1, 2)
+    deals.link[0], deals.message[0] = link * np.eye(2), [0.0, -651.0]
     expected = summed(deals, 1.0)
-    sum_over(deals, 1.0, True)
+    sum_over(deals, 1.0, False)
     assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6)
+
+
+def test_that_the_links_of_some_members_make_up_for_it_is_enough() -> None:
+    deals = deals_of(2, 2)
+    deals.link[0] = 100 * deals.spin[:, :1] * [1, -1, 0, 0]
+    deals.message[0], deals.message[0, 0], deals.message[0, -1] = -np.inf, -651, 0
+    expected = summed(deals, 1.0)
+    sum_over(deals, 1.0, False)
+    assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize("tied", [False, True])
+def test_devices_that_might_trade_names_keep_at_least_half_of_the_experts_of_the_last_layer(m: int, tied: bool) -> None:
+    rng, deals, seed = np.random.default_rng(m), deals_of(m, LAYERS), seed_of(m)
+    weights = [rng.integers(0, 50, (2 * m, 2 * m)).astype(float) for _ in range(LAYERS - 1)]
+    programme = Programme(weights, (2 * m,) * LAYERS, np.array([m, m]), np.eye(2), 2)
+    state = state_of(programme, Terms(), programme.first_layout())._replace(tied=tied)
+    most = 0
+    for _ in range(200):
+        before = state.home[-1].copy()
+        resample(state, deals, 0, 1, 1e6, seed)
+        most = max(most, int((state.home[-1] != before).sum()))
+    assert most == (2 * m if tied else 2 * (m // 2))
+
+
+@pytest.mark.parametrize("devices", [(0, 1), (1, 0), (1, 2), (2, 1)])
+def test_what_stays_on_the_larger_of_two_devices_counts(devices: tuple[int, int]) -> None:
+    rng = np.random.default_rng(9)
+    programme, terms = programme_of(rng, [1, 4, 3]), Terms()
+    m = min(int(programme.slots[d]) for d in devices)
+    state, deals = state_of(programme, terms, layout_of(programme, rng)), deals_of(m, LAYERS)
+    for step in range(50):
+        before = terms.value(programme, list(state.home))
+        resample(state, deals, *devices, 0.0, seed_of(step))
+        assert terms.value(programme, list(state.home)) >= before
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
