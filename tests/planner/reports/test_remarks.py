@@ -17,8 +17,8 @@ from moeplan.runtime.plan import Plan
 from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import TraceMeta
 from moeplan.traces.writer import TraceWriter
-from tests.planner.conftest import SIZES
 from tests.planner.edits import edited
+from tests.planner.profiles import SIZES
 
 
 def renamed(trace: Any, names: list[int], folder: Path) -> Any:
