@@ -6,8 +6,6 @@ changes a plan or a figure.
 
 from typing import Any
 
-__all__ = ["COMPARES", "SOLVES", "TRACES"]
-
 SMALL: dict[str, Any] = {"experts": 8, "layers": 3}
 STEPS: dict[str, Any] = {"form": "counts", "columns": ("step",), "samples": 240}
 
@@ -17,7 +15,7 @@ TRACES: dict[str, dict[str, Any]] = {
     "drifted": {"seed": 1, "chains": 1},
     "ranked": {"seed": 2, "columns": ("sample", "step", "source_rank"), "unrouted": 0.05},
     "bare": {"seed": 3, "columns": (), "top_k": 3},
-    "grouped": {"seed": 4, "groups": 4},
+    "grouped": {"seed": 4, "groups": 8},
     "training": {"seed": 5, "training": True, **SMALL},
     "small": {"seed": 6, **SMALL},
     "single": {"seed": 7, "top_k": 1, **SMALL},
@@ -29,7 +27,7 @@ TRACES: dict[str, dict[str, Any]] = {
 
 
 def _solve(strategy: str, trace: str, **settings: Any) -> dict[str, Any]:
-    """Settings of a `Request`; links are of the cluster, 2x2 without, `profile` is whether there is one of it."""
+    """Settings of a `Request`; links are of the cluster, 2x2 without, `profile` is whether there is one of that."""
     return {"strategy": strategy, "trace": trace, **settings}
 
 
@@ -42,7 +40,7 @@ SOLVES: dict[str, dict[str, Any]] = {
     "exflow-whole": _solve("exflow", "grouped", dispatch_model="standard", groups="whole"),
     "exflow-thorough": _solve("exflow", "small", cluster="1x4", method="sweeps", bound="thorough", fit_fraction=1.0),
     "exflow-ilp": _solve("exflow", "single", cluster="1x2", method="ilp", phases=("decode",)),
-    "exflow-paper": _solve("exflow", "small", method="paper", backend="pulp"),
+    "exflow-paper": _solve("exflow", "small", method="paper"),
     "exflow-replan": _solve("exflow", "drifted", previous="exflow-coherent", horizon_tokens=1e6),
     "pipemoe-exact": _solve("pipemoe", "training", joint=True, full_duplex=True),
     "pipemoe-paper": _solve("pipemoe", "chat", on="eplb-refined", method="paper", max_degree=6),

@@ -1,10 +1,7 @@
 """Plans and comparisons beside those kept in `plans/`, section by section.
 
-A golden record is written anew, all of it or a section alone, by
-
-    python -m tests.golden.write [CASE...] [--section SECTION...]
-
-from the root of the repository; it says what it changes.
+Golden records are written anew, whole or a section alone, by this command in the root of the repository, which says
+what it changes: `python -m tests.golden.write [CASE...] [--section SECTION...]`
 """
 
 from collections.abc import Iterator
@@ -14,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.golden.cases import COMPARES, SOLVES
-from tests.golden.record import differences, load
+from tests.golden.record import SHOWN, differences, load
 from tests.golden.workshop import Workshop
 
 CASES = [*SOLVES, *COMPARES]
@@ -27,15 +24,10 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 
 def check(workshop: Workshop, case: str, section: str, *, shared: bool = False) -> None:
-    """Hold a section of a case against its golden record."""
-    golden, found = load(case).get(section), workshop.record(case).get(section)
-    assert golden is not None, f"no golden {section} of {case}"
-    same([*islice(differences(golden, found, section, shared=shared), 12)])
-
-
-def same(different: list[str]) -> None:
-    if different:
-        pytest.fail("\n".join(different), pytrace=False)
+    """Hold a section of a case against its golden record, in the keys that both have where only these are `shared`."""
+    golden, found = load(case)[section], workshop.record(case)[section]
+    if lines := [*islice(differences(golden, found, section, shared=shared), SHOWN)]:
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
 @pytest.mark.parametrize("case", SOLVES)
@@ -50,14 +42,13 @@ def test_outcome(workshop: Workshop, case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_evaluation(workshop: Workshop, case: str) -> None:
-    """Contenders and metrics that both have; those of only one are told by `test_contenders`."""
+    """Of contenders and metrics that both have; `test_contenders` tells of the others."""
     check(workshop, case, "evaluation", shared=True)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_contenders(workshop: Workshop, case: str) -> None:
-    golden, found = (_metrics(one["evaluation"]) for one in (load(case), workshop.record(case)))
-    assert [*golden.items()] == [*found.items()]
+    assert metrics_of(workshop.record(case)) == metrics_of(load(case))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -75,7 +66,7 @@ def test_plan_certifies(workshop: Workshop, case: str) -> None:
     assert workshop.certified(case).checks
 
 
-def _metrics(evaluation: dict[str, Any]) -> dict[str, list[str]]:
-    """The metrics of every contender by its part and label, in their order."""
-    parts = {name: part["contenders"] for name, part in evaluation.items() if part and "contenders" in part}
-    return {f"{name} {label}": [*metrics] for name, part in parts.items() for label, metrics in part.items()}
+def metrics_of(record: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """Part, label and metrics of every contender, in order."""
+    parts = {name: (part or {}).get("contenders", {}) for name, part in record["evaluation"].items()}
+    return [(name, label, [*metrics]) for name, part in parts.items() for label, metrics in part.items()]

@@ -18,17 +18,17 @@ from tests.golden.cases import COMPARES, SOLVES, TRACES
 from tests.golden.routing import write_trace
 from tests.planner.profiles import write_profile
 
-__all__ = ["Workshop"]
-
 WORK_A_SECOND = 3e6  # of exflow's annealing, which then ends by work, long before its time
+PROFILE = Path("profile.json")
+Record = dict[str, Any]
 
 
 class Workshop:
-    """A working directory; paths in it are relative, so that no file of it says where it was."""
+    """The working directory that cases are made in; paths are relative, so that no record says where it was."""
 
     def __init__(self) -> None:
         self._made: dict[str, Made] = {}
-        self._records: dict[str, dict[str, Any]] = {}
+        self._records: dict[str, Record] = {}
 
     @classmethod
     @contextmanager
@@ -37,18 +37,18 @@ class Workshop:
         with chdir(folder), patch.object(strategy, "ANNEALING_RATE", WORK_A_SECOND):
             yield cls()
 
-    def record(self, case: str) -> dict[str, Any]:
-        """What a case gives, by section, as JSON."""
+    def record(self, case: str) -> Record:
+        """What a case gives, by section, as JSON with floats of 12 digits."""
         if case not in self._records:
             record = _of_plan(self._plan(case)) if case in SOLVES else self._compared(**COMPARES[case])
-            self._records[case] = _rounded(record)
+            self._records[case] = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.12g}"))
         return self._records[case]
 
     def certified(self, case: str) -> Certificate:
-        """The certificate of a case's plan, all its files at hand."""
-        settings, plan = SOLVES[case], self._plan(case).plan
-        profile = _profile(settings) if plan.inputs.profile else None
-        return certify(plan, _trace(settings["trace"]), profile, folder=".")
+        """The certificate of a case's plan, with all its files."""
+        made = self._plan(case)
+        profile = _profile(SOLVES[case]) if made.plan.inputs.profile else None
+        return certify(made.plan, _trace(SOLVES[case]["trace"]), profile, folder=".")
 
     def _plan(self, case: str) -> Made:
         if case not in self._made:
@@ -62,73 +62,57 @@ class Workshop:
         return Path(f"{case}.json")
 
     def _request(self, **settings: Any) -> Request:
-        profile = _profile(settings)
+        profile, trace = _profile(settings), _trace(settings["trace"])
         settings |= {name: self._saved(settings[name]) for name in ("on", "previous") if name in settings}
         base, links = settings.get("on") or settings.get("previous"), settings.pop("links", ())
         cluster = cluster_for(settings.get("cluster", "2x2"), profile, links, on=base)
         mixture = tuple((_trace(name), weight) for name, weight in settings.get("mixture", {}).items())
-        trace = _trace(settings["trace"])
         return Request(**settings | {"trace": trace, "mixture": mixture, "profile": profile, "cluster": cluster})
 
-    def _compared(self, plans: tuple[str, ...], trace: str, **settings: Any) -> dict[str, Any]:
-        paths, settings = [self._saved(name) for name in plans], settings | {"profile": _profile(settings)}
-        record = as_dict(compare(paths, _trace(trace), **settings))
-        verdicts = {name: record.pop(name) for name in ("plans", "no_longer_pay")}
-        evaluation = {"part": _of_part(record.pop("part")), "copies_between": record.pop("copies_between")}
+    def _compared(self, plans: tuple[str, ...], trace: str, **settings: Any) -> Record:
+        """The sections of a comparison."""
+        settings["profile"] = _profile(settings)
+        record = as_dict(compare([self._saved(name) for name in plans], _trace(trace), **settings))
         del record["trace"]
-        return {"evaluation": evaluation, "options": record, "verdict": verdicts}
+        return {
+            "evaluation": {"part": _of_part(record.pop("part")), "copies_between": record.pop("copies_between")},
+            "verdict": {name: record.pop(name) for name in ("plans", "no_longer_pay")},
+            "options": record,
+        }
 
 
-def _of_plan(made: Made) -> dict[str, Any]:
+def _of_plan(made: Made) -> Record:
     """The sections of a plan."""
     plan = made.plan.model_dump(mode="json")
     for outcome in plan["outcome"].values():
         del outcome["wall_s"], outcome["compiled_s"]
     for member in plan["options"].get("placement", {}).get("mixture", ()):
-        del member["sha256"]  # of Parquet, which says who wrote it
+        del member["sha256"]  # of a Parquet file, which names the version that wrote it
+    told = {"dispatch_model": made.plan.dispatch_model, "sidecars": sorted(made.sidecars)}
     return {
-        "decisions": {
-            "plan_sha256": plan["plan_sha256"],
-            "strategies": plan["strategies"],
-            "dispatch_model": made.plan.dispatch_model,
-            "sidecars": sorted(made.sidecars),
-            "decisions": plan["decisions"],
-        },
-        "outcome": plan["outcome"],
+        "decisions": told | {name: plan[name] for name in ("strategies", "plan_sha256", "decisions")},
         "evaluation": {name: part and _of_part(part) for name, part in plan["evaluation"].items()},
-        "options": plan["options"],
-        "verdict": plan["verdict"],
+        **{name: plan[name] for name in ("outcome", "options", "verdict")},
     }
 
 
-def _of_part(part: dict[str, Any]) -> dict[str, Any]:
+def _of_part(part: Record) -> Record:
     """A part whose contenders go by their labels, metrics as value, low and high."""
     by_label = {
-        f"{one['name']}/{one['dispatch_model']}": {
-            name: [metric[figure] for figure in ("value", "low", "high")] for name, metric in one["metrics"].items()
-        }
+        f"{one['name']}/{one['dispatch_model']}": {name: [*metric.values()] for name, metric in one["metrics"].items()}
         for one in part["contenders"]
     }
     return part | {"contenders": by_label}
 
 
 def _trace(name: str) -> str:
-    path = Path("traces", name)
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        write_trace(path, **TRACES[name])
-    return str(path)
+    if not Path(name).exists():
+        write_trace(Path(name), **TRACES[name])
+    return name
 
 
-def _profile(settings: dict[str, Any]) -> Path | None:
-    """The profile of a case's cluster, where it has one; pipemoe always has."""
-    if not (settings.get("profile") or settings.get("strategy") == "pipemoe"):
+def _profile(settings: Record) -> Path | None:
+    """The profile of 2x2, where a case has one; pipemoe always has."""
+    if not settings.get("profile") and settings.get("strategy") != "pipemoe":
         return None
-    cluster = settings.get("cluster", "2x2")
-    path = Path(f"profile-{cluster}.json")
-    return path if path.exists() else write_profile(path, cluster)
-
-
-def _rounded(value: Any) -> Any:
-    """JSON with floats of 12 digits."""
-    return json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.12g}"))
+    return PROFILE if PROFILE.exists() else write_profile(PROFILE, "2x2")

@@ -5,17 +5,15 @@ import tempfile
 from itertools import islice
 from pathlib import Path
 
-import tests.conftest  # noqa: F401  where numba keeps what it compiles, before it is imported
+import tests.conftest  # noqa: F401  says where compiled code is kept, before there is any
 from tests.golden.cases import COMPARES, SOLVES
-from tests.golden.record import SECTIONS, differences, load, save
+from tests.golden.record import SECTIONS, SHOWN, differences, load, save
 from tests.golden.workshop import Workshop
-
-SHOWN = 12
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.golden.write", description=__doc__)
-    parser.add_argument("case", nargs="*", choices=[[], *SOLVES, *COMPARES], metavar="CASE")
+    parser.add_argument("case", nargs="*", metavar="CASE", choices=[[], *SOLVES, *COMPARES])
     parser.add_argument("--section", nargs="+", choices=SECTIONS, default=SECTIONS)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Workshop.opened(Path(folder)) as workshop:
