@@ -47,6 +47,7 @@ LONGEST = (
     "test_trainer",
     "test_certify_pipeline",
     "test_certify",
+    "test_golden",
     "test_rendezvous",
     "test_ranks",
 )
