@@ -11,15 +11,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
-from .compiled import COMPILED
 
 __all__ = ["Method", "assign_places", "backend_of", "balanced_assignment"]
 
 Method = Literal["transport", "flow", "km", "pulp"]
-_FLOW = "ortools min-cost flow"
 _BACKENDS: dict[str, str] = {
-    "transport": "moeplan transport" if COMPILED else _FLOW,
-    "flow": _FLOW,
+    "transport": "moeplan transport",
+    "flow": "ortools min-cost flow",
     "km": "scipy kuhn-munkres",
     "pulp": "pulp cbc",
 }
@@ -37,10 +35,10 @@ def balanced_assignment(
     capacity
         The most items a sink takes, one number for all or one a sink.
     method
-        "transport" (for two sinks a partial sort, else compiled shortest paths, "flow" where numba is missing), "flow"
-        (min-cost flow), "km" (Kuhn-Munkres on duplicated columns) or "pulp" (CBC). All are exact, integers up to
-        2**61 / (N + 1) and floats up to their rounding, and all give the same assignment: among optima the first in
-        lexicographic order; for floats, of the costs in fixed point (`units`).
+        "transport" (for two sinks a partial sort, else shortest paths), "flow" (min-cost flow), "km" (Kuhn-Munkres on
+        duplicated columns) or "pulp" (CBC). All are exact, integers up to 2**61 / (N + 1) and floats up to their
+        rounding, and all give the same assignment: among optima the first in lexicographic order; for floats, of the
+        costs in fixed point (`units`).
 
     Raises
     ------
@@ -67,7 +65,7 @@ def balanced_assignment(
 
 
 def backend_of(method: Method) -> str:
-    """What solves by a method here, in words."""
+    """Name of the backend that solves by a method here."""
     return _BACKENDS[method]
 
 

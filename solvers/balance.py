@@ -6,6 +6,7 @@ Legend: L MoE layers; E experts a layer; P slots a layer; D devices; B steps.
 import numpy as np
 from numpy.typing import NDArray
 
+from .load import max_over_mean
 from .placement import Placement
 
 __all__ = ["balance", "device_loads", "replica_loads", "step_balance", "step_ratios"]
@@ -13,10 +14,7 @@ __all__ = ["balance", "device_loads", "replica_loads", "step_balance", "step_rat
 
 def balance(loads: NDArray[np.float64], placement: Placement) -> float:
     """The mean over layers of the busiest device's load over the mean of devices that have slots; 1 without load."""
-    load_LD = device_loads(loads, placement)[:, placement.slots > 0]
-    mean_L = load_LD.mean(axis=1)
-    ratio_L = np.divide(load_LD.max(axis=1), mean_L, out=np.ones_like(mean_L), where=mean_L > 0)
-    return float(ratio_L.mean())
+    return float(max_over_mean(device_loads(loads, placement)[:, placement.slots > 0]).mean())
 
 
 def step_balance(loads: NDArray[np.float64], placement: Placement, quantile: float | None = None) -> float:
@@ -37,12 +35,10 @@ def step_balance(loads: NDArray[np.float64], placement: Placement, quantile: flo
 
 def step_ratios(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:
     """Max/mean device load of every step and layer `[B, L]`, of devices that have slots; 1 without load."""
-    ratio_BL = np.ones(loads.shape[:2])
+    ratio_BL = np.empty(loads.shape[:2])
     for layer in range(placement.num_layers):
         held_ED = placement.holds(layer)[:, placement.slots > 0]
-        load_BD = loads[:, layer] @ (held_ED / held_ED.sum(axis=1, keepdims=True))
-        mean_B = load_BD.mean(axis=1)
-        np.divide(load_BD.max(axis=1), mean_B, out=ratio_BL[:, layer], where=mean_B > 0)
+        ratio_BL[:, layer] = max_over_mean(loads[:, layer] @ (held_ED / held_ED.sum(axis=1, keepdims=True)))
     return ratio_BL
 
 

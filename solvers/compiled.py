@@ -1,14 +1,12 @@
-"""Functions compiled by numba where it is installed; modules that use it are imported in the call that needs them."""
+"""Functions compiled by numba. Modules that use it are imported in the call that needs them: numba loads with them."""
 
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
-__all__ = ["COMPILED", "compiled", "inlined", "seconds_to_compile"]
+__all__ = ["compiled", "inlined", "seconds_to_compile"]
 
-COMPILED = find_spec("numba") is not None
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -22,8 +20,6 @@ def compiled(function: Function, *, any_order: bool = False, inlined: bool = Fal
     inlined
         Whether compiled callers take the function's body in: a call counts a reference for every array it is given.
     """
-    if not COMPILED:
-        return function
     import numba
 
     options: dict[str, Any] = {
@@ -41,9 +37,7 @@ inlined = partial(compiled, inlined=True)
 
 
 def seconds_to_compile(tiny: Callable[[], object]) -> float:
-    """Seconds that a tiny call takes, which compiles what larger ones need or loads it; none without a compiler."""
-    if not COMPILED:
-        return 0.0
+    """Seconds that a tiny call takes, which compiles what larger ones need or loads it."""
     started = time.perf_counter()
     tiny()
     return time.perf_counter() - started

@@ -32,7 +32,7 @@ def remote_copies(devices: NDArray[np.integer], origin: NDArray[np.integer]) -> 
 
 
 def inter_ratio(cluster: Cluster) -> float:
-    """What a hop between nodes costs, in hops inside a node.
+    """Cost of a hop between nodes, in hops inside a node.
 
     Notes
     -----
@@ -46,7 +46,7 @@ def inter_ratio(cluster: Cluster) -> float:
 
 
 def link_cost(cluster: Cluster) -> NDArray[np.float64]:
-    """What a hop between two devices costs, `[D, D]`, in hops inside a node: 0 for staying, 1, or `inter_ratio`."""
+    """Cost of a hop between two devices, `[D, D]`, in hops inside a node: 0 for staying, 1, or `inter_ratio`."""
     node_D = np.arange(cluster.num_devices) // cluster.devices_per_node
     cost_DD = np.where(node_D[:, None] == node_D, 1.0, inter_ratio(cluster))
     np.fill_diagonal(cost_DD, 0.0)

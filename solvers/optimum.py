@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cbc import solve_by_cbc
-from .compiled import COMPILED
 from .cycles import cancel_cycles
 from .integers import flow_units
 from .ties import first_of_ties
@@ -72,8 +71,6 @@ def _of_floats(found_IN: NDArray[Any], capacity_N: Ints, solve: Solver, bits: in
 def _transport(units_IN: Ints, capacity_N: Ints) -> Ints:
     if len(capacity_N) == 2:
         return two_sinks(units_IN, capacity_N)
-    if not COMPILED:
-        return _first(_flow, units_IN, capacity_N)
     return first_of_ties(units_IN, capacity_N, transport(units_IN, capacity_N))[0]
 
 

@@ -120,6 +120,12 @@ class Placement:
         """Whether some expert has more than one slot."""
         return self.num_slots > self.num_experts
 
+    def sends_as(self, other: "Placement") -> bool:
+        """Whether tokens go the same way as under another placement."""
+        ruled = self.replica_rule == other.replica_rule or not self.has_replicas
+        tables = ((self.slots, other.slots), (self.physical_to_logical, other.physical_to_logical))
+        return ruled and all(np.array_equal(*both) for both in tables)
+
     def held(self, layer: int, device: int) -> list[int]:
         """The experts of a layer in the slots of a device, ascending."""
         experts: list[int] = self.physical_to_logical[layer, self.device_of_slot == device].tolist()

@@ -1,4 +1,4 @@
-"""What crosses each device's port: the copies that a dispatch or a combine sends and receives, by link class.
+"""Traffic through each device's port: the copies that a dispatch or a combine sends and receives, by link class.
 
 Legend: T tokens; I samples; K experts a token; B steps; D devices; C link classes, of samples both (`CLASSES`), of
 tokens those that join devices (`link_classes`).
@@ -115,7 +115,8 @@ def port_copies(
 def sample_copies(
     copies: NDArray[Any], device: NDArray[np.integer], cluster: Cluster, first: Sequence[int] | NDArray[np.int64] = (0,)
 ) -> NDArray[Any]:
-    """What `port_copies` gives of whole samples, each with all its tokens on one device, `[B, 2, 2, D]`: both classes.
+    """Port copies (`port_copies`) of whole samples, each with all its tokens on one device, `[B, 2, 2, D]`: both
+    classes.
 
     Parameters
     ----------

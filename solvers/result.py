@@ -1,4 +1,4 @@
-"""What every placement solver returns."""
+"""Result of every placement solver."""
 
 from dataclasses import dataclass
 

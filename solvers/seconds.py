@@ -159,7 +159,7 @@ def step_seconds(layers: Prediction, num_layers: int) -> Prediction:
 
 
 def no_seconds(shape: tuple[int, ...]) -> Prediction:
-    """Of a part that is not called."""
+    """Seconds of a part that is not called: zero."""
     return Prediction(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=bool))
 
 

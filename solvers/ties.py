@@ -1,7 +1,7 @@
 """Ties among optimal assignments, broken the same way whatever solved them: the first in lexicographic order.
 
 The items are taken in order, and each goes to the lowest sink that it has in any optimal assignment which agrees on
-the items before it. Compiled where numba is installed.
+the items before it. Compiled.
 
 Legend: I items; N sinks.
 """

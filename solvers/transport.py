@@ -1,9 +1,8 @@
-"""The transportation problem by successive shortest paths between the sinks, compiled where numba is installed.
+"""The transportation problem by successive shortest paths between the sinks, compiled.
 
 Every item starts on its cheapest sink; then one item after the other leaves an overfull sink along the cheapest chain
 of moves, found in O(N^2). The cheapest item of every move u -> v is kept, and sought again among the items of u, I / N
-of them, only when it leaves. Without numba the same code runs interpreted: right, slow. To be imported in the call
-that needs it.
+of them, only when it leaves. To be imported in the call that needs it.
 
 Legend: I items; N sinks.
 """

@@ -1,6 +1,6 @@
-"""The transportation problem with two sinks, which a partial sort solves. Compiled where numba is installed.
+"""The transportation problem with two sinks, which a partial sort solves.
 
-To be imported in the call that needs it.
+Compiled: to be imported in the call that needs it.
 
 Legend: I items.
 """
@@ -53,7 +53,7 @@ def two_sinks(cost: Ints, capacity: Ints) -> Ints:
 
 @compiled
 def _selected(values: Ints, place: int) -> int:
-    """What stands at this place once the values, which are rearranged, are sorted (Hoare's quickselect)."""
+    """Value at this place in sorted order, by Hoare's quickselect. The values are rearranged."""
     low, high = 0, len(values) - 1
     while low < high:
         middle, i, j = values[low + (high - low) * 5 // 8], low, high

@@ -1,6 +1,6 @@
-"""Costs as whole units, which every method adds and compares without rounding. Compiled where numba is installed.
+"""Costs as whole units, which every method adds and compares without rounding.
 
-To be imported in the call that needs it.
+Compiled: to be imported in the call that needs it.
 
 Legend: I items; N sinks.
 """

@@ -1,8 +1,7 @@
 """The worthiest groups of a layer's experts: each brings along, per side, the as many others that are worth most to it.
 
 A group is one device's experts of a layer; a side is a neighbouring layer, whose experts compete for the same device.
-Compiled where numba is installed; without it the same code runs interpreted: right, slow. To be imported in the call
-that needs it.
+Compiled: to be imported in the call that needs it.
 
 Legend: E experts of the layer; J = sides x E experts beside them; C experts of a group.
 """
@@ -23,7 +22,7 @@ Flag = NDArray[np.bool_]  # one, shared with the thread that raises it
 
 
 class _Room(NamedTuple):
-    """What a search writes: sums of a group `[J]`, the largest of them `[C]`, sums of the group above `[C+1, J]`."""
+    """Buffers of a search: sums of a group `[J]`, the largest of them `[C]`, sums of the group above `[C+1, J]`."""
 
     sums: Floats
     largest: Floats
@@ -172,7 +171,7 @@ def _most(sums_J: Floats, sides: int, largest_C: Floats) -> float:
 
 @compiled
 def _score(worth_EJ: Floats, sides: int, room: _Room, score_E: Floats) -> None:
-    """What each expert is worth to the others that the group with these sums brings along."""
+    """Score each expert by its worth to the others that the group with these sums brings along."""
     num_beside, size = worth_EJ.shape[1] // sides, len(room.largest)
     score_E[:] = 0.0
     for side in range(sides):

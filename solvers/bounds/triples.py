@@ -61,7 +61,7 @@ class Prices:
         return sum(float(np.abs(a).sum()) for a in self._arrays())
 
     def moved(self, direction: "Prices", step: float) -> "Prices":
-        """These prices minus so many steps in a direction."""
+        """Step from these prices: minus `step` times a direction."""
         return Prices(*(a - step * b for a, b in zip(self._arrays(), direction._arrays(), strict=True)))
 
     def with_floor(self, floor_L: Floats) -> Floats:
@@ -97,7 +97,7 @@ class Evaluation:
 
 
 class _Best(NamedTuple):
-    """What the best groups of a triple add to (3), who met whom there `[E, J]`, and as in `Evaluation`."""
+    """Best groups of one triple: their value in (3), the pairs met there `[E, J]`, and the rest as in `Evaluation`."""
 
     value: float
     met: Floats
@@ -172,7 +172,7 @@ class Triples:
         return _Best(float(value), met_EJ, max(missed, least), missed <= least, nodes)
 
     def _worth(self, middle: int, prices: Prices) -> tuple[Floats, int]:
-        """What a middle expert and one beside it are worth together `[E, J]`, prices of both within, and the sides."""
+        """Worth of each pair of a middle expert and one beside it `[E, J]`, prices within, and the number of sides."""
         sides_EE = [(self._weights[middle - 1] - prices.share[middle - 1]).T - prices.before[middle] / self._size]
         if middle < len(self._weights):
             sides_EE.append(prices.share[middle] - prices.after[middle] / self._size)

@@ -1,6 +1,6 @@
 """EPLB: replicas for the busiest experts, packed evenly (DeepSeek's published algorithm, and refined)."""
 
-from .raw import RawBalance, raw_balance
+from .published import RawBalance, raw_balance
 from .strategy import Method, solve
 
 __all__ = ["Method", "RawBalance", "raw_balance", "solve"]

@@ -1,4 +1,4 @@
-"""Layers to be balanced: placed as published, then refined for their loads and for their steps.
+"""Layers to be balanced: placed as published, then refined for their loads and for their steps; groups kept whole.
 
 Legend: B steps; L MoE layers; E experts a layer; D devices; N nodes; Q groups.
 """
@@ -8,23 +8,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import UsageError
 from ..balance import balance, device_loads, step_balance
 from ..compiled import seconds_to_compile
 from ..placement import Placement
-from .bounds import lowest_max
-from .nodes import Deal, dealt_best, published_groups, refined_groups
+from ..whole_groups import block_devices
 from .pins import with_pins
-from .published import published
-from .refined import refined
-from .rows import Rows
+from .published import Deal, dealt_best, published, published_groups, refined_groups
+from .rows import Rows, lowest_max, pinned_groups, refined
 from .steps import even_mean, step_refined
 
-__all__ = ["Layers", "compile_refinement"]
+__all__ = ["Layers", "compile_refinement", "whole_layers"]
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What is to be balanced.
+    """Balancing problem of all layers: loads, slots, groups and steps.
 
     Parameters
     ----------
@@ -77,13 +76,13 @@ class Layers:
         return step_refined(self.steps, [placement, found], self.pinned, num_nodes, self.quantile)
 
     def value(self, placement: Placement) -> float:
-        """What a placement is worth: less is better."""
+        """Objective of a placement; less is better."""
         if self.steps is None:
             return balance(self.loads, placement)
         return step_balance(self.steps, placement, self.quantile)
 
     def bound(self, deal: Deal | None) -> float:
-        """What no placement's value is below, nor with groups dealt at their best: of a quantile 1."""
+        """Lower bound on the value of any placement, or with groups dealt at their best. It is 1 for a quantile."""
         if self.quantile is not None:
             return 1.0
         num_devices = int(np.count_nonzero(self.slots))
@@ -119,8 +118,48 @@ class Layers:
 
 
 def compile_refinement(shape: tuple[int, ...]) -> float:
-    """Compile what refines loads `[L, E]` or `[B, L, E]`, or load it; seconds taken, none without a compiler."""
+    """Compile what refines loads `[L, E]` or `[B, L, E]`, or load it; seconds taken."""
     # Of two layers arrays lie otherwise than of one, which is another type to the compiler.
     two = np.ones([min(size, 2) for size in shape[:-1]] + [2])
     tiny = Layers.of(two, np.ones(2, np.int64), np.zeros((2, 2), np.bool_), 1, None, None)
     return seconds_to_compile(lambda: tiny.refined(tiny.published()[0], None))
+
+
+def whole_layers(
+    loads: NDArray[np.float64],
+    slots: NDArray[np.int64],
+    pinned: NDArray[np.bool_],
+    num_groups: int | None,
+    quantile: float | None,
+) -> tuple[Layers, int]:
+    """The layers to balance, and how many experts each of theirs stands for.
+
+    Where a device holds one group or several, a layer's experts are the groups. Where a group fills several devices,
+    these are a node of its own: group q goes to block q, which is as good as any, or where it is pinned.
+
+    Parameters
+    ----------
+    loads, slots, pinned
+        `[L, E]` or `[B, L, E]`, `[D]`, `[D, E]`.
+
+    Raises
+    ------
+    UsageError
+        Groups that cannot be whole, or not with these pins.
+    """
+    num_experts = loads.shape[-1]
+    if num_groups is None:
+        raise UsageError("whole groups of a model without expert groups; expected one with them, or --groups split")
+    width = block_devices(num_experts, num_groups, slots)
+    num_blocks = num_groups if width else len(slots)
+    pinned_NQ = pinned_groups(pinned, num_blocks, num_groups)
+    if (pinned_NQ.sum(axis=0) > 1).any() or (pinned_NQ.sum(axis=1) > num_groups // num_blocks).any():
+        raise UsageError(
+            f"pins need an expert group in two places, or more than {num_groups // num_blocks} in one; expected pins"
+            " that leave groups whole (--groups whole)"
+        )
+    if width:
+        return Layers.of(loads, slots, pinned, num_groups, num_groups, quantile), 1
+    size = num_experts // num_groups
+    load_BLQ = loads.reshape(*loads.shape[:-1], num_groups, size).sum(axis=-1)
+    return Layers.of(load_BLQ, slots // size, pinned_NQ, 1, None, quantile), size

@@ -1,16 +1,47 @@
-"""Experts that a device must hold, in every layer.
+"""Slots that a balance problem may use, and experts that a device must hold, in every layer.
 
-Legend: D devices; E experts; p slots.
+Legend: D devices, S slots of each; E experts; p slots.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ..placement import slots_for
 
-__all__ = ["pinned", "with_pins"]
+__all__ = ["live_slots", "pinned", "with_pins"]
+
+
+def live_slots(
+    num_experts: int,
+    num_devices: int,
+    slots: int | Sequence[int] | NDArray[np.integer] | None,
+    dead: Collection[int],
+) -> NDArray[np.int64]:
+    """The slots of every device `[D]`, none on dead ones; by default as many on each other as hold all experts.
+
+    Raises
+    ------
+    UsageError
+        A dead device that there is not; slots that cannot hold the experts.
+    """
+    if unknown := sorted(set(dead) - set(range(num_devices))):
+        raise UsageError(f"dead device {unknown[0]} of {num_devices} devices; expected 0 to {num_devices - 1}")
+    if not dead:
+        return slots_for(num_experts, num_devices, slots)
+    alive = num_devices - len(set(dead))
+    if not alive:
+        raise UsageError(f"all {num_devices} devices are dead; expected one at least that holds experts")
+    slots_D = slots_for(num_experts, num_devices, -(-num_experts // alive) if slots is None else slots)
+    slots_D[list(dead)] = 0
+    if slots_D.sum() < num_experts:
+        raise UsageError(
+            f"{slots_D.sum()} slots on {alive} devices that are not dead for {num_experts} experts; expected at least"
+            f" {-(-num_experts // alive)} a device (--slots)"
+        )
+    return slots_D
 
 
 def pinned(pins: Iterable[tuple[int, int]], num_experts: int, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -81,7 +112,13 @@ def _pin(
         if (given_E & spare_E).any():
             lost = int(np.where(given_E & spare_E, share_E, np.inf).argmin())
         else:
-            other, replica = _nearest(loose_DE & spare_E, share_E, 0.0)
+            lacking_D1 = (given_E & ~held_DE).any(axis=1, keepdims=True)
+            if not (loose_DE & spare_E & lacking_D1).any():  # an expert that may go has to be elsewhere too: first that
+                _pin(held_DE, load_E, pinned_DE, *np.argwhere(pinned_DE & ~held_DE & given_E)[0].tolist())
+                if not held_DE[device, expert]:
+                    _pin(held_DE, load_E, pinned_DE, device, expert)
+                return
+            other, replica = _nearest(loose_DE & spare_E & lacking_D1, share_E, 0.0)
             lost = int(np.where(given_E & ~held_DE[other], share_E, np.inf).argmin())
             held_DE[other, [replica, lost]] = False, True
     held_DE[device, [expert, lost]] = True, False

@@ -1,14 +1,29 @@
-"""The published EPLB algorithm, all rows abreast, repaired or raw (DeepSeek).
+"""The published EPLB algorithm, all rows abreast, repaired or raw (DeepSeek), and the node that each group lives on.
 
-Legend: R rows of e experts and p slots on G devices.
+Legend: R rows of e experts and p slots on G devices; L MoE layers; E experts a layer; P slots of D devices; N nodes of
+G devices; Q groups.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import factorial
+from typing import NamedTuple
+
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from ...profilers.cluster import Cluster
 from ..balance import replica_loads
+from ..checked_counts import checked_counts
+from ..load import max_over_mean
+from ..placement import slots_for
+from .pins import with_pins
+from .rows import Rows, has_form, lowest_max, pinned_groups, refined
 
-__all__ = ["pack", "published"]
+__all__ = ["Deal", "RawBalance", "dealt_best", "pack", "published", "published_groups", "raw_balance", "refined_groups"]
+
+MOST_WAYS = 1000  # to deal groups to nodes, of which the best is taken
 
 
 def published(
@@ -116,3 +131,114 @@ class _Packing:
             return expert, other
         load_e = self._load_Re[row] / np.maximum(held_Ge.sum(axis=0), 1)
         return int(np.where(held_Ge[device], -1.0, load_e).argmax()), device
+
+
+def published_groups(
+    loads: NDArray[np.float64],
+    slots: NDArray[np.int64],
+    pinned: NDArray[np.bool_],
+    num_nodes: int,
+    num_groups: int | None,
+) -> NDArray[np.int64] | None:
+    """The groups of every node, ascending, `[L, N, Q / N]`, as published; None where there is no hierarchical form.
+
+    Groups, heaviest first, go to the least loaded node with room for one more, each node taking as many.
+    """
+    if num_groups is None or not has_form(slots, pinned, num_nodes, num_groups):
+        return None
+    load_LQ = _group_loads(loads, num_groups)
+    room_N = np.full(num_nodes, num_groups // num_nodes)
+    group_LQ, _ = pack(load_LQ, np.tile(np.arange(num_groups), (len(loads), 1)), room_N)
+    pinned_NQ = pinned_groups(pinned, num_nodes, num_groups)
+    pinned_LNQ = np.broadcast_to(pinned_NQ, (len(loads), *pinned_NQ.shape))
+    return with_pins(group_LQ, load_LQ, room_N, pinned_LNQ).reshape(len(loads), num_nodes, -1)
+
+
+def refined_groups(
+    loads: NDArray[np.float64], pinned: NDArray[np.bool_], published: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The groups of every node, ascending, the published way refined for less load of the busiest node."""
+    num_layers, num_nodes, each = published.shape
+    load_LQ = _group_loads(loads, num_nodes * each)
+    rows = Rows.of(load_LQ, np.full(num_nodes, each), pinned_groups(pinned, num_nodes, num_nodes * each), None)
+    return refined(rows, published.reshape(num_layers, -1), num_layers).reshape(published.shape)
+
+
+class Deal(NamedTuple):
+    """The groups of every node, ascending, `[L, N, Q / N]`, and the load that no busiest device is below, `[L]`."""
+
+    groups: NDArray[np.int64]
+    least: NDArray[np.float64]
+
+
+def dealt_best(loads: NDArray[np.float64], slots: NDArray[np.int64], num_nodes: int, each: int) -> Deal | None:
+    """The best of all ways to deal groups to nodes, so many to each; None where there are too many.
+
+    A node is worth the bound on its own busiest device (`lowest_max`).
+    """
+    num_layers, num_groups = len(loads), num_nodes * each
+    if factorial(num_groups) > MOST_WAYS * factorial(each) ** num_nodes * factorial(num_nodes):
+        return None
+    node_C = list(combinations(range(num_groups), each))
+    load_LCe = loads.reshape(num_layers, num_groups, -1)[:, np.array(node_C)].reshape(num_layers * len(node_C), -1)
+    least_LC = lowest_max(load_LCe, slots[: len(slots) // num_nodes]).reshape(num_layers, -1)
+    at = {node: c for c, node in enumerate(node_C)}
+    way_WN = np.array([[at[node] for node in way] for way in _ways(tuple(range(num_groups)), each)])
+    busiest_LW = least_LC[:, way_WN].max(axis=2)
+    return Deal(np.array(node_C)[way_WN[busiest_LW.argmin(axis=1)]], busiest_LW.min(axis=1))
+
+
+def _group_loads(loads: NDArray[np.float64], num_groups: int) -> NDArray[np.float64]:
+    return np.asarray(loads.reshape(len(loads), num_groups, -1).sum(axis=2))
+
+
+def _ways(groups: tuple[int, ...], each: int) -> Iterator[list[tuple[int, ...]]]:
+    """The ways to deal groups to nodes alike, so many to each."""
+    if not groups:
+        yield []
+    for others in combinations(groups[1:], each - 1) if groups else ():
+        node = (groups[0], *others)
+        yield from ([node, *rest] for rest in _ways(tuple(q for q in groups if q not in node), each))
+
+
+@dataclass(frozen=True, slots=True)
+class RawBalance:
+    """How even the published placement is.
+
+    Parameters
+    ----------
+    balance
+        The mean over layers of max/mean device load.
+    max_over_mean
+        The largest of any layer.
+    duplicates
+        Slots in all layers whose expert is on the same device already: no engine may load such a plan.
+    """
+
+    balance: float
+    max_over_mean: float
+    duplicates: int
+
+
+def raw_balance(
+    loads: ArrayLike,
+    cluster: Cluster,
+    *,
+    slots: int | Sequence[int] | NDArray[np.integer] | None = None,
+    num_groups: int | None = None,
+) -> RawBalance:
+    """Balance of `solve` with method "published", were nothing repaired. Parameters and errors are those of `solve`."""
+    loads_LE = checked_counts(loads, "loads", (None, None))
+    num_layers, num_experts = loads_LE.shape
+    slots_D = slots_for(num_experts, cluster.num_devices, slots)
+    free_DE = np.zeros((len(slots_D), num_experts), dtype=np.bool_)
+    groups_LNQ = published_groups(loads_LE, slots_D, free_DE, cluster.num_nodes, num_groups)
+    rows = Rows.of(loads_LE, slots_D, free_DE, groups_LNQ)
+    table_Rp, _ = published(rows.load, rows.slots, legal=False)
+    expert_LP = np.take_along_axis(rows.member, table_Rp, axis=1).reshape(num_layers, -1)
+    device_P = np.repeat(np.arange(len(slots_D)), slots_D)
+    load_LD = np.zeros((num_layers, len(slots_D)))
+    np.add.at(load_LD, (np.arange(num_layers)[:, None], device_P), replica_loads(loads_LE, expert_LP))
+    ratio_L = max_over_mean(load_LD[:, slots_D > 0])
+    twice = (np.diff(expert_LP, axis=1) == 0) & (np.diff(device_P) == 0)
+    return RawBalance(float(ratio_L.mean()), float(ratio_L.max()), int(twice.sum()))

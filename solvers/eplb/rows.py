@@ -1,4 +1,4 @@
-"""Rows: the parts of a balance problem that are solved alone, one a layer and node.
+"""Rows: the parts of a balance problem that are solved alone, one a layer and node; their bound and their refinement.
 
 Legend: L MoE layers; E experts a layer; D devices; N nodes (1 in the global form); Q groups; R rows of e = E / N
 experts and p slots on G = D / N devices.
@@ -11,7 +11,26 @@ from numpy.typing import NDArray
 
 from ..placement import Placement, ReplicaRule
 
-__all__ = ["Rows", "has_form", "pinned_groups"]
+__all__ = ["Rows", "has_form", "lowest_max", "pinned_groups", "refined"]
+
+WORK, LEAST_WORK = 4000, 200_000  # a slot, some 70 ms of a core for 58 layers of 288; and a row
+NEAR = 1e-5  # a maximum so close to what bounds it, relatively, is good enough
+
+
+def lowest_max(load: NDArray[np.float64], slots: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The mean device load of rows, or the least that the largest replica can have, if that is more, `[R]`.
+
+    Giving every surplus slot to the expert with the highest load a replica, as long as it has fewer than there are
+    devices, makes the largest replica smallest.
+    """
+    row_R, used = np.arange(len(load)), int(np.count_nonzero(slots))
+    replica_Re, count_Re = load.copy(), np.ones(load.shape)
+    for _ in range(int(slots.sum()) - load.shape[1]):
+        chosen_R = replica_Re.argmax(axis=1)
+        count_R = np.minimum(count_Re[row_R, chosen_R] + 1, used)
+        count_Re[row_R, chosen_R] = count_R
+        replica_Re[row_R, chosen_R] = load[row_R, chosen_R] / count_R
+    return np.asarray(np.maximum(load.sum(axis=1) / used, replica_Re.max(axis=1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +115,20 @@ def _needed(pinned: NDArray[np.bool_], num_nodes: int) -> int:
     """The most slots that a node needs for its experts and their pins."""
     pins_NE = pinned.reshape(num_nodes, -1, pinned.shape[1]).sum(axis=1)
     return int(pinned.shape[1]) // num_nodes + int(np.maximum(pins_NE - 1, 0).sum(axis=1).max())
+
+
+def refined(rows: Rows, table: NDArray[np.int64], num_layers: int) -> NDArray[np.int64]:
+    """Rows whose busiest devices hold no more than in a legal table `[R, p]`, experts ascending on devices.
+
+    No node of a layer needs to be better than the best that another can be.
+    """
+    from .kernel import refine
+
+    num_slots, num_experts = table.shape[1], rows.load.shape[1]
+    least_LN = lowest_max(rows.load, rows.slots).reshape(num_layers, -1)
+    target_R = np.repeat(least_LN.max(axis=1), least_LN.shape[1]) * (1 + NEAR)
+    first = np.concatenate([[0], np.cumsum(rows.slots)])
+    work = max(WORK * num_slots, LEAST_WORK)
+    better_Rp = refine(rows.load, table, first, np.ascontiguousarray(rows.pinned), target_R, work)
+    device_p = np.repeat(np.arange(len(rows.slots)), rows.slots)
+    return np.asarray(np.sort(better_Rp + device_p * num_experts, axis=1) % num_experts)

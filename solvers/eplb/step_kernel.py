@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..compiled import compiled
 from ..draws import below
-from .state import Bools, Floats, Ints, State, place, replace, state_of, swap
+from .kernel import Bools, Floats, Ints, State, place, replace, state_of, swap
 
 __all__ = ["refine_steps"]
 
@@ -194,7 +194,7 @@ def _replaced(state: State, steps: Steps, allowed: Bools, i: int, x: int) -> int
 
 @compiled
 def _gain(steps: Steps, x: int, y: int, size: int, sample: int, above: int, level: float) -> float:
-    """What a change gains in the first steps, of their sum; with a level 1 a step if few enough reach it, else -1."""
+    """Gain of a change, summed over the first steps. With a level: 1 per step if few enough steps reach it, else -1."""
     after, touched = steps.after, steps.touched
     touched[steps.at[:size]] = True
     for b in range(sample):

@@ -17,10 +17,8 @@ from ..outcome import ROUNDING, Objective, Outcome, Status
 from ..placement import Placement
 from ..result import PlacementResult
 from ..whole_groups import Groups, spread
-from .constraints import live_slots
-from .layers import Layers, compile_refinement
-from .pins import pinned
-from .whole import whole_layers
+from .layers import Layers, compile_refinement, whole_layers
+from .pins import live_slots, pinned
 
 __all__ = ["Method", "solve"]
 

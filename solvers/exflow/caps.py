@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..outcome import ROUNDING
-from .cp_sat import solved
+from .ilp import solved
 from .programme import Layout
 
 __all__ = ["cap_of", "capped_layout", "evened"]

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .budget import Budget
-from .incumbent import Incumbent
-from .programme import Layout, Programme
-from .terms import Terms
+from .programme import Incumbent, Layout, Programme, Terms
 
 __all__ = ["Stage", "joined", "members_of", "staged"]
 
@@ -21,7 +19,7 @@ Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], No
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a layout costs after a stage of the search.
+    """Cost of a layout after a stage of the search.
 
     Parameters
     ----------

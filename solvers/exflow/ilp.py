@@ -1,22 +1,63 @@
-"""ExFlow's integer programme, aggregated over tokens: the oracle for small cases.
+"""ExFlow's integer programme, aggregated over tokens: the oracle for small cases, and the paper's way in two stages.
 
-Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes.
+CP-SAT leaves signals to Python: its own handler would stay away for good, so that the next Ctrl-C kills.
+
+Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes of G devices.
 """
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..cbc import solve_by_cbc
 from .budget import Budget
-from .cp_sat import solved
+from .hierarchy import joined, members_of
 from .programme import Layout, Programme
 
-__all__ = ["Backend", "IlpResult", "solve_ilp"]
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel, CpSolver
 
+__all__ = ["Backend", "IlpResult", "Solved", "solve_ilp", "solve_paper", "solved"]
+
+STOP_S = 0.1  # between two calls to stop: one before the search has begun goes unheard
 Backend = Literal["ortools", "pulp"]
+NODE_SHARE = 0.5  # of the time; what it leaves goes to the devices inside the nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """The solver that holds the best solution (None: there is none), whether it is proven, and whether Ctrl-C came."""
+
+    solver: "CpSolver | None"
+    proven: bool
+    interrupted: bool
+
+
+def solved(model: "CpModel", *, time_limit_s: float, seed: int = 0) -> Solved:
+    """The best solution found in so many seconds, repeatably, or until Ctrl-C."""
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.random_seed = seed % 2**31
+    solver.parameters.num_workers = 1  # repeatable
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as pool:
+        search, interrupted = pool.submit(solver.solve, model), False
+        try:
+            wait([search])
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            while not search.done():
+                solver.stop_search()
+                wait([search], STOP_S)
+    found = search.result() in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return Solved(solver if found else None, search.result() == cp_model.OPTIMAL, interrupted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +151,7 @@ def _ortools(programme: Programme, start: Layout, budget: Budget, seed: int) -> 
 
 
 def _integer_scale(losses: list[float]) -> float:
-    """What makes the losses integers that add up within 62 bits; they are rounded down, so that a bound stays one."""
+    """Scale that makes the losses integers, 62 bits in total. Rounding goes down, so that a bound stays one."""
     if all(loss.is_integer() for loss in losses) and sum(losses) < 2**53:
         return 1.0
     return 2.0**60 / sum(losses)
@@ -158,3 +199,30 @@ def _layout(x: list[list[list[Any]]], value: Callable[[Any], Any]) -> Layout:
 
 
 _BACKENDS: dict[str, Callable[[Programme, Layout, Budget, int], IlpResult]] = {"ortools": _ortools, "pulp": _pulp}
+
+
+def solve_paper(programme: Programme, backend: Backend, *, time_limit_s: float, seed: int) -> IlpResult:
+    """The layout of the two stages, each solved from experts in their own order.
+
+    Notes
+    -----
+    Equation 8 under 9-12 with R for routes that leave a node, then, inside each node with the routes that leave it
+    dropped, with R for those that leave a device. Tokens of equal path are counted together (`solve_ilp`), which
+    changes no optimum. On one node, or with one device a node, there is one stage and its bound is one; the two are
+    greedy, hence `proven` says that each stage is optimal, and the bound is infinite. After Ctrl-C the stages that are
+    left keep experts in their own order.
+    """
+    deadline = time.perf_counter() + time_limit_s
+    group, num_devices = programme.devices_per_node, len(programme.slots)
+    if group in (1, num_devices):
+        return solve_ilp(programme, programme.first_layout(), backend, time_limit_s=time_limit_s, seed=seed)
+    nodes = programme.of_nodes()
+    stages = [solve_ilp(nodes, nodes.first_layout(), backend, time_limit_s=time_limit_s * NODE_SHARE, seed=seed)]
+    members = members_of(programme, stages[0].layout)
+    for node, member in enumerate(members):
+        inside, left_s = programme.inside(node, member), max(deadline - time.perf_counter(), 0.0)
+        limit_s = 0.0 if any(stage.interrupted for stage in stages) else left_s / (len(members) - node)
+        stages.append(solve_ilp(inside, inside.first_layout(), backend, time_limit_s=limit_s, seed=seed))
+    layout = joined(programme, members, [stage.layout for stage in stages[1:]])
+    proven, interrupted = all(stage.proven for stage in stages), any(stage.interrupted for stage in stages)
+    return IlpResult(layout, np.inf, proven, interrupted)

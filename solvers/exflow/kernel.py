@@ -1,7 +1,7 @@
 """Annealing by block moves, compiled: some experts of two devices are dealt anew over all layers at once (`messages`).
 
 To be imported in the call that needs it. numba renews what it cached of a function when that function's own file
-changes, not that of one it calls: after changing `draws`, `deals`, `pulls` or `messages`, delete the cache.
+changes, not that of one it calls: after changing `draws`, `state` or `messages`, delete the cache.
 
 Legend: L MoE layers; P places a layer, experts first and weightless ones behind; D devices; N nodes (0: one level);
 K = 2 m experts dealt a layer, m of them to device p.
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from ..compiled import compiled, inlined
 from ..draws import below, unit
-from .deals import Deals
-from .messages import best_over, draw, sum_over
-from .pulls import Ints, Pulls, State, swap
+from .messages import Deals, best_over, draw, sum_over
+from .state import Ints, Pulls, State, swap
 
 __all__ = ["anneal", "descend", "resample"]
 
@@ -158,7 +157,7 @@ def _choose(state: State, deals: Deals, p: int, q: int, seed: NDArray[np.uint64]
 
 @compiled
 def _link(deals: Deals, after: Pulls, kappa: float) -> None:
-    """What pairs of members of neighbouring layers are worth on one device."""
+    """Compute the worth of pairs of members of neighbouring layers on one device."""
     link, member = deals.link, deals.member
     for layer in range(len(link)):
         for i in range(2 * deals.m):
@@ -199,7 +198,7 @@ def _pick(
 
 @compiled
 def _weigh(state: State, deals: Deals, p: int, q: int, kappa: float) -> None:
-    """What each way to deal each layer is worth besides its links to the members of other layers."""
+    """Compute the worth of each way to deal each layer, besides its links to the members of other layers."""
     size, link, side, own, bits, beside = 2 * deals.m, deals.link, deals.side, deals.own, deals.bits, state.beside
     pull, near, group = state.pull, state.node_pull, state.group
     own[:] = 0.0

@@ -6,18 +6,13 @@ from typing import Literal
 import numpy as np
 
 from ..bounds import KeptBound
-from ..compiled import COMPILED
 from ..outcome import Status
 from .budget import Budget
-from .chain import chain
 from .hierarchy import Stage, staged
-from .ilp import Backend, IlpResult, solve_ilp
-from .incumbent import Incumbent
-from .paper import solve_paper
-from .programme import Programme
+from .ilp import Backend, IlpResult, solve_ilp, solve_paper
+from .programme import Incumbent, Programme, Terms
 from .search import anneal, improve, search
-from .sweeps import polish
-from .terms import Terms
+from .sweeps import chain, polish
 
 __all__ = ["SWEEPS_WORK", "Method", "Run", "separable"]
 
@@ -55,7 +50,7 @@ class Run:
             if separable(self.programme, self.terms):
                 self._solve_chain(rng)
             else:
-                if method == "annealing" and COMPILED:
+                if method == "annealing":
                     self._sweep_first()
                 self._improve(method, rng)
             if method == "ilp" and not self.incumbent.optimal:

@@ -1,34 +1,99 @@
-"""The inputs of a solve, checked, and the programme and terms they make.
+"""The inputs of a solve, checked, and the goal, programme and terms they make.
 
-Legend: L MoE layers; E experts a layer; D devices, S slots of each.
+Legend: L MoE layers; E experts a layer; N nodes of G devices, D in all, S slots of each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
+from ..bounds import KeptBound
 from ..checked_counts import checked_counts
-from ..cost import hops_kept
+from ..cost import HopsKept, hops_kept, inter_ratio, link_cost
+from ..outcome import Objective
 from ..placement import Placement, slots_for
 from .caps import capped_layout
-from .goal import Goal
-from .programme import Layout, Programme
-from .terms import Terms
+from .programme import Layout, Programme, Terms
 
-__all__ = ["Problem"]
+__all__ = ["Goal", "Level", "Problem"]
 
+Level = Literal["device", "node"]
 MAX_CELLS = 2**24
 MOST_EXPONENT = 300  # of weights that are taken as they are
 CAP_SHARE = 0.2  # of the time, at most, to find a layout within a cap
 
 
 @dataclass(frozen=True, slots=True)
+class Goal:
+    """Hops kept on one node, cost of hops on several.
+
+    Parameters
+    ----------
+    cluster
+        N nodes of G devices.
+    total
+        W.sum(), the transitions there are, and the pairs.
+    expected
+        Whether replicas make what is kept an expectation (`cost.hops_kept`), which the figure's name then says.
+    paired
+        Whether pairs of experts of one layer count as transitions do.
+
+    Notes
+    -----
+    A transition that stays on its device is worth rho, on its node rho - 1, else 0; rho is the cost of a hop between
+    nodes in hops inside one, and 1 on a single node. With KD and KN the transitions kept on devices and nodes,
+
+        value = (rho - 1) KN + KD,    hops_kept = value / total,    hop_cost = rho - value / total
+    """
+
+    cluster: Cluster
+    total: float
+    expected: bool
+    paired: bool = False
+
+    @property
+    def rho(self) -> float:
+        """Cost of a hop between nodes, in hops inside a node."""
+        return inter_ratio(self.cluster) if self.cluster.num_nodes > 1 else 1.0
+
+    @property
+    def near(self) -> NDArray[np.float64]:
+        """Worth of a transition by the devices it joins, `[D, D]`."""
+        return self.rho - link_cost(self.cluster)
+
+    def value(self, kept: HopsKept) -> float:
+        """The value of what a placement keeps."""
+        return (self.rho - 1) * float(kept.node.sum()) + float(kept.device.sum())
+
+    def levels(self, slots: NDArray[np.int64]) -> Mapping[Level, NDArray[np.int64]]:
+        """The slots `[D]` of every device and, where links are of two levels, of every node `[N]`."""
+        if self.rho == 1 or self.cluster.devices_per_node == 1:
+            return {"device": slots}
+        return {"device": slots, "node": slots.reshape(self.cluster.num_nodes, -1).sum(axis=1)}
+
+    def bound(self, kept: Mapping[Level, KeptBound]) -> KeptBound:
+        """No placement has more value, where none keeps more transitions on places of each of the `levels`."""
+        device, node = kept["device"], kept.get("node", kept["device"])
+        return KeptBound((self.rho - 1) * node.value + device.value, device.kinds | node.kinds)
+
+    def objective(self, value: float) -> Objective:
+        """The figure that a value is reported as; with no transitions at all nothing hops."""
+        share = value / self.total if self.total else self.rho
+        prefix = "expected_" if self.expected else ""
+        if self.cluster.num_nodes == 1:
+            return Objective(f"{prefix}{'affinity' if self.paired else 'hops'}_kept", share, "max")
+        cost = max(self.rho - share, 0.0)  # rounding takes a bound below
+        return Objective(f"{prefix}{'affinity' if self.paired else 'hop'}_cost", cost, "min")
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
-    """What is to be placed, and what for.
+    """Placement problem with its goal, programme and terms.
 
     Parameters
     ----------
@@ -89,7 +154,7 @@ class Problem:
         return cls(weights_LEE, loads_LE, goal, programme, terms, start, hurried, unit)
 
     def value(self, placement: Placement) -> float:
-        """What a placement is worth."""
+        """Value of a placement, more is better."""
         group = self.goal.cluster.devices_per_node
         value = self.goal.value(hops_kept(self.weights, placement, group))
         if self.terms.beside is None:

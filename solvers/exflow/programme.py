@@ -3,13 +3,15 @@
 Legend: L MoE layers; E experts a layer (layers of a sub-programme may differ); D devices; P places, S of each device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Layout", "Programme"]
+from ..outcome import ROUNDING
+
+__all__ = ["Incumbent", "Layout", "Programme", "Terms"]
 
 Layout = list[NDArray[np.int64]]  # the device of every expert `[E]`, a layer; arrays are replaced, never written
 
@@ -55,7 +57,7 @@ class Programme:
 
     @property
     def node_worth(self) -> float:
-        """What a transition to another device of the node is worth; 0 on one level of links."""
+        """Worth of a transition to another device of the node; 0 on one level of links."""
         return float(self.near[0, 1]) if 1 < self.devices_per_node < len(self.slots) else 0.0
 
     @property
@@ -85,15 +87,15 @@ class Programme:
         return Programme(weights, tuple(map(len, members)), slots_G, np.eye(len(slots_G)), len(slots_G))
 
     def before(self, layout: Layout, layer: int) -> NDArray[np.float64]:
-        """What each device is worth to each expert of a layer because of the layer before, `[E, D]`."""
+        """Worth of each device to each expert of a layer because of the layer before, `[E, D]`."""
         return np.asarray(self.weights[layer - 1].T @ self.near[layout[layer - 1]])
 
     def after(self, layout: Layout, layer: int) -> NDArray[np.float64]:
-        """What each device is worth to each expert of a layer because of the layer after, `[E, D]`."""
+        """Worth of each device to each expert of a layer because of the layer after, `[E, D]`."""
         return np.asarray(self.weights[layer] @ self.near[layout[layer + 1]])
 
     def worth(self, layout: Layout, layer: int) -> NDArray[np.float64]:
-        """What each device is worth to each expert of a layer, its neighbours fixed, `[E, D]`."""
+        """Worth of each device to each expert of a layer, its neighbours fixed, `[E, D]`."""
         worth_ED = np.zeros((self.sizes[layer], len(self.slots)))
         if layer > 0:
             worth_ED += self.before(layout, layer)
@@ -102,7 +104,7 @@ class Programme:
         return worth_ED
 
     def spread(self, share: NDArray[np.number]) -> NDArray[np.float64]:
-        """What each device is worth next to shares on devices, `[E, D]`: the shares times `near`, node by node."""
+        """Worth of each device next to shares on devices, `[E, D]`: the shares times `near`, node by node."""
         node_EN = share.reshape(len(share), -1, self.devices_per_node).sum(axis=2)
         on_node_ED = np.repeat(self.node_worth * node_EN, self.devices_per_node, axis=1)
         return np.asarray((self.near[0, 0] - self.node_worth) * share + on_node_ED)
@@ -114,3 +116,98 @@ class Programme:
     def value(self, layout: Layout) -> float:
         """The value of a layout."""
         return sum(self.cut_value(layout, cut) for cut in range(len(self.weights)))
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Terms of the objective and limits besides the weights between layers.
+
+    Parameters
+    ----------
+    beside
+        Weights of pairs inside each layer `[L, E, E]`, symmetric; the diagonal counts for nothing.
+    load, cap
+        `[L, E]`, and the most of it that a device may hold in each layer `[L]`; None: no limit.
+    twin
+        int64 `[L, E]`: the expert that replicas share, -1 without; twins keep to different devices.
+    """
+
+    beside: NDArray[np.float64] | None = None
+    load: NDArray[np.float64] | None = None
+    cap: NDArray[np.float64] | None = None
+    twin: NDArray[np.int64] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing counts besides."""
+        return self.beside is None and self.cap is None and self.twin is None
+
+    def of_node(self, members: Layout) -> "Terms":
+        """The pairs of a node's experts, a layer; layers with fewer of them are padded with what weighs nothing.
+
+        Caps and twins do not go with them.
+        """
+        assert self.cap is None
+        assert self.twin is None
+        if self.beside is None:
+            return Terms()
+        most = max(map(len, members))
+        beside = np.zeros((len(members), most, most))
+        for layer, member_E in enumerate(members):
+            beside[layer, : len(member_E), : len(member_E)] = self.beside[layer][np.ix_(member_E, member_E)]
+        return Terms(beside)
+
+    def inside(self, programme: Programme, layout: Layout, layer: int) -> float:
+        """The value of the pairs inside a layer."""
+        if self.beside is None:
+            return 0.0
+        near_EE = programme.near[layout[layer][:, None], layout[layer]]
+        weight_EE = self.beside[layer, : len(near_EE), : len(near_EE)]
+        return float((weight_EE * near_EE).sum() - weight_EE.diagonal() @ near_EE.diagonal()) / 2
+
+    def value(self, programme: Programme, layout: Layout) -> float:
+        """The value of a layout with the pairs inside layers."""
+        return programme.value(layout) + sum(self.inside(programme, layout, i) for i in range(len(layout)))
+
+
+class Incumbent:
+    """The best layout so far, kept where an interrupted search leaves it.
+
+    Parameters
+    ----------
+    target
+        A bound; a layout that reaches it is optimal and ends the search.
+    on_improvement
+        Called with the value of each better layout.
+    start
+        The first layout; by default experts in their own order.
+    terms
+        What counts for the value besides the programme.
+    """
+
+    def __init__(
+        self,
+        programme: Programme,
+        target: float = np.inf,
+        on_improvement: Callable[[float], None] | None = None,
+        *,
+        start: Layout | None = None,
+        terms: Terms | None = None,
+    ) -> None:
+        self.layout = programme.first_layout() if start is None else start
+        self.value = (terms or Terms()).value(programme, self.layout)
+        self.target = target
+        self._on_improvement = on_improvement
+
+    def offer(self, layout: Layout, value: float) -> None:
+        """Keep `layout` if it is better, or as good (a kick may then lead on from it)."""
+        better = value > self.value
+        if value >= self.value:
+            self.layout, self.value = list(layout), value
+        if better and self._on_improvement:
+            self._on_improvement(value)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the value meets the bound, up to rounding."""
+        return self.value >= self.target * (1 - ROUNDING)

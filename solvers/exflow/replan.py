@@ -14,20 +14,17 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..assignment import assign_places
-from ..compiled import COMPILED
 from ..moves import keep_in_place
 from ..outcome import ROUNDING, Outcome, Status, relative_gap
 from ..placement import Placement
 from ..result import PlacementResult
-from .budget import Budget
+from .budget import PER_STEEP, WIDEST, Budget, block_work, layer_work
 from .caps import cap_of, evened
 from .cooling import Cooling
 from .problem import Problem
-from .programme import Layout, Programme
+from .programme import Layout, Programme, Terms
 from .search import compile_annealing
 from .sweeps import gains
-from .terms import Terms
-from .work import PER_STEEP, WIDEST, block_work, layer_work
 
 __all__ = ["reconsider"]
 
@@ -140,14 +137,14 @@ class _Weighed:
         return [layout] if all(kept) else []
 
     def net(self, layout: Layout) -> float:
-        """What a layout is worth less its moves."""
+        """Value of a layout less the price of its moves."""
         moved = sum(np.count_nonzero(now_E != was_E) for now_E, was_E in zip(layout, self.before, strict=True))
         return self.terms.value(self.programme, layout) - self.price * moved  # (1)
 
     def improved(self, layout: Layout, budget: Budget, seed: NDArray[np.uint64]) -> Layout:
         """The best of a layout's reheatings, each from the best so far."""
         best, stale = self.settled(layout, budget), 0
-        while COMPILED and stale < STALE and not budget.late and (blocks := self.affordable(budget)):
+        while stale < STALE and not budget.late and (blocks := self.affordable(budget)):
             tried = self.settled(self.reheated(best, blocks, budget, seed), budget)
             stale = 0 if self.net(tried) > self.net(best) else stale + 1
             best = max(best, tried, key=self.net)
@@ -180,9 +177,9 @@ class _Weighed:
         return min(max(PER_PAIR * num_devices**2 // 2, SHORTEST), left) if left >= SHORTEST else 0
 
     def reheated(self, layout: Layout, blocks: int, budget: Budget, seed: NDArray[np.uint64]) -> Layout:
-        """What a layout cools down to in so many block moves, old homes pulling at their experts."""
-        from .deals import deals_of
+        """Layout reached by cooling down in `blocks` block moves, old homes pulling at their experts."""
         from .kernel import anneal, descend
+        from .messages import deals_of
         from .state import state_of
 
         state, num_devices = state_of(self.programme, self.terms, layout), len(self.programme.slots)

@@ -1,6 +1,8 @@
-"""Replicas for the slots that the experts' homes leave free.
+"""Replicas for the slots that the experts' homes leave free: filled in, then annealed.
 
-Legend: L MoE layers; E experts a layer; D devices, S slots of each.
+In an annealing every slot is an expert of its own, and those of one expert are on different devices.
+
+Legend: L MoE layers; E experts a layer; P slots a layer; D devices, S slots of each.
 """
 
 import itertools
@@ -12,9 +14,11 @@ from numpy.typing import NDArray
 
 from ..placement import Placement
 from .budget import Budget
-from .programme import Layout, Programme
+from .programme import Incumbent, Layout, Programme, Terms
 
-__all__ = ["with_replicas"]
+__all__ = ["anneal_replicas", "with_replicas"]
+
+MOST_CELLS = 2**25  # of weights between slots; 0.7 GB
 
 
 def with_replicas(
@@ -126,7 +130,7 @@ def _cheapest_move(
 
 
 def _worth(programme: Programme, held_LED: NDArray[np.bool_], layer: int) -> NDArray[np.float64]:
-    """What a replica is worth on each device given the neighbouring layers as they stand, `[E, D]`."""
+    """Worth of a replica on each device given the neighbouring layers as they stand, `[E, D]`."""
     worth_ED = np.zeros(held_LED.shape[1:])
     if layer > 0:
         shared_ED = held_LED[layer - 1] / held_LED[layer - 1].sum(axis=1, keepdims=True)
@@ -134,3 +138,38 @@ def _worth(programme: Programme, held_LED: NDArray[np.bool_], layer: int) -> NDA
     if layer < programme.num_layers - 1:
         worth_ED += programme.weights[layer] @ programme.spread(held_LED[layer + 1])
     return worth_ED
+
+
+def anneal_replicas(programme: Programme, placement: Placement, budget: Budget, rng: np.random.Generator) -> Placement:
+    """The placement that annealing leads to from another one with as many replicas of every expert; that one if large.
+
+    For one level of links.
+
+    Notes
+    -----
+    What a slot's tokens keep does not depend on how many replicas the next expert has, if these are on different
+    devices: they use the one at hand. Its own share of an expert's tokens is taken to be the same for all replicas,
+
+        W'[l, s, t] = W[l, e(s), e(t)] / |replicas of e(s)|
+    """
+    cells = len(programme.weights) * placement.num_slots**2
+    if budget.exhausted or cells > MOST_CELLS:
+        return placement
+    from .rounds import anneal_rounds
+
+    expert_LP, layers = placement.physical_to_logical.astype(np.int64), range(placement.num_layers)
+    count_LP = np.stack([np.bincount(row, minlength=placement.num_experts)[row] for row in expert_LP])
+    weights = [
+        weight[np.ix_(expert_LP[cut], expert_LP[cut + 1])] / count_LP[cut][:, None]
+        for cut, weight in enumerate(programme.weights)
+    ]
+    near, group = programme.near, programme.devices_per_node
+    slots = Programme(weights, (placement.num_slots,) * len(layers), programme.slots, near, group)
+    terms = Terms(twin=np.where(count_LP > 1, expert_LP, -1))
+    incumbent = Incumbent(slots, start=[placement.device_of_slot.copy() for _ in layers])
+    anneal_rounds(slots, terms, budget, rng, incumbent, fresh=False)
+    held = [
+        [np.sort(expert_LP[layer][incumbent.layout[layer] == device]).tolist() for device in range(len(slots.slots))]
+        for layer in layers
+    ]
+    return Placement.from_sets(held, placement.num_experts)

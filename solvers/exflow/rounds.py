@@ -1,35 +1,34 @@
-"""Rounds of annealing on two threads, all that is found recombined: ever longer ones, or a long one.
+"""Rounds of annealing on two threads, all layouts that they end in recombined: ever longer rounds, or a long one.
 
 To be imported in the call that needs it (compiled).
 
-Legend: L MoE layers; D devices.
+Legend: L MoE layers; M layouts; D devices.
 """
 
 import math
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .budget import Budget
+from ..moves import best_labels
+from .budget import PER_STEEP, WIDEST, Budget, block_work, naming_work
 from .cooling import Cooling
-from .deals import Deals, deals_of
-from .incumbent import Incumbent
 from .kernel import anneal, descend
-from .programme import Layout, Programme
-from .pulls import State
-from .recombination import recombine
-from .state import moved, state_of
-from .terms import Terms
-from .work import PER_STEEP, WIDEST, block_work, naming_work
+from .messages import Deals, deals_of
+from .programme import Incumbent, Layout, Programme, Terms
+from .state import State, moved, state_of
+from .sweeps import name_worth
 
-__all__ = ["anneal_rounds", "compile_rounds"]
+__all__ = ["anneal_rounds", "compile_rounds", "recombine"]
 
 WORKERS = 2
 HOT, WARM = 1.25, 0.85  # temperatures, in units of the weights (`Cooling`)
-SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair
+SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair; where they
+# deal a part of the experts, so many times more as there are pairs of parts
 GROWTH = 2  # of fresh starts
 MANY = 100  # where fewer than so many fit into the work, one takes a share of it and its round lasts to the end
 LEAST_SHARE, FRESH_SHARE = 0.4, 0.6  # that it takes at least, and any at most
@@ -64,7 +63,8 @@ def anneal_rounds(
     if np.count_nonzero(programme.slots) < 2 or budget.exhausted or incumbent.optimal:
         return
     rounds = _Rounds(programme, terms, budget, rng, incumbent)
-    length = max(SHORTEST, PER_PAIR * rounds.pairs) * rounds.pairs * rounds.cost
+    parts = max(float(programme.slots[programme.slots > 0].mean()) / WIDEST, 1.0)
+    length = max(SHORTEST, PER_PAIR * rounds.pairs) * rounds.pairs * parts**2 * rounds.cost
     if fresh:
         few, last = length * MANY > budget.left, LAST_SHARE * budget.left
         rounds.start(min(length, FRESH_SHARE * budget.left) * QUICK_SHARE)
@@ -93,14 +93,14 @@ def _grow(rounds: "_Rounds", budget: Budget, incumbent: Incumbent, length: float
 def compile_rounds() -> None:
     """Compile what annealing needs, or load it."""
     programme = Programme([np.eye(4)], (4, 4), np.array([2, 2]), np.eye(2), 2)
-    tiny = programme, Terms(), Budget(1, 60), np.random.default_rng(0), Incumbent(programme)
+    tiny = programme, Terms(), Budget(1, 3600), np.random.default_rng(0), Incumbent(programme)
     tiny_rounds = _Rounds(*tiny)
     tiny_rounds._cool(0, tiny_rounds.hot, 1.0, 1.0, threading.Event())  # in this thread a signal is heard at once
     anneal_rounds(*tiny)
 
 
 class _Rounds:
-    """What the rounds of a search share: threads' random numbers and room to work in, weights as integers."""
+    """State common to the rounds of a search: random numbers and buffers per thread, weights as integers."""
 
     def __init__(
         self, programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent
@@ -154,7 +154,7 @@ class _Rounds:
         self._incumbent.offer(self._layout, self._best)
 
     def _cooled(self, cooling: Cooling, work: float) -> list[Layout]:
-        """What the layout of the round cools down to in every thread; nothing where the budget is spent."""
+        """Layouts to which the round's layout cools down, one per thread; none where the budget is spent."""
         budget, stop = self._budget, threading.Event()
         work = min(work, budget.left)
         if work <= 0 or budget.late:
@@ -172,7 +172,7 @@ class _Rounds:
     def _cool(
         self, worker: int, cooling: Cooling, work: float, seconds: float, stop: threading.Event
     ) -> tuple[Layout, float]:
-        """What the layout of the round ends in when it is heated and cooled down, then improved at none; and the work.
+        """Layout reached by heating and cooling the round's layout, then improving it at no temperature; and its work.
 
         Each chunk takes as much of what is left of the cooling as it is expected to take of the work that is left.
         """
@@ -202,3 +202,41 @@ class _Rounds:
             descend(state, deals, device, seed)
             spent += (last - device) * self.cost
         return spent
+
+
+def recombine(programme: Programme, terms: Terms, layouts: Sequence[Layout]) -> Layout:
+    """The best layout whose every layer is that of some given layout with its devices renamed.
+
+    Notes
+    -----
+    Renaming makes layer pairs independent: a pair of partitions keeps what the best renaming of the later one keeps,
+    so that the best sequence of partitions is a shortest path through L stages of M (Viterbi).
+    """
+    choices = range(len(layouts))
+    best = np.array([terms.inside(programme, layout, 0) for layout in layouts])
+    back, labels = [], []
+    for cut in range(len(programme.weights)):
+        joined = [[_joined(programme, here[cut], there[cut + 1], cut) for there in layouts] for here in layouts]
+        total_MM = best[:, None] + [[worth for worth, _ in row] for row in joined]
+        back.append(total_MM.argmax(axis=0))
+        labels.append([joined[back[-1][there]][there][1] for there in choices])
+        best = total_MM.max(axis=0) + [terms.inside(programme, layout, cut + 1) for layout in layouts]
+    path = [int(best.argmax())]
+    for from_M in reversed(back):
+        path.append(int(from_M[path[-1]]))
+    path.reverse()
+    name_D = np.arange(len(programme.slots))
+    found = [layouts[path[0]][0]]
+    for cut, chosen in enumerate(path[1:]):
+        name_D = name_D[labels[cut][chosen]]
+        found.append(name_D[layouts[chosen][cut + 1]])
+    return found
+
+
+def _joined(
+    programme: Programme, here_E: NDArray[np.int64], there_E: NDArray[np.int64], cut: int
+) -> tuple[float, NDArray[np.int64]]:
+    """Weight kept by a layer pair when the later layer's devices are renamed at their best, and the names `[D]`."""
+    worth_DD = name_worth(programme, here_E, there_E, cut)
+    label_D = best_labels(worth_DD, programme.slots, programme.devices_per_node)
+    return float(worth_DD[np.arange(len(label_D)), label_D].sum()), label_D

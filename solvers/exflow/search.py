@@ -4,14 +4,10 @@ import math
 
 import numpy as np
 
-from ..compiled import COMPILED, seconds_to_compile
-from .budget import Budget
-from .chain import chain
-from .incumbent import Incumbent
-from .programme import Layout, Programme
-from .sweeps import polish, sweep
-from .terms import Terms
-from .work import value_work
+from ..compiled import seconds_to_compile
+from .budget import Budget, value_work
+from .programme import Incumbent, Layout, Programme, Terms
+from .sweeps import chain, polish, sweep
 
 __all__ = ["anneal", "compile_annealing", "improve", "search"]
 
@@ -24,13 +20,10 @@ PATIENCE = 500, 4
 
 
 def improve(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
-    """Improve `incumbent` by annealing, from a polished chain where nothing but the programme counts.
-
-    Without a compiler there is the search by sweeps, and nothing where more than the programme counts.
-    """
+    """Improve `incumbent` by annealing, from a polished chain where nothing but the programme counts."""
     if incumbent.optimal or budget.late:
         return
-    if COMPILED and terms.plain and programme.weights:
+    if terms.plain and programme.weights:
         part = Budget(START_SHARE * budget.left, math.sqrt(START_SHARE) * budget.remaining_s)
         _start(programme, part, rng, incumbent, starts=1)
         budget.settle(part)
@@ -38,17 +31,14 @@ def improve(programme: Programme, terms: Terms, budget: Budget, rng: np.random.G
 
 
 def anneal(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
-    """Improve `incumbent`, whose layout is worth to begin with, by annealing; by sweeps as `improve` says."""
-    if COMPILED:
-        from .rounds import anneal_rounds
+    """Improve `incumbent`, whose layout is worth to begin with, by annealing."""
+    from .rounds import anneal_rounds
 
-        anneal_rounds(programme, terms, budget, rng, incumbent)
-    elif terms.plain:
-        search(programme, budget, rng, incumbent)
+    anneal_rounds(programme, terms, budget, rng, incumbent)
 
 
 def compile_annealing() -> float:
-    """Seconds to compile what anneals, or to load it; none without a compiler."""
+    """Seconds to compile what anneals, or to load it."""
 
     def tiny() -> None:
         from .rounds import compile_rounds

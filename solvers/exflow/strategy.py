@@ -31,23 +31,19 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..bounds import KeptBound
-from ..compiled import COMPILED
 from ..outcome import ROUNDING, Outcome, Status
 from ..placement import Placement
 from ..result import PlacementResult
 from ..whole_groups import Groups
+from .bounded import Thorough, bound_simply, bound_thoroughly
 from .budget import Budget
-from .goal import Goal
 from .hierarchy import Stage
 from .ilp import Backend
-from .incumbent import Incumbent
 from .methods import SWEEPS_WORK, Method, Run
-from .problem import Problem
-from .replicas import with_replicas
+from .problem import Goal, Problem
+from .programme import Incumbent
+from .replicas import anneal_replicas, with_replicas
 from .search import compile_annealing
-from .simple import bound_simply
-from .thorough import Thorough, bound_thoroughly
-from .twins import anneal_replicas
 from .whole import checked_groups, place_whole
 
 __all__ = ["BoundKind", "ExflowResult", "Method", "solve"]
@@ -234,11 +230,10 @@ def _check_options(
             f"method {method!r}, backend {backend!r}, groups {groups!r}, time limit {time_limit_s} s, work {work};"
             " expected annealing, sweeps, ilp or paper, ortools or pulp, split or whole, more than 0 s, and of work"
         )
-    if besides and (method != "annealing" or not COMPILED):
-        without = "" if COMPILED else " and no numba"
+    if besides and method != "annealing":
         raise UsageError(
-            f"co-activation or a cap on loads (--max-load) with method {method}{without}; expected annealing, compiled"
-            " by numba: no other method knows of them"
+            f"co-activation or a cap on loads (--max-load) with method {method}; expected annealing: no other method"
+            " knows of them"
         )
 
 

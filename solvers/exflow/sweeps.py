@@ -1,4 +1,6 @@
-"""Sweeps: steps that never lose value, repeated until none gains.
+"""Chains of assignments, and sweeps: steps that never lose value, repeated until none gains.
+
+With one expert a device and one level of links the chain is optimal: relabelling makes layer pairs independent.
 
 Legend: E experts a layer; D devices; N nodes of G devices.
 """
@@ -10,11 +12,10 @@ from numpy.typing import NDArray
 
 from ..assignment import assign_places
 from ..moves import best_labels
-from .budget import Budget
+from .budget import Budget, layer_work, naming_work
 from .programme import Layout, Programme
-from .work import layer_work, naming_work
 
-__all__ = ["gains", "name_worth", "polish", "relabel", "sweep"]
+__all__ = ["chain", "gains", "name_worth", "polish", "relabel", "sweep"]
 
 TOLERANCE = 1e-12  # gains below this share of what is at stake are rounding
 
@@ -69,7 +70,7 @@ def relabel(programme: Programme, layout: Layout, budget: Budget) -> bool:
 def name_worth(
     programme: Programme, here_E: NDArray[np.int64], there_E: NDArray[np.int64], cut: int
 ) -> NDArray[np.float64]:
-    """What a layer pair keeps of each device of its later layer under each name `[name now, name then]`, `[D, D]`."""
+    """Weight that a layer pair keeps per device of its later layer and name `[name now, name then]`, `[D, D]`."""
     num_devices = len(programme.slots)
     pair_EE = here_E[:, None] * num_devices + there_E
     flow_DD = np.bincount(pair_EE.ravel(), programme.weights[cut].ravel(), num_devices**2)
@@ -92,3 +93,26 @@ def _reassign(programme: Programme, layout: Layout, layer: int, budget: Budget) 
         return False
     layout[layer] = found_E
     return True
+
+
+def chain(programme: Programme, start: int, budget: Budget, rng: np.random.Generator) -> Layout:
+    """The layout that grows from a random layer `start` in both directions, each layer optimal for the one given.
+
+    With one expert a device and one level of links, devices that no layer needs are the same in all layers, so that
+    replicas find them free in all. Layers that time does not reach hold experts in their own order; work ends none.
+    """
+    layout, dealt = programme.first_layout(), rng.permutation(programme.places)[: max(programme.sizes)]
+    layout[start] = dealt[: programme.sizes[start]]
+    same = programme.slots.max() == 1 and not programme.node_worth
+    places = np.sort(dealt) if same else programme.places
+    for layer in range(start + 1, programme.num_layers):
+        if budget.late:
+            return layout
+        layout[layer] = assign_places(-programme.before(layout, layer), places)
+        budget.spend(layer_work(programme.sizes[layer], len(places)))
+    for layer in reversed(range(start)):
+        if budget.late:
+            return layout
+        layout[layer] = assign_places(-programme.after(layout, layer), places)
+        budget.spend(layer_work(programme.sizes[layer], len(places)))
+    return layout

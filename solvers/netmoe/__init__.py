@@ -3,10 +3,8 @@
 from .locality import Locality, locality
 from .prediction import global_next, predict_next, sample_transitions
 from .rehoming import METHODS, Rehomed, Way, compile_rehoming, rehome
-from .stages import two_stages
-from .strategy import NetMoeResult, solve
-from .traffic import Traffic, traffic_of
-from .volumes import Volumes, volumes
+from .strategy import NetMoeResult, solve, two_stages
+from .traffic import Traffic, Volumes, traffic_of, volumes
 
 __all__ = [
     "METHODS",

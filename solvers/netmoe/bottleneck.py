@@ -57,7 +57,7 @@ class Channels:
         return cls(cluster, alpha_C, beta_C, "exchange_s" if known else "busiest_cost")
 
     def seconds(self, exchange: NDArray[np.float64], device_of_sample: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Of every port in one exchange, `[C, 2, D]`, copies `[I, D]` with samples on their devices `[I]`."""
+        """Seconds of every port in one exchange, `[C, 2, D]`, copies `[I, D]` with samples on their devices `[I]`."""
         copies_C2D = sample_copies(exchange, device_of_sample, self.cluster)[0]
         return np.asarray(self.alpha[:, None, None] + self.beta[:, None, None] * copies_C2D)
 

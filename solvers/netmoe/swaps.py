@@ -1,6 +1,6 @@
-"""The swaps that shorten the time of the exchanges. Compiled where numba is installed.
+"""The swaps that shorten the time of the exchanges.
 
-To be imported in the call that needs it.
+Compiled: to be imported in the call that needs it.
 
 Legend: I samples; D devices; N nodes; C link classes, inside nodes (0) and between them (1); X exchanges.
 """
@@ -21,7 +21,7 @@ MAX_SWEEPS = 8
 
 
 class _Ports(NamedTuple):
-    """What samples send, and the ports as their homes load them.
+    """Copies that samples send, and the ports as their homes load them.
 
     `rows[x, i, d]` are copies with device d, `home[x, c, i, d]` those that the sample sends over a link class if it is
     on device d. `load[x, end, c, d]` go through a port, at the samples' ends (0) or their experts' (1), as

@@ -1,6 +1,8 @@
-"""The copies that each sample exchanges with every device, in both exchanges that its new home affects.
+"""The copies that each sample exchanges with every device, and what of them crosses the cluster from given homes.
 
-Legend: I samples; E experts; D devices.
+Both exchanges that a sample's new home affects count (Eq. 3-4): in all, and through the busiest port.
+
+Legend: I samples; E experts; D devices; N nodes.
 """
 
 import math
@@ -13,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...profilers.cluster import Cluster
 from ..checked_counts import checked_counts
+from ..ports import sample_copies
 
-__all__ = ["Traffic", "traffic_of"]
+__all__ = ["Traffic", "Volumes", "traffic_of", "volumes"]
 
 EXACT_BITS = 50  # of the sum of all copies, in units
 
@@ -36,7 +39,7 @@ class Traffic:
 
     @property
     def exchanges(self) -> tuple[NDArray[np.float64], ...]:
-        """Those that are looked at."""
+        """Exchanges that the solver looks at."""
         return (self.gather,) if self.scatter is None else (self.gather, self.scatter)
 
     @cached_property
@@ -107,3 +110,33 @@ def _shares(found: NDArray[Any], num_devices: int) -> NDArray[np.float64]:
             " served somewhere"
         )
     return shares_ED
+
+
+@dataclass(frozen=True, slots=True)
+class Volumes:
+    """The copies of one exchange that cross a link; times the bytes of a copy, its bytes.
+
+    Parameters
+    ----------
+    inter, intra
+        Between nodes (s_inter), and between devices of one node (s_intra).
+    busiest_inter, busiest_intra
+        The most that a node (Eq. 5), or a device inside its node, sends or receives.
+    """
+
+    inter: float
+    intra: float
+    busiest_inter: float
+    busiest_intra: float
+
+
+def volumes(traffic: NDArray[np.float64], device_of_sample: NDArray[np.integer], cluster: Cluster) -> Volumes:
+    """The volumes of one exchange, `[I, D]` copies, with each sample on its device `[I]`."""
+    intra_2D, inter_2D = sample_copies(traffic, device_of_sample, cluster)[0]
+    inter_2N = inter_2D.reshape(2, cluster.num_nodes, -1).sum(axis=2)
+    return Volumes(
+        inter=float(inter_2N[0].sum()),
+        intra=float(intra_2D[0].sum()),
+        busiest_inter=float(inter_2N.max()),
+        busiest_intra=float(intra_2D.max()),
+    )

@@ -1,10 +1,8 @@
 """PipeMoE: the pipeline degree of an MoE layer (Shi et al., INFOCOM 2023)."""
 
 from .chunks import unequal_chunks
-from .curves import measured_degrees
 from .degree import TUTEL_MAX_DEGREE, optimal_degree
-from .layers import optimal_degrees
-from .pairs import nested_pairs
+from .layers import measured_degrees, nested_pairs, optimal_degrees
 from .robust import robust_choice
 from .simulate import simulate
 

@@ -1,29 +1,77 @@
-"""The pipeline degree of one layer that takes the fewest seconds, in closed form.
+"""The pipeline degree of one layer that takes the fewest seconds, in closed form, and as the paper prints it.
 
 t(r) is the greater of two convex arms (`seconds.pass_arms`), so over the reals it is least at r = 1, at the minimum of
 an arm, sqrt(s / q), or where the arms cross; over the integers at the floor or ceiling of one of these. The sum of the
 passes is convex too, and least between the degrees of the two.
 
 Each pass is taken alone, as in the paper. Where the runtime computes both from the same calls of the experts, degrees
-that differ cost more than is said here (`curves.py`).
+that differ cost more than is said here (`layers.py`). Algorithm 1 of PipeMoE as it is printed is kept as a baseline,
+and so that its faults can be shown.
 
-Legend: r pipeline degree; p, q, s coefficients of an arm p + q r + s / r.
+Legend: L MoE layers; r pipeline degree; p, q, s coefficients of an arm p + q r + s / r; d = b_a n_d and e = b_e n_e
+seconds of a layer's bytes and multiply-adds without start-up.
 """
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..outcome import Objective, Outcome, Status
-from .printed import printed_degree
-from .result import Degrees
 from .seconds import Arms, pass_arms, turning_points
 
-__all__ = ["HIGHEST", "TUTEL_MAX_DEGREE", "optimal_degree"]
+__all__ = ["HIGHEST", "TUTEL_MAX_DEGREE", "Degrees", "LayerDegrees", "optimal_degree", "printed_degree"]
 
 HIGHEST = 2**31  # what "no limit" means
 TUTEL_MAX_DEGREE = 32  # AllToAllStatus.max_num_split in Tutel
 IDLE = Arms(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+Function = Callable[[float], float]
+STRICT = 1e-10  # what a constraint must exceed, and SLSQP's tolerance, as the authors' solver sets them
+TOLERANCE = 1e-11
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """Pipeline degrees of one layer, with the seconds they take, and how they came about.
+
+    Parameters
+    ----------
+    forward, backward
+        A degree for each pass; `backward` is 1 where there is no backward pass.
+    joint
+        The one degree for both passes (Tutel has one).
+    forward_s, backward_s
+        Seconds of the passes at their own degrees.
+    joint_s
+        Seconds of both passes at `joint`.
+    outcome
+        Of `forward` and `backward`: its objective is forward_s + backward_s.
+    """
+
+    forward: int
+    backward: int
+    joint: int
+    forward_s: float
+    backward_s: float
+    joint_s: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDegrees:
+    """`Degrees` of many layers, `[L]` each; the objective is the sum over them."""
+
+    forward: NDArray[np.int64]
+    backward: NDArray[np.int64]
+    joint: NDArray[np.int64]
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]
+    joint_s: NDArray[np.float64]
+    outcome: Outcome
 
 
 def optimal_degree(
@@ -55,7 +103,7 @@ def optimal_degree(
     full_duplex
         Dispatch and combine do not share a channel (`seconds.layer_seconds`).
     method
-        "exact", or "paper": Algorithm 1 as printed (`printed.printed_degree`), its one degree for both passes.
+        "exact", or "paper": Algorithm 1 as printed (`printed_degree`), its one degree for both passes.
 
     Raises
     ------
@@ -145,3 +193,55 @@ def _lowest_of_both(one: Arms[float], other: Arms[float], low: int, high: int) -
         else:
             high = middle
     return low
+
+
+def printed_degree(a_a: float, b_a: float, a_e: float, b_e: float, n_d: float, n_e: float) -> int:
+    """The degree that Algorithm 1 chooses for the forward pass; not always the best one, nor near it.
+
+    Notes
+    -----
+    Two slips of type are mended, since nothing would be left to run: line 5 is Eq. 19, t1 = 2 (a_a + d) + (a_e + e),
+    and line 6 divides by a_a - a_e, not by 0 (where these are equal, r2 = 2). The rest is kept, faults and all:
+
+        (1) r2 = max(2, ceil((e - d) / (a_a - a_e))), t2 = 2 r2 a_a + 2 d       Eq. 28: where a_a < a_e the quotient
+                bounds r from above, and t2 is promised at a degree that does not attain it
+        (2) r3, t3 = solve(f3), f3(r) = 2 a_a + e + a_e r + 2 d / r             Eq. 34-37
+        (3) r4, t4 = solve(f4), f4(r) = 2 a_a r + 2 d                           Eq. 41-44
+        (4) 1 where t1 <= min(t2, t3, t4), else the one that promises least; none is evaluated with t(r)
+
+    `solve` is SLSQP from r = 2, rounded, its failures not asked for (it often cannot meet the constraints), as in the
+    authors' own solver.
+
+    References
+    ----------
+    PipeMoE, Algorithm 1; solver.py of github.com/Fragile-azalea/PipeMoE.
+    """
+    d, e = b_a * n_d, b_e * n_e
+
+    def f3(r: float) -> float:
+        return 2 * a_a + e + a_e * r + 2 * d / r
+
+    def f4(r: float) -> float:
+        return 2 * a_a * r + 2 * d
+
+    def experts_longer(r: float) -> float:
+        return a_e + e / r - a_a - d / r
+
+    def experts_bind(r: float) -> float:
+        return r * a_e + e - 2 * (r - 1) * (a_a + d / r)
+
+    r2 = max(2, math.ceil((e - d) / (a_a - a_e))) if a_a != a_e else 2
+    r3 = _solve(f3, experts_longer, experts_bind)
+    r4 = _solve(f4, experts_longer, lambda r: -experts_bind(r))
+    promised_s, degree = min([(f4(r2), r2), (f3(r3), r3), (f4(r4), r4)], key=lambda promise: promise[0])  # (1) (2) (3)
+    return 1 if 2 * (a_a + d) + a_e + e <= promised_s else degree  # (4)
+
+
+def _solve(objective: Function, *constraints: Function) -> int:
+    """Where SLSQP stops, rounded, on its way to the least objective over r >= 2 and constraints > 0."""
+    from scipy.optimize import minimize
+
+    strict = [{"type": "ineq", "fun": lambda x, f=f: f(x[0]) - STRICT} for f in constraints]
+    at_least_2 = {"type": "ineq", "fun": lambda x: x[0] - 2}
+    found = minimize(lambda x: objective(x[0]), [2.0], method="SLSQP", tol=TOLERANCE, constraints=[*strict, at_least_2])
+    return max(1, math.floor(float(found.x[0]) + 0.5))

@@ -8,7 +8,7 @@ __all__ = ["Event", "Stage", "simulate"]
 
 
 class Stage(StrEnum):
-    """What happens to a chunk, in this order."""
+    """Stages of a chunk, in this order."""
 
     DISPATCH = "dispatch"
     EXPERTS = "experts"

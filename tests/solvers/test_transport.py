@@ -1,7 +1,4 @@
 import itertools
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from moeplan.solvers.assignment import Method, backend_of, balanced_assignment
+from moeplan.solvers.assignment import Method, balanced_assignment
 from moeplan.solvers.ties import first_of_ties, prices
 from moeplan.solvers.transport import transport
 
@@ -129,32 +126,3 @@ def fastest_s(call: Callable[[], object], times: int) -> float:
         call()
         seconds.append(time.perf_counter() - started)
     return min(seconds)
-
-
-def test_without_numba_the_flow_solver_and_the_interpreted_kernel_give_the_same_assignment() -> None:
-    code = """
-import sys
-sys.modules["numba"] = None
-import numpy as np
-from moeplan.solvers.assignment import backend_of, balanced_assignment
-from moeplan.solvers.transport import transport
-from moeplan.solvers.ties import first_of_ties
-rng = np.random.default_rng(3)
-cost = rng.integers(0, 9, (40, 5)) - rng.integers(0, 9, 5)
-capacity = np.full(5, 9)
-print(backend_of("transport"))
-print(balanced_assignment(cost, 9).tolist())
-print(first_of_ties(cost, capacity, transport(cost, capacity))[0].tolist())
-print([balanced_assignment(c, 20).tolist() for c in (cost[:, :2], cost[:, :2] / 3, cost / 3)])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    backend, flow, interpreted, others = done.stdout.splitlines()
-    rng = np.random.default_rng(3)
-    cost = rng.integers(0, 9, (40, 5)) - rng.integers(0, 9, 5)
-    assert backend == backend_of("flow")
-    assert flow == interpreted == str(balanced_assignment(cost, 9).tolist())
-    expected = [balanced_assignment(c, 20).tolist() for c in (cost[:, :2], cost[:, :2] / 3, cost / 3)]
-    assert others == str(expected)

@@ -14,5 +14,4 @@ ROOT = Path(__file__).parents[2]
     ["exflow 2x2", "exflow 1x4", "netmoe sum 2x2", "netmoe bottleneck 2x4", "eplb 1,16", "eplb 5,6,16"],
 )
 def test_a_solve_compiles_nothing_more(words: str) -> None:
-    pytest.importorskip("numba")
     subprocess.run([sys.executable, "-m", "tests.solvers.warmth", *words.split()], cwd=ROOT, check=True, timeout=300)

@@ -36,6 +36,26 @@ def test_whatever_pins_fit_are_kept(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
+    ("slots", "pins", "num_experts"),
+    [
+        ([2, 3, 1], [(1, 1), (1, 2), (2, 0), (0, 0)], 3),  # a spare replica is where nothing can go
+        ([3, 2, 0, 3], [(0, 0), (3, 1), (1, 1), (2, 0), (2, 3), (3, 3), (1, 0)], 4),
+        ([2, 1, 4], [(0, 0), (4, 2), (3, 0), (3, 2), (4, 1)], 5),
+    ],
+)
+@pytest.mark.parametrize("seed", range(8))
+def test_pins_that_leave_a_device_nothing_to_give_away_are_kept(
+    slots: list[int], pins: list[tuple[int, int]], num_experts: int, seed: int
+) -> None:
+    loads = np.random.default_rng(seed).integers(0, 3, (20, num_experts))
+    placement = eplb.solve(loads, Cluster(1, len(slots)), slots=slots, pins=pins, method="published").placement
+    for layer in range(len(loads)):
+        held = placement.holds(layer)
+        assert held.sum() == sum(slots)
+        assert all(held[pin] for pin in pins)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"pins": [(8, 0)]}, "pin 8@0: expected EXPERT@DEVICE with experts 0 to 7 and devices 0 to 3"),

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from moeplan.solvers.eplb.kernel import descend, kick
-from moeplan.solvers.eplb.state import place, state_of
+from moeplan.solvers.eplb.kernel import descend, kick, place, state_of
 
 
 @pytest.mark.parametrize("slots", [[3, 3, 3, 3], [5, 0, 2, 4], [8, 8, 1, 1]])

@@ -13,20 +13,16 @@ from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
 from moeplan.solvers.bounds import KeptBound
-from moeplan.solvers.compiled import COMPILED
 from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow import methods
 from moeplan.solvers.exflow.budget import Budget
-from moeplan.solvers.exflow.incumbent import Incumbent
 from moeplan.solvers.exflow.methods import SWEEPS_WORK, Run
-from moeplan.solvers.exflow.programme import Layout, Programme
-from moeplan.solvers.exflow.recombination import recombine
+from moeplan.solvers.exflow.programme import Incumbent, Layout, Programme, Terms
+from moeplan.solvers.exflow.rounds import recombine
 from moeplan.solvers.exflow.search import improve, search
-from moeplan.solvers.exflow.terms import Terms
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement
 
-pytestmark = pytest.mark.skipif(not COMPILED, reason="numba is not installed")
 Array = NDArray[Any]
 BruteForce = Callable[[Array, list[int], Array], float]
 TWO_NODES = np.eye(4) + 3 * np.kron(np.eye(2), np.ones((2, 2)))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
-from moeplan.solvers.exflow import strategy, thorough
+from moeplan.solvers.exflow import bounded, strategy
 from moeplan.solvers.outcome import Outcome, Status
 
 BruteForce = Callable[[NDArray[Any], list[int], NDArray[Any]], float]
@@ -52,7 +52,7 @@ def test_ctrl_c_before_the_thorough_bound_has_begun_leaves_the_simple_one(monkey
         raise KeyboardInterrupt
 
     simple = solved(skewed(3), Cluster(1, 4)).outcome
-    monkeypatch.setattr(thorough, "thorough_bound", interrupted)
+    monkeypatch.setattr(bounded, "thorough_bound", interrupted)
     found = solved(skewed(3), Cluster(1, 4), bound="thorough")
     assert found.outcome.status is Status.INTERRUPTED
     assert (found.outcome.bound, found.outcome.bound_kind) == (simple.bound, simple.bound_kind)
@@ -79,7 +79,7 @@ def test_ctrl_c_during_the_thorough_bound_leaves_the_best_one_so_far(cluster: Cl
 
 
 def thorough_value(simple: Outcome, cluster: Cluster, total: float) -> float:
-    """A bound on the figure as one on the value of `goal.Goal`: links unknown, a hop between nodes costs 8."""
+    """A bound on the figure as one on the value of `problem.Goal`: links unknown, a hop between nodes costs 8."""
     assert simple.bound is not None
     return total * (simple.bound if cluster.num_nodes == 1 else 8 - simple.bound)
 

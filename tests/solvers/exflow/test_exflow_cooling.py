@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.solvers.exflow.cooling import COLD, Cooling
-from moeplan.solvers.exflow.programme import Programme
-from moeplan.solvers.exflow.terms import Terms
+from moeplan.solvers.exflow.cooling import COLD, COLDER, HOTTER, Cooling
+from moeplan.solvers.exflow.programme import Programme, Terms
 
 TWO_LEVELS = np.kron(np.eye(2), np.full((2, 2), 4.0)) + 3 * np.eye(4)  # 7 on a device, 4 on a node
 SHARES = np.linspace(0, 1, 11)
@@ -27,6 +26,15 @@ def share_decided(temperature: float, units: np.ndarray, hot: float) -> float:
     for unit in units:
         total += unit * min(1.0, max(0.0, np.log(hot * unit / temperature) / np.log(hot / COLD)))
     return total / float(units.sum())
+
+
+@pytest.mark.parametrize("size", [1, 4, 10, 32])
+def test_of_more_than_four_experts_a_device_either_end_is_hotter(size: int) -> None:
+    weights, slots = [np.ones((2 * size, 2 * size))] * 2, np.array([size, 0, size + 3])
+    cooling = Cooling(Programme(weights, (2 * size,) * 3, slots, np.eye(3), 3), Terms(), 1.25)
+    more = max(size / 4, 1.0)
+    expected = [1.25 * more**HOTTER, COLD * more**COLDER]
+    assert [cooling.at(share) for share in (0, 1)] == pytest.approx(expected, rel=5e-3)
 
 
 @pytest.mark.parametrize("hot", [0.65, 1.25])
@@ -59,7 +67,7 @@ def test_a_unit_is_worth_what_a_device_is_more_than_its_node_and_pairs_of_a_laye
 def test_units_alike_but_for_rounding_are_alike(seed: int) -> None:
     one = np.eye(16)[np.random.default_rng(seed).permutation(16)]
     weight = 0.6 * one + 0.3 * np.roll(one, 1, axis=1) + 0.1 / 16
-    cooling = Cooling(Programme([weight], (16, 16), np.array([8, 8]), np.eye(2), 2), Terms(), 1.0)
+    cooling = Cooling(Programme([weight], (16, 16), np.full(4, 4), np.eye(4), 4), Terms(), 1.0)
     assert cooling.at(0) == pytest.approx(np.sqrt((weight**2).mean()), rel=5e-3)
     assert cooling.at(1) == pytest.approx(cooling.at(0) * COLD, rel=5e-3)
 

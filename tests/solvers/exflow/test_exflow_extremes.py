@@ -11,7 +11,7 @@ from ortools.sat.python import cp_model
 
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import exflow
-from moeplan.solvers.exflow import caps, cp_sat, simple, strategy
+from moeplan.solvers.exflow import bounded, caps, ilp, strategy
 from moeplan.solvers.exflow.ilp import solve_ilp
 from moeplan.solvers.exflow.programme import Programme
 from moeplan.solvers.outcome import Status
@@ -40,7 +40,7 @@ def test_the_papers_stages_place_on_clusters_with_nodes_that_hold_nothing(backen
 
 @pytest.mark.parametrize("phase", ["_bound", "with_replicas", "anneal_replicas"])
 def test_ctrl_c_in_any_phase_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
-    module = simple if phase == "_bound" else strategy
+    module = bounded if phase == "_bound" else strategy
     real, calls = getattr(module, phase), []
 
     def interrupted(*given: Any) -> Any:
@@ -90,7 +90,7 @@ from ortools.sat.python import cp_model
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
 from moeplan.solvers.exflow.ilp import solve_ilp
-from moeplan.solvers.exflow.paper import solve_paper
+from moeplan.solvers.exflow.ilp import solve_paper
 from moeplan.solvers.exflow.programme import Programme
 
 class CtrlC(cp_model.CpSolverSolutionCallback):
@@ -160,7 +160,7 @@ def test_ctrl_c_before_the_integer_solver_has_begun_is_not_lost(monkeypatch: pyt
         return solve(self, model)
 
     solve = cp_model.CpSolver.solve
-    monkeypatch.setattr(cp_sat, "wait", interrupted)
+    monkeypatch.setattr(ilp, "wait", interrupted)
     monkeypatch.setattr(cp_model.CpSolver, "solve", late)
     weights = np.random.default_rng(0).random((11, 12, 12))
     programme = Programme(list(weights), (12,) * 12, np.full(4, 3), np.eye(4), 4)

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
 from moeplan.solvers.exflow import strategy
-from moeplan.solvers.exflow.ilp import Backend, solve_ilp
-from moeplan.solvers.exflow.paper import solve_paper
+from moeplan.solvers.exflow.ilp import Backend, solve_ilp, solve_paper
 from moeplan.solvers.exflow.programme import Programme
 from moeplan.solvers.outcome import Status
 

@@ -6,20 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moeplan.solvers.compiled import COMPILED
-from moeplan.solvers.exflow.programme import Layout, Programme
-from moeplan.solvers.exflow.terms import Terms
-
-if not COMPILED:
-    pytest.skip("numba is not installed", allow_module_level=True)
-
 from moeplan.solvers.draws import exponential
 from moeplan.solvers.exflow import kernel
-from moeplan.solvers.exflow.deals import Deals, deals_of
 from moeplan.solvers.exflow.kernel import anneal, descend, resample
-from moeplan.solvers.exflow.messages import sum_over
-from moeplan.solvers.exflow.pulls import State, swap
-from moeplan.solvers.exflow.state import state_of
+from moeplan.solvers.exflow.messages import Deals, deals_of, sum_over
+from moeplan.solvers.exflow.programme import Layout, Programme, Terms
+from moeplan.solvers.exflow.state import State, state_of, swap
 
 Array = NDArray[Any]
 LAYERS, EXPERTS = 4, 8
@@ -201,12 +193,14 @@ def test_the_exponential_is_that_of_the_library(x: float) -> None:
 
 
 def summed(deals: Deals, temperature: float) -> Array:
-    """The message of layer 1, every two ways tried."""
+    """The messages of all layers, every two ways of neighbouring layers tried."""
     bits = np.arange(deals.m)
     dealt = np.hstack([half[:, None] >> bits & 1 for half in (deals.low, deals.high)])
-    spin = 2 * dealt - 1
-    total = deals.message[0][:, None] / temperature + spin @ (deals.link[0] / temperature / 2) @ spin.T
-    return np.asarray(temperature * np.logaddexp.reduce(total, axis=0) + deals.own[1])
+    spin, messages = 2 * dealt - 1, [deals.message[0]]
+    for link, own in zip(deals.link, deals.own[1:], strict=True):
+        total = messages[-1][:, None] / temperature + spin @ (link / temperature / 2) @ spin.T
+        messages.append(temperature * np.logaddexp.reduce(total, axis=0) + own)
+    return np.array(messages)
 
 
 def deals_at_random(m: int, worth: float, link: float) -> Deals:
@@ -224,42 +218,46 @@ def test_messages_are_the_sums_over_all_ways(m: int, worth: float, temperature: 
     for _ in range(2):  # nothing of a sum is left in the next
         expected = summed(deals, temperature)
         sum_over(deals, temperature, False)
-        assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
+        assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
         deals.link[:] = deals.link[:, ::-1]
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
-@pytest.mark.parametrize("link", [1.0, 15.0, 1e4, 1e6])
-def test_where_devices_might_trade_names_half_the_sums_are_enough(m: int, link: float) -> None:
+@pytest.mark.parametrize("links", [(1, 1, 1), (15, 1e4, 1), (1e6, 1, 15), (1, 1, 1e4), (1e4, 1e6, 1e4)])
+def test_where_devices_might_trade_names_half_the_sums_are_enough(m: int, links: tuple[float, ...]) -> None:
     rng, deals = np.random.default_rng(m), deals_of(m, LAYERS)
     deals.own[:] = rng.random(deals.own.shape)
     deals.own[:] += deals.own[:, ::-1].copy()
-    deals.link[:] = rng.random(deals.link.shape) * link
+    deals.link[:] = rng.random(deals.link.shape) * np.array(links)[:, None, None]
     deals.message[0] = deals.own[0]
-    first, steep = summed(deals, 1.0), sum_over(deals, 1.0, False)
-    expected = deals.message.copy()
-    deals.message[1:] = np.nan
-    assert sum_over(deals, 1.0, True) * 2 == steep
-    assert deals.message == pytest.approx(expected, rel=1e-11, abs=1e-6)
-    assert deals.message[1] == pytest.approx(first, rel=1e-12, abs=1e-6)
+    expected, pairs = summed(deals, 1.0), len(deals.low) ** 2 * sum(link >= 1e4 for link in links)
+    for mirrored, share in ((False, 1), (True, 2)):
+        deals.message[1:] = np.nan
+        assert sum_over(deals, 1.0, mirrored) * share == pairs
+        assert deals.message == pytest.approx(expected, rel=1e-11, abs=1e-6)
 
 
-@pytest.mark.parametrize("link", [320.0, 400.0])
-def test_a_way_far_below_the_best_counts_where_its_links_make_up_for_it(link: float) -> None:
+@pytest.mark.parametrize(
+    ("link", "below"), [(10.0, 1e3), (300.0, 340.0), (309.0, 617.0), (320.0, 651.0), (400.0, 651.0)]
+)
+def test_a_way_far_below_the_best_counts_just_where_its_links_make_up_for_it(link: float, below: float) -> None:
     deals = deals_of(1, 2)
-    deals.link[0], deals.message[0] = link * np.eye(2), [0.0, -651.0]
+    deals.link[0], deals.message[0] = link * np.eye(2), [0.0, -below]
     expected = summed(deals, 1.0)
     sum_over(deals, 1.0, False)
-    assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6)
+    assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6)
 
 
-def test_that_the_links_of_some_members_make_up_for_it_is_enough() -> None:
-    deals = deals_of(2, 2)
-    deals.link[0] = 100 * deals.spin[:, :1] * [1, -1, 0, 0]
-    deals.message[0], deals.message[0, 0], deals.message[0, -1] = -np.inf, -651, 0
+@pytest.mark.parametrize(("m", "link", "below"), [(2, [100, -100, 0, 0], 651), (4, [12, -12] * 4, 700)])
+def test_that_the_links_of_some_members_or_all_together_make_up_for_it_is_enough(
+    m: int, link: list[float], below: float
+) -> None:
+    deals = deals_of(m, 2)
+    deals.link[0] = deals.spin[:, :1] * link
+    deals.message[0], deals.message[0, 0], deals.message[0, -1] = -np.inf, -below, 0
     expected = summed(deals, 1.0)
     sum_over(deals, 1.0, False)
-    assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6)
+    assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
@@ -302,7 +300,7 @@ def test_messages_are_the_sums_where_some_ways_are_worth_many_temperatures_more(
     pairs = len(deals.low) ** 2
     assert steep == {10.0: 0, 1e6: pairs}.get(link, steep)
     assert steep in (0, pairs)
-    assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
+    assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
 
 
 def test_the_pairs_of_ways_that_are_summed_one_by_one_are_counted() -> None:
@@ -392,7 +390,7 @@ def test_ways_that_are_forbidden_count_for_nothing(link: float) -> None:
     deals.message[0, 1:] = -np.inf
     expected = summed(deals, 1.0)
     sum_over(deals, 1.0, False)
-    assert deals.message[1] == pytest.approx(expected, rel=1e-12, abs=1e-6)
+    assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6)
     deals.message[0] = -np.inf
     sum_over(deals, 1.0, False)
     assert (deals.message[1] == -np.inf).all()

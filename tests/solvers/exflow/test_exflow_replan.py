@@ -10,12 +10,13 @@ from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow
 from moeplan.solvers.cost import hops_kept
-from moeplan.solvers.exflow import replan
+from moeplan.solvers.exflow import kernel, replan
+from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.cooling import Cooling
-from moeplan.solvers.exflow.goal import Goal
-from moeplan.solvers.exflow.programme import Programme
+from moeplan.solvers.exflow.problem import Goal
+from moeplan.solvers.exflow.programme import Programme, Terms
 from moeplan.solvers.exflow.replan import ALIKE, LITTLE, reconsider
-from moeplan.solvers.exflow.terms import Terms
+from moeplan.solvers.exflow.state import State, state_of
 from moeplan.solvers.moves import experts_moved, keep_in_place
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement
@@ -192,6 +193,26 @@ def test_a_reheating_cools_down_in_chunks_that_meet_and_make_all_its_moves(block
     assert (chunks[0][1], chunks[-1][2]) == pytest.approx((1.6, 1.0), rel=0.01)
     for (_, _, end), (_, begin, _) in itertools.pairwise(chunks):
         assert end == begin
+
+
+def test_old_homes_pull_at_their_experts_by_the_price_and_tie_devices_to_their_names(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[State] = []
+
+    def noted(state: State, *_: object) -> int:
+        seen.append(state)
+        return 0
+
+    monkeypatch.setattr(kernel, "anneal", noted)
+    monkeypatch.setattr(kernel, "descend", lambda *_: None)
+    programme = Programme([rng.random((4, 4))], (4, 4), np.array([2, 2]), np.eye(2), 2)
+    before, now = [np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])], [np.array([1, 0, 0, 1]), np.array([0, 0, 1, 1])]
+    weighed = replan._Weighed(programme, Terms(), before, 0.25, Cooling(programme, Terms(), 0.8))
+    weighed.reheated(now, 100, Budget(1e9, 600), np.array([1], np.uint64))
+    more = (seen[0].pull - state_of(programme, Terms(), now).pull) * seen[0].worth[0]
+    assert more == pytest.approx(0.25 * np.stack([np.eye(2)[:, home_E] for home_E in before]), rel=1e-6)
+    assert all(state.tied for state in seen)
 
 
 def test_an_optimum_that_is_not_taken_is_no_longer_called_one(rng: np.random.Generator) -> None:

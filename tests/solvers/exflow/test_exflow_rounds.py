@@ -8,18 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from moeplan.solvers.compiled import COMPILED
-from moeplan.solvers.exflow.budget import Budget
-from moeplan.solvers.exflow.cooling import Cooling
-from moeplan.solvers.exflow.incumbent import Incumbent
-from moeplan.solvers.exflow.programme import Layout, Programme
-from moeplan.solvers.exflow.terms import Terms
-from moeplan.solvers.exflow.work import PER_STEEP
-
-if not COMPILED:
-    pytest.skip("numba is not installed", allow_module_level=True)
-
 from moeplan.solvers.exflow import rounds
+from moeplan.solvers.exflow.budget import PER_STEEP, Budget, block_work
+from moeplan.solvers.exflow.cooling import Cooling
+from moeplan.solvers.exflow.programme import Incumbent, Layout, Programme, Terms
 from moeplan.solvers.exflow.rounds import anneal_rounds, compile_rounds
 
 Array = NDArray[Any]
@@ -76,13 +68,13 @@ class Book(rounds._Rounds):
 
 
 def booked(
-    monkeypatch: pytest.MonkeyPatch, work: float, gain: Gain = lambda _: 0.0, *, fresh: bool = True
+    monkeypatch: pytest.MonkeyPatch, work: float, gain: Gain = lambda _: 0.0, *, fresh: bool = True, slots: int = 2
 ) -> list[tuple[str, float, float, float]]:
     """What rounds ask for."""
     monkeypatch.setattr(rounds, "_Rounds", Book)
     monkeypatch.setattr(Book, "entries", [], raising=False)
     monkeypatch.setattr(Book, "gain", staticmethod(gain), raising=False)
-    programme = programme_of([2] * 4)
+    programme = programme_of([slots] * 4)
     anneal_rounds(programme, Terms(), Budget(work, 600), np.random.default_rng(0), Incumbent(programme), fresh=fresh)
     return Book.entries
 
@@ -114,6 +106,14 @@ def test_fresh_starts_grow_after_a_quick_one_until_four_rounds_gain_nothing(monk
     assert starts == pytest.approx([starts[0] * 2**i for i in range(4)])
     reheats = [work for what, work, *_ in entries if what == "reheat"]
     assert reheats == pytest.approx([length * 0.2 for length in [*starts, starts[-1] * 2]])
+
+
+@pytest.mark.parametrize(("slots", "parts"), [(1, 1), (4, 1), (6, 1.5), (8, 2)])
+def test_the_first_fresh_start_grows_with_the_pairs_of_parts_that_devices_are_dealt_in(
+    monkeypatch: pytest.MonkeyPatch, slots: int, parts: float
+) -> None:
+    (_, work, *_), *_ = booked(monkeypatch, 1e15, slots=slots)
+    assert 16 * work == pytest.approx(24 * 6 * parts**2 * block_work(programme_of([slots] * 4)))
 
 
 def test_a_gain_starts_the_patience_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moeplan.solvers.exflow.budget import Budget
-from moeplan.solvers.exflow.chain import chain
 from moeplan.solvers.exflow.hierarchy import staged
-from moeplan.solvers.exflow.incumbent import Incumbent
-from moeplan.solvers.exflow.programme import Layout, Programme
+from moeplan.solvers.exflow.programme import Incumbent, Layout, Programme, Terms
 from moeplan.solvers.exflow.search import improve, search
-from moeplan.solvers.exflow.sweeps import polish, relabel, sweep
-from moeplan.solvers.exflow.terms import Terms
+from moeplan.solvers.exflow.sweeps import chain, polish, relabel, sweep
 
 Array = NDArray[Any]
 BruteForce = Callable[[Array, list[int], Array], float]

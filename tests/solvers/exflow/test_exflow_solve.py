@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import exflow
-from moeplan.solvers.exflow import methods, simple, strategy
+from moeplan.solvers.exflow import bounded, methods, strategy
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement, ReplicaRule
 
@@ -171,7 +171,7 @@ def test_next_to_no_time_still_gives_a_legal_placement_with_a_bound(
 
 
 def test_bounds_take_no_more_than_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simple, "BOUND_SHARE", 1e-6)
+    monkeypatch.setattr(bounded, "BOUND_SHARE", 1e-6)
     found = exflow.solve(skewed(9, 20, 64), Cluster(8, 4), time_limit_s=1.0).outcome
     assert found.bound_kind is not None
     assert "row" in found.bound_kind

@@ -4,16 +4,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from moeplan.solvers.compiled import COMPILED
 from moeplan.solvers.exflow import search as searching
-from moeplan.solvers.exflow.budget import Budget
-from moeplan.solvers.exflow.chain import chain
-from moeplan.solvers.exflow.incumbent import Incumbent
-from moeplan.solvers.exflow.programme import Programme
+from moeplan.solvers.exflow.budget import Budget, block_work, layer_work, naming_work
+from moeplan.solvers.exflow.programme import Incumbent, Programme, Terms
 from moeplan.solvers.exflow.search import improve
-from moeplan.solvers.exflow.sweeps import polish, relabel
-from moeplan.solvers.exflow.terms import Terms
-from moeplan.solvers.exflow.work import layer_work, naming_work
+from moeplan.solvers.exflow.sweeps import chain, polish, relabel
 
 
 def programme_of(num_devices: int = 4, group: int | None = None, num_layers: int = 5) -> Programme:
@@ -37,6 +32,20 @@ def test_work_grows_with_cells_and_places_and_with_pairs_of_nodes() -> None:
     assert naming_work(programme_of(8, 1)) == naming_work(programme_of(8))  # nodes of one device are devices
 
 
+def test_a_block_move_of_a_part_of_the_experts_costs_more_the_more_there_are_to_choose_from() -> None:
+    def a_layer(slots: list[int]) -> float:
+        sizes, near = (sum(slots),) * 3, np.eye(len(slots))
+        programmes = (Programme([], sizes[:n], np.array(slots), near, len(slots)) for n in (2, 3))
+        two, three = map(block_work, programmes)
+        assert three / 3 < two / 2
+        return three - two
+
+    assert a_layer([2, 0, 2]) == pytest.approx(400 + 0.05 * 4 * 4 + 20 * 6 + 0.12 * 36)
+    assert a_layer([4, 4]) == pytest.approx(400 + 0.05 * 8 * 16 + 20 * 70 + 0.12 * 70**2)
+    dealt = 400 + 0.05 * 26 * 16 + 20 * 70 + 0.12 * 70**2
+    assert a_layer([16, 10]) == pytest.approx(dealt + 9 * 26 + 12 * 64 + 4 * 70)
+
+
 def test_every_layer_of_a_chain_is_charged_and_a_spent_budget_ends_what_comes_after() -> None:
     programme, budget = programme_of(), Budget(1.0, 1e6)
     layout = chain(programme, 2, budget, rng_of())
@@ -55,7 +64,6 @@ def test_names_of_devices_are_charged_by_layer_pairs() -> None:
     assert spent(budget) == 4 * naming_work(programme)
 
 
-@pytest.mark.skipif(not COMPILED, reason="numba is not installed")
 def test_recombining_is_charged_by_pairs_of_layouts_and_layers() -> None:
     from moeplan.solvers.exflow.rounds import _Rounds
 
@@ -65,7 +73,6 @@ def test_recombining_is_charged_by_pairs_of_layouts_and_layers() -> None:
     assert spent(budget) == 2**2 * 4 * naming_work(programme)
 
 
-@pytest.mark.skipif(not COMPILED, reason="numba is not installed")
 def test_the_start_of_an_annealing_takes_three_tenths_of_the_work_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 

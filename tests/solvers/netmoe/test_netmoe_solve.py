@@ -326,22 +326,6 @@ def test_misuse_is_refused_with_what_was_expected(changes: dict[str, Any], told:
         netmoe.solve(**request)
 
 
-def test_without_numba_the_refinement_finds_the_same_homes() -> None:
-    case = overloaded()
-    code = f"""
-import sys
-sys.modules["numba"] = None
-from moeplan.profilers.cluster import Cluster
-from moeplan.solvers import netmoe
-counts = {case.counts.tolist()}
-print(netmoe.solve(counts, list(range(8)), Cluster(4, 2), objective="bottleneck").device_of_sample.tolist())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == str(solve(case, objective="bottleneck").device_of_sample.tolist())
-
-
 def test_importing_the_solver_loads_nothing_heavy() -> None:
     code = (
         "import sys, moeplan.solvers.netmoe; print({'numba', 'scipy', 'ortools', 'pulp', 'torch'} & set(sys.modules))"

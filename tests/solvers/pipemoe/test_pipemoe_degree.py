@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.pipemoe import TUTEL_MAX_DEGREE, optimal_degree, optimal_degrees
-from moeplan.solvers.pipemoe.configurations import table_iv
-from moeplan.solvers.pipemoe.presets import PRESETS, Preset
+from moeplan.solvers.pipemoe.presets import PRESETS, Preset, table_iv
 
 Array = NDArray[Any]
 BruteForce = Callable[..., Array]

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.pipemoe import optimal_degree
-from moeplan.solvers.pipemoe.configurations import table_iv
-from moeplan.solvers.pipemoe.presets import PRESETS
+from moeplan.solvers.pipemoe.presets import PRESETS, table_iv
 
 Array = NDArray[Any]
 positive = st.floats(-7, -1).map(lambda x: 10**x)

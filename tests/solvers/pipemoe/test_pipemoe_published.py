@@ -1,7 +1,6 @@
 from collections import Counter
 
-from moeplan.solvers.pipemoe.configurations import table_iv
-from moeplan.solvers.pipemoe.presets import PRESETS
+from moeplan.solvers.pipemoe.presets import PRESETS, table_iv
 
 
 def test_table_iv_has_288_configurations_all_different() -> None:

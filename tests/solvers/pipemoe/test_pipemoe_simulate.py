@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.solvers.pipemoe.configurations import table_iv
-from moeplan.solvers.pipemoe.presets import PRESETS
+from moeplan.solvers.pipemoe.presets import PRESETS, table_iv
 from moeplan.solvers.pipemoe.seconds import chunk_seconds, layer_seconds, pass_arms
 from moeplan.solvers.pipemoe.simulate import Stage, simulate
 

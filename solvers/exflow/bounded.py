@@ -1,4 +1,4 @@
-"""The thorough bound on a goal, of devices and of nodes, with what proves it.
+"""The bounds on a goal, of devices and of nodes: simple ones before a search, thorough ones after it, with their proof.
 
 Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes.
 """
@@ -12,12 +12,44 @@ from numpy.typing import NDArray
 from ..bounds import KeptBound, ThoroughBound, kept_bound, thorough_bound
 from ..cost import hops_kept
 from ..placement import Placement
-from .goal import Level
-from .problem import Problem
+from .budget import Budget
+from .methods import separable
+from .problem import Level, Problem
 
-__all__ = ["Thorough", "bound_thoroughly"]
+__all__ = ["Thorough", "bound_simply", "bound_thoroughly"]
 
+BOUND_SHARE = 0.25  # of the time, at most
 LATE_S = 0.5  # for what is left at Ctrl-C
+
+
+def bound_simply(problem: Problem, budget: Budget) -> tuple[KeptBound, bool]:
+    """The simple bound on the goal and whether Ctrl-C cut it short, which leaves a loose one.
+
+    Parameters
+    ----------
+    budget
+        Of the solve, of which it may take a share; what it leaves goes back.
+    """
+    part, programme = budget.part(BOUND_SHARE), problem.programme
+    is_proof = separable(programme, problem.terms) and not programme.has_spare_slots  # the chain's own
+    try:
+        return _bound(problem, 0.0 if is_proof else part.remaining_s), False
+    except KeyboardInterrupt:
+        return _bound(problem, 0.0), True
+    finally:
+        budget.settle(part)
+
+
+def _bound(problem: Problem, time_limit_s: float) -> KeptBound:
+    """The simple bound on the goal; a loose one where there is no time, as where the chain proves its own."""
+    weights, beside = problem.weights, problem.terms.beside
+    if beside is not None:  # both ends of a pair see it
+        weights = np.concatenate([weights, beside / 2])
+    levels = problem.goal.levels(problem.programme.slots)
+    part_s = time_limit_s / len(levels)
+    return problem.goal.bound(
+        {level: kept_bound(weights, slots, time_limit_s=part_s) for level, slots in levels.items()}
+    )
 
 
 @dataclass(frozen=True, slots=True)
