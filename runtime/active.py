@@ -4,19 +4,32 @@ import os
 import shutil
 from pathlib import Path
 
+from pydantic import Field
+
 from ..errors import InputError
 from ..files import atomic_path, sha256_file
-from .decisions import SidecarFile
+from .decisions import SidecarFile, sidecars_in
 from .plan import Plan, load
 
-__all__ = ["activate", "load_plan"]
+__all__ = ["LoadedPlan", "activate", "load_plan"]
 
 ACTIVE = Path(".moeplan", "active.json")
 VARIABLE = "MOEPLAN_PLAN"
 
 
+class LoadedPlan(Plan):
+    """A plan and the folder of its file, where the files that it names lie."""
+
+    folder: Path = Field(exclude=True)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "LoadedPlan":
+        """The plan in a JSON file; raises as `plan.load`."""
+        return cls.model_construct(**dict(load(path)), folder=Path(path).parent)
+
+
 def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str] = "") -> Path:
-    """Where the directory's active plan now is: a byte copy of `plan_path`, with the files it names beside it.
+    """Make a byte copy of `plan_path` the directory's active plan, with the files it names beside it; where it is.
 
     Parameters
     ----------
@@ -31,17 +44,15 @@ def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str
     StorageError
         The copy cannot be written; the plan that was active stays so.
     """
-    plan = load(plan_path)
     active = Path(directory, ACTIVE)
-    policy = plan.decisions.sample_policy
-    if policy is not None and policy.predictor is not None:
-        _copy_sidecar(Path(plan_path).parent, policy.predictor, active.parent)
+    for sidecar in sidecars_in(load(plan_path).decisions):
+        _copy_sidecar(Path(plan_path).parent, sidecar, active.parent)
     with atomic_path(active) as temporary:
         shutil.copyfile(plan_path, temporary)
     return active
 
 
-def load_plan(path: str | os.PathLike[str] | None = None) -> Plan:
+def load_plan(path: str | os.PathLike[str] | None = None) -> LoadedPlan:
     """The plan at `path`, else what MOEPLAN_PLAN names, else the active plan, found upward from the working directory.
 
     Raises
@@ -49,24 +60,24 @@ def load_plan(path: str | os.PathLike[str] | None = None) -> Plan:
     InputError
         There is none, or it is no valid plan.
     """
-    found = path or os.environ.get(VARIABLE) or _active_upward(Path.cwd())
-    if found is None:
+    chosen = path or os.environ.get(VARIABLE) or _active_upward(Path.cwd())
+    if chosen is None:
         raise InputError(
             f"no plan: none given, {VARIABLE} is not set, and no {ACTIVE} in {Path.cwd()} or above;"
             " run moeplan apply plan.json here"
         )
-    return load(found)
+    return LoadedPlan.read(chosen)
 
 
-def _copy_sidecar(source: Path, named: SidecarFile, target: Path) -> None:
+def _copy_sidecar(source: Path, sidecar: SidecarFile, target: Path) -> None:
     """Copy a file that a plan names, once it is known to be that file."""
-    path = source / named.file
-    found = sha256_file(path) if path.is_file() else None
-    if found != named.sha256:
-        what = "is not there" if found is None else f"has hash {found[:12]}.., not {named.sha256[:12]}.."
+    path = source / sidecar.file
+    sha256 = sha256_file(path) if path.is_file() else None
+    if sha256 != sidecar.sha256:
+        what = "is not there" if sha256 is None else f"has hash {sha256[:12]}.., not {sidecar.sha256[:12]}.."
         raise InputError(f"{path}: {what}; the plan needs it beside it: copy it there, or re-run moeplan solve")
     if source.resolve() != target.resolve():
-        with atomic_path(target / named.file) as temporary:
+        with atomic_path(target / sidecar.file) as temporary:
             shutil.copyfile(path, temporary)
 
 

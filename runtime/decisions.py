@@ -1,13 +1,15 @@
-"""What a plan may decide: which expert is where, how deep each layer is pipelined, where samples go.
+"""Decisions that a plan may hold: which expert is where, how deep each layer is pipelined, where samples go.
 
-A rule between decisions, or between one and the model, is the Plan's (`plan.py`).
+A new kind of decision is a subclass of `Decision` and a row of `DECISIONS`: plans check it, hash it and take its files
+along without naming it.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
+import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -16,11 +18,17 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic_core import to_json
 
+from ..errors import InputError
+from ..files import validated
+from ..profilers.cluster import Cluster
 from ..solvers.placement import Placement, ReplicaRule
-from ..traces.model import NOT_ROUTED
+from ..traces.model import NOT_ROUTED, ModelSpec
 
 __all__ = [
+    "DECISIONS",
+    "DISPATCH_MODELS",
     "MAX_CAPACITY_FACTOR",
     "SHARE_DIGITS",
     "ChunkShares",
@@ -35,6 +43,7 @@ __all__ = [
     "Sha256",
     "SidecarFile",
     "boundaries",
+    "sidecars_in",
 ]
 
 SHARE_DIGITS = 9  # of a layer; boundaries of chunks are rounded to these
@@ -43,6 +52,7 @@ LEAST_SHARE = 1e-8  # so that no chunk is empty then
 MAX_DEGREE = 65_536
 MAX_CAPACITY_FACTOR = 1024
 DispatchModel = Literal["standard", "coherent", "migrating"]
+DISPATCH_MODELS: tuple[DispatchModel, ...] = get_args(DispatchModel)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ExpertId = Annotated[int, Field(ge=0, lt=NOT_ROUTED)]
 NumSlots = Annotated[int, Field(ge=0, le=NOT_ROUTED)]
@@ -57,8 +67,41 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
-class PlacementDecision(Record):
-    """Which expert is in which slot (`solvers.placement` holds the rules)."""
+class SidecarFile(Record):
+    """A file beside the plan, known by its hash; `file` is a plain name."""
+
+    file: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
+    sha256: Sha256
+
+
+class Decision(Record):
+    """A decision of a plan, which holds at most one of each kind.
+
+    Attributes
+    ----------
+    key
+        The name of the kind in a plan.
+    dispatch_models
+        Those under which the decision can be carried out; a plan that names none gets the first that suits all.
+    """
+
+    key: ClassVar[str]
+    dispatch_models: ClassVar[tuple[DispatchModel, ...]] = DISPATCH_MODELS
+
+    def check(self, model: ModelSpec, cluster: Cluster, /) -> None:
+        """Refuse a decision that does not fit the plan's model or cluster.
+
+        Raises
+        ------
+        InputError
+            What does not fit.
+        """
+
+
+class PlacementDecision(Decision):
+    """The expert in each slot (`solvers.placement` holds the rules)."""
+
+    key = "placement"
 
     slots_per_device: NumSlots | tuple[NumSlots, ...]
     physical_to_logical: tuple[tuple[ExpertId, ...], ...]
@@ -76,9 +119,36 @@ class PlacementDecision(Record):
             repaired=repaired,
         )
 
+    def placement(self, model: ModelSpec, cluster: Cluster) -> Placement:
+        """The placement as arrays.
+
+        Raises
+        ------
+        InputError
+            It is for another number of layers or devices, or breaks a rule of placements.
+        """
+        lengths = {len(row) for row in self.physical_to_logical}
+        if len(lengths) != 1 or len(self.physical_to_logical) != model.num_layers:
+            raise InputError(
+                f"placement of {len(self.physical_to_logical)} layers with {sorted(lengths)} slots;"
+                f" expected {model.num_layers} layers, all with the same number"
+            )
+        slots = self.slots_per_device
+        slots_D = np.full(cluster.num_devices, slots) if isinstance(slots, int) else np.array(slots, np.int64)
+        if slots_D.size != cluster.num_devices:
+            raise InputError(
+                f"placement for {slots_D.size} devices; the plan's cluster {cluster} has {cluster.num_devices}"
+            )
+        table_LP = np.array(self.physical_to_logical, dtype=np.int32)
+        return Placement(table_LP, slots_D, model.num_experts, self.replica_rule)
+
+    def check(self, model: ModelSpec, cluster: Cluster, /) -> None:
+        """Refuse a placement that breaks a rule."""
+        self.placement(model, cluster)
+
 
 def boundaries(shares: Sequence[float]) -> list[float]:
-    """Where the chunks of these shares of a layer begin and, last, end: from 0 to 1, rounded."""
+    """Boundaries of the chunks of these shares of a layer, from 0 to 1, rounded."""
     inner = itertools.accumulate(shares[:-1], initial=0.0)
     return [*(round(end, SHARE_DIGITS) for end in inner), 1.0]
 
@@ -96,7 +166,7 @@ class ChunkShares(Record):
     backward: tuple[tuple[Share, ...], ...] | None
 
 
-class PipelineDecision(Record):
+class PipelineDecision(Decision):
     """Into how many chunks each MoE layer is cut, so that its exchanges and its experts overlap.
 
     Parameters
@@ -109,10 +179,21 @@ class PipelineDecision(Record):
         Every expert's buffer over its mean rows, padded to a multiple of both degrees; None: no fixed capacity.
     """
 
+    key = "pipeline"
+    dispatch_models = ("standard", "migrating")
+
     forward: tuple[Degree, ...]
     backward: tuple[Degree, ...] | None
     shares: ChunkShares | None = None
     capacity_factor: Annotated[float, Field(gt=0, le=MAX_CAPACITY_FACTOR)] | None = None
+
+    def check(self, model: ModelSpec, _cluster: Cluster, /) -> None:
+        """Refuse degrees of another number of layers."""
+        for name, degrees in (("forward", self.forward), ("backward", self.backward)):
+            if degrees is not None and len(degrees) != model.num_layers:
+                raise InputError(
+                    f"pipeline of {len(degrees)} {name} degrees; expected {model.num_layers}, one an MoE layer"
+                )
 
     @model_validator(mode="after")
     def _of_whole_layers(self) -> Self:
@@ -133,15 +214,8 @@ class PipelineDecision(Record):
         return {name: value for name, value in write(self).items() if value is not None or name not in optional}
 
 
-class SidecarFile(Record):
-    """A file beside the plan, known by its hash; `file` is a plain name."""
-
-    file: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
-    sha256: Sha256
-
-
-class SamplePolicyDecision(Record):
-    """Which layers re-home their samples, how, and by what prediction of the next layer.
+class SamplePolicyDecision(Decision):
+    """Layers that re-home their samples, the method, and the prediction of the next layer.
 
     Parameters
     ----------
@@ -151,26 +225,103 @@ class SamplePolicyDecision(Record):
         None: only this layer's routing decides.
     """
 
+    key = "sample_policy"
+    dispatch_models = ("migrating",)
+
     method: str
     layers: tuple[Layer, ...]
     predictor: SidecarFile | None = None
 
-
-Decision = PlacementDecision | PipelineDecision | SamplePolicyDecision
+    def check(self, model: ModelSpec, _cluster: Cluster, /) -> None:
+        """Refuse layers that the model has not, or that do not ascend."""
+        if sorted(set(self.layers)) != [*self.layers] or max(self.layers, default=0) >= model.num_layers:
+            raise InputError(
+                f"sample_policy of layers {self.layers!s:.80}; expected ascending ordinals below {model.num_layers}"
+            )
 
 
 class Decisions(Record):
-    """What the plan decides; a part that is absent is not written, so that new kinds leave old plans their hash."""
+    """Decisions of a plan; one that is absent is not written, so that new kinds leave old plans their hash.
+
+    Parameters
+    ----------
+    dispatch
+        How tokens travel; None in old plans, where `Plan.dispatch_model` finds it in the options.
+    """
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     placement: PlacementDecision | None = None
     pipeline: PipelineDecision | None = None
     sample_policy: SamplePolicyDecision | None = None
+    dispatch: DispatchModel | None = None
+
+    @property
+    def made(self) -> tuple[Decision, ...]:
+        """The decisions made, in the order of their kinds."""
+        return tuple(decision for _, decision in self if isinstance(decision, Decision))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those decided, by their keys."""
-        return tuple(name for name, decision in self if decision is not None)
+        """The keys of the decisions made."""
+        return tuple(decision.key for decision in self.made)
+
+    def check(self, model: ModelSpec, cluster: Cluster, dispatch_model: DispatchModel) -> None:
+        """Refuse decisions that fit neither the model and the cluster nor the dispatch model.
+
+        Raises
+        ------
+        InputError
+            What does not fit.
+        """
+        for decision in self.made:
+            decision.check(model, cluster)
+        if not self.dispatch_models:
+            raise InputError(f"{' and '.join(self.names)}, which no dispatch model carries out together; take one")
+        if beside := [decision.key for decision in self.made if dispatch_model not in decision.dispatch_models]:
+            expected = " or ".join(self.dispatch_models)
+            raise InputError(f"{' and '.join(beside)} beside {dispatch_model} dispatch; expected {expected}")
+
+    @property
+    def dispatch_models(self) -> tuple[DispatchModel, ...]:
+        """Dispatch models under which all decisions can be carried out."""
+        return tuple(
+            model for model in DISPATCH_MODELS if all(model in decision.dispatch_models for decision in self.made)
+        )
+
+    @model_validator(mode="after")
+    def _of_registered_kinds(self) -> Self:
+        """Take decisions of kinds that were registered, and refuse any other key."""
+        others = self.__pydantic_extra__ or {}
+        for key, value in others.items():
+            if key not in DECISIONS:
+                raise ValueError(f"decisions.{key:.40}; this moeplan knows {', '.join(DECISIONS)} and dispatch")
+            if not isinstance(value, DECISIONS[key]):
+                others[key] = DECISIONS[key].model_validate_json(to_json(value), strict=True)
+        return self
 
     @model_serializer(mode="wrap")
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: decision for name, decision in write(self).items() if decision is not None}
+
+
+# Every kind by its key; one that is added here needs no field of `Decisions`.
+DECISIONS: dict[str, type[Decision]] = {
+    kind.key: kind for kind in (PlacementDecision, PipelineDecision, SamplePolicyDecision)
+}
+
+
+def sidecars_in(part: object) -> Iterator[SidecarFile]:
+    """The files beside a plan that a part of it names, at any depth."""
+    if isinstance(part, SidecarFile):
+        yield part
+    elif isinstance(part, Mapping) and set(part) == set(SidecarFile.model_fields):
+        yield validated(SidecarFile, dict(part), source="plan", what="the name of a file beside it")
+    elif isinstance(part, BaseModel):
+        yield from sidecars_in(dict(part))
+    elif isinstance(part, Mapping):
+        for value in part.values():
+            yield from sidecars_in(value)
+    elif isinstance(part, (list, tuple)) and not (part and isinstance(part[0], int)):  # tables of ids are large
+        for item in part:
+            yield from sidecars_in(item)

@@ -5,30 +5,23 @@ Legend: B samples of this rank; S positions; T tokens; L MoE layers; V vocabular
 
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 from ..traces.schema import RANK_BITS
-from .coherent.forward import Coherent, coherent_forward
 from .coherent.generation import generate
 from .coherent.request import Request
-from .coherent.resident import Resident
 from .decisions import DispatchModel
+from .dispatch.dispatch import Dispatch, view_of_whole
 from .engine.layer import ParallelExperts
 from .engine.routing import RoutedTokens
 from .engine.sent import Sent
 from .engine.traffic import Traffic
-from .gradients import check_ranks, expert_parameters
-from .migrating.forward import migrating_forward
-from .migrating.guests import Guests
-from .migrating.homes import SamplePolicy
-from .models.huggingface import view
-from .models.protocols import LanguageModel
+from .gradients import check_wrapper
 from .plan import Plan
 
 __all__ = ["ExpertParallelModel"]
@@ -56,22 +49,22 @@ class ExpertParallelModel(nn.Module):
         model: nn.Module,
         plan: Plan,
         dispatch: DispatchModel,
+        dispatcher: Dispatch,
         group: dist.ProcessGroup | None,
-        policy: SamplePolicy | None = None,
     ) -> None:
         super().__init__()
-        self.policy, self._guests = policy, cast("Guests | None", None)
         self.model, self.plan, self.dispatch, self.group = model, plan, dispatch, group
-        self._samples: Tensor | None = None
+        self.dispatcher = dispatcher
+        self._samples: Tensor | None = None  # those that the next call of the model is about
         self._traffic: Traffic | list[Sent] = []  # of the blocks, summed up when asked for
         self.training = model.training
         model.register_forward_pre_hook(self._announce, with_kwargs=True)
 
     @property
     def traffic(self) -> Traffic:
-        """What the last forward, or generation, sent from this rank."""
-        found = self._traffic
-        return found if isinstance(found, Traffic) else Traffic.total(sent.traffic for sent in found)
+        """Traffic of the last forward or generation, from this rank."""
+        sent = self._traffic
+        return sent if isinstance(sent, Traffic) else Traffic.total(trip.traffic for trip in sent)
 
     @functools.cached_property
     def blocks(self) -> list[ParallelExperts]:
@@ -101,18 +94,23 @@ class ExpertParallelModel(nn.Module):
         if tokens.ndim != 2 or samples.shape != tokens.shape[:1] or (mask is not None and mask.shape != tokens.shape):
             shapes = [list(one.shape) for one in (tokens, samples, mask) if one is not None]
             raise UsageError(f"tokens, samples and mask of shapes {shapes}; expected [B, S], [B] and [B, S]")
-        logits = {"standard": self._standard, "coherent": self._coherent, "migrating": self._migrating}[self.dispatch](
-            tokens, samples, mask
-        )
+        self._samples = samples
+        try:
+            done = self.dispatcher.forward(self.model, tokens, samples, mask, self.group)
+        finally:
+            self._samples = None
+        self._traffic = [block.sent for block in self.blocks] if done.traffic is None else done.traffic
+        if done.cache_bytes is not None:
+            self.cache_bytes = done.cache_bytes
         self.routed = tuple(block.routed for block in self.blocks)
-        return logits
+        return done.logits
 
     def follow(self, rows: Tensor) -> Tensor:
-        """What belongs to the samples of this rank's last forward, `[B, ...]`, where their logits are.
+        """Rows that belong to the samples of this rank's last forward, `[B, ...]`, where the logits are.
 
         Under `migrating` a collective call outside autograd; else they are where they were.
         """
-        return rows if self._guests is None else self._guests.follow(rows)
+        return self.dispatcher.follow(rows)
 
     def generate(
         self,
@@ -138,18 +136,14 @@ class ExpertParallelModel(nn.Module):
             Samples change ranks (`migrating`), the model is in training mode, sharded or of a family that has no view,
             or a rank's request cannot be answered or is not that of the others.
         """
-        if self.dispatch == "migrating":
-            raise UsageError(
-                "generation with dispatch model 'migrating', which moves samples; parallelize with dispatch='standard'"
-                " or 'coherent'"
-            )
+        way = self.dispatcher.generation(self.group)
         if self.model.training:
             raise UsageError("generation in training mode, in which models draw noise; call eval() on the model")
         device = next(self.model.parameters()).device
         prompts = [torch.as_tensor(prompt, device=device) for prompt in prompts]
         if samples is None:
             samples = self._numbered(len(prompts), device)
-        model = self._view("generation")
+        model = view_of_whole(self.model, "generation")
         request = Request(
             prompts=prompts,
             samples=samples.to(device),
@@ -158,59 +152,13 @@ class ExpertParallelModel(nn.Module):
             num_tokens=getattr(model.embed, "num_embeddings", None),
         )
         request.agree(self.group)
-        way = Coherent(self.group) if self.dispatch == "coherent" else Resident(self.group)
-        found = generate(model, way, request)
-        self._traffic, self.cache_bytes = found.traffic, found.cache_bytes
-        return found.tokens
-
-    def _standard(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
-        self._samples = sample_B
-        output = self.model(tokens_BS) if mask_BS is None else self.model(tokens_BS, attention_mask=mask_BS)
-        self._traffic = [block.sent for block in self.blocks]
-        return cast("Tensor", getattr(output, "logits", output))
-
-    def _coherent(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
-        if self.model.training and torch.is_grad_enabled():
-            raise UsageError(
-                "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
-                " dispatch='standard'"
-            )
-        found = coherent_forward(self._view("coherent dispatch"), tokens_BS, sample_B, self.group, mask_BS=mask_BS)
-        self._traffic, self.cache_bytes = found.traffic, found.cache_bytes
-        logits: Tensor = found.logits
-        return logits
-
-    def _migrating(self, tokens_BS: Tensor, sample_B: Tensor, mask_BS: Tensor | None) -> Tensor:
-        assert self.policy is not None
-        self._check_wrapper()
-        found = migrating_forward(
-            self._view("migrating dispatch"), self.policy, tokens_BS, sample_B, mask_BS, self.group
-        )
-        self._guests, self._traffic = found.guests, found.traffic
-        logits: Tensor = found.logits
-        return logits
-
-    def _view(self, how: str) -> LanguageModel:
-        """The model in parts, which `how` uses without calling the layers."""
-        if any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters()):
-            raise UsageError(
-                f"{how} of a model of which fully_shard keeps parameters in parts: layers are not called, so that"
-                " none would be gathered; fully_shard the whole model only, and make `generate` known by"
-                " register_fsdp_forward_method"
-            )
-        return view(self.model)
-
-    def _check_wrapper(self) -> None:
-        """Raise where DistributedDataParallel averages over ranks that have no part in the experts' gradients."""
-        wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-        if wrapper is None or not torch.is_grad_enabled():
-            return
-        if any(parameter.requires_grad for parameter in expert_parameters(self)):
-            check_ranks(dist.get_world_size(wrapper.process_group), self.group)
+        generated = generate(model, way, request)
+        self._traffic, self.cache_bytes = generated.traffic, generated.cache_bytes
+        return generated.tokens
 
     def _announce(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the experts which tokens the model is called for, by ids `[B, S]` or embeddings `[B, S, M]`."""
-        self._check_wrapper()
+        check_wrapper(self.model, self.group)
         given = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
         tokens = next((value for value in given if isinstance(value, Tensor)), None)
         if tokens is None or tokens.ndim < 2:

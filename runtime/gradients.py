@@ -1,4 +1,4 @@
-"""What a training loop must know of spread experts: which parameters are theirs, and the norm of all gradients.
+"""Spread experts in a training loop: their parameters, and the norm of all gradients.
 
 Legend: S slots of this rank.
 """
@@ -14,7 +14,15 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ..errors import UsageError
 from .engine.layer import ParallelExperts
 
-__all__ = ["check_ranks", "clip_grad_norm_", "expert_parameters", "leave_out_experts", "spread_experts", "unsharded"]
+__all__ = [
+    "check_ranks",
+    "check_wrapper",
+    "clip_grad_norm_",
+    "expert_parameters",
+    "leave_out_experts",
+    "spread_experts",
+    "unsharded",
+]
 
 T = TypeVar("T")
 
@@ -87,6 +95,21 @@ def check_ranks(num_averaging: int, group: dist.ProcessGroup | None) -> None:
         )
 
 
+def check_wrapper(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Raise where DistributedDataParallel averages over ranks that have no part in the experts' gradients.
+
+    Raises
+    ------
+    UsageError
+        The wrapper whose forward runs does.
+    """
+    wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    if wrapper is None or not torch.is_grad_enabled():
+        return
+    if any(parameter.requires_grad for parameter in expert_parameters(model)):
+        check_ranks(dist.get_world_size(wrapper.process_group), group)
+
+
 def unsharded(value: T) -> T:
     """A tensor that FSDP2 keeps in parts, as one; anything else as it is."""
     return cast("T", value.full_tensor()) if hasattr(value, "full_tensor") else value
@@ -107,9 +130,10 @@ def _squares(model: nn.Module) -> Tensor:
 
 
 def _counts_here(layer: ParallelExperts) -> Tensor:
-    """Which slots hold an expert that no lower rank holds, bool `[S]`."""
-    here_S = torch.ones(len(layer.held), dtype=torch.bool, device=layer.slot_of_expert.device)
-    if layer.sums is not None:
-        for shared in layer.sums.shared[: dist.get_rank(layer.group)]:
+    """Whether each slot holds an expert that no lower rank holds, bool `[S]`."""
+    placement = layer.placement
+    here_S = torch.ones(len(placement.held), dtype=torch.bool, device=placement.slot_of_expert.device)
+    if placement.sums is not None:
+        for shared in placement.sums.shared[: dist.get_rank(layer.group)]:
             here_S[shared] = False
     return here_S

@@ -6,7 +6,7 @@ Legend: L MoE layers.
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -16,16 +16,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import MismatchError, MoeplanError, UsageError
 from ..solvers import contiguous
 from ..solvers.placement import Placement
+from .active import LoadedPlan
 from .decisions import DispatchModel
+from .dispatch import DISPATCHES
+from .dispatch.dispatch import Dispatch
 from .engine.blocks import RoutedBlock, routed_blocks
 from .engine.chunks import Chunks
 from .engine.experts import keep_experts
 from .engine.gather import gathered
 from .engine.layer import ParallelExperts
+from .engine.layer_placement import LayerPlacement
 from .engine.watch import watch
 from .expert_parallel import ExpertParallelModel
 from .gradients import leave_out_experts
-from .migrating.homes import SamplePolicy
 from .models.checkpoint import fill_model, read_checkpoint
 from .plan import Plan
 from .whole import name_held, take_held
@@ -81,11 +84,8 @@ def parallelize(
     group = _group(group)
     watch(group)
     chosen = dispatch or plan.dispatch_model
-    policy = None
     with _together(group):
-        _check(model, plan, chosen, dist.get_world_size(group))
-        if chosen == "migrating":
-            policy = SamplePolicy.of(plan, plan.folder)
+        dispatcher = _dispatcher(model, plan, chosen, dist.get_world_size(group))
     _agree(plan, chosen, group)
     placement, blocks = _placement(plan), routed_blocks(model)
     held = {block.experts_name: placement.held(layer, dist.get_rank(group)) for layer, block in enumerate(blocks)}
@@ -94,25 +94,23 @@ def parallelize(
         with _together(group):
             read = read_checkpoint(model, checkpoint, held, device=device)
         fill_model(model, read, device)
-    pipeline = plan.decisions.pipeline
     share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
     for layer, block in enumerate(blocks):
         experts = block.experts
         if checkpoint is None:
             keep_experts(experts, held[block.experts_name])
-        block.module.experts = ParallelExperts(
-            experts,
+        here = LayerPlacement.of(
             placement,
             layer,
             devices_per_node=plan.cluster.devices_per_node,
             group=group,
-            chunks=Chunks.whole() if pipeline is None else Chunks.planned(pipeline, layer),
-            capacity_factor=None if pipeline is None else pipeline.capacity_factor,
-            gradient_share=share,
+            device=next(experts.parameters()).device,
         )
+        chunks = Chunks.planned(plan.decisions.pipeline, layer)
+        block.module.experts = ParallelExperts(experts, here, group, chunks=chunks, gradient_share=share)
         block.module.experts.register_state_dict_post_hook(name_held)  # type: ignore[no-untyped-call]
         block.module.experts.register_load_state_dict_pre_hook(take_held)  # type: ignore[no-untyped-call]
-    spread = ExpertParallelModel(model, plan, chosen, group, policy)
+    spread = ExpertParallelModel(model, plan, chosen, dispatcher, group)
     for wrapped in (spread, model):
         leave_out_experts(wrapped)
     return spread
@@ -135,42 +133,32 @@ def _group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | 
     return given.get_group()
 
 
-def _check(model: nn.Module, plan: Plan, dispatch: str, num_ranks: int) -> None:
-    """Raise what keeps this rank from carrying the plan out."""
-    decided = plan.decisions
-    if dispatch not in get_args(DispatchModel):
-        raise UsageError(f"dispatch model {dispatch!r}; expected one of {get_args(DispatchModel)}")
-    if dispatch == "migrating" and decided.sample_policy is None:
-        raise UsageError(
-            f"dispatch model 'migrating' for a plan that decides {' and '.join(decided.names) or 'nothing'}; expected a"
-            " sample_policy: moeplan solve --strategy netmoe"
-        )
-    if dispatch == "migrating" and decided.pipeline is not None and decided.pipeline.capacity_factor is not None:
-        raise UsageError("a fixed capacity beside migrating dispatch: what is dropped could not move; take one of them")
-    beside = [name for name in decided.names if name != "placement"]
-    if dispatch == "coherent" and beside:
-        raise UsageError(f"{' and '.join(beside)} beside coherent dispatch, which knows of neither; take one of them")
+def _dispatcher(model: nn.Module, plan: Plan, dispatch: DispatchModel, num_ranks: int) -> Dispatch:
+    """The dispatch that carries the plan out; raises what keeps this rank from it."""
+    if dispatch not in DISPATCHES:
+        raise UsageError(f"dispatch model {dispatch!r}; expected one of {tuple(DISPATCHES)}")
     if num_ranks != plan.cluster.num_devices:
         raise MismatchError(
             f"{num_ranks} ranks for a plan of {plan.cluster.num_devices} devices; start one rank a device"
         )
     if mismatch := _mismatch(model, routed_blocks(model), plan):
         raise MismatchError(mismatch)
+    return DISPATCHES[dispatch].of(plan, plan.folder if isinstance(plan, LoadedPlan) else None)
 
 
 def _mismatch(model: nn.Module, blocks: list[RoutedBlock], plan: Plan) -> str | None:
-    """Where the model's sizes are not the plan's."""
+    """The first size of the model that is not the plan's, in words; None: there is none."""
     if len(blocks) != plan.model.num_layers:
         return f"the model has {len(blocks)} MoE layers, the plan {plan.model.num_layers}"
     hidden_size = getattr(getattr(model, "config", None), "hidden_size", None)
     for layer, block in enumerate(blocks):
-        for what, found, expected in (
+        for what, has, expected in (
             ("experts", block.num_experts, plan.model.num_experts),
             ("experts a token", block.top_k, plan.model.top_k),
             ("hidden elements", hidden_size, plan.model.hidden_size),
         ):
-            if None not in (found, expected) and found != expected:
-                return f"layer {layer} of the model has {found} {what}, the plan's model {expected}"
+            if None not in (has, expected) and has != expected:
+                return f"layer {layer} of the model has {has} {what}, the plan's model {expected}"
     return None
 
 
@@ -193,6 +181,6 @@ def _together(group: dist.ProcessGroup | None) -> Iterator[None]:
         yield
     except MoeplanError as error:
         problem = error
-    for rank, found in enumerate(gathered(problem, group)):
-        if found is not None:
-            raise type(found)(f"rank {rank}: {found}") from None
+    for rank, theirs in enumerate(gathered(problem, group)):
+        if theirs is not None:
+            raise type(theirs)(f"rank {rank}: {theirs}") from None

@@ -7,11 +7,8 @@ import datetime
 import json
 import os
 from collections.abc import Mapping
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from ..errors import InputError
@@ -20,7 +17,7 @@ from ..profilers.cluster import Cluster
 from ..solvers.outcome import Outcome
 from ..solvers.placement import Placement
 from ..traces.model import ModelSpec
-from .decisions import Decisions, DispatchModel, Record, Sha256
+from .decisions import DISPATCH_MODELS, Decisions, DispatchModel, Record, Sha256
 
 __all__ = ["SCHEMA_VERSION", "Plan", "load", "save"]
 
@@ -29,7 +26,7 @@ BOUND = ("decisions", "cluster", "model")  # what plan_sha256 covers
 
 
 class Split(Record):
-    """Which samples were fitted: those hashed below `fit_fraction` under `seed`."""
+    """The samples that were fitted: those hashed below `fit_fraction` under `seed`."""
 
     fit_fraction: float = Field(gt=0, le=1)
     seed: int = Field(ge=0)
@@ -76,7 +73,7 @@ class Contender(Record):
 
     @property
     def label(self) -> str:
-        """What a verdict calls it: "name/dispatch model"."""
+        """The name in a verdict: "name/dispatch model"."""
         return f"{self.name}/{self.dispatch_model}"
 
 
@@ -145,77 +142,38 @@ class Plan(Record):
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         return cls(moeplan_version=version("moeplan"), created_at=now, plan_sha256=sha256_json(bound), **fields)
 
-    @cached_property
-    def folder(self) -> Path | None:
-        """Where the files that it names lie beside it; None where it was not loaded from a file."""
-        return None
-
     @property
     def dispatch_model(self) -> DispatchModel:
-        """How tokens travel: migrating under a sample policy, else what `options.placement` says, else standard."""
+        """The dispatch model decided; in old plans that of the placement's options, or what the decisions need."""
+        if self.decisions.dispatch is not None:
+            return self.decisions.dispatch
         chosen = self.options.get("placement", {}).get("dispatch_model", "standard")
-        if self.decisions.sample_policy is not None and chosen == "standard":
-            chosen = "migrating"
-        if chosen not in get_args(DispatchModel):
-            raise InputError(f"options.placement: dispatch_model {chosen!r}; expected one of {get_args(DispatchModel)}")
-        found: DispatchModel = chosen
-        return found
-
-    @property
-    def judges_pipeline(self) -> bool:
-        """Whether its figures are of pipelined layers; a sample policy added later is judged on whole ones."""
-        return self.decisions.pipeline is not None and self.decisions.sample_policy is None
+        if chosen == "standard":
+            chosen = next(iter(self.decisions.dispatch_models), chosen)
+        if chosen not in DISPATCH_MODELS:
+            raise InputError(f"options.placement: dispatch_model {chosen!r}; expected one of {DISPATCH_MODELS}")
+        model: DispatchModel = chosen
+        return model
 
     @property
     def placement(self) -> Placement | None:
         """The placement as arrays, None where the plan decides none."""
-        decision = self.decisions.placement
-        if decision is None:
-            return None
-        slots = decision.slots_per_device
-        slots_D = np.full(self.cluster.num_devices, slots) if isinstance(slots, int) else np.array(slots, np.int64)
-        lengths = {len(row) for row in decision.physical_to_logical}
-        if len(lengths) != 1 or len(decision.physical_to_logical) != self.model.num_layers:
-            raise InputError(
-                f"placement of {len(decision.physical_to_logical)} layers with {sorted(lengths)} slots;"
-                f" expected {self.model.num_layers} layers, all with the same number"
-            )
-        if slots_D.size != self.cluster.num_devices:
-            raise InputError(
-                f"placement for {slots_D.size} devices; the plan's cluster {self.cluster} has"
-                f" {self.cluster.num_devices}"
-            )
-        table_LP = np.array(decision.physical_to_logical, dtype=np.int32)
-        return Placement(table_LP, slots_D, self.model.num_experts, decision.replica_rule)
+        decided = self.decisions.placement
+        return None if decided is None else decided.placement(self.model, self.cluster)
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
         written = self.model_dump(mode="json")
         _check_text(written)
         canonical_json(written)  # raises where a part is not finite JSON, which could not be saved
-        found = sha256_json({part: written[part] for part in BOUND})
-        if found != self.plan_sha256:
+        sha256 = sha256_json({part: written[part] for part in BOUND})
+        if sha256 != self.plan_sha256:
             raise InputError(
-                f"decisions, cluster and model hash to {found[:12]}.., but plan_sha256 says"
+                f"decisions, cluster and model hash to {sha256[:12]}.., but plan_sha256 says"
                 f" {self.plan_sha256[:12]}..; the file was changed after it was written"
             )
-        self.placement  # noqa: B018  raises where the placement breaks a rule
-        self._check_decisions()
+        self.decisions.check(self.model, self.cluster, self.dispatch_model)
         return self
-
-    def _check_decisions(self) -> None:
-        """Refuse decisions that do not fit the model or one another."""
-        pipeline, policy, num_layers = self.decisions.pipeline, self.decisions.sample_policy, self.model.num_layers
-        for name, degrees in (("forward", pipeline.forward), ("backward", pipeline.backward)) if pipeline else ():
-            if degrees is not None and len(degrees) != num_layers:
-                raise InputError(f"pipeline of {len(degrees)} {name} degrees; expected {num_layers}, one an MoE layer")
-        if policy and (sorted(set(policy.layers)) != [*policy.layers] or max(policy.layers, default=0) >= num_layers):
-            raise InputError(
-                f"sample_policy of layers {policy.layers!s:.80}; expected ascending ordinals below {num_layers}"
-            )
-        beside = [name for name in ("pipeline", "sample_policy") if name in self.decisions.names]
-        if self.dispatch_model == "coherent" and beside:
-            raise InputError(f"{' and '.join(beside)} beside coherent dispatch; expected standard dispatch of tokens")
 
 
 def _check_text(value: Any) -> None:
@@ -237,17 +195,15 @@ def load(path: str | os.PathLike[str]) -> Plan:
     InputError
         The file is no plan, of another schema version, edited, or breaks a placement rule.
     """
-    plan = parse(read_json(path, what="a plan"), str(path))
-    plan.__dict__["folder"] = Path(path).parent
-    return plan
+    return parse(read_json(path, what="a plan"), str(path))
 
 
 def parse(value: Any, source: str) -> Plan:
     """The plan in a decoded JSON value; `source` names it in errors."""
     check_kind(value, source=source, what="a plan")
     if value["schema_version"] != SCHEMA_VERSION:
-        found = repr(value["schema_version"])[:40]
-        raise InputError(f"{source}: plan of schema version {found}; this moeplan reads {SCHEMA_VERSION}")
+        version = repr(value["schema_version"])[:40]
+        raise InputError(f"{source}: plan of schema version {version}; this moeplan reads {SCHEMA_VERSION}")
     return validated(Plan, json.dumps(value).encode(), source=source, what="a plan")
 
 

@@ -96,7 +96,7 @@ class PlanCallback(TrainerCallback):
             self._whole = full_state_dict(self.model)
 
     def on_epoch_end(self, *event: Any, **_kwargs: Any) -> None:
-        """The same at the end of an epoch."""
+        """Gather the model at the end of an epoch, as after a step."""
         self.on_step_end(*event)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, *_unused: Any, **kwargs: Any) -> None:
@@ -115,7 +115,7 @@ class PlanCallback(TrainerCallback):
         self._ended, self._whole = True, full_state_dict(self.model)
 
     def _save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
-        """What the model's `save_pretrained` does, with what was gathered."""
+        """Save the gathered model as the model's `save_pretrained` would."""
         if self._whole is None:
             raise UsageError("a spread model is whole on rank 0 when the Trainer saves, and after training, only")
         model: Any = self.model.model

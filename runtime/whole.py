@@ -25,7 +25,7 @@ HELD = "held"  # whose rows those are, in the state dict of one rank
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """What `state_dict()` of the model would be without `parallelize`, on rank 0 on the CPU; empty on the others.
+    """The `state_dict()` that the model would have without `parallelize`, on rank 0 on the CPU; empty on the others.
 
     A collective call. Experts come one by one, so that rank 0 needs room for the whole model and one expert beside it;
     what FSDP2 shards is put together.
@@ -38,19 +38,19 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     model = _bare(model)
     layers = spread_experts(model)
     holders = _Holders.of(layers)
-    found = {}
+    state = {}
     for key, value in model.state_dict().items():
         if key.removesuffix(f".{HELD}") in layers:
             continue
         layer = next((name for name in layers if key.startswith(f"{name}.{LOCAL}")), None)
         whole = unsharded(value) if layer is None else holders.gather(layer, value)
         if whole is not None and holders.rank == 0:
-            found[key if layer is None else f"{layer}.{key.removeprefix(f'{layer}.{LOCAL}')}"] = whole.cpu()
-    return found
+            state[key if layer is None else f"{layer}.{key.removeprefix(f'{layer}.{LOCAL}')}"] = whole.cpu()
+    return state
 
 
 def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What `optimizer.state_dict()` would be without `parallelize`, on rank 0; empty on others. A collective call."""
+    """`optimizer.state_dict()` as it would be without `parallelize`, on rank 0; empty on others. A collective call."""
     layers = spread_experts(_bare(model))
     holders, written = _Holders.of(layers), optimizer.state_dict()
     layer_of = {parameter: name for name, layer in layers.items() for parameter in layer.parameters()}
@@ -99,7 +99,7 @@ def take_held(layer: ParallelExperts, state: dict[str, Any], prefix: str, *_unus
 
 @dataclass(frozen=True, slots=True)
 class _Holders:
-    """Which experts each device holds, `[D]` lists by the name of the layer, as all ranks told."""
+    """Experts of each device, `[D]` lists by the name of the layer, as all ranks told."""
 
     held: Mapping[str, tuple[list[int], ...]]
     rank: int

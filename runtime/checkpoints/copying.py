@@ -1,24 +1,52 @@
-"""One file written anew from another: a head of its own, then runs of the other's bytes, one buffer in memory."""
+"""A file written anew from another: a head of its own, then runs of the other's bytes, one buffer in memory.
+
+Where nothing moves a run is a whole stretch; where experts do it is one expert's rows.
+
+Legend: E experts a layer.
+"""
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
-from .segments import Segment
+from .header import Header, Tensor
+from .layout import ID_TYPES, Layout, Role
+from .permutation import Permutation
 
-__all__ = ["Copy"]
+__all__ = ["Copy", "Segment", "segments_of"]
 
 BUFFER_BYTES = 2**20  # whole ids, of whatever type; larger ones cost page faults
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of bytes and where it goes.
+
+    Parameters
+    ----------
+    source, target
+        The offset of its first byte in either file.
+    ids
+        Where the bytes are numbers of experts: their type as numpy calls it.
+    new
+        Of those the new number of each expert, E.
+    """
+
+    source: int
+    target: int
+    num_bytes: int
+    ids: str | None = None
+    new: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
-    """How a file is made from another.
+    """The recipe of a file that is made from another.
 
     Parameters
     ----------
@@ -72,6 +100,44 @@ class Copy:
         return digest.hexdigest()
 
 
+def segments_of(header: Header, target_start: int, layout: Layout, permutation: Permutation) -> list[Segment]:
+    """The bytes of all tensors of a file; each tensor stays where it was among the others.
+
+    Parameters
+    ----------
+    target_start
+        Where the first tensor begins in the new file.
+    """
+    tensors = sorted(header.tensors.items(), key=lambda item: item[1].begin)
+    runs = (run for name, tensor in tensors for run in _runs(name, tensor, layout, permutation))
+    starts = header.data_start, target_start
+    return [replace(run, source=starts[0] + run.source, target=starts[1] + run.target) for run in _joined(runs)]
+
+
+def _runs(name: str, tensor: Tensor, layout: Layout, permutation: Permutation) -> Iterator[Segment]:
+    role, place, num_bytes = layout.role(name, tensor), layout.place(name), tensor.end - tensor.begin
+    if place is None or role in (Role.STAYS, Role.RENAMED):
+        yield Segment(tensor.begin, tensor.begin, num_bytes)
+    elif role is Role.IDS:
+        yield Segment(tensor.begin, tensor.begin, num_bytes, ID_TYPES[tensor.dtype], permutation.new[place[0]])
+    else:
+        row_bytes = num_bytes // layout.num_experts
+        for new, old in enumerate(permutation.old[place[0]]):
+            yield Segment(tensor.begin + old * row_bytes, tensor.begin + new * row_bytes, row_bytes)
+
+
+def _joined(runs: Iterable[Segment]) -> Iterator[Segment]:
+    """The runs, those that follow one another in both files as one."""
+    first, end = Segment(0, 0, 0), 0
+    for run in runs:
+        moved = run.source - run.target != first.source - first.target
+        if moved or run.source != end or run.ids or first.ids:
+            yield replace(first, num_bytes=end - first.source)
+            first = run
+        end = run.source + run.num_bytes
+    yield replace(first, num_bytes=end - first.source)
+
+
 class _Source:
     """A file that is read from, whose failures are those of an input."""
 
@@ -91,12 +157,12 @@ class _Source:
     def read(self, start: int, size: int) -> bytes:
         try:
             self.stream.seek(start)
-            found = self.stream.read(size)
+            data = self.stream.read(size)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read at byte {start:,} ({error.strerror})") from error
-        if len(found) != size:
-            raise InputError(f"{self.path}: ends at byte {start + len(found):,}; it was changed while it was read")
-        return found
+        if len(data) != size:
+            raise InputError(f"{self.path}: ends at byte {start + len(data):,}; it was changed while it was read")
+        return data
 
 
 def _pieces(start: int, size: int) -> Iterator[tuple[int, int]]:

@@ -49,7 +49,7 @@ class Directory:
 
     @property
     def shard_paths(self) -> list[Path]:
-        """Where the shards are."""
+        """Paths of the shards."""
         return [self.path / shard for shard in self.shards]
 
     def sizes(self) -> dict[str, int]:
@@ -141,8 +141,8 @@ def _shards(folder: Path) -> set[str]:
     if not named:
         raise InputError(f"{folder / INDEX}: names no tensor; expected the index of a checkpoint")
     for file, tensors in named.items():
-        found = read_header(folder / file).tensors
-        absent = [tensor for tensor in tensors if tensor not in found]
+        held = read_header(folder / file).tensors
+        absent = [tensor for tensor in tensors if tensor not in held]
         if absent:
             raise InputError(
                 f"{folder / file}: no {absent[0][:120]} ({len(absent)} absent), which {INDEX} puts there; expected the"

@@ -40,7 +40,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file holds: the JSON text without its padding, the tensors by name, and where their bytes begin."""
+    """Contents of a file: the JSON text without its padding, the tensors by name, and where their bytes begin."""
 
     text: str
     tensors: Mapping[str, Tensor]
@@ -89,28 +89,28 @@ def packed(text: str, *, at_least: int = 0) -> bytes:
 
 def _tensors(text: str, num_bytes: int) -> dict[str, Tensor]:
     """The tensors that a header names, which together must take up `num_bytes`."""
-    found = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
-    if not isinstance(found, dict):
+    tensors = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
+    if not isinstance(tensors, dict):
         _refuse("a header that is no object")
-    found.pop("__metadata__", None)
+    tensors.pop("__metadata__", None)
     position = 0
-    for name, tensor in sorted(found.items(), key=lambda item: _extent(*item)):
+    for name, tensor in sorted(tensors.items(), key=lambda item: _extent(*item)):
         if tensor.begin != position:
             _refuse(f"{name[:80]} begins at byte {tensor.begin:,}, where {position:,} was expected")
         position = tensor.end
     if position != num_bytes:
         _refuse(f"tensors of {position:,} bytes in {num_bytes:,}")
-    return found
+    return tensors
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
     """A JSON object, one that describes a tensor as a `Tensor`: a header may hold a hundred thousand."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    described = dict(pairs)
+    if len(described) != len(pairs):
         _refuse("a name twice")
-    if found.keys() != {"dtype", "shape", "data_offsets"}:
-        return found
-    dtype, shape, offsets = found["dtype"], found["shape"], found["data_offsets"]
+    if described.keys() != {"dtype", "shape", "data_offsets"}:
+        return described
+    dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
     if not (isinstance(dtype, str) and dtype in BITS):
         _refuse(f"a tensor of type {str(dtype)[:40]!r}")
     if not (_sizes(shape) and _sizes(offsets) and len(shape) <= MAX_AXES and len(offsets) == 2):

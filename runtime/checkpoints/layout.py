@@ -1,22 +1,26 @@
-"""How a checkpoint names what a layer of experts consists of, and what a permutation does to each tensor of it.
+"""Names of the parts of a layer of experts in a checkpoint, and the effect of a permutation on each tensor.
 
 A name is `{stem}.{layer}.{block}.{inner}`: the stem ends in "layers" and comes before every layer of the model's text
 part, the block is the module that holds a layer's router and experts, "mlp" in most families.
+
+A header is read again whenever it is needed: those of a large checkpoint together would take hundreds of megabytes.
 
 Legend: E experts a layer.
 """
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import NoReturn
 
 from ...errors import InputError
-from .header import Tensor
+from .header import Tensor, read_header
 from .permutation import Permutation
 
-__all__ = ["EXPERT", "ID_TYPES", "NAME", "Layout", "Role", "holds_experts", "is_ahead"]
+__all__ = ["EXPERT", "ID_TYPES", "NAME", "Layout", "Role", "survey"]
 
 NAME = re.compile(r"((?:[\w-]+\.)*?layers)\.(0|[1-9]\d{0,4})\.([a-z]\w*)\.(.+)", re.ASCII)
 EXPERT = re.compile(r"experts\.(0|[1-9]\d{0,4})(?=\.|$)(?:\.(\w+))?", re.ASCII)
@@ -25,7 +29,7 @@ GRANITE = "block_sparse_moe"  # whose experts are called as layers of a dense mo
 
 
 class Role(StrEnum):
-    """What a permutation does to a tensor."""
+    """The effect of a permutation on a tensor."""
 
     STAYS = "stays"
     RENAMED = "renamed"  # an expert's own: its number in the name changes
@@ -43,11 +47,12 @@ RULES = (  # of inner names; what fits none is refused
     (re.compile(r"(?:(?:gate|router|moe_statics)\.)?(?:e_score_correction_bias|expert_bias)"), Role.ROWS),
     (re.compile(r"(?:gate|router)\.tid2eid"), Role.IDS),
 )
+Blocks = Mapping[str, Mapping[int, set[str]]]  # stem -> layer -> the modules that hold experts
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the layers of a permutation are among a checkpoint's tensors.
+    """Places of a permutation's layers among a checkpoint's tensors.
 
     Parameters
     ----------
@@ -78,7 +83,7 @@ class Layout:
         return None
 
     def role(self, name: str, tensor: Tensor) -> Role:
-        """What a permutation does to a tensor.
+        """The effect of a permutation on a tensor.
 
         Raises
         ------
@@ -103,7 +108,7 @@ class Layout:
         """The name of a tensor, or of a module of an expert, in the permuted checkpoint."""
         match = NAME.fullmatch(name) if "experts." in name else None
         expert = match and EXPERT.match(match[4])
-        if not match or not expert or is_ahead(match[1]) or f"{match[1]}.{match[2]}" in self.outside:
+        if not match or not expert or _is_ahead(match[1]) or f"{match[1]}.{match[2]}" in self.outside:
             return name
         new_E = permutation.new.get(int(match[2]), ())
         if int(expert[1]) >= len(new_E):
@@ -120,12 +125,91 @@ class Layout:
         raise InputError(f"{name[:120]} {reason}; a permuted checkpoint with it as it is would be wrong")
 
 
-def holds_experts(block: str, inner: str) -> bool:
+def survey(shards: Sequence[Path], layers: Collection[int], num_experts: int) -> Layout:
+    """The layout of the checkpoint in these files.
+
+    Parameters
+    ----------
+    layers
+        The hidden layers to permute.
+
+    Raises
+    ------
+    InputError
+        A layer, an expert or a router is missing, or a tensor of a layer is of no known kind or shape.
+    """
+    folder, blocks = shards[0].parent, _blocks(shards)
+    stem = _stem(folder, blocks, layers)
+    for layer in layers:
+        if len(blocks[stem][layer]) > 1:
+            names = " and ".join(sorted(blocks[stem][layer]))
+            raise InputError(f"{folder}: hidden layer {layer} has experts in {names}; expected one module of them")
+    ours = {f"{stem}.{layer}" for layer in layers}
+    outside = {f"{other}.{layer}" for other in blocks for layer in blocks[other]} - ours
+    layout = Layout(stem, {layer: min(blocks[stem][layer]) for layer in layers}, frozenset(outside), num_experts)
+    _check(shards, layout)
+    return layout
+
+
+def _blocks(shards: Sequence[Path]) -> Blocks:
+    blocks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for shard in shards:
+        for name in read_header(shard).tensors:
+            match = NAME.fullmatch(name)
+            if match and _holds_experts(match[3], match[4]):
+                blocks[match[1]][int(match[2])].add(match[3])
+    return blocks
+
+
+def _stem(folder: Path, blocks: Blocks, layers: Collection[int]) -> str:
+    """Prefix of the names of the layers; layers that predict further tokens have other numbers."""
+    stems = [stem for stem in blocks if not _is_ahead(stem)]
+    complete = [stem for stem in stems if blocks[stem].keys() >= set(layers)]
+    if len(complete) == 1:
+        return complete[0]
+    if complete:
+        raise InputError(f"{folder}: layers of experts under {' and '.join(sorted(complete))}; expected one model")
+    there = max((set(blocks[stem]) for stem in stems), key=len, default=set())
+    absent = sorted(set(layers) - there)
+    raise InputError(
+        f"{folder}: no experts of hidden layer {absent[0]} under a name known here ({len(absent)} of {len(layers)}"
+        " layers of the plan have none); expected the model that the plan is of"
+    )
+
+
+def _check(shards: Sequence[Path], layout: Layout) -> None:
+    """Refuse a layer without a router, and experts that are not all there."""
+    experts: dict[tuple[int, str], set[int]] = defaultdict(set)
+    routed: set[int] = set()
+    for shard in shards:
+        for name, tensor in read_header(shard).tensors.items():
+            try:
+                role, place = layout.role(name, tensor), layout.place(name)
+            except InputError as error:
+                raise InputError(f"{shard}: {error}") from error
+            expert = place and EXPERT.match(place[1])
+            if place and expert:
+                experts[place[0], expert[2] or ""].add(int(expert[1]))
+            elif place and role is Role.ROWS and place[1].startswith(("gate.", "router.")):
+                routed.add(place[0])
+    folder = shards[0].parent
+    for (layer, part), there in experts.items():
+        if wrong := sorted(there.symmetric_difference(range(layout.num_experts))):
+            lack = "lacks" if wrong[0] not in there else "has"
+            raise InputError(
+                f"{folder}: hidden layer {layer} {lack} {part} of expert {wrong[0]};"
+                f" expected experts 0 to {layout.num_experts - 1}"
+            )
+    if absent := sorted(layout.blocks.keys() - routed):
+        raise InputError(f"{folder}: no router of hidden layer {absent[0]} under a name known here; expected one")
+
+
+def _holds_experts(block: str, inner: str) -> bool:
     """Whether a tensor of this name is of routed experts."""
     return inner.startswith("experts.") or (block == GRANITE and inner.startswith(("input_linear.", "output_linear.")))
 
 
-def is_ahead(stem: str) -> bool:
+def _is_ahead(stem: str) -> bool:
     """Whether layers of this stem predict further tokens (MTP): no layer of theirs is in a plan."""
     return "mtp" in stem.split(".")
 

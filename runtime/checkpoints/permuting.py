@@ -9,13 +9,11 @@ from ...errors import MismatchError, UsageError
 from ...files import sha256_json, write_json
 from ...traces.huggingface.config import spec_of_config
 from ..plan import Plan
-from . import record
 from .directory import read_directory
-from .layout import Layout
+from .layout import Layout, survey
 from .partial import filling
-from .permutation import Permutation, permutation_of
+from .permutation import RECORD, Permutation, PermutationRecord, permutation_of, read_record
 from .rewriting import OnProgress, Rewriting
-from .survey import survey
 
 __all__ = ["Permuted", "Restored", "permute", "undo"]
 
@@ -94,7 +92,7 @@ def permute(
         It cannot be written; where the disk is too small for it, nothing is begun.
     """
     directory = read_directory(source)
-    if record.NAME in directory.others:
+    if RECORD in directory.others:
         raise UsageError(f"{source}: permuted already; undo that first: moeplan apply --undo {source} -o DIR")
     model = spec_of_config(directory.path / "config.json")
     permutation = permutation_of(plan, model)
@@ -103,7 +101,7 @@ def permute(
     rewriting = Rewriting(directory, layout, permutation)
     _check_outside(destination, source)
     with filling(destination, rewriting.job) as partial:
-        made = record.PermutationRecord(
+        made = PermutationRecord(
             moeplan_version=version("moeplan"),
             plan_sha256=plan.plan_sha256,
             model=plan.model.name,
@@ -111,7 +109,7 @@ def permute(
             permutation_sha256=sha256_json(permutation.old),
             files=rewriting.run(partial, on_progress),
         )
-        write_json(partial.path / record.NAME, made.model_dump(mode="json"))
+        write_json(partial.path / RECORD, made.model_dump(mode="json"))
     return Permuted(
         directory=Path(destination),
         layers=tuple(permutation.old),
@@ -142,13 +140,13 @@ def undo(
     StorageError
         As in `permute`.
     """
-    permuted = record.read_record(Path(directory))
-    found = read_directory(directory)
-    found = replace(found, others=tuple(name for name in found.others if name != record.NAME))
+    permuted = read_record(Path(directory))
+    permuted_files = read_directory(directory)
+    permuted_files = replace(permuted_files, others=tuple(name for name in permuted_files.others if name != RECORD))
     permutation = Permutation(permuted.permutation).inverse
-    layout = survey(found.shard_paths, permutation.old.keys(), permutation.num_experts)
+    layout = survey(permuted_files.shard_paths, permutation.old.keys(), permutation.num_experts)
     starts = {name: file.data_start for name, file in permuted.files.items() if file.data_start is not None}
-    rewriting = Rewriting(found, layout, permutation, hash_target=True, data_starts=starts)
+    rewriting = Rewriting(permuted_files, layout, permutation, hash_target=True, data_starts=starts)
     _check_outside(destination, directory)
     with filling(destination, rewriting.job) as partial:
         files = rewriting.run(partial, on_progress)
@@ -156,9 +154,9 @@ def undo(
     return Restored(
         directory=Path(destination),
         changed=tuple(sorted({name for name, _ in hashes.items() ^ before.items()})),
-        left_out=found.left_out,
-        num_files=len(found.names),
-        num_bytes=found.num_bytes,
+        left_out=permuted_files.left_out,
+        num_files=len(permuted_files.names),
+        num_bytes=permuted_files.num_bytes,
     )
 
 

@@ -1,31 +1,44 @@
-"""All files of a checkpoint written again under a permutation, one after another."""
+"""All files of a checkpoint written again under a permutation, one after another.
+
+Names of experts in the configuration, which tells what stays unquantised, change with them.
+"""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial as bound
+from pathlib import Path
 
 from ...errors import InputError
 from ...files import sha256_json
-from .config_names import is_config, renamed_config
-from .copying import Copy
+from .copying import Copy, Segment, segments_of
 from .directory import INDEX, Directory
 from .header import packed, read_header
-from .layout import Layout
+from .layout import EXPERT, NAME, Layout
 from .partial import Partial
-from .permutation import Permutation
-from .record import SourceFile
-from .segments import Segment, segments_of
-from .texts import with_strings
+from .permutation import Permutation, SourceFile
+from .texts import read_bounded, with_strings
 
 __all__ = ["OnProgress", "Rewriting"]
 
 OnProgress = Callable[[int, int], None]  # takes the bytes written and those in all
+CONFIG = "the configuration of a model"
+MAX_CONFIG_BYTES = 16 * 2**20
+MAX_CONFIG_VALUES = 300_000  # more than the tensors of a model whose configuration tells bits of each
+WORD = re.compile(r"\bexperts?\b")
+PROSE = re.compile(r"(?!.*experts?[.\\*]\S).*\s.*", re.DOTALL)
+PART = r"[A-Za-z_]\w*"
+ALL = re.compile(  # what may follow the word in a pattern that is the same for every expert
+    rf"(?:\\?\.?\*(?:{PART})?|\\?\.(?:\\d\+|\[0-9\]\+|\.[*+]|\*)(?:{PART})?)?"  # any number
+    rf"(?:\\?\.(?:{PART}|\({PART}(?:\|{PART})*\)(?:{PART})?))*"  # modules inside an expert
+    r"(?:\.?\*|\\?\.)?\$?"
+)
 
 
 @dataclass(frozen=True)
 class Rewriting:
-    """What is done to the files of a checkpoint.
+    """A permutation of all files of a checkpoint.
 
     Parameters
     ----------
@@ -44,8 +57,8 @@ class Rewriting:
     @property
     def job(self) -> str:
         """A hash of what is done, and of the names, sizes and times of the files that it is done to."""
-        found = {name: os.stat(self.directory.path / name) for name in self.directory.names}
-        states = {name: [file.st_size, file.st_ctime_ns] for name, file in found.items()}  # other times can be set
+        stats = {name: os.stat(self.directory.path / name) for name in self.directory.names}
+        states = {name: [file.st_size, file.st_ctime_ns] for name, file in stats.items()}  # other times can be set
         return sha256_json([self.hash_target, list(self.permutation.old.items()), states])
 
     def run(self, partial: Partial, on_progress: OnProgress | None) -> dict[str, SourceFile]:
@@ -91,6 +104,35 @@ class Rewriting:
         size = path.stat().st_size
         if name == INDEX:
             return Copy(with_strings(path.read_bytes().decode(), rename, source=path).encode(), size, ())
-        if is_config(name):
-            return Copy(renamed_config(path, rename), size, ())
+        if _is_config(name):
+            return Copy(_renamed_config(path, rename), size, ())
         return Copy(b"", 0, [Segment(0, 0, size)])
+
+
+def _is_config(name: str) -> bool:
+    """Whether a file, named as below a checkpoint's directory, tells what stays unquantised, bits a module."""
+    return name == "config.json" or ("/" not in name and "quant" in name and name.endswith(".json"))
+
+
+def _renamed_config(path: Path, change: Callable[[str], str]) -> bytes:
+    """A configuration with the experts that it names renamed.
+
+    Raises
+    ------
+    InputError
+        No JSON, or a pattern in it chooses among experts.
+    """
+    read_bounded(path, what=CONFIG, max_bytes=MAX_CONFIG_BYTES, objects=MAX_CONFIG_VALUES, commas=MAX_CONFIG_VALUES)
+
+    def renamed(text: str) -> str:
+        word = WORD.search(text)
+        if word is None or PROSE.fullmatch(text) or ALL.fullmatch(text, word.end()):
+            return text
+        match = NAME.fullmatch(text)
+        if match and EXPERT.match(match[4]) and len(WORD.findall(text)) == 1:
+            return change(text)
+        raise InputError(
+            f"{path}: {text[:120]!r} chooses among experts by a pattern; expected full names of modules: write them out"
+        )
+
+    return with_strings(path.read_bytes().decode(), renamed, source=path).encode()

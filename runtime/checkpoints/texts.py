@@ -24,8 +24,8 @@ def check_crowd(text: str, path: str | os.PathLike[str], *, objects: int, commas
         More objects, lists (two an object) or commas than a file of its kind may have.
     """
     for sign, most in (("{", objects), ("[", 2 * objects), (",", commas)):
-        if (found := text.count(sign)) > most:
-            raise InputError(f"{path}: {found:,} times {sign!r}, at most {most:,} are read; expected fewer tensors")
+        if (count := text.count(sign)) > most:
+            raise InputError(f"{path}: {count:,} times {sign!r}, at most {most:,} are read; expected fewer tensors")
 
 
 def read_bounded(path: Path, *, what: str, max_bytes: int, objects: int, commas: int) -> Any:

@@ -22,7 +22,7 @@ def attended(
     lengths: Sequence[int],
     seeds: Sequence[int] = (),
 ) -> Tensor:
-    """What attention makes of normed tokens, `[T, M]`.
+    """Attention's output for normed tokens, `[T, M]`.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ class Cache:
 
     @property
     def num_bytes(self) -> int:
-        """Of all keys and values held, with the room for steps to come."""
+        """Bytes of all keys and values held, with the room for steps to come."""
         return sum(rows.numel() * rows.element_size() for rows in self.layers)
 
     def make_room(self, step: int) -> None:

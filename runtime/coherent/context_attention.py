@@ -75,7 +75,7 @@ def _taken(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def _runs(context_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Where runs start, and how many tokens each has, int64 `[C]`."""
+    """Start of each run and its number of tokens, int64 `[C]`."""
     _, context_of, count = torch.unique_consecutive(context_T, return_inverse=True, return_counts=True)
     ordinal_T = torch.arange(len(context_T), device=context_T.device) - (count.cumsum(0) - count)[context_of]
     start_C = (ordinal_T % QUERIES == 0).nonzero().flatten()

@@ -17,7 +17,7 @@ __all__ = ["Contexts"]
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Whose every token is: the samples of all ranks, which every rank gathers before the first layer.
+    """Samples of all ranks and the tokens of each, which every rank gathers before the first layer.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Contexts:
 
     @classmethod
     def of(cls, sample_I: Tensor, length_I: Tensor, rank_I: Tensor, group: dist.ProcessGroup | None) -> "Contexts":
-        """Those of samples with these ids and lengths that started on these ranks, int64."""
+        """Contexts of samples with these ids and lengths that started on these ranks, int64."""
         end_I, device = length_I.cumsum(0), length_I.device
         begin_I, first = end_I - length_I, [0, *end_I.tolist()]
         context_G = torch.arange(len(length_I), device=device).repeat_interleave(length_I)
@@ -68,13 +68,13 @@ class Contexts:
         return (self.source == dist.get_rank(self.group)).nonzero().flatten()
 
     def after(self, step: int) -> "Contexts":
-        """Those of one token of every sample, `step` behind its last; such a token has the number of its sample."""
+        """Contexts of one token of every sample, `step` behind its last; such a token has the number of its sample."""
         context_I = torch.arange(len(self.rank), device=self.rank.device)
         sample_I, position_I = self.sample[self.begin], self.length + step
         return replace(self, sample=sample_I, context=context_I, position=position_I, source=self.rank)
 
     def row(self, context: Tensor, position: Tensor) -> Tensor:
-        """Where positions of samples are among a layer's keys and values: tokens by number, then later ones by step.
+        """Rows of positions among a layer's keys and values: tokens by number, then later ones by step.
 
         A position past a sample's tokens is that of a step of generation, in which every sample has a row.
         """

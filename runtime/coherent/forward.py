@@ -69,7 +69,7 @@ def coherent_forward(
 
 
 class Coherent:
-    """What becomes of tokens between attentions, and how all ranks come to hold the keys and values of all samples.
+    """The way of tokens between attentions where every rank holds the keys and values of all samples.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Coherent:
         return Held.summed(y_nM, token_n)
 
     def home(self, held: Held, source_T: Tensor) -> Held:
-        """What started here of what all ranks hold; sources ascend with the numbers; two collectives."""
+        """Tokens that started here, from wherever they are; sources ascend with the numbers; two collectives."""
         route = Route.agree(source_T.bincount(minlength=dist.get_world_size(self.group))[None], self.group)
         kinds = held.x, held.token.int()[:, None]
         columns = Columns.of(*kinds)

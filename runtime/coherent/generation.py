@@ -57,7 +57,7 @@ def generate(model: LanguageModel, way: Coherent | Resident, request: Request) -
 
 
 class _Run:
-    """One generation.
+    """A generation under way.
 
     Attributes
     ----------

@@ -18,7 +18,7 @@ __all__ = ["Request"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
-    """What to generate.
+    """Prompts of this rank and the ends of their continuations.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ __all__ = ["Resident"]
 
 
 class Resident:
-    """What becomes of tokens between attentions, where a rank holds the keys and values of its own samples only.
+    """The way of tokens between attentions where a rank holds the keys and values of its own samples only.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Resident:
         return kv_T2
 
     def through(self, layer: Layer, held: Held, contexts: Contexts) -> Held:
-        """The same tokens after a layer's block."""
+        """Tokens after a layer's block, on the ranks where they were."""
         experts = getattr(layer.moe, "experts", None)
         if isinstance(experts, ParallelExperts):
             experts.begin(contexts.sample[held.token], contexts.position[held.token])

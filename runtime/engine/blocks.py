@@ -29,7 +29,7 @@ class RoutedBlock:
 
     @property
     def experts(self) -> nn.Module:
-        """Its experts."""
+        """The module of its experts."""
         experts: nn.Module = self.module.get_submodule("experts")
         return experts
 
@@ -47,14 +47,14 @@ def routed_blocks(model: nn.Module) -> list[RoutedBlock]:
     UsageError
         There are none, or it was parallelized before.
     """
-    found = []
+    blocks = []
     for name, module in model.named_modules():
         if num_experts := stacked_experts(getattr(module, "experts", None)):
             router = getattr(module, "router", None) or getattr(module, "gate", None)
-            found.append(RoutedBlock(name, module, num_experts, getattr(router, "top_k", None)))
-    if not found:
+            blocks.append(RoutedBlock(name, module, num_experts, getattr(router, "top_k", None)))
+    if not blocks:
         raise UsageError(
             f"{type(model).__name__} has no routed blocks (a router beside `experts` with stacked weights, as in"
             " transformers 5), or was parallelized before; give a whole Mixture-of-Experts model"
         )
-    return found
+    return blocks

@@ -26,32 +26,38 @@ class Chunks:
         Where pieces begin and, last, end, as shares of the tokens, ascending from 0 to 1, `[P + 1]`.
     forward, backward
         The pieces of each chunk of a pass.
+    capacity_factor
+        Rows of every slot's buffer over their mean, what is beyond being dropped; None: no buffers, nothing dropped.
     """
 
     cuts: tuple[float, ...]
     forward: tuple[range, ...]
     backward: tuple[range, ...]
+    capacity_factor: float | None = None
 
     @classmethod
-    def of(cls, forward: Sequence[float], backward: Sequence[float]) -> "Chunks":
+    def of(cls, forward: Sequence[float], backward: Sequence[float], capacity_factor: float | None = None) -> "Chunks":
         """The chunks of these shares, each summing to 1."""
         ends = [boundaries(shares) for shares in (forward, backward)]
         cuts = sorted({*ends[0], *ends[1]})
-        return cls(tuple(cuts), *(tuple(_between(cuts, chosen)) for chosen in ends))
+        first, second = (tuple(_between(cuts, chosen)) for chosen in ends)
+        return cls(tuple(cuts), first, second, capacity_factor)
 
     @classmethod
     def whole(cls) -> "Chunks":
-        """One chunk for each pass: nothing overlaps."""
+        """A single chunk for each pass: nothing overlaps."""
         return cls.of([1.0], [1.0])
 
     @classmethod
-    def planned(cls, pipeline: PipelineDecision, layer: int) -> "Chunks":
-        """Those that a plan decides for an MoE layer; the backward pass is cut as the forward one unless it says."""
-        degrees = [pipeline.forward, pipeline.backward or pipeline.forward]
-        shares = pipeline.shares
-        if shares is None:
-            return cls.of(*([1 / one[layer]] * one[layer] for one in degrees))
-        return cls.of(shares.forward[layer], (shares.backward or shares.forward)[layer])
+    def planned(cls, pipeline: PipelineDecision | None, layer: int) -> "Chunks":
+        """Chunks that a plan decides for an MoE layer; the backward pass is cut as the forward one unless it says."""
+        if pipeline is None:
+            return cls.whole()
+        degrees = pipeline.forward[layer], (pipeline.backward or pipeline.forward)[layer]
+        forward, backward = ([1 / degree] * degree for degree in degrees)
+        if (shares := pipeline.shares) is not None:
+            forward, backward = ([*of_pass[layer]] for of_pass in (shares.forward, shares.backward or shares.forward))
+        return cls.of(forward, backward, pipeline.capacity_factor)
 
     @property
     def num_pieces(self) -> int:

@@ -64,7 +64,7 @@ class Copies:
         return y_nM.new_zeros(num_tokens + 1, y_nM.shape[1]).index_add_(0, self.row, y_nM)[:num_tokens]
 
     def summed_weights(self, weight_nK: Tensor, shape: tuple[int, int]) -> Tensor:
-        """The same for what belongs to the choices of each token, `[T, K]`."""
+        """The sum of rows that belong to the choices of each token, `[T, K]`."""
         if self.choice is None:
             return self.summed(weight_nK, shape[0])
         place_n = self.row * shape[1] + self.choice
@@ -84,7 +84,7 @@ class Slots:
 
     @classmethod
     def of(cls, placement: Placement, layer: int, device: torch.device) -> "Slots":
-        """Those of a placement, as tensors on `device`."""
+        """The slots of a layer of a placement, as tensors on `device`."""
         expert_S = torch.from_numpy(placement.physical_to_logical[layer]).to(device, torch.int64)
         device_S = torch.from_numpy(placement.device_of_slot).to(device)
         number_ED = expert_S.new_zeros(placement.num_experts, placement.num_devices)

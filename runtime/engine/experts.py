@@ -6,7 +6,7 @@ Legend: E experts; S slots; m tokens; K experts a token; M hidden size; P token-
 import torch
 from torch import Tensor, nn
 
-__all__ = ["applied", "keep_experts", "partial_sums", "stacked_experts"]
+__all__ = ["applied", "keep_experts", "partial_sums", "say_number", "stacked_experts"]
 
 
 def stacked_experts(module: object) -> int:
@@ -25,8 +25,14 @@ def keep_experts(experts: nn.Module, held: list[int]) -> None:
         setattr(experts, name, nn.Parameter(stacked.detach()[held], requires_grad=stacked.requires_grad))
 
 
+def say_number(experts: nn.Module, num_experts: int) -> None:
+    """Tell a module that keeps count of its experts, as those of transformers do, how many it has."""
+    if "num_experts" in vars(experts):
+        experts.num_experts = num_experts  # type: ignore[assignment]
+
+
 def applied(experts: nn.Module, x_PM: Tensor, slot_P1: Tensor, weight_P1: Tensor) -> Tensor:
-    """What local experts make of rows, one each, times its gate weight, `[P, M]`."""
+    """Outputs of local experts for rows, one expert each, times its gate weight, `[P, M]`."""
     if not len(x_PM):
         return torch.zeros_like(x_PM)
     y_PM: Tensor = experts(x_PM.contiguous(), slot_P1, weight_P1)

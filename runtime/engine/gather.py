@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Count:
-    """How many rows every rank has, under way."""
+    """Numbers of rows of all ranks, under way."""
 
     work: dist.Work | None
     counts: Tensor
@@ -83,7 +83,7 @@ class Gather:
 
 
 def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
-    """What each rank has, by rank; pickled, a collective call that waits."""
+    """The values of all ranks, by rank; pickled, a collective call that waits."""
     told = [value] * dist.get_world_size(group)
     dist.all_gather_object(told, value, group=group)
     return told

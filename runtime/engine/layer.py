@@ -5,6 +5,7 @@ Legend: T tokens; K experts a token; M hidden size; E experts; n rows that arriv
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,13 +13,12 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable loads the compiler, 1.4 s a rank
 
 from ...errors import UsageError
-from ...solvers.placement import Placement
-from ...solvers.replicas import ReplicaTable
 from .chunks import Chunks
-from .copies import Copies, Slots, select, select_buffers
-from .experts import applied, partial_sums
-from .replicated import ReplicaSums
-from .routing import Replicas, RoutedTokens
+from .copies import Copies, select, select_buffers
+from .experts import applied, partial_sums, say_number
+from .layer_placement import LayerPlacement
+from .rebinding import move_experts
+from .routing import RoutedTokens
 from .sent import Sent
 from .stopwatch import lap
 from .traffic import Traffic
@@ -26,15 +26,31 @@ from .trip import Gradients, Trip
 
 __all__ = ["ParallelExperts"]
 
-_trips: "weakref.WeakKeyDictionary[ParallelExperts, weakref.WeakSet[Trip]]" = weakref.WeakKeyDictionary()
-
 
 class _Last:
-    """The last forward, apart from the module, whose attributes take long to set."""
+    """The last forward, apart from the module, whose attributes take long to set.
+
+    Attributes
+    ----------
+    pairs
+        Token-expert pairs that were computed here since the last trip began.
+    trips
+        Those recorded for a backward pass, while anybody holds their outputs.
+    """
 
     routed: RoutedTokens
     sent: Sent
-    pairs = 0  # that were computed here since the last trip began
+
+    def __init__(self) -> None:
+        self.pairs, self.trips = 0, weakref.WeakSet[Trip]()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Last, ()  # a copy of the module had no forward yet
+
+    @property
+    def waiting(self) -> int:
+        """Trips whose backward pass has not run."""
+        return sum(bool(trip.pieces) for trip in self.trips)
 
 
 class ParallelExperts(nn.Module):
@@ -44,62 +60,74 @@ class ParallelExperts(nn.Module):
     ----------
     experts
         Those of this rank's slots, called as `experts(x_TM, slots_TK, weight_TK)`.
-    layer
-        The ordinal of the block among MoE layers.
-    capacity_factor
-        F: rows of every slot's buffer over their mean, what is beyond being dropped; None: no buffers, nothing dropped.
+    chunks
+        The pieces in which tokens travel, and the capacity of buffers; None: one piece, nothing is dropped.
     gradient_share
         What the experts' gradients, which all ranks' losses have part in, are multiplied by.
 
     Attributes
     ----------
-    held, local
-        The experts in this rank's slots: their ids, and the module that computes them.
+    local
+        The module that computes the experts in this rank's slots.
     """
 
     def __init__(
         self,
         experts: nn.Module,
-        placement: Placement,
-        layer: int,
-        *,
-        devices_per_node: int,
+        placement: LayerPlacement,
         group: dist.ProcessGroup | None,
+        *,
         chunks: Chunks | None = None,
-        capacity_factor: float | None = None,
         gradient_share: float = 1.0,
     ) -> None:
         super().__init__()
-        rank, device = dist.get_rank(group), next(experts.parameters()).device
-        self.held = placement.held(layer, rank)
-        self.group, self.chunks = group, chunks or Chunks.whole()
-        self.capacity_factor, self.gradient_share = capacity_factor, gradient_share
-        self.slots = Slots.of(placement, layer, device)
-        self.replicas = Replicas.seen_from(rank, ReplicaTable.of(placement, layer, devices_per_node), device)
-        self.sums = ReplicaSums.of(placement, layer, group, device) if placement.has_replicas else None
-        # The last entry answers the id -1.
-        self.slot_of_expert = torch.full((placement.num_experts + 1,), -1, device=device)
-        self.slot_of_expert[self.held] = torch.arange(len(self.held), device=device)
+        self.placement, self.group, self.chunks = placement, group, chunks or Chunks.whole()
+        self.gradient_share = gradient_share
         self.local = experts
-        if "num_experts" in vars(experts):
-            experts.__dict__["num_experts"] = len(self.held)
-        self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=device)
+        say_number(experts, len(placement.held))
+        self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=placement.slot_of_expert.device)
         self._last = _Last()
 
     @property
+    def held(self) -> list[int]:
+        """The experts in this rank's slots."""
+        return self.placement.held
+
+    @property
     def routed(self) -> RoutedTokens:
-        """What the last forward routed."""
+        """Experts that the last forward chose."""
         return self._last.routed
 
     @property
     def sent(self) -> Sent:
-        """What the last forward sent and computed, not summed up yet."""
+        """Routes and pairs of the last forward, not summed up yet."""
         return self._last.sent
 
     @property
     def traffic(self) -> Traffic:
-        """What the last forward sent and computed."""
+        """Traffic and load of the last forward."""
         return self._last.sent.traffic
+
+    def rebind(self, placement: LayerPlacement) -> None:
+        """Hold the experts of another placement from the next forward on; a collective call between two steps.
+
+        Experts and their gradients move; parameters stay the same objects, and the state of an optimizer, which
+        belongs to the slot of a parameter, stays where it is.
+
+        Raises
+        ------
+        UsageError
+            The placement has another number of slots here, or a forward waits for its backward pass.
+        """
+        if len(placement.held) != len(self.held):
+            raise UsageError(
+                f"a placement with {len(placement.held)} slots on this rank in place of one with {len(self.held)};"
+                " expected as many"
+            )
+        if self._last.waiting:
+            raise UsageError("experts moved between a forward and its backward pass; move them after the backward pass")
+        move_experts(self.local, self.placement, placement, self.group)
+        self.placement = placement
 
     def begin(self, sample_T: Tensor, position_T: Tensor) -> None:
         """Say which tokens the next forward is about, int64 `[T]`."""
@@ -115,8 +143,6 @@ class ParallelExperts(nn.Module):
         copies = self._copies(ids_TK, self.devices(ids_TK))
         trip = Trip(copies, self.chunks, self.contributions, _differentiable(self), self.group, settle=self._settled)
         y_nM = self._taken(trip, x_TM, weight_TK)
-        if self.sums is not None and trip.recording and not _in_backward():
-            _trips.setdefault(self, weakref.WeakSet()).add(trip)
         return copies.summed(y_nM, len(x_TM))
 
     @_disable_dynamo
@@ -176,18 +202,17 @@ class ParallelExperts(nn.Module):
         return y_nM, trip.tag.long()
 
     def _taken(self, trip: Trip, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
-        """What a trip brings; `traffic` tells what it sent and computed."""
+        """Rows that a trip brings; `traffic` is then that of the trip."""
         self._last.pairs = 0
         y_nM = trip.take(x_TM, weight_TK)
         self._last.sent = trip.sent(self._last.pairs)
+        if trip.recording and not _in_backward():
+            self._last.trips.add(trip)
         return y_nM
 
     def _refuse_other_turns(self) -> None:
         """Refuse to run a forward again that another has followed: replicas took turns by its tokens."""
-        if self.sums is None:
-            return
-        waiting = sum(bool(trip.pieces) for trip in _trips.get(self, ()))
-        if waiting > 1 and _in_backward():
+        if self.placement.sums is not None and self._last.waiting > 1 and _in_backward():
             raise UsageError(
                 "two checkpointed forwards before one backward under a placement with replicas; run backward after each"
                 " forward, or checkpoint around less than the routed block"
@@ -198,13 +223,13 @@ class ParallelExperts(nn.Module):
         if len(self.sample) != len(ids_TK):  # nobody said which tokens they are
             self.begin(torch.zeros_like(ids_TK[:, 0]), torch.arange(len(ids_TK), device=ids_TK.device))
         self._last.routed = RoutedTokens(self.sample, self.position, ids_TK)
-        return self.replicas.choose(ids_TK, self.sample, self.position)
+        return self.placement.replicas.choose(ids_TK, self.sample, self.position)
 
     def contributions(self, x_mM: Tensor, weight_mK: Tensor, ids_mK: Tensor) -> Tensor:
-        """What this rank's experts add to tokens, `[m, M]`; ids are -1 where another device computes."""
-        slot_mK, pairs = self.slot_of_expert[ids_mK], len(x_mM)
+        """Partial sums that this rank's experts add to tokens, `[m, M]`; ids are -1 where another device computes."""
+        slot_mK, pairs = self.placement.slot_of_expert[ids_mK], len(x_mM)
         with lap("experts"):
-            if ids_mK.shape[1] == 1 and self.capacity_factor is None:  # every row asks one expert, which is here
+            if ids_mK.shape[1] == 1 and self.chunks.capacity_factor is None:  # every row asks one expert, which is here
                 y_mM = applied(self.local, x_mM, slot_mK, weight_mK)
             else:
                 y_mM, pairs = partial_sums(self.local, x_mM, slot_mK, weight_mK)
@@ -217,11 +242,11 @@ class ParallelExperts(nn.Module):
 
     def _copies(self, ids_TK: Tensor, device_TK: Tensor) -> Copies:
         """The copies of tokens that return; buffers are cut along their capacity."""
-        if self.capacity_factor is None:
+        if self.chunks.capacity_factor is None:
             piece_T = self._piece_of(ids_TK)
             return select(ids_TK, device_TK, piece_T, self._shape)
         piece_C = self.chunks.piece_of(self._capacity(*ids_TK.shape), ids_TK.device)
-        return select_buffers(ids_TK, device_TK, piece_C, self._shape, self.slots)
+        return select_buffers(ids_TK, device_TK, piece_C, self._shape, self.placement.slots)
 
     def _piece_of(self, ids_TK: Tensor) -> Tensor | None:
         """The piece of each token; None where there is one."""
@@ -229,10 +254,10 @@ class ParallelExperts(nn.Module):
 
     def _capacity(self, num_tokens: int, top_k: int) -> int:
         """Rows of every buffer: K int(F ceil(T / E)) as Tutel has it, T the tokens of the fullest rank, padded."""
-        fullest = torch.tensor(num_tokens, device=self.slots.expert.device)
+        fullest = torch.tensor(num_tokens, device=self.placement.slot_of_expert.device)
         dist.all_reduce(fullest, dist.ReduceOp.MAX, self.group)
-        assert self.capacity_factor is not None
-        rows = top_k * int(self.capacity_factor * -(-int(fullest) // len(self.slots.number)))
+        assert self.chunks.capacity_factor is not None
+        rows = top_k * int(self.chunks.capacity_factor * -(-int(fullest) // self.placement.num_experts))
         return self.chunks.padded(rows)
 
     def _settled(self, gradients: Gradients) -> Gradients:
@@ -241,7 +266,7 @@ class ParallelExperts(nn.Module):
         return [*(None if one is None else self._over_ranks(one) for one in gradients[:mine]), *gradients[mine:]]
 
     def _over_ranks(self, gradient: Tensor) -> Tensor:
-        summed = gradient if self.sums is None else self.sums.summed(gradient)
+        summed = gradient if self.placement.sums is None else self.placement.sums.summed(gradient)
         return summed.mul_(self.gradient_share)
 
 

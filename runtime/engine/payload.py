@@ -23,7 +23,7 @@ class Columns:
 
     @classmethod
     def of(cls, *columns: Tensor) -> "Columns":
-        """Those of tensors `[n, width]`."""
+        """The columns of tensors `[n, width]`."""
         return cls(tuple((column.shape[1], column.dtype) for column in columns))
 
     @property
@@ -51,7 +51,7 @@ class Columns:
 
 
 class _Place(NamedTuple):
-    """Where the bytes of a column begin and end in a row, and how many follow that mean nothing."""
+    """Begin and end of a column's bytes in a row, and the padding that follows."""
 
     begin: int
     end: int
@@ -60,7 +60,7 @@ class _Place(NamedTuple):
 
 @functools.cache
 def _places(kinds: Kinds) -> tuple[_Place, ...]:
-    """Those of each column, padded so that the next begins, and a row ends, where its elements can be read."""
+    """Places of all columns, padded so that the next begins, and a row ends, where its elements can be read."""
     units = [dtype.itemsize for _, dtype in kinds]
     begin, places = 0, []
     for (width, dtype), unit in zip(kinds, [*units[1:], max(units)], strict=True):

@@ -17,7 +17,7 @@ __all__ = ["ReplicaSums"]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSums:
-    """Which slots of this device hold experts that others hold, too.
+    """Slots of this device whose experts other devices hold, too.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class ReplicaSums:
     def of(
         cls, placement: Placement, layer: int, group: dist.ProcessGroup | None, device: torch.device
     ) -> "ReplicaSums":
-        """Those of this rank's slots of a layer."""
+        """The shared slots of this rank in a layer."""
         rank, held_ED = dist.get_rank(group), torch.from_numpy(placement.holds(layer))
         here_S = held_ED[:, rank].nonzero().flatten()  # experts ascend on a device, so that slots do, too
         also_SD = held_ED[here_S]

@@ -42,7 +42,7 @@ class Route:
         return Route(self.received, self.sent, self.group)
 
     def rows(self, pieces: range) -> slice:
-        """Where the rows sent in some pieces are among all."""
+        """Place of the rows sent in some pieces among all."""
         first = sum(map(sum, self.sent[: pieces.start]))
         return slice(first, first + sum(map(sum, self.sent[pieces.start : pieces.stop])))
 
@@ -59,7 +59,7 @@ class Route:
         return Pending(work, arrived, travelling, received)
 
     def move(self, rows: Tensor) -> Tensor:
-        """What arrives of rows sent in one piece, in rank order; a collective call."""
+        """Rows that arrive where all are sent in one piece, in rank order; a collective call."""
         (arrived,) = self.start(rows.contiguous(), range(1)).wait()
         return arrived
 

@@ -1,4 +1,4 @@
-"""Which device each (token, expert) goes to: the solvers' replica tables as tensors, seen from one device.
+"""The device of each (token, expert): the solvers' replica tables as tensors, seen from one device.
 
 Legend: E experts; R most candidates; T tokens; K experts a token.
 """
@@ -48,7 +48,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class RoutedTokens:
-    """What one layer's router decided for the tokens that this rank held.
+    """Experts that one layer's router chose for the tokens that this rank held.
 
     Parameters
     ----------

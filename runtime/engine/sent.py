@@ -1,4 +1,4 @@
-"""What one trip sent, kept small until somebody asks what that comes to."""
+"""The routes of one trip, kept small until somebody asks for its traffic."""
 
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Sent(NamedTuple):
 
     @property
     def traffic(self) -> Traffic:
-        """What crossed devices from this rank."""
+        """Traffic from this rank to other devices."""
         x_bytes, *beside_bytes = self.columns.sizes
         out, on = self.out.crossing, 0 if self.on is None else self.on.crossing
         return Traffic(

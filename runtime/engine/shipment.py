@@ -18,7 +18,7 @@ __all__ = ["Awaited", "Landed", "Shipment", "joined"]
 
 
 class Awaited(Protocol):
-    """What arrives, now or later."""
+    """Columns that arrive, now or later."""
 
     def wait(self) -> Sequence[Sequence[Tensor]]:
         """The columns `[n, width]` of each piece."""
@@ -32,7 +32,7 @@ class Landed:
     pieces: Sequence[Sequence[Tensor]]
 
     def wait(self) -> Sequence[Sequence[Tensor]]:
-        """They are here."""
+        """The columns, which are here."""
         return self.pieces
 
 
@@ -54,7 +54,7 @@ class Shipment:
 
     @classmethod
     def gather(cls, part: Part, route: Route, pieces: range, kinds: Sequence[Sequence[Tensor]]) -> "Shipment":
-        """The same for columns that lie piece by piece."""
+        """Send columns that lie piece by piece, as `send` does."""
         columns = Columns.of(*kinds[0])
         return cls.send(part, route, pieces, columns, columns.pack(*joined(kinds)))
 

@@ -1,4 +1,4 @@
-"""What crossed devices during one forward."""
+"""Traffic between devices during one forward."""
 
 import itertools
 import operator
@@ -11,7 +11,7 @@ __all__ = ["Traffic"]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one rank sent to other devices; sums over ranks are the totals of the step.
+    """Vectors and bytes that one rank sent to other devices; sums over ranks are the totals of the step.
 
     Parameters
     ----------

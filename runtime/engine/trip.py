@@ -29,7 +29,7 @@ Gradients = list[Tensor | None]
 
 
 class _Piece(NamedTuple):
-    """What one piece brought to the device that computes it, and what was made of it."""
+    """A piece on the device that computes it: its inputs and its outputs."""
 
     x: Tensor
     weight: Tensor
@@ -37,7 +37,7 @@ class _Piece(NamedTuple):
 
 
 class Trip:
-    """One trip of the copies of a layer, which all ranks make together.
+    """A trip of the copies of a layer, which all ranks make together.
 
     Parameters
     ----------
@@ -171,8 +171,8 @@ class Trip:
             return [torch.zeros_like(piece.x), torch.zeros_like(piece.weight)]
         trained = [number for number, parameter in enumerate(self.parameters) if parameter.requires_grad]
         inputs = [piece.x, piece.weight, *(self.parameters[number] for number in trained)]
-        x, weight, *found = torch.autograd.grad(piece.y, inputs, grad, allow_unused=True)
-        for number, one in zip(trained, found, strict=True):
+        x, weight, *gradients = torch.autograd.grad(piece.y, inputs, grad, allow_unused=True)
+        for number, one in zip(trained, gradients, strict=True):
             total = sums[number]
             if one is not None:
                 sums[number] = one.clone() if total is None else total.add_(one)
@@ -195,7 +195,7 @@ class Trip:
         return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
 
     def sent(self, pairs: int) -> Sent:
-        """What this rank sent in the forward pass, in which it computed so many token-expert pairs."""
+        """Routes of the forward pass, in which this rank computed so many token-expert pairs."""
         tag_bytes = 0 if self.destination is None else self.copies.beside.element_size()
         return Sent(self.out, None if self.stays else self.back, self.columns, tag_bytes, pairs)
 

@@ -1,7 +1,7 @@
 """The watch over the ranks of a loop: where one dies or stops, the others end within a time and name it.
 
 Each process tells by a growing count in the store of the default process group that it lives, and looks after the rank
-that follows it; a step costs nothing. `profilers.rendezvous` has the words and the clocks.
+that follows it; a step costs nothing. `profilers.world.failures` has the words and the clocks.
 """
 
 import atexit
@@ -20,8 +20,19 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_store
 
 from ...errors import MoeplanError, RankError
-from ...profilers.ranks import lost_peers, where
-from ...profilers.rendezvous import BEATS, FAILED, accuse, end, leave_word, stay, unmarked, watchdog, why_lost
+from ...profilers.world.failures import (
+    BEATS,
+    FAILED,
+    accuse,
+    end,
+    leave_word,
+    lost_peers,
+    stay,
+    unmarked,
+    watchdog,
+    where,
+    why_lost,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

@@ -78,7 +78,7 @@ def export(plan: Plan, engine: str, directory: str | os.PathLike[str], *, config
 
 
 def validate(path: str | os.PathLike[str], engine: str, expected: Expected) -> list[str]:
-    """What an engine would stumble over in a file, or take and do wrong, a line each; none where it is sound.
+    """Faults that an engine would refuse in a file, or take and do wrong, one line each; none where it is sound.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def validate(path: str | os.PathLike[str], engine: str, expected: Expected) -> l
 
 
 def _sidecar(plan: Plan, engine: Engine, made: Exported) -> str:
-    """What the files are and how they are used, as JSON; the plugin for vLLM reads the devices from it."""
+    """Description of the files and of their use, as JSON; the plugin for vLLM reads the devices from it."""
     said = {
         "engine": engine.name,
         "engine_version": engine.version,

@@ -1,4 +1,4 @@
-"""What of a plan an engine can carry: a placement of equal devices, for tokens that return to their home rank."""
+"""The part of a plan that engines carry: a placement of equal devices, for tokens that return to their home rank."""
 
 import math
 from dataclasses import replace

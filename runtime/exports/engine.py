@@ -35,7 +35,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a file is validated for.
+    """Model and devices that a file is validated for.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Expected:
 
 
 class Engine(Protocol):
-    """One engine.
+    """An engine: its files and their rules.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Engine(Protocol):
         """
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
-        """What the engine would stumble over in a file, or would take and do wrong, a line each.
+        """Faults that the engine would refuse in a file, or take and do wrong, one line each.
 
         Raises
         ------

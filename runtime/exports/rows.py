@@ -16,7 +16,7 @@ MOST_ID = 2**63
 
 
 def row_findings(rows: Mapping[str, Any], expected: Expected, *, width: int | None = None) -> Iterator[str]:
-    """What is wrong with rows, by the name of their layer.
+    """Faults of rows, by the name of their layer.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def shown(value: Any) -> str:
 
 
 def _of_slots(num_slots: int, expected: Expected) -> Iterator[str]:
-    """What is wrong with P slots a layer."""
+    """Faults of P slots a layer."""
     num_experts, num_devices = expected.model.num_experts, expected.num_devices
     if expected.redundant is not None and num_slots != num_experts + expected.redundant:
         yield (

@@ -54,7 +54,7 @@ def check_hook(model_type: str) -> None:
 
 
 class SGLang:
-    """One row for every hidden layer, dense ones too, and no key but one: any other stops the server at its start."""
+    """Rows of all hidden layers, dense ones too, and no key but one: any other stops the server at its start."""
 
     name = "sglang"
     version = "0.5.23"
@@ -78,7 +78,7 @@ class SGLang:
         return Exported({self.file: json.dumps({KEY: rows}) + "\n"}, command, CONDITIONS)
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
-        """What SGLang would refuse, and what it would take though it is wrong."""
+        """Faults that SGLang would refuse, and those that it would take."""
         if expected.model_type in WITHOUT_HOOK:
             kind = WITHOUT_HOOK[expected.model_type]
             yield f"{kind} has no expert-location hook in SGLang {self.version}, which ignores the file; permute it"

@@ -37,7 +37,7 @@ UNTOLD = (
 
 
 class TensorRTLLM:
-    """One row for every MoE layer, those of MTP too, and exactly three keys; 0 layers a step are moved."""
+    """A file with one row for every MoE layer, those of MTP too, and exactly three keys; 0 layers a step are moved."""
 
     name = "tensorrt-llm"
     version = "1.3.0rc27"
@@ -67,7 +67,7 @@ class TensorRTLLM:
         return Exported({self.file: text, OPTIONS: options}, command, CONDITIONS + untold)
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
-        """What TensorRT-LLM would refuse or look up in vain."""
+        """Faults that TensorRT-LLM would refuse, and entries that it would look up in vain."""
         value = read_yaml(path, what="a load balancer of TensorRT-LLM", max_bytes=MAX_YAML_BYTES)
         if not isinstance(value, dict) or set(value) != set(KEYS):
             yield f"{_keys(value)}; expected exactly {', '.join(KEYS)}"

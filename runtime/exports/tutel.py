@@ -28,7 +28,7 @@ PLACED = (
 
 
 class Tutel:
-    """One degree an MoE layer, by ordinal; placements go by a permuted checkpoint."""
+    """Degrees of the MoE layers by ordinal; placements go by a permuted checkpoint."""
 
     name = "tutel"
     version = "ac0e51b"
@@ -54,7 +54,7 @@ class Tutel:
         return Exported({self.file: text}, line, CONDITIONS + placed)
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
-        """What Tutel's assertions would stop at."""
+        """Faults that Tutel's assertions would stop at."""
         value = read_json(path, what="degrees of Tutel", max_bytes=MAX_BYTES)
         degrees = value.get(KEY) if isinstance(value, dict) else None
         if not isinstance(value, dict) or set(value) != {KEY} or not isinstance(degrees, list):

@@ -50,7 +50,7 @@ CONDITIONS = (
 
 
 class VLLM:
-    """One row for every MoE layer by ordinal, in a JSON list that the plugin beside it reads."""
+    """Rows of the MoE layers by ordinal, in a JSON list that the plugin beside it reads."""
 
     name = "vllm"
     version = "0.33.0"
@@ -79,7 +79,7 @@ class VLLM:
         return Exported(written, command, CONDITIONS)
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
-        """What vllm#49572 or the plugin would refuse; of a directory, what keeps vLLM from finding the plugin, too."""
+        """Faults that vllm#49572 or the plugin would refuse; of a directory, also what hides the plugin from vLLM."""
         if expected.model_type in WITHOUT_EPLB:
             kind = WITHOUT_EPLB[expected.model_type]
             yield f"{kind} has no EPLB in vLLM {self.version}, which ignores it; permute it"
@@ -112,8 +112,8 @@ def parallel_flags(cluster: Cluster) -> str:
 
 def _of_plugin(folder: Path, expected: Expected) -> Iterator[str]:
     """Why vLLM would not find the plugin in a folder on its PYTHONPATH, or the plugin would not answer."""
-    found = sorted(folder.glob("*.dist-info/entry_points.txt"))[:8]
-    texts = [read_text(file, what="entry points", max_bytes=MAX_TEXT_BYTES) for file in found]
+    files = sorted(folder.glob("*.dist-info/entry_points.txt"))[:8]
+    texts = [read_text(file, what="entry points", max_bytes=MAX_TEXT_BYTES) for file in files]
     if not any(GROUP in text and f"{MODULE}:register" in text for text in texts):
         yield f"no *.dist-info/entry_points.txt names {MODULE}:register under {GROUP}; vLLM would not load the plugin"
     if not (folder / f"{MODULE}.py").is_file():

@@ -59,7 +59,7 @@ class VLLMAscend:
         return Exported({self.file: text}, command, CONDITIONS)
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
-        """What vllm-ascend would refuse or place wrongly."""
+        """Faults that vllm-ascend would refuse or place wrongly."""
         value = read_json(path, what="an expert map of vllm-ascend", max_bytes=MAX_BYTES)
         layers = value.get("layer_list") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(layers, list):
@@ -79,13 +79,13 @@ class VLLMAscend:
 
 
 def _first_devices(layers: list[Any]) -> int:
-    """How many devices the first layer has, where nobody said how many there are."""
+    """The number of devices of the first layer, where nobody said how many there are."""
     first = layers[0].get("device_list") if layers and isinstance(layers[0], dict) else None
     return max(1, len(first)) if isinstance(first, list) else 1
 
 
 def _of_layer(ordinal: int, layer: Any, devices: int, rows: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with a layer's form; where nothing is, its row goes into `rows`."""
+    """Faults of a layer's form; the row of a layer without any goes into `rows`."""
     name = f"layer {ordinal}"
     held = layer.get("device_list") if isinstance(layer, dict) else None
     if not isinstance(layer, dict) or not isinstance(held, list):

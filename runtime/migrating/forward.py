@@ -107,7 +107,7 @@ def _delivered(
 
 def _counts(ids_TK: Tensor, device_TK: Tensor, experts: ParallelExperts, guests: Guests) -> tuple[Tensor, Tensor]:
     """The copies of each sample here to every device `[C, D]`, and its pairs with every expert `[C, E]`."""
-    size, num_experts = dist.get_world_size(guests.contexts.group), len(experts.slot_of_expert) - 1
+    size, num_experts = dist.get_world_size(guests.contexts.group), experts.placement.num_experts
     length_C = torch.tensor(guests.lengths, device=ids_TK.device, dtype=torch.int64)
     row_T = torch.arange(len(length_C), device=ids_TK.device).repeat_interleave(length_C, output_size=len(ids_TK))
     visits_TD = ids_TK.new_zeros(len(ids_TK), size).scatter_(1, device_TK, 1)
@@ -118,7 +118,7 @@ def _counts(ids_TK: Tensor, device_TK: Tensor, experts: ParallelExperts, guests:
 
 
 def _seeds(model: LanguageModel, sample_B: Tensor, contexts: Contexts) -> list[int]:
-    """What all samples draw by, `[I]`, each from its id and a number of its first rank's generator; none without need.
+    """Seeds of all samples, `[I]`, each from its id and a number of its first rank's generator; none without need.
 
     Ranks that were seeded alike give what one process does that holds all samples.
     """

@@ -22,7 +22,7 @@ __all__ = ["Guests"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guests:
-    """Where samples are at one point of a forward.
+    """Places of samples at one point of a forward.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Guests:
         return self.home_on_device[self.contexts.context[token]]
 
     def follow(self, rows: Tensor) -> Tensor:
-        """What belongs to the samples that started here, `[B, ...]` of any type, where they are: `[C, ...]`, ascending.
+        """Rows of the samples that started here, `[B, ...]` of any type, where they are: `[C, ...]`, ascending.
 
         A collective call outside autograd; all but B must be alike on all ranks.
         """
@@ -64,7 +64,7 @@ class Guests:
         from_C = self.contexts.rank[self.home_on_device == rank]
         if len(rows) != len(to_B):
             raise UsageError(f"{len(rows)} rows to follow the {len(to_B)} samples that the last forward took here")
-        sent, received = ([found.bincount(minlength=size).tolist()] for found in (to_B, from_C))
+        sent, received = ([ranks.bincount(minlength=size).tolist()] for ranks in (to_B, from_C))
         flat = rows.detach()[to_B.argsort(stable=True)].reshape(len(rows), math.prod(rows.shape[1:]))
         arrived = Route(sent, received, self.contexts.group).move(flat.view(torch.uint8))
         return arrived.view(rows.dtype).view(len(from_C), *rows.shape[1:])

@@ -26,7 +26,7 @@ __all__ = ["Homes", "SamplePolicy"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePolicy:
-    """What a plan decides of samples, ready to be carried out.
+    """A plan's sample policy, ready to be carried out.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class SamplePolicy:
 
     @classmethod
     def of(cls, plan: Plan, folder: Path | None) -> "SamplePolicy":
-        """That of a plan with a sample policy which lies in `folder`, its predictor beside it.
+        """The policy of a plan that lies in `folder`, its predictor beside it.
 
         Raises
         ------

@@ -26,7 +26,7 @@ MOST = 2.0**10  # copies that a pair brings; more is damage, and 2**31 pairs of 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictor:
-    """One linear map a transition: `per_pair[l]` are the copies to each device at layer l + 1 that a pair with each
+    """A linear map a transition: `per_pair[l]` are the copies to each device at layer l + 1 that a pair with each
     expert of layer l brings, float32 `[L-1, E, D]`.
     """
 
@@ -44,14 +44,14 @@ class Predictor:
         return np.asarray(np.maximum(experts.astype(np.int64) @ fixed_ED, 0) / FIXED)
 
     def to_bytes(self) -> bytes:
-        """It as a safetensors file, the same bytes every time."""
+        """A safetensors file of it, the same bytes every time."""
         from safetensors.numpy import save
 
         return save({KEY: np.ascontiguousarray(self.per_pair)}, {"format": "moeplan netmoe predictor 1"})
 
     @property
     def file_name(self) -> str:
-        """Its name beside a plan, by its hash."""
+        """The file's name beside a plan, by its hash."""
         return f"predictor-{hashlib.sha256(self.to_bytes()).hexdigest()[:16]}.safetensors"
 
     @classmethod
@@ -92,7 +92,7 @@ def read_predictor(path: Path) -> bytes:
 
 
 def predictor_of(plan: Plan, folder: Path | None) -> Predictor | None:
-    """What lies in the folder of a plan with a sample policy; None where that looks at no next layer.
+    """The predictor in the folder of a plan with a sample policy; None where that looks at no next layer.
 
     Raises
     ------
@@ -121,8 +121,8 @@ def _declares(contents: bytes, shape: tuple[int, int, int]) -> bool:
     size = int.from_bytes(contents[:8], "little")
     try:
         header = json.loads(contents[8 : 8 + min(size, 4096)])
-        found = header[KEY]
-        alike = (found["dtype"], found["shape"]) == ("F32", list(shape)) and set(header) <= {KEY, "__metadata__"}
+        declared = header[KEY]
+        alike = (declared["dtype"], declared["shape"]) == ("F32", list(shape)) and set(header) <= {KEY, "__metadata__"}
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
     return alike and len(contents) == 8 + size + 4 * math.prod(shape)

@@ -47,7 +47,7 @@ def read_checkpoint(
     *,
     device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
-    """What a checkpoint holds for each name of a model's state; of the experts only the rows held here are read.
+    """Tensors of a checkpoint by the names of a model's state; of the experts only the rows held here are read.
 
     The model may be built under `torch.device("meta")`: nothing is then allocated that is not kept.
 
@@ -114,10 +114,10 @@ class _Tensors:
 
     def whole(self, names: list[str], target: Tensor) -> Tensor:
         """The tensor under one of these names, of the target's shape."""
-        found = [name for mine in names for name in _spellings(mine) if name in self.file_of]
-        if not found:
+        spelled = [name for mine in names for name in _spellings(mine) if name in self.file_of]
+        if not spelled:
             raise self._missing(names[0])
-        return self._finite(found[0], self._slice(found[0], target.shape)[...]).clone()  # from the mapped file
+        return self._finite(spelled[0], self._slice(spelled[0], target.shape)[...]).clone()  # from the mapped file
 
     def rows(self, name: str, target: Tensor, held: Sequence[int]) -> Tensor:
         """Rows of a stacked tensor, `[n, ...]`, or the experts' own tensors stacked."""
@@ -128,7 +128,7 @@ class _Tensors:
         return _stack([self._expert(name, expert, target.shape[1:]) for expert in held], target)
 
     def _expert(self, name: str, expert: int, shape: torch.Size) -> Tensor:
-        """One row of a stacked tensor from the tensors of that expert."""
+        """A row of a stacked tensor from the tensors of that expert."""
         module, _, leaf = name.rpartition(".")
         for parts in PARTS.get(leaf, ()):
             for prefix in _spellings(module + "."):
@@ -139,16 +139,16 @@ class _Tensors:
         raise self._missing(f"{name} or that of expert {expert}")
 
     def _slice(self, name: str, shape: Sequence[int]) -> Any:
-        """What reads parts of a tensor, once its header says that it is of this shape and of floating point."""
+        """A reader of parts of a tensor, once its header says that it is of this shape and of floating point."""
         file = self.file_of[name]
         with _refusing(file):
-            found = self._open(file).get_slice(name)
-        if found.get_shape() != list(shape) or found.get_dtype() not in FLOATS:
+            view = self._open(file).get_slice(name)
+        if view.get_shape() != list(shape) or view.get_dtype() not in FLOATS:
             raise InputError(
-                f"{file}: {name} is {found.get_dtype()} {found.get_shape()}; the model has {list(shape)} of"
+                f"{file}: {name} is {view.get_dtype()} {view.get_shape()}; the model has {list(shape)} of"
                 f" {', '.join(FLOATS)}"
             )
-        return found
+        return view
 
     def _finite(self, name: str, tensor: Tensor) -> Tensor:
         if not tensor.isfinite().all():
@@ -191,7 +191,7 @@ def _make_buffers(model: nn.Module, device: torch.device | str) -> None:
 
 @contextmanager
 def _refusing(file: Path) -> Iterator[None]:
-    """Whatever safetensors finds wrong with a file, as one line."""
+    """Raise the faults that safetensors finds in a file as one line."""
     from safetensors import SafetensorError
 
     try:

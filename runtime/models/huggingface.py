@@ -25,7 +25,7 @@ LENGTH_BOUND = ("dynamic", "longrope")  # rotary frequencies that follow the lon
 
 
 def view(model: nn.Module) -> LanguageModel:
-    """What the runtime sees of a model: itself where it has the shape already, else its parts under those names.
+    """The runtime's view of a model: itself where it has the shape already, else its parts under those names.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class _Block:
 
     @property
     def experts(self) -> Any:
-        """What the block calls now: its own experts, or those that took their place."""
+        """The module that the block calls now: its own experts, or those that took their place."""
         return self.block.experts
 
     def router(self, x_TM: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,7 @@ class _Attention:
 
 
 def _window(attention: Any, family: ModuleType) -> int | None:
-    """How many of the last keys a query of this layer sees; None: all."""
+    """The number of last keys that a query of this layer sees; None: all."""
     if not hasattr(family, "create_sliding_window_causal_mask"):
         return None
     shared = getattr(attention.config, "sliding_window", None)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard

@@ -12,9 +12,10 @@ from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.decisions import ChunkShares, Decisions, PipelineDecision, PlacementDecision
-from moeplan.runtime.plan import Inputs, Plan
+from moeplan.runtime.decisions import ChunkShares, PipelineDecision
+from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
+from tests.runtime.plans import made_plan
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,12 @@ class Case:
 
     def plan(self) -> Plan:
         size = len(self.slots)
-        return Plan.make(
-            strategies=("exflow",),
+        return made_plan(
+            Cluster(self.nodes, size // self.nodes),
+            self.config.spec(),
+            self.placement(),
             seed=self.seed,
-            cluster=Cluster(self.nodes, size // self.nodes),
-            model=self.config.spec(),
-            inputs=Inputs(),
-            decisions=Decisions(placement=PlacementDecision.of(self.placement()), pipeline=self.pipeline()),
+            pipeline=self.pipeline(),
         )
 
     def tokens(self) -> torch.Tensor:
@@ -122,9 +122,7 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
     def attempt(model: torch.nn.Module = whole, plan: Plan = plan, dispatch: Any = "standard") -> Callable[[], object]:
         return lambda: parallelize(model, plan, dispatch=dispatch)
 
-    no_placement = Plan.make(
-        strategies=(), seed=0, cluster=plan.cluster, model=plan.model, inputs=Inputs(), decisions=Decisions()
-    )
+    no_placement = made_plan(plan.cluster, plan.model)
     pipelined = replace(case, forward=(2, 2, 2)).plan()
     migrating = plan.model_copy(update={"options": {"placement": {"dispatch_model": "migrating"}}})
     wide = MoELanguageModel(replace(case.config, hidden_size=32))

@@ -8,9 +8,9 @@ from moeplan.errors import InputError
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime import load_plan
 from moeplan.runtime.active import activate
-from moeplan.runtime.decisions import Decisions
-from moeplan.runtime.plan import Inputs, Plan, save
+from moeplan.runtime.plan import save
 from moeplan.traces.model import ModelSpec
+from tests.runtime.plans import made_plan
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +21,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def written(path: Path, seed: int) -> Path:
     model = ModelSpec(name="m", layer_ids=(0,), num_experts=2, top_k=1)
-    save(
-        Plan.make(strategies=(), seed=seed, cluster=Cluster(1, 1), model=model, inputs=Inputs(), decisions=Decisions()),
-        path,
-    )
+    save(made_plan(Cluster(1, 1), model, seed=seed), path)
     return path
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 

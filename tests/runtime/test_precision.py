@@ -1,18 +1,29 @@
-"""Mixed precision, low precision, torch.compile and checkpointing around a parallelized model, on two ranks."""
+"""Mixed precision, low precision, torch.compile and checkpointing around a parallelized model, on two ranks.
 
+Blocks run again in the backward pass also with replicas, and on a rank without experts.
+"""
+
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from moeplan.errors import UsageError
 from moeplan.profilers.world import World, run_world
 from moeplan.runtime import parallelize
+from moeplan.runtime.engine.stopwatch import stopwatch
+from moeplan.runtime.engine.traffic import Traffic
+from moeplan.runtime.expert_parallel import ExpertParallelModel
 from tests.runtime.rank_cases import Case
 
 CASE = Case("standard", (5, 5), (2, 2), gradients=True, rule="even", seed=40, forward=(2, 2, 2), dtype=torch.float32)
+EMPTY = Case("standard", (8, 0), (2, 2), gradients=True, seed=40, forward=(2, 2, 2), top_k=1)
+REPLICAS = Case("standard", (6, 6), (2, 2), gradients=True, seed=9, rule="even")
 ON_ONE = replace(CASE, slots=(8, 0), seed=41)
 KINDS = {
     "autocast": CASE,
@@ -33,9 +44,12 @@ class Compared:
     dtypes: tuple[str, str]
 
 
-def run_precisions(world: World, _payload: None) -> dict[str, Compared]:
-    """By kind."""
-    return {kind: _compared(kind, case, world.rank) for kind, case in KINDS.items()}
+Variants = tuple[dict[str, Compared], list[Any]]
+
+
+def run_variants(world: World, _payload: None) -> Variants:
+    """Differences by kind, and what blocks that run again have."""
+    return {kind: _compared(kind, case, world.rank) for kind, case in KINDS.items()}, _again(world)
 
 
 def _compared(kind: str, case: Case, rank: int) -> Compared:
@@ -83,9 +97,57 @@ def _checkpointed(forward: Any) -> Any:
     return lambda *args: checkpoint(forward, *args, use_reentrant=False)
 
 
+def _again(world: World) -> list[Any]:
+    """Whether gradients agree, the laps of a rank without experts, and what two open forwards are told."""
+    mine = slice(2 * world.rank, 2 * world.rank + 2)
+    gradients = [_gradients_of(EMPTY, mine, again=again) for again in (False, True)]
+    agree = [torch.allclose(one, other, rtol=1e-12) for one, other in zip(*gradients, strict=True)]
+    with stopwatch() as laps:
+        parallelize(EMPTY.model(), EMPTY.plan())(EMPTY.tokens()[mine])
+    return [len(agree), all(agree), {part: len(times) for part, times in laps.items()}, _told(mine), _traffic(mine)]
+
+
+def _gradients_of(case: Case, mine: slice, *, again: bool) -> list[torch.Tensor]:
+    model = parallelize(case.model(), case.plan())
+    if again:
+        _checkpoint(model)
+    model(case.tokens()[mine]).square().sum().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def _traffic(mine: slice) -> list[Traffic]:
+    """Of the later of two forwards, before and after the blocks of both have run again."""
+    model, tokens = parallelize(EMPTY.model(), EMPTY.plan()), EMPTY.tokens()[mine]
+    _checkpoint(model)
+    both = model(tokens).square().sum() + model(tokens[:, :2]).square().sum()
+    before = model.traffic
+    both.backward()
+    return [before, model.traffic]
+
+
+def _checkpoint(model: ExpertParallelModel) -> None:
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer.moe.forward = _checkpointed(layer.moe.forward)
+
+
+def _told(mine: slice) -> str:
+    model, tokens = parallelize(REPLICAS.model(), REPLICAS.plan()), REPLICAS.tokens()[mine]
+    copy.deepcopy(model)
+    _checkpoint(model)
+    for _ in range(2):  # forwards whose backward has run, or never will, are no others
+        model(tokens).square().sum().backward()
+        model(tokens)
+    both = model(tokens).square().sum() + model(tokens[:, :4]).square().sum()
+    try:
+        both.backward()
+    except UsageError as error:
+        return str(error)
+    return "accepted"
+
+
 @pytest.fixture(scope="module")
-def precisions() -> list[dict[str, Compared]]:
-    by_rank = run_world(2, run_precisions, timeout_s=120)
+def variants() -> list[Variants]:
+    by_rank = run_world(2, run_variants, timeout_s=120)
     assert by_rank is not None
     return by_rank
 
@@ -101,9 +163,21 @@ def precisions() -> list[dict[str, Compared]]:
     ],
 )
 def test_logits_gradients_and_types_are_those_of_one_process(
-    kind: str, tolerance: float, dtypes: tuple[str, str], precisions: list[dict[str, Compared]]
+    kind: str, tolerance: float, dtypes: tuple[str, str], variants: list[Variants]
 ) -> None:
-    for answers in precisions:
+    for answers, _ in variants:
         found = answers[kind]
         assert max(found.logits, found.experts, found.routers) < tolerance, found
         assert found.dtypes == dtypes
+
+
+def test_gradients_of_blocks_that_run_again_are_the_same_and_other_turns_are_refused(
+    variants: list[Variants],
+) -> None:
+    for _, (count, agree, laps, told, (before, after)) in variants:
+        assert sum(before.loads) > 0 or before.copies > 0
+        assert before == after
+        assert count > 10
+        assert agree
+        assert laps == {"dispatch": 6, "experts": 6, "combine": 6}
+        assert told.startswith("two checkpointed forwards before one backward under a placement with replicas")

@@ -1,8 +1,8 @@
 """Hugging Face's Trainer under a plan on two ranks, against the Trainer alone."""
 
 import json
-import subprocess
-import sys
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,17 +13,17 @@ import pytest
 
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.decisions import Decisions, PlacementDecision
-from moeplan.runtime.plan import Inputs, Plan, save
+from moeplan.runtime.plan import Plan, save
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
-from tests.profilers.test_rendezvous import environment
+from tests.profilers.world.test_rendezvous import environment
+from tests.runtime.plans import made_plan
+from tests.warm import warm
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
 pytest.importorskip("transformers")
 
-STEPS, SAVED_AT = 20, 10
-SCRIPT = Path(__file__).with_name("trainer_cases.py")
+STEPS, SAVED_AT = 12, 6
 HELD = [[[3, 1, 7, 0, 2], [5, 6, 4, 3, 1]], [[7, 0, 2, 4, 1], [6, 5, 3, 1, 0]]]  # with replicas
 
 
@@ -43,50 +43,45 @@ class Run:
 
 def plan(**options: Any) -> Plan:
     placement = Placement.from_sets(HELD, 8, ReplicaRule.NEAREST)
-    return Plan.make(
-        strategies=("exflow",),
-        seed=0,
-        cluster=Cluster(1, 2),
-        model=ModelSpec(name="mixtral", layer_ids=(0, 1), num_experts=8, top_k=2, hidden_size=32),
-        inputs=Inputs(),
-        decisions=Decisions(placement=PlacementDecision.of(placement)),
-        options=options,
-    )
+    model = ModelSpec(name="mixtral", layer_ids=(0, 1), num_experts=8, top_k=2, hidden_size=32)
+    return made_plan(Cluster(1, 2), model, placement, options=options)
 
 
-def trained(folder: Path, ranks: int, *, checkpoint: Path | None = None) -> Run:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    save(plan(), folder.with_suffix(".json"))
-    given = str(folder.with_suffix(".json")) if ranks > 1 else "none"
-    done = subprocess.run(
-        [
-            sys.executable,
-            *launcher,
-            str(SCRIPT),
-            str(STEPS),
-            str(SAVED_AT),
-            str(folder),
-            given,
-            str(checkpoint or "none"),
-        ],
-        env=environment(HF_HUB_OFFLINE="1"),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Run(np.array(json.loads((folder / "logged.json").read_text())), folder)
+Train = Callable[..., Run]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("trainer") / "alone", 1)
+def train() -> Iterator[Train]:
+    """Train in this folder on so many ranks, alone without a plan."""
+    with warm("tests.runtime.trainer_cases", "main", env=environment(HF_HUB_OFFLINE="1")) as start:
+
+        def run(folder: Path, ranks: int, *, checkpoint: Path | None = None) -> Run:
+            save(plan(), folder.with_suffix(".json"))
+            given = str(folder.with_suffix(".json")) if ranks > 1 else "none"
+            arguments = [str(STEPS), str(SAVED_AT), str(folder), given, str(checkpoint or "none")]
+            done = start(arguments, folder.parent, environment(HF_HUB_OFFLINE="1", **(world() if ranks > 1 else {})))
+            assert done.returncode == 0, done.stderr
+            return Run(np.array(json.loads((folder / "logged.json").read_text())), folder)
+
+        yield run
+
+
+def world() -> dict[str, str]:
+    """The environment of rank 0 of two."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
 
 
 @pytest.fixture(scope="module")
-def spread(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("trainer") / "spread", 2)
+def alone(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("trainer") / "alone", 1)
+
+
+@pytest.fixture(scope="module")
+def spread(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("trainer") / "spread", 2)
 
 
 def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
@@ -108,9 +103,9 @@ def test_what_is_saved_after_training_is_the_whole_model_under_the_names_of_the_
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_resumes_from_a_checkpoint_with_and_without_a_plan(
-    ranks: int, alone: Run, spread: Run, tmp_path: Path
+    ranks: int, train: Train, alone: Run, spread: Run, tmp_path: Path
 ) -> None:
-    resumed = trained(tmp_path / "resumed", ranks, checkpoint=spread.folder / f"checkpoint-{SAVED_AT}")
+    resumed = train(tmp_path / "resumed", ranks, checkpoint=spread.folder / f"checkpoint-{SAVED_AT}")
     assert np.allclose(resumed.logged[-SAVED_AT:], alone.logged[-SAVED_AT:], rtol=1e-6)
     assert same(resumed.weights("final"), alone.weights("final"))
 

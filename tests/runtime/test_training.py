@@ -19,7 +19,7 @@ CASES = {
     "degrees over replicas": replace(FOUR, slots=(3, 3, 3, 3), rule="even", top_k=4, forward=(2, 2, 2), seed=35),
 }
 MOVING = migrating_cases.Case(
-    steps=10, slots=(3, 3, 3, 3), rule="even", padding="right", degrees=2, method="even", seed=37
+    steps=20, slots=(3, 3, 3, 3), rule="even", padding="right", degrees=2, top_k=3, method="even", seed=37
 )
 EIGHT = replace(FOUR, slots=(1,) * 8, batches=(1,) * 8, nodes=2, forward=(2, 2, 2), seed=36)
 
@@ -32,7 +32,7 @@ def losses() -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_of_fifty_steps_equal_those_of_one_process(name: str, losses: dict[str, list[float]]) -> None:
+def test_losses_of_twenty_steps_equal_those_of_one_process(name: str, losses: dict[str, list[float]]) -> None:
     _check(CASES[name], losses[name])
 
 
@@ -41,7 +41,7 @@ def test_losses_under_a_sample_policy_replicas_and_degrees_equal_those_of_one_pr
 ) -> None:
     expected = [loss / len(MOVING.slots) for loss in trained(MOVING, share=1 / len(MOVING.slots))]
     np.testing.assert_allclose(losses["moving"], expected, rtol=1e-9)
-    assert expected[-1] < expected[0]
+    assert expected[-1] < 0.95 * expected[0]
 
 
 def test_eight_ranks_train_as_one_process_does() -> None:

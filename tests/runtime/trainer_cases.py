@@ -1,10 +1,11 @@
-"""A script with Hugging Face's Trainer, with or without a plan; what it logs is written beside its checkpoints.
+"""A training with Hugging Face's Trainer, with or without a plan; what it logs is written beside its checkpoints.
 
 Arguments: the steps, and those between two checkpoints; the folder; the plan and the checkpoint to resume from, or
-"none".
+"none". It is rank 0 of as many as `WORLD_SIZE` says, and forks the others.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -34,7 +35,20 @@ def model() -> MixtralForCausalLM:
     return MixtralForCausalLM(config).double()
 
 
-def main(steps: str, saved_at: str, folder: str, plan: str, checkpoint: str) -> None:
+def main() -> None:
+    """Be the ranks of one training."""
+    others = list[int]()
+    for rank in range(1, int(os.environ.get("WORLD_SIZE", "1"))):
+        if not (pid := os.fork()):
+            os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+            others.clear()
+            break
+        others.append(pid)
+    train(*sys.argv[1:])
+    assert not any(os.waitpid(pid, 0)[1] for pid in others)
+
+
+def train(steps: str, saved_at: str, folder: str, plan: str, checkpoint: str) -> None:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(64, (int(steps) * BATCH, 12), generator=generator)
     arguments = TrainingArguments(
@@ -58,7 +72,3 @@ def main(steps: str, saved_at: str, folder: str, plan: str, checkpoint: str) -> 
     if arguments.process_index == 0:
         logged = [(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "loss" in entry]
         Path(folder, "logged.json").write_text(json.dumps(logged))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.traces.huggingface.conftest import FAMILIES as TRACED
-from tests.traces.huggingface.conftest import SIZES, VOCABULARY
+from tests.traces.huggingface.families import FAMILIES as TRACED
+from tests.traces.huggingface.families import SIZES, VOCABULARY
 
 STD = 0.15
 TEXT: dict[str, Any] = {

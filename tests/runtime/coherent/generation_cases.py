@@ -15,12 +15,12 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.coherent.forward import coherent_forward
-from moeplan.runtime.decisions import Decisions, PlacementDecision
 from moeplan.runtime.models.huggingface import view
-from moeplan.runtime.plan import Inputs, Plan
+from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement
 from moeplan.traces.model import ModelSpec
 from tests.runtime.models.huggingface_models import make_model
+from tests.runtime.plans import made_plan
 from tests.runtime.rank_cases import Case
 
 Family = Literal["embedded", "mixtral", "qwen3_moe", "olmoe", "gpt_oss"]
@@ -81,19 +81,17 @@ class Job:
 
     def plan(self) -> Plan:
         layers, size = self.case().num_layers, len(self.slots)
-        return Plan.make(
-            strategies=("exflow",),
-            seed=self.seed,
-            cluster=Cluster(self.nodes, size // self.nodes),
-            model=ModelSpec(
+        return made_plan(
+            Cluster(self.nodes, size // self.nodes),
+            ModelSpec(
                 name="random",
                 layer_ids=tuple(range(layers)),
                 num_experts=NUM_EXPERTS,
                 top_k=self.top_k,
                 hidden_size=self.hidden_size,
             ),
-            inputs=Inputs(),
-            decisions=Decisions(placement=PlacementDecision.of(self.placement())),
+            self.placement(),
+            seed=self.seed,
         )
 
     def tokens(self) -> list[torch.Tensor]:

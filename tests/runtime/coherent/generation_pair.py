@@ -10,6 +10,7 @@ import torch
 from moeplan.errors import MoeplanError
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
+from moeplan.runtime.dispatch.migrating import MigratingDispatch
 from moeplan.runtime.engine.gather import Count, Gather
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.models.huggingface import view
@@ -79,7 +80,7 @@ def _refusals(rank: int, job: Job) -> dict[str, str]:
     told = {name: _told(model, *arguments) for name, arguments in attempts.items()}
     model.model.train()
     told["training"] = _told(model, good, 4)
-    model.dispatch = "migrating"
+    model.dispatcher = MigratingDispatch(mock.Mock())
     return told | {"migrating": _told(model, good, 4)}
 
 

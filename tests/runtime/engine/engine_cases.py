@@ -12,10 +12,12 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World, run_world
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.layer import ParallelExperts
+from moeplan.runtime.engine.layer_placement import LayerPlacement
 from moeplan.runtime.engine.stopwatch import lap, stopwatch
 from moeplan.solvers import contiguous
 from tests.runtime.engine.alive import Alive
 from tests.runtime.engine.plain import PlainLayer
+from tests.runtime.engine.rebind_cases import Moved, moved
 from tests.runtime.rank_cases import Case
 
 CASE = Case("standard", (3, 2, 2, 2), (0, 0, 0, 0), top_k=2, rule="even", seed=3, num_layers=1)
@@ -27,11 +29,14 @@ TOP_KS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Found:
-    """What a rank finds: outputs and gradients by x for each of `DEGREES`, peaks for each of `TOP_KS`, a late lap."""
+    """What a rank finds: outputs and gradients by x for each of `DEGREES`, peaks for each of `TOP_KS`, a late lap, and
+    what it has of experts that change places, by case.
+    """
 
     buffers: list[tuple[np.ndarray, np.ndarray]]
     peaks: list[list[int]]
     lap_s: float
+    moved: list[Moved]
 
 
 @functools.cache
@@ -47,6 +52,7 @@ def _find(world: World, _payload: None) -> Found:
         buffers=[_buffers(world.rank, *degrees) for degrees in DEGREES],
         peaks=[_peaks(world.rank, top_k) for top_k in TOP_KS],
         lap_s=_late(world),
+        moved=moved(world),
     )
 
 
@@ -66,8 +72,9 @@ def _buffers(rank: int, forward: int, backward: int) -> tuple[np.ndarray, np.nda
     whole, placement = experts(), CASE.placement()
     held = placement.physical_to_logical[0, placement.device_of_slot == rank].tolist()
     whole.w_in, whole.w_out = (torch.nn.Parameter(p.detach()[held]) for p in (whole.w_in, whole.w_out))
-    chunks = Chunks.of([1 / forward] * forward, [1 / backward] * backward)
-    layer = ParallelExperts(whole, placement, 0, devices_per_node=4, group=None, chunks=chunks, capacity_factor=1.0)
+    chunks = Chunks.of([1 / forward] * forward, [1 / backward] * backward, capacity_factor=1.0)
+    here = LayerPlacement.of(placement, 0, devices_per_node=4, group=None)
+    layer = ParallelExperts(whole, here, None, chunks=chunks)
     x, ids, weight = inputs(rank)
     x.requires_grad_()
     y = layer(x, ids, weight)
@@ -88,7 +95,8 @@ def _peaks(rank: int, top_k: int) -> list[int]:
 
     def ours(degree: int) -> torch.nn.Module:
         chunks = Chunks.of([1 / degree] * degree, [1 / degree] * degree)
-        return ParallelExperts(own(), placement, 0, devices_per_node=4, group=None, chunks=chunks)
+        here = LayerPlacement.of(placement, 0, devices_per_node=4, group=None)
+        return ParallelExperts(own(), here, None, chunks=chunks)
 
     layers = [PlainLayer(own(), NUM_EXPERTS, None), ours(1), ours(4)]
     return [_peak(layer, x.clone().requires_grad_(), ids, weight.clone().requires_grad_()) for layer in layers]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,15 +16,16 @@ from moeplan.planner.demo.model import Attention, Layer, ModelConfig, MoELanguag
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision, SamplePolicyDecision
+from moeplan.runtime.decisions import PipelineDecision, SamplePolicyDecision
 from moeplan.runtime.engine.blocks import routed_blocks
 from moeplan.runtime.migrating.forward import migrating_forward
 from moeplan.runtime.migrating.homes import SamplePolicy
 from moeplan.runtime.migrating.predictor import Predictor
 from moeplan.runtime.models.huggingface import view
-from moeplan.runtime.plan import Inputs, Plan
+from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
 from tests.runtime.models.huggingface_models import make_model
+from tests.runtime.plans import made_plan
 
 EXPERTS, VOCABULARY = 8, 50
 
@@ -108,17 +109,13 @@ class Case:
 
     def plan(self) -> Plan:
         degrees = (self.degrees,) * self.num_routed
-        return Plan.make(
-            strategies=("netmoe",),
+        return made_plan(
+            Cluster(self.nodes, len(self.slots) // self.nodes),
+            replace(self.config.spec(), layer_ids=tuple(range(self.num_routed))),
+            self.placement(),
             seed=self.seed,
-            cluster=Cluster(self.nodes, len(self.slots) // self.nodes),
-            model=replace(self.config.spec(), layer_ids=tuple(range(self.num_routed))),
-            inputs=Inputs(),
-            decisions=Decisions(
-                placement=PlacementDecision.of(self.placement()),
-                pipeline=PipelineDecision(forward=degrees, backward=None) if self.degrees > 1 else None,
-                sample_policy=SamplePolicyDecision(method=self.method, layers=self.layers),
-            ),
+            pipeline=PipelineDecision(forward=degrees, backward=None) if self.degrees > 1 else None,
+            sample_policy=SamplePolicyDecision(method=self.method, layers=self.layers),
         )
 
     def policy(self) -> SamplePolicy:
@@ -165,13 +162,12 @@ class Answer:
     routed: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     gradients: dict[str, np.ndarray]
     traffic: Any
-    losses: list[float] = field(default_factory=list)
 
 
 def run_cases(world: World, asked: tuple[Sequence[Case], Sequence[str]]) -> tuple[list[Answer], list[str]]:
     """The answers of this rank, one a case and family, and what it was told when it asked for what cannot be."""
     cases, families = asked
-    answers = [_trained(world.rank, case) if case.steps else _once(world.rank, case) for case in cases]
+    answers = [_once(world.rank, case) for case in cases]
     return [*answers, *(_family(world.rank, family) for family in families)], _refusals(world)
 
 
@@ -207,25 +203,6 @@ def _gradients(model: nn.Module) -> dict[str, np.ndarray]:
     }
 
 
-def _trained(rank: int, case: Case) -> Answer:
-    mine = slice(sum(case.batches[:rank]), sum(case.batches[: rank + 1]))
-    model, losses, policy = parallelize(case.model(), case.plan(), gradients="sum"), [], case.policy()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(case.steps):
-        optimizer.zero_grad()
-        tokens, mask = case.tokens(step)[mine], case.mask()[mine]
-        found = migrating_forward(view(model.model), policy, tokens, case.samples(step)[mine], mask, None)
-        loss = loss_of(found.logits, found.guests.follow(tokens), found.guests.follow(mask))
-        torch.autograd.backward(loss)
-        gradients = _gradients(model.model)
-        whole = loss.detach().clone()
-        dist.all_reduce(whole)
-        losses.append(whole.item())
-        optimizer.step()
-    nothing = np.zeros(0)
-    return Answer(nothing, nothing, [], [], gradients, found.traffic, losses)
-
-
 def loss_of(logits_BSV: torch.Tensor, tokens_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
     """The sum over tokens of the cross entropy of each by its own logits' neighbour class."""
     labels = (tokens_BS * 7 + 3) % VOCABULARY
@@ -252,12 +229,8 @@ def _family(rank: int, family: str) -> Answer:
         Case().config.spec(), num_experts=6, hidden_size=32, layer_ids=tuple(range(len(routed_blocks(model))))
     )
     policy = SamplePolicyDecision(method="sum", layers=spec.layer_ids)
-    decisions = Decisions(
-        sample_policy=policy, pipeline=PipelineDecision(forward=(2,) * spec.num_layers, backward=None)
-    )
-    plan = Plan.make(
-        strategies=("netmoe",), seed=0, cluster=Cluster(2, 1), model=spec, inputs=Inputs(), decisions=decisions
-    )
+    pipeline = PipelineDecision(forward=(2,) * spec.num_layers, backward=None)
+    plan = made_plan(Cluster(2, 1), spec, sample_policy=policy, pipeline=pipeline)
     spread = parallelize(model, plan, gradients="sum")
     tokens, mask, upstream = (kind[mine] for kind in family_batch())
     found = migrating_forward(

@@ -14,12 +14,13 @@ import torch
 from moeplan.errors import InputError, MoeplanError, UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World, run_world
-from moeplan.runtime.decisions import Decisions, SamplePolicyDecision, SidecarFile
+from moeplan.runtime.decisions import SamplePolicyDecision, SidecarFile
 from moeplan.runtime.migrating.homes import Homes, SamplePolicy
 from moeplan.runtime.migrating.predictor import Predictor
-from moeplan.runtime.plan import Inputs, Plan
+from moeplan.runtime.plan import Plan
 from moeplan.solvers import netmoe
 from tests.runtime.migrating.migrating_cases import Case
+from tests.runtime.plans import made_plan
 
 HOMES = {
     "even": [0, 1, 2, 3, 0, 1, 2, 3],
@@ -110,14 +111,8 @@ def plan_with(predictor: Predictor | None, method: str = "even") -> Plan:
     named = None
     if predictor is not None and contents is not None:
         named = SidecarFile(file=predictor.file_name, sha256=hashlib.sha256(contents).hexdigest())
-    return Plan.make(
-        strategies=("netmoe",),
-        seed=0,
-        cluster=Cluster(2, 2),
-        model=Case().config.spec(),
-        inputs=Inputs(),
-        decisions=Decisions(sample_policy=SamplePolicyDecision(method=method, layers=(0, 2), predictor=named)),
-    )
+    policy = SamplePolicyDecision(method=method, layers=(0, 2), predictor=named)
+    return made_plan(Cluster(2, 2), Case().config.spec(), sample_policy=policy)
 
 
 def test_a_policy_is_what_the_plan_decides_with_the_predictor_beside_it(tmp_path: Path) -> None:

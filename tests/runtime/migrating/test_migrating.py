@@ -26,7 +26,6 @@ from tests.runtime.migrating.migrating_reference import (
     least,
     reference,
     starts,
-    trained,
 )
 
 CASES = {
@@ -55,11 +54,6 @@ CASES = {
     ),
     "a dense layer": Case(dense=1, layers=(0, 1), predicted=True, seed=19),
 }
-TRAINED = {
-    "50 steps of replicas, padded, in chunks": Case(
-        steps=50, slots=(3, 3, 3, 3), rule="even", padding="right", degrees=2, top_k=3, method="even", seed=21
-    ),
-}
 FAMILIES = ["mixtral", "qwen3_moe", "olmoe", "gpt_oss"]
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -69,7 +63,7 @@ def worlds() -> dict[int, list[tuple[list[Answer], list[str]]]]:
     """One world a number of ranks for all its cases: answers and refusals, by rank."""
     found = {}
     for size in (2, 4, 8):
-        cases = [case for case in (*CASES.values(), *TRAINED.values()) if len(case.slots) == size]
+        cases = [case for case in CASES.values() if len(case.slots) == size]
         families = FAMILIES if size == 2 and find_spec("transformers") else []
         by_rank = run_world(size, run_cases, (cases, families), timeout_s=240)
         assert by_rank is not None
@@ -81,7 +75,7 @@ def worlds() -> dict[int, list[tuple[list[Answer], list[str]]]]:
 def answers(worlds: dict[int, list[tuple[list[Answer], list[str]]]]) -> dict[str, list[Answer]]:
     found: dict[str, list[Answer]] = {}
     for size, by_rank in worlds.items():
-        names = [name for name, case in (CASES | TRAINED).items() if len(case.slots) == size]
+        names = [name for name, case in CASES.items() if len(case.slots) == size]
         by_case = map(list, zip(*(answers for answers, _ in by_rank), strict=True))
         found.update(zip([*names, *FAMILIES], by_case, strict=False))
     return found
@@ -225,15 +219,6 @@ def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers
         if case.padding != "holes":
             assert answer.traffic.ids_bytes == beside[rank]
         assert isinstance(answer.traffic, Traffic)
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_training_losses_equal_those_of_a_single_process(name: str, answers: dict[str, list[Answer]]) -> None:
-    case = TRAINED[name]
-    expected = trained(case)
-    assert expected[-1] < 0.9 * expected[0]
-    for answer in answers[name]:
-        assert answer.losses == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

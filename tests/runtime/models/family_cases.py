@@ -10,12 +10,13 @@ from torch import nn
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision
+from moeplan.runtime.decisions import PipelineDecision
 from moeplan.runtime.engine.blocks import routed_blocks
-from moeplan.runtime.plan import Inputs, Plan
+from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
 from tests.runtime.models.huggingface_models import make_model
+from tests.runtime.plans import made_plan
 
 BATCHES, LENGTH = (2, 1), 9
 
@@ -42,17 +43,11 @@ class Family:
         if self.degrees is not None:
             forward, backward = self.degrees
             pipeline = PipelineDecision(forward=(forward,) * num_layers, backward=(backward,) * num_layers)
-        placement = PlacementDecision.of(Placement.from_sets(rows, 6, ReplicaRule.EVEN))
-        return Plan.make(
-            strategies=("exflow",),
-            seed=0,
-            cluster=Cluster(1, 2),
-            model=ModelSpec(
-                name=self.name, layer_ids=tuple(range(num_layers)), num_experts=6, top_k=self.top_k, hidden_size=32
-            ),
-            inputs=Inputs(),
-            decisions=Decisions(placement=placement, pipeline=pipeline),
+        model = ModelSpec(
+            name=self.name, layer_ids=tuple(range(num_layers)), num_experts=6, top_k=self.top_k, hidden_size=32
         )
+        placement = Placement.from_sets(rows, 6, ReplicaRule.EVEN)
+        return made_plan(Cluster(1, 2), model, placement, pipeline=pipeline)
 
     def tokens(self) -> torch.Tensor:
         return torch.randint(64, (sum(BATCHES), LENGTH), generator=torch.Generator().manual_seed(7))

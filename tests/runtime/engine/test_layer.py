@@ -1,16 +1,23 @@
-"""Buffers of fixed capacity, against a loop over tokens; and the layer that fills them, on real processes."""
+"""The layer on four real processes: buffers of fixed capacity, its memory, its laps, and experts that change places."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.copies import Slots, select_buffers
-from tests.runtime.engine.engine_cases import CASE, experts, found_by_four, inputs
+from moeplan.solvers.placement import Placement
+from tests.runtime.engine.alive import Alive
+from tests.runtime.engine.engine_cases import CASE, HIDDEN, NUM_TOKENS, experts, found_by_four, inputs
+from tests.runtime.engine.rebind_cases import CASES, MICRO, STEPS, in_one_process, placements
+
+every_case = pytest.mark.parametrize("index", range(len(CASES)), ids=[*CASES])
 
 
 @settings(deadline=None, max_examples=60)
@@ -46,12 +53,12 @@ def test_what_exceeds_the_capacity_is_dropped_whatever_the_degree() -> None:
     capacities = [2 * 2, 2 * 2, 2 * 2, 6]  # K int(F ceil(9 / 8)) rows, to a multiple of both degrees
     for rank, found in enumerate(found_by_four()):
         for capacity, (y, gradient) in zip(capacities, found.buffers, strict=True):
-            expected, expected_gradient = in_one_process(rank, capacity)
+            expected, expected_gradient = in_token_order(rank, capacity)
             np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-13)
             np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-12, atol=1e-13)
 
 
-def in_one_process(rank: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def in_token_order(rank: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """A loop over tokens, first choices first; the rule "even" turns replicas with the token's number."""
     x, ids, weight = inputs(rank)
     if not len(x):
@@ -72,3 +79,64 @@ def in_one_process(rank: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     (y * torch.arange(16)).sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
     return y.detach().numpy(), x.grad.numpy()
+
+
+def test_the_tracker_sees_what_is_alive_at_once() -> None:
+    with Alive() as alive:
+        a = torch.zeros(1000)
+        b = a + 1
+        del a
+        b = b * 2
+    assert alive.most == 2 * 4000
+    assert alive.now == 4000
+    assert len(b) == 1000
+
+
+def test_buffers_stay_within_one_and_a_half_of_the_plain_all_to_alls() -> None:
+    plain, *ours = np.moveaxis(np.array([found.peaks for found in found_by_four()]), -1, 0)
+    assert plain.min() > NUM_TOKENS * HIDDEN * 4
+    assert (np.array(ours) <= 1.5 * plain).all()
+
+
+def test_waiting_for_a_rank_that_comes_late_is_not_counted() -> None:
+    assert max(found.lap_s for found in found_by_four()) < 0.25
+
+
+@every_case
+def test_outputs_and_training_under_two_placements_in_turn_are_those_of_a_single_process(index: int) -> None:
+    case, ranks = [*CASES.values()][index], [found.moved[index] for found in found_by_four()]
+    logits, state = in_one_process(case)
+    for step, part in itertools.product(range(STEPS), range(MICRO)):
+        together = torch.cat([rank.logits[step][part] for rank in ranks])
+        torch.testing.assert_close(together, logits[step][part], rtol=1e-9, atol=1e-9)
+    assert list(ranks[0].state) == list(state)
+    for name, value in state.items():
+        torch.testing.assert_close(ranks[0].state[name], value, rtol=1e-9, atol=1e-9)
+    assert (logits[0][0] - logits[-1][0]).abs().max() > 1e-3
+
+
+@every_case
+def test_only_experts_that_are_new_to_a_device_travel(index: int) -> None:
+    case, ranks = [*CASES.values()][index], [found.moved[index] for found in found_by_four()]
+    first, second = placements(case)
+    there, back = _new(first, second), _new(second, first)
+    turns = [there, *itertools.islice(itertools.cycle([back, there]), STEPS * MICRO - 1)]
+    assert [sum(rows) for rows in zip(*(rank.sent for rank in ranks), strict=True)] == turns
+    assert there > 0
+
+
+def _new(old: Placement, new: Placement) -> int:
+    return sum(
+        len({*new.held(layer, device)} - {*old.held(layer, device)})
+        for layer in range(new.num_layers)
+        for device in range(new.num_devices)
+    )
+
+
+@every_case
+def test_a_move_before_the_backward_pass_or_to_other_numbers_of_slots_is_refused(index: int) -> None:
+    case = [*CASES.values()][index]
+    for rank, slots in zip([found.moved[index] for found in found_by_four()], case.slots, strict=True):
+        early, other = rank.refused
+        assert early.startswith("experts moved between a forward and its backward pass")
+        assert other.startswith(f"a placement with {slots + 1} slots on this rank in place of one with {slots}")

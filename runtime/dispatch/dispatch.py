@@ -1,0 +1,99 @@
+"""The seam between `parallelize` and a dispatch model: what a row of the registry does.
+
+Legend: B samples of this rank; S positions; V vocabulary.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...errors import UsageError
+from ..coherent.forward import Coherent
+from ..coherent.resident import Resident
+from ..engine.traffic import Traffic
+from ..models.huggingface import view
+from ..models.protocols import LanguageModel
+from ..plan import Plan
+
+__all__ = ["Dispatch", "Forwarded", "view_of_whole"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forwarded:
+    """The result of a forward on this rank.
+
+    Parameters
+    ----------
+    logits
+        `[B, S, V]`; of the samples that ended here where they move.
+    traffic
+        What this rank sent; None: what its routed blocks say.
+    cache_bytes
+        The most bytes of keys and values held at once; None where the model keeps its own.
+    """
+
+    logits: Tensor
+    traffic: Traffic | None = None
+    cache_bytes: int | None = None
+
+
+class Dispatch(Protocol):
+    """The travel of tokens in one spread model; made by `of` before the model is changed."""
+
+    @classmethod
+    def of(cls, plan: Plan, folder: Path | None) -> Self:
+        """The dispatch that carries a plan out, whose files lie in `folder`.
+
+        Raises
+        ------
+        UsageError
+            The plan decides what this dispatch model cannot carry out, or lacks what it needs.
+        InputError
+            A file that the plan names is missing or another.
+        """
+        ...
+
+    def forward(
+        self,
+        model: nn.Module,
+        tokens_BS: Tensor,
+        sample_B: Tensor,
+        mask_BS: Tensor | None,
+        group: dist.ProcessGroup | None,
+    ) -> Forwarded:
+        """The forward of this rank's samples; all ranks call it together."""
+        ...
+
+    def follow(self, rows: Tensor) -> Tensor:
+        """Rows of the samples of the last forward, `[B, ...]`, where the logits are."""
+        ...
+
+    def generation(self, group: dist.ProcessGroup | None) -> Coherent | Resident:
+        """The way of tokens through a generation.
+
+        Raises
+        ------
+        UsageError
+            There is none.
+        """
+        ...
+
+
+def view_of_whole(model: nn.Module, how: str) -> LanguageModel:
+    """The model in parts, which `how` uses without calling the layers.
+
+    Raises
+    ------
+    UsageError
+        The model is of a family that has no view, or FSDP2 keeps its parameters in parts.
+    """
+    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        raise UsageError(
+            f"{how} of a model of which fully_shard keeps parameters in parts: layers are not called, so that none"
+            " would be gathered; fully_shard the whole model only, and make `generate` known by"
+            " register_fsdp_forward_method"
+        )
+    return view(model)
