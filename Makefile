@@ -13,6 +13,7 @@ demo: .venv/installed
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min((3 * ($(CORES)) + 1) // 2, 16))")
 test: .venv/installed
+	@.venv/bin/python tests/precompile.py
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
 # The exports, read by the engines' own code: wheels of 375 MB that nothing else needs; what cannot be had is skipped.

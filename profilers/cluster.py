@@ -32,11 +32,11 @@ class Link:
     @classmethod
     def parse(cls, text: str) -> tuple[str, "Link"]:
         """`KIND=GBps:us` as (kind, link), e.g. `inter=25:4.5`."""
-        found = re.fullmatch(r"(intra|inter)=([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)", text)
+        match = re.fullmatch(r"(intra|inter)=([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)", text)
         try:
-            if found is None:
+            if match is None:
                 raise ValueError
-            return found[1], cls(latency_s=float(found[3]) * 1e-6, s_per_byte=1e-9 / float(found[2]))
+            return match[1], cls(latency_s=float(match[3]) * 1e-6, s_per_byte=1e-9 / float(match[2]))
         except (ValueError, ZeroDivisionError):
             raise UsageError(
                 f"link {text!r}; expected KIND=GBps:us with KIND intra or inter, for example inter=25:4.5"
@@ -71,10 +71,10 @@ class Cluster:
     @classmethod
     def parse(cls, text: str, links: Iterable[str] = ()) -> "Cluster":
         """`NxG`, e.g. `2x8`, with links as `KIND=GBps:us`."""
-        found = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", text)
-        if found is None:
+        match = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", text)
+        if match is None:
             raise UsageError(f"cluster {text!r}; expected NxG with N nodes of G devices, for example 2x8")
-        return cls(int(found[1]), int(found[2])).linked(links)
+        return cls(int(match[1]), int(match[2])).linked(links)
 
     def linked(self, links: Iterable[str]) -> "Cluster":
         """The cluster with these links, `KIND=GBps:us` each, in place of its own of their kinds."""

@@ -62,9 +62,9 @@ def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
     UsageError
         The text is no cluster, or a link is impossible.
     """
-    found = (_read(Path(cluster)) if cluster.endswith((".yaml", ".yml")) else Cluster.parse(cluster)).linked(links)
+    described = (_read(Path(cluster)) if cluster.endswith((".yaml", ".yml")) else Cluster.parse(cluster)).linked(links)
     origin = Origin(kind="described", created_at=now(), name=cluster)
-    return Profile.make(origins=(origin,), cluster=found, link_origins=dict.fromkeys(found.links, 0))
+    return Profile.make(origins=(origin,), cluster=described, link_origins=dict.fromkeys(described.links, 0))
 
 
 def _read(path: Path) -> Cluster:

@@ -72,7 +72,7 @@ class Environment:
 def _first(pattern: str, path: Path) -> str | None:
     """The first match of a pattern in a file of the system."""
     try:
-        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        match = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
     except OSError:
         return None
-    return found[1].strip() if found else None
+    return match[1].strip() if match else None

@@ -1,4 +1,4 @@
-"""The measuring harness: the list of what is measured, and its loop: the same on every rank and for every case.
+"""The measuring harness: the grid of a run and the loop over it, the same on every rank and for every case.
 
 Each size is run once to warm up and its answer checked; then timed call by call until its median is known well
 (`sampling.py`) or its share of the time is spent; then the last answer is checked too. Where the ranks lie on several
@@ -18,11 +18,11 @@ from .cases.case import Case
 from .clock import Clock, clock_for
 from .environment import Environment
 from .measurement import PAIR, Measurement, Size
-from .rendezvous import Terms
 from .sampling import sample, slowest
 from .series import LinkKind, series_key
 from .topology import numbered
 from .world import World
+from .world.rendezvous import Terms
 
 __all__ = ["Place", "Request", "Start", "Step", "measure_cases", "terms"]
 
@@ -33,7 +33,7 @@ REFERENCE_SIDE, REFERENCE_CALLS = 192, 3  # of the matrices whose product tells 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a measurement belongs: a size of the series of a case in a dtype on some ranks."""
+    """The place of a measurement: a size of the series of a case in a dtype on some ranks."""
 
     case: str
     dtype: str
@@ -43,13 +43,13 @@ class Place:
 
     @property
     def key(self) -> str:
-        """Of the series."""
+        """The key of the series in a profile."""
         return series_key(self.case, self.dtype, self.ranks, self.link)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to measure: these cases, but for the places that are `done` already (as rank 0 has them)."""
+    """Cases to measure, without the places that are `done` already (as rank 0 has them)."""
 
     cases: tuple[Case, ...]
     quick: bool = False
@@ -99,7 +99,7 @@ class _Job:
 
 
 def terms(world: World, request: Request) -> Terms:
-    """What the ranks of a launched world have to agree on, by name."""
+    """Terms that the ranks of a launched world must agree on, by name."""
     from importlib.metadata import version
 
     return {
@@ -202,9 +202,9 @@ def _reference(world: World) -> Callable[[], Any]:
 
 
 def _from_rank_0(done: frozenset[Place]) -> frozenset[Place]:
-    """What rank 0 has, on every rank: the others of a launched world cannot read its file."""
+    """The places that rank 0 has, on every rank: the others of a launched world cannot read its file."""
     import torch.distributed as dist
 
-    told = [[dataclasses.astuple(place) for place in done]]
-    dist.broadcast_object_list(told, src=0)
-    return frozenset(Place(*place) for place in told[0])
+    places = [[dataclasses.astuple(place) for place in done]]
+    dist.broadcast_object_list(places, src=0)
+    return frozenset(Place(*place) for place in places[0])

@@ -1,4 +1,4 @@
-"""The links of a measured cluster: an alpha-beta of each class, from what crossed it."""
+"""The links of a measured cluster: an alpha-beta line of each link class, from the series that crossed it."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ __all__ = ["measured_links"]
 
 
 def measured_links(cluster: Cluster, series: Mapping[str, Series]) -> dict[str, Link]:
-    """Each class that a series crossed and whose time grew with size.
+    """The link of each class that a series crossed in a time that grew with size.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The log of a run: what the ranks have reported, and the profile it makes at any moment."""
+"""The log of a run: the reports of its ranks, and the profile that they make at any moment."""
 
 import dataclasses
 import time
@@ -27,7 +27,7 @@ SAVE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who hears of a run as it goes.
+    """Callbacks of a run as it goes.
 
     Parameters
     ----------
@@ -42,12 +42,12 @@ class Listeners:
 
 
 class Log:
-    """What the ranks have reported so far, after what an earlier run has measured.
+    """The reports of the ranks so far, added to what an earlier run has measured.
 
     Parameters
     ----------
     cases, quick
-        What is measured.
+        The grid that is measured.
     earlier
         The profile that this run continues.
     """
@@ -120,19 +120,19 @@ class Log:
         keyed: dict[str, list[Place]] = {}
         for place in sorted(self.measured, key=lambda place: order.index(place.case)):
             keyed.setdefault(place.key, []).append(place)
-        return {key: self._one(of, fitted) for key, of in keyed.items()}
+        return {key: self._fitted(places, fitted) for key, places in keyed.items()}
 
-    def _one(self, of: Sequence[Place], fitted: bool) -> Series:
-        place, case = of[0], self._cases[of[0].case]
-        found = tuple(self.measured[one] for one in of)
+    def _fitted(self, places: Sequence[Place], fitted: bool) -> Series:
+        place, case = places[0], self._cases[places[0].case]
+        measurements = tuple(self.measured[place] for place in places)
         return Series(
             case=place.case,
             dtype=place.dtype,
             ranks=place.ranks,
             link=place.link,
             unit=case.unit,
-            measurements=found,
-            fit=fit_series(case, place.ranks, found) if fitted else None,
+            measurements=measurements,
+            fit=fit_series(case, place.ranks, measurements) if fitted else None,
         )
 
 
@@ -148,11 +148,12 @@ def cluster_of(hosts: Sequence[str]) -> Cluster:
 
 
 def _topology(hosts: Sequence[str], measured: Mapping[Place, Measurement]) -> Topology:
-    """Who shares a node, and the islands that the times of all pairs tell, if all were measured."""
+    """The nodes of the ranks, and the islands by the times of all pairs, if all were measured."""
     pairs: dict[int, dict[Pair, float]] = {}
-    for one in measured.values():
-        if PAIR[0] in one.size:
-            pairs.setdefault(one.work, {})[one.size[PAIR[0]], one.size[PAIR[1]]] = one.median_s
+    for measurement in measured.values():
+        if PAIR[0] in measurement.size:
+            pair = measurement.size[PAIR[0]], measurement.size[PAIR[1]]
+            pairs.setdefault(measurement.work, {})[pair] = measurement.median_s
     every = len(hosts) * (len(hosts) - 1) // 2
     whole = [pairs[work] for work in sorted(pairs) if len({frozenset(pair) for pair in pairs[work]}) == every]
     if len(hosts) < 3 or not whole:

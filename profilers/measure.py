@@ -7,11 +7,11 @@ from ..errors import UsageError
 from .cases import CASES
 from .cases.case import Case
 from .harness import Request, measure_cases, terms
-from .launch import found_launch
 from .log import Listeners, Log
 from .profile import Profile
 from .resume import check_asked, check_options
 from .world import run_world
+from .world.launch import found_launch
 
 __all__ = ["DEFAULT_CPU_RANKS", "measure"]
 
@@ -40,7 +40,7 @@ def measure(
     timeout_s
         The longest silence before a rank counts as hung.
     listeners
-        Who hears of each size, and of the profile so far.
+        Callbacks for each size, and for the profile so far.
     resume
         An interrupted profile: what it lacks is measured (in a launched world, what rank 0's lacks).
     host_of
@@ -96,12 +96,12 @@ def _device(device: str) -> str:
         return device
     import torch
 
-    found = torch.cuda.is_available()
-    if device == "cuda" and not found:
+    has_gpu = torch.cuda.is_available()
+    if device == "cuda" and not has_gpu:
         raise UsageError(
             "device cuda, but PyTorch finds no GPU here; use --device cpu, or install a CUDA build of torch"
         )
-    return "cuda" if found else "cpu"
+    return "cuda" if has_gpu else "cpu"
 
 
 def _ranks(num_ranks: int | None, device: str) -> int | None:

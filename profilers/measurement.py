@@ -1,4 +1,4 @@
-"""What was measured of one size of a case: the raw samples and what they come to."""
+"""Measurement of one size of a case: the raw samples and their statistics."""
 
 import functools
 import math
@@ -55,8 +55,8 @@ class Measurement:
         timed = all(MIN_SECONDS <= sample < MAX_SECONDS for sample in self.samples_s)
         if not (timed and 1 <= len(self.samples_s) <= MAX_SAMPLES):
             raise InputError(f"{len(self.samples_s)} samples; expected 1 to {MAX_SAMPLES:,}, all from 1 ps to a day")
-        told = (self.min_s, self.median_s, self.p95_s, self.max_s, self.median_low_s, self.median_high_s)
-        if not all(map(_close, told, _figures(self.samples_s))):
+        stored = (self.min_s, self.median_s, self.p95_s, self.max_s, self.median_low_s, self.median_high_s)
+        if not all(map(_close, stored, _figures(self.samples_s))):
             raise InputError("percentiles differ from those of the samples; the file was changed after it was written")
 
     @classmethod
@@ -117,5 +117,5 @@ def _figures(samples_s: tuple[float, ...]) -> list[float]:
     return [*percentiles, *median_interval(samples_s)]
 
 
-def _close(told: float, found: float) -> bool:
-    return math.isclose(told, found, rel_tol=1e-9)
+def _close(stored: float, figure: float) -> bool:
+    return math.isclose(stored, figure, rel_tol=1e-9)

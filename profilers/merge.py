@@ -101,7 +101,7 @@ def _cluster(first: Cluster, second: Cluster, names: tuple[str, str]) -> Cluster
 
 
 def _said(first: Cluster, second: Cluster, names: tuple[str, str]) -> str:
-    """What each of two profiles says of the cluster."""
+    """Message with the clusters of two profiles, and whether they agree."""
     if str(first) == str(second):
         return f"{names[0]} and {names[1]} agree"
     return f"{names[0]} says {first}, {names[1]} {second}"

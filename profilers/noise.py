@@ -19,7 +19,7 @@ MOST_DRIFT = 2.0  # of the reference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """What a run tells of the machine's quiet.
+    """Noise of the machine during a run.
 
     Parameters
     ----------

@@ -42,14 +42,14 @@ def predict(
     UsageError
         There is no such series, or there are several; the message names what there is.
     """
-    found = [series for series in profile.series.values() if series.case == case and series.fit]
-    if not found:
+    candidates = [series for series in profile.series.values() if series.case == case and series.fit]
+    if not candidates:
         cases = sorted({series.case for series in profile.series.values() if series.fit})
         raise UsageError(f"the profile has no fit of {case}; it has {', '.join(cases) or 'none at all'}")
-    found = _matching(found, "link", link)
-    found = _matching(found, "dtype", _dtype(found, dtype))
-    near = None if ranks is None else _nearest(ranks, sorted({series.ranks for series in found}))
-    (series,) = _matching(found, "ranks", near)
+    candidates = _matching(candidates, "link", link)
+    candidates = _matching(candidates, "dtype", _dtype(candidates, dtype))
+    near = None if ranks is None else _nearest(ranks, sorted({series.ranks for series in candidates}))
+    (series,) = _matching(candidates, "ranks", near)
     prediction = predicted(series, size)
     if ranks in (None, series.ranks):
         return prediction
@@ -71,26 +71,26 @@ def predicted(series: Series, size: Mapping[str, ArrayLike]) -> Prediction:
     return series.fit.predict(size, work_of(series.case, columns, series.ranks))
 
 
-def _matching(found: Sequence[Series], name: str, wanted: object) -> list[Series]:
+def _matching(candidates: Sequence[Series], name: str, wanted: object) -> list[Series]:
     """The series with this attribute; where none is wanted, all, which must then be alike in it."""
-    there = sorted({getattr(series, name) for series in found}, key=str)
-    choices = f"{found[0].case} is there in {name} {', '.join(map(str, there))}"
+    values = sorted({getattr(series, name) for series in candidates}, key=str)
+    choices = f"{candidates[0].case} is there in {name} {', '.join(map(str, values))}"
     if wanted is None:
-        if len(there) > 1:
+        if len(values) > 1:
             raise UsageError(f"{choices}; name one")
-        return list(found)
-    if wanted not in there:
+        return list(candidates)
+    if wanted not in values:
         raise UsageError(f"no {name} {wanted}: {choices}")
-    return [series for series in found if getattr(series, name) == wanted]
+    return [series for series in candidates if getattr(series, name) == wanted]
 
 
-def _dtype(found: Sequence[Series], dtype: str | None) -> str | None:
-    there = {series.dtype for series in found}
-    moved = any(series.unit == "bytes" and series.dtype == ANY_BYTES for series in found)
-    return ANY_BYTES if dtype is not None and dtype not in there and moved else dtype
+def _dtype(candidates: Sequence[Series], dtype: str | None) -> str | None:
+    values = {series.dtype for series in candidates}
+    moved = any(series.unit == "bytes" and series.dtype == ANY_BYTES for series in candidates)
+    return ANY_BYTES if dtype is not None and dtype not in values and moved else dtype
 
 
-def _nearest(ranks: int, there: Sequence[int]) -> int:
+def _nearest(ranks: int, values: Sequence[int]) -> int:
     if ranks < 1:
         raise UsageError(f"{ranks} ranks; expected at least 1")
-    return min(there, key=lambda one: (abs(np.log(one / ranks)), -one))
+    return min(values, key=lambda one: (abs(np.log(one / ranks)), -one))

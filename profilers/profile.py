@@ -55,7 +55,7 @@ class Profile(BaseModel):
 
     @property
     def environment(self) -> Environment | None:
-        """Of the first part that was measured."""
+        """Environment of the first part that was measured."""
         return next((origin.environment for origin in self.origins if origin.environment), None)
 
     @field_validator("series")

@@ -1,4 +1,4 @@
-"""Resuming: what an earlier profile holds, and whether a run may continue it."""
+"""Checks that a run may continue an earlier profile, and the places that this one holds."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ __all__ = ["check_asked", "check_grid", "check_options", "check_world", "places"
 
 
 def places(profile: Profile | None) -> dict[Place, Measurement]:
-    """What a profile holds, by its place; nothing where there is none."""
+    """The measurements of a profile by their places; none without a profile."""
     return {
-        Place(one.case, one.dtype, one.ranks, one.link, tuple(sorted(measured.size.items()))): measured
-        for one in (profile.series.values() if profile else ())
-        for measured in one.measurements
+        Place(series.case, series.dtype, series.ranks, series.link, tuple(sorted(measured.size.items()))): measured
+        for series in (profile.series.values() if profile else ())
+        for measured in series.measurements
     }
 
 
@@ -70,9 +70,9 @@ def check_world(profile: Profile, start: Start) -> None:
     MismatchError
         They do not; the first difference is named.
     """
-    begun, found = profile.origins[0], start.environment
+    begun, environment = profile.origins[0], start.environment
     for field in dataclasses.fields(Environment):
-        _same(field.name, getattr(begun.environment, field.name), getattr(found, field.name))
+        _same(field.name, getattr(begun.environment, field.name), getattr(environment, field.name))
     if begun.topology is not None:
         _same("ranks on the nodes", begun.topology.node_of_rank, numbered(start.hosts))
 
@@ -85,23 +85,23 @@ def check_grid(measured: Mapping[Place, Measurement], grid: Mapping[Place, int])
     MismatchError
         Something is not; the first is named.
     """
-    for place, one in measured.items():
+    for place, measurement in measured.items():
         at = ", ".join(f"{axis} {value}" for axis, value in place.size)
         if place not in grid:
             raise MismatchError(
                 f"the profile to resume has {place.key} at {at}, which this run would not measure; run it without"
                 " --resume"
             )
-        _same(f"the work of {place.key} at {at}", one.work, grid[place])
+        _same(f"the work of {place.key} at {at}", measurement.work, grid[place])
 
 
 def _grid(quick: bool) -> str:
     return "quick" if quick else "full"
 
 
-def _same(name: str, was: object, found: object) -> None:
-    if was != found:
+def _same(name: str, earlier: object, now: object) -> None:
+    if earlier != now:
         raise MismatchError(
-            f"the profile to resume has {name} {was}, this run {found}; figures of the two do not belong in one"
+            f"the profile to resume has {name} {earlier}, this run {now}; figures of the two do not belong in one"
             " profile: run it as it was begun, or without --resume"
         )

@@ -33,13 +33,13 @@ def sample(clock: Clock, call: Callable[[], Any], budget_s: float) -> list[float
     says.
     """
     start = time.perf_counter()
-    taken: list[float] = []
+    samples: list[float] = []
     more = 1
     while more > 0:
         *batch, elapsed_s = slowest([*_timed(clock, call, more), time.perf_counter() - start])
-        taken += batch
-        more = 0 if relative_width(taken) <= NARROW else _more(len(taken), elapsed_s, budget_s)
-    return taken
+        samples += batch
+        more = 0 if relative_width(samples) <= NARROW else _more(len(samples), elapsed_s, budget_s)
+    return samples
 
 
 def slowest(seconds: Sequence[float]) -> list[float]:
@@ -49,8 +49,8 @@ def slowest(seconds: Sequence[float]) -> list[float]:
 
     largest = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    found: list[float] = largest.tolist()
-    return found
+    slowest_s: list[float] = largest.tolist()
+    return slowest_s
 
 
 def _timed(clock: Clock, call: Callable[[], Any], repeats: int) -> list[float]:
@@ -62,9 +62,9 @@ def _timed(clock: Clock, call: Callable[[], Any], repeats: int) -> list[float]:
     return samples
 
 
-def _more(taken: int, elapsed_s: float, budget_s: float) -> int:
+def _more(num_samples: int, elapsed_s: float, budget_s: float) -> int:
     """How many calls more, given the time that those taken took."""
-    if taken < MIN_SAMPLES and elapsed_s * MIN_SAMPLES <= FIRST_BUDGETS * budget_s * taken:
-        return MIN_SAMPLES - taken
-    within = int((budget_s / elapsed_s - 1) * taken)
-    return min(max(taken, MIN_SAMPLES - taken), MAX_REPEATS - taken, within)
+    if num_samples < MIN_SAMPLES and elapsed_s * MIN_SAMPLES <= FIRST_BUDGETS * budget_s * num_samples:
+        return MIN_SAMPLES - num_samples
+    within = int((budget_s / elapsed_s - 1) * num_samples)
+    return min(max(num_samples, MIN_SAMPLES - num_samples), MAX_REPEATS - num_samples, within)

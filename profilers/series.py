@@ -1,5 +1,6 @@
 """A series: the measurements of one case in one dtype on one set of ranks, and the model fitted to them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -8,26 +9,35 @@ from ..errors import InputError
 from .fits.fit import Fit
 from .measurement import PAIR, Measurement
 
-__all__ = ["LinkKind", "Series", "series_key"]
+__all__ = ["ELEMENT_BYTES", "LinkKind", "Series", "series_key"]
 
 LinkKind = Literal["intra", "inter"]
+ELEMENT_BYTES: Mapping[str, int] = {  # by dtype; of each width, the dtype that models use most first
+    "fp8": 1,
+    "fp8_block": 1,
+    "uint8": 1,
+    "int8": 1,
+    "bf16": 2,
+    "fp16": 2,
+    "fp32": 4,
+}
 
 
 class Series(BaseModel):
-    """What was measured of a case in one dtype.
+    """The measurements of a case in one dtype.
 
     Parameters
     ----------
     case
         The case's name.
     dtype
-        Of the elements: fp32, bf16, fp16, fp8, fp8_block, int8, uint8.
+        Of the elements, one of `ELEMENT_BYTES`.
     ranks
         Ranks that take part in a call; 1: each alone.
     link
         The link class the call crosses: "intra" (inside a node), "inter" (between nodes); None where it crosses none.
     unit
-        What work counts: bytes through a rank's port, or multiply-adds ("macs").
+        The unit of work: bytes through a rank's port, or multiply-adds ("macs").
     origin
         Index of the profile's origin that it came from.
     measurements
@@ -49,7 +59,7 @@ class Series(BaseModel):
 
     @property
     def key(self) -> str:
-        """Its name in a profile."""
+        """The name of the series in a profile."""
         return series_key(self.case, self.dtype, self.ranks, self.link)
 
     @model_validator(mode="after")

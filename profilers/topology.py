@@ -55,15 +55,15 @@ class Topology:
 
     def __str__(self) -> str:
         nodes, ranks = len(set(self.node_of_rank)), len(self.node_of_rank)
-        told = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
+        ranks_and_nodes = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
         if self.island_of_rank is None:
-            return told
+            return ranks_and_nodes
         if self.ratio is None:
             times = "the point-to-point times tell one class of links"
         else:
             count = len(set(self.island_of_rank))
             times = f"the point-to-point times tell two classes of links, {self.ratio:.1f} times apart: {count} islands"
-        return f"{told}; {times}{', which are the nodes' * (self.agrees and self.ratio is not None)}"
+        return f"{ranks_and_nodes}; {times}{', which are the nodes' * (self.agrees and self.ratio is not None)}"
 
 
 def numbered(places: Sequence[object]) -> tuple[int, ...]:
@@ -87,8 +87,8 @@ def islands(seconds: Sequence[Mapping[Pair, float]], num_ranks: int) -> tuple[tu
     least 2 and "is fast" is an equivalence relation on the ranks whose classes, the islands, have one size of at
     least 2: else a slow pair would look like a slow link. The cut of the larger gap is taken.
     """
-    found = [cut for times in seconds if (cut := _cut(times, num_ranks)) is not None]
-    return max(found, key=lambda cut: cut[1], default=((0,) * num_ranks, None))
+    cuts = [cut for times in seconds if (cut := _cut(times, num_ranks)) is not None]
+    return max(cuts, key=lambda cut: cut[1], default=((0,) * num_ranks, None))
 
 
 def _cut(times: Mapping[Pair, float], num_ranks: int) -> tuple[tuple[int, ...], float] | None:

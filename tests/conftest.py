@@ -1,9 +1,7 @@
 """What tests of all rooms share: where the real data is, and traces made of random tokens."""
 
-import hashlib
 import os
 import signal
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,19 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-import moeplan  # the installed one, before the clone's own folder can be found under that name
-from moeplan.traces.model import Attention, ModelSpec
+import moeplan  # noqa: F401  the installed one, before the clone's own folder can be found under that name
+from moeplan.traces.model import Attention
 from moeplan.traces.reader import Trace, open_trace
-from moeplan.traces.schema import TokenBatch, TraceMeta
+from moeplan.traces.schema import TokenBatch
 from moeplan.traces.writer import TraceWriter
-
-
-def compiled_code() -> str:
-    """A folder for what numba compiles, one a state of the solvers: numba notices no change of a file called from."""
-    solvers = sorted((Path(moeplan.__file__).parent / "solvers").rglob("*.py"))
-    key = hashlib.sha256(b"".join(file.read_bytes() for file in solvers)).hexdigest()[:16]
-    return str(Path(tempfile.gettempdir()) / f"moeplan-compiled-{os.getuid()}-{key}")
-
+from tests.builders import meta_of, model
+from tests.precompile import compiled_code
 
 # Before numba is imported, which reads it; for the processes that tests start, too.
 os.environ.setdefault("NUMBA_CACHE_DIR", compiled_code())
@@ -93,17 +85,9 @@ def make_trace(tmp_path_factory: pytest.TempPathFactory) -> MakeTrace:
     ) -> Trace:
         rng = np.random.default_rng(seed)
         batch = random_batch(rng, samples, tokens, layers, experts, top_k, unrouted, columns, ranks)
-        model = ModelSpec(
-            name="random",
-            layer_ids=tuple(range(layers)),
-            num_experts=experts,
-            top_k=top_k,
-            hidden_size=64,
-            dtype_bytes=2,
-            attention=Attention(kv_size=16),
-        )
+        sizes = {"hidden_size": 64, "dtype_bytes": 2, "attention": Attention(kv_size=16)}
         folder = tmp_path_factory.mktemp("trace")
-        with TraceWriter(folder, TraceMeta(form="tokens", model=model, recorder="test")) as writer:
+        with TraceWriter(folder, meta_of(model(layers, experts, top_k, name="random", **sizes))) as writer:
             writer.append(batch)
         return open_trace(folder)
 

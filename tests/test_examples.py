@@ -84,8 +84,8 @@ def test_apply_starts_the_training_example_which_finds_the_plan(alone: list[floa
 
 
 def test_in_the_training_example_labels_follow_their_samples(alone: list[float], tmp_path: Path) -> None:
-    plan = written(tmp_path, 4, "sample_policy")
-    found = losses(run([*torchrun(4), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS], tmp_path))
+    plan = written(tmp_path, 2, "sample_policy")
+    found = losses(run([*torchrun(2), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS], tmp_path))
     assert found == pytest.approx(alone, rel=1e-4)
 
 
@@ -95,8 +95,8 @@ def test_the_generation_example_continues_every_prompt_as_one_rank_does(dispatch
     for _ in range(8):
         with torch.inference_mode():
             prompt += bytes([int(model(torch.tensor([list(prompt)]))[0, -1].argmax())])
-    plan = written(tmp_path, 4, placement={"dispatch_model": dispatch})
-    output = run([*torchrun(4), EXAMPLES / "generate.py", "--plan", plan, "--tokens", 8], tmp_path).splitlines()
+    plan = written(tmp_path, 2, placement={"dispatch_model": dispatch})
+    output = run([*torchrun(2), EXAMPLES / "generate.py", "--plan", plan, "--tokens", 8], tmp_path).splitlines()
     assert len(output) == 9
     assert output[0] == repr(prompt.decode(errors="replace"))
     assert re.fullmatch(r"rank 0 sent [1-9]\d* copies and held [1-9]\d* bytes of keys and values", output[-1])

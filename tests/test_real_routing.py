@@ -27,18 +27,24 @@ def trace(gpt_oss: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(trace: Path) -> Plan:
-    return solve(Request(strategy="exflow", trace=str(trace), cluster=Cluster(1, NUM_DEVICES), seed=0))
+    return solve(
+        Request.of(strategy="exflow", trace=str(trace), cluster=Cluster(1, NUM_DEVICES), seed=0, time_limit_s=5.0)
+    )
+
+
+def held_out_of(plan: Plan) -> Any:
+    """The evaluation on unseen samples."""
+    assert plan.evaluation is not None
+    return plan.evaluation.held_out
 
 
 def held_out_metrics(plan: Plan, name: str) -> dict[str, float]:
-    assert plan.evaluation is not None
-    assert plan.evaluation.held_out is not None
-    (found,) = (
+    (metrics,) = (
         contender.metrics
-        for contender in plan.evaluation.held_out.contenders
+        for contender in held_out_of(plan).contenders
         if (contender.name, contender.dispatch_model) == (name, "coherent")
     )
-    return {metric: measured.value for metric, measured in found.items()}
+    return {metric: measured.value for metric, measured in metrics.items()}
 
 
 def unseen_tokens(sample_T: NDArray[Any], seed: int) -> NDArray[np.bool_]:
@@ -79,6 +85,4 @@ def test_a_recount_from_the_file_gives_the_same_share_to_the_last_token(plan: Pl
     device_TL = device_table(plan)[np.arange(24), first_TL]
     kept = int((device_TL[:, 1:] == device_TL[:, :-1]).sum())
     assert held_out_metrics(plan, "plan")["hops_kept"] == kept / (23 * len(device_TL))
-    assert plan.evaluation is not None
-    assert plan.evaluation.held_out is not None
-    assert plan.evaluation.held_out.num_tokens == len(device_TL)
+    assert held_out_of(plan).num_tokens == len(device_TL)

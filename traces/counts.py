@@ -1,4 +1,4 @@
-"""What placement needs of a trace, counted in one pass: loads, transitions, co-activation.
+"""Counts of a trace for placement, in one pass: loads, transitions, co-activation.
 
 Legend: T tokens; L MoE layers; E experts; K experts a token; U units (samples, steps or blocks of rows).
 """
@@ -140,7 +140,7 @@ class Counter:
         self.num_tokens += len(batch)
 
     def counts(self) -> Counts:
-        """What was counted so far."""
+        """Counts so far."""
         routed = slice(self._model.num_experts)
         together = None if self._together is None else self._together[:, routed, routed].copy()
         transitions = self._transitions[:, routed, routed].copy()

@@ -140,7 +140,7 @@ def form_of(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a part's footer says."""
+    """Footer of one part."""
 
     meta: TraceMeta
     num_rows: int

@@ -50,7 +50,7 @@ class Information:
 
 
 def affinity_information(transitions: NDArray[np.int64], *, seed: int, draws: int = DRAWS) -> Information:
-    """What the first choice in a layer tells of the first choice in the next, `[L-1]`.
+    """Information in bits that a layer's first choice gives about the first choice in the next, `[L-1]`.
 
     Parameters
     ----------

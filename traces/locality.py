@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .hashing import mixed
 from .information import DRAWS, Information, entropy, mutual_information
+from .split import mixed
 
 __all__ = ["Locality", "SampleLoads", "locality"]
 

@@ -1,4 +1,4 @@
-"""What a part says of itself: the JSON under the metadata key `moeplan`, read with suspicion."""
+"""Metadata of a part: the JSON under the metadata key `moeplan`, read with suspicion."""
 
 import contextlib
 import os

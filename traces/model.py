@@ -1,4 +1,4 @@
-"""What a trace and a plan know of the model they are about."""
+"""Model of a trace and of a plan, as far as they describe it."""
 
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar

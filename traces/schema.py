@@ -36,7 +36,7 @@ Text = Annotated[str, Field(max_length=MAX_NAME, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]
 
 
 class TraceMeta(BaseModel):
-    """What every part of a trace says of itself, as JSON under the metadata key `moeplan`.
+    """Metadata of every part of a trace, as JSON under the metadata key `moeplan`.
 
     Parameters
     ----------

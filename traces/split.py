@@ -1,4 +1,4 @@
-"""Which tokens are fitted and which are held out: by sample, by hash, the same everywhere.
+"""Splits of a trace into fitted and held-out tokens: by sample, by hash, the same everywhere.
 
 Samples are the unit; a trace without samples splits by step, and one without either by blocks of consecutive rows.
 """
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from .schema import TokenBatch
 
-__all__ = ["BLOCK_ROWS", "Unit", "fitted", "unit_kind", "units", "with_units"]
+__all__ = ["BLOCK_ROWS", "Unit", "fitted", "mixed", "unit_kind", "units", "with_units"]
 
 Unit = Literal["sample", "step", "block"]
 BLOCK_ROWS = 64
 
 
 def unit_kind(batch: TokenBatch) -> Unit:
-    """What a trace splits by, from any batch of it."""
+    """The unit that a trace splits by, from any batch of it."""
     if batch.sample is not None:
         return "sample"
     return "step" if batch.step is not None else "block"
@@ -51,6 +51,14 @@ def fitted(ids: NDArray[np.int64], *, seed: int, fraction: float) -> NDArray[np.
     """
     limit = fraction * 2.0**64
     return np.array([_hash64(f"{seed}:{unit}") < limit for unit in ids.tolist()], dtype=np.bool_)
+
+
+def mixed(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Hash sample ids by the mixing steps of SplitMix64: different for different ids, the same on every rank."""
+    z = np.asarray(ids, np.int64).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
 
 
 def _hash64(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What a trace holds, in one pass: how much, of what, how skewed, and how much a layer tells of the next.
+"""Statistics of a trace, in one pass: size, columns, skew of loads, and how much a layer tells of the next.
 
 Legend: L MoE layers; E experts; R rows of the count form.
 """
@@ -127,7 +127,7 @@ def describe_counts(trace: CountTrace, *, seed: int = 0) -> Statistics:
 
 
 class _Keys:
-    """What the columns step, sample and source_rank come to."""
+    """Distinct values of the columns step, sample and source_rank, and the loads by sample."""
 
     def __init__(self, trace: Trace | CountTrace) -> None:
         self._model = model = trace.meta.model

@@ -1,4 +1,4 @@
-"""What every token of a trace must satisfy, checked alike where it is written and where it is read.
+"""Rules that every token of a trace must satisfy, checked alike where it is written and where it is read.
 
 Legend: T tokens; L MoE layers; K experts a token.
 """

@@ -40,7 +40,7 @@ class AllGather:
     unit: Literal["bytes"] = "bytes"
     min_ranks: int = 2
 
-    def dtypes(self, device: str) -> Sequence[str]:  # noqa: ARG002  bytes are bytes
+    def dtypes(self, device: str) -> Sequence[str]:
         """Bytes of any element."""
         return ("uint8",)
 
@@ -52,7 +52,7 @@ class AllGather:
         """Bytes that reach a rank."""
         return size["bytes"] // num_ranks * (num_ranks - 1)
 
-    def prepare(self, size: Size, dtype: str, world: World) -> Gathered:  # noqa: ARG002
+    def prepare(self, size: Size, dtype: str, world: World) -> Gathered:
         """A block that tells its sender and position; the receiving buffer holds a value no block has."""
         block = of_sender(world.rank, 0, size["bytes"] // world.size, world.device)
         return Gathered(block, block.new_full((len(block) * world.size,), NOWHERE), world.group)
@@ -65,7 +65,7 @@ class AllGather:
         gather(inputs.gathered, inputs.block, group=inputs.group)
         return inputs.gathered
 
-    def check(self, inputs: Gathered, output: "Tensor", world: World) -> str | None:  # noqa: ARG002  it is all in the output
+    def check(self, inputs: Gathered, output: "Tensor", world: World) -> str | None:
         """Every block is its sender's."""
         found = (unlike(block, peer, 0) for peer, block in enumerate(output.view(world.size, -1)))
         return next(filter(None, found), None)

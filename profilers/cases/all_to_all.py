@@ -18,7 +18,7 @@ __all__ = ["AllToAll"]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What a rank sends and receives, uint8 `[bytes]`: block p to and from rank p of the group."""
+    """Buffers that a rank sends and receives, uint8 `[bytes]`: block p to and from rank p of the group."""
 
     send: "Tensor"
     received: "Tensor"
@@ -43,7 +43,7 @@ class AllToAll:
     unit: Literal["bytes"] = "bytes"
     min_ranks: int = 2
 
-    def dtypes(self, device: str) -> Sequence[str]:  # noqa: ARG002  bytes are bytes
+    def dtypes(self, device: str) -> Sequence[str]:
         """Bytes of any element."""
         return ("uint8",)
 
@@ -55,7 +55,7 @@ class AllToAll:
         """Bytes that leave a rank."""
         return size["bytes"] // num_ranks * (num_ranks - 1)
 
-    def prepare(self, size: Size, dtype: str, world: World) -> Blocks:  # noqa: ARG002
+    def prepare(self, size: Size, dtype: str, world: World) -> Blocks:
         """Blocks that tell sender, receiver and position; the receiving buffer holds a value none of them has."""
         import torch
 
@@ -70,7 +70,7 @@ class AllToAll:
         dist.all_to_all_single(inputs.received, inputs.send, group=inputs.group)
         return inputs.received
 
-    def check(self, inputs: Blocks, output: "Tensor", world: World) -> str | None:  # noqa: ARG002  it is all in the output
+    def check(self, inputs: Blocks, output: "Tensor", world: World) -> str | None:
         """Every block is the one its sender made for this rank."""
         found = (unlike(block, peer, world.rank) for peer, block in enumerate(output.view(world.size, -1)))
         return next(filter(None, found), None)

@@ -48,14 +48,14 @@ class Attention:
     min_ranks: int = 1
 
     def dtypes(self, device: str) -> Sequence[str]:
-        """Those of models; no fp8, which `scaled_dot_product_attention` does not take."""
+        """Dtypes of models; no fp8, which `scaled_dot_product_attention` does not take."""
         return float_dtypes(device)
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """Every hidden size, batch and length."""
         return GRIDS.sizes(world, self.work, quick=quick)
 
-    def work(self, size: Size, num_ranks: int) -> int:  # noqa: ARG002  each rank computes alone
+    def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of projections, scores and values."""
         tokens, length, hidden = size["batch"] * size["length"], size["length"], size["hidden"]
         return 4 * tokens * hidden * hidden + tokens * (length + 1) * hidden
@@ -84,7 +84,7 @@ class Attention:
         y_BASC = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return y_BASC.transpose(-3, -2).flatten(-2) @ inputs.w_out
 
-    def check(self, inputs: Sequences, output: "Tensor", world: World) -> str | None:  # noqa: ARG002  no other rank is asked
+    def check(self, inputs: Sequences, output: "Tensor", world: World) -> str | None:
         """Compare the first, middle and last rows of the last sequence with softmax(q k^T) v in float64.
 
         Queries, keys and values, shares, their sum and the output are rounded.

@@ -1,4 +1,4 @@
-"""What a case is: one thing to measure, which the harness runs on every rank."""
+"""Case: one thing to measure, which the harness runs on every rank."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -18,7 +18,7 @@ class Case(Protocol):
 
     @property
     def unit(self) -> Literal["bytes", "macs"]:
-        """What `work` counts: bytes, or multiply-adds ("macs")."""
+        """Unit of `work`: bytes, or multiply-adds ("macs")."""
 
     @property
     def min_ranks(self) -> int:
@@ -40,4 +40,4 @@ class Case(Protocol):
         """The call that is timed."""
 
     def check(self, inputs: Any, output: Any, world: World) -> str | None:
-        """What is wrong with an output; None where it is right."""
+        """Describe the error in an output. None where it is right."""

@@ -72,14 +72,14 @@ class ExpertFfn:
     min_ranks: int = 1
 
     def dtypes(self, device: str) -> Sequence[str]:
-        """Those of models; no fp8, which `torch.bmm` does not take."""
+        """Dtypes of models; no fp8, which `torch.bmm` does not take."""
         return float_dtypes(device)
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """A curve over tokens for every other combination of the other axes."""
         return GRIDS.sizes(world, self.work, quick=quick)
 
-    def work(self, size: Size, num_ranks: int) -> int:  # noqa: ARG002  each rank computes alone
+    def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of the three projections."""
         return 3 * size["tokens"] * size["hidden"] * size["ffn"]
 
@@ -110,7 +110,7 @@ class ExpertFfn:
         experts = zip(inputs.x, inputs.w_in, inputs.w_out, strict=True)
         return torch.stack([_feed_forward(x_TM, w_MG, w_HM) for x_TM, w_MG, w_HM in experts])
 
-    def check(self, inputs: Experts, output: "Tensor", world: World) -> str | None:  # noqa: ARG002  no other rank is asked
+    def check(self, inputs: Experts, output: "Tensor", world: World) -> str | None:
         """Compare every expert's last row with float64: gate, up, their product and the output are rounded."""
         terms = max(inputs.w_in.shape[1], inputs.w_out.shape[1])
         for expert, (x_TM, w_MG, w_HM) in enumerate(zip(inputs.x, inputs.w_in, inputs.w_out, strict=True)):

@@ -47,7 +47,7 @@ class Gemm:
     min_ranks: int = 1
 
     def dtypes(self, device: str) -> Sequence[str]:
-        """Those of models; fp8 (e4m3, one scale a matrix, product in bf16) where the GPU multiplies it."""
+        """Dtypes of models; fp8 (e4m3, one scale per matrix, product in bf16) where the GPU multiplies it."""
         import torch
 
         has_fp8 = device != "cpu" and torch.cuda.get_device_capability(device) >= (8, 9)
@@ -57,7 +57,7 @@ class Gemm:
         """A curve over m for every layer (n, k)."""
         return GRIDS.sizes(world, self.work, quick=quick)
 
-    def work(self, size: Size, num_ranks: int) -> int:  # noqa: ARG002  each rank multiplies alone
+    def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of one product."""
         return size["m"] * size["n"] * size["k"]
 
@@ -86,7 +86,7 @@ class Gemm:
             return torch.mm(a_mk, b_kn, out=c_mn)
         return torch._scaled_mm(a_mk, b_kn, scale, scale, out_dtype=c_mn.dtype)
 
-    def check(self, inputs: Operands, output: "Tensor", world: World) -> str | None:  # noqa: ARG002  no other rank is asked
+    def check(self, inputs: Operands, output: "Tensor", world: World) -> str | None:
         """Compare the last rows with float64; a product split along k is rounded once more when it is put together."""
         exact = inputs.a_mk[-CHECKED_ROWS:].double() @ inputs.b_kn.double()
         return deviation(output[-CHECKED_ROWS:], exact, roundings=2, terms=len(inputs.b_kn))

@@ -52,7 +52,7 @@ class Grids:
     cuda: Grid
 
     def sizes(self, world: World, work: Callable[[Size, int], int], *, quick: bool) -> list[Size]:
-        """Those of the grid for this device."""
+        """Sizes of the grid for this device."""
         if world.device == "cpu":
             return (self.quick_cpu if quick else self.cpu).sizes(work)
         return (self.quick_cuda if quick else self.cuda).sizes(work)

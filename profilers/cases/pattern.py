@@ -29,7 +29,7 @@ def unlike(received: "Tensor", sender: int, receiver: int) -> str | None:
 
 
 def share(rank: int, num_ranks: int, length: int, kind: "torch.dtype", device: str) -> "Tensor":
-    """What a rank gives to a reduction, `[length]`: the elements i of the whole with i mod P its rank, else 0.
+    """Contribution of a rank to a reduction, `[length]`: the elements i of the whole with i mod P its rank, else 0.
 
     Notes
     -----

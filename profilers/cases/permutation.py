@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..dtypes import ELEMENT_BYTES
 from ..measurement import Size
+from ..series import ELEMENT_BYTES
 from ..world import World
 from .grid import Grid, Grids
 
@@ -46,7 +46,7 @@ class Permutation:
     unit: Literal["bytes"] = "bytes"
     min_ranks: int = 1
 
-    def dtypes(self, device: str) -> Sequence[str]:  # noqa: ARG002  bytes are bytes
+    def dtypes(self, device: str) -> Sequence[str]:
         """fp32 only: rows of M elements in bf16 are rows of M / 2 in fp32."""
         return (DTYPE,)
 
@@ -54,11 +54,11 @@ class Permutation:
         """Every hidden size and number of tokens."""
         return GRIDS.sizes(world, self.work, quick=quick)
 
-    def work(self, size: Size, num_ranks: int) -> int:  # noqa: ARG002  each rank sorts alone
+    def work(self, size: Size, num_ranks: int) -> int:
         """Bytes read and written, twice each."""
         return 4 * ELEMENT_BYTES[DTYPE] * size["tokens"] * size["hidden"]
 
-    def prepare(self, size: Size, dtype: str, world: World) -> Rows:  # noqa: ARG002
+    def prepare(self, size: Size, dtype: str, world: World) -> Rows:
         """Rows that tell token and column, and an order seeded by the rank."""
         import torch
 
@@ -76,7 +76,7 @@ class Permutation:
         torch.index_select(inputs.by_expert, 0, inputs.order_back, out=inputs.restored)
         return inputs.by_expert, inputs.restored
 
-    def check(self, inputs: Rows, output: tuple["Tensor", "Tensor"], world: World) -> str | None:  # noqa: ARG002  no other rank is asked
+    def check(self, inputs: Rows, output: tuple["Tensor", "Tensor"], world: World) -> str | None:
         """Every row is the token's that belongs there, in both results."""
         import torch
 
@@ -89,7 +89,7 @@ class Permutation:
 
 
 def _rows(token_T: "Tensor", hidden: int) -> "Tensor":
-    """What each of these tokens holds, float32 `[T, M]`."""
+    """Rows of these tokens, float32 `[T, M]`."""
     import torch
 
     return (STRIDE * token_T).float()[:, None] + torch.arange(hidden, device=token_T.device)

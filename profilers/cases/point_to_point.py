@@ -23,7 +23,7 @@ PAIRS_A_DISTANCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What one of the two ranks sends and receives, uint8 `[bytes]`, and who the other is."""
+    """Buffers that one of the two ranks sends and receives, uint8 `[bytes]`, and the rank of its peer."""
 
     send: "Tensor"
     received: "Tensor"
@@ -47,7 +47,7 @@ class PointToPoint:
     unit: Literal["bytes"] = "bytes"
     min_ranks: int = 2
 
-    def dtypes(self, device: str) -> Sequence[str]:  # noqa: ARG002  bytes are bytes
+    def dtypes(self, device: str) -> Sequence[str]:
         """Bytes of any element."""
         return ("uint8",)
 
@@ -56,11 +56,11 @@ class PointToPoint:
         counts = QUICK_BYTES if quick else CPU_BYTES if world.device == "cpu" else CUDA_BYTES
         return [{"bytes": count, "first": one, "second": two} for count in counts for one, two in pairs(world.size)]
 
-    def work(self, size: Size, num_ranks: int) -> int:  # noqa: ARG002  always two
+    def work(self, size: Size, num_ranks: int) -> int:
         """Bytes of one direction."""
         return size["bytes"]
 
-    def prepare(self, size: Size, dtype: str, world: World) -> Ends | None:  # noqa: ARG002
+    def prepare(self, size: Size, dtype: str, world: World) -> Ends | None:
         """Bytes that tell sender, receiver and position; None on ranks that wait."""
         ends = {size["first"]: size["second"], size["second"]: size["first"]}
         if world.rank not in ends:

@@ -66,14 +66,14 @@ class Router:
     min_ranks: int = 1
 
     def dtypes(self, device: str) -> Sequence[str]:
-        """What gates are kept in: fp32 on CPU, bf16 and fp32 on CUDA."""
+        """Dtypes of gates: fp32 on CPU, bf16 and fp32 on CUDA."""
         return ("fp32",) if device == "cpu" else ("bf16", "fp32")
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """A curve over tokens for every other combination of the other axes."""
         return GRIDS.sizes(world, self.work, quick=quick)
 
-    def work(self, size: Size, num_ranks: int) -> int:  # noqa: ARG002  each rank routes alone
+    def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of the linear map."""
         return size["tokens"] * size["hidden"] * size["experts"]
 
@@ -97,8 +97,8 @@ class Router:
         share_TE = (inputs.x @ inputs.weight).softmax(-1, dtype=torch.float32)
         return Choice(*share_TE.topk(inputs.top_k, dim=-1))
 
-    def check(self, inputs: Gate, output: Choice, world: World) -> str | None:  # noqa: ARG002  no other rank is asked
-        """Of the last tokens: K experts each, their weights and the K largest weights that float64 gives."""
+    def check(self, inputs: Gate, output: Choice, world: World) -> str | None:
+        """Check the last tokens: K experts each, their weights, and the K largest weights that float64 gives."""
         weight_TK, expert_TK = output.weights[-CHECKED_ROWS:], output.experts[-CHECKED_ROWS:]
         num_experts = inputs.weight.shape[1]
         if not bool(((expert_TK >= 0) & (expert_TK < num_experts)).all()):

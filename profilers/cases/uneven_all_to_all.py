@@ -27,7 +27,7 @@ SIGMAS_PERCENT = (50, 100)
 
 @dataclass(frozen=True, slots=True)
 class UnevenBlocks:
-    """What a rank sends and receives, uint8, with the bytes of the block to and from each rank of the group."""
+    """Buffers that a rank sends and receives, uint8, with the bytes of the block to and from each rank of the group."""
 
     send: "Tensor"
     send_splits: list[int]
@@ -51,7 +51,7 @@ class UnevenAllToAll:
     unit: Literal["bytes"] = "bytes"
     min_ranks: int = 2
 
-    def dtypes(self, device: str) -> Sequence[str]:  # noqa: ARG002  bytes are bytes
+    def dtypes(self, device: str) -> Sequence[str]:
         """Bytes of any element."""
         return ("uint8",)
 
@@ -75,7 +75,7 @@ class UnevenAllToAll:
         busiest = np.maximum(busiest, into.max(-1))
         return int(busiest) if busiest.ndim == 0 else busiest
 
-    def prepare(self, size: Size, dtype: str, world: World) -> UnevenBlocks:  # noqa: ARG002
+    def prepare(self, size: Size, dtype: str, world: World) -> UnevenBlocks:
         """Blocks that tell sender, receiver and position; the receiving buffer holds a value none of them has."""
         import torch
 

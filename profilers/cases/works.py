@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
-from ..dtypes import ELEMENT_BYTES
+from ..series import ELEMENT_BYTES
 from . import CASES
 
 __all__ = ["work_of"]

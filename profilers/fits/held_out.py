@@ -58,7 +58,7 @@ class HeldOut:
 
     @property
     def interval(self) -> str:
-        """What an interval made of so many ratios is."""
+        """Meaning of an interval from so many held-out ratios, in words."""
         if self.num_sizes < MIN_ORDERED:
             return f"range of {self.num_sizes} held-out sizes"
         return f"95 % of unseen sizes, by {self.num_sizes} held out"

@@ -33,14 +33,14 @@ def deepep_series(path: Path, *, low_latency: bool, ranks: int) -> list[Series]:
     rows = Rows.read(path, sizes=sorted(sizes), times=every_time, s_per_unit=1e-6)
     rows = rows.above_zero((*COLUMNS.values(), *(names[0] for names in times.values())))
     rows = rows.where(rows["node_num"] == 1)
-    found = []
+    series = []
     for part, dtype in PARTS.items():
         case = f"deepep_ll_{part}" if low_latency else f"deepep_{part}"
         size = {axis: rows[column] for axis, column in (COLUMNS | counts[part]).items()}
         seconds = np.sum([rows[name] for name in times[part]], axis=0)
         fit = fit_arrays(size, work_of(case, size, ranks), seconds)
-        found.append(Series(case=case, dtype=dtype, ranks=ranks, link="intra", unit="bytes", fit=fit))
-    return found
+        series.append(Series(case=case, dtype=dtype, ranks=ranks, link="intra", unit="bytes", fit=fit))
+    return series
 
 
 def _normal(part: str) -> list[str]:

@@ -71,7 +71,7 @@ def moe_series(path: Path) -> list[Series]:
 
 
 def _share(size: Mapping[str, Ints]) -> dict[str, Ints]:
-    """What one device computes of an evenly loaded layer."""
+    """Share of an evenly loaded layer that one device computes."""
     return {
         "tokens": np.maximum(size["tokens"] * size["top_k"] // size["ep"], 1),
         "experts": np.maximum(size["experts"] // size["ep"], 1),

@@ -4,10 +4,9 @@ from pathlib import Path
 
 from ...errors import InputError
 from ..cases import CASES
-from ..dtypes import ELEMENT_BYTES
 from ..fits.fitting import fit_series
 from ..measurement import Measurement
-from ..series import Series
+from ..series import ELEMENT_BYTES, Series
 from .rows import Rows
 
 __all__ = ["nccl_series"]
@@ -36,23 +35,23 @@ def nccl_series(path: Path) -> list[Series]:
     fewest, most = int(rows["num_gpus"].min()), int(rows["num_gpus"].max())
     if not 1 <= fewest <= most <= MAX_GPUS:
         raise InputError(f"{path}: collectives of {fewest:,} to {most:,} GPUs; expected 1 to {MAX_GPUS:,}")
-    found: list[Series] = []
+    series: list[Series] = []
     for op, case in CASE_OF_OP.items():
         for ranks, some in rows.where(rows["op_name"] == op).by("num_gpus").items():
             for dtype, samples in _samples(case, some).items():
-                found.append(_series(case, dtype, ranks, samples))
-    return [series for series in found if series.measurements]
+                series.append(_series(case, dtype, ranks, samples))
+    return [one for one in series if one.measurements]
 
 
 def _samples(case: str, rows: Rows) -> dict[str, dict[int, list[float]]]:
     """Dtype to bytes to seconds."""
-    found: dict[str, dict[int, list[float]]] = {}
+    samples_of_dtype: dict[str, dict[int, list[float]]] = {}
     for dtype, some in rows.above_zero(("latency",)).by_dtype("nccl_dtype").items():
         if width := ELEMENT_BYTES.get(dtype):
-            sizes = found.setdefault("uint8" if case in MOVES else dtype, {})
+            sizes = samples_of_dtype.setdefault("uint8" if case in MOVES else dtype, {})
             for elements, seconds in zip(some["message_size"].tolist(), some["latency"].tolist(), strict=True):
                 sizes.setdefault(elements * width, []).append(seconds)
-    return found
+    return samples_of_dtype
 
 
 def _series(case: str, dtype: str, ranks: int, samples: dict[int, list[float]]) -> Series:

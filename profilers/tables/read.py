@@ -13,7 +13,7 @@ from ..origin import Origin, now
 from ..profile import Profile
 from ..series import Series
 from .deepep import deepep_series
-from .found import FoundTable, newest_table, system_folder
+from .folders import TableFile, newest_table, system_folder
 from .kernels import gemm_series, moe_series
 from .nccl import nccl_series
 
@@ -52,7 +52,7 @@ def read_tables(directory: str | os.PathLike[str], system: str) -> Profile:
     https://github.com/ai-dynamo/aiconfigurator, `systems/data`.
     """
     folder = system_folder(directory, system)
-    read: list[FoundTable] = []
+    read: list[TableFile] = []
     series: list[Series] = []
 
     def take(kind: str, name: str, parse: Callable[[Path], list[Series]]) -> None:

@@ -1,21 +1,20 @@
 """Exponents of growth and the picture."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.growth import FITTED, curves, draw
-from benchmarks.result import Environment, Result, Section
+from benchmarks.result import Result, Section
 from benchmarks.study import Row
+from tests.benchmarks.test_benchmark_pages import RESULT
 
 
 def result_of(*rows: Row) -> Result:
     """A result of one section."""
-    there = Environment(
-        cpu="a cpu", cores=2, python="3", packages={"numpy": "2"}, commit="0", date="d", load_at_start=1, load_at_end=2
-    )
     section = Section(title="Growth", quality="none", baseline="", note="", rows=list(rows))
-    return Result(schema_version=1, subject="made", about="Made", form="usual", environment=there, sections=[section])
+    return replace(RESULT, sections=[section])
 
 
 def grown(sizes: tuple[int, ...], power: float, method: str = "own", axis: str = "n") -> list[Row]:

@@ -1,7 +1,5 @@
 """The shipped cases on tiny grids, and some that behave as a test wants; importable by the ranks of a test."""
 
-# ruff: noqa: ARG002  what a case is asked, it need not use
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from moeplan.errors import MismatchError, RankError, UsageError
-from moeplan.profilers.cases import CASES
 from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.environment import Environment
@@ -34,6 +33,7 @@ from tests.profilers.small_cases import (
 )
 
 HEARD: list[Step] = []
+TOLD: list[Start | Step] = []
 CASES_OF_A_TEST: Sequence[Case] = (SmallGemm(), SmallAllToAll(), SleepingPairs())
 
 
@@ -113,22 +113,27 @@ def test_a_measured_profile_survives_its_file(measured: Profile, tmp_path: Path)
     assert load(tmp_path / "profile.json") == measured
 
 
-def test_a_wrong_answer_ends_the_run_with_case_and_size(tmp_path: Path) -> None:
-    request = Request((Misdelivering(min_ranks=1),), quick=True)
-    told: list[Start | Step] = []
-    message = r"^all_to_all at bytes 16384 gave a wrong answer: "
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[World]:
+    """A world of one rank in this process, whose reports are in `TOLD`."""
+    TOLD.clear()
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        with pytest.raises(RankError, match=message):
-            measure_cases(World(0, 1, "cpu", ("host",), told.append), request)
-    finally:
-        dist.destroy_process_group()
-    sizes = [report.measurement.size for report in told if isinstance(report, Step)]
+    yield World(0, 1, "cpu", ("host",), TOLD.append)
+    dist.destroy_process_group()
+
+
+def test_a_wrong_answer_ends_the_run_with_case_and_size(alone: World) -> None:
+    with pytest.raises(RankError, match=r"^all_to_all at bytes 16384 gave a wrong answer: "):
+        measure_cases(alone, Request((Misdelivering(min_ranks=1),), quick=True))
+    sizes = [report.measurement.size for report in TOLD if isinstance(report, Step)]
     assert sizes == [{"bytes": 64}, {"bytes": 1024}]
 
 
-def test_the_registry_names_each_case_by_itself() -> None:
-    assert all(case.name == name for name, case in CASES.items())
+def test_what_is_done_is_not_measured_again(alone: World) -> None:
+    done = frozenset({Place("gemm", "fp32", 1, None, (("k", 32), ("m", 64), ("n", 32)))})
+    measure_cases(alone, Request((SmallGemm(),), True, done))
+    steps = [report for report in TOLD if isinstance(report, Step)]
+    assert [(step.measurement.size["m"], step.done, step.total) for step in steps] == [(8, 2, 3), (512, 3, 3)]
 
 
 def test_hosts_make_a_cluster_only_when_even_and_consecutive() -> None:
@@ -178,79 +183,76 @@ REQUESTS: list[Request] = []
 RUN = "moeplan.profilers.measure.run_world"
 
 
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> Profile:
+    """A profile that Ctrl-C ended after two of three sizes."""
+    return measured_of(monkeypatch, reports(2), KeyboardInterrupt())
+
+
+def measured_of(
+    monkeypatch: pytest.MonkeyPatch, says: list[Start | Step], ends: BaseException | None = None, **options: Any
+) -> Profile:
+    """The profile of a world that says these reports and ends so."""
+    monkeypatch.setattr(RUN, world_of(says, ends))
+    profile = measure(device="cpu", **options)
+    assert profile is not None
+    return profile
+
+
 def test_an_interrupt_keeps_what_was_measured_and_resuming_measures_only_the_rest(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, half: Profile
 ) -> None:
-    monkeypatch.setattr(RUN, world_of(reports(2), KeyboardInterrupt()))
-    half = measure(device="cpu")
-    assert half is not None
     assert not half.complete
     assert half.cluster.links["intra"].s_per_byte == pytest.approx(1e-9)
     rest = [report for report in reports(3) if isinstance(report, Start) or report.done == 3]
-    monkeypatch.setattr(RUN, world_of(rest))
-    whole = measure(device="cpu", resume=half)
-    assert whole is not None
+    whole = measured_of(monkeypatch, rest, resume=half)
     assert whole.complete
     assert {place.size for place in REQUESTS[-1].done} == {(("bytes", 20),), (("bytes", 2000),)}
-    found = whole.series["all_to_all/uint8@2/intra"]
-    assert [one.size["bytes"] for one in found.measurements] == [20, 2000, 200_000]
-    assert found.fit is not None
+    series = whole.series["all_to_all/uint8@2/intra"]
+    assert [one.size["bytes"] for one in series.measurements] == [20, 2000, 200_000]
+    assert series.fit is not None
     noise = whole.origins[0].noise
     assert noise is not None
     assert (noise.sizes, len(noise.reference_s)) == (3, 3)
 
 
-def test_what_is_done_is_not_measured_again(tmp_path: Path) -> None:
-    told: list[Start | Step] = []
-    done = frozenset({Place("gemm", "fp32", 1, None, (("k", 32), ("m", 64), ("n", 32)))})
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        measure_cases(World(0, 1, "cpu", ("host",), told.append), Request((SmallGemm(),), True, done))
-    finally:
-        dist.destroy_process_group()
-    steps = [report for report in told if isinstance(report, Step)]
-    assert [(step.measurement.size["m"], step.done, step.total) for step in steps] == [(8, 2, 3), (512, 3, 3)]
-
-
 def test_a_finished_profile_is_resumed_without_starting_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RUN, world_of(reports(3)))
-    whole = measure(device="cpu")
+    whole = measured_of(monkeypatch, reports(3))
     monkeypatch.setattr(RUN, interrupted)
     assert measure(device="cpu", resume=whole) is whole
     assert measure(num_ranks=2, resume=whole) is whole
+    with pytest.raises(MismatchError, match="has ranks 2, this run 4"):
+        measure(resume=whole, num_ranks=4)
+    with pytest.raises(MismatchError, match="has the device cpu, this run cuda"):
+        measure(resume=whole, device="cuda")
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
-    [({"num_ranks": 4}, "has ranks 2, this run 4"), ({"device": "cuda"}, "has the device cpu, this run cuda")],
+    ("options", "change", "message"),
+    [
+        ({"quick": True}, {}, r"has a grid that is full, this run quick"),
+        ({}, {"moeplan_version": "0.0.1"}, r"has moeplan 0\.0\.1, this run "),
+        ({"cases": (SmallGemm(),)}, {}, "has the case all_to_all, this run None"),
+        ({}, {"origins": 2}, "has 2 origins"),
+    ],
 )
-def test_a_finished_profile_of_other_ranks_or_device_than_asked_for_is_not_complete(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], told: str
+def test_a_profile_of_other_options_is_not_resumed(
+    half: Profile, options: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(RUN, world_of(reports(3)))
-    whole = measure(device="cpu")
-    with pytest.raises(MismatchError, match=told):
-        measure(resume=whole, **asked)
+    change = {key: half.origins * value if key == "origins" else value for key, value in change.items()}
+    with pytest.raises(MismatchError, match=message):
+        measure(device="cpu", resume=half.model_copy(update=change), **options)
 
 
-def test_a_profile_of_other_options_or_another_world_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RUN, world_of(reports(2), KeyboardInterrupt()))
-    half = measure(device="cpu")
-    assert half is not None
-    with pytest.raises(MismatchError, match=r"has a grid that is full, this run quick"):
-        measure(device="cpu", resume=half, quick=True)
-    with pytest.raises(MismatchError, match=r"has moeplan 0\.0\.1, this run "):
-        measure(device="cpu", resume=half.model_copy(update={"moeplan_version": "0.0.1"}))
-    with pytest.raises(MismatchError, match="has the case all_to_all, this run None"):
-        measure(device="cpu", resume=half, cases=(SmallGemm(),))
-    with pytest.raises(MismatchError, match="has 2 origins"):
-        measure(device="cpu", resume=half.model_copy(update={"origins": half.origins * 2}))
-    monkeypatch.setattr(RUN, world_of(reports(0, ("host",) * 4)))
-    with pytest.raises(MismatchError, match="has num_ranks 2, this run 4"):
-        measure(device="cpu", resume=half)
-    monkeypatch.setattr(RUN, world_of(reports(0, ("one", "two"))))
-    with pytest.raises(MismatchError, match="has num_hosts 1, this run 2"):
-        measure(device="cpu", resume=half)
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [(("host",) * 4, "has num_ranks 2, this run 4"), (("one", "two"), "has num_hosts 1, this run 2")],
+)
+def test_a_profile_of_another_world_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, half: Profile, hosts: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(MismatchError, match=message):
+        measured_of(monkeypatch, reports(0, hosts), resume=half)
 
 
 @pytest.mark.parametrize(
@@ -264,31 +266,25 @@ def test_a_profile_of_other_options_or_another_world_is_not_resumed(monkeypatch:
     ],
 )
 def test_what_this_run_would_not_measure_is_not_resumed(
-    monkeypatch: pytest.MonkeyPatch, key: str, change: dict[str, object], told: str
+    monkeypatch: pytest.MonkeyPatch, half: Profile, key: str, change: dict[str, object], told: str
 ) -> None:
-    monkeypatch.setattr(RUN, world_of(reports(2), KeyboardInterrupt()))
-    half = measure(device="cpu")
-    assert half is not None
     (series,) = half.series.values()
     forged = half.model_copy(update={"series": {key: series.model_copy(update={"fit": None, **change})}})
-    monkeypatch.setattr(RUN, world_of(reports(0)))
     with pytest.raises(MismatchError, match=told):
-        measure(device="cpu", resume=forged)
+        measured_of(monkeypatch, reports(0), resume=forged)
 
 
 def test_torch_is_kept_from_printing_frames_when_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
-    monkeypatch.setattr(RUN, world_of(reports(1)))
-    measure(device="cpu")
+    measured_of(monkeypatch, reports(1))
     assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
 
 
 def test_the_profile_so_far_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moeplan.profilers.log.SAVE_S", 0.0)
-    monkeypatch.setattr(RUN, world_of(reports(3)))
     told: list[Profile] = []
-    measure(device="cpu", listeners=Listeners(on_profile=told.append))
+    measured_of(monkeypatch, reports(3), listeners=Listeners(on_profile=told.append))
     assert [profile.complete for profile in told] == [False] * 3
     assert [len(profile.series["all_to_all/uint8@2/intra"].measurements) for profile in told] == [1, 2, 3]
 

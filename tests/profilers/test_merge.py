@@ -9,44 +9,17 @@ from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import FASTEST, Cluster, Link
 from moeplan.profilers.description import describe
-from moeplan.profilers.environment import Environment
 from moeplan.profilers.fits.fitting import fit_series
 from moeplan.profilers.links import measured_links
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.merge import merge, merge_files
-from moeplan.profilers.origin import Origin, now
-from moeplan.profilers.profile import Profile, load, save
-from moeplan.profilers.series import LinkKind, Series
+from moeplan.profilers.profile import load, save
+from tests.builders import measured_profile, series
 
 NAMES = ("a.json", "b.json")
 
 
-def series(case: str, ranks: int, link: LinkKind | None, s_per_byte: float = 1e-9) -> Series:
-    sizes = [{"bytes": ranks * 10**power} for power in (3, 4, 5, 6)]
-    if case == "point_to_point":
-        sizes = [{**size, "first": 0, "second": 1} for size in sizes]
-    works = [CASES[case].work(size, ranks) for size in sizes]
-    found = tuple(
-        Measurement.of(size, work, [1e-5 + s_per_byte * work] * 6) for size, work in zip(sizes, works, strict=True)
-    )
-    fit = fit_series(CASES[case], ranks, found)
-    return Series(case=case, dtype="uint8", ranks=ranks, link=link, unit="bytes", measurements=found, fit=fit)
-
-
-def measured(cluster: Cluster, *found: Series, device: str = "GPU") -> Profile:
-    environment = Environment(
-        device=device, backend="nccl", torch="2", driver=None, nccl=None, cpu="x", cpus=2, threads=1,
-        num_ranks=cluster.num_devices, num_hosts=cluster.num_nodes, python="3.11", system="Linux",
-    )  # fmt: skip
-    return Profile.make(
-        origins=(Origin(kind="measured", created_at=now(), environment=environment),),
-        cluster=cluster,
-        link_origins=dict.fromkeys(cluster.links, 0),
-        series={one.key: one for one in found},
-    )
-
-
-NODE = measured(Cluster(1, 8, {"intra": Link(1e-6, 1e-11)}), series("all_to_all", 8, "intra"))
+NODE = measured_profile(Cluster(1, 8, {"intra": Link(1e-6, 1e-11)}), series("all_to_all", 8, "intra"))
 
 
 def test_a_node_and_an_inter_node_figure_make_a_cluster_that_says_what_is_from_where() -> None:
@@ -64,7 +37,7 @@ def test_a_node_and_an_inter_node_figure_make_a_cluster_that_says_what_is_from_w
 
 
 def test_a_profile_of_one_rank_a_node_says_nothing_of_the_node() -> None:
-    between = measured(Cluster(4, 1, {"inter": Link(5e-6, 2e-11)}), series("point_to_point", 2, "inter"))
+    between = measured_profile(Cluster(4, 1, {"inter": Link(5e-6, 2e-11)}), series("point_to_point", 2, "inter"))
     merged = merge(NODE, between, names=NAMES)
     assert str(merged.profile.cluster) == "4x8"
     assert merged.profile.link_origins == {"intra": 0, "inter": 1}
@@ -72,7 +45,9 @@ def test_a_profile_of_one_rank_a_node_says_nothing_of_the_node() -> None:
 
 
 def test_of_a_series_that_both_have_the_first_is_kept_and_it_is_said() -> None:
-    slower = measured(Cluster(1, 8), series("all_to_all", 8, "intra", 1e-8), series("all_gather", 8, "intra"))
+    slower = measured_profile(
+        Cluster(1, 8), series("all_to_all", 8, "intra", b_s=1e-8), series("all_gather", 8, "intra")
+    )
     merged = merge(NODE, slower, names=NAMES)
     assert merged.profile.series["all_to_all/uint8@8/intra"] == NODE.series["all_to_all/uint8@8/intra"]
     assert merged.profile.series["all_gather/uint8@8/intra"].origin == 1
@@ -85,7 +60,7 @@ def test_two_that_say_the_same_of_the_cluster_agree() -> None:
 
 
 def test_series_stand_in_the_order_of_the_cases_after_a_merge_and_after_a_file(tmp_path: Path) -> None:
-    pairs = measured(Cluster(1, 8), series("point_to_point", 2, "intra"), series("all_reduce", 8, "intra"))
+    pairs = measured_profile(Cluster(1, 8), series("point_to_point", 2, "intra"), series("all_reduce", 8, "intra"))
     merged = merge(pairs, NODE, names=NAMES).profile
     save(merged, tmp_path / "all.json")
     for profile in (merged, load(tmp_path / "all.json")):
@@ -93,7 +68,7 @@ def test_series_stand_in_the_order_of_the_cases_after_a_merge_and_after_a_file(t
 
 
 def test_three_files_merge_and_survive_their_file(tmp_path: Path) -> None:
-    more = measured(Cluster(1, 8), series("all_reduce", 8, "intra").model_copy(update={"dtype": "uint8"}))
+    more = measured_profile(Cluster(1, 8), series("all_reduce", 8, "intra").model_copy(update={"dtype": "uint8"}))
     paths = [tmp_path / name for name in ("node.json", "net.json", "more.json")]
     for profile, path in zip((NODE, describe("2x8", ["inter=50:5"]), more), paths, strict=True):
         save(profile, path)
@@ -107,7 +82,7 @@ def test_three_files_merge_and_survive_their_file(tmp_path: Path) -> None:
 def test_contradictions_are_named() -> None:
     cases = [
         (describe("2x4", ["inter=50:5"]), "a.json has 8 devices a node, b.json 4"),
-        (measured(Cluster(2, 8), device="CPU"), "a.json was measured on GPU, b.json on CPU"),
+        (measured_profile(Cluster(2, 8), device="CPU"), "a.json was measured on GPU, b.json on CPU"),
     ]
     for other, message in cases:
         with pytest.raises(MismatchError, match=message):
@@ -126,7 +101,7 @@ def test_too_few_profiles_and_a_file_that_is_none_are_refused(tmp_path: Path) ->
 
 
 def test_links_come_from_the_all_to_all_and_else_from_pairs() -> None:
-    exchange, pairs = series("all_to_all", 4, "intra"), series("point_to_point", 2, "intra", 5e-10)
+    exchange, pairs = series("all_to_all", 4, "intra"), series("point_to_point", 2, "intra", b_s=5e-10)
     both = {one.key: one for one in (pairs, exchange)}
     assert measured_links(Cluster(1, 4), both)["intra"].s_per_byte == pytest.approx(1e-9)
     assert measured_links(Cluster(1, 4), {pairs.key: pairs})["intra"].s_per_byte == pytest.approx(5e-10)
@@ -134,12 +109,12 @@ def test_links_come_from_the_all_to_all_and_else_from_pairs() -> None:
 
 
 def test_the_all_to_all_of_some_ranks_is_not_the_link_of_all() -> None:
-    found = [series("all_to_all", ranks, "intra", s) for ranks, s in ((2, 1e-8), (8, 1e-9))]
+    found = [series("all_to_all", ranks, "intra", b_s=s) for ranks, s in ((2, 1e-8), (8, 1e-9))]
     assert measured_links(Cluster(1, 8), {one.key: one for one in found})["intra"].s_per_byte == pytest.approx(1e-9)
 
 
 def test_between_nodes_a_byte_that_crosses_costs_what_all_bytes_took() -> None:
-    found = series("all_to_all", 8, "inter", 2e-10)
+    found = series("all_to_all", 8, "inter", b_s=2e-10)
     links = measured_links(Cluster(2, 4), {found.key: found})
     assert set(links) == {"inter"}
     block = 1_000_000
@@ -149,7 +124,7 @@ def test_between_nodes_a_byte_that_crosses_costs_what_all_bytes_took() -> None:
 
 
 def test_a_time_that_does_not_grow_with_size_tells_of_no_bandwidth() -> None:
-    flat = series("all_to_all", 4, "intra", 0.0)
+    flat = series("all_to_all", 4, "intra", b_s=0.0)
     falling = [Measurement.of(one.size, one.work, [1.0 / (index + 1)]) for index, one in enumerate(flat.measurements)]
     fit = fit_series(CASES["all_to_all"], 4, falling)
     assert measured_links(Cluster(1, 4), {flat.key: flat.model_copy(update={"fit": fit})}) == {}

@@ -5,11 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moeplan.traces.schema import TokenBatch
-from moeplan.traces.split import BLOCK_ROWS, fitted, unit_kind, units, with_units
+from moeplan.traces.split import BLOCK_ROWS, fitted, mixed, unit_kind, units, with_units
 
 Make = Callable[..., TokenBatch]
+MASK = 2**64 - 1
 
 
 @pytest.mark.parametrize(("known", "kind"), [(("sample", "step"), "sample"), (("step",), "step"), ((), "block")])
@@ -44,3 +47,14 @@ def test_all_are_fitted_at_one_and_about_half_at_half() -> None:
     ids = np.arange(4000)
     assert fitted(ids, seed=1, fraction=1.0).all()
     assert 0.46 < fitted(ids, seed=1, fraction=0.5).mean() < 0.54
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
+def test_the_hash_of_a_sample_is_the_first_output_of_splitmix64_for_that_seed(ids: list[int]) -> None:
+    expected = []
+    for seed in ids:
+        z = (seed + 0x9E3779B97F4A7C15) & MASK
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+        expected.append(z ^ z >> 31)
+    assert mixed(np.array(ids, np.int64)).tolist() == expected

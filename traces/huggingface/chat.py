@@ -35,7 +35,7 @@ class ChatTemplate:
         self._pipe: Any = None
 
     def text(self, messages: list[dict[str, Any]]) -> str:
-        """What the template makes of a conversation, with the words that begin an answer.
+        """Text that the template makes of a conversation, with the words that begin an answer.
 
         Raises
         ------

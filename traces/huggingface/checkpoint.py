@@ -79,7 +79,7 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
 
 
 def tokenizer_label(directory: Path, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """What a trace says of a tokenizer: its class and a hash of its files."""
+    """Label of a tokenizer in a trace: its class and a hash of its files."""
     files = {name: sha256_file(directory / name) for name in TOKENIZER_FILES if (directory / name).is_file()}
     return f"{type(tokenizer).__name__} sha256:{sha256_json(files)[:16]}"
 

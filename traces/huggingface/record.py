@@ -24,7 +24,7 @@ __all__ = ["Recording", "record_model"]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was recorded: of which model, how many tokens, and whether Ctrl-C cut it short."""
+    """Result of recording: the model, the number of tokens, and whether Ctrl-C cut it short."""
 
     spec: ModelSpec
     num_tokens: int

@@ -39,7 +39,7 @@ class Batch:
 
 
 def batches(prompts: Sequence[Sequence[int]], samples: NDArray[np.int64], batch_samples: int) -> Iterator[Batch]:
-    """These of the prompts, in order, so many at a time."""
+    """Batches of the selected prompts, in order, at most `batch_samples` in each."""
     for start in range(0, len(samples), batch_samples):
         chosen_B = samples[start : start + batch_samples]
         width = max(len(prompts[sample]) for sample in chosen_B)

@@ -25,7 +25,7 @@ StrPath = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """What was imported.
+    """Summary of an import.
 
     Parameters
     ----------

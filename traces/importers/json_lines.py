@@ -121,7 +121,7 @@ class JsonLinesSource:
 
 
 def _model(path: Path, first: Token) -> dict[str, Any]:
-    """What the header says of the model, and what the first token shows of it."""
+    """Model facts from the header and from the first token, checked against each other."""
     layer_ids = first.layers or tuple(range(len(first.experts)))
     said = model_of(path) or {}
     told = said.get("layer_ids", list(layer_ids))
@@ -133,7 +133,7 @@ def _model(path: Path, first: Token) -> dict[str, Any]:
 
 
 def _traits(token: Token) -> dict[str, str]:
-    """What all tokens of a file have in common."""
+    """Traits that all tokens of a file have in common."""
     words = {int: "a number", str: "a name", type(None): "none"}
     return {
         "layers": f"{len(token.experts)}{' ' if token.layers else ''}{token.layers or ''}",

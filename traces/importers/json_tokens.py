@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...errors import InputError
 from ...files import validated
 from ..model import MAX_LAYERS, NOT_ROUTED
-from .lines import numbered_lines
+from .source import numbered_lines
 
 __all__ = ["Header", "Token", "TokenLine", "model_of", "tokens"]
 
@@ -54,7 +54,7 @@ class TokenLine(BaseModel):
 
 
 class ModelFacts(BaseModel):
-    """What a header may say of the model: what `ModelSpec` names, of which importers look at these."""
+    """Facts about the model in a header: fields of `ModelSpec`, of which importers read these."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -98,7 +98,7 @@ def tokens(path: Path) -> Iterator[Token]:
 
 
 def model_of(path: Path) -> dict[str, Any] | None:
-    """What the header of a file says of the model; None where there is no header."""
+    """Facts about the model in the header of a file; None where there is no header."""
     number, text = next(_lines(path))
     if not _is_header(text):
         return None
@@ -118,7 +118,7 @@ def _is_header(text: bytes) -> bool:
 
 
 def _token_key(numbered: tuple[int, TokenLine]) -> Any:
-    """What consecutive lines of one token have in common."""
+    """Key that consecutive lines of one token have in common."""
     number, line = numbered
     return number if line.layer is None else (line.step, line.sample, line.position, line.source_rank)
 

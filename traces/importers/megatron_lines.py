@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...errors import InputError
 from ...files import validated
 from ..model import MAX_LAYERS, NOT_ROUTED
-from .lines import numbered_lines
+from .source import numbered_lines
 
 __all__ = ["Pass", "RouterLine", "digest_of", "passes_of"]
 

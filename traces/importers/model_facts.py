@@ -1,4 +1,4 @@
-"""What is known of a recording's model: from its files, its config.json and the user, who may not contradict."""
+"""Facts about a recording's model: from its files, its config.json and the user, who may not contradict."""
 
 from dataclasses import asdict
 from typing import Any
@@ -72,7 +72,7 @@ def _flat(facts: Facts) -> Facts:
 
 
 def _agreed(key: str, found: Any, said: Any) -> Any:
-    """What the files and config.json both say, or one of them."""
+    """Value on which the files and config.json agree, or the one that either gives."""
     if found is None or said is None or key == "name":
         return said if found is None else found
     if key == "layer_ids":

@@ -1,4 +1,4 @@
-"""What the ranks of an engine recorded apart, put together."""
+"""Recordings of the separate ranks of an engine, put together."""
 
 from collections.abc import Collection, Iterable, Mapping
 

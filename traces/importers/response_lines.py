@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
 from ..model import ModelSpec
-from .lines import numbered_lines
 from .npy import parse_array
+from .source import numbered_lines
 
 __all__ = ["Response", "responses_of", "routing_of"]
 
@@ -32,7 +32,7 @@ MAX_LINE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What one request was answered, as far as it matters here.
+    """Response to one request, as far as the importer needs it.
 
     Parameters
     ----------

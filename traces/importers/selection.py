@@ -108,7 +108,7 @@ def _head(path: Path) -> bytes:
 
 
 def _series(path: Path) -> str:
-    """What a file's name has in common with those of the other ranks."""
+    """Name of a file with its numbers made equal, common to the files of all ranks."""
     return re.sub("[0-9]+", "0", path.name)
 
 

@@ -63,7 +63,7 @@ class PassesSource:
             )
 
     def _counts(self, rank: int, step: int) -> NDArray[Any]:
-        """What a rank counted in a pass, `[H, P]`, none of it below 0."""
+        """Counts of one rank in one pass, `[H, P]`, all at least 0."""
         what = f"pass {step} of rank {rank}: global_physical_count"
         counts_HP = integers(self._records.by_rank[rank][step].get("global_physical_count"), what, 2)
         if counts_HP.shape != self._records.physical_to_logical.shape:

@@ -1,4 +1,4 @@
-"""What an importer is given, and what it offers: a foreign recording, opened."""
+"""The source of an import: files that are given, and the recording that an importer opens in them."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -11,12 +11,12 @@ from ..count_form import CountTable
 from ..model import ModelSpec
 from ..schema import TokenBatch
 
-__all__ = ["CountSource", "Given", "Importer", "Source", "naming"]
+__all__ = ["CountSource", "Given", "Importer", "Source", "naming", "numbered_lines"]
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What there is to import.
+    """The files to import, and the model they are of.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Given:
 
 
 class Recording(Protocol):
-    """What recordings of tokens and of counts have in common.
+    """Common part of recordings of tokens and of counts.
 
     Attributes
     ----------
@@ -101,3 +101,21 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except MoeplanError as error:
         raise type(error)(f"{path.name}: {error}") from error
+
+
+def numbered_lines(path: Path, most_bytes: int, expected: str = "an object a line") -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers from 1.
+
+    Raises
+    ------
+    InputError
+        A line is of more than `most_bytes`, where `expected` was.
+    """
+    with path.open("rb") as stream:
+        number = 0
+        while text := stream.readline(most_bytes + 1):
+            number += 1
+            if len(text) > most_bytes:
+                raise InputError(f"line {number}: over {most_bytes:,} bytes; expected {expected}")
+            if text.strip():
+                yield number, text

@@ -63,7 +63,7 @@ class Tally:
 
     @property
     def notes(self) -> list[str]:
-        """What did not pass, and what passed without an expert."""
+        """Notes on rows left out, and on choices without an expert."""
         found = []
         if self._num_early:
             found.append(f"{self._num_early:,} rows of steps before {self._first_step} left out")

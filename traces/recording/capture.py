@@ -1,9 +1,9 @@
-"""What the MoE layers of a model show in one forward pass, moved off the device once.
+"""A capture of the routing that MoE layers show in one forward pass, moved off the device once.
 
-Legend: T tokens; R tokens kept; L MoE layers; K experts a token; M hidden size.
+Legend: T tokens; R tokens kept; L MoE layers; E experts; K experts a token; M hidden size.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..model import ModelSpec
 from .layers import MoELayer
-from .routing import routing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,7 +79,7 @@ class Capture:
         self._seen, self._inputs = None, {}
 
     def take(self, num_tokens: int, rows: NDArray[np.int64] | None, *, weights: bool) -> Cells:
-        """What the pass showed of these rows (None: all), and its end.
+        """End the pass and return what it showed of these rows (None: all).
 
         Raises
         ------
@@ -116,7 +115,7 @@ class Capture:
         name = self._layers[ordinal].name
         if ordinal in self._seen:
             raise InputError(f"router {name} ran twice in a pass; record one forward pass at a time")
-        self._seen[ordinal] = routing(values, self._spec.num_experts, self._spec.top_k, name)
+        self._seen[ordinal] = _routing(values, self._spec.num_experts, self._spec.top_k, name)
         if ordinal in self._embeddings:
             self._inputs[ordinal] = _half_copy(arguments, len(self._seen[ordinal][0]), name)
 
@@ -127,8 +126,8 @@ class Capture:
         self._check_complete(seen, num_tokens)
         shown = [seen[ordinal] for ordinal in range(len(self._layers))]
         ids_LRK = _of_rows(_stack([ids for ids, _ in shown]), rows, 1)
-        found = [gates for _, gates in shown if gates is not None]
-        gates_LRK = _of_rows(_stack(found), rows, 1) if len(found) == len(shown) else None
+        gates = [weights for _, weights in shown if weights is not None]
+        gates_LRK = _of_rows(_stack(gates), rows, 1) if len(gates) == len(shown) else None
         if gates_LRK is not None and not bool((gates_LRK[..., 1:] <= gates_LRK[..., :-1]).all()):
             self._check_finite(gates_LRK)
             gates_LRK, order = gates_LRK.sort(dim=-1, descending=True, stable=True)
@@ -153,7 +152,7 @@ class Capture:
             raise InputError(f"router {name} gives a gate weight or logit that is not finite; expected numbers")
 
     def _check_ids(self, ids_LRK: "Tensor") -> None:
-        """Refuse what would not survive as uint16; -1 does, as 65535, not routed."""
+        """Refuse ids that uint16 does not hold; -1 becomes 65535, not routed."""
         if not ids_LRK.numel():
             return
         low, high = (int(bound) for bound in ids_LRK.aminmax())
@@ -166,6 +165,31 @@ class Capture:
                     f"router {layer.name} gives expert ids {low} to {high}; expected 0 to {self._spec.num_experts - 1},"
                     " or -1 for not routed"
                 )
+
+
+def _routing(values: Iterable[Any], num_experts: int, top_k: int, name: str) -> tuple["Tensor", "Tensor | None"]:
+    """Expert ids `[T, K]` and their gate weights, if any, in the order that the module has them.
+
+    `values` are a module's arguments or results: integer ids `[..., K]` and perhaps weights of that shape; or logits
+    `[..., E]`, of which the top-k of the softmax is taken.
+    """
+    import torch
+
+    tensors = [value.detach() for value in values if isinstance(value, torch.Tensor) and value.ndim]
+    whole = [t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool]
+    ids = next((t for t in whole if t.shape[-1] == top_k), None)
+    if ids is not None:
+        shape = ids.shape
+        gates = next((t for t in tensors if t.is_floating_point() and t.shape == shape), None)
+        return ids.reshape(-1, top_k), None if gates is None else gates.reshape(-1, top_k)
+    logits = next((t for t in tensors if t.is_floating_point() and t.shape[-1] == num_experts), None)
+    if logits is None:
+        raise InputError(
+            f"router {name} gives tensors of shapes {[tuple(t.shape) for t in tensors]}; expected integer ids"
+            f" [..., {top_k}] or logits [..., {num_experts}]"
+        )
+    top = logits.reshape(-1, num_experts).float().softmax(-1).topk(top_k)
+    return top.indices, top.values
 
 
 def _stack(tensors: Sequence["Tensor"]) -> "Tensor":

@@ -1,4 +1,4 @@
-"""Which tokens of a recording are kept: no padding, a share of the samples, and so many.
+"""The tokens of a recording that are kept: no padding, a share of the samples, up to a number.
 
 Legend: T tokens; R tokens kept.
 """
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ..hashing import mixed
+from ..split import mixed
 
 __all__ = ["Kept", "chosen_samples", "sampled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The rule.
+    """The rule by which tokens are kept.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ __all__ = ["Pass", "pass_of"]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What the arguments of a forward pass say of its tokens.
+    """Tokens of a forward pass, as the arguments of the model give them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a trace should know of a model, read from its configuration and its modules."""
+"""Specification of a model for a trace, read from its configuration and its modules."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ def spec_of(model: "nn.Module", layers: Sequence[MoELayer], name: str | None = N
 
 
 def sizes_of(config: Any) -> dict[str, Any]:
-    """What a configuration says of a `ModelSpec` but its name, layers and dtype, None where it says nothing."""
+    """Fields of a `ModelSpec` from a configuration, all but name, layers and dtype. None where it gives nothing."""
     sizes = {ours: _number(config, *theirs) for ours, theirs in NAMES.items()}
     return sizes | {"attention": _attention(config), "top_k_groups": _limit(config)}
 

@@ -135,6 +135,7 @@ def test_a_halved_grid_keeps_whole_curves_and_all_pairs_of_values() -> None:
         assert {(size[one], size[two]) for size in sizes} == set(product(axes[one], axes[two]))
     sites = [(size["a"], size["b"], size["c"]) for size in sizes]
     assert all(sites.count(site) == 3 for site in sites)
+    assert Grid({"m": (1, 2, 3)}, most=2).sizes(lambda size, _: size["m"]) == [{"m": 1}, {"m": 2}]
 
 
 @pytest.mark.parametrize("name", KEYS)

@@ -171,6 +171,7 @@ def test_the_interval_of_few_ratios_is_their_range_on_both_sides_and_of_many_the
     assert interval(np.linspace(0.5, 1.5, 39)) == (0.5, 1.5)
     assert interval(np.linspace(0.5, 1.5, 80)) == pytest.approx((0.5 + 1 / 79, 1.5 - 1 / 79))
     assert interval(np.linspace(0.8, 0.9, 79)) == pytest.approx((0.8 + 0.1 / 78, 1.0))
+    assert interval(np.linspace(1.2, 1.3, 79)) == pytest.approx((1.0, 1.3 - 0.1 / 78))
 
 
 def test_an_interval_of_few_sizes_is_said_to_be_their_range() -> None:

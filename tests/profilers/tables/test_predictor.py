@@ -14,32 +14,23 @@ from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.predictor import predict, predicted
 from moeplan.profilers.profile import Profile
-from moeplan.profilers.series import LinkKind, Series
+from moeplan.profilers.series import Series
+from tests.builders import profile_of, series
 
-BYTES = np.array([2**power for power in range(10, 20)])
-
-
-def series(case: str, dtype: str, ranks: int = 1, link: LinkKind | None = None, *, s_per_unit: float) -> Series:
-    """A series whose seconds are its work times `s_per_unit`."""
-    size = {"m": BYTES, "n": BYTES * 0 + 8, "k": BYTES * 0 + 4} if case == "gemm" else {"bytes": BYTES}
-    works = np.array(
-        [CASES[case].work(dict(zip(size, at, strict=True)), ranks) for at in zip(*size.values(), strict=True)]
-    )
-    fit = fit_arrays(size, works.astype(float), works * s_per_unit)
-    return Series(case=case, dtype=dtype, ranks=ranks, link=link, unit=CASES[case].unit, fit=fit)
+BYTES = [{"bytes": 2**power} for power in range(10, 20)]
+GEMMS = [{"m": size["bytes"], "n": 8, "k": 4} for size in BYTES]
 
 
 def profile(*found: Series) -> Profile:
-    origin = Origin(kind="tables", created_at=now(), name="made")
-    return Profile.make(origins=(origin,), cluster=Cluster(1, 8), series={one.key: one for one in found})
+    return profile_of(Origin(kind="tables", created_at=now(), name="made"), Cluster(1, 8), *found)
 
 
 BOTH = profile(
-    series("gemm", "bf16", s_per_unit=1e-12),
-    series("gemm", "fp8", s_per_unit=5e-13),
-    series("all_to_all", "uint8", 2, "intra", s_per_unit=1e-9),
-    series("all_to_all", "uint8", 8, "intra", s_per_unit=2e-9),
-    series("all_to_all", "uint8", 8, "inter", s_per_unit=9e-9),
+    series("gemm", dtype="bf16", sizes=GEMMS, a_s=0, b_s=1e-12),
+    series("gemm", dtype="fp8", sizes=GEMMS, a_s=0, b_s=5e-13),
+    series("all_to_all", 2, "intra", sizes=BYTES, a_s=0, b_s=1e-9),
+    series("all_to_all", 8, "intra", sizes=BYTES, a_s=0, b_s=2e-9),
+    series("all_to_all", 8, "inter", sizes=BYTES, a_s=0, b_s=9e-9),
 )
 
 
@@ -106,7 +97,7 @@ def test_what_cannot_be_answered_is_told_with_what_there_is(case: str, asked: di
 
 
 def test_a_fit_that_gives_no_time_is_refused_where_it_is_asked() -> None:
-    steep = series("all_to_all", "uint8", 4, "intra", s_per_unit=1e-9)
+    steep = series("all_to_all", 4, "intra")
     assert steep.fit is not None
     model = Piecewise(works=(1.0, 1.0 + 1e-15), seconds_at=(1e-12, 8e4), kind="piecewise_linear")
     forged = steep.model_copy(update={"fit": dataclasses.replace(steep.fit, model=model)})

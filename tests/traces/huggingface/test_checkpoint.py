@@ -25,95 +25,60 @@ def edit(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
-def edit_header(weights: Path) -> None:
-    """Make the first tensor a terabyte."""
-    content = weights.read_bytes()
+def rewrite(folder: Path, change: Callable[[bytes], bytes]) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(change(weights.read_bytes()))
+
+
+def with_terabyte(content: bytes) -> bytes:
+    """Weights whose first tensor is a terabyte by its header."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     next(entry for name, entry in header.items() if name != "__metadata__")["shape"] = [10**6, 10**6]
     forged = json.dumps(header).encode()
-    weights.write_bytes(len(forged).to_bytes(8, "little") + forged + content[end:])
+    return len(forged).to_bytes(8, "little") + forged + content[end:]
 
 
-def damage(folder: Path, how: str) -> None:
-    weights = folder / "model.safetensors"
-    match how:
-        case "no config":
-            (folder / "config.json").unlink()
-        case "a config that is no JSON":
-            (folder / "config.json").write_text("{")
-        case "a config of something else":
-            (folder / "config.json").write_text('{"a": 1}')
-        case "an unknown architecture":
-            edit(folder, model_type="moonshot_9000", architectures=["Moonshot9000"])
-        case "a million layers":
-            edit(folder, num_hidden_layers=10**6)
-        case "other shapes":
-            edit(folder, hidden_size=64)
-        case "experts without end":
-            edit(folder, num_local_experts=10**9)
-        case "fewer experts than weights":
-            edit(folder, num_local_experts=5)
-        case "no experts":
-            edit(folder, num_local_experts=0)
-        case "experts below none":
-            edit(folder, num_local_experts=-1)
-        case "experts in words":
-            edit(folder, num_local_experts="six")
-        case "sizes left out":
-            (folder / "config.json").write_text('{"model_type": "mixtral"}')
-        case "an endless vocabulary":
-            edit(folder, vocab_size=10**9)
-        case "a header that lies":
-            edit_header(weights)
-        case "a header longer than the file":
-            weights.write_bytes((2**62).to_bytes(8, "little") + weights.read_bytes()[8:])
-        case "absurd sizes":
-            edit(folder, hidden_size="wide")
-        case "no weights":
-            weights.unlink()
-        case "truncated weights":
-            weights.write_bytes(weights.read_bytes()[:-1000])
-        case "weights that are none":
-            weights.write_bytes(b"\xff" * 64)
-        case "pickled weights":
-            weights.rename(folder / "pytorch_model.bin")
-        case "more layers than weights":
-            edit(folder, num_hidden_layers=5)
-        case "code of its own":
-            edit(folder, model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"})
-            (folder / "own.py").write_text("raise SystemExit('ran')")
+def with_code(folder: Path) -> None:
+    edit(folder, model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"})
+    (folder / "own.py").write_text("raise SystemExit('ran')")
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "no config",
-        "a config that is no JSON",
-        "a config of something else",
-        "an unknown architecture",
-        "a million layers",
-        "other shapes",
-        "experts without end",
-        "fewer experts than weights",
-        "no experts",
-        "experts below none",
-        "experts in words",
-        "sizes left out",
-        "an endless vocabulary",
-        "a header that lies",
-        "a header longer than the file",
-        "absurd sizes",
-        "no weights",
-        "truncated weights",
-        "weights that are none",
-        "pickled weights",
-        "more layers than weights",
-        "code of its own",
-    ],
-)
+Change = Callable[[Path], object]
+SIZES: dict[str, dict[str, Any]] = {
+    "an unknown architecture": {"model_type": "moonshot_9000", "architectures": ["Moonshot9000"]},
+    "a million layers": {"num_hidden_layers": 10**6},
+    "more layers than weights": {"num_hidden_layers": 5},
+    "other shapes": {"hidden_size": 64},
+    "absurd sizes": {"hidden_size": "wide"},
+    "experts without end": {"num_local_experts": 10**9},
+    "fewer experts than weights": {"num_local_experts": 5},
+    "no experts": {"num_local_experts": 0},
+    "experts below none": {"num_local_experts": -1},
+    "experts in words": {"num_local_experts": "six"},
+    "an endless vocabulary": {"vocab_size": 10**9},
+}
+CONFIGS = {"no JSON": "{", "of something else": '{"a": 1}', "sizes left out": '{"model_type": "mixtral"}'}
+WEIGHTS: dict[str, Callable[[bytes], bytes]] = {
+    "a header longer than the file": lambda data: (2**62).to_bytes(8, "little") + data[8:],
+    "truncated weights": lambda data: data[:-1000],
+    "weights that are none": lambda _: b"\xff" * 64,
+    "a header that lies": with_terabyte,
+}
+DAMAGES: dict[str, Change] = {
+    **{how: lambda folder, sizes=sizes: edit(folder, **sizes) for how, sizes in SIZES.items()},  # type: ignore[misc]
+    **{how: lambda folder, text=text: (folder / "config.json").write_text(text) for how, text in CONFIGS.items()},  # type: ignore[misc]
+    **{how: lambda folder, change=change: rewrite(folder, change) for how, change in WEIGHTS.items()},  # type: ignore[misc]
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "pickled weights": lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+    "code of its own": with_code,
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_or_hostile_directory_is_refused_in_one_line(copy: Path, how: str) -> None:
-    damage(copy, how)
+    DAMAGES[how](copy)
     with pytest.raises(InputError) as refused:
         load_model(copy)
     assert str(copy) in str(refused.value)
@@ -130,7 +95,7 @@ def test_a_damaged_or_hostile_directory_is_refused_in_one_line(copy: Path, how: 
     ],
 )
 def test_a_configuration_of_other_sizes_than_the_weights_is_named_as_such(copy: Path, how: str, words: str) -> None:
-    damage(copy, how)
+    DAMAGES[how](copy)
     with pytest.raises(InputError, match=words):
         load_model(copy)
 

@@ -13,6 +13,7 @@ from moeplan.traces.huggingface.checkpoint import load_model
 from moeplan.traces.huggingface.config import spec_of_config
 from moeplan.traces.recording.layers import moe_layers
 from moeplan.traces.recording.spec import spec_of
+from tests.traces.huggingface.families import FAMILIES
 
 DEEPSEEK_V3 = {
     "model_type": "deepseek_v3", "num_hidden_layers": 61, "n_routed_experts": 256, "num_experts_per_tok": 8,
@@ -21,10 +22,6 @@ DEEPSEEK_V3 = {
     "n_shared_experts": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 128,
 }  # fmt: skip
 SMALL = {"model_type": "any", "num_hidden_layers": 6, "num_experts": 8, "num_experts_per_tok": 2}
-FAMILIES = [
-    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "phimoe", "glm4_moe",
-    "granitemoe",
-]  # fmt: skip
 
 
 def written(folder: Path, config: Any) -> Path:

@@ -14,20 +14,9 @@ from numpy.typing import NDArray
 from moeplan.traces.huggingface.checkpoint import load_model
 from moeplan.traces.huggingface.record import record_model
 from moeplan.traces.reader import open_trace
+from tests.traces.huggingface.families import FAMILIES
 
 Array = NDArray[Any]
-FAMILIES = [
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "olmoe",
-    "gpt_oss",
-    "deepseek_v2",
-    "deepseek_v3",
-    "phimoe",
-    "glm4_moe",
-    "granitemoe",
-]
 MOE_LAYERS = {"qwen2_moe": (1, 3), "qwen3_moe": (0, 2, 3), "deepseek_v2": (1, 2, 3), "deepseek_v3": (2, 3)}
 MOE_LAYERS |= {"glm4_moe": (1, 2, 3)}
 SHARED = {"qwen2_moe": 1, "deepseek_v2": 2, "deepseek_v3": 1, "glm4_moe": 1}
@@ -114,8 +103,8 @@ def test_prompts_and_decoded_tokens_go_where_the_routers_own_top_k_sends_them(
     done = record_model(
         model, prompts, tmp_path / "t", name=family, tokenizer="x", generate=4, weights=True, batch_samples=2
     )
+    batch: Any
     (batch,) = open_trace(tmp_path / "t").batches(weights=True)
-    assert batch.weights is not None
     assert done.num_tokens == len(batch) == sum(len(x) for x in entered[0])
     for layer, router in enumerate(routers):
         ids_TK, gates_TK = chosen(family, router, model.config, np.concatenate(entered[layer]))

@@ -12,7 +12,6 @@ import moeplan.traces
 from moeplan.traces.huggingface.checkpoint import load_model
 from moeplan.traces.huggingface.record import record_model
 from moeplan.traces.reader import open_trace
-from moeplan.traces.schema import TokenBatch
 
 PROMPTS = np.random.default_rng(2).integers(4, 30, (3, 12))
 
@@ -24,7 +23,7 @@ def model(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> An
     return loaded
 
 
-def read(path: Path) -> TokenBatch:
+def read(path: Path) -> Any:
     (batch,) = open_trace(path).batches()
     return batch
 
@@ -53,7 +52,6 @@ def test_generation_continues_its_samples_and_is_told_from_prefill(model: Any, t
         whole = model.generate(tokens_BS, attention_mask=mask_BS, max_new_tokens=4, do_sample=False)
         model(tokens_BS)
     batch = read(tmp_path / "t")
-    assert batch.sample is not None
     lengths = [8, 12, 12]
     for sample, (length, row) in enumerate(zip(lengths, whole.tolist(), strict=True)):
         rows = batch.sample == sample

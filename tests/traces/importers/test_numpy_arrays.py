@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 from moeplan.errors import InputError, StorageError, UsageError
 from moeplan.traces.importers import import_trace, numpy_arrays
 from moeplan.traces.reader import open_trace
+from tests.traces.importers.recordings import imported, is_said, refused, tokens_of
 
 T, L, K, E = 50, 3, 2, 8
 
@@ -35,69 +36,58 @@ def arrays(seed: int = 0) -> dict[str, Any]:
     }
 
 
-def read(path: Path, **options: Any) -> Any:
-    (batch,) = open_trace(path).batches(**options)
-    return batch
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_the_layout_of_the_real_data_is_imported_whole(tmp_path: Path, save: Callable[..., None]) -> None:
-    given_ = arrays()
-    save(tmp_path / "r.npz", **given_)
+    whole = arrays()
+    save(tmp_path / "r.npz", **whole)
     summary = import_trace(tmp_path / "r.npz", tmp_path / "trace")
-    batch = read(tmp_path / "trace", weights=True)
-    np.testing.assert_array_equal(batch.ids, given_["expert_ids"])
-    np.testing.assert_array_equal(batch.weights, given_["weights"])
-    np.testing.assert_array_equal(batch.sample, given_["seq_id"])
-    np.testing.assert_array_equal(batch.position, given_["pos"])
+    batch = tokens_of(tmp_path / "trace", weights=True)
+    np.testing.assert_array_equal(batch.ids, whole["expert_ids"])
+    np.testing.assert_array_equal(batch.weights, whole["weights"])
+    np.testing.assert_array_equal(batch.sample, whole["seq_id"])
+    np.testing.assert_array_equal(batch.position, whole["pos"])
     assert (batch.step, batch.source_rank, set(batch.phase.tolist())) == (None, None, {1})
     assert (summary.importer, summary.is_counts, summary.has_weights, summary.notes) == ("numpy", False, True, ())
-    assert (summary.num_tokens, summary.num_samples) == (T, len(set(given_["seq_id"].tolist())))
+    assert (summary.num_tokens, summary.num_samples) == (T, len(set(whole["seq_id"].tolist())))
     assert (summary.model.name, summary.model.num_experts, summary.model.top_k) == ("r", E, K)
     assert summary.model.layer_ids == (0, 1, 2)
 
 
 def test_a_plain_array_without_choices_is_top_1_and_its_guesses_are_noted(tmp_path: Path) -> None:
     ids = np.arange(T * L).reshape(T, L) % 7
-    np.save(tmp_path / "r.npy", ids)
-    summary = import_trace(tmp_path / "r.npy", tmp_path / "trace", phase="train", name="mine")
-    batch = read(tmp_path / "trace")
+    summary = imported(tmp_path, {"r.npy": npy(ids)}, phase="train", name="mine")
+    batch = tokens_of(tmp_path / "trace")
     np.testing.assert_array_equal(batch.ids[:, :, 0], ids)
     assert (batch.sample, summary.model.name, summary.model.num_experts, summary.model.top_k) == (None, "mine", 7, 1)
     assert batch.position.tolist() == list(range(T))
     assert set(batch.phase.tolist()) == {2}
-    assert any("7 taken, the largest id + 1" in note for note in summary.notes)
-    assert any("samples are unknown" in note for note in summary.notes)
-    assert any("as ExFlow records: second choices are unknown" in note for note in summary.notes)
+    assert is_said(summary, "7 taken, the largest id + 1")
+    assert is_said(summary, "samples are unknown")
+    assert is_said(summary, "as ExFlow records: second choices are unknown")
 
 
 def test_an_archive_of_one_array_may_call_it_anything(tmp_path: Path) -> None:
-    np.savez(tmp_path / "r.npz", routing=arrays()["expert_ids"])
-    summary = import_trace(tmp_path / "r.npz", tmp_path / "trace", num_experts=12)
+    summary = imported(tmp_path, {"r.npz": archive(routing=npy(arrays()["expert_ids"]))}, num_experts=12)
     assert "array routing taken for expert_ids" in summary.notes
     assert open_trace(tmp_path / "trace").model.num_experts == 12
-    np.testing.assert_array_equal(read(tmp_path / "trace").ids, arrays()["expert_ids"])
+    np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids, arrays()["expert_ids"])
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.int64, np.dtype(">i4")])
 def test_minus_one_is_not_routed_in_any_signed_type(tmp_path: Path, kind: Any) -> None:
-    ids = arrays()["expert_ids"].astype(kind)
-    ids[3, 1, 1] = -1
-    np.save(tmp_path / "r.npy", ids)
-    summary = import_trace(tmp_path / "r.npy", tmp_path / "trace", num_experts=E)
+    summary = imported(tmp_path, {"r.npy": npy(changed((3, 1, 1), -1, kind))}, num_experts=E)
     assert "1 choices of no expert: dropped or padding" in summary.notes
-    found = read(tmp_path / "trace").ids
-    assert found[3, 1, 1] == 65_535
-    assert (found == 65_535).sum() == 1
+    ids = tokens_of(tmp_path / "trace").ids
+    assert ids[3, 1, 1] == 65_535
+    assert (ids == 65_535).sum() == 1
 
 
 @pytest.mark.parametrize("save", [np.save, np.savez_compressed])
 def test_an_array_in_column_order_is_read_alike(tmp_path: Path, save: Callable[..., None]) -> None:
-    ids = arrays()["expert_ids"]
-    path = tmp_path / ("r.npy" if save is np.save else "r.npz")
-    save(path, np.asfortranarray(ids))
-    import_trace(path, tmp_path / "trace", num_experts=E)
-    np.testing.assert_array_equal(read(tmp_path / "trace").ids, ids)
+    ids, stream = arrays()["expert_ids"], io.BytesIO()
+    save(stream, np.asfortranarray(ids))
+    imported(tmp_path, {"r": stream.getvalue()}, num_experts=E)
+    np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids, ids)
 
 
 @settings(deadline=None, max_examples=40)
@@ -111,31 +101,30 @@ def test_choices_come_out_by_descending_weight_each_with_its_own(
     folder = tmp_path_factory.mktemp("import")
     np.savez(folder / "r.npz", expert_ids=ids, weights=weights)
     summary = import_trace(folder / "r.npz", folder / "trace", num_experts=100)
-    batch = read(folder / "trace", weights=True)
+    batch = tokens_of(folder / "trace", weights=True)
     assert (np.diff(batch.weights.astype(np.float32), axis=-1) <= 0).all()
     for token in range(tokens):
         for layer in range(layers):
             expected = sorted(zip(ids[token, layer], -weights[token, layer], strict=True), key=lambda pair: pair[1])
             assert batch.ids[token, layer].tolist() == [int(expert) for expert, _ in expected]
     unordered = (np.diff(weights, axis=-1) > 0).any(-1).sum()
-    assert any(f"{unordered:,} cells were not in the order" in note for note in summary.notes) == (unordered > 0)
+    assert is_said(summary, f"{unordered:,} cells were not in the order") == (unordered > 0)
 
 
 def test_an_expert_twice_in_a_cell_is_taken_and_noted(tmp_path: Path) -> None:
-    np.save(tmp_path / "r.npy", np.array([[[1, 2], [3, 3]], [[-1, -1], [0, 2]]]))
-    summary = import_trace(tmp_path / "r.npy", tmp_path / "trace")
+    summary = imported(tmp_path, {"r.npy": npy(np.array([[[1, 2], [3, 3]], [[-1, -1], [0, 2]]]))})
     assert "1 cells name an expert twice, which counts twice" in summary.notes
-    np.testing.assert_array_equal(read(tmp_path / "trace").ids[0, 1], [3, 3])
+    np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids[0, 1], [3, 3])
 
 
 def test_arrays_longer_than_a_batch_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numpy_arrays, "MAX_BATCH_ROWS", 7)
-    given_ = {name: value for name, value in arrays().items() if name != "pos"}
-    np.savez_compressed(tmp_path / "r.npz", **given_)
+    whole = {name: value for name, value in arrays().items() if name != "pos"}
+    np.savez_compressed(tmp_path / "r.npz", **whole)
     import_trace(tmp_path / "r.npz", tmp_path / "trace")
-    batch = read(tmp_path / "trace", weights=True)
-    np.testing.assert_array_equal(batch.ids, given_["expert_ids"])
-    np.testing.assert_array_equal(batch.weights, given_["weights"])
+    batch = tokens_of(tmp_path / "trace", weights=True)
+    np.testing.assert_array_equal(batch.ids, whole["expert_ids"])
+    np.testing.assert_array_equal(batch.weights, whole["weights"])
     assert batch.position.tolist() == list(range(T))
 
 
@@ -202,6 +191,7 @@ HEADER = "{{'descr': '{}', 'fortran_order': False, 'shape': {}}}"
 MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty file": (lambda: b"", "of no kind"),
     "text": (lambda: b"expert,layer\n1,2\n", "of no kind"),
+    "the second byte of a pickle": (lambda: b"a\x02", "of no kind"),
     "a pickle": (lambda: b"\x80\x04\x95\x00\x00", "loading it may run code"),
     "truncated archive": (lambda: npz()[:700], "damaged"),
     "an archive of nothing": (lambda: archive(), "arrays none"),
@@ -246,6 +236,7 @@ MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "samples past 64 bits": (lambda: npz(seq_id=np.full(T, 2**63, np.uint64)), "seq_id from"),
     "negative positions": (lambda: npz(pos=np.arange(T) - 1), "negative position"),
     "positions past 32 bits": (lambda: npz(pos=np.arange(T) + 2**31), "pos from"),
+    "positions below 32 bits": (lambda: npz(pos=np.arange(T) - 2**40), "pos from"),
     "positions of each layer": (lambda: npz(pos=np.zeros((T, L), int)), "pos is"),
     "no experts": (lambda: npz(num_experts=np.array(0)), "num_experts is 0"),
     "too many experts": (lambda: npz(num_experts=np.array(70_000)), "num_experts is 70000"),
@@ -260,44 +251,32 @@ MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_recording_is_one_clear_line_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     make, expected = MALFORMED[name]
-    source = tmp_path / "recording.npz"
-    source.write_bytes(make())
-    with pytest.raises(InputError) as refused:
-        import_trace(source, tmp_path / "trace")
-    assert expected in str(refused.value)
-    assert str(refused.value).startswith(f"{source}: ")
-    assert "\n" not in str(refused.value)
-    assert list(tmp_path.iterdir()) == [source]
+    refused(tmp_path, {"recording.npz": make()}, expected)
 
 
 def test_an_absent_source_a_folder_or_a_pipe_is_an_input_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.npz")
     for source in (tmp_path / "absent.npz", tmp_path, tmp_path / "pipe.npz"):
-        with pytest.raises(InputError, match="cannot be read") as refused:
+        with pytest.raises(InputError, match="cannot be read") as caught:
             import_trace(source, tmp_path / "trace")
-        assert str(refused.value).count(str(source)) == 1
+        assert str(caught.value).count(str(source)) == 1
     assert not (tmp_path / "trace").exists()
 
 
 @pytest.mark.parametrize("options", [{"num_experts": 9}, {"phase": "sleep"}])
 def test_an_option_that_contradicts_is_a_usage_error(tmp_path: Path, options: dict[str, Any]) -> None:
-    (tmp_path / "r.npz").write_bytes(npz())
-    with pytest.raises(UsageError):
-        import_trace(tmp_path / "r.npz", tmp_path / "trace", **options)
-    assert not (tmp_path / "trace").exists()
+    refused(tmp_path, {"r.npz": npz()}, kind=UsageError, **options)
 
 
 def test_a_destination_that_is_not_empty_is_refused_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "r.npz").write_bytes(npz())
     (tmp_path / "trace").mkdir()
-    import_trace(tmp_path / "r.npz", tmp_path / "trace")
+    imported(tmp_path, {"r.npz": npz()})
     before = open_trace(tmp_path / "trace").sha256
     with pytest.raises(UsageError, match="not empty"):
-        import_trace(tmp_path / "r.npz", tmp_path / "trace")
+        imported(tmp_path, {"r.npz": npz()})
     assert open_trace(tmp_path / "trace").sha256 == before
 
 
 def test_a_destination_under_a_file_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "r.npz").write_bytes(npz())
     with pytest.raises(StorageError, match="cannot be"):
-        import_trace(tmp_path / "r.npz", tmp_path / "r.npz" / "trace")
+        imported(tmp_path, {"r.npz": npz()}, to="in/r.npz/trace")

@@ -19,10 +19,12 @@ from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.traces.importers import import_trace, response_lines, responses
 from moeplan.traces.schema import PHASES
 from tests.traces.importers.recordings import (
-    assert_refused,
     config,
     distinct_ids,
+    imported,
+    is_said,
     openai_response,
+    refused,
     sglang_response,
     tokens_of,
     vllm_response,
@@ -52,11 +54,9 @@ def test_responses_of_real_size_come_back_without_their_dense_layers(tmp_path: P
         "openai": lambda ids: openai_response(ids, prompt=5),
         "vllm": lambda ids: vllm_response(ids.astype(np.uint8), prompt=5),
     }
-    write(tmp_path, {"config.json": config(61, 3, 256, 8), "r.jsonl": [answers[kind](ids) for ids in given_]})
-    summary = import_trace(tmp_path / "r.jsonl", tmp_path / "trace", hf_config=tmp_path / "config.json")
+    summary = imported(tmp_path, {"r.jsonl": [answers[kind](ids) for ids in given_]}, config=config(61, 3, 256, 8))
     batch = tokens_of(tmp_path / "trace")
     np.testing.assert_array_equal(batch.ids, np.concatenate([ids[:, 3:] for ids in given_]))
-    assert batch.sample is not None
     assert batch.sample.tolist() == [0] * 20 + [1] * 7 + [2] * 31
     assert batch.position.tolist() == [*range(20), *range(7), *range(31)]
     assert [PHASES[code] for code in batch.phase[:20]] == ["prefill"] * 5 + ["decode"] * 15
@@ -65,7 +65,7 @@ def test_responses_of_real_size_come_back_without_their_dense_layers(tmp_path: P
     assert batch.step is None
     assert (summary.importer, summary.num_samples, summary.num_tokens) == ("responses", 3, 58)
     assert (summary.model.layer_ids, summary.model.num_experts) == (tuple(range(3, 61)), 256)
-    assert any("no gate weights" in note for note in summary.notes)
+    assert is_said(summary, "no gate weights")
 
 
 @settings(deadline=None, max_examples=20)
@@ -88,12 +88,10 @@ def test_any_responses_come_back_whatever_the_batch(
             (sample, place, "prefill" if place < prompt else "decode", ids[place, DENSE:].tolist())
             for place in range(start, tokens)
         ]
-    write(folder, {"config.json": CONFIG, "r.jsonl": lines})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(responses, "BATCH_BYTES", batch_bytes)
-        import_trace(folder / "r.jsonl", folder / "trace", hf_config=folder / "config.json")
+        imported(folder, {"r.jsonl": lines}, config=CONFIG)
     batch = tokens_of(folder / "trace")
-    assert batch.sample is not None
     phases = [PHASES[code] for code in batch.phase]
     columns = (batch.sample.tolist(), batch.position.tolist(), phases, batch.ids.tolist())
     assert list(zip(*columns, strict=True)) == expected
@@ -102,47 +100,39 @@ def test_any_responses_come_back_whatever_the_batch(
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.dtype(">u2")])
 def test_vllm_needs_no_config_where_every_layer_has_experts(tmp_path: Path, kind: Any) -> None:
     ids = [routing(tokens, dense=0, seed=tokens).astype(kind) for tokens in (4, 9)]
-    write(tmp_path, {"r.jsonl": [vllm_response(ids[0]), vllm_response(ids[1])]})
-    summary = import_trace(tmp_path / "r.jsonl", tmp_path / "trace", num_experts=E)
+    summary = imported(
+        tmp_path, {"r.jsonl": [vllm_response(ids[0]), vllm_response(np.asfortranarray(ids[1]))]}, num_experts=E
+    )
     np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids, np.concatenate(ids))
     assert summary.model.layer_ids == tuple(range(H))
 
 
 def test_choices_are_samples_of_their_own_and_their_prompt_is_not_guessed(tmp_path: Path) -> None:
     ids = [routing(tokens, dense=0, seed=tokens) for tokens in (4, 9)]
-    write(tmp_path, {"r.jsonl": [vllm_response(*ids)]})
-    summary = import_trace(tmp_path / "r.jsonl", tmp_path / "trace", phase="prefill")
+    summary = imported(tmp_path, {"r.jsonl": [vllm_response(*ids)]}, phase="prefill")
     batch = tokens_of(tmp_path / "trace")
-    assert batch.sample is not None
     assert batch.sample.tolist() == [0] * 4 + [1] * 9
     assert {PHASES[code] for code in batch.phase} == {"prefill"}
-    assert any("2 responses do not tell the length of their prompt: prefill taken" in note for note in summary.notes)
+    assert is_said(summary, "2 responses do not tell the length of their prompt: prefill taken")
 
 
 def test_a_list_of_responses_and_several_files_are_one_recording(tmp_path: Path) -> None:
     ids = [routing(tokens, dense=0, seed=tokens) for tokens in (4, 9, 3)]
-    write(
-        tmp_path / "in",
-        {"a1.jsonl": [[vllm_response(ids[0]), vllm_response(ids[1])]], "a2.jsonl": [vllm_response(ids[2])]},
-    )
-    summary = import_trace(tmp_path / "in", tmp_path / "trace")
-    np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids, np.concatenate(ids))
-    import_trace([tmp_path / "in" / "a1.jsonl", tmp_path / "in" / "a2.jsonl"], tmp_path / "same")
-    assert summary.num_samples == 3
-    np.testing.assert_array_equal(tokens_of(tmp_path / "same").ids, np.concatenate(ids))
+    files = {"a1.jsonl": [[vllm_response(ids[0]), vllm_response(ids[1])]], "a2.jsonl": [vllm_response(ids[2])]}
+    assert imported(tmp_path, files).num_samples == 3
+    import_trace([tmp_path / "in" / name for name in files], tmp_path / "same")
+    for trace in ("trace", "same"):
+        np.testing.assert_array_equal(tokens_of(tmp_path / trace).ids, np.concatenate(ids))
 
 
 def test_a_layer_of_zeros_needs_the_config(tmp_path: Path) -> None:
-    write(tmp_path, {"r.jsonl": [vllm_response(routing(4)), vllm_response(routing(9))]})
-    with pytest.raises(InputError, match=r"hidden layers 0 are all zeros, .*; give --hf-config config\.json"):
-        import_trace(tmp_path / "r.jsonl", tmp_path / "trace")
-    assert not (tmp_path / "trace").exists()
+    lines = [vllm_response(routing(4)), vllm_response(routing(9))]
+    refused(tmp_path, {"r.jsonl": lines}, "hidden layers 0 are all zeros, ", "; give --hf-config config.json")
 
 
 def test_raw_routing_without_the_config_is_refused_for_its_shape(tmp_path: Path) -> None:
-    write(tmp_path, {"r.jsonl": [sglang_response(routing(4))]})
-    with pytest.raises(UsageError, match="do not tell how many layers and experts a token"):
-        import_trace(tmp_path / "r.jsonl", tmp_path / "trace")
+    told = "do not tell how many layers and experts a token"
+    refused(tmp_path, {"r.jsonl": [sglang_response(routing(4))]}, told, kind=UsageError)
 
 
 @pytest.mark.parametrize(
@@ -154,25 +144,19 @@ def test_raw_routing_without_the_config_is_refused_for_its_shape(tmp_path: Path)
     ],
 )
 def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    write(tmp_path, {"config.json": CONFIG | changes, "r.jsonl": [vllm_response(routing(4))]})
-    with pytest.raises(MismatchError, match=message):
-        import_trace(tmp_path / "r.jsonl", tmp_path / "trace", hf_config=tmp_path / "config.json")
-    assert not (tmp_path / "trace").exists()
+    files = {"r.jsonl": [vllm_response(routing(4))]}
+    refused(tmp_path, files, message, kind=MismatchError, config=CONFIG | changes)
 
 
 def test_a_long_text_before_the_routing_hides_it_from_nobody(tmp_path: Path) -> None:
     answer = {"text": '"so" it goes ' * 50_000} | vllm_response(routing(4, dense=0))
-    write(tmp_path, {"r.jsonl": [answer]})
-    assert import_trace(tmp_path / "r.jsonl", tmp_path / "trace").importer == "responses"
+    assert imported(tmp_path, {"r.jsonl": [answer]}).importer == "responses"
 
 
-def test_a_line_without_end_is_refused_before_it_fills_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_lines, "MAX_LINE_BYTES", 1000)
-    write(tmp_path, {"r.jsonl": [vllm_response(routing(4, dense=0)), '{"text": "' + "a" * 1000]})
-    with pytest.raises(InputError, match="line 2: over 1,000 bytes"):
-        import_trace(tmp_path / "r.jsonl", tmp_path / "trace")
+    lines = [vllm_response(routing(4, dense=0)), '{"text": "' + "a" * 1000]
+    refused(tmp_path, {"r.jsonl": lines}, "line 2: over 1,000 bytes")
 
 
 def npy(array: Any, **changes: bytes) -> str:
@@ -213,9 +197,8 @@ def test_chunks_of_a_stream_and_files_given_twice_are_not_counted_double(tmp_pat
 def test_a_layer_of_cells_that_are_not_routed_is_not_recorded(tmp_path: Path) -> None:
     ids = routing(4)
     ids[:, 1:] = -1
-    write(tmp_path, {"config.json": CONFIG, "r.jsonl": [vllm_response(ids.astype(np.int16))]})
-    with pytest.raises(InputError, match=r"hidden layers 1-3 have experts by config\.json, and nothing was recorded"):
-        import_trace(tmp_path / "r.jsonl", tmp_path / "trace", hf_config=tmp_path / "config.json")
+    told = "hidden layers 1-3 have experts by config.json, and nothing was recorded"
+    refused(tmp_path, {"r.jsonl": [vllm_response(ids.astype(np.int16))]}, told, config=CONFIG)
 
 
 GOOD = vllm_response(routing(4))
@@ -259,16 +242,12 @@ MALFORMED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_malformed_response_is_named_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     line, expected = MALFORMED[name]
-    path = write(tmp_path, {"config.json": CONFIG, "r.jsonl": [GOOD, line]}) / "r.jsonl"
-    assert_refused(path, expected, hf_config=tmp_path / "config.json")
+    refused(tmp_path, {"r.jsonl": [GOOD, line]}, expected, config=CONFIG)
 
 
 @pytest.mark.parametrize("lines", [['{"routed_experts": 1}'], ["[]", '"routed_experts"'], [vllm(npy(routing(0)))]])
 def test_files_without_any_routing_are_refused(tmp_path: Path, lines: list[Any]) -> None:
-    write(tmp_path, {"config.json": CONFIG, "r.jsonl": lines})
-    with pytest.raises(InputError):
-        import_trace(tmp_path / "r.jsonl", tmp_path / "trace", hf_config=tmp_path / "config.json")
-    assert not (tmp_path / "trace").exists()
+    refused(tmp_path, {"r.jsonl": lines}, config=CONFIG)
 
 
 def test_the_fixtures_hold_what_the_engines_document() -> None:

@@ -18,7 +18,7 @@ from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.traces.count_form import read_counts
 from moeplan.traces.importers import import_trace
 from moeplan.traces.importers.sglang_stat import ring_order
-from tests.traces.importers.recordings import assert_refused, config, counts_of, stat, write
+from tests.traces.importers.recordings import config, counts_of, imported, is_said, on_disk, refused, stat
 
 H, E = 4, 6
 NAME = "expert_distribution_recorder_1763.25.pt"
@@ -26,30 +26,28 @@ NAME = "expert_distribution_recorder_1763.25.pt"
 
 def counts(num_steps: int, num_hidden: int = H, num_experts: int = E, dense: int = 1, seed: int = 0) -> Any:
     """Counts `[B, H, E]`, none of an MoE layer zero, and dense layers all zero."""
-    found = np.random.default_rng(seed).integers(1, 1000, (num_steps, num_hidden, num_experts))
-    found[:, :dense] = 0
-    return found
+    counts_BHE = np.random.default_rng(seed).integers(1, 1000, (num_steps, num_hidden, num_experts))
+    counts_BHE[:, :dense] = 0
+    return counts_BHE
 
 
 def test_a_rotated_ring_of_real_size_comes_back_in_order_without_its_dense_layers(tmp_path: Path) -> None:
     counts_BHE = counts(60, 61, 256, dense=3)
-    folder = write(tmp_path / "in", stat(counts_BHE, rows=100, begin=73))
-    write(tmp_path, {"config.json": config(61, 3, 256, 8)})
-    summary = import_trace(folder / NAME, tmp_path / "trace", hf_config=tmp_path / "config.json")
+    summary = imported(tmp_path, stat(counts_BHE, rows=100, begin=73), config=config(61, 3, 256, 8))
     found = counts_of(tmp_path / "trace")
     assert list(found) == list(range(60))
     np.testing.assert_array_equal(np.stack(list(found.values())), counts_BHE[:, 3:])
     trace = read_counts(tmp_path / "trace")
     assert (trace.meta.step_order, set(trace.known)) == ("known", {"step"})
-    assert trace.meta.model.layer_ids == tuple(range(3, 61))
     model = summary.model
+    assert (model.layer_ids, trace.meta.model) == (tuple(range(3, 61)), model)
     assert (model.num_experts, model.top_k, model.num_hidden_layers, model.hidden_size) == (256, 8, 61, 64)
-    assert any("40 unused rows of 100 left out" in note for note in summary.notes)
-    assert any("requests and source ranks are unknown" in note for note in summary.notes)
+    assert is_said(summary, "40 unused rows of 100 left out")
+    assert is_said(summary, "requests and source ranks are unknown")
 
 
 def test_the_fixture_is_tagged_as_of_a_gpu(tmp_path: Path) -> None:
-    path = write(tmp_path, stat(counts(3), rows=5, begin=0)) / NAME
+    path = on_disk(tmp_path, stat(counts(3), rows=5, begin=0))
     with pytest.raises(RuntimeError, match="CUDA"):
         torch.load(path, weights_only=True)
     import_trace(path, tmp_path / "trace")
@@ -60,16 +58,12 @@ def test_the_fixture_is_tagged_as_of_a_gpu(tmp_path: Path) -> None:
 def test_any_ring_comes_back_in_order_where_it_has_one(
     tmp_path_factory: pytest.TempPathFactory, steps: int, unused: int, begin: int, known: bool
 ) -> None:
-    folder = tmp_path_factory.mktemp("import")
-    counts_BHE, rows = counts(steps), steps + unused
-    write(folder, {**stat(counts_BHE, rows=rows, begin=begin % rows), "config.json": config(H, 1, E, 2)})
-    import_trace(folder / NAME, folder / "trace", hf_config=folder / "config.json" if known else None, top_k=2)
+    folder, counts_BHE, rows = tmp_path_factory.mktemp("import"), counts(steps), steps + unused
+    ring = stat(counts_BHE, rows=rows, begin=begin % rows)
+    imported(folder, ring, config=config(H, 1, E, 2) if known else None, top_k=2)
     found = [counts_LE.tolist() for counts_LE in counts_of(folder / "trace").values()]
     expected = counts_BHE[:, 1:].tolist()
-    if unused:
-        assert found == expected
-    else:
-        assert sorted(found) == sorted(expected)
+    assert found == expected if unused else sorted(found) == sorted(expected)
     assert read_counts(folder / "trace").meta.step_order == ("known" if unused else "unknown")
 
 
@@ -86,24 +80,20 @@ def test_the_order_of_a_ring_is_that_of_a_walk_from_its_one_gap() -> None:
 
 
 def test_without_the_config_layers_that_count_nothing_are_left_out_and_named(tmp_path: Path) -> None:
-    path = write(tmp_path, stat(counts(3), rows=5, begin=4)) / NAME
-    summary = import_trace(path, tmp_path / "trace")
+    summary = imported(tmp_path, stat(counts(3), rows=5, begin=4))
     assert summary.model.layer_ids == (1, 2, 3)
-    assert any(note.startswith("hidden layers 0 count nothing: taken for dense") for note in summary.notes)
-    assert any("1 taken" in note for note in summary.notes)
+    assert is_said(summary, "hidden layers 0 count nothing: taken for dense")
+    assert is_said(summary, "1 taken")
 
 
 def test_warm_up_is_left_out_where_the_order_is_known_and_else_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, stat(counts(5), rows=9, begin=6)) / NAME
-    summary = import_trace(path, tmp_path / "trace", first_step=2)
+    ring = stat(counts(5), rows=9, begin=6)
+    summary = imported(tmp_path, ring, first_step=2)
     assert list(counts_of(tmp_path / "trace")) == [2, 3, 4]
-    assert any("6 rows of steps before 2 left out" in note for note in summary.notes)
-    write(tmp_path, stat(counts(5), rows=5, begin=0))
-    with pytest.raises(UsageError, match="first step 2 asked for; in which order"):
-        import_trace(path, tmp_path / "other", first_step=2)
-    with pytest.raises(InputError, match="nothing was recorded since step 9"):
-        import_trace(write(tmp_path, stat(counts(5), rows=9, begin=6)) / NAME, tmp_path / "other", first_step=9)
-    assert not (tmp_path / "other").exists()
+    assert is_said(summary, "6 rows of steps before 2 left out")
+    refused(tmp_path, ring, "nothing was recorded since step 9", to="other", first_step=9)
+    told, unordered = "first step 2 asked for; in which order", stat(counts(5), rows=5, begin=0)
+    refused(tmp_path, unordered, told, kind=UsageError, to="other", first_step=2)
 
 
 class Code:
@@ -114,58 +104,55 @@ class Code:
 
 
 def dump(**changes: Any) -> dict[str, Any]:
-    (found,) = stat(counts(3), rows=5, begin=0).values()
-    return {name: value for name, value in (found | changes).items() if value is not None}
+    (whole,) = stat(counts(3), rows=5, begin=0).values()
+    return {name: value for name, value in (whole | changes).items() if value is not None}
 
 
 def tensor(*shape: int, kind: Any = torch.int32) -> torch.Tensor:
     return torch.ones(shape, dtype=kind)
 
 
-MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
-    "code to be run": (lambda: dump(extra=Code()), "needs more than tensors and plain values (GLOBAL posix.system)"),
-    "a list": (lambda: (dump(),), "neither logical_count nor records"),
-    "a tensor alone": (lambda: tensor(3, 4, 6), "neither logical_count nor records"),
-    "another dictionary": (lambda: {"weights": tensor(3)}, "neither logical_count nor records"),
-    "no counts": (lambda: dump(logical_count=[[[1]]]), "logical_count is list; expected a tensor of integers"),
-    "one layer's counts": (lambda: dump(logical_count=tensor(4, 6)), "logical_count is torch.int32 (4, 6)"),
-    "four dimensions": (lambda: dump(logical_count=tensor(2, 2, 2, 2)), "of 3 dimensions"),
-    "floats": (lambda: dump(logical_count=tensor(3, 4, 6, kind=torch.float32)), "torch.float32 (3, 4, 6)"),
-    "booleans": (lambda: dump(logical_count=tensor(3, 4, 6, kind=torch.bool)), "torch.bool"),
-    "complex numbers": (lambda: dump(logical_count=tensor(3, 4, 6, kind=torch.complex64)), "torch.complex64"),
-    "a sparse tensor": (lambda: dump(logical_count=tensor(3, 4, 6).to_sparse()), "_rebuild_sparse_tensor"),
-    "a negative count": (lambda: dump(logical_count=-tensor(3, 4, 6)), "logical_count: count -1; expected 0 to"),
-    "counts past all sums": (lambda: dump(logical_count=2**62 * tensor(3, 4, 6, kind=torch.int64)), "count 46116860"),
-    "no steps": (lambda: dump(logical_count=tensor(0, 4, 6)), "of shape (0, 4, 6)"),
-    "no layers": (lambda: dump(logical_count=tensor(3, 0, 6)), "of shape (3, 0, 6)"),
-    "no experts": (lambda: dump(logical_count=tensor(3, 4, 0)), "of shape (3, 4, 0)"),
-    "absurdly many layers": (lambda: dump(logical_count=tensor(1, 5000, 1)), "at most 4,096 layers"),
-    "absurdly many experts": (lambda: dump(logical_count=tensor(1, 1, 65535)), "65,534 experts"),
-    "nothing counted": (lambda: dump(logical_count=0 * tensor(3, 4, 6)), "nothing is counted in any layer"),
-    "few bytes that repeat without end": (
-        lambda: dump(logical_count=tensor(1, 1, 1).expand(10**6, 4000, 60)),
-        "is larger than its bytes in the file",
-    ),
-    "a meta tensor": (lambda: dump(logical_count=tensor(3, 4, 6).to("meta")), "_rebuild_meta_tensor_no_storage"),
-    "a storage alone": (lambda: dump(logical_count=tensor(3).untyped_storage()), "GLOBAL torch.storage.UntypedStorage"),
-    "text": (lambda: dump(logical_count="counts"), "logical_count is str"),
-}
+COUNTS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: [[[1]]], "logical_count is list; expected a tensor of integers"),
+    (lambda: "counts", "logical_count is str"),
+    (lambda: tensor(4, 6), "logical_count is torch.int32 (4, 6)"),
+    (lambda: tensor(2, 2, 2, 2), "of 3 dimensions"),
+    (lambda: tensor(3, 4, 6, kind=torch.float32), "torch.float32 (3, 4, 6)"),
+    (lambda: tensor(3, 4, 6, kind=torch.bool), "torch.bool"),
+    (lambda: tensor(3, 4, 6, kind=torch.complex64), "torch.complex64"),
+    (lambda: tensor(3, 4, 6).to_sparse(), "_rebuild_sparse_tensor"),
+    (lambda: tensor(3, 4, 6).to("meta"), "_rebuild_meta_tensor_no_storage"),
+    (lambda: tensor(3).untyped_storage(), "GLOBAL torch.storage.UntypedStorage"),
+    (lambda: -tensor(3, 4, 6), "logical_count: count -1; expected 0 to"),
+    (lambda: 2**62 * tensor(3, 4, 6, kind=torch.int64), "count 46116860"),
+    (lambda: tensor(0, 4, 6), "of shape (0, 4, 6)"),
+    (lambda: tensor(3, 0, 6), "of shape (3, 0, 6)"),
+    (lambda: tensor(3, 4, 0), "of shape (3, 4, 0)"),
+    (lambda: tensor(1, 5000, 1), "at most 4,096 layers"),
+    (lambda: tensor(1, 1, 65535), "65,534 experts"),
+    (lambda: 0 * tensor(3, 4, 6), "nothing is counted in any layer"),
+    (lambda: tensor(1, 1, 1).expand(10**6, 4000, 60), "is larger than its bytes in the file"),
+]
+MALFORMED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: dump(extra=Code()), "needs more than tensors and plain values (GLOBAL posix.system)"),
+    (lambda: (dump(),), "neither logical_count nor records"),
+    (lambda: tensor(3, 4, 6), "neither logical_count nor records"),
+    (lambda: {"weights": tensor(3)}, "neither logical_count nor records"),
+    *((lambda make=make: dump(logical_count=make()), said) for make, said in COUNTS),
+]
 
 
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_dump_is_one_clear_line_and_leaves_nothing(tmp_path: Path, name: str) -> None:
-    make, expected = MALFORMED[name]
-    path = write(tmp_path, {NAME: make()}) / NAME
-    assert_refused(path, expected)
+@pytest.mark.parametrize(("make", "said"), MALFORMED)
+def test_a_malformed_dump_is_one_clear_line_and_leaves_nothing(
+    tmp_path: Path, make: Callable[[], Any], said: str
+) -> None:
+    refused(tmp_path, {NAME: make()}, said)
 
 
 def test_a_damaged_dump_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
-    whole = (write(tmp_path, stat(counts(3), rows=5, begin=0)) / NAME).read_bytes()
+    whole = on_disk(tmp_path, stat(counts(3), rows=5, begin=0)).read_bytes()
     for end in range(0, len(whole), 61):
-        (tmp_path / NAME).write_bytes(whole[:end])
-        with pytest.raises(InputError):
-            import_trace(tmp_path / NAME, tmp_path / "trace")
-    assert not (tmp_path / "trace").exists()
+        refused(tmp_path, {NAME: whole[:end]})
 
 
 def test_a_pickle_of_the_old_format_is_not_loaded(tmp_path: Path) -> None:
@@ -177,9 +164,8 @@ def test_a_pickle_of_the_old_format_is_not_loaded(tmp_path: Path) -> None:
 
 
 def test_two_dumps_are_not_one_recording(tmp_path: Path) -> None:
-    folder = write(tmp_path / "in", {NAME: dump(), "expert_distribution_recorder_9.5.pt": dump()})
-    with pytest.raises(InputError, match=r"2 recordings of one file each .*; expected one: import each"):
-        import_trace(folder, tmp_path / "trace")
+    files = {NAME: dump(), "expert_distribution_recorder_9.5.pt": dump()}
+    refused(tmp_path, files, "2 recordings of one file each ", "; expected one: import each")
 
 
 @pytest.mark.parametrize(
@@ -191,13 +177,10 @@ def test_two_dumps_are_not_one_recording(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    write(tmp_path, {**stat(counts(3), rows=5, begin=0), "config.json": config(H, 1, E, 2) | changes})
-    with pytest.raises(MismatchError, match=message):
-        import_trace(tmp_path / NAME, tmp_path / "trace", hf_config=tmp_path / "config.json")
-    assert not (tmp_path / "trace").exists()
+    ring = stat(counts(3), rows=5, begin=0)
+    refused(tmp_path, ring, message, kind=MismatchError, config=config(H, 1, E, 2) | changes)
 
 
 def test_a_layer_with_experts_of_which_nothing_was_recorded_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, {**stat(counts(3, dense=2), rows=5, begin=0), "config.json": config(H, 1, E, 2)})
-    with pytest.raises(InputError, match=r"hidden layers 1 have experts by config\.json, and nothing was recorded"):
-        import_trace(tmp_path / NAME, tmp_path / "trace", hf_config=tmp_path / "config.json")
+    told = "hidden layers 1 have experts by config.json, and nothing was recorded"
+    refused(tmp_path, stat(counts(3, dense=2), rows=5, begin=0), told, config=config(H, 1, E, 2))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from moeplan.errors import MismatchError
 from moeplan.traces.count_form import read_counts
-from moeplan.traces.importers import import_trace, tensorrt_llm
-from tests.traces.importers.recordings import Files, assert_refused, config, counts_of, tensorrt, write
+from moeplan.traces.importers import tensorrt_llm
+from tests.traces.importers.recordings import Files, config, counts_of, imported, is_said, refused, tensorrt
 
 LAYERS, E, K = [1, 2, 3], 6, 2
 
@@ -24,19 +24,20 @@ def counted(ranks: int, steps: int, layers: int = 3, experts: int = E, seed: int
     return np.random.default_rng(seed).integers(0, 1000, (ranks, steps, layers, experts))
 
 
+def stacked(trace: Path) -> Any:
+    return np.stack(list(counts_of(trace).values()))
+
+
 def test_statistics_of_real_size_are_added_up_over_ranks(tmp_path: Path) -> None:
     counts_RBLE = counted(4, 5, 59, 256)
-    folder = write(tmp_path / "in", tensorrt(counts_RBLE, list(range(3, 62)), 8))
-    write(tmp_path, {"config.json": config(61, 3, 256, 8)})
-    summary = import_trace(folder, tmp_path / "trace", hf_config=tmp_path / "config.json")
-    found = counts_of(tmp_path / "trace")
-    assert list(found) == [100, 101, 102, 103, 104]
-    np.testing.assert_array_equal(np.stack(list(found.values())), counts_RBLE.sum(axis=0)[:, :58])
+    summary = imported(tmp_path, tensorrt(counts_RBLE, list(range(3, 62)), 8), config=config(61, 3, 256, 8))
+    assert list(counts_of(tmp_path / "trace")) == [100, 101, 102, 103, 104]
+    np.testing.assert_array_equal(stacked(tmp_path / "trace"), counts_RBLE.sum(axis=0)[:, :58])
     trace = read_counts(tmp_path / "trace")
     assert (set(trace.known), trace.meta.step_order) == ({"step"}, "known")
     assert (summary.model.layer_ids, summary.model.top_k) == (tuple(range(3, 61)), 8)
     assert "layers 61 left out: beyond the hidden layers (MTP)" in summary.notes
-    assert any("ranks 0-3 added up" in note for note in summary.notes)
+    assert is_said(summary, "ranks 0-3 added up")
 
 
 @settings(deadline=None, max_examples=20)
@@ -45,12 +46,10 @@ def test_any_statistics_come_back_added_up_whatever_the_table(
     tmp_path_factory: pytest.TempPathFactory, ranks: int, steps: int, layers: set[int], block_bytes: int
 ) -> None:
     folder, counts_RBLE = tmp_path_factory.mktemp("import"), counted(ranks, steps, len(layers))
-    write(folder / "in", tensorrt(counts_RBLE, sorted(layers), K))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensorrt_llm, "BLOCK_BYTES", block_bytes)
-        summary = import_trace(folder / "in", folder / "trace")
-    found = counts_of(folder / "trace")
-    np.testing.assert_array_equal(np.stack(list(found.values())), counts_RBLE.sum(axis=0))
+        summary = imported(folder, tensorrt(counts_RBLE, sorted(layers), K))
+    np.testing.assert_array_equal(stacked(folder / "trace"), counts_RBLE.sum(axis=0))
     assert (summary.model.layer_ids, summary.model.top_k) == (tuple(sorted(layers)), K)
 
 
@@ -58,27 +57,23 @@ def test_pipeline_stages_each_give_the_layers_they_have(tmp_path: Path) -> None:
     counts_RBLE = counted(2, 3)
     files = tensorrt(counts_RBLE[:1], LAYERS, K)
     files["rank1.safetensors"] = tensorrt(counts_RBLE[1:], [7, 8, 9], K)["rank0.safetensors"]
-    summary = import_trace(write(tmp_path / "in", files), tmp_path / "trace")
-    assert summary.model.layer_ids == (1, 2, 3, 7, 8, 9)
-    expected = np.concatenate([counts_RBLE[0], counts_RBLE[1]], axis=1)
-    np.testing.assert_array_equal(np.stack(list(counts_of(tmp_path / "trace").values())), expected)
+    assert imported(tmp_path, files).model.layer_ids == (1, 2, 3, 7, 8, 9)
+    np.testing.assert_array_equal(stacked(tmp_path / "trace"), np.concatenate(list(counts_RBLE), axis=1))
 
 
 def test_iterations_and_files_that_do_not_count_are_left_out_and_said(tmp_path: Path) -> None:
     files = tensorrt(counted(2, 3), LAYERS, K)
     for layer in LAYERS:
         del files["rank1.safetensors"][f"100_{layer}"]
-    files["cooccurrence_rank0.safetensors"] = {"100_1": np.zeros((E, E), np.int64)}
-    files["log.txt"] = b"so it goes"
-    summary = import_trace(write(tmp_path / "in", files), tmp_path / "trace")
+    files |= {"cooccurrence_rank0.safetensors": {"100_1": np.zeros((E, E), np.int64)}, "log.txt": b"so it goes"}
+    summary = imported(tmp_path, files)
     assert list(counts_of(tmp_path / "trace")) == [101, 102]
-    assert any("1 iterations left out, which not all ranks recorded" in note for note in summary.notes)
+    assert is_said(summary, "1 iterations left out, which not all ranks recorded")
     assert "1 other files left out: log.txt" in summary.notes
 
 
 def test_the_warm_up_is_left_out(tmp_path: Path) -> None:
-    folder = write(tmp_path / "in", tensorrt(counted(2, 5), LAYERS, K))
-    import_trace(folder, tmp_path / "trace", first_step=103)
+    imported(tmp_path, tensorrt(counted(2, 5), LAYERS, K), first_step=103)
     assert list(counts_of(tmp_path / "trace")) == [103, 104]
 
 
@@ -158,8 +153,7 @@ def test_malformed_statistics_are_one_clear_line_and_leave_nothing(tmp_path: Pat
     edit, expected = MALFORMED[name]
     files = tensorrt(counted(2, 3), LAYERS, K)
     edit(files)
-    folder = write(tmp_path / "in", files)
-    assert_refused(folder, expected)
+    refused(tmp_path, files, expected)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +166,5 @@ def test_malformed_statistics_are_one_clear_line_and_leave_nothing(tmp_path: Pat
     ],
 )
 def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    folder = write(tmp_path / "in", tensorrt(counted(2, 3), LAYERS, K))
-    write(tmp_path, {"config.json": config(4, 1, E, K) | changes})
-    with pytest.raises(MismatchError, match=message):
-        import_trace(folder, tmp_path / "trace", hf_config=tmp_path / "config.json")
-    assert not (tmp_path / "trace").exists()
+    files = tensorrt(counted(2, 3), LAYERS, K)
+    refused(tmp_path, files, message, kind=MismatchError, config=config(4, 1, E, K) | changes)

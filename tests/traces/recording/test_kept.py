@@ -7,17 +7,12 @@ from hypothesis import strategies as st
 
 from moeplan.errors import UsageError
 from moeplan.traces.recording.kept import Kept, sampled
-from moeplan.traces.split import fitted
-
-MASK = 2**64 - 1
+from moeplan.traces.split import fitted, mixed
 
 
 def share(sample: int) -> float:
-    """SplitMix64's first output for the seed `sample`, over 2^64, in plain integers."""
-    z = (sample + 0x9E3779B97F4A7C15) & MASK
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
-    return (z ^ z >> 31) / 2**64
+    """The hash of a sample over 2^64, in plain integers."""
+    return int(mixed(np.array([sample]))[0]) / 2**64
 
 
 @given(st.lists(st.integers(0, 2**62), max_size=20), st.floats(0.01, 0.99))

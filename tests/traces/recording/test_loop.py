@@ -19,7 +19,6 @@ from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.reader import open_trace
 from moeplan.traces.recording.kept import sampled
-from moeplan.traces.schema import TokenBatch
 
 CONFIG = ModelConfig(vocab_size=32, num_layers=3, num_experts=6, top_k=2, hidden_size=16, ffn_size=8, num_heads=2)
 
@@ -49,7 +48,7 @@ def tokens(rows: int, columns: int = 5, seed: int = 1) -> Tensor:
     return torch.randint(32, (rows, columns), generator=torch.Generator().manual_seed(seed))
 
 
-def read(path: Path) -> TokenBatch:
+def read(path: Path) -> Any:
     (batch,) = open_trace(path).batches()
     return batch
 
@@ -78,9 +77,6 @@ def test_two_lines_record_a_training_loop(model: MoELanguageModel, tmp_path: Pat
     batch = read(tmp_path / "t")
     expected = [routing(model, tokens(2, seed=seed)) for seed in range(4)]
     np.testing.assert_array_equal(batch.ids, np.concatenate(expected))
-    assert batch.step is not None
-    assert batch.sample is not None
-    assert batch.source_rank is not None
     assert batch.step.tolist() == np.repeat(range(4), 10).tolist()
     assert batch.sample.tolist() == (np.repeat(range(8), 5) + (3 << 40)).tolist()
     assert batch.position.tolist() == [*range(5)] * 8
@@ -132,7 +128,6 @@ def test_a_whole_model_that_is_checkpointed_is_recorded_once(
             y = checkpoint(lambda s, t: model(t) * s, scale, tokens(2, seed=seed), use_reentrant=reentrant)
             y.square().mean().backward()
     batch = read(tmp_path / "t")
-    assert batch.step is not None
     assert len(batch) == 20
     assert set(batch.step.tolist()) == {0, 1}
 
@@ -148,15 +143,17 @@ def test_padding_is_left_out_on_either_side(model: MoELanguageModel, tmp_path: P
     batch, real_T = read(tmp_path / "t"), mask_BS.flatten().bool().numpy()
     whole = routing(model, tokens_BS)[real_T]
     np.testing.assert_array_equal(batch.ids, np.concatenate([whole, whole[:2]]))
-    assert batch.sample is not None
     assert batch.sample.tolist() == [0, 0, 1, 1, 1, 1, 1, 3, 3]
     assert batch.position.tolist() == [0, 1, *range(5), 0, 1]
 
 
-def test_a_mask_of_pairs_of_tokens_is_no_padding(model: MoELanguageModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(2, 1, 5, 5), (2, 5, 5), (3, 5), (2, 4)])
+def test_a_mask_of_pairs_or_of_other_tokens_is_no_padding(
+    model: MoELanguageModel, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
     masked = Masked(model)
     with moeplan.traces.record(masked, tmp_path / "t"):
-        masked(tokens(2), torch.zeros(2, 1, 5, 5))
+        masked(tokens(2), torch.zeros(shape))
     assert len(read(tmp_path / "t")) == 10
 
 
@@ -165,10 +162,10 @@ def test_the_pieces_of_a_packed_row_are_samples(model: MoELanguageModel, tmp_pat
     with moeplan.traces.record(masked, tmp_path / "t"):
         masked(tokens(1, 6), position_ids=torch.tensor([[0, 1, 2, 0, 1, 0]]))
         masked(tokens(2, 3), position_ids=torch.arange(3)[None])
+        masked(tokens(1, 3), position_ids=torch.tensor([[1, 2, 0]]))
     batch = read(tmp_path / "t")
-    assert batch.sample is not None
-    assert batch.sample.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 4, 4]
-    assert batch.position.tolist() == [0, 1, 2, 0, 1, 0, 0, 1, 2, 0, 1, 2]
+    assert batch.sample.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 4, 4, 5, 5, 6]
+    assert batch.position.tolist() == [0, 1, 2, 0, 1, 0, 0, 1, 2, 0, 1, 2, 1, 2, 0]
 
 
 def test_warm_up_steps_are_counted_and_not_recorded(model: MoELanguageModel, tmp_path: Path) -> None:
@@ -176,8 +173,6 @@ def test_warm_up_steps_are_counted_and_not_recorded(model: MoELanguageModel, tmp
         for seed in range(4):
             model(tokens(1, seed=seed))
     batch = read(tmp_path / "t")
-    assert batch.step is not None
-    assert batch.sample is not None
     assert batch.step.tolist() == [2] * 5 + [3] * 5
     assert batch.sample.tolist() == [2] * 5 + [3] * 5
     np.testing.assert_array_equal(batch.ids[:5], routing(model, tokens(1, seed=2)))
@@ -190,7 +185,6 @@ def test_the_optimizer_may_end_the_step(model: MoELanguageModel, tmp_path: Path)
         for number in range(6):
             train_step(model, tokens(1), optimizer if number % 3 == 2 else None)
     batch = read(tmp_path / "t")
-    assert batch.step is not None
     assert batch.step.tolist() == [0] * 15 + [1] * 15
 
 
@@ -202,7 +196,6 @@ def test_a_share_of_samples_is_the_same_each_time_and_other_ids_than_those_that_
             for seed in range(8):
                 model(tokens(5, seed=seed))
         batch = read(tmp_path / name)
-        assert batch.sample is not None
         kept.append(batch.sample.tolist())
     ids = (1 << 40) + np.arange(40)
     assert kept[0] == kept[1] == np.repeat(ids[sampled(ids, 0.3)], 5).tolist()

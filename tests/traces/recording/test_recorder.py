@@ -90,6 +90,11 @@ def expected_routing(model: Model, x: Tensor) -> tuple[Any, Any]:
     return np.stack([g.indices.numpy() for g in gates], 1), np.stack([g.values.numpy() for g in gates], 1)
 
 
+def read(path: Path, **options: Any) -> Any:
+    (batch,) = open_trace(path).batches(**options)
+    return batch
+
+
 def record(recorder: Recorder, model: Model, tokens: int, *, positions: int | None = None, passes: int = 1) -> None:
     with recorder.tokens(position=range(positions or tokens)):
         for _ in range(passes):
@@ -106,14 +111,11 @@ def test_what_the_routers_chose_is_recorded_by_descending_weight(
             model(x)
         with recorder.tokens(sample=2, position=[5], step=8, phase="decode"):
             model(x[:1, :1])
-    (batch,) = open_trace(tmp_path).batches(weights=True)
+    batch = read(tmp_path, weights=True)
     ids, gates = expected_routing(model, x)
     np.testing.assert_array_equal(batch.ids[:10], ids)
     np.testing.assert_array_equal(batch.ids[10], ids[0])
-    assert batch.weights is not None
     np.testing.assert_allclose(batch.weights[:10], gates, rtol=1e-3)
-    assert batch.sample is not None
-    assert batch.step is not None
     assert batch.sample.tolist() == [0] * 5 + [1] * 5 + [2]
     assert batch.step.tolist() == [7] * 10 + [8]
     assert batch.position.tolist() == [*range(5), *range(5), 5]
@@ -125,7 +127,7 @@ def test_ids_without_weights_keep_their_order(tmp_path: Path, writer: TraceWrite
     model = Model(IdsRouter)
     with TraceWriter(tmp_path / "ids", writer.meta) as plain, Recorder(model, PATTERN, plain) as recorder:
         record(recorder, model, 6)
-    (batch,) = open_trace(tmp_path / "ids").batches()
+    batch = read(tmp_path / "ids")
     np.testing.assert_array_equal(batch.ids, expected_routing(model, inputs(6))[0])
     with Recorder(model, PATTERN, writer) as recorder, pytest.raises(InputError, match="no gate weights"):
         record(recorder, model, 6)
@@ -187,7 +189,7 @@ def test_a_dropped_choice_is_recorded_as_not_routed(tmp_path: Path, writer: Trac
     model = Model(lambda: Canned((torch.tensor([[0.5, 0.2]] * 4), torch.tensor([[3, -1]] * 4))))
     with writer, Recorder(model, PATTERN, writer) as recorder:
         record(recorder, model, 4)
-    (batch,) = open_trace(tmp_path).batches()
+    batch = read(tmp_path)
     assert batch.ids[0, 0].tolist() == [3, 65_535]
 
 

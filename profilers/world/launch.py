@@ -1,4 +1,4 @@
-"""A launch: the place of this process in a world that torchrun or srun started, its host, and where rank 0 listens.
+"""A launch: the rank of this process in a world that torchrun or srun started, its host, and where rank 0 listens.
 
 torchrun exports all of it. srun exports ranks and host names; where `MASTER_ADDR` or `MASTER_PORT` is missing, rank 0
 is taken to be on the first host of the step (srun's block and cyclic distributions put it there), and to listen on a
@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 __all__ = ["Launch", "found_launch", "this_host"]
 
@@ -30,12 +30,12 @@ class Launch:
 
 
 def found_launch() -> Launch | None:
-    """The launch that the environment tells of; None where local ranks are to be started.
+    """The launch that environment variables describe; None where local ranks are to be started.
 
     Raises
     ------
     UsageError
-        The environment tells of one, but not where rank 0 listens.
+        They describe a launch, but not where rank 0 listens.
     """
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
         if rank not in os.environ or size not in os.environ:
@@ -47,7 +47,7 @@ def found_launch() -> Launch | None:
 
 
 def this_host() -> str:
-    """What tells this host from others: its name and, on Linux, the number of its boot; containers may share a name."""
+    """A name that no other host has: the host name and, on Linux, the number of its boot (containers share names)."""
     try:
         return f"{socket.gethostname()} {BOOT_ID.read_text().strip()}"
     except OSError:
@@ -56,32 +56,32 @@ def this_host() -> str:
 
 def _launch(rank: str, size: str) -> Launch:
     """The launch in two variables of the environment."""
-    told = os.environ[rank], os.environ[size]
-    if not (told[0].isdecimal() and told[1].isdecimal() and int(told[0]) < int(told[1])):
-        raise UsageError(f"{rank}={told[0]} and {size}={told[1]}; expected 0 <= {rank} < {size}")
+    index, count = os.environ[rank], os.environ[size]
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise UsageError(f"{rank}={index} and {size}={count}; expected 0 <= {rank} < {size}")
     step = _slurm_step() if rank == "SLURM_PROCID" else {}
-    place = {name: os.environ.get(name) or step.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
-    address, port = place.values()
+    master = {name: os.environ.get(name) or step.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
+    address, port = master.values()
     if address is None or port is None:
-        missing = " and ".join(name for name, value in place.items() if value is None)
+        missing = " and ".join(name for name, value in master.items() if value is None)
         raise UsageError(
             f"{rank} is set but {missing} is not; export the address of rank 0 and a free port,"
             f" or unset {rank} to start local ranks"
         )
     if not (port.isdecimal() and 0 < int(port) < 65_536):
         raise UsageError(f"MASTER_PORT={port}; expected a port, 1 to 65535")
-    return Launch(int(told[0]), int(told[1]), address, int(port))
+    return Launch(int(index), int(count), address, int(port))
 
 
 def _slurm_step() -> dict[str, str]:
-    """Address and port as Slurm's variables give them; what they do not give is missing."""
-    found = {}
+    """Address and port of rank 0, as far as Slurm's variables give them."""
+    master = {}
     if hosts := os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST"):
-        found["MASTER_ADDR"] = _first_host(hosts)
+        master["MASTER_ADDR"] = _first_host(hosts)
     job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "0")
     if job.isdecimal() and step.isdecimal():
-        found["MASTER_PORT"] = str(FIRST_PORT + (int(job) + 97 * int(step)) % NUM_PORTS)
-    return found
+        master["MASTER_PORT"] = str(FIRST_PORT + (int(job) + 97 * int(step)) % NUM_PORTS)
+    return master
 
 
 def _first_host(hosts: str) -> str:

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +20,10 @@ from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ..errors import MoeplanError, RankError
+from ...errors import RankError
+from .failures import as_own_failure, in_words, lost_peers
 
-__all__ = ["Channel", "Progress", "lost_peers", "run_ranks", "where"]
+__all__ = ["Channel", "Progress", "run_ranks"]
 
 PRELOADED = "torch.distributed"
 START_S = 120.0  # the least silence allowed until every rank is up: importing takes its time
@@ -52,12 +52,11 @@ class Channel:
 
     def fail(self, error: Exception) -> None:
         """Tell the parent why this rank ends."""
-        if isinstance(error, MoeplanError):
-            self._send("failure", (type(error), str(error)))
-        elif lost_peers(error):
+        if lost_peers(error):
             self._send("lost", str(error).splitlines()[0])
         else:
-            self._send("failure", (RankError, f"failed at {where(error)}: {type(error).__name__}: {error}"))
+            failure = as_own_failure(error)
+            self._send("failure", (type(failure), str(failure)))
 
     def _send(self, kind: str, content: Any) -> None:
         # Plain pickle: the one of multiprocessing passes tensors by file descriptors that end with the sender.
@@ -73,7 +72,7 @@ class _Nursery:
     pipes: list[Connection]
 
     def exit_code(self, rank: int) -> int | None:
-        """That of a rank whose pipe has ended, or of the nursery where that took it along; None where it is unknown."""
+        """Exit code of a rank whose pipe has ended, or of the nursery that ended with it. None where it is unknown."""
         try:
             while self.deaths.poll(EXIT_S):
                 dead, code = pickle.loads(self.deaths.recv_bytes())  # noqa: S301  written by our own child
@@ -88,7 +87,7 @@ class _Nursery:
 def run_ranks(
     num_ranks: int, entry: Callable[[int, Channel], None], *, timeout_s: float, on_progress: Progress | None = None
 ) -> list[Any]:
-    """What each of `num_ranks` local processes delivers, by rank; all are ended (killed) before this returns or raises.
+    """Results that `num_ranks` local processes deliver, by rank. All are ended (killed) before this returns or raises.
 
     Parameters
     ----------
@@ -109,22 +108,6 @@ def run_ranks(
     """
     with _started(num_ranks, pickle.dumps(entry)) as nursery:
         return _collect(nursery, timeout_s, on_progress)
-
-
-def lost_peers(error: Exception) -> bool:
-    """Whether an exception tells of the failure of other ranks (connection closed, collective timed out)."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.distributed.DistError):
-        return True
-    return isinstance(error, RuntimeError) and "gloo" in str(error)
-
-
-def where(error: Exception) -> str:
-    """The place `file:line` that raised an exception."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "start" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 @contextlib.contextmanager
@@ -219,7 +202,7 @@ def _collect(nursery: _Nursery, timeout_s: float, on_progress: Progress | None) 
     while silent:
         ready = connection.wait(list(silent), max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise RankError(_hung(sorted(silent.values()), allowed_s))
+            raise RankError(f"{in_words(sorted(silent.values()))} did not answer within {allowed_s:g} s")
         for pipe in ready:
             rank = silent[pipe]  # type: ignore[index]
             kind, content = _receive(nursery, rank)
@@ -254,9 +237,3 @@ def _died(index: int, exit_code: int | None) -> str:
     name = signal.Signals(-exit_code).name
     advice = "memory may have run out, try fewer ranks" if name == "SIGKILL" else "expected a result"
     return f"rank {index} died ({name}); {advice}"
-
-
-def _hung(indices: Sequence[int], timeout_s: float) -> str:
-    if len(indices) == 1:
-        return f"rank {indices[0]} did not answer within {timeout_s:g} s"
-    return f"ranks {', '.join(map(str, indices))} did not answer within {timeout_s:g} s"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from ...errors import InputError, UsageError
 
-__all__ = ["FoundTable", "newest_table", "system_folder"]
+__all__ = ["TableFile", "newest_table", "system_folder"]
 
 FRAMEWORKS = ("vllm", "sglang", "trtllm")  # most wanted first, then any other by name
 KINDS = ("comm", "gemm", "moe")
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTable:
+class TableFile:
     """A table's file, with the names that its folders give: what its rows say of themselves is not asked."""
 
     path: Path
@@ -49,13 +49,13 @@ def system_folder(directory: str | os.PathLike[str], system: str) -> Path:
     return systems[system]
 
 
-def newest_table(system: Path, kind: str, name: str) -> FoundTable | None:
+def newest_table(system: Path, kind: str, name: str) -> TableFile | None:
     """The newest version of a table, of the most wanted framework that has it; None where none has."""
-    found = [
-        FoundTable(path, path.parent.parent.name, path.parent.name)
+    tables = [
+        TableFile(path, path.parent.parent.name, path.parent.name)
         for path in sorted(system.glob(f"{kind}/*/*/{name}.parquet"))
     ]
-    return max(found, key=lambda table: (_wanted(table.framework), _age(table.version)), default=None)
+    return max(tables, key=lambda table: (_wanted(table.framework), _age(table.version)), default=None)
 
 
 def _holds_tables(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moeplan.errors import InputError, MoeplanError, RankError
-from moeplan.profilers.ranks import Channel, run_ranks
+from moeplan.profilers.world.local_ranks import Channel, run_ranks
 
 
 def answers(rank: int, channel: Channel) -> None:
@@ -123,20 +123,21 @@ def test_a_slow_run_goes_on_as_long_as_one_rank_reports() -> None:
 
 def environment_of(_rank: int, channel: Channel) -> None:
     channel.greet()
-    channel.deliver((os.environ.get("MOEPLAN_LATER"), os.getcwd(), sorted(os.sched_getaffinity(0))))
+    has_torch = "torch.distributed" in sys.modules
+    channel.deliver((os.environ.get("MOEPLAN_LATER"), os.getcwd(), sorted(os.sched_getaffinity(0)), has_torch))
 
 
-def test_a_rank_has_the_environment_the_folder_and_the_cores_of_when_it_starts(
+def test_a_rank_has_the_environment_the_folder_and_the_cores_of_when_it_starts_and_torch_imported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cores = os.sched_getaffinity(0)
     monkeypatch.setenv("MOEPLAN_LATER", "once")
-    assert run_ranks(1, environment_of, timeout_s=30) == [("once", os.getcwd(), sorted(cores))]
+    assert run_ranks(1, environment_of, timeout_s=30) == [("once", os.getcwd(), sorted(cores), True)]
     monkeypatch.delenv("MOEPLAN_LATER")
     monkeypatch.chdir(tmp_path)
     os.sched_setaffinity(0, {min(cores)})
     try:
-        assert run_ranks(1, environment_of, timeout_s=30) == [(None, str(tmp_path), [min(cores)])]
+        assert run_ranks(1, environment_of, timeout_s=30) == [(None, str(tmp_path), [min(cores)], True)]
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -169,15 +170,6 @@ def test_a_rank_that_dies_in_the_middle_of_its_result_is_named() -> None:
         run_ranks(2, dies_while_it_tells, timeout_s=60)
 
 
-def test_ranks_find_imported_what_their_entry_needs_and_torch() -> None:
-    assert run_ranks(2, has_torch, timeout_s=30) == [True, True]
-
-
-def has_torch(_rank: int, channel: Channel) -> None:
-    channel.greet()
-    channel.deliver("torch.distributed" in sys.modules)
-
-
 def test_an_entry_that_a_rank_cannot_import_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "only_here", sys.modules[__name__])
     monkeypatch.setattr(answers, "__module__", "only_here")
@@ -187,8 +179,8 @@ def test_an_entry_that_a_rank_cannot_import_is_told(monkeypatch: pytest.MonkeyPa
 
 SCRIPT = """
 import sys
-from moeplan.profilers.ranks import run_ranks
-from tests.profilers.test_ranks import talks_and_hangs
+from moeplan.profilers.world.local_ranks import run_ranks
+from tests.profilers.world.test_ranks import talks_and_hangs
 if __name__ == "__main__":
     try:
         run_ranks(3, talks_and_hangs, timeout_s=600, on_progress=lambda said: print(said, flush=True))
@@ -200,7 +192,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_rank_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
     parent = subprocess.Popen(
         [sys.executable, str(tmp_path / "script.py")],

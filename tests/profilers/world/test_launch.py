@@ -3,7 +3,7 @@
 import pytest
 
 from moeplan.errors import UsageError
-from moeplan.profilers.launch import Launch, found_launch
+from moeplan.profilers.world.launch import Launch, found_launch
 
 ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "17001"}

@@ -1,4 +1,4 @@
-"""A world: ranks joined by a process group, and running a function on each of them."""
+"""A run: one function called on every rank of a world, local or launched."""
 
 import contextlib
 import datetime
@@ -11,61 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MoeplanError, RankError, UsageError
+from ...errors import RankError, UsageError
+from .failures import as_own_failure, leave_word, lost_peers, watchdog, why_lost
 from .launch import Launch, found_launch, this_host
-from .ranks import Channel, Progress, lost_peers, run_ranks, where
-from .rendezvous import JOIN_TIMEOUT_S, Terms, check_agreement, gathered, launched_store, leave_word, watchdog, why_lost
+from .local_ranks import Channel, Progress, run_ranks
+from .rendezvous import JOIN_TIMEOUT_S, Terms, check_agreement, gathered, launched_store
+from .world import TIMEOUT_S, World, patience
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["Target", "World", "run_world"]
+__all__ = ["Target", "run_world"]
 
-TIMEOUT_S = 60.0
 MAX_LOCAL_RANKS = 256
 _joins = itertools.count()  # keys of one world never meet those of the next in a shared store
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What one rank knows of the world it runs in, all ranks or those of its node.
-
-    Parameters
-    ----------
-    rank, size
-        In this world: those of the node, where it is the world of one.
-    device
-        Where the rank computes: "cpu" or "cuda:i".
-    hosts
-        What tells the host of each rank from others, `[size]`.
-    report
-        Hands a picklable value to the caller's `on_progress`; it also counts as a sign of life.
-    group
-        The process group that joins it; None: `torch.distributed`'s default group.
-    timeout_s
-        The longest silence of a rank.
-    """
-
-    rank: int
-    size: int
-    device: str
-    hosts: tuple[str, ...]
-    report: Progress
-    group: "ProcessGroup | None" = None
-    timeout_s: float = TIMEOUT_S
-
-    def of_node(self) -> "World":
-        """The world of the ranks on this rank's node; every rank calls it, since every node makes its group."""
-        import torch.distributed as dist
-
-        mine = self
-        for host in dict.fromkeys(self.hosts):
-            ranks = [rank for rank in range(self.size) if self.hosts[rank] == host]
-            group = dist.new_group(ranks, timeout=_patience(self.timeout_s))
-            if self.rank in ranks:
-                place = ranks.index(self.rank), len(ranks)
-                mine = World(*place, self.device, (host,) * len(ranks), self.report, group, self.timeout_s)
-        return mine
 
 
 Target = Callable[[World, Any], Any]
@@ -73,7 +32,7 @@ Target = Callable[[World, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What is run on every rank; picklable."""
+    """A function and where it runs; picklable."""
 
     target: Target
     payload: Any
@@ -90,7 +49,7 @@ def run_world(
     device: str = "cpu",
     timeout_s: float = TIMEOUT_S,
     on_progress: Progress | None = None,
-    terms: Callable[["World", Any], Terms] | None = None,
+    terms: Callable[[World, Any], Terms] | None = None,
     host_of: Callable[[int], str] | None = None,
 ) -> list[Any] | None:
     """The results of `target(world, payload)` on every rank, by rank; None on ranks other than 0 of a launched world.
@@ -110,9 +69,9 @@ def run_world(
     on_progress
         Receives what ranks pass to `world.report` (in a launched world: rank 0's only).
     terms
-        `terms(world, payload)` on every rank of a launched world, before its group is joined: what all must agree on.
+        `terms(world, payload)` gives what all ranks of a launched world must agree on, before its group is joined.
     host_of
-        Of a rank, in place of its host. Tests put the ranks of one machine on several "nodes" with it.
+        The name to use for a rank's host. Tests put the ranks of one machine on several "nodes" with it.
 
     Raises
     ------
@@ -168,7 +127,7 @@ def _local_rank(run: _Run, size: int, store_path: str, rank: int, channel: Chann
 def _run_launched(
     run: _Run, launch: Launch, on_progress: Progress | None, terms: Callable[[World, Any], Terms] | None
 ) -> list[Any] | None:
-    """What every launched process does: meet, agree, join, run; a failure is told to all ranks."""
+    """Meet, agree, join and run, as every launched process does; all ranks learn of a failure."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     store = PrefixStore(f"moeplan/{next(_joins)}", launched_store(launch))
@@ -177,14 +136,14 @@ def _run_launched(
         world = _met(run, store, launch.rank, launch.size, report)
         if terms is not None:
             check_agreement(store, terms(world, run.payload), launch.rank, launch.size)
-        store.set_timeout(_patience(run.timeout_s))
+        store.set_timeout(patience(run.timeout_s))
         try:
             with _joined(store, world):
                 return _gathered_results(world, run.target(world, run.payload))
         except Exception as error:
             if lost_peers(error):
                 raise RankError(why_lost(store, launch.rank, launch.size, run.timeout_s, error)) from error
-            failure = _failure(error)
+            failure = as_own_failure(error)
             leave_word(store, launch.rank, failure)
             raise type(failure)(f"rank {launch.rank}: {failure}") from error
 
@@ -198,16 +157,9 @@ def _gathered_results(world: World, result: Any) -> list[Any] | None:
     return results
 
 
-def _failure(error: Exception) -> MoeplanError:
-    """A rank's own failure as an error of ours."""
-    if isinstance(error, MoeplanError):
-        return error
-    return RankError(f"failed at {where(error)}: {type(error).__name__}: {error}")
-
-
 def _met(run: _Run, store: "Store", rank: int, size: int, report: Progress) -> World:
-    """The world as the store tells it: who is on which host, and so which device is this rank's."""
-    store.set_timeout(_seconds(JOIN_TIMEOUT_S))
+    """The world as its ranks describe it in the store: the host of each, and hence the device of this one."""
+    store.set_timeout(datetime.timedelta(seconds=JOIN_TIMEOUT_S))
     hosts = gathered(store, "host", run.host_of(rank) if run.host_of else this_host(), rank, size)
     device = run.device
     if device == "cuda":
@@ -231,20 +183,11 @@ def _joined(store: "Store", world: World) -> Iterator[None]:
         store=store,
         rank=world.rank,
         world_size=world.size,
-        timeout=_patience(world.timeout_s),
+        timeout=patience(world.timeout_s),
         device_id=torch.device(world.device) if cuda else None,
     )
     yield
     dist.destroy_process_group()
-
-
-def _patience(timeout_s: float) -> datetime.timedelta:
-    """Half the silence allowed: peers of a hung rank then give up first, and the one that stays silent is it."""
-    return _seconds(timeout_s / 2)
-
-
-def _seconds(seconds: float) -> datetime.timedelta:
-    return datetime.timedelta(seconds=seconds)
 
 
 def _ignore(_value: Any) -> None:
