@@ -1,1 +1,1 @@
-"""What makes a plan and believes it: strategies, evaluation, certification, the command line."""
+"""Planning: strategies, evaluation, certification and the command line."""

@@ -1,14 +1,14 @@
 """The files that lie beside a plan, which it names by their hash: written with it, and gone with it."""
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..errors import MoeplanError, StorageError
 from ..files import MAX_JSON_BYTES, atomic_path, sha256_file
-from ..runtime.decisions import SidecarFile
+from ..runtime.decisions import sidecars_in
 from ..runtime.plan import Plan, load, save
-from .options import Search, parsed
 
 __all__ = ["save_with"]
 
@@ -47,19 +47,14 @@ def _write_beside(path: Path, name: str, contents: bytes) -> None:
 
 
 def _sidecars_of(path: Path) -> Iterator[Path]:
-    """The predictor and the proof of the plan at `path` that have the names and the contents that solve gave them."""
+    """The files that the plan at `path` names and that have the names and the contents that solve gave them."""
     with contextlib.suppress(MoeplanError, OSError):
         plan = load(path)
-        named = list[tuple[str, SidecarFile | None]]()
-        if (policy := plan.decisions.sample_policy) is not None:
-            named.append(("predictor", policy.predictor))
-        if (search := plan.options.get("placement", {}).get("search")) is not None:
-            named.append(("bound", parsed(Search, search, "placement.search").proof))
-        for kind, one in named:
-            if one is not None and one.file == f"{kind}-{one.sha256[:16]}.safetensors":
+        for named in sidecars_in((plan.decisions, plan.options)):
+            if re.fullmatch(rf"[a-z]+-{named.sha256[:16]}\.safetensors", named.file):
                 with contextlib.suppress(MoeplanError, OSError):
-                    if sha256_file(path.parent / one.file) == one.sha256:
-                        yield path.parent / one.file
+                    if sha256_file(path.parent / named.file) == named.sha256:
+                        yield path.parent / named.file
 
 
 def _is_named(sidecar: Path) -> bool:

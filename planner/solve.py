@@ -1,4 +1,4 @@
-"""From a request to a Plan: the strategy's decision, added to those of the plan it stands on."""
+"""From a request to a Plan: the strategy's decision, added to those of the plan it stands on, judged against today."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -8,19 +8,19 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import sha256_file
-from ..runtime.decisions import Decisions
+from ..runtime.decisions import Decisions, SidecarFile
 from ..runtime.plan import FileInput, Inputs, Plan, Split, TraceInput, load
 from ..solvers.outcome import Outcome
 from ..traces.count_form import CountTrace
-from .evaluate import verdict
-from .replanned import check_horizon, previous_plan
+from .evaluate.evaluate import Evaluated, evaluate, verdict
+from .evaluate.journey import Contender, contiguous_in, journey_of, today
 from .request import Request
 from .sidecars import save_with
-from .solved import Solved
-from .strategy import Strategy, strategy
+from .strategies.registry import strategy
+from .strategies.strategy import Solution, Strategy
 from .task import Task
 
-__all__ = ["Made", "make", "solve", "task_for"]
+__all__ = ["Made", "contenders", "make", "solve", "task_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +55,66 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
 
 def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Made:
     """The plan for a request with its sidecars; parameters and errors as in `solve`."""
-    chosen = strategy(request.strategy)
-    task = task_for(chosen, request, on_progress)
-    solved = chosen.solve(task)
-    base, evaluated = task.base, solved.evaluated
-    inputs = _inputs(task, solved)
-    plan = Plan.make(
+    task = task_for(request, on_progress)
+    chosen, base = task.strategy, task.base
+    solution = chosen.solve(task)
+    inputs = _inputs(task)
+    decided = Plan.make(
         strategies=(*(base.strategies if base else ()), chosen.name),
         seed=request.seed,
         cluster=request.cluster,
-        model=task.source.meta.model,
+        model=task.model,
         inputs=inputs,
-        decisions=Decisions(**{**(dict(base.decisions) if base else {}), chosen.decides: solved.decision}),
-        options=_options(task, chosen, solved),
-        outcome={**_kept_outcomes(task, inputs), chosen.decides: solved.outcome},
-        evaluation=evaluated.evaluation,
-        verdict=verdict(
-            evaluated, solved.metric or chosen.judged_on(task.dispatch_model, request.cluster), solved.against
+        decisions=Decisions(
+            **{
+                **(dict(base.decisions) if base else {}),
+                chosen.decides: solution.decision,
+                "dispatch": task.dispatch_model,
+            }
         ),
+        options=_options(task, solution, None),
+        outcome={**_kept_outcomes(task, inputs), chosen.decides: solution.outcome},
     )
-    return Made(plan, solved.sidecars)
+    task.say("replaying the trace under the plan and its rivals")
+    rivals = contenders(task, decided, solution.sidecars)
+    evaluated = evaluate(task.scenes, rivals, aside=solution.aside)
+    solution = chosen.finished(task, solution, evaluated)
+    plan = decided.model_copy(
+        update={
+            "options": _options(task, solution, evaluated),
+            "outcome": {**decided.outcome, chosen.decides: solution.outcome},
+            "evaluation": evaluated.evaluation,
+            "verdict": verdict(
+                evaluated,
+                chosen.judged_on(task.scene, decided.dispatch_model),
+                against=rivals[1].label,
+                at_least=chosen.pays_from,
+            ),
+        }
+    )
+    return Made(Plan.model_validate(plan.model_dump()), solution.sidecars)
 
 
-def task_for(chosen: Strategy, request: Request, say: Callable[[str], None]) -> Task:
+def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Contender]:
+    """The plan, what it is judged beside, and today; errors as in `journey_of`."""
+
+    def read(file: SidecarFile) -> bytes:
+        return sidecars[file.file] if file.file in sidecars else _beside(task, file)
+
+    journey = task.strategy.own(task, journey_of(plan, read))
+    usual = today(plan.model, plan.cluster, journey.placement.slots)
+    rows = [Contender("plan", journey), usual, contiguous_in(journey.placement.slots, plan.model, plan.cluster)]
+    rows += task.strategy.rivals(task, plan, journey)
+    by_label = dict[str, Contender]()
+    for one in rows:
+        if one is not None:
+            by_label.setdefault(one.label, one)
+    return list(by_label.values())
+
+
+def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> Task:
     """The task that a strategy is given, where the request goes with it; errors as in `solve`."""
+    chosen = strategy(request.strategy)
     previous = previous_plan(request)
     usual = chosen.dispatch_models[0] if previous is None else previous.dispatch_model
     model = request.dispatch_model or usual
@@ -86,15 +122,24 @@ def task_for(chosen: Strategy, request: Request, say: Callable[[str], None]) -> 
         raise UsageError(
             f"--dispatch {model} with --strategy {chosen.name}; expected {' or '.join(chosen.dispatch_models)}"
         )
-    if request.method is not None and request.method not in chosen.methods:
-        expected = " or ".join(chosen.methods) or "none, it has one way only"
-        raise UsageError(f"--method {request.method} with --strategy {chosen.name}; expected {expected}")
-    if chosen.decides != "placement" and (request.slots is not None or request.redundant):
-        raise UsageError(f"--slots or --redundant with --strategy {chosen.name}; it places no experts")
-    own = chosen.methods[0] if chosen.methods else None
-    task = Task(request, _base(chosen, request), model, request.method or own, say, previous)
-    check_horizon(task)
+    task = Task(request, chosen, _base(chosen, request), model, say, previous)
+    chosen.check(task)
     return task
+
+
+def previous_plan(request: Request) -> Plan | None:
+    """The plan in force, where there is one: a placement for this cluster and nothing that rests on it."""
+    if (path := request.previous) is None:
+        return None
+    plan = load(path)
+    if plan.decisions.names != ("placement",):
+        raise UsageError(
+            f"--from {path}: it decides {' and '.join(plan.decisions.names) or 'nothing'}; expected a placement alone:"
+            " re-plan the plan that it stands on, then add the rest again with --on"
+        )
+    if str(plan.cluster) != str(request.cluster):
+        raise UsageError(f"--from {path}: a plan for {plan.cluster}, asked for {request.cluster}; leave --cluster away")
+    return plan
 
 
 def _base(chosen: Strategy, request: Request) -> Plan | None:
@@ -106,7 +151,7 @@ def _base(chosen: Strategy, request: Request) -> Plan | None:
         what = "again" if chosen.decides in other else f"beside {' and '.join(other)}"
         raise UsageError(
             f"--on {request.on}: it decides {' and '.join(other)}; {chosen.name} decides {chosen.decides}, not {what}:"
-            f" expected a plan of {' and '.join(chosen.beside) or 'nothing; leave --on away'}"
+            f" expected a plan of {' and '.join(sorted(chosen.beside)) or 'nothing; leave --on away'}"
         )
     if base.dispatch_model == "coherent":
         raise UsageError(
@@ -123,12 +168,18 @@ def _base(chosen: Strategy, request: Request) -> Plan | None:
     return base
 
 
-def _inputs(task: Task, solved: Solved) -> Inputs:
+def _beside(task: Task, file: SidecarFile) -> bytes:
+    """A file that the base names, from beside it."""
+    from ..runtime.migrating.predictor import read_predictor
+
+    assert task.request.on is not None
+    return read_predictor(task.request.on.parent / file.file)
+
+
+def _inputs(task: Task) -> Inputs:
     request, trace = task.request, task.source
-    num_tokens = solved.num_tokens
-    if num_tokens is None:
-        counts = isinstance(trace, CountTrace)
-        num_tokens = int(task.surveyed.unit_tokens.sum()) if counts else task.trace.num_tokens
+    counts = isinstance(trace, CountTrace)
+    num_tokens = int(task.index.unit_tokens.sum()) if counts else task.trace.num_tokens
     split = Split(fit_fraction=request.fit_fraction, seed=request.seed)
     return Inputs(
         trace=TraceInput(path=str(trace.path), sha256=trace.sha256, num_tokens=num_tokens, split=split),
@@ -141,12 +192,12 @@ def _file(path: Path | None) -> FileInput | None:
     return None if path is None else FileInput(path=str(path), sha256=sha256_file(path))
 
 
-def _options(task: Task, chosen: Strategy, solved: Solved) -> dict[str, Mapping[str, Any]]:
+def _options(task: Task, solution: Solution, evaluated: Evaluated | None) -> dict[str, Mapping[str, Any]]:
     """How each decision was made, and how this plan was judged; a base's own judgement stays with the base."""
-    base, evaluated = task.base, solved.evaluated
+    base, decides = task.base, task.strategy.decides
     kept = {name: dict(base.options[name]) for name in base.decisions.names if name in base.options} if base else {}
-    judged_by = solved.judged_by or task.evaluation_options
-    own = {chosen.decides: solved.options, "evaluation": judged_by, "seconds": evaluated.seconds}
+    seconds = None if evaluated is None else evaluated.seconds
+    own = {decides: solution.options, "evaluation": task.evaluation_options, "seconds": seconds}
     return kept | {name: options.model_dump(mode="json") for name, options in own.items() if options is not None}
 
 

@@ -3,6 +3,7 @@
 Legend: U units; B steps; L MoE layers; E experts.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, MismatchError
+from ..errors import InputError, MismatchError, UsageError
 from ..profilers.profile import Profile
 from ..profilers.profile import load as load_profile
 from ..runtime.decisions import DispatchModel
@@ -19,13 +20,19 @@ from ..runtime.plan import Plan
 from ..solvers import contiguous
 from ..solvers.placement import Placement, slots_for
 from ..traces.count_form import CountTrace, open_any
+from ..traces.counts import Counts
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
-from .measures.speeds import Speeds
-from .measures.step_loads import step_loads
-from .measures.survey import Cohort, Survey, survey
+from .evaluate.costs import CostModel
+from .evaluate.loads import step_loads
+from .evaluate.samples import SampleIndex, index_samples
+from .evaluate.scene import Scene
+from .evaluate.splits import Cohort, UnitIndex, index_units
+from .evaluate.traffic import SampleCounts
 from .options import EvaluationOptions
+from .params import Params
 from .request import Request
+from .strategies.strategy import Strategy
 
 __all__ = ["Task"]
 
@@ -38,18 +45,28 @@ class Task:
     ----------
     base, previous
         The plans of `--on` and of `--from`, for this cluster and, once the trace is open, for its model.
-    dispatch_model, method
-        As asked for, else the strategy's own; no method where the strategy has only one.
+    dispatch_model
+        As asked for, else the strategy's own.
     say
         Told what begins, in a few words.
     """
 
     request: Request
+    strategy: Strategy
     base: Plan | None
     dispatch_model: DispatchModel
-    method: str | None
     say: Callable[[str], None] = lambda _: None
     previous: Plan | None = None
+
+    @property
+    def moves_samples(self) -> bool:
+        """Whether samples may be re-homed, so that they are counted one by one."""
+        return self.strategy.moves_samples or (self.base is not None and "sample_policy" in self.base.decisions.names)
+
+    @property
+    def params(self) -> Params:
+        """Parameters of the strategy."""
+        return self.request.params
 
     @cached_property
     def source(self) -> Trace | CountTrace:
@@ -62,12 +79,12 @@ class Task:
         MismatchError
             It is of another model than the base or the plan in force.
         """
-        found = open_any(self.request.trace)
+        trace = open_any(self.request.trace)
         if self.base is not None:
-            _check_model(self.request.on, self.base.model, found)
+            _check_model(self.request.on, self.base.model, trace)
         if self.previous is not None:
-            _check_model(self.request.previous, self.previous.model, found, unknown=True)
-        return found
+            _check_model(self.request.previous, self.previous.model, trace, unknown=True)
+        return trace
 
     @property
     def trace(self) -> Trace:
@@ -87,34 +104,106 @@ class Task:
         return self.source.meta.model
 
     @cached_property
-    def surveyed(self) -> Survey:
+    def units(self) -> UnitIndex:
         """The units of the trace."""
         self.say("reading the trace")
-        return survey(self.source, phases=self.request.phases or None)
+        return index_units(self.source, phases=self.request.phases or None)
+
+    @cached_property
+    def index(self) -> UnitIndex | SampleIndex:
+        """Units of the split and of resampling: the trace's own, or its samples where they may be re-homed."""
+        if not self.moves_samples:
+            return self.units
+        self.say("reading the trace")
+        return index_samples(self.source, phases=self.request.phases or None)
 
     @cached_property
     def fitted(self) -> NDArray[np.bool_]:
         """Whether each unit is fitted, `[U]`; some are, and unless all were asked for some are held out."""
-        surveyed, request = self.surveyed, self.request
-        fitted_U = surveyed.fitted(seed=request.seed, fraction=request.fit_fraction)
+        index, request = self.index, self.request
+        fitted_U = index.fitted(seed=request.seed, fraction=request.fit_fraction)
         if not fitted_U.any() or (request.fit_fraction < 1 and fitted_U.all()):
             raise InputError(
-                f"{self.source.path}: {len(fitted_U)} {surveyed.kind}s split into {fitted_U.sum()} to fit and"
+                f"{self.source.path}: {len(fitted_U)} {index.kind}s split into {fitted_U.sum()} to fit and"
                 f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
             )
         return fitted_U
 
-    @property
+    @cached_property
     def cohorts(self) -> list[Cohort]:
         """The fitted units as they run, then those held out where there are any."""
         devices, samples = self.request.cluster.num_devices, self.request.step_samples
         masks = [self.fitted] if self.fitted.all() else [self.fitted, ~self.fitted]
-        return [self.surveyed.cohort(mask_U, num_devices=devices, samples_per_step=samples) for mask_U in masks]
+        return [self.index.cohort(mask_U, num_devices=devices, samples_per_step=samples) for mask_U in masks]
+
+    @cached_property
+    def samples(self) -> SampleCounts | None:
+        """The samples counted one by one, where they may be re-homed."""
+        if not isinstance(self.index, SampleIndex):
+            return None
+        phases = self.request.phases or None
+        return SampleCounts(self.source, self.index, self.fitted, self.request.cluster, phases=phases)
+
+    @cached_property
+    def scene(self) -> Scene:
+        """Setting in which contenders are judged."""
+        return Scene(
+            self.source,
+            self.index,
+            self.cohorts,
+            self.request.cluster,
+            self.model,
+            self.costs,
+            self.request.seed,
+            self.request.phases,
+            self.samples,
+            self.strategy.passes(self),
+        )
+
+    @cached_property
+    def members(self) -> "list[tuple[float, Task]]":
+        """A task for each trace, with its weight; all weights together are 1.
+
+        Raises
+        ------
+        MismatchError
+            Traces of several models.
+        UsageError
+            Traces that split or make steps in several ways.
+        """
+        request = self.request
+        if not request.mixture:
+            return [(1.0, self)]
+        total, members = sum(weight for _, weight in request.mixture), []
+        for path, weight in request.mixture:
+            one = dataclasses.replace(self, request=dataclasses.replace(request, trace=path, mixture=()))
+            if one.model != self.model:
+                raise MismatchError(
+                    f"{path}: a trace of another model than {request.trace}; expected one model for all"
+                )
+            if one.evaluation_options != self.evaluation_options:
+                raise UsageError(
+                    f"{path}: it splits by {one.evaluation_options.unit}, {request.trace} by"
+                    f" {self.evaluation_options.unit}, or steps and ranks are recorded in one of them alone; expected"
+                    " traces of one kind: count them (moeplan trace count)"
+                )
+            members.append((weight / total, one))
+        return members
+
+    @property
+    def scenes(self) -> list[tuple[float, Scene]]:
+        """The scene of each trace, with its weight."""
+        return [(weight, one.scene) for weight, one in self.members]
+
+    @cached_property
+    def counts(self) -> Counts:
+        """The counts of the fitted units that the strategy goes by."""
+        return self.strategy.count(self)
 
     @cached_property
     def fitted_steps(self) -> NDArray[np.int64]:
         """The loads of experts in every complete step of the fitted units, `[B, L, E]`; errors as of `step_loads`."""
-        return step_loads(self.source, self.cohorts[:1], phases=self.request.phases or None)[0]
+        return step_loads(dataclasses.replace(self.scene, cohorts=self.cohorts[:1]))[0]
 
     @cached_property
     def profile(self) -> Profile | None:
@@ -122,23 +211,28 @@ class Task:
         return None if self.request.profile is None else load_profile(self.request.profile)
 
     @cached_property
-    def speeds(self) -> Speeds | None:
-        """What times the parts of a step; None without a profile and without links."""
-        has_samples = self.surveyed.kind == "sample"
-        found = Speeds.of(self.profile, self.request.cluster, self.model, samples=has_samples)
-        return found.of_loads() if found is not None and isinstance(self.source, CountTrace) else found
+    def costs(self) -> CostModel | None:
+        """Cost model of the task. None without a profile and without links."""
+        costs = CostModel.of(self.profile, self.request.cluster, self.model, samples=self.index.kind == "sample")
+        by_loads = isinstance(self.source, CountTrace) and not self.moves_samples
+        return costs.of_loads() if costs is not None and by_loads else costs
 
     @property
     def slots(self) -> NDArray[np.int64]:
         """The slots of every device as asked for, else as many as in the plan in force, none on dead ones, `[D]`."""
-        request, before = self.request, None if self.previous is None else self.previous.placement
-        asked = before.slots if before and request.slots is None and not request.redundant else request.slots
-        redundant = 0 if request.redundant == "auto" else request.redundant
-        if not request.dead:
-            return slots_for(self.model.num_experts, request.cluster.num_devices, asked, redundant=redundant)
-        slots_D = np.zeros(request.cluster.num_devices, np.int64)
-        slots_D[request.alive] = slots_for(self.model.num_experts, len(request.alive), asked, redundant=redundant)
+        asked, redundant, alive = self._asked("slots"), self._asked("redundant") or 0, self.alive
+        before = None if self.previous is None else self.previous.placement
+        slots = before.slots if before is not None and asked is None and not redundant else asked
+        redundant = 0 if redundant == "auto" else redundant
+        slots_D = np.zeros(self.request.cluster.num_devices, np.int64)
+        slots_D[alive] = slots_for(self.model.num_experts, len(alive), slots, redundant=redundant)
         return slots_D
+
+    @property
+    def alive(self) -> list[int]:
+        """The ranks that may hold experts."""
+        dead = self._asked("dead") or ()
+        return [rank for rank in range(self.request.cluster.num_devices) if rank not in dead]
 
     @property
     def placement(self) -> Placement:
@@ -152,17 +246,23 @@ class Task:
     @property
     def evaluation_options(self) -> EvaluationOptions:
         """How a plan of this task is judged."""
-        surveyed, request = self.surveyed, self.request
-        home: Literal["source_rank", "ordinal"] = "ordinal"
-        if surveyed.num_source_ranks == request.cluster.num_devices:
+        index, request = self.index, self.request
+        home: Literal["source_rank", "ordinal", "none"] = "ordinal"
+        if isinstance(self.source, CountTrace) and not self.moves_samples:
+            home = "none"
+        elif index.recorded_home(request.cluster.num_devices):
             home = "source_rank"
         return EvaluationOptions(
-            unit=surveyed.kind,
+            unit=index.split_kind,
             phases=request.phases,
             samples_per_step=request.step_samples,
-            home="none" if isinstance(self.source, CountTrace) else home,
-            step="derived" if surveyed.steps is None else "recorded",
+            home=home,
+            step="recorded" if index.has_steps else "derived",
         )
+
+    def _asked(self, name: str) -> Any:
+        """A parameter that strategies that place experts have."""
+        return getattr(self.params, name, None)
 
 
 def _check_model(path: object, planned: ModelSpec, trace: Trace | CountTrace, *, unknown: bool = False) -> None:

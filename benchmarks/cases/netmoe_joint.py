@@ -8,15 +8,16 @@ transitions are those of copies without memory (`netmoe.sample_transitions`).
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from moeplan.planner.netmoe.counted import Counted, SampleTraffic, count_samples
-from moeplan.planner.netmoe.online import Movers, rehome
-from moeplan.planner.netmoe.predictor import fit_predictor
-from moeplan.planner.netmoe.roll import Roll, call_roll
-from moeplan.planner.netmoe.tallied import tallied
+from moeplan.planner.evaluate.homes import Rehoming, Staying
+from moeplan.planner.evaluate.samples import SampleIndex, index_samples
+from moeplan.planner.evaluate.tally import COUNTS
+from moeplan.planner.evaluate.traffic import SampleCounts, sample_tally
+from moeplan.planner.strategies.netmoe.predictor import fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow, netmoe
 from moeplan.solvers.placement import Placement
@@ -31,7 +32,6 @@ from ..study import COPIES_SAVED, Row, Settings, Study
 
 Array = np.ndarray
 SEEDS = 5
-FAR = 6  # the column of copies between nodes in a tally
 GPT_OSS = "gpt-oss-20b/routing.npz"
 CASES = {
     "placement": ("plan", "stay"),
@@ -104,58 +104,46 @@ def _real(instance: tuple[Path, Cluster]) -> Iterator[Row]:
 
 def _far(trace: Trace | CountTrace, cluster: Cluster) -> Callable[[str, str], tuple[float, float]]:
     """A call from where experts are and what homes know to the copies between nodes, held out, and the seconds."""
-    model, roll = trace.meta.model, call_roll(trace)
-    fitted_I = roll.fitted(seed=0, fraction=0.5)
+    model, index = trace.meta.model, index_samples(trace)
+    fitted_I = index.fitted(seed=0, fraction=0.5)
+    counts = SampleCounts(trace, index, fitted_I, cluster)
     plain = contiguous.solve(model.num_layers, model.num_experts, cluster).placement
-    first = count_samples(trace, roll, fitted_I, {"contiguous": plain}, cluster)
-    placed, place_s = _by_affinity(trace, roll, fitted_I, first, cluster)
-    counted = count_samples(trace, roll, fitted_I, {"contiguous": plain, "plan": placed}, cluster)
+    counts.under(plain)
+    placed, place_s = _by_affinity(trace, index, fitted_I, counts, cluster)
+    counts.under(placed)
+    size = cluster.num_devices
+    cohort = index.cohort(~fitted_I, num_devices=size, samples_per_step=4 * size)
 
     def far(where: str, knows: str) -> tuple[float, float]:
-        started = cpu_s()
-        copies = _copies(roll, counted, where, knows, fitted_I, cluster, model.top_k)
+        started, placement = cpu_s(), placed if where == "plan" else plain
+        rule: Staying | Rehoming = Staying()
+        if knows != "stay":
+            assert counts.experts is not None
+            predictor = fit_predictor(counts.experts, counts.under(placement), fitted_I, model.top_k)
+            rule = Rehoming("sum", predictor, oracle=knows == "oracle")
+        device_LI = np.zeros((model.num_layers + 1, len(fitted_I)), np.int64)
+        device_LI[:, cohort.unit_ids] = rule(counts, placement, cohort).device
+        tally = sample_tally(counts, placement, cohort, device_LI)
+        copies = float(tally.counts[:, COUNTS.index("far_copies")].sum())
         return copies, cpu_s() - started + (place_s if where == "plan" else 0.0)
 
     return far
 
 
 def _by_affinity(
-    trace: Trace | CountTrace, roll: Roll, fitted_I: Array, counted: Counted, cluster: Cluster
+    trace: Trace | CountTrace, index: SampleIndex, fitted_I: Array, counts: SampleCounts, cluster: Cluster
 ) -> tuple[Placement, float]:
     """ExFlow's placement of the fitted samples, and the seconds of its solve."""
     if isinstance(trace, Trace):
         from moeplan.traces.counts import count
 
-        transitions = count(trace, keep=lambda ids: np.isin(ids, roll.sample[fitted_I])).transitions
+        transitions = count(trace, keep=lambda ids: np.isin(ids, index.sample[fitted_I])).transitions
     else:
-        experts = counted.experts[fitted_I]
-        pairs = zip(experts.transpose(1, 0, 2)[:-1], experts.transpose(1, 0, 2)[1:], strict=True)
-        transitions = np.array([netmoe.sample_transitions(one, two) for one, two in pairs])
+        assert counts.experts is not None
+        experts_LIE = counts.experts[fitted_I].transpose(1, 0, 2)
+        transitions = np.array([netmoe.sample_transitions(one, two) for one, two in pairwise(experts_LIE)])
     started = cpu_s()
     return exflow.solve(transitions, cluster, time_limit_s=20, method="sweeps").placement, cpu_s() - started
-
-
-def _copies(
-    roll: Roll, counted: Counted, where: str, knows: str, fitted_I: Array, cluster: Cluster, top_k: int
-) -> float:
-    """Copies between nodes on the held-out samples."""
-    traffic: SampleTraffic = counted.traffic[where]
-    place = np.flatnonzero(~fitted_I)
-    cohort = roll.cohort(place, num_devices=cluster.num_devices, samples_per_step=4 * cluster.num_devices)
-    assert cohort.home is not None
-    assert cohort.step is not None
-    device = np.tile(cohort.home, (traffic.copies.shape[1] + 1, 1))
-    if knows != "stay":
-        fit = fit_predictor(counted, traffic, fitted_I, top_k)
-
-        def predict(layer: int, at: Array) -> Array | None:
-            if knows == "sample":
-                return fit.copies(layer, counted.experts[at, layer])
-            return traffic.copies[at, layer + 1].astype(float) if layer + 1 < traffic.copies.shape[1] else None
-
-        movers = Movers(traffic, place, cohort.home, cohort.step)
-        device = rehome("sum", movers, cluster, predict=predict, copy_bytes=None, bounded=False).device
-    return float(tallied(roll, traffic, place, cohort, device, cluster).counts[:, FAR].sum())
 
 
 def _generated(settings: Settings) -> list[tuple[Cluster, bool, int]]:

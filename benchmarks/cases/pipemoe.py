@@ -10,8 +10,7 @@ import numpy as np
 import scipy.optimize  # noqa: F401  imports are not part of the times
 
 from moeplan.solvers.pipemoe import optimal_degree, optimal_degrees, unequal_chunks
-from moeplan.solvers.pipemoe.configurations import table_iv
-from moeplan.solvers.pipemoe.presets import PRESETS, Preset
+from moeplan.solvers.pipemoe.presets import PRESETS, Preset, table_iv
 from moeplan.solvers.pipemoe.seconds import layer_seconds
 
 from ..race import Call, race

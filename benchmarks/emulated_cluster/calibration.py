@@ -23,6 +23,7 @@ from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.experts import partial_sums
 from moeplan.runtime.engine.gather import Gather
 from moeplan.runtime.engine.layer import ParallelExperts
+from moeplan.runtime.engine.layer_placement import LayerPlacement
 from moeplan.solvers import contiguous
 
 from .timing import Call, interleaved
@@ -141,7 +142,8 @@ def _layer(cluster: Cluster, degree: int, node_bytes: int) -> Call:
     placement = contiguous.solve(1, size, cluster).placement
     chunks = Chunks.of([1 / degree] * degree, [1.0])
     experts = WaitingExperts(1, Waiter(), 0.0, 0.0)
-    layer = ParallelExperts(experts, placement, 0, devices_per_node=cluster.devices_per_node, group=None, chunks=chunks)
+    here = LayerPlacement.of(placement, 0, devices_per_node=cluster.devices_per_node, group=None)
+    layer = ParallelExperts(experts, here, None, chunks=chunks)
     x, ids = torch.zeros(tokens, node_bytes // (4 * max(apart, 1))), (torch.arange(tokens) % size)[:, None]
     weights = torch.ones(tokens, 1)
     return torch.inference_mode()(lambda: layer(x, ids, weights))

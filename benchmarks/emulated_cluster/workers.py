@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.ranks import Channel, Progress, run_ranks
+from moeplan.profilers.world.local_ranks import Channel, Progress, run_ranks
 
 from .network import INTERFACE, Wire, enter, network
 

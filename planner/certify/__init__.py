@@ -1,33 +1,24 @@
-"""Certification: everything a plan claims, recomputed by other code than made it.
+"""Certification: everything a plan claims, recomputed from its trace by a replay that shares no code with the solvers.
 
-The placement rules are read off the plan's own lists, the trace is recounted, and shares, intervals, gain, verdict,
-objective and bound are computed again. Only the baselines' placements come from their solvers: a baseline *is* that
-algorithm's output. What is not recomputed is listed in the certificate.
+The file was not edited, and is of this trace and this profile; its decisions are replayed token by token (`naive`); the
+same prices and metrics then give the same figures; bounds are proved again (`bounds`); every strategy rechecks its own
+objective from its definition. Baselines come from their solvers: a baseline *is* that algorithm's output. What is not
+recomputed is listed in the certificate.
 """
 
-import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ...errors import CertificationError, MismatchError, MoeplanError
-from ...files import sha256_file, size_of
-from ...profilers.profile import MAX_PROFILE_BYTES, Profile
-from ...profilers.profile import load as load_profile
+from ...errors import CertificationError, InputError
 from ...runtime.plan import Plan
-from ...traces.count_form import CountTrace, open_any
-from ...traces.reader import Trace
+from ...traces.count_form import CountTrace
+from ..strategies.check import Again, Check, Told
+from ..strategies.strategy import Strategy
 from .certificate import Certificate
-from .evaluation import check_evaluation
-from .evidence import check_evidence
-from .fitted import Fitted
-from .mixture import check_mixture
-from .outcome import check_outcome
-from .pipeline import check_pipeline
-from .policy_structure import check_sample_policy_structure
-from .sample_policy import check_sample_policy
-from .structure import check_structure, placement_options
-from .wishes import check_raw, check_wishes
+from .inputs import certifiable_profile, certifiable_trace, check_profile, check_trace
+from .judged import check_judged, mixture_of, task_of
+from .structure import check_structure, strategies_of
 
 __all__ = ["Certificate", "certifiable_profile", "certifiable_trace", "certify"]
 
@@ -58,97 +49,55 @@ def certify(
     MismatchError
         The trace or the profile is not the one the plan names.
     """
-    certificate = Certificate()
+    certificate, told = Certificate(), Certificate()
     check_structure(plan, certificate)
-    check_evidence(plan)
-    check_wishes(plan, certificate)
-    if plan.decisions.sample_policy is not None:
-        check_sample_policy_structure(plan, certificate)
-    timed_by = None if profile is None else _profile(plan, profile, certificate)
+    for chosen in strategies_of(plan):
+        _recheck(chosen, plan, None, told)
+    if profile is not None:
+        check_profile(plan, profile, certificate)
     if trace is None:
+        certificate.checks += told.checks
         return certificate
-    opened = _trace(plan, trace, certificate)
+    opened = check_trace(plan, trace, certificate)
     if plan.evaluation is None:
         return certificate
-    if plan.decisions.sample_policy is not None:
-        beside = None if folder is None else Path(folder)
-        check_sample_policy(plan, opened, timed_by, certificate, on_progress, folder=beside)
-        if plan.decisions.pipeline is not None:
-            certificate.unchecked.append("degrees, judged in the plan they came from")
+    last = strategies_of(plan)[-1]
+    mixture = mixture_of(plan, str(opened.path), opened.sha256)
+    if mixture is None:
+        certificate.unchecked.append("figures of a mixture, whose other traces are not here")
         return certificate
-    fitted: Fitted | None
-    if plan.strategies[-1] == "eplb" and placement_options(plan).mixture:
-        fitted = check_mixture(plan, opened, timed_by, certificate, on_progress)
-    elif isinstance(opened, CountTrace) and (plan.strategies[-1] != "eplb" or plan.decisions.pipeline is not None):
-        raise CertificationError(f"{trace}: a trace in count form; a {plan.strategies[-1]} plan is made from tokens")
-    elif plan.decisions.pipeline is None or isinstance(opened, CountTrace):
-        fitted = check_evaluation(plan, opened, timed_by, certificate, on_progress)
-    else:
-        fitted = check_pipeline(plan, opened, timed_by, certificate, on_progress)
-    if "placement" in plan.outcome and fitted is not None:
-        on_progress("recomputing objective and bound")
-        check_outcome(plan, fitted, certificate, Path(folder or "."))
-        check_raw(plan, fitted, certificate)
+    if isinstance(opened, CountTrace) and not (last.moves_samples or getattr(last, "by_loads", False)):
+        raise CertificationError(f"{trace}: a trace in count form; a {last.name} plan is made from tokens")
+    timed_by, place = None if profile is None else Path(profile), Path(folder or ".")
+    task = task_of(plan, last, str(opened.path), timed_by, mixture)
+    evaluated = check_judged(plan, task, certificate, place, on_progress)
+    certificate.unchecked.append("solver seconds, method and backend")
+    for chosen in strategies_of(plan):
+        on_progress(f"rechecking {chosen.name}")
+        own = task if chosen is last else task_of(plan, chosen, str(opened.path), timed_by)
+        again = Again(own, evaluated if chosen is last else None, place)
+        _recheck(chosen, plan, again, certificate)
+    if plan.inputs.profile is not None and profile is None:
+        certificate.unchecked.append("the profile's hash")
     return certificate
 
 
-def _trace(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -> Trace | CountTrace:
-    """The plan's trace."""
-    opened, claimed = open_any(path), plan.inputs.trace
-    if claimed is None or opened.sha256 != claimed.sha256:
-        expected = claimed.sha256[:12] if claimed else "no trace"
-        raise MismatchError(
-            f"{path}: hash {opened.sha256[:12]}.., the plan was made from {expected}..; give the trace it was made"
-            " from (how it fares on another one: moeplan compare)"
-        )
-    counted = isinstance(opened, Trace) and opened.num_tokens != claimed.num_tokens
-    if counted or opened.meta.model != plan.model:
-        raise CertificationError(f"{path}: {opened.num_rows} rows of {opened.meta.model.name}; the plan says otherwise")
-    certificate.checks.append("trace hash")
-    return opened
+def _recheck(chosen: Strategy, plan: Plan, again: Again | None, certificate: Certificate) -> None:
+    """Hold what a strategy finds against what the plan says."""
+    for one in _found(chosen, plan, again):
+        if not isinstance(one, Check):
+            (certificate.checks if one.checked else certificate.unchecked).append(one.what)
+        elif isinstance(one.claimed, int | float) and isinstance(one.found, int | float):
+            certificate.agree(one.what, one.claimed, one.found)
+        elif one.claimed != one.found:
+            raise CertificationError(f"{one.what}: the plan says {one.claimed!s:.200}, the recount {one.found!s:.200}")
 
 
-def _profile(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -> Profile:
-    """The plan's profile."""
-    found, claimed = load_profile(path), plan.inputs.profile
-    sha256 = sha256_file(path)
-    if claimed is None or sha256 != claimed.sha256:
-        expected = f"{claimed.sha256[:12]}.." if claimed else "no profile"
-        raise MismatchError(
-            f"{path}: hash {sha256[:12]}.., the plan was made from {expected}; give the profile it was made from"
-        )
-    certificate.checks.append("profile hash")
-    return found
-
-
-def certifiable_profile(plan: Plan, folder: str | os.PathLike[str] = "") -> str | None:
-    """The path of the plan's own profile where it is on this machine, still with its hash; parameters as below."""
-    source = plan.inputs.profile
-    return None if source is None or source.path is None else _found(source.path, folder, source.sha256, _profile_hash)
-
-
-def certifiable_trace(plan: Plan, folder: str | os.PathLike[str] = "") -> str | None:
-    """The path of the plan's own trace where it is on this machine, still with its hash.
-
-    Parameters
-    ----------
-    folder
-        Where the plan lies: a path that leads nowhere from the working directory is tried from there.
-    """
-    source = plan.inputs.trace
-    return None if source is None else _found(source.path, folder, source.sha256, lambda path: open_any(path).sha256)
-
-
-def _found(path: str, folder: str | os.PathLike[str], sha256: str, hash_of: Callable[[str], str | None]) -> str | None:
-    """The first of the places of a path that has this hash."""
-    if "://" in path:  # a plan alone must not make anything open a network address
-        return None
-    for place in (path, str(Path(folder, path))):
-        with contextlib.suppress(MoeplanError, OSError):
-            if hash_of(place) == sha256:
-                return place
-    return None
-
-
-def _profile_hash(path: str) -> str | None:
-    return None if size_of(path, what="a profile") > MAX_PROFILE_BYTES else sha256_file(path)
+def _found(chosen: Strategy, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+    """Checks by a strategy's own recheck. Without a trace, unreadable input is a fault of the plan."""
+    try:
+        yield from chosen.recheck(plan, again)
+    except InputError as error:
+        if again is not None:
+            raise
+        raise CertificationError(str(error)) from error

@@ -1,197 +1,233 @@
-"""Who is in a trace and what each sends, counted again: the naive twin of `planner.netmoe.roll` and `.counted`.
+"""Who is in a trace, which part each belongs to, and where and when it runs: counted again by DESIGN's rules.
 
-Legend: I samples (one in two steps counts twice); R rows; T tokens; L MoE layers; E experts; K experts a token;
-D devices; N nodes.
+Units are samples, else recorded steps, else blocks of rows; where samples may be re-homed, each sample in each step.
+
+Legend: I units by name; M members of a part; R rows; L MoE layers; E experts.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.plan import Plan
+from ...errors import CertificationError
 from ...traces.count_form import CountTable, CountTrace
-from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
-from .structure import Holders, evaluation_options
+from ..evaluate.scene import Scene
+from ..evaluate.splits import Cohort
 
-__all__ = ["Census", "Class", "Sent", "take_census"]
+__all__ = ["Census", "Roster", "Rows", "take_census"]
 
+BLOCK_ROWS = 64
 Numbers = NDArray[np.int64]
+Name = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """Under one placement: copies to and pairs on devices `[I, L, D]`, visits of nodes `[I, L, N]`, and how often
-    fitted tokens go from an expert to a device `[L-1, E, D]`.
+class Rows:
+    """Some rows of a batch or a table, `[R]`: numbers in it, and of each its unit, place, ordinal, home and step.
+
+    A place is a unit's among all, an ordinal among its part; the step of an incomplete one is -1.
     """
 
-    copies: Numbers
-    nodes: Numbers
-    pairs: Numbers
-    linked: Numbers
+    number: Numbers
+    unit: Numbers
+    place: Numbers
+    ordinal: Numbers
+    home: Numbers
+    step: Numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Class:
-    """Some samples as they run: their ordinals in the census, step (-1: incomplete), home, and the number of steps."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Roster:
+    """One part of a trace: the places of its members, the tokens of each, and how homes and steps follow.
+
+    Parameters
+    ----------
+    home
+        Of each member; None: each row's own source rank.
+    step
+        Of each member, -1 in an incomplete one; None: each row's own, one of `step_ids`.
+    """
 
     members: Numbers
-    step: Numbers
-    home: Numbers
+    tokens: Numbers
+    home: Numbers | None
+    step: Numbers | None
+    step_ids: Numbers
     num_steps: int
 
+    @property
+    def dropped(self) -> int:
+        """Members in no complete step."""
+        return 0 if self.step is None else int((self.step < 0).sum())
 
-@dataclass(frozen=True, slots=True)
+    def rows(self, batch: TokenBatch | CountTable, unit_R: Numbers, place_R: Numbers) -> Rows:
+        """The rows that belong to this part, of a batch whose rows are of these units."""
+        ordinal_I = np.full(max(int(place_R.max(initial=0)), int(self.members.max())) + 1, -1)
+        ordinal_I[self.members] = np.arange(len(self.members))
+        number = np.flatnonzero(ordinal_I[place_R] >= 0)
+        ordinal = ordinal_I[place_R[number]]
+        home = _column(batch.source_rank)[number] if self.home is None else self.home[ordinal]
+        index_of = {step: index for index, step in enumerate(self.step_ids.tolist())}
+        own = None if self.step is not None else [index_of[step] for step in _column(batch.step)[number].tolist()]
+        step = np.array(own, np.int64) if self.step is None else self.step[ordinal]
+        return Rows(number, unit_R[number], place_R[number], ordinal, home.astype(np.int64), step)
+
+    def check(self, cohort: Cohort) -> None:
+        """Refuse a cohort that runs otherwise."""
+        alike = {
+            "tokens": np.array_equal(self.tokens, cohort.unit_tokens),
+            "homes": _same(self.home, cohort.home),
+            "steps": self.num_steps == cohort.num_steps and self.dropped == cohort.dropped,
+            "units in steps": cohort.step is None or self.step is None or np.array_equal(self.step, cohort.step),
+        }
+        if wrong := [name for name, one in alike.items() if not one]:
+            raise CertificationError(f"{' and '.join(wrong)} of a part are not what a second count gives")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Census:
-    """Everybody in a trace by (step, sample), with the rank, tokens and contexts of each, its pairs with the experts
-    `[I, L, E]`, what it sends under each placement, and whether it is fitted.
+    """Everybody in a trace.
+
+    Parameters
+    ----------
+    place_of
+        By name: the number of the unit, or of its step and itself; in ascending order.
+    tokens, contexts
+        Of each, and the sum over them of 2 x position + 1, `[I]`; of counts as of whole sequences.
+    rosters
+        The fitted part, then the one held out where there is one.
+    unit
+        What splits.
     """
 
-    names: list[tuple[int, int]]
-    rank: Numbers
+    place_of: dict[Name, int]
     tokens: Numbers
     contexts: Numbers
-    experts: Numbers
-    sent: Mapping[str, Sent]
-    fitted: NDArray[np.bool_]
+    rosters: list[Roster]
     unit: str
-    has_steps: bool
-    by_tokens: bool
 
-    def classed(self, plan: Plan, *, fit: bool) -> Class:
-        """The fitted or held-out samples as they run on the plan's cluster."""
-        size, each = plan.cluster.num_devices, evaluation_options(plan).samples_per_step
-        members = [ordinal for ordinal in range(len(self.names)) if self.fitted[ordinal] == fit]
-        recorded = self.rank.max(initial=-1) + 1 == size
-        home = [int(self.rank[one]) if recorded else place % size for place, one in enumerate(members)]
-        if self.has_steps:
-            order = {name: index for index, name in enumerate(sorted({self.names[one][0] for one in members}))}
-            step, count = [order[self.names[one][0]] for one in members], len(order)
-        else:
-            count = max(len(members) // each, 1)
-            step = [place // each if place // each < count else -1 for place in range(len(members))]
-        return Class(np.array(members, int), np.array(step, int), np.array(home, int), count)
-
-    @property
-    def recorded_home(self) -> int:
-        """Source ranks recorded, 0 without."""
-        return int(self.rank.max(initial=-1)) + 1
+    def rows(self, scene: Scene) -> Iterator[tuple[TokenBatch | CountTable, Numbers, Numbers]]:
+        """Batches or tables of the trace, with the unit of each row and its place, `[R]`."""
+        for batch, names_RN in _named(scene, layers=True):
+            distinct, index_R = np.unique(names_RN, axis=0, return_inverse=True)
+            place_of = np.array([self.place_of[tuple(name)] for name in distinct.tolist()], np.int64)
+            yield batch, names_RN[:, -1], place_of[index_R.reshape(-1)]
 
 
-def take_census(trace: Trace | CountTrace, plan: Plan, placements: Mapping[str, Holders]) -> Census:
-    """Count everybody in two passes: who there is, then what they send."""
-    assert plan.inputs.trace is not None
-    model, phases = plan.model, evaluation_options(plan).phases
-    rank_of: dict[tuple[int, int], int] = {}
-    for rows, keys in _rows(trace, phases, layers=False):
-        ranks = [-1] * len(keys) if rows.source_rank is None else rows.source_rank.tolist()
-        rank_of.update(zip(keys, ranks, strict=True))
-    names = sorted(rank_of)
-    ordinal = {name: index for index, name in enumerate(names)}
-    alone = len({sample for _, sample in names}) == len(names)
-    unit = "step" if "step" in trace.known and alone else "sample"
-    split = plan.inputs.trace.split
-    limit = int(split.fit_fraction * 2**64)
-    fitted = [_hash(f"{split.seed}:{name[unit == 'sample']}") < limit for name in names]
-    shape = (len(names), model.num_layers)
-    census = Census(
-        names,
-        np.array([rank_of[name] for name in names]),
-        np.zeros(len(names), np.int64),
-        np.zeros(len(names), np.int64),
-        np.zeros((*shape, model.num_experts), np.int64),
-        {name: _nothing(plan, shape) for name in placements},
-        np.array(fitted),
+def take_census(scene: Scene, fraction: float, samples_per_step: int) -> Census:
+    """Everybody in a scene's trace, from its scalar columns, and who runs when and where in every part."""
+    seen, known = _Seen(), scene.source.known
+    for batch, names_RN in _named(scene, layers=False):
+        seen.add(batch, names_RN)
+    by_step, of_counts = scene.samples is not None, isinstance(scene.source, CountTrace)
+    names = sorted(seen.tokens)
+    if of_counts:
+        seen.count_tokens(scene.model.top_k, whole=by_step)
+    unit: str = "sample" if "sample" in known else "step" if "step" in known else "block"
+    if "step" in known and (len({sample for _, sample in names}) == len(names) if by_step else of_counts):
+        unit = "step"  # whole ones where no sample is in two
+    salted = [f"{scene.seed}:{name[by_step and unit == 'sample']}" for name in names]
+    fitted_I = np.array([_hash(one) < int(fraction * 2**64) for one in salted])
+    chosen = [[*np.flatnonzero(one_I)] for one_I in (fitted_I, ~fitted_I)[: len(scene.cohorts)]]
+    sizes = scene.cluster.num_devices, samples_per_step
+    return Census(
+        {name: place for place, name in enumerate(names)},
+        np.array([seen.tokens[name] for name in names], np.int64),
+        np.array([seen.contexts[name] for name in names], np.int64),
+        [seen.roster(names, members, *sizes, by_step=by_step, ranked=by_step or not of_counts) for members in chosen],
         unit,
-        "step" in trace.known,
-        isinstance(trace, Trace),
     )
-    for rows, keys in _rows(trace, phases, layers=True):
-        who = np.array([ordinal[key] for key in keys])
-        if isinstance(rows, CountTable):
-            _add_counts(census, who, rows, placements)
+
+
+class _Seen:
+    """Tokens, contexts, pairs, ranks and steps of every unit, gathered in one pass over the scalar columns."""
+
+    def __init__(self) -> None:
+        self.tokens, self.contexts, self.pairs = Counter[Name](), Counter[Name](), Counter[tuple[Name, int]]()
+        self.rank, self.steps, self.highest = dict[Name, int](), defaultdict[Name, set[int]](set), -1
+
+    def add(self, batch: TokenBatch | CountTable, names_RN: Numbers) -> None:
+        """Note the rows of a batch or a table."""
+        names = [tuple(name) for name in names_RN.tolist()]
+        if isinstance(batch, CountTable):
+            self.tokens.update(dict.fromkeys(names, 0))
+            for name, layer, pairs in zip(names, batch.layer.tolist(), batch.counts.sum(axis=1).tolist(), strict=True):
+                self.pairs[name, layer] += pairs
         else:
-            _add_tokens(census, who, rows, placements, plan)
-    if not census.by_tokens:
-        census.tokens[:] = census.experts.sum(axis=2).max(axis=1) // model.top_k
-        census.contexts[:] = census.tokens * census.tokens
-    return census
+            self.tokens.update(names)
+            for name, position in zip(names, batch.position.tolist(), strict=True):
+                self.contexts[name] += 2 * position + 1
+        if batch.source_rank is not None:
+            self.rank.update(zip(names, batch.source_rank.tolist(), strict=True))
+            self.highest = max(self.highest, int(batch.source_rank.max(initial=-1)))
+        if batch.step is not None:
+            for name, step in {*zip(names, batch.step.tolist(), strict=True)}:
+                self.steps[name].add(step)
+
+    def count_tokens(self, top_k: int, *, whole: bool) -> None:
+        """Tell tokens by the layer that counts most, a token `top_k` times; of whole samples, rounded down."""
+        most = Counter[Name]()
+        for (name, _), pairs in self.pairs.items():
+            most[name] = max(most[name], pairs)
+        for name, pairs in most.items():
+            self.tokens[name] = pairs // top_k if whole else -(-pairs // top_k)
+            self.contexts[name] = self.tokens[name] ** 2
+
+    def roster(
+        self, names: list[Name], members: list[int], size: int, each: int, *, by_step: bool, ranked: bool
+    ) -> Roster:
+        """A part as it runs on `size` devices, in derived steps of `each` units."""
+        ordinal = np.arange(len(members))
+        home, step, whole = ordinal % size, ordinal // each, max(len(members) // each, 1)
+        step[step >= whole] = -1
+        recorded = ranked and self.highest + 1 == size
+        step_ids = sorted({one for place in members for one in self.steps[names[place]]})
+        if recorded and by_step:
+            home = np.array([self.rank[names[place]] for place in members])
+        if step_ids and by_step:
+            step = np.array([step_ids.index(names[place][0]) for place in members])
+        return Roster(
+            np.array(members, np.int64),
+            np.array([self.tokens[names[place]] for place in members], np.int64),
+            None if recorded and not by_step else home,
+            None if step_ids and not by_step else step,
+            np.array(step_ids, np.int64),
+            len(step_ids) or whole,
+        )
 
 
-def _nothing(plan: Plan, shape: tuple[int, int]) -> Sent:
-    cluster, model = plan.cluster, plan.model
-    widths = (cluster.num_devices, cluster.num_nodes, cluster.num_devices)
-    copies, nodes, pairs = (np.zeros((*shape, width), np.int64) for width in widths)
-    return Sent(copies, nodes, pairs, np.zeros((shape[1] - 1, model.num_experts, cluster.num_devices), np.int64))
+def _named(scene: Scene, *, layers: bool) -> Iterator[tuple[TokenBatch | CountTable, Numbers]]:
+    """Batches or tables of a trace with the name of each row's unit, `[R, 1]`, or its step and sample, `[R, 2]`."""
+    trace, row = scene.source, 0
+    of_counts, phases = isinstance(trace, CountTrace), scene.phases or None
+    wanted = None if layers else ()
+    source = trace.tables() if isinstance(trace, CountTrace) else trace.batches(wanted, phases=phases)
+    for batch in source:
+        keys = (batch.step, batch.sample) if of_counts else (batch.sample, batch.step)
+        unit = next((key for key in keys if key is not None), None)
+        if unit is None:
+            unit = np.zeros(len(batch), int) if of_counts else (np.arange(len(batch)) + row) // BLOCK_ROWS
+        row += len(batch)
+        columns = [unit]
+        if scene.samples is not None:
+            columns = [np.zeros(len(batch), int) if batch.step is None else batch.step, _column(batch.sample)]
+        yield batch, np.stack(columns, axis=1).astype(np.int64)
 
 
-def _rows(
-    trace: Trace | CountTrace, phases: tuple[str, ...], *, layers: bool
-) -> Iterator[tuple[TokenBatch | CountTable, list[tuple[int, int]]]]:
-    """Rows of a trace with the (step, sample) of each."""
-    source = (
-        trace.tables()
-        if isinstance(trace, CountTrace)
-        else trace.batches(None if layers else (), phases=phases or None)
-    )
-    for rows in source:
-        assert rows.sample is not None
-        steps = [0] * len(rows) if rows.step is None else rows.step.tolist()
-        yield rows, list(zip(steps, rows.sample.tolist(), strict=True))
+def _same(one: Numbers | None, other: Numbers | None) -> bool:
+    return (one is None) == (other is None) and np.array_equal(one, other)  # type: ignore[arg-type]
 
 
-def _add_counts(census: Census, who: Numbers, rows: CountTable, placements: Mapping[str, Holders]) -> None:
-    np.add.at(census.experts, (who, rows.layer), rows.counts)
-    for name, holders in placements.items():
-        sent = census.sent[name]
-        group = sent.copies.shape[2] // sent.nodes.shape[2]
-        for layer, held in enumerate(holders):
-            here = rows.layer == layer
-            for expert, (device,) in enumerate(held):  # no replicas
-                for to in (sent.copies[:, layer, device], sent.pairs[:, layer, device]):
-                    np.add.at(to, who[here], rows.counts[here, expert])
-                np.add.at(sent.nodes[:, layer, device // group], who[here], rows.counts[here, expert])
-
-
-def _add_tokens(census: Census, who: Numbers, rows: TokenBatch, placements: Mapping[str, Holders], plan: Plan) -> None:
-    assert rows.sample is not None
-    np.add.at(census.tokens, who, 1)
-    np.add.at(census.contexts, who, 2 * rows.position.astype(np.int64) + 1)
-    turn = rows.sample + rows.position
-    for layer in range(plan.model.num_layers):
-        ids_TK = rows.ids[:, layer].astype(np.int64)
-        token, choice = np.nonzero(ids_TK < plan.model.num_experts)
-        np.add.at(census.experts[:, layer], (who[token], ids_TK[token, choice]), 1)
-        for name, holders in placements.items():
-            sent = census.sent[name]
-            device = _devices(holders[layer], ids_TK[token, choice], turn[token])
-            np.add.at(sent.pairs[:, layer], (who[token], device), 1)
-            for to, width in ((sent.copies, 1), (sent.nodes, plan.cluster.devices_per_node)):
-                visited = np.zeros((len(who), to.shape[2]), dtype=bool)
-                visited[token, device // width] = True
-                at, place = np.nonzero(visited)
-                np.add.at(to[:, layer], (who[at], place), 1)
-                if layer and to is sent.copies:
-                    _link(sent.linked[layer - 1], rows.ids[:, layer - 1], visited & census.fitted[who][:, None])
-
-
-def _devices(holders: list[list[int]], expert: Numbers, turn: Numbers) -> Numbers:
-    """The device of each pair, the replicas of an expert in turn."""
-    device = np.array([held[0] for held in holders])[expert]
-    for replicated in (e for e, held in enumerate(holders) if len(held) > 1):
-        held, here = np.array(holders[replicated]), expert == replicated
-        device[here] = held[turn[here] % len(held)]
-    return device
-
-
-def _link(linked_ED: Numbers, before_TK: NDArray[np.uint16], visited_TD: NDArray[np.bool_]) -> None:
-    """Add, for each of a token's experts, the devices that it visits next."""
-    for before_T in before_TK.T.astype(np.int64):
-        token, device = np.nonzero(visited_TD & (before_T < len(linked_ED))[:, None])
-        np.add.at(linked_ED, (before_T[token], device), 1)
+def _column(values: NDArray[Any] | None) -> NDArray[Any]:
+    """A column that was found filled."""
+    assert values is not None
+    return values
 
 
 def _hash(text: str) -> int:

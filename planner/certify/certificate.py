@@ -11,7 +11,7 @@ TOLERANCE = 1e-9  # relative
 
 @dataclass(slots=True)
 class Certificate:
-    """What was checked and what was not, figures recomputed, and the largest relative difference found."""
+    """Certificate of a plan: checks made, checks left out, figures recomputed, and the largest relative difference."""
 
     checks: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
@@ -19,7 +19,7 @@ class Certificate:
     largest_difference: float = 0.0
 
     def summary(self, plan: object, trace: object) -> str:
-        """What was checked against what, and what was not, a line each."""
+        """List the checks made and those left out, a line each."""
         if trace is None:
             return f"certified {plan}: structure only ({', '.join(self.checks)}); no trace to hold its figures against"
         lines = [

@@ -1,6 +1,6 @@
-"""What the fitted tokens of a plan show, counted again: the naive twin of `traces.counts`.
+"""Experts in the fitted part of a trace, counted again row by row.
 
-Legend: L MoE layers; E experts.
+Legend: B steps; L MoE layers; E experts.
 """
 
 import itertools
@@ -9,67 +9,77 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.plan import Plan
-from ...traces.count_form import CountTrace
-from ...traces.reader import Trace
-from .count_recount import steps_of, total_of
-from .roster import Roster, tokens_of
-from .structure import evaluation_options, keeps_pairs
+from ...traces.count_form import CountTable
+from ..task import Task
+from .census import take_census
 
 __all__ = ["Fitted", "count_fitted"]
 
+WHOLE = 2**40  # what the loads of a layer of a mixture add up to
+Numbers = NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
-    """What the fitted tokens show: loads `[L, E]` over all choices, and what the placement is to keep together.
+    """Loads of experts `[L, E]`, and of every complete step `[B, L, E]`; how often an expert follows another
+    `[L-1, E, E]` and stands beside another, either first `[L, E, E]`.
+    """
+
+    loads: Numbers
+    steps: Numbers
+    between: Numbers
+    within: Numbers
+
+
+def count_fitted(task: Task, *, followed: int, beside: bool) -> Fitted:
+    """The counts of a task's fitted units; of a mixture loads alone, each layer's of every trace by its weight.
 
     Parameters
     ----------
-    between
-        Transitions from first choices `[L-1, E, E]`: to first choices; to save copies, to all, or to none where tokens
-        return home.
-    within
-        How often a token has two experts of a layer, either first, `[L, E, E]`; None where hops alone count.
-    steps
-        The loads step by step `[B, L, E]` where a placement was balanced over recorded ones; None elsewhere.
+    followed
+        How many of a token's choices are counted as followers of its first choice in the layer before.
+    beside
+        Whether to count the pairs inside layers.
     """
-
-    loads: NDArray[np.int64]
-    between: NDArray[np.int64]
-    within: NDArray[np.int64] | None
-    steps: NDArray[np.int64] | None = None
-
-
-def count_fitted(plan: Plan, trace: Trace | CountTrace, roster: Roster) -> Fitted:
-    """The counts of the fitted units."""
-    num_layers, num_experts = plan.model.num_layers, plan.model.num_experts
-    by_step = "placement" in plan.outcome and plan.outcome["placement"].objective.name.startswith("step_balance")
-    if isinstance(trace, CountTrace):
-        nothing = np.zeros((num_layers - 1, num_experts, num_experts), np.int64)
-        return Fitted(total_of(trace, roster), nothing, None, steps_of(trace, roster) if by_step else None)
-    steps = np.zeros((roster.num_steps, num_layers, num_experts), np.int64) if by_step else None
-    loads = np.zeros((num_layers, num_experts), np.int64)
-    between = np.zeros((num_layers - 1, num_experts, num_experts), np.int64)
-    paired = "placement" in plan.outcome and keeps_pairs(plan)
-    within = np.zeros((num_layers, num_experts, num_experts), np.int64) if paired else None
-    followed = 1 if not paired else 0 if plan.dispatch_model == "standard" else plan.model.top_k
-    for tokens in tokens_of(trace, roster, evaluation_options(plan).phases):
-        for layer in range(num_layers):
-            ids = tokens.ids[:, layer]
-            np.add.at(loads[layer], ids[ids < num_experts], 1)
-            if steps is not None:
-                at, choice_at = np.nonzero(ids < num_experts)
-                np.add.at(steps[:, layer], (tokens.step[at], ids[at, choice_at]), 1)
-            for choice in range(followed if layer else 0):
-                _add_pairs(between[layer - 1], tokens.ids[:, layer - 1, 0], ids[:, choice])
-            if within is not None:
-                for one, other in itertools.permutations(ids.T, 2):
-                    apart = one != other  # an expert named twice is no pair
-                    _add_pairs(within[layer], one[apart], other[apart])
-    return Fitted(loads, between, within, steps)
+    if not task.request.mixture:
+        return _counted(task, followed, beside)
+    parts = [(weight, _counted(one, 0, beside=False)) for weight, one in task.members]
+    loads_LE = np.zeros_like(parts[0][1].loads)
+    for weight, part in parts:
+        for layer, row_E in enumerate(part.loads):
+            loads_LE[layer] += np.rint(weight * WHOLE * row_E / max(int(row_E.sum()), 1)).astype(np.int64)
+    return Fitted(loads_LE, parts[0][1].steps[:0], parts[0][1].between, parts[0][1].within)
 
 
-def _add_pairs(table: NDArray[np.int64], one: NDArray[np.uint16], other: NDArray[np.uint16]) -> None:
+def _counted(task: Task, followed: int, beside: bool) -> Fitted:
+    model, request = task.model, task.request
+    census = take_census(task.scene, request.fit_fraction, request.step_samples)
+    roster, layers, experts = census.rosters[0], model.num_layers, model.num_experts
+    loads, steps = np.zeros((layers, experts), np.int64), np.zeros((roster.num_steps, layers, experts), np.int64)
+    between, within = (np.zeros((size, experts, experts), np.int64) for size in (layers - 1, layers))
+    for batch, unit_R, place_R in census.rows(task.scene):
+        rows = roster.rows(batch, unit_R, place_R)
+        counts = rows.step >= 0
+        if isinstance(batch, CountTable):
+            np.add.at(loads, batch.layer[rows.number], batch.counts[rows.number])
+            at = rows.number[counts]
+            np.add.at(steps, (rows.step[counts], batch.layer[at]), batch.counts[at])
+            continue
+        for layer in range(layers):
+            ids_RK = batch.ids[rows.number, layer]
+            row, choice = np.nonzero(ids_RK < experts)
+            np.add.at(loads[layer], ids_RK[row, choice], 1)
+            row, choice = np.nonzero((ids_RK < experts) & counts[:, None])
+            np.add.at(steps[:, layer], (rows.step[row], ids_RK[row, choice]), 1)
+            for column in ids_RK.T[:followed] if layer else ():
+                _add_pairs(between[layer - 1], batch.ids[rows.number, layer - 1, 0], column)
+            for one, other in itertools.permutations(ids_RK.T, 2) if beside else ():
+                apart = one != other  # an expert named twice is no pair
+                _add_pairs(within[layer], one[apart], other[apart])
+    return Fitted(loads, steps, between, within)
+
+
+def _add_pairs(table: Numbers, one: NDArray[np.integer], other: NDArray[np.integer]) -> None:
     """Add the pairs of two choices of every token, both routed, `[E, E]`."""
     routed = (one < len(table)) & (other < len(table))
     np.add.at(table, (one[routed], other[routed]), 1)

@@ -1,158 +1,84 @@
-"""What can be checked of a plan without its trace: placement rules, outcome arithmetic, and its options."""
+"""Checks of a plan without its trace: placement rules, outcome arithmetic, consistency of the evidence."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from ...errors import CertificationError
-from ...runtime.decisions import Record
-from ...runtime.plan import Contender, Part, Plan
+from ...errors import CertificationError, InputError
+from ...profilers.fits.prediction import Prediction
+from ...runtime.plan import Contender, Plan
 from ...solvers.outcome import Outcome, Status
-from ..options import EvaluationOptions, PipelineOptions, PlacementOptions, SecondsOptions
+from ..evaluate.costs import CostModel
+from ..evaluate.journey import Journey, passes_of, today
+from ..evaluate.metrics import METRICS, Context, figures_of
+from ..evaluate.price import STEP, price
+from ..evaluate.scene import Scene
+from ..evaluate.tally import COUNTS, Ports, Tally
+from ..options import EvaluationOptions, SecondsOptions, parsed
+from ..strategies.registry import STRATEGIES, strategy
+from ..strategies.strategy import Strategy
 from .certificate import TOLERANCE, Certificate
 
-__all__ = [
-    "Holders",
-    "check_structure",
-    "device_ratios",
-    "evaluation_options",
-    "holders_of",
-    "judged_metric",
-    "keeps_pairs",
-    "labelled",
-    "parsed_options",
-    "pipeline_options",
-    "placement_options",
-    "seconds_options",
-    "slot_widths",
-    "step_ratios",
-]
+__all__ = ["check_structure", "seconds_names", "strategies_of"]
 
-Holders = list[list[list[int]]]
-Rows = Sequence[Sequence[int]] | NDArray[np.integer]  # [layer][slot]
-Options = TypeVar("Options", bound=Record)
+PARTS = ("dispatch", "kv", "experts", "attention")  # of a step, that something times or that are missing
 
 
 def check_structure(plan: Plan, certificate: Certificate) -> None:
-    """Refuse a plan that breaks a placement rule or the arithmetic of an outcome."""
+    """Refuse a plan that breaks a rule, or whose figures contradict one another."""
     if plan.decisions.placement is not None:
-        rows = plan.decisions.placement.physical_to_logical
-        for layer, held in enumerate(holders_of(rows, slot_widths(plan), plan.model.num_experts)):
-            if missing := [expert for expert, devices in enumerate(held) if not devices]:
-                raise CertificationError(f"layer {layer}: expert {missing[0]} is on no device")
-            if twice := [expert for expert, devices in enumerate(held) if len(set(devices)) < len(devices)]:
-                raise CertificationError(f"layer {layer}: expert {twice[0]} is twice on one device")
+        _check_placement(plan)
         certificate.checks.append("placement rules")
     for decision, outcome in plan.outcome.items():
         _check_arithmetic(decision, outcome, certificate)
-
-
-def evaluation_options(plan: Plan) -> EvaluationOptions:
-    """How the plan says it was judged."""
-    return parsed_options(plan, "evaluation", EvaluationOptions)
-
-
-def seconds_options(plan: Plan) -> SecondsOptions:
-    """How the plan says its seconds were predicted."""
-    return parsed_options(plan, "seconds", SecondsOptions)
-
-
-def placement_options(plan: Plan) -> PlacementOptions:
-    """How the plan says its placement was decided."""
-    return parsed_options(plan, "placement", PlacementOptions)
-
-
-def keeps_pairs(plan: Plan) -> bool:
-    """Whether the placement is to save copies, for which pairs of experts of one layer count, or hops alone."""
-    search = placement_options(plan).search
-    return search is not None and search.objective == "copies"
-
-
-def pipeline_options(plan: Plan) -> PipelineOptions:
-    """How the plan says its degrees were decided."""
-    return parsed_options(plan, "pipeline", PipelineOptions)
-
-
-def parsed_options(plan: Plan, name: str, kind: type[Options]) -> Options:
-    """The options of that name."""
+    strategies_of(plan)
+    if plan.evaluation is None:
+        if plan.verdict is not None:
+            raise CertificationError("a verdict without an evaluation; re-run moeplan solve")
+        return
     try:
-        return kind.model_validate(dict(plan.options.get(name, {})))
-    except ValidationError as error:
-        raise CertificationError(f"options.{name}: {error.error_count()} values missing or wrong") from error
+        _check_seconds(plan)
+        _check_evidence(plan)
+    except InputError as error:  # options that cannot be read
+        raise CertificationError(str(error)) from error
 
 
-def labelled(part: Part) -> dict[str, Contender]:
-    """The contenders by their labels."""
-    return {contender.label: contender for contender in part.contenders}
+def strategies_of(plan: Plan) -> list[Strategy]:
+    """The plan's strategies in the order they decided; one per decision, each where it may stand.
 
-
-def judged_metric(plan: Plan, ours: str, against: str, otherwise: str) -> str:
-    """`step_s` where both have it, of comparable parts, on the part that judges; else the other."""
-    assert plan.evaluation is not None
-    found = labelled(plan.evaluation.judging)
-    pair = [found.get(ours), found.get(against)]
-    there = [set() if one is None else {"step_s", "attention_s"} & one.metrics.keys() for one in pair]
-    if there[0] != there[1] or "step_s" not in there[0]:
-        return otherwise
-    alike = len({one.dispatch_model for one in pair if one is not None}) == 1
-    return "step_s" if "attention_s" in there[0] or alike else otherwise
-
-
-def slot_widths(plan: Plan) -> list[int]:
-    """The slots of every device; without a placement, as many on each as contiguous needs."""
-    decision = plan.decisions.placement
-    if decision is None:
-        return [-(-plan.model.num_experts // plan.cluster.num_devices)] * plan.cluster.num_devices
-    slots = decision.slots_per_device
-    return [slots] * plan.cluster.num_devices if isinstance(slots, int) else list(slots)
-
-
-def holders_of(rows: Rows, widths: list[int], num_experts: int) -> Holders:
-    """The devices that hold each expert, `[layer][expert]`, from the expert in each slot."""
-    device_of_slot = [device for device, width in enumerate(widths) for _ in range(width)]
-    layers: Holders = []
-    for row in rows:
-        held: list[list[int]] = [[] for _ in range(num_experts)]
-        for device, expert in zip(device_of_slot, row, strict=True):
-            held[expert].append(device)
-        layers.append(held)
-    return layers
-
-
-def device_ratios(plan: Plan, loads: NDArray[np.int64], rows: Rows | None = None) -> list[float]:
-    """The busiest device over the mean of devices with slots in every layer, replicas sharing loads `[L, E]` alike.
-
-    `rows` are the expert in each slot; None: as in the plan.
+    A plan made by hand names none, and claims nothing.
     """
-    ratios: list[float] = step_ratios(plan, loads[None], rows)[0].tolist()
-    return ratios
-
-
-def step_ratios(plan: Plan, loads: NDArray[np.int64], rows: Rows | None = None) -> NDArray[np.float64]:
-    """The same step by step `[B, L]`, of loads `[B, L, E]`; 1 where nothing is routed."""
-    assert plan.decisions.placement is not None
-    widths, found = slot_widths(plan), np.ones(loads.shape[:2])
-    rows = plan.decisions.placement.physical_to_logical if rows is None else rows
-    for layer, held in enumerate(holders_of(rows, widths, plan.model.num_experts)):
-        device_load = np.zeros((len(loads), len(widths)))
-        for expert, devices in enumerate(held):
-            for device in devices:
-                device_load[:, device] += loads[:, layer, expert] / len(devices)
-        used = device_load[:, [device for device, width in enumerate(widths) if width]]
-        routed = used.any(axis=1)
-        found[routed, layer] = used[routed].max(axis=1) * used.shape[1] / used[routed].sum(axis=1)
+    if not plan.strategies and not plan.outcome and plan.evaluation is None:
+        return []
+    found = [strategy(name) for name in plan.strategies if name in STRATEGIES]
+    decided = [one.decides for one in found]
+    if not found or len(found) < len(plan.strategies) or sorted(decided) != sorted(plan.decisions.names):
+        raise CertificationError(f"strategies {[*plan.strategies]} with decisions {[*plan.decisions.names]}")
+    for number, one in enumerate(found):
+        if not {*decided[:number]} <= one.beside:
+            raise CertificationError(f"{one.name} on a plan that decides {', '.join(decided[:number])}")
     return found
+
+
+def _check_placement(plan: Plan) -> None:
+    """Every expert is somewhere, and no device has one twice, by the plan's own lists."""
+    decision, size = plan.decisions.placement, plan.cluster.num_devices
+    assert decision is not None
+    slots = decision.slots_per_device
+    device_P = [d for d, n in enumerate([slots] * size if isinstance(slots, int) else slots) for _ in range(n)]
+    for layer, row in enumerate(decision.physical_to_logical):
+        if missing := {*range(plan.model.num_experts)} - {*row}:
+            raise CertificationError(f"layer {layer}: expert {min(missing)} is on no device")
+        if len({*zip(row, device_P, strict=True)}) < len(row):
+            raise CertificationError(f"layer {layer}: an expert is twice on one device")
 
 
 def _check_arithmetic(decision: str, outcome: Outcome, certificate: Certificate) -> None:
     """A value is never better than its bound, the gap follows from both, and optimal means that they meet."""
     value, bound = outcome.objective.value, outcome.bound
     if bound is None:
-        if outcome.gap is not None or outcome.status is Status.OPTIMAL:
-            raise CertificationError(f"outcome of {decision}: a gap or an optimum without a bound")
+        if outcome.gap is not None or outcome.bound_kind is not None or outcome.status is Status.OPTIMAL:
+            raise CertificationError(f"outcome of {decision}: a gap, a kind of bound or an optimum without a bound")
         return
     beaten = value - bound if outcome.objective.sense == "max" else bound - value
     if beaten > TOLERANCE * max(abs(bound), 1):
@@ -163,3 +89,116 @@ def _check_arithmetic(decision: str, outcome: Outcome, certificate: Certificate)
     if (outcome.status is Status.OPTIMAL) != (gap <= TOLERANCE):
         raise CertificationError(f"outcome of {decision}: status {outcome.status} with a gap of {gap:.3g}")
     certificate.checks.append(f"gap of {decision}")
+
+
+def _check_evidence(plan: Plan) -> None:
+    """Outcome, parts, contenders and verdict belong to the strategies and to one another."""
+    last, evaluation, verdict = strategies_of(plan)[-1], plan.evaluation, plan.verdict
+    assert evaluation is not None
+    if verdict is None or last.decides not in plan.outcome or not {*plan.outcome} <= {*plan.decisions.names}:
+        raise CertificationError(
+            f"an evaluation with outcomes of {sorted(plan.outcome)}, verdict {verdict and verdict.value};"
+            f" expected both for {last.decides}: re-run moeplan solve"
+        )
+    split = None if plan.inputs.trace is None else plan.inputs.trace.split
+    if split is not None and split.seed != plan.seed:
+        raise CertificationError(f"seed {plan.seed} with a split by seed {split.seed}")
+    if split is not None and (evaluation.held_out is None) != (split.fit_fraction == 1):
+        raise CertificationError(f"fit fraction {split.fit_fraction} with the wrong parts")
+    parsed(EvaluationOptions, dict(plan.options.get("evaluation", {})), "evaluation")
+    usual = today(plan.model, plan.cluster, None if plan.placement is None else plan.placement.slots).label
+    labels = [one.label for one in evaluation.judging.contenders]
+    if labels[:2] != [f"plan/{plan.dispatch_model}", usual] or len({*labels}) < len(labels):
+        raise CertificationError(f"contenders {labels}; expected plan/{plan.dispatch_model}, {usual} and others once")
+    if [one.label for one in evaluation.fit.contenders] != labels:
+        raise CertificationError(f"contenders {labels} of one part; expected those of the other")
+    _check_verdict(plan, usual, {0.0 if verdict.metric == STEP else last.pays_from})
+
+
+def _check_verdict(plan: Plan, usual: str, at_least: set[float]) -> None:
+    """The gain is the difference of the plan's figure and today's, and the verdict follows from it."""
+    assert plan.evaluation is not None
+    assert plan.verdict is not None
+    verdict, rows = plan.verdict, {one.label: one.metrics for one in plan.evaluation.judging.contenders}
+    ours, theirs = (rows.get(label, {}).get(verdict.metric) for label in (f"plan/{plan.dispatch_model}", usual))
+    if verdict.against != usual or ours is None or theirs is None or {verdict.at_least} != at_least:
+        raise CertificationError(
+            f"verdict on {verdict.metric} against {verdict.against} from {verdict.at_least} on; expected a metric of"
+            f" both, against {usual}, from {min(at_least)} on"
+        )
+    Certificate().agree("gain of the verdict", verdict.gain.value, theirs.value - ours.value)
+    low, least = verdict.gain.low, verdict.at_least * theirs.value
+    if (verdict.value == "benefit") != (low is not None and low > least):
+        raise CertificationError(f"verdict {verdict.value} with a gain from {low}; a benefit needs one above {least:g}")
+
+
+def _check_seconds(plan: Plan) -> None:
+    """Refuse a plan that hides seconds it could tell, tells others, or tells impossible ones."""
+    could = plan.inputs.profile is not None or bool(plan.cluster.links)
+    if ("seconds" in plan.options) != could:
+        raise CertificationError(
+            f"{'no' if could else 'with'} options.seconds in a plan made {'with' if could else 'without'} profile or"
+            " links; re-run moeplan solve"
+        )
+    assert plan.evaluation is not None
+    for part in filter(None, (plan.evaluation.fit, plan.evaluation.held_out)):
+        for one in part.contenders:
+            _check_rising(one)
+            found = {name for name in one.metrics if name not in METRICS or METRICS[name].unit == "seconds"}
+            expected = seconds_names(plan, one) if could else set()
+            if found != expected:
+                raise CertificationError(
+                    f"{one.label}: seconds {sorted(found)}; what times it gives {sorted(expected)}: other metrics or"
+                    " seconds than the plan's"
+                )
+
+
+def _check_rising(one: Contender) -> None:
+    for name, metric in one.metrics.items():
+        numbers = [number for number in (metric.low, metric.value, metric.high) if number is not None]
+        upside_down = metric.low is not None and metric.high is not None and metric.low > metric.high
+        if upside_down or (metric.low is None) != (metric.high is None) or min(numbers) < 0:
+            raise CertificationError(
+                f"{one.label}: {name} {metric.value} from {metric.low} to {metric.high}; expected a rising interval of"
+                " figures (seconds too) of at least 0"
+            )
+
+
+def seconds_names(plan: Plan, one: Contender) -> set[str]:
+    """The metrics of seconds that a contender has: those of a step where all that is not missing takes no time."""
+    seconds = parsed(SecondsOptions, dict(plan.options["seconds"]), "seconds")
+    timed = {source.split()[0] for source in seconds.sources if source}
+    if timed & {*seconds.missing} or timed | {*seconds.missing} != {*PARTS}:
+        raise CertificationError(
+            f"options.seconds: sources of {sorted(timed)}, missing {sorted(seconds.missing)}; expected each of"
+            f" {', '.join(PARTS)} once"
+        )
+    cluster, num_layers = plan.cluster, plan.model.num_layers
+    classes = (cluster.devices_per_node > 1) + (cluster.num_nodes > 1)
+    costs = CostModel(
+        [_free] * classes if "dispatch" in timed else None,
+        [_free] * classes if "kv" in timed else None,
+        _free if "experts" in timed else None,
+        _free if "attention" in timed else None,
+        {},
+        {},
+        (),
+    )
+    scene = Scene(cast(Any, None), cast(Any, None), (), cluster, plan.model, costs, 0, passes=passes_of(plan))
+    counts, placement = np.zeros((1, len(COUNTS)), np.int64), today(plan.model, cluster).journey.placement
+    counts[0, 0] = 1
+    tally = Tally(
+        counts,
+        np.zeros((1, num_layers, cluster.num_devices)),
+        placement.slots,
+        Ports.empty(one.dispatch_model, 1, num_layers, cluster),
+    )
+    journey = Journey(one.dispatch_model, placement)
+    context = Context(tally, price(tally, journey, scene), one.dispatch_model, plan.model, 1.0)
+    (figures,) = figures_of([context], seed=0)
+    return {name for name in figures.summands if METRICS[name].unit == "seconds"}
+
+
+def _free(first: Any, second: Any = None) -> Prediction:
+    nothing = np.zeros(np.shape(first))
+    return Prediction(nothing, nothing, nothing, nothing.astype(bool))

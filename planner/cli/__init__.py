@@ -36,7 +36,7 @@ def _run() -> None:
 
 
 def _tell_usage(message: str) -> None:
-    """What typer found wrong, in one line; a group called without a command gets its help."""
+    """Print a usage error found by typer, in one line. A group called without a command prints its help."""
     if message.startswith("Usage:"):
         print(message, file=sys.stderr)
         sys.exit(UsageError.exit_code)

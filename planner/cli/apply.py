@@ -124,9 +124,9 @@ def _certified(loaded: "Plan", plan: Path, trace: str | None, profile: str | Non
 def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
     """Where a plan is active, as JSON and as lines."""
     from ...runtime.active import activate
-    from ..reports.remarks import verdict_lines
+    from ..report.answer import answer
 
-    lines = list(verdict_lines(loaded))
+    lines = [answer(loaded)] if loaded.verdict is not None else []
     active = activate(plan)
     return {"active": str(active)}, [
         *lines,
@@ -135,7 +135,7 @@ def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _print_done(told: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    """What was done, as JSON or as lines; the command that starts an engine alone on its line, to paste."""
+    """Print the result as JSON or as lines. The command that starts an engine has a line to itself, to paste."""
     if as_json:
         print_json(told)
         return

@@ -55,7 +55,7 @@ def undo_checkpoint(directory: Path, output: Path, *, as_json: bool) -> None:
 
 
 def _notes(plan: "Plan", made: "Permuted") -> list[str]:
-    """What there is to know before the checkpoint is served, a line each."""
+    """Notes to read before the checkpoint is served, a line each."""
     num_devices = plan.cluster.num_devices
     notes = [
         f"start the engine with expert parallelism over {num_devices} ranks, {made.num_experts // num_devices} experts"

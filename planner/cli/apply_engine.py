@@ -1,4 +1,4 @@
-"""What `moeplan apply --engine` writes and says."""
+"""Files and messages of `moeplan apply --engine`."""
 
 from pathlib import Path
 from typing import Any

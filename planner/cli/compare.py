@@ -7,7 +7,7 @@ import typer
 
 from ...errors import NoBenefitError
 from .options import Phase, ReplicaRule
-from .screen import Json, console, print_json, progress
+from .screen import Json, Verbose, console, print_json, progress
 
 __all__ = ["app"]
 
@@ -39,14 +39,15 @@ def compare(
             "-o", "--output", help="The bytes between all pairs of devices as a page (.html).", show_default=False
         ),
     ] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Evaluate plans side by side on a trace they were not made from, each against its own baseline and the first.
+    """Evaluate plans side by side on a trace they were not made from, each against today and the first.
 
-    Exits with 8 when at least one of the plans does not pay there: the 95 % interval of its gain over its own baseline
-    is not above 0 (of a sample policy judged by its exchanges, not by whole steps: above 2 % of the baseline; of a
-    coherent plan: over contiguous experts with and without coherence). stderr names all that do not; gains over the
-    first plan decide nothing. To ask about one plan alone, name it alone.
+    Today is contiguous experts, one slot each, standard dispatch, whole layers, samples that stay. Exits with 8 when at
+    least one of the plans does not pay there: the 95 % interval of its gain over today is not above 0 (of a sample
+    policy judged by its exchanges, not by whole steps: above 2 % of today). stderr names all that do not; gains over
+    the first plan decide nothing. To ask about one plan alone, name it alone.
 
     \b
     Examples:
@@ -55,9 +56,9 @@ def compare(
       moeplan compare eplb.json --trace new-traces --replica-rule static
     """
     from ..compare.comparison import compare as compared
-    from ..compare.page import check_matrices, write_matrices
-    from ..compare.report import as_dict, compare_report
     from ..inputs import profile_for
+    from ..report.compare import as_dict, compare_report
+    from ..report.compare_page import check_matrices, write_matrices
 
     rule: Any = replica_rule and replica_rule.value
     if output is not None:
@@ -79,7 +80,7 @@ def compare(
     if as_json:
         print_json(as_dict(found))
     else:
-        compare_report(found, console())
+        compare_report(found, console(), verbose=verbose)
         if output is not None:
             print(f"wrote     {output}")
     if found.failing:

@@ -27,8 +27,8 @@ def demo(
 
     from ..demo.job import run_demo
     from ..demo.report import demo_report
-    from ..reports.plan import solve_report
-    from ..reports.profile import profile_report
+    from ..report.plan import solve_report
+    from ..report.profile import profile_report
 
     with progress() as say:
         done = run_demo(output, on_progress=say)

@@ -77,31 +77,34 @@ def profile(
     for path in (output, plot):
         if path is not None:
             check_target(path)
-    notes: tuple[str, ...] = ()
-    found: Profile | None
-    if merge or cluster is not None or (from_tables is not None and system is not None):
-        found, notes = _unmeasured(profiles or (), cluster, link or (), from_tables, system or "")
+    if measured := not merge and cluster is None and from_tables is None:
+        from ...profilers.measured_file import measure_file, save_measured
+        from .profile_progress import profile_progress
+
+        with profile_progress() as tell:
+            file = measure_file(
+                output, num_ranks=ranks, device=device, quick=quick, timeout_s=timeout, resume=resume, on_progress=tell
+            )
+        if file.profile is None:  # not rank 0 of a launched world
+            return
+        result, notes = file.profile, file.notes
     else:
-        found, notes = _measure(device, ranks, quick, timeout, output, resume=resume)
-    if found is None:  # not rank 0 of a launched world
-        return
-    measured = not (merge or cluster or from_tables)
-    written = _partial(output) if measured and output.exists() and not found.complete else output
-    picture = _text(found) if plot is not None else ()  # a fit that cannot be drawn leaves nothing behind
-    save(found, written)
-    if measured and written == output:
-        _partial(output).unlink(missing_ok=True)
+        result, notes = _unmeasured(profiles or (), cluster, link or (), from_tables, system or "")
+    picture = _text(result) if plot is not None else ()  # a fit that cannot be drawn leaves nothing behind
+    path = save_measured(result, output) if measured else output
+    if not measured:
+        save(result, output)
     if plot is not None:
-        _write_page(found, plot, written)
+        _write_page(result, plot, path)
         notes = (*notes, f"pictures of the fits in {plot}")
-    recorded = _record_embedded() if measured and found.complete else None
-    _tell(found, notes, written, picture, recorded, as_json=as_json)
+    recorded = _record_embedded() if measured and result.complete else None
+    _tell(result, notes, path, picture, recorded, as_json=as_json)
 
 
 def _unmeasured(
     profiles: Sequence[Path], cluster: str | None, link: Sequence[str], tables: Path | None, system: str
 ) -> "tuple[Profile, tuple[str, ...]]":
-    """The profile described, read or merged, and what is to be said of it."""
+    """The profile described, read or merged, with notes on it."""
     if cluster is not None:
         from ...profilers.description import describe
 
@@ -126,31 +129,34 @@ def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], outpu
         raise UsageError(f"{' and '.join(asked)} do different things; {mend}")
     if any(path.resolve() == output.resolve() for path in profiles):
         raise UsageError(f"{output} would be overwritten, and is one of the profiles to merge; choose another with -o")
-    if plot is not None and plot.resolve() in [path.resolve() for path in (output, _partial(output), *profiles)]:
-        raise UsageError(
-            f"--plot {plot} is where a profile is or goes; give the page a name of its own, like fits.html"
-        )
+    if plot is not None:
+        from ...profilers.measured_file import partial_path
+
+        if plot.resolve() in [path.resolve() for path in (output, partial_path(output), *profiles)]:
+            raise UsageError(
+                f"--plot {plot} is where a profile is or goes; give the page a name of its own, like fits.html"
+            )
 
 
-def _text(found: "Profile") -> Sequence[str]:
+def _text(profile: "Profile") -> Sequence[str]:
     """The fits drawn in characters."""
-    from ..pages.profile_picture import text_picture
+    from ..report.profile_picture import text_picture
 
-    return tuple(text_picture(found, console().width))
+    return tuple(text_picture(profile, console().width))
 
 
-def _write_page(found: "Profile", plot: Path, saved: Path) -> None:
+def _write_page(profile: "Profile", plot: Path, saved: Path) -> None:
     """Write the page of a profile that was saved; where that fails, the profile is still there."""
-    from ..pages.profile_picture import write_profile_page
+    from ..report.profile_picture import write_profile_page
 
     try:
-        write_profile_page(found, plot)
+        write_profile_page(profile, plot)
     except MoeplanError as error:
         raise type(error)(f"{saved} is written, the page of --plot is not: {error}") from error
 
 
 def _tell(
-    found: "Profile",
+    profile: "Profile",
     notes: Sequence[str],
     output: Path,
     picture: Sequence[str],
@@ -159,19 +165,19 @@ def _tell(
     as_json: bool,
 ) -> None:
     """Print a profile that was saved, and where the toy model's routing was recorded, if it was."""
-    from ..reports.profile import profile_report, remarks
+    from ..report.profile import profile_report, remarks
 
     if as_json:
-        told = {"profile": str(output), "traces": recorded, "notes": [*notes, *remarks(found)]}
-        print_json(told | found.model_dump(mode="json"))
+        files = {"profile": str(output), "traces": recorded, "notes": [*notes, *remarks(profile)]}
+        print_json(files | profile.model_dump(mode="json"))
     else:
         for note in notes:
             console().print(f"NOTE      {note}")
         if picture:
             print(*picture, sep="\n")
-        profile_report(found, output, console())
+        profile_report(profile, output, console())
         _print_next(recorded, output)
-    if not found.complete:
+    if not profile.complete:
         print(f"moeplan: interrupted; {output} holds what was measured until then", file=sys.stderr)
         raise typer.Exit(130)
 
@@ -182,60 +188,15 @@ def _print_next(recorded: str | None, output: Path) -> None:
             f"NOTE      {recorded}/ was missing: it now holds the routing of moeplan's small embedded TOY model, to try"
             " things out with; record your own model before you plan for it"
         )
-    profile = "" if output == Path("profile.json") else f" --profile {output}"
+    flag = "" if output == Path("profile.json") else f" --profile {output}"
     recording = [] if Path("traces").exists() else ["trace record MODEL --text FILE"]
-    for word, step in zip(("next", "then"), (*recording, f"solve --strategy exflow{profile}"), strict=False):
+    for word, step in zip(("next", "then"), (*recording, f"solve --strategy exflow{flag}"), strict=False):
         print(f"{word}: moeplan {step}")
-
-
-def _measure(
-    device: str, ranks: int | None, quick: bool, timeout_s: float, output: Path, *, resume: bool
-) -> "tuple[Profile | None, tuple[str, ...]]":
-    """The profile measured, and what is to be said of resuming one."""
-    from ...profilers.log import Listeners
-    from ...profilers.measure import measure
-    from ...profilers.profile import save
-    from .profile_progress import profile_progress
-
-    earlier, notes = _earlier(output) if resume else (None, ())
-    with profile_progress() as tell:
-        found = measure(
-            num_ranks=ranks,
-            device=device,
-            quick=quick,
-            timeout_s=timeout_s,
-            listeners=Listeners(on_progress=tell, on_profile=lambda so_far: save(so_far, _partial(output))),
-            resume=earlier,
-        )
-    return found, notes
-
-
-def _earlier(output: Path) -> "tuple[Profile | None, tuple[str, ...]]":
-    """The profile to resume, as rank 0 reads it, and what that means."""
-    from ...profilers.launch import found_launch
-    from ...profilers.profile import load
-
-    launch = found_launch()
-    if launch is not None and launch.rank > 0:
-        return None, ()
-    begun = _partial(output) if _partial(output).exists() else output
-    if not begun.exists():
-        return None, (f"{output} is not there yet: nothing to resume, everything was measured",)
-    found = load(begun)
-    sizes = sum(len(series.measurements) for series in found.series.values())
-    if found.complete:
-        return found, (f"{begun} is complete: nothing to do",)
-    return found, (f"resumed {begun}: {sizes} sizes were there already",)
-
-
-def _partial(output: Path) -> Path:
-    """Where a profile is kept while it is measured: only a whole one replaces what is in the output file."""
-    return output.with_name(f"{output.name}.partial")
 
 
 def _record_embedded() -> str | None:
     """Record the embedded model into traces/ where that is missing and nobody launched this process."""
-    from ...profilers.launch import found_launch
+    from ...profilers.world.launch import found_launch
 
     if Path("traces").exists() or found_launch() is not None:
         return None

@@ -1,4 +1,4 @@
-"""What commands print: results to stdout as text or JSON, progress to stderr."""
+"""Output of commands: results to stdout as text or JSON, progress to stderr."""
 
 import contextlib
 import json
@@ -12,10 +12,11 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Json", "console", "print_json", "progress", "slow_lines"]
+__all__ = ["Json", "Verbose", "console", "print_json", "progress", "slow_lines"]
 
 LINE_S = 10.0
 
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print all figures, bounds and details.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .screen import Json, console, print_json
+from .screen import Json, Verbose, console, print_json
 
 __all__ = ["app"]
 
@@ -28,6 +28,7 @@ def show(
             show_default=False,
         ),
     ] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Print a plan: where it came from, what it buys, and a picture of its placement; or a layer's timeline.
@@ -38,10 +39,10 @@ def show(
       moeplan show plan.json --timeline 3 -o layer3.html
     """
     from ...runtime.plan import load
-    from ..balance.report import write_redundancy
-    from ..pipeline.timeline import BASIS, timeline_picture, timelines
-    from ..pipeline.timeline_page import trace_events, write_timeline
-    from ..reports.plan import show_report
+    from ..report.plan import show_report
+    from ..strategies.eplb.sections import write_redundancy
+    from ..strategies.pipemoe.timeline import BASIS, timeline_picture, timelines
+    from ..strategies.pipemoe.timeline_page import trace_events, write_timeline
 
     loaded = load(plan)
     if output is not None and timeline is None:
@@ -57,7 +58,7 @@ def show(
     elif output is not None:
         print(f"wrote     {output}")
     elif timeline is None:
-        show_report(loaded, plan, console())
+        show_report(loaded, plan, console(), verbose=verbose)
     else:
         screen = console()
         for line in timeline_picture(loaded, timeline, screen.width):

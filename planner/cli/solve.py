@@ -1,40 +1,74 @@
 """`moeplan solve`: compute a plan from a trace."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .flags import grouped
-from .screen import Json, console, print_json, progress
-from .solve_flags import Balance, Fit, Pipeline, Replan, Search, Slots, Solver, Where
+from .flags import PanelCommand, StrategyFlags, with_strategy_flags
+from .options import Dispatch, Phase, Strategy
+from .screen import Json, Verbose, console, print_json, progress
 
 if TYPE_CHECKING:
     from ..request import Request
 
 __all__ = ["app"]
 
+DEFAULT = Strategy("exflow")
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command()
-@grouped
+@app.command(cls=PanelCommand)
+@with_strategy_flags
 def solve(
-    where: Where,
-    solver: Solver,
-    search: Search,
-    slots: Slots,
-    balance: Balance,
-    replan: Replan,
-    pipeline: Pipeline,
-    fit: Fit,
+    flags: StrategyFlags,
+    strategy: Annotated[Strategy, typer.Option(help="What to plan by.")] = DEFAULT,
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACE[:WEIGHT]",
+            help="The trace: a directory, a file or a URI; traces. eplb: several with weights.",
+            show_default=False,
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="The profile; profile.json where there is one.", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="NxG: N nodes of G devices, instead of the profile's.", show_default=False)
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="KIND=GBps:us, instead of the profile's; may repeat.", show_default=False),
+    ] = None,
+    on: Annotated[
+        Path | None, typer.Option(help="A plan to add this decision to; its cluster.", show_default=False)
+    ] = None,
+    previous: Annotated[
+        Path | None,
+        typer.Option("--from", help="exflow: the plan in force, to move few experts from.", show_default=False),
+    ] = None,
+    dispatch: Annotated[
+        Dispatch | None, typer.Option(help="Instead of the strategy's own.", show_default=False)
+    ] = None,
+    phase: Annotated[
+        list[Phase] | None, typer.Option(help="Only tokens of this phase; may repeat.", show_default=False)
+    ] = None,
+    fit_fraction: Annotated[float, typer.Option(help="Share of samples to fit on; the rest judges.")] = 0.5,
+    samples_per_step: Annotated[
+        int | None, typer.Option(help="Samples of a step; 4 a device.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0,
     learning_curve: Annotated[
         bool, typer.Option("--learning-curve", help="exflow: instead of a plan, its gain by fit tokens; -o PAGE.html.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where the plan goes; plan.json.", show_default=False)
     ] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Compute a plan from a trace, and judge it on samples it has not seen.
@@ -46,22 +80,29 @@ def solve(
       moeplan solve --strategy eplb --redundant auto --trace counts --cluster 4x8
       moeplan solve --from plan.json --trace new-traces -o next.json
     """
-    from dataclasses import asdict
-
     from ...files import check_target
-    from ..reports.plan import solve_report
+    from ..inputs import cluster_for, profile_for
+    from ..report.plan import solve_report
     from ..request import Request
     from ..solve import make
 
-    request = Request(
-        **where.found(on=replan.previous),
-        **solver.chosen(),
-        **search.chosen(),
-        **slots.chosen(),
-        **balance.chosen(),
-        **replan.chosen(),
-        **asdict(pipeline),
-        **fit.chosen(),
+    found = profile_for(profile)
+    traces = [_weighted(text) for text in trace or ["traces"]]
+    alone = len(traces) == 1 and traces[0][1] is None
+    request = Request.of(
+        strategy=strategy.value,
+        trace=traces[0][0],
+        mixture=() if alone else tuple((path, 1.0 if weight is None else weight) for path, weight in traces),
+        profile=found,
+        cluster=cluster_for(cluster, found, link or (), on=on or previous),
+        on=on,
+        previous=previous,
+        dispatch_model=dispatch and dispatch.value,
+        phases=tuple(one.value for one in phase or ()),
+        fit_fraction=fit_fraction,
+        samples_per_step=samples_per_step,
+        seed=seed,
+        **flags,
     )
     if learning_curve:
         _show_curve(request, output, as_json=as_json)
@@ -76,7 +117,7 @@ def solve(
     if as_json:
         print_json({"plan": str(path)} | plan.model_dump(mode="json", exclude={"decisions"}))
     else:
-        solve_report(plan, path, console())
+        solve_report(plan, path, console(), verbose=verbose)
     if interrupted:
         print(f"moeplan: interrupted; {path} holds the best found until then", file=sys.stderr)
         raise typer.Exit(130)
@@ -84,8 +125,8 @@ def solve(
 
 def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None:
     """The learning curve on stdout, and as a page where one is asked for."""
-    from ..learning_curve.curve import learning_curve
-    from ..learning_curve.report import as_dict, check_page, curve_report, write_curve
+    from ..learning_curve import learning_curve
+    from ..report.learning_curve import as_dict, check_page, curve_report, write_curve
 
     if page is not None:
         check_page(page)
@@ -99,3 +140,12 @@ def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None
         curve_report(curve, console())
         if page is not None:
             print(f"wrote     {page}")
+
+
+def _weighted(text: str) -> tuple[str, float | None]:
+    """A trace and its weight of `TRACE`, which may be a name with colons that is there, or `TRACE:WEIGHT`."""
+    path, colon, weight = text.rpartition(":")
+    try:
+        return (path, float(weight)) if colon and path and not os.path.exists(text) else (text, None)
+    except ValueError:
+        return text, None

@@ -29,8 +29,8 @@ def info(
     """
     from ...traces.count_form import CountTrace, open_any
     from ...traces.statistics import describe, describe_counts
-    from ..pages.trace_picture import write_trace_page
-    from ..reports.trace import statistics_json, trace_report
+    from ..report.trace import statistics_json, trace_report
+    from ..report.trace_picture import write_trace_page
 
     opened = open_any(trace)
     with progress() as say:

@@ -1,36 +1,38 @@
-"""How plans fare on any trace of their model: side by side, each against its own baseline and against the first.
+"""How plans fare on any trace of their model: side by side, each against today and against the first.
 
 Units that a plan was fitted to are left out where the trace is the plan's own.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError
+from ...errors import InputError, UsageError
 from ...profilers.cluster import Cluster
 from ...profilers.profile import load as load_profile
 from ...runtime.plan import Metric, Part, Plan, Verdict
 from ...solvers.replicas import ReplayRule
 from ...traces.count_form import CountTrace, open_any
-from ..evaluate import Evaluated, judge, verdict
-from ..expert_moves import Moves
-from ..measures.metrics import copies_metric
-from ..measures.speeds import Speeds
-from ..netmoe.strategy import PAYS_FROM, judged_metric
+from ...traces.reader import Trace
+from ..evaluate.costs import CostModel
+from ..evaluate.evaluate import Evaluated, evaluate, verdict
+from ..evaluate.journey import Contender
+from ..evaluate.samples import SampleIndex, index_samples
+from ..evaluate.scene import Scene
+from ..evaluate.splits import index_units
+from ..evaluate.traffic import SampleCounts
+from ..moves import Moves
 from ..options import SecondsOptions
 from ..request import SAMPLES_PER_DEVICE, Phase
-from ..strategy import STRATEGIES
-from ..tables.part import value
-from .entry import Entry, check_model, common_cluster, entries_of, known_model
-from .judges import Judges
-from .rows import contenders
-from .setting import Setting, check_setting
+from .loaded import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
 
 __all__ = ["Compared", "Comparison", "compare"]
+
+MOST_DEVICES = 512  # of a matrix of all pairs
+Row = tuple[LoadedPlan, Contender, list[Contender]]  # a plan, its contender, and what stands beside it, today first
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,13 @@ class Compared:
     label
         Its contender's label.
     verdict
-        Whether it still pays: against that of its own baselines which it beats by least.
+        Whether it still pays: against today.
     against_first
         How it stands to the first plan, which has none.
     moves
         What it takes to replace the first plan by it; None for that one.
     baselines
-        The labels of its own baselines.
+        The labels of what stands beside it, today first.
     """
 
     path: str
@@ -67,13 +69,19 @@ class Compared:
 
     @property
     def gain_over_same(self) -> float | None:
-        """What it gained then over what it is held against now; None where that was not judged beside it."""
+        """Gain, when solved, over the baseline of today's verdict. None where the two were not judged together."""
         if (evaluation := self.plan.evaluation) is None:
             return None
         against, metric = self.verdict.against, self.verdict.metric
         ours, *others = evaluation.judging.contenders
-        held = [value(other, metric) for other in others if other.label == against and metric in other.metrics]
-        return held[0] - value(ours, metric) if held else None
+        held = [other.metrics[metric].value for other in others if other.label == against and metric in other.metrics]
+        return held[0] - ours.metrics[metric].value if held and metric in ours.metrics else None
+
+    @property
+    def paid_when_solved(self) -> bool:
+        """Whether it was solved with a benefit over what it is held against now, where that was judged beside it."""
+        solved, over = self.plan.verdict, self.gain_over_same
+        return solved is not None and solved.value == "benefit" and (over is None or over > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +120,7 @@ class Comparison:
 
     @property
     def resampled(self) -> str:
-        """What the intervals of shares and copies are over; those of seconds and balance are over steps."""
+        """Unit of resampling of the intervals of shares and copies. Intervals of seconds and balance resample steps."""
         return "step" if any(one.plan.decisions.sample_policy for one in self.compared) else self.unit
 
     @property
@@ -122,10 +130,11 @@ class Comparison:
 
     @property
     def advice(self) -> str:
-        """What to do about plans that do not pay."""
+        """Advice about plans that do not pay."""
         if all(one.verdict.gain.low is None for one in self.compared if one.path in self.failing):
             return "one step shows nothing: give --samples-per-step below the samples of the trace, or record more"
-        placed = [one.path for one in self.compared if one.path in self.failing and one.plan.strategies == ("exflow",)]
+        paid = [one for one in self.compared if one.path in self.failing and one.paid_when_solved]
+        placed = [one.path for one in paid if one.plan.strategies == ("exflow",)]
         return (
             f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"
             if placed
@@ -171,55 +180,91 @@ def compare(
     MismatchError
         The trace is of another model than a plan.
     """
-    entries = entries_of(plans)
-    cluster, samples = common_cluster(entries, profile), samples_per_step or _samples_per_step(entries[0].plan)
+    loaded = load_plans(plans)
+    cluster, samples = common_cluster(loaded, profile), samples_per_step or _samples_per_step(loaded[0].plan)
     on_progress("reading the trace")
-    setting = _setting(entries, trace, profile, cluster, phases, samples)
-    setting = replace(setting, replica_rule=replica_rule, between=between)
-    check_setting(setting, entries)
-    on_progress("replaying the trace under the plans and their baselines")
-    row, judges = contenders(entries, setting), setting.judges
-    evaluated = judge([judges.cohort], [row], setting.model, setting.speeds, seed=seed)
+    source = open_any(trace)
+    for one in loaded:
+        check_model(one, source)
+    _check(source, loaded, cluster, replica_rule, between=between)
+    moves = any(one.moves_samples for one in loaded)
+    index = index_samples(source, phases=phases or None) if moves else index_units(source, phases=phases or None)
+    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256) for one in loaded])
+    model = known_model(source.meta.model, [one.plan for one in loaded])
+    timed_by = None if profile is None else load_profile(profile)
+    costs = CostModel.of(timed_by, cluster, model, samples=index.kind == "sample")
+    by_loads = isinstance(source, CountTrace) and not moves
+    scene = Scene(
+        source,
+        index,
+        [index.cohort(unseen_U | ~unseen_U.any(), num_devices=cluster.num_devices, samples_per_step=samples)],
+        cluster,
+        model,
+        costs.of_loads() if costs is not None and by_loads else costs,
+        seed,
+        phases,
+        SampleCounts(source, index, np.zeros(len(unseen_U), np.bool_), cluster, phases=phases or None)
+        if isinstance(index, SampleIndex)
+        else None,
+        common_passes(loaded),
+    )
+    on_progress("replaying the trace under the plans and what they are held against")
+    rows = [(one, (own := one.contender), one.beside(own)) for one in loaded]
+    evaluated = evaluate(scene, _contenders(rows, replica_rule), between=between)
     return Comparison(
         trace=str(trace),
-        trace_sha256=setting.source.sha256,
+        trace_sha256=source.sha256,
         cluster=cluster,
         samples_per_step=samples,
         part=evaluated.evaluation.fit,
-        compared=tuple(_compared(entry, entries[0], evaluated, setting) for entry in entries),
-        unit=judges.kind,
-        num_fitted=judges.num_fitted,
-        seen=judges.seen,
+        compared=tuple(_compared(row, rows[0], evaluated, scene, by_loads=by_loads) for row in rows),
+        unit=index.kind,
+        num_fitted=int((~unseen_U).sum()),
+        seen=not unseen_U.any(),
         seconds=evaluated.seconds,
-        copy_bytes=setting.model.copy_bytes,
+        copy_bytes=model.copy_bytes,
         replica_rule=replica_rule,
-        between={
-            one.label: one.tally.between / len(one.tally.loads)
-            for one in row
-            if between and one.tally.between is not None
-        },
+        between=evaluated.between,
     )
 
 
-def _setting(
-    entries: Sequence[Entry],
-    trace: str | os.PathLike[str],
-    profile: str | os.PathLike[str] | None,
+def _contenders(rows: Sequence[Row], rule: ReplayRule | None) -> list[Contender]:
+    """Every contender once, the plans first, replicas chosen by a rule of an engine where there is one."""
+    by_label, others = dict[str, Contender](), [other for _, _, beside in rows for other in beside]
+    if taken := {own.label for _, own, _ in rows} & {other.label for other in others}:
+        raise UsageError(f"{min(taken)}: a plan by the name of what plans are held against; rename the plan's file")
+    for one in (*(own for _, own, _ in rows), *others):
+        by_label.setdefault(one.label, one if rule is None else one.named(one.name, replica_rule=rule))
+    return list(by_label.values())
+
+
+def _check(
+    trace: Trace | CountTrace,
+    plans: Sequence[LoadedPlan],
     cluster: Cluster,
-    phases: Sequence[Phase],
-    samples_per_step: int,
-) -> Setting:
-    """The trace, checked and surveyed, with what times it."""
-    source = open_any(trace)
-    for entry in entries:
-        check_model(entry, source)
-    model = known_model(source.meta.model, [entry.plan for entry in entries])
-    judges = Judges.of(source, entries, cluster, phases=phases, samples_per_step=samples_per_step)
-    timed_by = None if profile is None else load_profile(profile)
-    speeds = Speeds.of(timed_by, cluster, model, samples=judges.kind == "sample")
-    if speeds is not None and isinstance(source, CountTrace) and not any(entry.policy for entry in entries):
-        speeds = speeds.of_loads()
-    return Setting(source, judges, cluster, model, speeds, phases, samples_per_step)
+    rule: ReplayRule | None,
+    *,
+    between: bool,
+) -> None:
+    """Refuse what the trace, or one of the plans, has no answer to."""
+    by_counts, moving = isinstance(trace, CountTrace), [one.path for one in plans if one.moves_samples]
+    for one in plans:
+        if by_counts and one.plan.decisions.pipeline is not None and not one.moves_samples:
+            raise UsageError(
+                f"{trace.path}: counts do not say what exchanges carry, which {one.path} cuts into chunks; give a"
+                " trace of tokens"
+            )
+    if between and by_counts:
+        raise UsageError(f"{trace.path}: counts do not say between which devices copies go; leave -o out")
+    if between and cluster.num_devices > MOST_DEVICES:
+        raise UsageError(f"-o of {cluster.num_devices:,} devices; a matrix is drawn of {MOST_DEVICES} at most")
+    if rule is not None and moving:
+        raise UsageError(f"--replica-rule with {moving[0]}, which moves samples and has its own; leave it out")
+    if rule not in (None, "even") and by_counts:
+        raise UsageError(
+            f"--replica-rule {rule} goes by where tokens come from, and {trace.path} holds counts alone; expected even,"
+            " or a trace of tokens"
+        )
 
 
 def _samples_per_step(plan: Plan) -> int:
@@ -231,27 +276,15 @@ def _samples_per_step(plan: Plan) -> int:
     return found
 
 
-def _compared(entry: Entry, first: Entry, evaluated: Evaluated, setting: Setting) -> Compared:
-    label, other = entry.route.label, None
-    if entry is not first:
-        metric = _metric(first, setting)
-        copies = "device_copies" if metric == "step_s" else metric
-        other = verdict(evaluated, copies, first.route.label, of=label)
-    least = replace(evaluated, at_least=PAYS_FROM if entry.policy else 0.0)
-    metric = _metric(entry, setting)
-    against = [verdict(least, metric, one.label, of=label) for one in entry.baselines]
-    hardest = min(against, key=lambda one: (one.value == "benefit", one.gain.value))
-    moves = None if entry is first else Moves.between(first.placement, entry.placement, setting.model)
-    baselines = tuple(one.label for one in entry.baselines)
-    return Compared(entry.path, entry.plan, label, hardest, other, moves, baselines)
-
-
-def _metric(entry: Entry, setting: Setting) -> str:
-    """What a plan's verdict is about where steps cannot be compared; copies where no strategy of ours made it."""
-    if entry.policy:
-        return judged_metric(setting.speeds, setting.cluster, setting.model)
-    if setting.by_loads:
-        return "balance"
-    made_by = STRATEGIES.get(entry.plan.strategies[-1]) if entry.plan.strategies else None
-    dispatch_model, cluster = entry.plan.dispatch_model, entry.plan.cluster
-    return made_by.judged_on(dispatch_model, cluster) if made_by else copies_metric(dispatch_model, cluster)
+def _compared(row: Row, first: Row, evaluated: Evaluated, scene: Scene, *, by_loads: bool) -> Compared:
+    one, own, beside = row
+    metric = "balance" if by_loads else one.strategy.judged_on(scene, own.journey.dispatch_model)
+    other, moves = None, None
+    if row is not first:
+        judged = "balance" if by_loads else first[0].strategy.judged_on(scene, first[1].journey.dispatch_model)
+        copies = "device_copies" if judged == "step_s" else judged
+        other = verdict(evaluated, copies, against=first[1].label, of=own.label)
+        moves = Moves.between(first[1].journey.placement, own.journey.placement, scene.model)
+    own_verdict = verdict(evaluated, metric, against=beside[0].label, of=own.label, at_least=one.strategy.pays_from)
+    baselines = tuple(other.label for other in beside)
+    return Compared(one.path, one.plan, own.label, own_verdict, other, moves, baselines)

@@ -10,7 +10,6 @@ import numpy as np
 from ...errors import UsageError
 from ...profilers import measure, profile
 from ...profilers.cluster import Cluster
-from ...profilers.fits.prediction import Prediction
 from ...profilers.log import Listeners
 from ...profilers.profile import Profile
 from ...runtime import plan as plans
@@ -18,14 +17,13 @@ from ...runtime.active import activate
 from ...runtime.plan import Metric, Plan
 from ...solvers.outcome import Status
 from ...solvers.placement import Placement
-from ...solvers.seconds import total
 from ...traces.reader import Trace
 from ..certify import Certificate, certify
-from ..measures.predicted import predicted
-from ..measures.replay import replay
-from ..measures.speeds import Speeds
-from ..measures.survey import survey
-from ..measures.tally import COUNTS, Route
+from ..evaluate.costs import CostModel
+from ..evaluate.evaluate import evaluate
+from ..evaluate.journey import Contender, Journey
+from ..evaluate.scene import Scene
+from ..evaluate.splits import index_units
 from ..request import Request
 from ..solve import solve
 from .record import SAMPLE_TOKENS, record_embedded
@@ -39,7 +37,7 @@ NUM_RANKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay of the very text that ran foretells of a run.
+    """Prediction for one run, from a replay of the text that ran.
 
     Parameters
     ----------
@@ -62,7 +60,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What the demo made and found.
+    """Result of the demo: its files, runs and predictions.
 
     Parameters
     ----------
@@ -156,40 +154,25 @@ def _end_where(interrupted: bool) -> None:
 
 def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
     return solve(
-        Request(strategy=strategy, trace=str(folder / "traces"), cluster=cluster, profile=folder / "profile.json")
+        Request.of(strategy=strategy, trace=str(folder / "traces"), cluster=cluster, profile=folder / "profile.json")
     )
 
 
 def _replay(trace: Trace, trials: list[Trial], profile: Profile) -> list[Replayed]:
-    """What each run does on a trace that is one step."""
-    found, cluster = survey(trace), trials[0].plan.cluster
-    everything = found.cohort(
-        np.ones(len(found.unit_ids), dtype=np.bool_),
+    """Replay every run on a trace that is one step."""
+    index, cluster = index_units(trace), trials[0].plan.cluster
+    everything = index.cohort(
+        np.ones(len(index.unit_ids), dtype=np.bool_),
         num_devices=cluster.num_devices,
-        samples_per_step=len(found.unit_ids),
+        samples_per_step=len(index.unit_ids),
     )
-    routes = [Route(trial.name, trial.dispatch_model, _placement(trial.plan)) for trial in trials]
-    tallies = replay(trace, [everything], routes, cluster, ports=True)[0]
-    speeds = Speeds.of(profile, cluster, trace.model, samples=True)
-    assert speeds is not None
-    cells = trace.num_tokens * trace.model.num_layers
-    copies = [float(tally.counts[:, COUNTS.index("device_copies")].sum() / cells) for tally in tallies]
-    seconds = [
-        predicted(tally, speeds, cluster, trace.model, route.dispatch_model).seconds
-        for route, tally in zip(routes, tallies, strict=True)
-    ]
+    costs = CostModel.of(profile, cluster, trace.model, samples=True)
+    scene = Scene(trace, index, [everything], cluster, trace.model, costs, seed=0)
+    contenders = [Contender(trial.name, Journey(trial.dispatch_model, _placement(trial.plan))) for trial in trials]
     return [
-        Replayed(count, _summed(parts, "dispatch_s", "combine_s"), _summed(parts, "experts_s"))
-        for count, parts in zip(copies, seconds, strict=True)
+        Replayed(one.metrics["device_copies"].value, one.metrics.get("exchange_s"), one.metrics.get("experts_s"))
+        for one in evaluate(scene, contenders).evaluation.fit.contenders
     ]
-
-
-def _summed(parts: dict[str, Prediction], *names: str) -> Metric | None:
-    """These parts of the one step."""
-    if not parts.keys() >= set(names):
-        return None
-    found = total([parts[name] for name in names])
-    return Metric(value=float(found.seconds[0]), low=float(found.low[0]), high=float(found.high[0]))
 
 
 def _placement(plan: Plan) -> Placement:

@@ -48,7 +48,7 @@ class ModelConfig:
         return 2 * self.num_kv_heads * self.head_dim
 
     def spec(self, dtype_bytes: int = 4) -> ModelSpec:
-        """What a trace and a plan know of this model."""
+        """Specification of this model, as traces and plans store it."""
         return ModelSpec(
             name="moeplan-demo",
             layer_ids=tuple(range(self.num_layers)),

@@ -1,4 +1,4 @@
-"""What `moeplan demo` prints at the end: the runs beside their prediction."""
+"""Final report of `moeplan demo`: the runs beside their prediction."""
 
 from typing import TYPE_CHECKING
 

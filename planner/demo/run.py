@@ -37,7 +37,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a run showed, over all ranks.
+    """Measurements of one run, over all ranks.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What every rank is given: the trials, the text int64 `[I, S]`, and its routing in one process `[I * S, L, K]`."""
+    """Input of every rank: the trials, the text int64 `[I, S]`, and its routing in one process `[I * S, L, K]`."""
 
     trials: tuple[Trial, ...]
     tokens: NDArray[np.int64]
@@ -81,7 +81,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one rank saw of one trial; laps are one a repeat."""
+    """Measurements of one trial on one rank, with one entry of `laps` per repeat."""
 
     largest_difference: float
     misrouted: int

@@ -19,7 +19,7 @@ from moeplan.traces.reader import Trace
 @pytest.fixture(scope="module")
 def made(make_trace: Callable[..., Trace]) -> Made:
     trace = make_trace(samples=48)
-    found = make(Request(strategy="netmoe", trace=str(trace.path), cluster=Cluster.parse("2x2"), samples_per_step=8))
+    found = make(Request.of(strategy="netmoe", trace=str(trace.path), cluster=Cluster.parse("2x2"), samples_per_step=8))
     assert len(found.sidecars) == 1
     return found
 
@@ -27,7 +27,7 @@ def made(make_trace: Callable[..., Trace]) -> Made:
 @pytest.fixture(scope="module")
 def other(make_trace: Callable[..., Trace]) -> Made:
     trace = make_trace(samples=48, seed=1)
-    return make(Request(strategy="netmoe", trace=str(trace.path), cluster=Cluster.parse("2x2"), samples_per_step=8))
+    return make(Request.of(strategy="netmoe", trace=str(trace.path), cluster=Cluster.parse("2x2"), samples_per_step=8))
 
 
 def names(folder: Path) -> set[str]:

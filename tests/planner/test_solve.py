@@ -12,7 +12,7 @@ from moeplan.runtime.plan import Plan, load, save
 
 def request(trace: Any, **changes: Any) -> Request:
     settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("1x2")}
-    return Request(**settings | changes)
+    return Request.of(**settings | changes)
 
 
 def labels(plan: Plan) -> list[str]:

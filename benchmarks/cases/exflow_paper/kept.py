@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeplan.planner.measures.speeds import Speeds
+from moeplan.planner.evaluate.costs import CostModel
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow
 from moeplan.solvers.balance import balance
@@ -83,10 +83,10 @@ def exchange_s(transitions: Array, placement: Placement) -> float:
     copies_LCxD = np.array([[(flow_LDD * mask).sum(axis=axis) for axis in (2, 1)] for mask in crossing])
     copies_BLCxD = np.rint(copies_LCxD.transpose(2, 0, 1, 3)[None]).astype(np.int64)
     model = _model(layers + 1, transitions.shape[1])
-    speeds = Speeds.of(None, cluster, model, samples=False)
-    assert speeds is not None
-    assert speeds.exchange is not None
-    return float(slowest(exchange_seconds(copies_BLCxD, HIDDEN * ELEMENT_BYTES, speeds.exchange)).seconds.sum())
+    costs = CostModel.of(None, cluster, model, samples=False)
+    assert costs is not None
+    assert costs.exchange is not None
+    return float(slowest(exchange_seconds(copies_BLCxD, HIDDEN * ELEMENT_BYTES, costs.exchange)).seconds.sum())
 
 
 def _model(num_layers: int, num_experts: int) -> ModelSpec:

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.planner.measures.replay import replay
-from moeplan.planner.measures.survey import Cohort, survey
-from moeplan.planner.measures.tally import Route, Tally
-from moeplan.planner.netmoe.counted import count_samples
-from moeplan.planner.netmoe.roll import call_roll
-from moeplan.planner.netmoe.tallied import tallied
+from moeplan.planner.evaluate.journey import Journey
+from moeplan.planner.evaluate.replay import replay
+from moeplan.planner.evaluate.samples import index_samples
+from moeplan.planner.evaluate.scene import Scene
+from moeplan.planner.evaluate.splits import Cohort, index_units
+from moeplan.planner.evaluate.tally import Tally
+from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement
 from moeplan.traces.reader import Trace, open_trace
@@ -49,15 +50,15 @@ def placed(rng: np.random.Generator, cluster: Cluster) -> list[list[list[int]]]:
 
 
 def replayed(trace: Any, held: Any, dispatch: Any, cohort: Cohort, cluster: Cluster) -> Tally:
-    route = Route("plan", dispatch, Placement.from_sets(held, 8))
-    return replay(trace, [cohort], [route], cluster, ports=True)[0][0]
+    scene = Scene(trace, index_units(trace), [cohort], cluster, trace.meta.model, None, 0)
+    return replay(scene, [Journey(dispatch, Placement.from_sets(held, 8))], ports=True)[0][0]
 
 
 def moved(trace: Any, held: Any, homes: Names, cohort: Cohort, cluster: Cluster) -> Tally:
-    roll, placement = call_roll(trace), Placement.from_sets(held, 8)
-    everybody = np.ones(len(roll.sample), bool)
-    traffic = count_samples(trace, roll, everybody, {"plan": placement}, cluster).traffic["plan"]
-    return tallied(roll, traffic, np.arange(len(roll.sample)), cohort, homes, cluster)
+    index, placement = index_samples(trace), Placement.from_sets(held, 8)
+    counts = SampleCounts(trace, index, np.ones(len(index.sample), bool), cluster)
+    scene = Scene(trace, index, [cohort], cluster, trace.meta.model, None, 0, samples=counts)
+    return replay(scene, [Journey("migrating", placement, moves=homes)], ports=True)[0][0]
 
 
 def assert_alike(one: Tally, other: Tally, names: Names) -> None:
@@ -78,7 +79,7 @@ def test_other_names_change_no_figure_of_a_placement(
 ) -> None:
     where, rng = Cluster.parse(cluster), np.random.default_rng(seed)
     trace, held = make_trace(samples=16, tokens=6, seed=seed % 7, unrouted=0.1), placed(rng, where)
-    cohort = survey(trace).cohort(np.ones(16, bool), num_devices=where.num_devices, samples_per_step=8)
+    cohort = index_units(trace).cohort(np.ones(16, bool), num_devices=where.num_devices, samples_per_step=8)
     plain = replayed(trace, held, dispatch, cohort, where)
 
     names = device_names(rng, where)
@@ -101,7 +102,7 @@ def test_other_names_change_no_figure_of_samples_that_move(
     where, rng = Cluster.parse(cluster), np.random.default_rng(seed)
     trace, held = make_trace(samples=16, tokens=6, seed=seed % 7, unrouted=0.1), placed(rng, where)
     homes = rng.integers(0, where.num_devices, (4, 16))
-    cohort = call_roll(trace).cohort(np.arange(16), num_devices=where.num_devices, samples_per_step=8)
+    cohort = index_samples(trace).cohort(np.ones(16, bool), num_devices=where.num_devices, samples_per_step=8)
     plain = moved(trace, held, homes, cohort, where)
 
     names = device_names(rng, where)

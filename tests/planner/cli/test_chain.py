@@ -51,7 +51,7 @@ def test_apply_certifies_against_the_plans_own_trace_and_profile(moeplan: Any, h
     assert "predicted seconds, verdict" in said
     assert "unchecked solver seconds, method and backend" in said
     verdict = json.loads((home / "plan.json").read_text())["verdict"]
-    assert {"benefit": "benefit expected", "none": "no benefit"}[verdict["value"]] in said
+    assert {"benefit": "benefit: ", "none": "no benefit"}[verdict["value"]] in said
 
 
 def test_a_command_started_by_apply_finds_the_plan(moeplan: Any, home: Path) -> None:
@@ -92,7 +92,9 @@ def test_json_is_one_document_on_stdout_and_text_fits_80_columns(moeplan: Any, h
 
 
 def test_show_draws_every_expert_of_every_layer(moeplan: Any, home: Path) -> None:
-    rows = [line.split()[-1] for line in moeplan("show", cwd=home).stdout.splitlines() if line.startswith("layer ")]
+    rows = [
+        line.split()[-1] for line in moeplan("show", "-v", cwd=home).stdout.splitlines() if line.startswith("layer ")
+    ]
     assert len(rows) == 6
     assert all(sorted(row) == sorted("0123" * 4) for row in rows)
 
@@ -109,9 +111,9 @@ def test_record_import_info_and_count_from_a_users_own_files(moeplan: Any, tmp_p
     done = moeplan("trace", "import", "plain.npy", "-o", "plain", *sizes, cwd=tmp_path)
     assert "3 layers x 8 experts, top-2" in done.stdout
     moeplan("trace", "count", "plain", "-o", "counts", cwd=tmp_path)
-    done = moeplan("solve", "--trace", "plain", "--cluster", "1x2", cwd=tmp_path)
+    done = moeplan("solve", "--trace", "plain", "--cluster", "1x2", "--verbose", cwd=tmp_path)
     assert "blocks" in done.stdout
-    assert "kv/d is 0.25" in done.stdout
+    assert "kv/d is 0.25" in " ".join(done.stdout.split())
 
 
 def test_ctrl_c_during_profile_ends_with_130_and_keeps_only_a_profile_that_says_it_is_incomplete(

@@ -28,7 +28,7 @@ def test_a_plan_that_pays_on_new_text_ends_with_0(moeplan: Any, folder: Path) ->
 
 def test_one_that_does_not_ends_with_8_its_table_on_stdout_and_its_name_on_stderr(moeplan: Any, folder: Path) -> None:
     done = moeplan("compare", "plan.json", "plain.json", "--trace", "new", cwd=folder, code=8)
-    assert "plain.json DOES NOT PAY" in done.stdout
+    assert "plain.json does not pay: " in done.stdout
     assert done.stderr == "moeplan: new shows no benefit of plain.json; solve anew on this trace\n"
     found = json.loads(
         moeplan("compare", "plan.json", "plain.json", "--trace", "new", "--json", cwd=folder, code=8).stdout
@@ -43,7 +43,6 @@ def test_a_sample_policy_and_a_placement_stand_side_by_side(moeplan: Any, folder
     said = moeplan(*args, cwd=folder).stdout
     assert "policy.json, migrating" in said
     assert "policy.json pays" in said
-    assert "step(s), which all intervals are over" in said
     assert max(map(len, said.splitlines())) <= 80
     found = json.loads(moeplan(*args, "--json", cwd=folder).stdout)
     assert [one["verdict"]["at_least"] for one in found["plans"]] == [0.0, 0.02]
@@ -59,7 +58,7 @@ def test_pipelines_are_judged_by_seconds_with_a_profile_and_refused_without(
     args = ("compare", "piped.json", "--trace", "new")
     done = moeplan(*args, "--profile", profile, "--json", cwd=folder, code=8)  # so small a model is not cut
     (one,) = json.loads(done.stdout)["plans"]
-    assert (one["verdict"]["metric"], one["verdict"]["against"]) == ("step_s", "piped.json at degree 1/standard")
+    assert (one["verdict"]["metric"], one["verdict"]["against"]) == ("step_s", "contiguous/standard")
     done = moeplan(*args, cwd=folder, code=2)
     assert "name a profile with --profile" in done.stderr
 

@@ -30,7 +30,7 @@ CONFIG = {
 def plan(make_trace: Any) -> Plan:
     """Three layers of eight experts in twelve slots on four devices, in the order of the checkpoint: no benefit."""
     trace = str(make_trace(layers=3, experts=8).path)
-    return solve(Request(strategy="contiguous", trace=trace, cluster=Cluster.parse("1x4"), slots=3))
+    return solve(Request.of(strategy="contiguous", trace=trace, cluster=Cluster.parse("1x4"), slots=3))
 
 
 @pytest.fixture

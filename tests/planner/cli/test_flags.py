@@ -1,49 +1,174 @@
-import inspect
-from dataclasses import asdict, dataclass
-from typing import Annotated
+"""Flags of `moeplan solve`, which follow from the parameters of strategies: help, panels, values, refusals."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from moeplan.planner.cli.flags import grouped
-from moeplan.planner.cli.solve import solve
-from moeplan.planner.cli.solve_flags import Balance, Fit, Pipeline, Replan, Search, Slots, Solver, Where
+from moeplan.errors import UsageError
+from moeplan.planner.cli.options import Dispatch, Phase, ReplicaRule, Strategy
+from moeplan.planner.cli.solve import app
+from moeplan.planner.params import Flag, choices, flags_of, option_of
 from moeplan.planner.request import Request
+from moeplan.planner.strategies.registry import STRATEGIES, strategy
+from moeplan.runtime.decisions import DISPATCH_MODELS
+from moeplan.solvers.netmoe import METHODS
+from moeplan.solvers.replicas import ReplayRule
+from moeplan.traces.schema import PHASES
+
+FLAGS = [(name, field, one) for name, row in STRATEGIES.items() for field, one in flags_of(row.params)]
+NAMED = [f"{name} --{field}" for name, field, _ in FLAGS]
+TEXTS: dict[str, tuple[str, Any]] = {"redundant": ("4", 4), "dead": ("1", (1,)), "pins": ("3@1", ((3, 1),))}
+BESIDE = {"backend": ("--method", "ilp")}  # without which a flag makes no sense
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two flags."""
-
-    first: Annotated[int, typer.Option(help="A number.")] = 1
-    second: Annotated[bool, typer.Option("--second")] = False
+class Asked(Exception):  # noqa: N818  what a request is caught by
+    """A request that was about to be met."""
 
 
-def test_a_group_becomes_one_flag_a_field_in_its_place() -> None:
-    app, got = typer.Typer(), []
+@pytest.fixture(autouse=True)
+def catching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def make(request: Request, **_: Any) -> None:
+        raise Asked(request)
 
-    @app.command()
-    @grouped
-    def command(before: str = "x", pair: Pair = Pair(), after: float = 0.5) -> None:
-        got.append((before, pair, after))
-
-    assert CliRunner().invoke(app, ["--after", "2", "--first", "7", "--second"]).exit_code == 0
-    assert got == [("x", Pair(7, True), 2.0)]
-    assert CliRunner().invoke(app, ["--first", "many"]).exit_code == 2
-    assert CliRunner().invoke(app, ["--pair", "1"]).exit_code == 2
+    monkeypatch.setattr("moeplan.planner.solve.make", make)
+    monkeypatch.chdir(tmp_path)
 
 
-def test_the_flags_of_solve_are_all_that_its_groups_hold() -> None:
-    flags = [*inspect.signature(solve).parameters]
-    groups = (Where, Solver, Search, Slots, Balance, Replan, Pipeline, Fit)
-    held = [name for group in groups for name in inspect.signature(group).parameters]
-    assert flags == [*held, "learning_curve", "output", "as_json"]
+def requested(*args: str, by: str = "eplb") -> Request:
+    """What `moeplan solve` asks for; its refusals are raised."""
+    found = CliRunner().invoke(app, ["--strategy", by, "--cluster", "2x2", *args])
+    if isinstance(found.exception, Asked):
+        return found.exception.args[0]  # type: ignore[no-any-return]
+    assert found.exception is not None
+    raise found.exception
 
 
-@pytest.mark.parametrize("group", [Slots, Balance, Pipeline])
-def test_a_strategys_flags_are_fields_of_a_request_with_the_same_default(group: type) -> None:
-    request = inspect.signature(Request).parameters
-    given = group()
-    chosen = given.chosen() if hasattr(given, "chosen") else asdict(given)
-    assert chosen == {name: request[name].default for name in chosen}
+def values_of(hint: Any, one: Flag) -> tuple[list[str], Any]:
+    """A value that a flag takes, as it is written and as it arrives."""
+    if words := choices(hint):
+        return [words[-1]], words[-1]
+    kind = next((kind for kind in get_args(hint) if kind is not type(None)), hint)
+    if kind is bool:
+        return [], True
+    number = kind((one.at_least or one.above or 0) + 1)
+    number = number if one.at_most is None or number <= one.at_most else kind(one.at_most)
+    return [str(number)], number
+
+
+def written(name: str, field: str, one: Flag) -> tuple[list[str], Any]:
+    hint = get_type_hints(STRATEGIES[name].params)[field]
+    text, value = ([TEXTS[field][0]], TEXTS[field][1]) if one.parse else values_of(hint, one)
+    return [option_of(field, one), *text], value
+
+
+def panels() -> Iterator[tuple[tuple[str, ...], str]]:
+    """The strategies of every panel of the help, and its text."""
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    for title, text in re.findall(r"^(\w+(?:, \w+)*):\n((?: .*\n?)+)", shown, re.MULTILINE):
+        yield tuple(title.split(", ")), text
+
+
+def test_every_flag_stands_once_in_help_in_the_panel_of_the_strategies_that_have_it() -> None:
+    owners: dict[str, list[str]] = {}
+    for name, field, one in FLAGS:
+        owners.setdefault(option_of(field, one), []).append(name)
+    shown = [
+        (option, list(title)) for title, text in panels() for option in re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)
+    ]
+    of_strategies = [(option, title) for option, title in shown if title != ["Options"]]
+    assert dict(of_strategies) == owners
+    assert len(of_strategies) == len(owners)
+
+
+@pytest.mark.parametrize(("name", "field", "one"), FLAGS, ids=NAMED)
+def test_a_flag_becomes_the_parameter_of_its_name_and_all_others_keep_their_defaults(
+    name: str, field: str, one: Flag
+) -> None:
+    args, value = written(name, field, one)
+    params, plain = requested(*BESIDE.get(field, ()), *args, by=name).params, STRATEGIES[name].params()
+    assert getattr(params, field) == value
+    others = {other for _, other, _ in FLAGS if hasattr(plain, other)} - {field, "method" if field in BESIDE else field}
+    assert all(getattr(params, other) == getattr(plain, other) for other in others)
+
+
+@pytest.mark.parametrize(("name", "field", "one"), FLAGS, ids=NAMED)
+def test_a_flag_of_another_strategy_is_refused_by_one_sentence(name: str, field: str, one: Flag) -> None:
+    owners = " and ".join(owner for owner, known, _ in FLAGS if known == field)
+    for other, row in STRATEGIES.items():
+        if field not in dict(flags_of(row.params)):
+            with pytest.raises(UsageError) as refused:
+                requested(*written(name, field, one)[0], by=other)
+            assert str(refused.value) == f"{option_of(field, one)} with --strategy {other}; it is a flag of {owners}"
+
+
+@pytest.mark.parametrize(("name", "field", "one"), FLAGS, ids=NAMED)
+def test_a_number_out_of_bounds_and_a_word_that_is_none_are_refused_by_the_flags_name(
+    name: str, field: str, one: Flag
+) -> None:
+    hint, option = get_type_hints(STRATEGIES[name].params)[field], option_of(field, one)
+    bounds = [one.at_least is not None and one.at_least - 1, one.above, one.at_most is not None and one.at_most * 2]
+    for wrong in (bound for bound in bounds if bound is not None and bound is not False):
+        with pytest.raises(UsageError) as refused:
+            requested(option, f"{wrong:g}" if int in get_args(hint) else str(float(wrong)), by=name)
+        assert str(refused.value).startswith(f"{option} ")
+        assert f"expected {one.expected}" in str(refused.value)
+    if choices(hint) and not one.parse:
+        with pytest.raises(SystemExit):
+            requested(option, "magic", by=name)
+
+
+def test_a_method_of_another_strategy_is_refused_with_its_own() -> None:
+    with pytest.raises(UsageError, match="--method ilp with --strategy eplb; expected refined or published"):
+        requested("--method", "ilp")
+
+
+@pytest.mark.parametrize("text", ["3", "@", "3@", "@3", "a@1", "-1@2", "1@2@3", "1@²", "1" * 5000 + "@0"])
+def test_a_pin_is_an_expert_at_a_device(text: str) -> None:
+    with pytest.raises(UsageError, match="expected EXPERT@DEVICE"):
+        requested("--pin", text)
+
+
+def test_pins_and_dead_devices_are_sorted_and_each_once_and_slots_are_numbers_or_auto() -> None:
+    found: Any = requested(
+        *["--pin", "3@1", "--pin", "12@0", "--pin", "3@1", "--dead", "3", "--dead", "2", "--dead", "3"]
+    ).params
+    assert (found.pins, found.dead) == (((3, 1), (12, 0)), (2, 3))
+    assert requested("--redundant", "auto").params.redundant == "auto"  # type: ignore[attr-defined]
+    for wrong in ("many", "9" * 5000):
+        with pytest.raises(UsageError, match="a number of slots, or auto"):
+            requested("--redundant", wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "mixture"),
+    [
+        ([], ()),
+        (["a"], ()),
+        (["a:b"], ()),
+        (["run-12:30"], ()),
+        (["run-12:30:2"], (("run-12:30", 2.0),)),
+        (["a:0.7", "b:0.3"], (("a", 0.7), ("b", 0.3))),
+        (["a", "b"], (("a", 1.0), ("b", 1.0))),
+        (["s3://bucket/a", "s3://bucket/b:2"], (("s3://bucket/a", 1.0), ("s3://bucket/b", 2.0))),
+    ],
+)
+def test_a_weight_follows_the_last_colon_unless_that_is_a_traces_name(given: list[str], mixture: Any) -> None:
+    Path("run-12:30").mkdir()
+    found = requested(*(word for path in given for word in ("--trace", path)))
+    assert found.mixture == mixture
+    assert found.trace == (mixture[0][0] if mixture else (given or ["traces"])[0])
+
+
+def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:
+    assert [word.value for word in Strategy] == list(STRATEGIES)
+    assert {word.value for word in Dispatch} == {
+        model for name in STRATEGIES for model in strategy(name).dispatch_models
+    }
+    assert tuple(word.value for word in Dispatch) == DISPATCH_MODELS
+    assert tuple(word.value for word in Phase) == PHASES
+    assert tuple(word.value for word in ReplicaRule) == get_args(ReplayRule)
+    assert set(choices(get_type_hints(STRATEGIES["netmoe"].params)["method"])) == set(METHODS)

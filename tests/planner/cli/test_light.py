@@ -5,17 +5,11 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
-from typing import get_args
 
 import pytest
 
-from moeplan.planner import request
 from moeplan.planner.cli.commands import COMMANDS, group
-from moeplan.planner.cli.options import Backend, Dispatch, Groups, Method, Phase, ReplicaRule, Strategy
 from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
-from moeplan.planner.strategy import STRATEGIES
-from moeplan.solvers.replicas import ReplayRule
-from moeplan.traces.schema import PHASES
 
 HEAVY = ("torch", "ortools", "pulp", "scipy", "pyarrow", "numba")
 REPORT = "import json, sys; print(json.dumps([m for m in sys.modules if '.' not in m]), file=sys.stderr)"
@@ -75,16 +69,6 @@ def test_the_lists_of_commands_and_their_modules_are_the_same() -> None:
         for name in listed:
             assert of.load(name).name == name
             assert of.load(name).help
-
-
-def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:
-    assert [word.value for word in Strategy] == list(STRATEGIES)
-    assert {word.value for word in Dispatch} == {model for row in STRATEGIES.values() for model in row.dispatch_models}
-    assert tuple(word.value for word in Phase) == PHASES
-    assert tuple(word.value for word in Method) == get_args(request.Method)
-    assert tuple(word.value for word in Backend) == get_args(request.Backend)
-    assert tuple(word.value for word in Groups) == get_args(request.Groups)
-    assert tuple(word.value for word in ReplicaRule) == get_args(ReplayRule)
 
 
 def test_help_takes_at_most_three_and_five_times_the_import_of_typer() -> None:

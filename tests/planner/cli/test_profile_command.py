@@ -15,66 +15,52 @@ from rich.console import Console
 from moeplan.errors import InputError
 from moeplan.planner.cli import profile as profile_command
 from moeplan.planner.cli import profile_progress, screen
-from moeplan.planner.reports.profile import profile_report, remarks
-from moeplan.profilers.cases import CASES
+from moeplan.planner.report.profile import profile_report, remarks
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
-from moeplan.profilers.environment import Environment
-from moeplan.profilers.fits.fitting import fit_series
 from moeplan.profilers.fits.piecewise import Piecewise
 from moeplan.profilers.harness import Place, Step
 from moeplan.profilers.log import Listeners
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.noise import Noise
-from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.profile import Profile, load, save
-from moeplan.profilers.series import Series
 from moeplan.profilers.topology import Topology
+from tests.builders import measured_profile, series
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 COLLECTIVES = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
+DTYPES = ("uint8", "fp32", "bf16")
 
 
 def measured(complete: bool = True) -> Profile:
     """A profile of many series on two nodes whose times tell other islands."""
-    environment = Environment(
-        device="x", backend="gloo", torch="2", driver=None, nccl=None, cpu="x", cpus=2, threads=1, num_ranks=16,
-        num_hosts=2, python="3.11", system="Linux",
-    )  # fmt: skip
-    found = []
-    for case in COLLECTIVES:
-        for dtype in ("uint8", "fp32", "bf16"):
-            ones = tuple(
-                Measurement.of({"bytes": 16 * 10**power}, 16 * 10**power, [1e-5 * 9**power] * 6) for power in range(5)
-            )
-            fit = fit_series(CASES[case], 16, ones)
-            found.append(
-                Series(case=case, dtype=dtype, ranks=16, link="inter", unit="bytes", measurements=ones, fit=fit)
-            )
-    origin = Origin(
-        kind="measured",
-        created_at=now(),
-        environment=environment,
+    sizes = [{"bytes": 16 * 10**power} for power in range(5)]
+    return measured_profile(
+        Cluster(2, 8),
+        *(series(case, 16, "inter", dtype=dtype, sizes=sizes) for case in COLLECTIVES for dtype in DTYPES),
+        complete=complete,
         topology=Topology(node_of_rank=(0,) * 8 + (1,) * 8, island_of_rank=(0, 1) * 8, ratio=3.0),
         noise=Noise(sizes=60, wide=30),
     )
-    return Profile.make(
-        complete=complete, origins=(origin,), cluster=Cluster(2, 8), series={one.key: one for one in found}
-    )
+
+
+def printed(profile: Profile, width: int) -> str:
+    stream = io.StringIO()
+    profile_report(profile, Path("profile.json"), Console(file=stream, width=width, highlight=False, markup=False))
+    return stream.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_screen_has_a_line_a_series_and_says_what_was_noticed(width: int) -> None:
-    screen = io.StringIO()
     profile = measured()
-    profile_report(profile, Path("profile.json"), Console(file=screen, width=width, highlight=False, markup=False))
-    lines = screen.getvalue().splitlines()
+    text = printed(profile, width)
+    lines = text.splitlines()
     assert max(map(len, lines)) <= width
     for key in profile.series:
         (line,) = [line for line in lines if line.startswith(key + " ")]
         assert "GB/s" in line
         assert "%" in line
-    words = " ".join(screen.getvalue().split())
+    words = " ".join(text.split())
     assert "3.0 times apart: 2 islands" in words
     assert "which is NOT what the hosts say" in words
     assert "NOISY: the median of 30 of 60 sizes (50 %)" in words
@@ -122,11 +108,9 @@ def test_only_where_this_machine_was_measured_the_toy_is_recorded(moeplan: Run, 
 
 
 def test_a_latency_of_a_millisecond_or_more_is_in_milliseconds() -> None:
-    screen = io.StringIO()
-    profile = describe("2x8", ["intra=400:2.5", "inter=1:1333"])
-    profile_report(profile, Path("p.json"), Console(file=screen, width=80, highlight=False, markup=False))
-    assert "intra: 400 GB/s, 2.5 us" in screen.getvalue()
-    assert "inter: 1 GB/s, 1.33 ms" in screen.getvalue()
+    text = printed(describe("2x8", ["intra=400:2.5", "inter=1:1333"]), 80)
+    assert "intra: 400 GB/s, 2.5 us" in text
+    assert "inter: 1 GB/s, 1.33 ms" in text
 
 
 class Killed(BaseException):
@@ -149,7 +133,7 @@ def measuring(
 
     (tmp_path / "traces").mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("moeplan.profilers.measure.measure", fake)
+    monkeypatch.setattr("moeplan.profilers.measured_file.measure", fake)
     with contextlib.suppress(Killed, typer.Exit):
         profile_command.profile(timeout=120.0, output=Path("profile.json"), plot=None, **options)  # type: ignore[arg-type]
     return resumed
@@ -180,21 +164,14 @@ def test_an_interrupted_first_profile_is_where_it_was_asked_for(
 
 
 def test_uneven_exchanges_are_held_against_even_ones_of_the_same_busiest_port() -> None:
-    sizes = [{"bytes": 4**power, "sigma_percent": 50} for power in (6, 8, 10)]
-    even = [Measurement.of({"bytes": 4**power}, 4**power * 3 // 4, [1e-9 * 4**power] * 6) for power in range(5, 14)]
-    works = [CASES["uneven_all_to_all"].work(size, 4) for size in sizes]
-    uneven = [Measurement.of(size, work, [1.5e-9 * work * 4 / 3] * 6) for size, work in zip(sizes, works, strict=True)]
-    found = [
-        Series(
-            case=case, dtype="uint8", ranks=4, link="intra", unit="bytes", measurements=tuple(of),
-            fit=fit_series(CASES[case], 4, of),
-        )
-        for case, of in (("all_to_all", even), ("uneven_all_to_all", uneven))
-    ]  # fmt: skip
-    profile = describe("1x4").model_copy(update={"series": {one.key: one for one in found}})
-    screen = io.StringIO()
-    profile_report(profile, Path("p.json"), Console(file=screen, width=200, highlight=False, markup=False))
-    assert "uneven_all_to_all/uint8@4/intra took 1.5 times (1.5 to 1.5) as long" in screen.getvalue()
+    uneven = [{"bytes": 4**power, "sigma_percent": 50} for power in (6, 8, 10)]
+    even = [{"bytes": 4**power} for power in range(5, 14)]
+    of = [
+        series("all_to_all", 4, "intra", sizes=even, a_s=0, b_s=1e-9),
+        series("uneven_all_to_all", 4, "intra", sizes=uneven, a_s=0, b_s=1.5e-9),
+    ]
+    profile = describe("1x4").model_copy(update={"series": {one.key: one for one in of}})
+    assert "uneven_all_to_all/uint8@4/intra took 1.5 times (1.5 to 1.5) as long" in printed(profile, 200)
 
 
 @pytest.mark.parametrize(
@@ -214,11 +191,7 @@ def test_uneven_exchanges_are_held_against_even_ones_of_the_same_busiest_port() 
         (("--cluster", "2x8", "--link", "inter=1:1", "--link", "inter=2:2"), 2, "two links inter"),
         (("--cluster", "2x8", "--plot", "profile.json"), 2, "--plot profile.json is where a profile is or goes"),
         (("--merge", "node.json", "net.json", "--plot", "net.json"), 2, "is where a profile is or goes"),
-        (
-            ("--merge", "node.json", "net.json", "-o", "all.json", "--plot", "/proc/x.html"),
-            7,
-            "all.json is written, the",
-        ),
+        (("--merge", "node.json", "net.json", "-o", "all.json", "--plot", "/proc/x.html"), 7, "all.json is written,"),
         (("--from-tables", ".", "--system", "abacus"), 3, "."),
     ],
 )

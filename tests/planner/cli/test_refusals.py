@@ -22,7 +22,7 @@ def folder(make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("refusals")
     trace = make_trace()
     (home / "traces").symlink_to(trace.path)
-    plan = solve(Request(strategy="exflow", trace=str(trace.path), cluster=Cluster.parse("1x2")))
+    plan = solve(Request.of(strategy="exflow", trace=str(trace.path), cluster=Cluster.parse("1x2")))
     save(plan, home / "plan.json")
     text = (home / "plan.json").read_text()
     (home / "truncated.json").write_text(text[: len(text) // 2])
@@ -66,8 +66,12 @@ REFUSALS = [
     (("solve", "--link", "inter=25:4.5"), 2, "--cluster"),
     (("solve", "--cluster", "2x1", "--link", "inter=1:1", "--link", "inter=2:2"), 2, "two links inter"),
     (("solve", "--cluster", "1x2", "--link", "inter=1:1"), 2, "two or more nodes"),
-    (("solve", "--cluster", "2x1", "--strategy", "netmoe", "--time-limit", "0.0001"), 2, "only exflow"),
-    (("solve", "--cluster", "2x1", "--strategy", "netmoe", "--joint"), 2, "--joint with --strategy netmoe; only"),
+    (("solve", "--cluster", "2x1", "--strategy", "netmoe", "--time-limit", "0.0001"), 2, "it is a flag of exflow"),
+    (
+        ("solve", "--cluster", "2x1", "--strategy", "netmoe", "--joint"),
+        2,
+        "--joint with --strategy netmoe; it is a flag of pipemoe",
+    ),
     (("solve", "--on", "plan.json", "--cluster", "2x1"), 2, "a plan for 1x2; leave --cluster out"),
     (("certify", "plan.json", "--profile", "none.json"), 3, "none.json"),
     (("certify", "plan.json", "--profile", "binary.json"), 3, "binary.json"),
@@ -107,7 +111,7 @@ REFUSALS = [
     (("solve", "--cluster", "1x2", "--strategy", "eplb", "--method", "ilp"), 2, "expected refined or published"),
     (("solve", "--cluster", "1x2", "--strategy", "eplb", "--dead", "2"), 2, "device 2; expected 0 to 1"),
     (("solve", "--cluster", "1x2", "--strategy", "eplb", "--pin", "3"), 2, "expected EXPERT@DEVICE"),
-    (("solve", "--cluster", "1x2", "--redundant", "auto"), 2, "--redundant auto with --strategy exflow"),
+    (("solve", "--cluster", "1x2", "--redundant", "auto"), 2, "--redundant auto; only eplb weighs"),
     (("compare", "plan.json", "-o", "bytes.json"), 2, "name it .html"),
     (("solve", "--cluster", "1x2", "--backend", "pulp"), 2, "--method ilp"),
     (("solve", "--cluster", "1x2", "-o", "/dev/null"), 7, "no regular file"),
@@ -115,7 +119,7 @@ REFUSALS = [
     (("solve", "--cluster", "1x2", "--horizon", "5"), 2, "beside --from"),
     (("solve", "--from", "none.json"), 3, "none.json"),
     (("solve", "--from", "plan.json", "--cluster", "1x4"), 2, "leave --cluster out"),
-    (("solve", "--from", "plan.json", "--strategy", "eplb"), 2, "only exflow re-plans"),
+    (("solve", "--from", "plan.json", "--strategy", "eplb"), 2, "another strategy than exflow"),
     (("solve", "--cluster", "1x2", "--learning-curve", "--fit-fraction", "1"), 2, "--learning-curve"),
     (("solve", "--cluster", "1x2", "--learning-curve", "--bound", "thorough"), 2, "--bound thorough"),
     (("solve", "--cluster", "1x2", "--learning-curve", "--max-load", "1.5"), 2, "--max-load"),

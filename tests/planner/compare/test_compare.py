@@ -1,5 +1,8 @@
+"""Plans side by side: what each is judged on, what each is held against, and what is refused."""
+
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,98 +12,70 @@ from numpy.typing import NDArray
 
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.planner.compare.comparison import Comparison, compare
-from moeplan.planner.compare.report import as_dict
-from moeplan.planner.request import Request
-from moeplan.planner.solve import make
+from moeplan.planner.report.compare import as_dict
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Metric, load, save
-from moeplan.traces.reader import open_trace
-from moeplan.traces.schema import TraceMeta
-from moeplan.traces.writer import TraceWriter
+from moeplan.traces.reader import Trace
 from tests.planner.edits import edited
-from tests.planner.pipeline.pipelines import training
+from tests.planner.makers import generated, stored_tokens, training
 
 Array = NDArray[Any]
-
-
-def planned(trace: Any, path: Path, **changes: Any) -> Path:
-    settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("2x2")}
-    make(Request(**settings | changes)).save(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def trace(make_trace: Any) -> Any:
-    """A trace of four steps a part on 2x2."""
-    return make_trace(samples=130, tokens=12)
-
-
-@pytest.fixture(scope="module")
-def home(trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Plans by three strategies."""
-    folder = tmp_path_factory.mktemp("plans")
-    planned(trace, folder / "exflow.json", objective="copies")
-    planned(trace, folder / "eplb.json", strategy="eplb", redundant=4)
-    planned(trace, folder / "contiguous.json", strategy="contiguous")
-    return folder
+Shelf = Callable[[str], Path]
+Planned = Callable[..., Path]
 
 
 def metrics_of(found: Comparison, name: str) -> dict[str, Metric]:
     return next(dict(one.metrics) for one in found.part.contenders if one.name.endswith(name))
 
 
-@pytest.mark.parametrize("name", ["exflow", "eplb", "contiguous"])
-def test_on_its_own_trace_a_plan_has_the_held_out_figures_and_the_verdict_that_it_was_solved_with(
-    trace: Any, home: Path, name: str
-) -> None:
-    found, plan = compare([home / f"{name}.json"], trace.path), load(home / f"{name}.json")
-    assert plan.evaluation is not None
-    assert plan.evaluation.held_out is not None
-    assert metrics_of(found, f"{name}.json") == plan.evaluation.held_out.contenders[0].metrics
-    assert plan.verdict is not None
-    assert found.compared[0].claimed == plan.verdict.gain
-    if plan.dispatch_model == "standard":
-        assert found.compared[0].verdict.gain == plan.verdict.gain
-    assert found.num_fitted == plan.evaluation.fit.num_samples
-    assert not found.seen
+def labelled(found: Comparison, label: str) -> dict[str, Metric]:
+    return next(dict(one.metrics) for one in found.part.contenders if one.label == label)
 
 
-def test_a_plan_fitted_to_everything_is_judged_on_that_and_it_is_said(trace: Any, tmp_path: Path) -> None:
-    found = compare([planned(trace, tmp_path / "all.json", fit_fraction=1.0)], trace.path)
+def changed(path: Path, target: Path, **parts: Any) -> Path:
+    """A plan with some of its JSON otherwise."""
+    target.write_text(json.dumps({**json.loads(path.read_text()), **parts}))
+    return target
+
+
+def test_a_plan_fitted_to_everything_is_judged_on_that_and_it_is_said(trace: Trace, planned: Planned) -> None:
+    found = compare([planned(trace, fit_fraction=1.0)], trace.path)
     assert found.seen
     assert found.part.num_samples == 130
 
 
-def test_samples_that_either_plan_was_fitted_to_are_left_out(trace: Any, home: Path, tmp_path: Path) -> None:
-    other = planned(trace, tmp_path / "other.json", seed=5)
-    alone, both = (compare(paths, trace.path) for paths in ([other], [other, home / "exflow.json"]))
+def test_samples_that_either_plan_was_fitted_to_are_left_out(trace: Trace, shelf: Shelf, planned: Planned) -> None:
+    other = planned(trace, strategy="contiguous", seed=5)
+    alone, both = (compare(paths, trace.path) for paths in ([other], [other, shelf("coherent")]))
     assert alone.num_fitted < both.num_fitted < 130
 
 
 @pytest.mark.parametrize("columns", [("sample",), ("sample", "step"), ("step",), ()])
 @pytest.mark.parametrize("samples", [9, 200])
 def test_any_trace_of_the_model_will_do_larger_or_smaller_with_or_without_steps_and_samples(
-    make_trace: Any, home: Path, columns: tuple[str, ...], samples: int
+    make_trace: Any, shelf: Shelf, columns: tuple[str, ...], samples: int
 ) -> None:
     other = make_trace(samples=samples, columns=columns, seed=3)
-    found = compare([home / "exflow.json", home / "eplb.json"], other.path)
+    found = compare([shelf("coherent"), shelf("replicated")], other.path)
     assert found.part.num_tokens == samples * 10
     assert found.num_fitted == 0
     assert [one.plan.strategies for one in found.compared] == [("exflow",), ("eplb",)]
 
 
-def test_gains_are_differences_against_each_plans_own_baseline_and_against_the_first(
-    make_trace: Any, home: Path
-) -> None:
-    other = make_trace(samples=150, seed=4)
-    found = compare([home / "exflow.json", home / "eplb.json"], other.path)
+def test_gains_are_differences_against_today_and_against_the_first(new: Trace, shelf: Shelf) -> None:
+    found = compare([shelf("coherent"), shelf("replicated")], new.path)
     first, second = found.compared
-    ours, theirs, own = (metrics_of(found, name) for name in ("exflow.json", "eplb.json", "contiguous in 12 slots"))
-    base = next(one.metrics for one in found.part.contenders if one.label == "contiguous/coherent")
-    assert first.verdict.gain.value == base["device_copies"].value - ours["device_copies"].value
-    assert first.verdict.against == "contiguous/coherent"
+    ours, theirs = (metrics_of(found, f"{name}.json") for name in ("coherent", "replicated"))
+    today = labelled(found, "contiguous/standard")
+    assert (first.baselines, second.baselines) == (
+        ("contiguous/standard", "contiguous/coherent"),
+        ("contiguous/standard", "contiguous in 12 slots/standard"),
+    )
+    assert first.verdict.metric == "device_copies"
+    assert first.verdict.gain.value == today["device_copies"].value - ours["device_copies"].value
     assert second.verdict.metric == "balance"
-    assert second.verdict.gain.value == own["balance"].value - theirs["balance"].value
+    assert second.verdict.gain.value == today["balance"].value - theirs["balance"].value
+    assert {first.verdict.against, second.verdict.against} == {"contiguous/standard"}
     assert first.against_first is None
     versus = second.against_first
     assert versus is not None
@@ -110,122 +85,83 @@ def test_gains_are_differences_against_each_plans_own_baseline_and_against_the_f
     assert versus.gain.low < versus.gain.value < versus.gain.high  # type: ignore[operator]
 
 
-def rewritten(trace: Any, path: Path, change: Callable[[Array, int], Array]) -> Path:
-    """A trace whose layers choose what `change` makes of the first one's experts."""
-    meta = TraceMeta(form="tokens", model=trace.model, recorder="test")
-    with TraceWriter(path, meta) as writer:
-        for batch in trace.batches():
-            first = batch.ids[:, 0].copy()
-            for layer in range(batch.ids.shape[1]):
-                batch.ids[:, layer] = change(first, layer)
-            writer.append(batch)
-    return path
+def rewritten(trace: Trace, path: Path, change: Callable[[Array], Array]) -> Trace:
+    """A trace of tokens whose second expert is what `change` makes of the first."""
+    batches = []
+    for batch in trace.batches():
+        first = batch.ids[:, :, 0]
+        batches.append(replace(batch, ids=np.stack([first, change(first)], axis=2).astype(np.uint16)))
+    return stored_tokens(path, trace.model, *batches)
 
 
-def test_a_plan_does_not_pay_where_experts_no_longer_follow_each_other(trace: Any, home: Path, tmp_path: Path) -> None:
-    experts, rng = trace.model.num_experts, np.random.default_rng(0)
-    coupled = rewritten(trace, tmp_path / "coupled", lambda first, layer: (first + 3 * layer) % experts)
-    mixed = rewritten(trace, tmp_path / "mixed", lambda first, _: first[rng.permutation(len(first))])
-    plan = planned(open_trace(coupled), tmp_path / "plan.json", objective="copies")
-    assert compare([plan], coupled).failing == []
-    found = compare([plan, home / "contiguous.json"], mixed)
-    assert found.failing == [str(plan), str(home / "contiguous.json")]
-    assert found.compared[0].verdict.against == "contiguous/coherent"  # coherence alone saves copies still
+def test_a_plan_does_not_pay_where_experts_no_longer_serve_the_same_tokens(
+    trace: Trace, shelf: Shelf, planned: Planned, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    coupled = rewritten(trace, tmp_path / "coupled", lambda first: (first + 4) % 8)
+    mixed = rewritten(trace, tmp_path / "mixed", lambda first: (first + rng.integers(1, 8, first.shape)) % 8)
+    plan = planned(coupled, dispatch_model="standard")
+    assert compare([plan], coupled.path).failing == []
+    assert compare([plan, shelf("contiguous")], mixed.path).failing == [str(plan), str(shelf("contiguous"))]
 
 
-def test_one_sample_shows_nothing(make_trace: Any, home: Path) -> None:
+def test_one_sample_shows_nothing(make_trace: Any, shelf: Shelf) -> None:
     one = make_trace(samples=1, columns=("sample",), seed=7)
-    found = compare([home / "exflow.json"], one.path).compared[0].verdict
+    found = compare([shelf("coherent")], one.path).compared[0].verdict
     assert (found.value, found.gain.low, found.gain.high) == ("none", None, None)
 
 
-def test_a_pipeline_has_the_seconds_it_was_solved_with_and_is_held_against_one_chunk(
-    make_trace: Any, make_profile: Any, tmp_path: Path
+def test_a_pipeline_is_held_against_today_and_stands_beside_one_chunk_and_needs_a_profile(
+    trace: Trace, profile: Path, shelf: Shelf
 ) -> None:
-    trace, profile = make_trace(samples=130, tokens=12), make_profile("2x2")
-    planned(trace, tmp_path / "base.json", profile=profile, strategy="eplb")
-    piped = planned(trace, tmp_path / "piped.json", profile=profile, strategy="pipemoe", on=tmp_path / "base.json")
-    found, plan = compare([piped, tmp_path / "base.json"], trace.path, profile=profile), load(piped)
-    assert plan.evaluation is not None
-    assert plan.evaluation.held_out is not None
-    ours = metrics_of(found, "piped.json")
-    for name, metric in plan.evaluation.held_out.contenders[0].metrics.items():
-        assert ours[name].value == pytest.approx(metric.value, rel=1e-12), name
-    assert plan.verdict is not None
-    assert found.compared[0].verdict.metric == "step_s"
-    assert found.compared[0].verdict.gain.value == pytest.approx(plan.verdict.gain.value, rel=1e-9)
-    versus = found.compared[1].against_first
-    assert versus is not None
-    assert versus.metric == "step_s"
-    assert versus.gain.value == pytest.approx(-plan.verdict.gain.value, rel=1e-9)
+    piped, even = shelf("piped_s"), shelf("even_s")
+    found = compare([piped, even], trace.path, profile=profile)
+    first, second = found.compared
+    assert first.baselines == ("contiguous/standard", f"{piped} at degree 1/standard")
+    assert metrics_of(found, "piped_s.json at degree 1") == metrics_of(found, "even_s.json")
+    assert second.against_first is not None
+    assert second.against_first.metric == "step_s"
+    step_s = [metrics_of(found, f"{name}.json")["step_s"].value for name in ("piped_s", "even_s")]
+    assert second.against_first.gain.value == pytest.approx(step_s[0] - step_s[1])
     with pytest.raises(UsageError, match="--profile"):
         compare([piped], trace.path)
-    coherent = planned(trace, tmp_path / "coherent.json")
-    with pytest.raises(UsageError, match=r"coherent.json is for coherent dispatch"):
-        compare([piped, coherent], trace.path, profile=profile)
 
 
 def test_a_fixed_capacity_drops_on_other_text_what_finds_no_room_there(
-    make_trace: Any, make_profile: Any, tmp_path: Path
+    make_trace: Any, trace: Trace, new: Trace, profile: Path, shelf: Shelf, planned: Planned
 ) -> None:
-    trace, profile = make_trace(samples=130, tokens=12), make_profile("2x2")
-    loose, tight = (
-        planned(trace, tmp_path / f"{factor}.json", profile=profile, strategy="pipemoe", capacity_factor=factor)
-        for factor in (4.0, 1.0)
-    )
-    found, plan = compare([tight, loose], trace.path, profile=profile), load(tight)
-    assert plan.evaluation is not None
-    assert plan.evaluation.held_out is not None
-    assert dict(metrics_of(found, "1.0.json")) == pytest.approx(dict(plan.evaluation.held_out.contenders[0].metrics))
-    new = make_trace(samples=150, tokens=9, seed=4)
-    there = compare([tight, loose], new.path, profile=profile)
-    shares = [metrics_of(there, f"{name}.json")["dropped_share"].value for name in ("1.0", "4.0")]
+    paths = [shelf("capped_s"), shelf("roomy_s")]
+    here, there = (compare(paths, one.path, profile=profile) for one in (trace, new))
+    shares = [metrics_of(there, f"{name}_s.json")["dropped_share"].value for name in ("capped", "roomy")]
     assert shares[0] > shares[1] >= 0
-    assert shares[0] != metrics_of(found, "1.0.json")["dropped_share"].value
-    small = planned(trace, tmp_path / "small.json", profile=profile, strategy="pipemoe", capacity_factor=0.2)
+    assert shares[0] != metrics_of(here, "capped_s.json")["dropped_share"].value
+    small = planned(trace, "small.json", profile=profile, strategy="pipemoe", capacity_factor=0.2)
     with pytest.raises(UsageError, match=r"small.json: its fixed capacity holds no row"):
         compare([small], make_trace(samples=90, tokens=1).path, profile=profile, samples_per_step=4)
 
 
-def test_a_pipeline_of_one_chunk_has_its_own_baseline_s_seconds_whatever_stands_beside_it(
-    make_trace: Any, make_profile: Any, tmp_path: Path
+def test_passes_that_cut_each_other_unevenly_or_differ_are_refused_by_the_plan_s_name(
+    trace: Trace, profile: Path, shelf: Shelf, planned: Planned, tmp_path: Path
 ) -> None:
-    trace, profile = make_trace(samples=130, tokens=12), make_profile("2x2")
-    piped = planned(trace, tmp_path / "piped.json", profile=profile, strategy="pipemoe")
-    fixed = planned(trace, tmp_path / "fixed.json", profile=profile, strategy="pipemoe", capacity_factor=2.0)
-    alone, both = compare([piped], trace.path, profile=profile), compare([piped, fixed], trace.path, profile=profile)
-    for name in ("piped.json", "piped.json at degree 1"):
-        assert metrics_of(alone, name) == metrics_of(both, name)
-    assert alone.compared[0].verdict == both.compared[0].verdict
-
-
-def test_passes_that_cut_each_other_unevenly_are_refused_by_the_plan_s_name(
-    make_trace: Any, make_profile: Any, tmp_path: Path
-) -> None:
-    trace, profile = training(make_trace(samples=60, tokens=12), tmp_path / "train"), make_profile("2x2")
-    plan = load(planned(trace, tmp_path / "piped.json", profile=profile, strategy="pipemoe"))
+    train = training(trace, tmp_path / "train")
+    trained = planned(train, "trained.json", profile=profile, strategy="pipemoe")
     degrees = {"forward": [2] * 3, "backward": [3] * 3}
-    save(edited(plan, "decisions/pipeline", degrees, hashed=True), tmp_path / "made.json")
+    save(edited(load(trained), "decisions/pipeline", degrees, hashed=True), tmp_path / "made.json")
     with pytest.raises(InputError, match=r"made\.json: MoE layer 0 in 2 chunks forward and 3 backward"):
-        compare([tmp_path / "made.json"], trace.path, profile=profile)
-
-
-def test_standard_plans_on_several_nodes_are_judged_by_copies_to_nodes(trace: Any, tmp_path: Path) -> None:
-    path = planned(trace, tmp_path / "standard.json", dispatch_model="standard")
-    found, plan = compare([path], trace.path), load(path)
-    assert plan.verdict is not None
-    assert (plan.verdict.metric, found.compared[0].verdict.metric) == ("node_copies", "node_copies")
-    assert found.compared[0].verdict.gain == plan.verdict.gain
+        compare([tmp_path / "made.json"], train.path, profile=profile)
+    with pytest.raises(UsageError, match=r"piped_s.json, .*trained.json differ in their passes or duplex"):
+        compare([shelf("piped_s"), trained], trace.path, profile=profile)
 
 
 def test_a_plan_without_evaluation_or_by_a_strategy_that_nobody_knows_is_judged_by_copies(
-    trace: Any, home: Path, tmp_path: Path
+    trace: Trace, shelf: Shelf, tmp_path: Path
 ) -> None:
-    value = json.loads((home / "exflow.json").read_text())
-    bare = {**value, "evaluation": None, "verdict": None, "options": {}, "outcome": {}, "strategies": ["theirs"]}
-    (tmp_path / "bare.json").write_text(json.dumps(bare))
-    (tmp_path / "none.json").write_text(json.dumps({**bare, "strategies": []}))
-    found = compare([tmp_path / "bare.json", tmp_path / "none.json"], trace.path)
+    bare: dict[str, Any] = {"evaluation": None, "verdict": None, "options": {}, "outcome": {}}
+    paths = [
+        changed(shelf("standard"), tmp_path / f"{number}.json", **bare, strategies=names)
+        for number, names in enumerate((["theirs"], []))
+    ]
+    found = compare(paths, trace.path)
     assert [one.claimed for one in found.compared] == [None, None]
     assert [one.verdict.metric for one in found.compared] == ["node_copies"] * 2
     versus = found.compared[1].against_first
@@ -233,50 +169,113 @@ def test_a_plan_without_evaluation_or_by_a_strategy_that_nobody_knows_is_judged_
     assert versus.gain == Metric(value=0, low=0, high=0)
 
 
-def test_fifty_plans_stand_in_one_table_in_their_order(trace: Any, home: Path, tmp_path: Path) -> None:
+def test_fifty_plans_stand_in_one_table_in_their_order(trace: Trace, shelf: Shelf, tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.json" for number in range(50)]
     for path in paths:
-        path.write_bytes((home / "exflow.json").read_bytes())
+        path.write_bytes(shelf("coherent").read_bytes())
     found = compare(paths, trace.path)
     assert [one.name for one in found.part.contenders] == [*map(str, paths), "contiguous", "contiguous"]
     assert len({one.verdict.gain.value for one in found.compared}) == 1
 
 
-def test_a_plan_named_as_a_baseline_is_refused(trace: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(home)
-    Path("contiguous").write_bytes((home / "contiguous.json").read_bytes())
-    with pytest.raises(UsageError, match="rename its file"):
+def test_a_plan_named_as_a_baseline_is_refused(
+    trace: Trace, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("contiguous").write_bytes(shelf("replicated").read_bytes())
+    with pytest.raises(UsageError, match="rename"):
         compare(["contiguous"], trace.path)
 
 
 def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
-    make_trace: Any, trace: Any, home: Path, tmp_path: Path
+    make_trace: Any, trace: Trace, shelf: Shelf, planned: Planned
 ) -> None:
-    small = planned(trace, tmp_path / "small.json", cluster=Cluster.parse("1x2"))
-    with pytest.raises(UsageError, match=r"small.json is for 1x2, .*exflow.json for 2x2"):
-        compare([home / "exflow.json", small], trace.path)
+    coherent, small = shelf("coherent"), planned(trace, "small.json", cluster=Cluster.parse("1x2"))
+    with pytest.raises(UsageError, match=r"small.json is for 1x2, .*coherent.json for 2x2"):
+        compare([coherent, small], trace.path)
     for changes, words in (({"layers": 4}, "layer_ids"), ({"experts": 16}, "num_experts"), ({"top_k": 1}, "top_k")):
         with pytest.raises(MismatchError, match=words):
-            compare([home / "exflow.json"], make_trace(samples=4, **changes).path)
-    with pytest.raises(UsageError, match="each once"):
-        compare([home / "exflow.json"] * 2, trace.path)
-    with pytest.raises(UsageError, match="each once"):
-        compare([], trace.path)
+            compare([coherent], make_trace(samples=4, **changes).path)
+    for paths in ([coherent] * 2, []):
+        with pytest.raises(UsageError, match="each once"):
+            compare(paths, trace.path)
 
 
-def test_a_forged_step_size_is_one_clear_line(trace: Any, home: Path, tmp_path: Path) -> None:
-    value = json.loads((home / "exflow.json").read_text())
-    value["options"]["evaluation"]["samples_per_step"] = "many"
-    (tmp_path / "forged.json").write_text(json.dumps(value))
+def test_a_forged_step_size_is_one_clear_line(trace: Trace, shelf: Shelf, tmp_path: Path) -> None:
+    forged = edited(load(shelf("coherent")), "options.evaluation.samples_per_step", "many")
+    save(forged, tmp_path / "forged.json")
     with pytest.raises(InputError, match="samples_per_step 'many'"):
         compare([tmp_path / "forged.json"], trace.path)
 
 
-def test_its_json_form_is_finite_and_holds_every_plans_verdict(trace: Any, home: Path) -> None:
-    compared = compare([home / "eplb.json", home / "contiguous.json"], trace.path)
+def test_its_json_form_is_finite_and_holds_every_plans_verdict(trace: Trace, shelf: Shelf) -> None:
+    compared = compare([shelf("replicated"), shelf("contiguous")], trace.path)
     found = as_dict(compared)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     verdicts = [one["verdict"]["value"] for one in found["plans"]]
     assert verdicts == [one.verdict.value for one in compared.compared]
     assert verdicts[1] == "none"
     assert found["no_longer_pay"] == compared.failing
+
+
+@pytest.mark.parametrize("columns", [("sample",), ("sample", "step", "source_rank")])
+def test_beside_a_policy_plans_whose_samples_stay_are_counted_step_by_step_as_today_is(
+    make_trace: Any, shelf: Shelf, columns: tuple[str, ...]
+) -> None:
+    new = make_trace(samples=100, seed=4, columns=columns, ranks=4)
+    policy, plain = shelf("moving"), shelf("contiguous")
+    alone, both = compare([policy], new.path), compare([policy, plain, shelf("coherent")], new.path)
+    walked = labelled(both, f"{plain}/standard")
+    assert walked == labelled(both, "contiguous/standard") == labelled(alone, "contiguous/standard")
+    versus = both.compared[1].against_first
+    assert versus is not None
+    assert versus.metric == "inter_bytes"
+    assert versus.gain.value == pytest.approx(-both.compared[0].verdict.gain.value)
+    assert both.compared[0].verdict == alone.compared[0].verdict
+    assert (both.resampled, compare([plain], new.path).resampled) == ("step", both.unit)
+
+
+def test_a_policy_pays_only_above_two_per_cent(make_trace: Any, shelf: Shelf) -> None:
+    found = compare([shelf("moving"), shelf("coherent")], make_trace(samples=100, seed=5).path)
+    assert [one.verdict.at_least for one in found.compared] == [0.02, 0.0]
+    gain, base = found.compared[0].verdict.gain, labelled(found, "contiguous/standard")["inter_bytes"]
+    pays = gain.low is not None and gain.low > 0.02 * base.value
+    assert (found.compared[0].verdict.value == "benefit") == pays
+
+
+def test_policies_are_compared_on_counts(planned: Planned, tmp_path: Path) -> None:
+    ours, new = (generated(tmp_path / name, alpha=1.0, seed=seed) for name, seed in (("a", 0), ("b", 1)))
+    paths = [planned(ours, f"{method}.json", strategy="netmoe", method=method) for method in ("sum", "paper")]
+    found = compare(paths, new.path)
+    assert found.failing == []
+    assert found.part.num_steps == 16
+    assert [one.verdict.against for one in found.compared] == ["contiguous/standard"] * 2
+
+
+def test_a_predictor_that_is_missing_or_another_is_one_clear_error(trace: Trace, shelf: Shelf, tmp_path: Path) -> None:
+    policy = load(shelf("moving")).decisions.sample_policy
+    assert policy is not None
+    assert policy.predictor is not None
+    (tmp_path / "policy.json").write_bytes(shelf("moving").read_bytes())
+    with pytest.raises(InputError, match="the plan's predictor"):
+        compare([tmp_path / "policy.json"], trace.path)
+    (tmp_path / policy.predictor.file).write_bytes(b"another")
+    with pytest.raises(InputError, match=r"policy.json: .*not the plan's"):
+        compare([tmp_path / "policy.json"], trace.path)
+
+
+def test_samples_in_several_steps_are_moved_and_judged_beside_placements_step_by_step(
+    trace: Trace, shelf: Shelf, tmp_path: Path
+) -> None:
+    steps = (replace(batch, step=(batch.position % 4).astype(np.int32)) for batch in trace.batches())
+    again = stored_tokens(tmp_path / "again", trace.model, *steps)
+    alone, both = compare([shelf("even")], again.path), compare([shelf("moving"), shelf("even")], again.path)
+    assert both.part.num_steps == alone.part.num_steps == 4
+    ours, theirs = (labelled(one, f"{shelf('even')}/standard") for one in (both, alone))
+    assert ours["balance"].value == pytest.approx(theirs["balance"].value, rel=1e-12)
+    assert ours["device_copies"].value == pytest.approx(theirs["device_copies"].value, rel=0.01)  # other homes
+
+
+def test_a_policy_needs_samples(make_trace: Any, shelf: Shelf) -> None:
+    with pytest.raises(UsageError, match="samples were not recorded"):
+        compare([shelf("moving")], make_trace(samples=40, columns=("step",)).path)

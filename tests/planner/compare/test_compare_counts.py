@@ -9,7 +9,7 @@ import pytest
 
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.compare.comparison import Comparison, compare
-from moeplan.planner.compare.report import as_dict
+from moeplan.planner.report.compare import as_dict
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
@@ -17,12 +17,12 @@ from moeplan.runtime.plan import load
 from moeplan.traces.count_form import tabulate, write_counts
 from moeplan.traces.reader import Trace
 from moeplan.traces.split import fitted
-from tests.planner.measures.tallies import balances, held_out, stored, tallied
+from tests.planner.makers import balances, held_out, stored, tallied
 
 
 def planned(trace: Any, path: Path, **changes: Any) -> Path:
     settings: dict[str, Any] = {"strategy": "eplb", "trace": str(trace.path), "cluster": Cluster.parse("2x2")}
-    make(Request(**settings | changes)).save(path)
+    make(Request.of(**settings | changes)).save(path)
     return path
 
 

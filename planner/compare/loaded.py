@@ -1,0 +1,167 @@
+"""A plan from a file in a comparison: what it is held against, and what of a trace it was fitted to."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, MismatchError, UsageError
+from ...profilers.cluster import Cluster
+from ...profilers.profile import load as load_profile
+from ...runtime.decisions import SidecarFile
+from ...runtime.migrating.predictor import read_predictor
+from ...runtime.plan import Plan, Split, load
+from ...traces.count_form import CountTrace
+from ...traces.model import ModelSpec
+from ...traces.reader import Trace
+from ...traces.split import fitted
+from ..evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
+from ..evaluate.samples import SampleIndex
+from ..evaluate.scene import Passes
+from ..evaluate.splits import UnitIndex
+from ..options import PlacementOptions, parsed
+from ..strategies.registry import STRATEGIES, strategy
+from ..strategies.strategy import Strategy
+
+__all__ = ["LoadedPlan", "check_model", "common_cluster", "common_passes", "known_model", "load_plans"]
+
+SAME = ("name", "layer_ids", "num_experts", "top_k")  # what two traces of one model agree on
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlan:
+    """A plan from a file, with its place in a comparison."""
+
+    path: str
+    plan: Plan
+
+    @property
+    def moves_samples(self) -> bool:
+        """Whether it re-homes samples."""
+        return self.plan.decisions.sample_policy is not None
+
+    @property
+    def strategy(self) -> Strategy:
+        """Strategy of the plan's last decision. A plan by none of our strategies is judged as a placement."""
+        made_by = self.plan.strategies[-1:]
+        return strategy(made_by[0]) if made_by and made_by[0] in STRATEGIES else Strategy()
+
+    @property
+    def contender(self) -> Contender:
+        """The plan under its path.
+
+        Raises
+        ------
+        UsageError, InputError
+            A decision that cannot be carried out, a sidecar that is missing or another one.
+        """
+        try:
+            return Contender(self.path, journey_of(self.plan, self._read))
+        except (UsageError, InputError) as error:
+            raise type(error)(f"{self.path}: {error}") from error
+
+    def beside(self, own: Contender) -> list[Contender]:
+        """Today first, then what tells the plan's parts apart: as many slots in order, coherence alone, whole layers,
+        samples that stay.
+        """
+        slots_D, model, cluster = own.journey.placement.slots, self.plan.model, self.plan.cluster
+        usual, in_slots = today(model, cluster, slots_D), contiguous_in(slots_D, model, cluster)
+        rows = [usual, *([in_slots] if in_slots else [])]
+        if own.journey.dispatch_model == "coherent":
+            rows.append(rows[-1].named(rows[-1].name, dispatch_model="coherent"))
+        if own.journey.cuts is not None:
+            rows.append(own.named(f"{self.path} at degree 1", cuts=None))
+        if self.moves_samples:
+            rows.append(own.named(f"{self.path}, samples staying", dispatch_model="standard", homes=None))
+        return [usual, *(one for one in rows[1:] if not one.journey.goes_as(usual.journey))]
+
+    def unseen(self, index: UnitIndex | SampleIndex, sha256: str) -> NDArray[np.bool_]:
+        """Which units of a trace it was not fitted to, `[U]`: all of another trace's."""
+        split = self._split_of(sha256)
+        if split is None:
+            return np.ones(len(index.unit_tokens), np.bool_)
+        if isinstance(index, SampleIndex) and not self.moves_samples:  # it was fitted to samples, not to whole steps
+            return ~fitted(index.sample, seed=split.seed, fraction=split.fit_fraction)
+        return ~index.fitted(seed=split.seed, fraction=split.fit_fraction)
+
+    def _split_of(self, sha256: str) -> Split | None:
+        """How the units of a trace were split for it; None where it was made from another trace."""
+        source = self.plan.inputs.trace
+        if source is None:
+            return None
+        fitted_to = {source.sha256}
+        if "placement" in self.plan.options:
+            options = parsed(PlacementOptions, self.plan.options["placement"], "placement")
+            fitted_to |= {one.sha256 for one in options.mixture}
+        return source.split if sha256 in fitted_to else None
+
+    def _read(self, file: SidecarFile) -> bytes:
+        return read_predictor(Path(self.path).parent / file.file)
+
+
+def load_plans(paths: Sequence[str | os.PathLike[str]]) -> list[LoadedPlan]:
+    """The plans in these files.
+
+    Raises
+    ------
+    UsageError
+        None, or one twice.
+    """
+    names = [str(path) for path in paths]
+    if not names or len(set(names)) < len(names):
+        raise UsageError(f"plans {', '.join(names)[:200] or 'none'}; expected one or more, each once")
+    return [LoadedPlan(name, load(name)) for name in names]
+
+
+def common_cluster(plans: Sequence[LoadedPlan], profile: str | os.PathLike[str] | None) -> Cluster:
+    """The one cluster that all plans are for, with the first one's links, or the profile's where it has some."""
+    for one in plans:
+        if str(one.plan.cluster) != str(plans[0].plan.cluster):
+            raise UsageError(
+                f"{one.path} is for {one.plan.cluster}, {plans[0].path} for {plans[0].plan.cluster};"
+                " expected plans for one cluster: compare them one at a time"
+            )
+        if one.plan.decisions.pipeline is not None and profile is None:
+            raise UsageError(f"{one.path}: its pipeline degrees change seconds only; name a profile with --profile")
+    cluster = plans[0].plan.cluster
+    known = {} if profile is None else load_profile(profile).cluster.links
+    links = {kind: link for kind, link in known.items() if kind != "inter" or cluster.num_nodes > 1}
+    return replace(cluster, links={**cluster.links, **links})
+
+
+def common_passes(plans: Sequence[LoadedPlan]) -> Passes | None:
+    """The passes of a step that all plans with a pipeline were made for; None without one."""
+    passes = {one.path: of for one in plans if (of := passes_of(one.plan)) is not None}
+    if len(set(passes.values())) > 1:
+        told = ", ".join(f"backward {of.backward:g}, full duplex {of.full_duplex}" for of in passes.values())
+        raise UsageError(
+            f"{', '.join(passes)} differ in their passes or duplex: {told}; one cost model compares plans, so solve"
+            " them alike"
+        )
+    return next(iter(passes.values()), None)
+
+
+def check_model(entry: LoadedPlan, trace: Trace | CountTrace) -> None:
+    """Refuse a trace of another model than the plan's."""
+    for name in SAME:
+        ours, theirs = getattr(entry.plan.model, name), getattr(trace.meta.model, name)
+        if ours != theirs:
+            raise MismatchError(
+                f"{entry.path}: a plan for {name} {ours!s:.60}, {trace.path} has {theirs!s:.60}; expected a trace of"
+                " the plan's model"
+            )
+    if isinstance(trace, Trace) and entry.plan.dispatch_model == "coherent":
+        trace.check_first_choices(f"{entry.path}, a coherent plan,")
+
+
+def known_model(model: ModelSpec, plans: Sequence[Plan]) -> ModelSpec:
+    """The trace's model, sizes that it lacks as the first plan that knows them has them."""
+    for plan in plans:
+        lacking = [one.name for one in dataclasses.fields(ModelSpec) if getattr(model, one.name) is None]
+        attention = model.attention if model.attention.kv_size else plan.model.attention
+        model = replace(model, attention=attention, **{name: getattr(plan.model, name) for name in lacking})
+    return model

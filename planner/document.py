@@ -1,0 +1,185 @@
+"""A document: sections of text, tables and drawings, shown on a console or written as a page."""
+
+import html
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..files import atomic_path
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from rich.console import Console
+
+__all__ = ["Column", "Drawing", "Section", "Table", "Text", "drawn", "to_console", "write_page"]
+
+# The browser itself is told to fetch nothing, whatever the drawing library would like to.
+POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }
+h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin: 2em 0 0 } p { margin: .3em 0 }
+td, th { padding: 0 .8em 0 0; text-align: right; font-weight: normal } td:first-child { text-align: left }
+"""
+CONFIG = {"displaylogo": False, "responsive": True}
+GAP = 2  # signs between two columns
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Lines, each of which goes on where the screen ends; `label     text` goes on below its text."""
+
+    lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, *lines: str) -> "Text":
+        """The lines."""
+        return cls(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table; the first of a table names the rows, and is to the left."""
+
+    header: str
+    cells: Sequence[str]
+
+    @property
+    def width(self) -> int:
+        """Signs of the widest cell."""
+        return max(map(len, (self.header, *self.cells)))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns, the most important ones first.
+
+    Parameters
+    ----------
+    whole
+        Whether a narrow screen shows all columns, in several tables; else it leaves the last ones out.
+    """
+
+    columns: Sequence[Column]
+    whole: bool = False
+
+    def fitting(self, width: int) -> "list[Table]":
+        """The columns as tables of so many signs at most, each with the rows' names and one column at least."""
+        names, *rest = self.columns
+        tables = [[names]]
+        for column in rest:
+            taken = sum(one.width + GAP for one in tables[-1]) + column.width
+            if taken > width and len(tables[-1]) > 1:
+                if not self.whole:
+                    break
+                tables.append([names])
+            tables[-1].append(column)
+        return [Table(columns) for columns in tables]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure of a page; a console leaves it out."""
+
+    make: "Callable[[], Figure]"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a document.
+
+    Parameters
+    ----------
+    title
+        Its heading on a page, and on a console where it is of the details.
+    verbose
+        Whether a console shows it only when all details are asked for.
+    """
+
+    title: str
+    body: Sequence[Text | Table | Drawing]
+    verbose: bool = False
+
+
+def drawn(title: str, text: str, figure: "Figure") -> Section:
+    """A section of a page: a few words and a figure."""
+    return Section(title, (Text.of(text), Drawing(lambda: figure)))
+
+
+def to_console(sections: Sequence[Section], console: "Console", *, verbose: bool = False) -> None:
+    """Print a document, a blank line between two sections."""
+    shown = [section for section in sections if section.body and (verbose or not section.verbose)]
+    for number, section in enumerate(shown):
+        if number:
+            console.print()
+        if section.verbose and section.title:
+            console.print(section.title)
+        for part in section.body:
+            _print(part, console)
+
+
+def write_page(path: str | os.PathLike[str], title: str, text: str, sections: Iterable[Section]) -> None:
+    """Write a document as one HTML file that needs no network, atomically; with drawings it takes 4.5 MB.
+
+    Raises
+    ------
+    StorageError
+        It cannot be written.
+    """
+    from plotly.offline import get_plotlyjs
+
+    sections = list(sections)
+    figures = any(isinstance(part, Drawing) for section in sections for part in section.body)
+    script = f"<script>{get_plotlyjs()}</script>" if figures else ""
+    body = "".join(_html(section, number) for number, section in enumerate(sections))
+    page = (
+        "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style>{script}</head>\n"
+        f"<body><h1>{html.escape(title)}</h1><p>{html.escape(text)}</p>\n{body}</body></html>\n"
+    )
+    with atomic_path(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def _print(part: Text | Table | Drawing, console: "Console") -> None:
+    if isinstance(part, Text):
+        for line in part.lines:
+            console.print(line)
+    elif isinstance(part, Table):
+        for number, table in enumerate(part.fitting(console.width)):
+            if number:
+                console.print()
+            console.print(_rich(table))
+
+
+def _rich(table: Table) -> object:
+    from rich.table import Table as RichTable
+
+    shown = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="")
+    for number, column in enumerate(table.columns):
+        justify = "right" if number else "left"
+        shown.add_column(column.header, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        shown.add_row(*row)
+    return shown
+
+
+def _html(section: Section, number: int) -> str:
+    """A section as HTML; figures are numbered, so that equal contents give equal bytes."""
+    parts = (_html_of(part, f"figure-{number}-{place}") for place, part in enumerate(section.body))
+    return f"<h2>{html.escape(section.title)}</h2>" + "".join(parts)
+
+
+def _html_of(part: Text | Table | Drawing, name: str) -> str:
+    if isinstance(part, Text):
+        return "".join(f"<p>{html.escape(line)}</p>" for line in part.lines) + "\n"
+    if isinstance(part, Table):
+        head = "".join(f"<th>{html.escape(column.header)}</th>" for column in part.columns)
+        rows = zip(*(column.cells for column in part.columns), strict=True)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        return f"<table><tr>{head}</tr>{body}</table>\n"
+    from plotly.io import to_html
+
+    figure = part.make().update_layout(template="plotly_white", margin={"t": 30, "r": 20})
+    return f"{to_html(figure, full_html=False, include_plotlyjs=False, config=CONFIG, div_id=name)}\n"

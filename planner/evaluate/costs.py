@@ -1,0 +1,219 @@
+"""The cost model: the curves by which a model's parts are timed on a cluster, and where each comes from.
+
+Legend: N nodes; G devices a node; P ranks of a collective.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...profilers.cluster import Cluster
+from ...profilers.fits.prediction import Prediction
+from ...profilers.predictor import predicted
+from ...profilers.profile import Profile
+from ...profilers.series import ELEMENT_BYTES, Series
+from ...solvers.ports import LinkClass, link_classes
+from ...solvers.seconds import Curve, Curve2
+from ...traces.model import ModelSpec
+
+__all__ = ["CostModel"]
+
+COUNTS_ALONE = "counts do not say where tokens are"
+T = TypeVar("T")
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Cost curves of a model's parts, from a profile and a cluster's links. None: no curve is known.
+
+    Parameters
+    ----------
+    exchange, gather
+        Of an all-to-all and an all-gather over bytes through the busiest port, one curve a link class.
+    experts
+        Over token-expert pairs and experts of a device.
+    attention
+        Over (batch, length).
+    sources, missing
+        Where each curve is from; why a part has none.
+    other_dtype
+        Parts timed in a dtype of another width than the model's.
+    """
+
+    exchange: Sequence[Curve] | None
+    gather: Sequence[Curve] | None
+    experts: Curve2 | None
+    attention: Curve2 | None
+    sources: Mapping[str, str]
+    missing: Mapping[str, str]
+    other_dtype: tuple[str, ...]
+
+    @classmethod
+    def of(cls, profile: Profile | None, cluster: Cluster, model: ModelSpec, *, samples: bool) -> "CostModel | None":
+        """The costs of a model; None without a profile and without links.
+
+        Parameters
+        ----------
+        samples
+            Whether the trace has samples: contexts for attention.
+
+        Notes
+        -----
+        A collective's curve is the profile's series over as many ranks as it has here (G inside a node, all between
+        nodes), in a dtype as wide as the model's where there is one, else the link's alpha-beta, which has no error
+        of its own. Experts and attention: that dtype, else another one, said; experts looped, as the runtime computes
+        them, where that was measured, else grouped; attention as it was measured, multi-head with heads of 64, which a
+        source says where the model has another size of K and V.
+        """
+        if profile is None and not cluster.links:
+            return None
+        exchange = _exchange("all_to_all", "dispatch", profile, cluster, model)
+        gather = _exchange("all_gather", "kv", profile, cluster, model)
+        experts, attention = _experts(profile, model), _attention(profile, model, samples=samples)
+        parts = {"dispatch": exchange, "kv": gather, "experts": experts, "attention": attention}
+        found = {part: one for part, one in parts.items() if isinstance(one, _Found)}
+        return cls(
+            exchange=exchange.curves,
+            gather=gather.curves,
+            experts=experts.curves,
+            attention=attention.curves,
+            sources={place: source for one in found.values() for place, source in one.sources.items()},
+            missing={part: one.reason for part, one in parts.items() if isinstance(one, _Missing)},
+            other_dtype=tuple(part for part, one in found.items() if one.other_dtype),
+        )
+
+    def of_loads(self) -> "CostModel":
+        """Costs of experts alone, all that loads without tokens can be timed with."""
+        return replace(
+            self,
+            exchange=None,
+            gather=None,
+            attention=None,
+            sources={part: source for part, source in self.sources.items() if part == "experts"},
+            missing={
+                **{part: reason for part, reason in self.missing.items() if part == "experts"},
+                **dict.fromkeys(("dispatch", "kv", "attention"), COUNTS_ALONE),
+            },
+            other_dtype=tuple(part for part in self.other_dtype if part == "experts"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found(Generic[T]):
+    """The curve or curves of a part, and what they are, by the part and its link class."""
+
+    curves: T
+    sources: dict[str, str]
+    other_dtype: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """Why a part has no curve."""
+
+    reason: str
+    curves: ClassVar[None] = None
+
+
+def _exchange(
+    case: str, part: str, profile: Profile | None, cluster: Cluster, model: ModelSpec
+) -> _Found[list[Curve]] | _Missing:
+    """Curves of a collective over bytes through the busiest port, one a link class."""
+    size = model.attention.kv_size if part == "kv" else model.hidden_size
+    if not (size and model.dtype_bytes):
+        return _Missing(f"the model's {'kv_size' if part == 'kv' else 'hidden_size'} or dtype is not known")
+    curves, sources = [], {}
+    for link in link_classes(cluster):
+        ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
+        places = cluster.devices_per_node if link == "intra" else cluster.num_nodes
+        series = _series(profile, case, model, ranks=ranks, link=link)
+        if series is None and link not in cluster.links:
+            return _Missing(f"no {case} of {ranks} ranks and no {link} link; give --link {link}=GBps:us")
+        curves.append(_link(cluster, link) if series is None else _even(series, places))
+        sources[f"{part} {link}"] = f"link {link}" if series is None else series.key
+    return _Found(curves, sources)
+
+
+def _experts(profile: Profile | None, model: ModelSpec) -> _Found[Curve2] | _Missing:
+    series = _series(profile, "expert_ffn", model)
+    unknown = [name for name in ("hidden_size", "ffn_size") if getattr(model, name) is None]
+    if unknown:
+        return _Missing(f"the model's {' and '.join(unknown)} is not in the trace")
+    if series is None:
+        return _Missing(_unmeasured(profile, "expert_ffn"))
+    assert series.fit is not None
+    least = series.fit.measured.get("grouped", (0, 0))[0]
+    sizes = {"hidden": model.hidden_size, "ffn": model.ffn_size, "grouped": least}
+    curve = _of_two(series, ("tokens", "experts"), sizes)
+    return _Found(curve, {"experts": series.key}, series.dtype not in _dtypes(model))
+
+
+def _attention(profile: Profile | None, model: ModelSpec, *, samples: bool) -> _Found[Curve2] | _Missing:
+    series = _series(profile, "attention", model)
+    if not samples:
+        return _Missing("the trace has no samples, hence no contexts")
+    if model.hidden_size is None:
+        return _Missing("the model's hidden_size is not in the trace")
+    if series is None:
+        return _Missing(_unmeasured(profile, "attention"))
+    source = series.key if model.attention.kv_size == 2 * model.hidden_size else f"{series.key} (as MHA)"
+    curve = _of_two(series, ("batch", "length"), {"hidden": model.hidden_size})
+    return _Found(curve, {"attention": source}, series.dtype not in _dtypes(model))
+
+
+def _unmeasured(profile: Profile | None, case: str) -> str:
+    return "no profile" if profile is None else f"the profile has no {case}"
+
+
+def _dtypes(model: ModelSpec) -> list[str]:
+    """Dtypes as wide as the model's, best first."""
+    return [dtype for dtype, width in ELEMENT_BYTES.items() if width == model.dtype_bytes]
+
+
+def _series(
+    profile: Profile | None, case: str, model: ModelSpec, *, ranks: int = 1, link: LinkClass | None = None
+) -> Series | None:
+    """The fitted series of a case, in the dtype that suits the model best."""
+    found = [
+        series
+        for series in ({} if profile is None else profile.series).values()
+        if (series.case, series.ranks, series.link) == (case, ranks, link) and series.fit is not None
+    ]
+    order = {dtype: place for place, dtype in enumerate(_dtypes(model))}
+    return min(found, key=lambda series: (order.get(series.dtype, len(order)), series.key), default=None)
+
+
+def _even(series: Series, places: int) -> Curve:
+    """Over bytes through a port, by the even exchange whose buffer sends as much: bytes = port x P / (P - 1).
+
+    Between nodes, (N - 1) / N of a buffer crosses, hence N for P; in whole blocks, of at least one byte.
+    """
+
+    def curve(port: Numbers) -> Prediction:
+        blocks = np.ceil(np.maximum(port, 1.0) * places / (places - 1) / series.ranks)
+        return predicted(series, {"bytes": blocks * series.ranks})
+
+    return curve
+
+
+def _link(cluster: Cluster, kind: LinkClass) -> Curve:
+    """A link's latency and seconds a byte."""
+    link = cluster.links[kind]
+
+    def curve(port: Numbers) -> Prediction:
+        seconds = link.latency_s + link.s_per_byte * port
+        return Prediction(seconds, seconds, seconds, np.zeros(port.shape, dtype=bool))
+
+    return curve
+
+
+def _of_two(series: Series, names: tuple[str, str], sizes: dict[str, int | None]) -> Curve2:
+    def curve(first: Numbers, second: Numbers) -> Prediction:
+        fixed = {name: np.full(first.shape, float(value or 0)) for name, value in sizes.items()}
+        return predicted(series, {names[0]: first, names[1]: second} | fixed)
+
+    return curve

@@ -1,0 +1,246 @@
+"""The figures of contenders on the parts of a trace, and the verdict on the first of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, UsageError
+from ...runtime.plan import Contender as Row
+from ...runtime.plan import Evaluation, Part, Verdict
+from ..options import SecondsOptions
+from .dropped import dropped_share, sent_pairs
+from .homes import Homes, Staying
+from .journey import TODAY, Contender, Journey
+from .metrics import Context, Figures, figures_of
+from .price import STEP, cuts_of, pipeline_of, price
+from .replay import Replay
+from .replay import replay as fast_replay
+from .scene import Scene
+from .tally import Tally
+
+__all__ = ["Evaluated", "evaluate", "verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An evaluation as the plan stores it, and what it rests on.
+
+    Parameters
+    ----------
+    judged
+        The figures of the contenders on the part that judges, by label.
+    seconds
+        How seconds were predicted; None without.
+    homes
+        Where samples were re-homed, by label and part.
+    between
+        Copies per step between all pairs of devices on the part that judges, `[D, D]`, where asked for, by label.
+    """
+
+    evaluation: Evaluation
+    judged: Mapping[str, Figures]
+    seconds: SecondsOptions | None
+    homes: Mapping[str, Sequence[Homes]] = field(default_factory=dict)
+    between: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+def evaluate(
+    scenes: Scene | Sequence[tuple[float, Scene]],
+    contenders: Sequence[Contender],
+    *,
+    aside: Sequence[Contender] = (),
+    replay: Replay = fast_replay,
+    between: bool = False,
+) -> Evaluated:
+    """Judge contenders, the plan first.
+
+    Parameters
+    ----------
+    scenes
+        One, or several with weights that sum to 1: figures are then weighted means.
+    aside
+        Judged beside them, but no part of the evaluation.
+    replay
+        What tallies journeys.
+    between
+        Whether to tally the copies of every pair of devices, too.
+
+    Raises
+    ------
+    UsageError
+        A trace or a journey that the contenders cannot be judged on.
+    InputError
+        No token is routed in a part.
+    """
+    weighted = [(1.0, scenes)] if isinstance(scenes, Scene) else list(scenes)
+    every = [*contenders, *aside]
+    labels = [contender.label for contender in every]
+    if twice := {label for label in labels if labels.count(label) > 1}:
+        raise UsageError(f"{min(twice)}: two contenders of one name; rename the plan's file")
+    judged = [_Judged.of(scene, every, replay, between=between) for _, scene in weighted]
+    parts, figures = list[Part](), list[dict[str, Figures]]()
+    for number in range(len(judged[0].contexts)):
+        rows = [figures_of(one.contexts[number], seed=one.scene.seed) for one in judged]
+        figures.append(
+            {
+                label: Figures.weighted([(weight, row[at]) for (weight, _), row in zip(weighted, rows, strict=True)])
+                for at, label in enumerate(labels)
+            }
+        )
+        parts.append(_part([one.scene for one in judged], number, contenders, figures[-1]))
+    return Evaluated(
+        Evaluation(fit=parts[0], held_out=parts[1] if len(parts) > 1 else None),
+        figures[-1],
+        _seconds_options(
+            weighted[0][1], [context for one in judged for context in one.contexts[-1][: len(contenders)]]
+        ),
+        judged[0].homes,
+        {
+            label: context.tally.between / len(context.tally.loads)
+            for label, context in zip(labels, judged[0].contexts[-1], strict=True)
+            if between and context.tally.between is not None
+        },
+    )
+
+
+def verdict(
+    evaluated: Evaluated, metric: str, *, against: str = TODAY, of: str | None = None, at_least: float = 0.0
+) -> Verdict:
+    """Whether a contender has less than another, with a paired interval.
+
+    Parameters
+    ----------
+    metric
+        What to judge by where their `step_s` cannot be compared.
+    of
+        Its label; None: the first.
+    at_least
+        The share of the other's value that a gain must be above to pay for what the metric does not hold; `step_s` is
+        taken to hold all.
+    """
+    ours = of or next(iter(evaluated.judged))
+    plan, base = evaluated.judged[ours], evaluated.judged[against]
+    alike = ours.rpartition("/")[2] == against.rpartition("/")[2]
+    metric = STEP if plan.step_compares(base, alike=alike) else metric
+    gain, at_least = plan.gain(metric, base), 0.0 if metric == STEP else at_least
+    pays = gain.low is not None and gain.low > at_least * base.value[metric]
+    return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain, at_least=at_least)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Judged:
+    """Contenders on a scene: the homes of samples by label and part, and every contender by part."""
+
+    scene: Scene
+    homes: Mapping[str, Sequence[Homes]]
+    contexts: Sequence[Sequence[Context]]
+
+    @classmethod
+    def of(cls, scene: Scene, contenders: Sequence[Contender], replay: Replay, *, between: bool) -> "_Judged":
+        moving = _moving(scene, contenders)
+        journeys = [journey for journey, _ in moving]
+        tallies = replay(scene, journeys, ports=scene.costs is not None, between=between)
+        fixed = any(journey.capacity_factor is not None for journey in journeys)
+        sent = sent_pairs(scene) if fixed else [None] * len(scene.cohorts)
+        contexts = [
+            [
+                Context(
+                    tally,
+                    price(tally, journey, scene),
+                    journey.dispatch_model,
+                    scene.model,
+                    cohort.tokens_per_step,
+                    _dropped(scene, one, journey, tally, sent_BLDE),
+                )
+                for one, journey, tally in zip(contenders, journeys, row, strict=True)
+            ]
+            for cohort, row, sent_BLDE in zip(scene.cohorts, tallies, sent, strict=True)
+        ]
+        homes = {one.label: of for one, (_, of) in zip(contenders, moving, strict=True) if of}
+        return cls(scene, homes, contexts)
+
+
+def _dropped(
+    scene: Scene, contender: Contender, journey: Journey, tally: Tally, sent_BLDE: NDArray[np.int32] | None
+) -> float | None:
+    """The share of pairs that a fixed capacity drops; None without one."""
+    if journey.capacity_factor is None or sent_BLDE is None or scene.passes is None or tally.ports is None:
+        return None
+    capacity_BL = pipeline_of(tally, scene, scene.passes, journey.capacity_factor).capacity
+    if not capacity_BL[tally.loads.any(axis=2)].all():
+        raise UsageError(
+            f"{contender.name}: its fixed capacity holds no row in some step of this trace, so that nothing is computed"
+            " there; judge it with more --samples-per-step, or on longer samples"
+        )
+    cuts = cuts_of(journey, scene.passes, scene.model.num_layers)
+    return dropped_share(sent_BLDE, cuts.forward.padded(capacity_BL))
+
+
+def _settled(scene: Scene, journey: Journey) -> Journey:
+    """A journey by the samples' counts where those tell all of it: samples then stay if no rule moves them."""
+    if scene.samples is None or journey.homes is not None or journey.dispatch_model != "standard":
+        return journey
+    by_place = journey.placement.has_replicas and "even" not in (journey.replica_rule, journey.placement.replica_rule)
+    return journey if by_place or journey.replica_rule not in (None, "even") else replace(journey, homes=Staying())
+
+
+def _moving(scene: Scene, contenders: Sequence[Contender]) -> list[tuple[Journey, list[Homes]]]:
+    """The journeys of contenders with the moves of all samples, and the homes by part of those that have a rule."""
+    journeys = [_settled(scene, one.journey) for one in contenders]
+    moving = {one.label: journey for one, journey in zip(contenders, journeys, strict=True) if journey.homes}
+    if moving and scene.samples is None:
+        raise UsageError(f"{next(iter(moving))}: it moves samples, which are not counted one by one here")
+    if scene.samples is not None:
+        scene.samples.count({label: journey.placement for label, journey in moving.items()})
+    return [_moved(scene, journey) for journey in journeys]
+
+
+def _moved(scene: Scene, journey: Journey) -> tuple[Journey, list[Homes]]:
+    counts, rule = scene.samples, journey.homes
+    if rule is None or counts is None:
+        return journey, []
+    homes = [rule(counts, journey.placement, cohort) for cohort in scene.cohorts]
+    moves_LI = np.zeros((journey.placement.num_layers + 1, len(counts.index.sample)), np.int64)
+    for cohort, of in zip(scene.cohorts, homes, strict=True):
+        moves_LI[:, cohort.unit_ids] = of.device
+    return replace(journey, moves=moves_LI), homes
+
+
+def _part(scenes: Sequence[Scene], part: int, contenders: Sequence[Contender], figures: Mapping[str, Figures]) -> Part:
+    """Part of an evaluation, as a plan stores it.
+
+    Raises
+    ------
+    InputError
+        It has no token, as counts of nothing have none.
+    """
+    cohorts = [scene.cohorts[part] for scene in scenes]
+    if not any(cohort.num_tokens for cohort in cohorts):
+        raise InputError("no token is routed in what was fitted, or in what judges; expected some in both: record more")
+    return Part(
+        num_samples=sum(len(cohort.unit_ids) for cohort in cohorts),
+        num_tokens=sum(cohort.num_tokens for cohort in cohorts),
+        num_steps=sum(cohort.num_steps for cohort in cohorts),
+        dropped_samples=sum(cohort.dropped for cohort in cohorts),
+        contenders=tuple(
+            Row(name=one.name, dispatch_model=one.journey.dispatch_model, metrics=figures[one.label].metrics())
+            for one in contenders
+        ),
+    )
+
+
+def _seconds_options(scene: Scene, contexts: Sequence[Context]) -> SecondsOptions | None:
+    """Sources of the seconds, and per metric the largest share of calls outside the sizes measured."""
+    costs = scene.costs
+    if costs is None:
+        return None
+    shares = [context.seconds.extrapolated for context in contexts]
+    names = sorted({name for one in shares for name in one})
+    return SecondsOptions(
+        sources=costs.sources,
+        missing=costs.missing,
+        extrapolated={name: max(one.get(name, 0.0) for one in shares) for name in names},
+        other_dtype=costs.other_dtype,
+    )

@@ -1,0 +1,157 @@
+"""The homes that rules give the samples of a cohort, step by step and layer by layer, as a run would.
+
+Legend: I samples of a cohort; L MoE layers; E experts; D devices; B steps.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...runtime.migrating.predictor import Predictor
+from ...solvers import netmoe
+from ...solvers.placement import Placement
+from .splits import Cohort
+from .traffic import SampleCounts, SampleTraffic
+
+__all__ = ["Dealt", "HomeRule", "Homes", "Rehoming", "Staying", "Totals", "steps_of"]
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the re-homings, one per step and layer: what was reached, by name, what bounds it, and its seconds."""
+
+    name: str = ""
+    value: float = 0.0
+    bound: float = 0.0
+    layers: int = 0
+    wall_s: float = 0.0
+
+    def add(self, rehomed: netmoe.Rehomed) -> None:
+        """Add the re-homing of a step after a layer."""
+        for outcome in rehomed.dealt:
+            self.name = outcome.objective.name
+            self.value += outcome.objective.value
+        for outcome in (*rehomed.dealt, *([rehomed.whole] if rehomed.whole else [])):
+            self.bound += outcome.bound or 0.0
+            self.wall_s += outcome.wall_s
+        self.layers += 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Homes:
+    """Where the samples of a cohort are when each layer begins and after the last, int64 `[L+1, I]`."""
+
+    device: Numbers
+    totals: Totals = field(default_factory=Totals)
+
+
+class HomeRule(Protocol):
+    """A rule that re-homes samples."""
+
+    def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
+        """The homes of a cohort's samples under a placement; those of an incomplete last step stay."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Staying:
+    """Samples stay where they start."""
+
+    def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
+        """The homes of a cohort."""
+        assert cohort.home is not None
+        return Homes(np.tile(cohort.home, (placement.num_layers + 1, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """Samples are dealt by length alone before the first layer, as a data loader does, and stay.
+
+    The longest comes first, each to the device with the fewest tokens. A step's devices take the same number of samples
+    each, rounded up.
+    """
+
+    def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
+        """The homes of a cohort."""
+        assert cohort.home is not None
+        assert cohort.step is not None
+        device_I, size, length_I = cohort.home.copy(), placement.num_devices, cohort.unit_tokens
+        for at in steps_of(cohort.step):
+            tokens_D, room_D = np.zeros(size), np.full(size, -(-len(at) // size))
+            for sample in at[np.argsort(-length_I[at], kind="stable")]:
+                device = np.where(room_D > 0, tokens_D, np.inf).argmin()
+                device_I[sample] = device
+                tokens_D[device] += length_I[sample]
+                room_D[device] -= 1
+        return Homes(np.tile(device_I, (placement.num_layers + 1, 1)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rehoming:
+    """Every layer's combine delivers samples to new homes (`solvers.netmoe.rehome`).
+
+    Parameters
+    ----------
+    method
+        In `solvers.netmoe.METHODS`.
+    predictor
+        What says the next layer's copies; None: only this layer's routing decides.
+    oracle
+        Whether the next layer's real copies are known.
+    bounded
+        The cohort whose totals are bounded, too.
+
+    Notes
+    -----
+    A step's devices take the same number of samples each, rounded up. Where samples are dealt in rounds, their length
+    is that of this layer: the pairs they have in it. What is bounded is the whole step, however it is dealt.
+    """
+
+    method: str
+    predictor: Predictor | None = None
+    oracle: bool = False
+    bounded: Cohort | None = None
+
+    def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
+        """The homes of a cohort."""
+        assert cohort.home is not None
+        assert cohort.step is not None
+        traffic, totals = counts.under(placement), Totals()
+        num_layers = placement.num_layers
+        device_LI = np.tile(cohort.home, (num_layers + 1, 1))
+        for at, layer in itertools.product(steps_of(cohort.step), range(num_layers)):
+            place = cohort.unit_ids[at]
+            rehomed = netmoe.rehome(
+                self.method,
+                traffic.copies[place, layer],
+                traffic.pairs[place, layer].sum(axis=1),
+                counts.cluster,
+                next_copies=self._predicted(counts, traffic, layer, place),
+                copy_bytes=counts.trace.meta.model.copy_bytes,
+                bounded=cohort is self.bounded,
+            )
+            device_LI[layer + 1 :, at] = rehomed.device_of_sample
+            totals.add(rehomed)
+        return Homes(device_LI, totals)
+
+    def _predicted(
+        self, counts: SampleCounts, traffic: SampleTraffic, layer: int, place: Numbers
+    ) -> NDArray[np.float64] | None:
+        """The next layer's copies of samples at these places, `[I, D]`; None where they are not looked at."""
+        if self.oracle:
+            return traffic.following(layer, place)
+        if self.predictor is None or counts.experts is None:
+            return None
+        return self.predictor.copies(layer, counts.experts[place, layer])
+
+
+def steps_of(step: Numbers) -> list[Numbers]:
+    """The samples of each complete step."""
+    order = np.argsort(step, kind="stable")
+    order = order[np.searchsorted(step[order], 0) :]
+    return np.split(order, np.flatnonzero(np.diff(step[order])) + 1) if len(order) else []

@@ -1,0 +1,179 @@
+"""Effects of decisions on tokens: where experts live, where samples sit, into which chunks layers are cut.
+
+This is the only place that knows it: a new kind of decision adds a row to `EFFECTS`.
+
+Legend: I samples; L MoE layers; D devices.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, UsageError
+from ...profilers.cluster import Cluster
+from ...runtime.decisions import DispatchModel, SidecarFile
+from ...runtime.migrating.predictor import Predictor
+from ...runtime.plan import Plan
+from ...solvers import contiguous
+from ...solvers.netmoe import METHODS
+from ...solvers.placement import Placement, slots_for
+from ...solvers.replicas import ReplayRule
+from ...traces.model import ModelSpec
+from ..options import PipelineOptions, parsed
+from .chunks import Cuts
+from .homes import HomeRule, Rehoming
+from .scene import Passes
+
+__all__ = ["EFFECTS", "TODAY", "Contender", "Effect", "Journey", "contiguous_in", "journey_of", "passes_of", "today"]
+
+TODAY = "contiguous/standard"  # the label of what runs without a plan
+ReadSidecar = Callable[[SidecarFile], bytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Journey:
+    """Path of tokens and samples under some decisions.
+
+    Parameters
+    ----------
+    replica_rule
+        Which replica a token uses, as an engine has it; None: as the placement has it.
+    homes
+        Where samples are re-homed; None: tokens go as the dispatch model says.
+    moves
+        Where every sample is when each layer begins and after the last, `[L+1, I]`: what `homes` gave on a trace.
+    cuts
+        The chunks of every layer; None: layers are whole.
+    capacity_factor
+        Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent.
+    """
+
+    dispatch_model: DispatchModel
+    placement: Placement
+    replica_rule: ReplayRule | None = None
+    homes: HomeRule | None = None
+    moves: NDArray[np.int64] | None = None
+    cuts: Cuts | None = None
+    capacity_factor: float | None = None
+
+    def goes_as(self, other: "Journey") -> bool:
+        """Whether tokens and samples do the same as on another journey."""
+        alike = all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("dispatch_model", "replica_rule", "homes", "cuts", "capacity_factor")
+        )
+        return alike and self.placement.sends_as(other.placement)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contender:
+    """A journey by the name it has in a report."""
+
+    name: str
+    journey: Journey
+
+    @property
+    def label(self) -> str:
+        """Name and dispatch model, as verdicts and files call it."""
+        return f"{self.name}/{self.journey.dispatch_model}"
+
+    def named(self, name: str, **changes: Any) -> "Contender":
+        """The same under another name, with some of its journey changed."""
+        return Contender(name, replace(self.journey, **changes))
+
+
+Effect = Callable[[Journey, Plan, ReadSidecar], Journey]
+
+
+def journey_of(plan: Plan, read: ReadSidecar) -> Journey:
+    """The journey under a plan's decisions.
+
+    Parameters
+    ----------
+    read
+        Gives the bytes of a file that a decision names.
+
+    Raises
+    ------
+    InputError, UsageError
+        Decisions that cannot be carried out, or a file that is missing, damaged or another one.
+    """
+    journey = replace(today(plan.model, plan.cluster).journey, dispatch_model=plan.dispatch_model)
+    for key in plan.decisions.names:
+        journey = EFFECTS[key](journey, plan, read)
+    return journey
+
+
+def passes_of(plan: Plan) -> Passes | None:
+    """The passes of a step under a plan that cuts layers into chunks; None under others."""
+    if plan.decisions.pipeline is None:
+        return None
+    options = parsed(PipelineOptions, dict(plan.options.get("pipeline", {})), "pipeline")
+    return Passes(options.backward, options.full_duplex)
+
+
+def today(model: ModelSpec, cluster: Cluster, slots: NDArray[np.int64] | None = None) -> Contender:
+    """Baseline without a plan: contiguous experts, one slot each, standard dispatch, whole layers, no re-homing.
+
+    Parameters
+    ----------
+    slots
+        Those of a plan, `[D]`: devices without any hold nothing today either.
+    """
+    alive_D = np.ones(cluster.num_devices, np.bool_) if slots is None else slots > 0
+    slots_D = np.zeros(cluster.num_devices, np.int64)
+    slots_D[alive_D] = slots_for(model.num_experts, int(alive_D.sum()))
+    dead = ", ".join(map(str, np.flatnonzero(~alive_D)))
+    return Contender(
+        f"contiguous without {dead}" if dead else "contiguous", Journey("standard", _in_order(model, cluster, slots_D))
+    )
+
+
+def contiguous_in(slots: NDArray[np.int64], model: ModelSpec, cluster: Cluster) -> Contender | None:
+    """Contiguous experts in as many slots as a plan has; None where that is today's."""
+    usual = today(model, cluster, slots)
+    if np.array_equal(usual.journey.placement.slots, slots):
+        return None
+    equal = len(set(slots.tolist())) == 1
+    name = f"{usual.name} in {slots.sum() if equal else ' '.join(map(str, slots))} slots"
+    return usual.named(name, placement=_in_order(model, cluster, slots))
+
+
+def _in_order(model: ModelSpec, cluster: Cluster, slots_D: NDArray[np.int64]) -> Placement:
+    return contiguous.solve(model.num_layers, model.num_experts, cluster, slots=slots_D).placement
+
+
+def _placed(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
+    assert plan.placement is not None
+    return replace(journey, placement=plan.placement)
+
+
+def _piped(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
+    assert plan.decisions.pipeline is not None
+    factor = plan.decisions.pipeline.capacity_factor
+    return replace(journey, cuts=Cuts.of(plan.decisions.pipeline), capacity_factor=factor)
+
+
+def _moved(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
+    policy, model = plan.decisions.sample_policy, plan.model
+    assert policy is not None
+    if policy.method not in METHODS or policy.layers != tuple(range(model.num_layers)):
+        raise UsageError(
+            f"a policy by {policy.method!r:.20} in {len(policy.layers)} of {model.num_layers} layers;"
+            f" expected {' or '.join(METHODS)} in all of them"
+        )
+    predictor = None
+    if policy.predictor is not None:
+        contents = read(policy.predictor)
+        if hashlib.sha256(contents).hexdigest() != policy.predictor.sha256:
+            raise InputError(f"{policy.predictor.file}: not the plan's; expected it as moeplan solve wrote it")
+        shape = (model.num_layers - 1, model.num_experts, plan.cluster.num_devices)
+        predictor = Predictor.from_bytes(contents, shape)
+    return replace(journey, homes=Rehoming(policy.method, predictor))
+
+
+EFFECTS: dict[str, Effect] = {"placement": _placed, "pipeline": _piped, "sample_policy": _moved}

@@ -1,0 +1,174 @@
+"""The cost model: seconds of a step and of its parts, from a tally.
+
+Whole layers follow one another, so that
+
+    step_s = attention_s + kv_s + dispatch_s + experts_s + combine_s                                            (1)
+
+Where layers are cut into chunks, exchanges and experts overlap, and seconds add up by pass, no longer by part:
+
+    step_s = attention_s + kv_s + moe_s + moe_backward_s                                                        (2)
+
+A contender whose layers are whole then has one chunk, so that all are priced alike.
+
+Legend: B steps; L MoE layers; D devices; Q levels of a source's curves (low, middle, high).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...profilers.cluster import Cluster
+from ...profilers.fits.prediction import Prediction
+from ...runtime.decisions import DispatchModel
+from ...solvers.ports import link_classes
+from ...solvers.seconds import (
+    attention_seconds,
+    exchange_seconds,
+    expert_seconds,
+    gather_seconds,
+    no_seconds,
+    step_seconds,
+    total,
+)
+from ...traces.model import ModelSpec
+from .chunks import Cut, Cuts
+from .costs import CostModel
+from .journey import Journey
+from .pipelined import Pipeline, by_class
+from .scene import Passes, Scene
+from .tally import Tally
+
+__all__ = ["SOURCES", "STEP", "Seconds", "cuts_of", "pipeline_of", "price"]
+
+STEP = "step_s"
+SOURCES = {  # each part of a step, in order, to what errs as one: all curves of that kind
+    "attention_s": "attention",
+    "kv_s": "kv",
+    "dispatch_s": "exchange",
+    "experts_s": "experts",
+    "combine_s": "exchange",
+}
+PASSES = ("moe_s", "moe_backward_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Seconds of the parts of a step, by metric name.
+
+    Parameters
+    ----------
+    levels
+        The fits' low, middle and high, `[Q, B]`.
+    step
+        What each source of error adds to a step, `[Q, B]`, its middle level the fits': exchanges, experts, ...; for
+        chunks every level of the exchanges with every level of the experts. Empty where a part but attention lacks.
+    extrapolated
+        The share of calls outside the measured sizes, where there are any.
+    """
+
+    levels: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    step: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    extrapolated: Mapping[str, float] = field(default_factory=dict)
+
+
+def price(tally: Tally, journey: Journey, scene: Scene) -> Seconds:
+    """The seconds of a journey's tally: of those parts that have a curve, and of a step where none but attention lacks.
+
+    By metric: `attention_s`, `dispatch_s`, `experts_s`, `combine_s`, under coherent dispatch `kv_s`; what crosses
+    links by class, too, where there are two (`dispatch_inter_s`, ...); of layers in chunks `moe_s` and, trained,
+    `moe_backward_s`.
+    """
+    costs, model, cluster = scene.costs, scene.model, scene.cluster
+    if costs is None:
+        return Seconds()
+    piped = scene.passes is not None and costs.exchange and costs.experts and tally.ports is not None
+    layers = _around(tally, costs, cluster, model, journey.dispatch_model)
+    crossed: dict[str, NDArray[np.float64]] = {}
+    if piped and scene.passes is not None:
+        moe, crossed_QB = _chunked(tally, journey, scene, scene.passes)
+        layers, crossed = layers | moe, {"moe": crossed_QB}
+    else:
+        layers |= _whole(tally, costs, cluster, model, journey.dispatch_model)
+    seconds = {name: step_seconds(part, model.num_layers) for name, part in layers.items()}
+    parts = [name for name in (*SOURCES, *PASSES) if name in seconds]
+    summed = [name for name in parts if name not in SOURCES or name in ("attention_s", "kv_s") or not piped]
+    levels = {name: _levels(part) for name, part in seconds.items()}
+    needed = {"dispatch_s", "experts_s", "combine_s", *(["kv_s"] if journey.dispatch_model == "coherent" else [])}
+    step: dict[str, NDArray[np.float64]] = {}
+    if needed <= set(parts):
+        levels[STEP] = _levels(total([seconds[name] for name in summed]))  # (1), (2)
+        for name in summed:
+            if name in SOURCES:
+                step[SOURCES[name]] = step.get(SOURCES[name], 0.0) + levels[name]
+        step |= crossed
+    outside = {name: float(layers[name].extrapolated.mean()) for name in parts}
+    return Seconds(levels, step, {name: share for name, share in outside.items() if share})
+
+
+def pipeline_of(tally: Tally, scene: Scene, passes: Passes, capacity_factor: float | None = None) -> Pipeline:
+    """Time model of a tally's layers, for any cuts."""
+    assert scene.costs is not None
+    return Pipeline(
+        tally, scene.costs, scene.cluster, scene.model, passes.backward, passes.full_duplex, capacity_factor
+    )
+
+
+def cuts_of(journey: Journey, passes: Passes, num_layers: int) -> Cuts:
+    """The cuts of a journey's layers, of whole ones one chunk."""
+    one = Cut.equal(1, num_layers)
+    return journey.cuts or Cuts(one, one if passes.backward else None)
+
+
+def _around(
+    tally: Tally, costs: CostModel, cluster: Cluster, model: ModelSpec, dispatch_model: DispatchModel
+) -> dict[str, Prediction]:
+    """Seconds by layer, `[B, L]`, of what is not cut into chunks: attention, and gathering K and V."""
+    ports, layers = tally.ports, dict[str, Prediction]()
+    if ports is None:
+        return layers
+    if costs.attention:
+        layers["attention_s"] = attention_seconds(ports.tokens, ports.contexts, costs.attention)
+    if dispatch_model == "coherent" and costs.gather:
+        kv_bytes = float((model.attention.kv_size or 0) * (model.dtype_bytes or 0))
+        classes = link_classes(cluster)
+        gather = gather_seconds(ports.tokens, kv_bytes, cluster.devices_per_node, classes, costs.gather)
+        layers |= by_class("kv", gather, cluster)
+    return layers
+
+
+def _whole(
+    tally: Tally, costs: CostModel, cluster: Cluster, model: ModelSpec, dispatch_model: DispatchModel
+) -> dict[str, Prediction]:
+    """Seconds by layer, `[B, L]`, of the exchanges and the experts of whole layers."""
+    ports, layers = tally.ports, dict[str, Prediction]()
+    if ports is not None and costs.exchange and model.copy_bytes:
+        dispatch = exchange_seconds(ports.dispatch, model.copy_bytes, costs.exchange)
+        combine = exchange_seconds(ports.combine, model.copy_bytes, costs.exchange)
+        if dispatch_model == "coherent" and model.top_k == 1:  # the token is where it lives next: nothing is called
+            combine = [no_seconds(part.seconds.shape) for part in combine]
+        layers |= by_class("dispatch", dispatch, cluster) | by_class("combine", combine, cluster)
+    if costs.experts:
+        layers["experts_s"] = expert_seconds(tally.loads, tally.slots, costs.experts)
+    return layers
+
+
+def _chunked(
+    tally: Tally, journey: Journey, scene: Scene, passes: Passes
+) -> tuple[dict[str, Prediction], NDArray[np.float64]]:
+    """Seconds by layer of stages and passes `[B, L]`, and of all passes under every pair of levels `[Q Q, B]`.
+
+    Coherent tokens are not trained: they have no backward pass.
+    """
+    if journey.dispatch_model == "coherent":
+        passes = Passes(0.0, passes.full_duplex)
+    pipeline = pipeline_of(tally, scene, passes, journey.capacity_factor)
+    return pipeline.priced(
+        cuts_of(journey, passes, scene.model.num_layers),
+        no_combine=journey.dispatch_model == "coherent" and scene.model.top_k == 1,
+    )
+
+
+def _levels(part: Prediction) -> NDArray[np.float64]:
+    return np.stack([part.low, part.seconds, part.high])

@@ -1,0 +1,292 @@
+"""The units of a trace (samples, else steps, else blocks of rows), and cohorts of them as they run on D devices.
+
+Legend: T tokens; U units; B steps; D devices; R rows of counts.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...traces.count_form import CountTable, CountTrace
+from ...traces.reader import Trace
+from ...traces.schema import PHASES, TokenBatch
+from ...traces.split import Unit, fitted, unit_kind, with_units
+
+__all__ = ["Cohort", "Index", "Located", "UnitIndex", "index_units", "table_units"]
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The tokens of a batch that belong to a cohort: rows of the batch `[T]`, and for each its place.
+
+    `step` is -1 in the incomplete last step, `position` counts in the sample, `turn` is sample + position (what replica
+    rules count by).
+    """
+
+    rows: Numbers
+    unit: Numbers
+    home: Numbers
+    step: Numbers
+    position: Numbers
+    turn: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """Some units of a trace as they run on D devices.
+
+    Parameters
+    ----------
+    unit_ids, unit_tokens
+        The units, ascending, and the tokens of each, int64 `[U]`.
+    home
+        Where each unit starts, `[U]`; None where the trace recorded source ranks.
+    step
+        The step each unit runs in, `[U]`, -1 in an incomplete last step; None where the trace recorded steps.
+    step_ids
+        The recorded steps, ascending; None where steps are derived, or `step` holds them.
+    dropped
+        Units left out of per-step metrics with the incomplete last step.
+    """
+
+    unit_ids: Numbers
+    unit_tokens: Numbers
+    home: Numbers | None
+    step: Numbers | None
+    step_ids: Numbers | None
+    num_steps: int
+    dropped: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all units."""
+        return int(self.unit_tokens.sum())
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a complete step."""
+        counted_U = slice(None) if self.step is None else self.step >= 0
+        return float(self.unit_tokens[counted_U].sum()) / self.num_steps
+
+    def locate(self, batch: TokenBatch, unit_T: Numbers) -> Located:
+        """The batch's tokens that belong to this cohort; `unit_T` is the unit of each of its tokens."""
+        ordinal_T = np.minimum(np.searchsorted(self.unit_ids, unit_T), len(self.unit_ids) - 1)
+        rows = np.flatnonzero(self.unit_ids[ordinal_T] == unit_T)
+        ordinal_T = ordinal_T[rows]
+        home_T = _column(batch.source_rank)[rows] if self.home is None else self.home[ordinal_T]
+        step_T = self._recorded_step(batch)[rows] if self.step is None else self.step[ordinal_T]
+        position_T = batch.position[rows].astype(np.int64)
+        sample_T = (unit_T if batch.sample is None else batch.sample)[rows]
+        return Located(rows, ordinal_T, home_T.astype(np.int64), step_T, position_T, sample_T + position_T)
+
+    def locate_rows(self, unit_R: Numbers) -> tuple[Numbers, Numbers]:
+        """The rows of a table of counts that belong to complete steps of this cohort, and the step of each."""
+        ordinal_R = np.minimum(np.searchsorted(self.unit_ids, unit_R), len(self.unit_ids) - 1)
+        step_R = ordinal_R if self.step is None else self.step[ordinal_R]  # recorded steps are the units
+        rows = np.flatnonzero((self.unit_ids[ordinal_R] == unit_R) & (step_R >= 0))
+        return rows, step_R[rows]
+
+    def _recorded_step(self, batch: TokenBatch) -> Numbers:
+        return np.searchsorted(_column(self.step_ids), _column(batch.step))
+
+
+class Index(Protocol):
+    """The units of a trace, by which it is fitted, judged and resampled."""
+
+    @property
+    def kind(self) -> Unit:
+        """Kind of the units."""
+
+    @property
+    def split_kind(self) -> Unit:
+        """Unit of the held-out split, fitted or held out as a whole."""
+
+    @property
+    def unit_tokens(self) -> Numbers:
+        """The tokens of each unit, `[U]`."""
+
+    @property
+    def by_step(self) -> bool:
+        """Whether figures are resampled over steps, because the units of a step depend on each other."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps were recorded."""
+
+    def recorded_home(self, num_devices: int) -> bool:
+        """Whether units start on their source ranks: the recording had as many."""
+
+    def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
+        """Whether each unit is fitted, `[U]`."""
+
+    def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
+        """The chosen units as they run: on source ranks, else on ordinal mod D; in recorded steps, else in order."""
+
+    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
+        """The batches of the trace, with the unit of each token."""
+
+    def rows(self, table: CountTable) -> Numbers:
+        """The unit of each row of a table of counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitIndex:
+    """The units of a trace, from one pass over its scalar columns.
+
+    Parameters
+    ----------
+    kind
+        What the trace splits by.
+    unit_ids, unit_tokens
+        int64 `[U]`: the units, ascending, and the tokens of each.
+    steps
+        The recorded steps of each unit, int64 `[P, 2]` rows of (unit, step), sorted; None without.
+    num_source_ranks
+        One more than the largest recorded source rank; None without.
+    phases
+        Those of its tokens, in their order; none of counts.
+    """
+
+    kind: Unit
+    unit_ids: Numbers
+    unit_tokens: Numbers
+    steps: Numbers | None
+    num_source_ranks: int | None
+    phases: tuple[str, ...] = ()
+
+    by_step: ClassVar[bool] = False
+
+    @property
+    def split_kind(self) -> Unit:
+        """Unit of the held-out split, the same as `kind`."""
+        return self.kind
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps were recorded."""
+        return self.steps is not None
+
+    @property
+    def training(self) -> bool:
+        """Whether every token is of the phase train."""
+        return self.phases == ("train",)
+
+    def recorded_home(self, num_devices: int) -> bool:
+        """Whether units start on their source ranks: the recording had as many."""
+        return self.num_source_ranks == num_devices
+
+    def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
+        """Whether each unit is fitted, `[U]`."""
+        return fitted(self.unit_ids, seed=seed, fraction=fraction)
+
+    def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
+        """The chosen units as they run on `num_devices` devices.
+
+        A unit starts on the source rank recorded where the recording had as many ranks, else on ordinal mod D; steps
+        are the recorded ones of these units, else `samples_per_step` units each by ascending id; fewer units than that
+        make one step of what there is.
+        """
+        unit_ids = self.unit_ids[chosen_U]
+        ordinal_U = np.arange(len(unit_ids))
+        home_U = None if self.recorded_home(num_devices) else ordinal_U % num_devices
+        tokens_U = self.unit_tokens[chosen_U]
+        if self.steps is not None:
+            step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
+            return Cohort(unit_ids, tokens_U, home_U, None, step_ids, len(step_ids), 0)
+        step_U, num_steps = steps_in_order(len(unit_ids), samples_per_step)
+        return Cohort(unit_ids, tokens_U, home_U, step_U, None, num_steps, int((step_U < 0).sum()))
+
+    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
+        """The batches of the trace, with the unit of each token."""
+        return with_units(trace.batches(phases=phases))
+
+    def rows(self, table: CountTable) -> Numbers:
+        """The unit of each row of a table of counts."""
+        return table_units(table)
+
+
+def steps_in_order(num_units: int, units_per_step: int) -> tuple[Numbers, int]:
+    """The derived step of each unit, `[U]`, -1 in an incomplete last one, and how many steps there are."""
+    num_steps = max(num_units // units_per_step, 1)
+    step_U = np.arange(num_units) // units_per_step
+    step_U[step_U >= num_steps] = -1
+    return step_U, num_steps
+
+
+def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> UnitIndex:
+    """Read the scalar columns of a trace once; of counts, which have no phase, how many there are.
+
+    The units of counts are the recorded steps, else the samples, else all of them are one block.
+    """
+    if isinstance(trace, CountTrace):
+        return _index_counts(trace, phases)
+    tokens_of: dict[int, int] = {}
+    steps = np.zeros((0, 2), np.int64)
+    ranks, kind, phase_ids = -1, None, set[int]()
+    for batch, unit_T in with_units(trace.batches((), phases=phases)):
+        kind = kind or unit_kind(batch)
+        units, tokens = np.unique(unit_T, return_counts=True)
+        for unit, count in zip(units.tolist(), tokens.tolist(), strict=True):
+            tokens_of[unit] = tokens_of.get(unit, 0) + count
+        if batch.step is not None:
+            pairs = np.stack([unit_T, batch.step.astype(np.int64)], axis=1)
+            steps = np.unique(np.concatenate([steps, pairs]), axis=0)
+        ranks = ranks if batch.source_rank is None else max(ranks, int(batch.source_rank.max()))
+        phase_ids.update(np.unique(batch.phase).tolist())
+    unit_ids = np.array(sorted(tokens_of), dtype=np.int64)
+    unit_tokens = np.array([tokens_of[unit] for unit in unit_ids.tolist()], dtype=np.int64)
+    return UnitIndex(
+        kind or "sample",
+        unit_ids,
+        unit_tokens,
+        steps if len(steps) else None,
+        ranks + 1 if ranks >= 0 else None,
+        tuple(PHASES[phase] for phase in sorted(phase_ids)),
+    )
+
+
+def table_units(table: CountTable) -> Numbers:
+    """The unit of each row of a table of counts: its step, else its sample, else one block."""
+    keys = table.sample if table.step is None else table.step
+    return np.zeros(len(table), np.int64) if keys is None else keys.astype(np.int64)
+
+
+def _index_counts(trace: CountTrace, phases: Collection[str] | None) -> UnitIndex:
+    """The units of counts; a token counts `top_k` times in the layer that counts most."""
+    refuse_phases(trace, phases)
+    model, kind = trace.meta.model, _kind_of_counts(trace)
+    pairs_of: dict[int, Numbers] = {}
+    for table in trace.tables():
+        ids, place_R = np.unique(table_units(table), return_inverse=True)
+        sums_UL = np.zeros((len(ids), model.num_layers), np.int64)
+        np.add.at(sums_UL, (place_R, table.layer), table.counts.sum(axis=1))
+        for unit, pairs_L in zip(ids.tolist(), sums_UL, strict=True):
+            pairs_of[unit] = pairs_of.get(unit, 0) + pairs_L
+    unit_ids = np.array(sorted(pairs_of), dtype=np.int64)
+    pairs_U = np.array([pairs_of[unit].max() for unit in unit_ids.tolist()], dtype=np.int64)
+    steps = np.stack([unit_ids, unit_ids], axis=1) if kind == "step" else None
+    return UnitIndex(kind, unit_ids, -(-pairs_U // model.top_k), steps, None)
+
+
+def refuse_phases(trace: CountTrace, phases: Collection[str] | None) -> None:
+    """Refuse to choose phases of counts, which have none."""
+    if phases:
+        raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
+
+
+def _kind_of_counts(trace: CountTrace) -> Literal["step", "sample", "block"]:
+    if "step" in trace.known:
+        return "step"
+    return "sample" if "sample" in trace.known else "block"
+
+
+def _column(values: NDArray[np.integer] | None) -> NDArray[np.integer]:
+    """A column that the index found filled."""
+    assert values is not None
+    return values

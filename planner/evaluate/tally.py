@@ -1,0 +1,126 @@
+"""A tally: what a journey did with a cohort of a trace, by unit and by step.
+
+Legend: L MoE layers; U units; B steps; C link classes; D devices.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...profilers.cluster import Cluster
+from ...runtime.decisions import DispatchModel
+from ...solvers.placement import Placement
+from ...solvers.ports import link_classes
+from .splits import Cohort
+
+__all__ = ["COUNTS", "Ports", "Tally", "check_cells"]
+
+MAX_CELLS = 2**27
+COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Inputs of predicted seconds: copies through every port, and tokens on every device.
+
+    Parameters
+    ----------
+    dispatch, combine
+        Copies that leave (0) and reach (1) each device by link class (`ports.link_classes`), int64 `[B, L, C, 2, D]`.
+    tokens, contexts
+        Tokens on each device before the layer, and the sum over them of 2 x position + 1, int64 `[B, L, D]`; or
+        `[B, 1, D]` where tokens are at home before every layer.
+    """
+
+    dispatch: NDArray[np.int64]
+    combine: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    contexts: NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, dispatch_model: DispatchModel, num_steps: int, num_layers: int, cluster: Cluster) -> Self:
+        """Ports without traffic. A standard combine retraces the dispatch: `combine` is then a mirrored view of it."""
+        stays = dispatch_model == "standard"
+        shape = (num_steps, num_layers, len(link_classes(cluster)), 2, cluster.num_devices)
+        held = (num_steps, 1 if stays else num_layers, cluster.num_devices)
+        ways = {"classes": shape[2], "directions": 2, "exchanges": 1 if stays else 2}
+        check_cells("copies for seconds", cluster, steps=num_steps, layers=num_layers, devices=held[2], **ways)
+        dispatch = np.zeros(shape, np.int64)
+        combine = dispatch[:, :, :, ::-1] if stays else np.zeros(shape, np.int64)
+        return cls(dispatch, combine, np.zeros(held, np.int64), np.zeros(held, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts of a journey over a cohort of a trace, by unit and by step.
+
+    Parameters
+    ----------
+    counts
+        int64 `[U, len(COUNTS)]`: tokens, transitions of a routed first choice, those that stayed on the device and on
+        the node, copies to distinct remote devices and nodes, and those to devices of other nodes, over all layers.
+        `[U, 0]` where only the loads of experts are known.
+    loads
+        Token-expert pairs of every device, `[B, L, D]`: int64, or as expected where replicas share loads of experts.
+    slots
+        Experts of each device, `[D]`.
+    ports
+        None where no seconds are asked for.
+    between
+        Copies from every device to every other one in complete steps, dispatch and combine over all layers, int64
+        `[D, D]`; None where nobody asked.
+    moved
+        The share of samples that change their device in a combine, mean over layers, by step `[B]`; None where none
+        can.
+    """
+
+    counts: NDArray[np.int64]
+    loads: NDArray[Any]
+    slots: NDArray[np.int64]
+    ports: Ports | None = None
+    between: NDArray[np.int64] | None = None
+    moved: NDArray[np.float64] | None = None
+
+    @classmethod
+    def empty(
+        cls,
+        placement: Placement,
+        dispatch_model: DispatchModel,
+        cohort: Cohort,
+        cluster: Cluster,
+        *,
+        ports: bool,
+        between: bool = False,
+    ) -> Self:
+        """A tally of nothing."""
+        shape = (cohort.num_steps, placement.num_layers, cluster.num_devices)
+        check_cells("loads", cluster, steps=shape[0], layers=shape[1], devices=shape[2])
+        return cls(
+            np.zeros((len(cohort.unit_ids), len(COUNTS)), np.int64),
+            np.zeros(shape, np.int64),
+            placement.slots,
+            Ports.empty(dispatch_model, *shape[:2], cluster) if ports else None,
+            np.zeros((cluster.num_devices, cluster.num_devices), np.int64) if between else None,
+        )
+
+    def by_step(self, cohort: Cohort) -> Self:
+        """The same with its counts summed over the units of each complete step."""
+        assert cohort.step is not None
+        counts_BC, kept_U = np.zeros((cohort.num_steps, len(COUNTS)), np.int64), cohort.step >= 0
+        np.add.at(counts_BC, cohort.step[kept_U], self.counts[kept_U])
+        return replace(self, counts=counts_BC)
+
+
+def check_cells(what: str, cluster: Cluster, **lengths: int) -> None:
+    """Refuse an array of one number for every step, layer, device and so on that would not fit into memory."""
+    cells = math.prod(lengths.values())
+    if cells > MAX_CELLS:
+        product = " x ".join(f"{length:,} {name}" for name, length in lengths.items())
+        raise UsageError(
+            f"{what}: {product} are {cells:,} numbers; expected at most {MAX_CELLS:,}: plan for fewer than"
+            f" {cluster.num_devices:,} devices or a part of the trace"
+        )

@@ -1,0 +1,312 @@
+"""Traffic of every sample: to each expert, and under a placement to each device and node.
+
+Legend: I samples of the index; R rows, U of them different samples; T tokens; L MoE layers; E experts; K experts a
+token; D devices; N nodes.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...profilers.cluster import Cluster
+from ...solvers.placement import Placement, ReplicaRule
+from ...solvers.ports import CLASSES, link_classes, remote_visits, sample_copies
+from ...solvers.replicas import ReplicaTable
+from ...traces.count_form import CountTrace
+from ...traces.model import ModelSpec
+from ...traces.reader import Trace
+from .samples import SampleIndex
+from .splits import Cohort
+from .tally import COUNTS, Ports, Tally
+
+__all__ = ["SampleCounts", "SampleTraffic", "sample_tally"]
+
+MAX_CELLS = 2**28  # of 4 bytes
+MAX_PAIRS = 2**31 - 1  # of a sample in a layer
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleTraffic:
+    """Traffic of every sample under one placement.
+
+    Parameters
+    ----------
+    placement
+        Its replicas, if any, are used evenly.
+    copies, nodes
+        Copies of each sample to every device, one a token and distinct device, and tokens that visit each node,
+        int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
+    pairs
+        Token-expert pairs of each sample on every device, int32 `[I, L, D]`.
+    linked
+        How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
+        only counts are known.
+    """
+
+    placement: Placement
+    copies: NDArray[np.int32]
+    nodes: NDArray[np.int32]
+    pairs: NDArray[np.int32]
+    linked: Numbers | None
+
+    @classmethod
+    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> "SampleTraffic":
+        """Table of zeros for one placement."""
+        shape = (num_samples, placement.num_layers)
+        by_device = (placement.num_layers - 1, placement.num_experts, cluster.num_devices)
+        copies = np.zeros((*shape, cluster.num_devices), np.int32)
+        return cls(
+            placement,
+            copies,
+            np.zeros((*shape, cluster.num_nodes), np.int32),
+            np.zeros_like(copies) if linked else copies,
+            np.zeros(by_device, np.int64) if linked else None,
+        )
+
+    def following(self, layer: int, place: Numbers) -> NDArray[np.float64] | None:
+        """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
+        after = layer + 1
+        return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None
+
+
+class SampleCounts:
+    """Traffic of every sample of a trace, counted once under each placement that is requested.
+
+    Parameters
+    ----------
+    fitted
+        The samples whose tokens link two layers (`SampleTraffic.linked`), `[I]`.
+
+    Attributes
+    ----------
+    experts
+        The pairs of each sample with every expert, int32 `[I, L, E]`.
+    """
+
+    def __init__(
+        self,
+        trace: Trace | CountTrace,
+        index: SampleIndex,
+        fitted: NDArray[np.bool_],
+        cluster: Cluster,
+        *,
+        phases: Collection[str] | None = None,
+    ) -> None:
+        self.trace, self.index, self.cluster, self.phases = trace, index, cluster, phases
+        self._fitted_I, self._known = fitted, list[SampleTraffic]()
+        model = trace.meta.model
+        self._shape = (len(index.sample), model.num_layers, model.num_experts)
+        self.experts: NDArray[np.int32] | None = None
+
+    def under(self, placement: Placement, *, name: str = "plan's") -> "SampleTraffic":
+        """Traffic under one placement. Errors are those of `count`."""
+        return self.count({name: placement})[0]
+
+    def count(self, placements: Mapping[str, Placement]) -> "list[SampleTraffic]":
+        """Traffic under each of several placements. New placements are counted in one pass over the trace.
+
+        Raises
+        ------
+        UsageError
+            The tables would pass 2^28 cells, or replicas whose use depends on where samples are.
+        """
+        new = {name: one for name, one in placements.items() if self._traffic(one) is None}
+        if new:
+            self._count(new)
+        return [traffic for one in placements.values() if (traffic := self._traffic(one)) is not None]
+
+    def _traffic(self, placement: Placement) -> "SampleTraffic | None":
+        return next((traffic for traffic in self._known if traffic.placement.sends_as(placement)), None)
+
+    def _count(self, placements: Mapping[str, Placement]) -> None:
+        trace, index, model = self.trace, self.index, self.trace.meta.model
+        tokens = isinstance(trace, Trace)
+        _check(model, self._shape[0], placements, len(self._known), self.cluster, tokens=tokens)
+        new = [SampleTraffic.empty(one, self._shape[0], self.cluster, linked=tokens) for one in placements.values()]
+        experts_ILE = np.zeros(self._shape, np.int32) if self.experts is None else None
+        if isinstance(trace, CountTrace):
+            self.experts = experts_ILE = _table_counts(trace, index) if self.experts is None else self.experts
+            for traffic in new:
+                _map_counts(experts_ILE, traffic, self.cluster)
+        else:
+            visitors = [_Visitor(traffic, self.cluster) for traffic in new]
+            for batch, place_T in index.batches(trace, self.phases):
+                assert batch.sample is not None
+                rows = _Rows.of(place_T, self._fitted_I[place_T], batch.sample + batch.position)
+                before_TK = None
+                for layer in range(model.num_layers):
+                    ids_TK = batch.ids[:, layer].astype(np.int64)
+                    if experts_ILE is not None:
+                        routed_KT = (ids_TK < model.num_experts).T
+                        experts_ILE[rows.places, layer] += rows.cells(ids_TK, routed_KT, model.num_experts)
+                    for visitor in visitors:
+                        visitor.add(layer, ids_TK, before_TK, rows)
+                    before_TK = ids_TK
+            self.experts = self.experts if experts_ILE is None else experts_ILE
+        self._known += new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The tokens of a batch: their samples' places `[U]`, which of these each token has `[T]`, and its turn."""
+
+    places: Numbers
+    local: Numbers
+    fitted: NDArray[np.bool_]
+    turn: Numbers
+
+    @classmethod
+    def of(cls, place_T: Numbers, fitted_T: NDArray[np.bool_], turn_T: Numbers) -> "_Rows":
+        places, local_T = np.unique(place_T, return_inverse=True)
+        return cls(places, local_T, fitted_T, turn_T)
+
+    def cells(self, column_TK: NDArray[np.integer], counted_KT: NDArray[np.bool_], width: int) -> Numbers:
+        """How often each sample has each column, `[U, width]`."""
+        return _cells(self.local, column_TK.T, counted_KT, len(self.places), width)
+
+
+class _Visitor:
+    """Sends tokens to the devices of one placement."""
+
+    def __init__(self, traffic: SampleTraffic, cluster: Cluster) -> None:
+        self.traffic, self.cluster = traffic, cluster
+        placement = traffic.placement
+        self.tables = [
+            ReplicaTable.of(placement, layer, cluster.devices_per_node) for layer in range(placement.num_layers)
+        ]
+
+    def add(self, layer: int, ids_TK: Numbers, before_TK: Numbers | None, rows: _Rows) -> None:
+        """Add a layer's copies, and what led to them from the layer before."""
+        traffic, cluster = self.traffic, self.cluster
+        nowhere_T = np.full(len(ids_TK), -1)
+        device_TK = self.tables[layer].choose(ids_TK, nowhere_T, rows.turn)
+        node_TK = np.where(device_TK < 0, -1, device_TK // cluster.devices_per_node)
+        visits_KT = remote_visits(device_TK, nowhere_T)
+        traffic.pairs[rows.places, layer] += rows.cells(device_TK, device_TK.T >= 0, cluster.num_devices)
+        traffic.copies[rows.places, layer] += rows.cells(device_TK, visits_KT, cluster.num_devices)
+        traffic.nodes[rows.places, layer] += rows.cells(node_TK, remote_visits(node_TK, nowhere_T), cluster.num_nodes)
+        if before_TK is not None and traffic.linked is not None:
+            num_experts = traffic.placement.num_experts
+            for before_T in before_TK.T:
+                known_KT = visits_KT & rows.fitted & (before_T < num_experts)
+                found = _cells(before_T, device_TK.T, known_KT, num_experts, cluster.num_devices)
+                traffic.linked[layer - 1] += found
+
+
+def _check(
+    model: ModelSpec,
+    num_samples: int,
+    placements: Mapping[str, Placement],
+    num_known: int,
+    cluster: Cluster,
+    *,
+    tokens: bool,
+) -> None:
+    devices = cluster.num_devices
+    places = 2 * devices + cluster.num_nodes
+    cells = num_samples * model.num_layers * (model.num_experts + (num_known + len(placements)) * places)
+    if cells > MAX_CELLS:
+        raise UsageError(
+            f"{num_samples:,} samples x {model.num_layers} layers x {model.num_experts} experts and {places} places are"
+            f" {cells:,} counts; expected at most {MAX_CELLS:,}: plan by a part of the trace"
+        )
+    for name, placement in placements.items():
+        if not placement.has_replicas:
+            continue
+        if placement.replica_rule is ReplicaRule.NEAREST:
+            raise UsageError(
+                f"the {name} placement has replicas and the rule nearest, so that traffic depends on where samples are;"
+                " expected no replicas, or the rule even (--strategy eplb)"
+            )
+        if not tokens:
+            found = f"the {name} placement has replicas"
+            if model.num_experts % devices:
+                found = f"--cluster {cluster}: {devices} devices do not divide {model.num_experts} experts"
+            raise UsageError(
+                f"{found}, and counts do not say which replica serves a token; expected devices that divide the"
+                " experts, each expert once, or a trace of tokens"
+            )
+
+
+def _table_counts(trace: CountTrace, index: SampleIndex) -> NDArray[np.int32]:
+    """The pairs of each sample with every expert, `[I, L, E]`."""
+    model = trace.meta.model
+    total_ILE = np.zeros((len(index.sample), model.num_layers, model.num_experts), np.int64)
+    for table in trace.tables():
+        np.add.at(total_ILE, (index.rows(table), table.layer), table.counts)
+    if total_ILE.sum(axis=2, dtype=np.float64).max() > MAX_PAIRS:
+        raise UsageError(f"{trace.path}: a sample with over {MAX_PAIRS:,} counts in a layer; expected single samples")
+    return total_ILE.astype(np.int32)
+
+
+def _map_counts(experts_ILE: NDArray[np.int32], traffic: SampleTraffic, cluster: Cluster) -> None:
+    for layer in range(traffic.placement.num_layers):
+        held_ED = traffic.placement.holds(layer).astype(np.int32)
+        traffic.copies[:, layer] = experts_ILE[:, layer] @ held_ED
+    by_node = traffic.copies.reshape(*traffic.copies.shape[:2], cluster.num_nodes, cluster.devices_per_node)
+    traffic.nodes[:] = by_node.sum(axis=3)
+
+
+def _cells(
+    row_T: Numbers, column_KT: NDArray[np.integer], counted_KT: NDArray[np.bool_], num_rows: int, width: int
+) -> Numbers:
+    """How often each (row, column) is counted, `[num_rows, width]`."""
+    cell_KT = row_T * width + column_KT
+    return np.bincount(cell_KT[counted_KT], minlength=num_rows * width).reshape(num_rows, width)
+
+
+def sample_tally(counts: SampleCounts, placement: Placement, cohort: Cohort, device_LI: Numbers) -> Tally:
+    """Tally of the samples in a cohort's complete steps, by step.
+
+    Parameters
+    ----------
+    device_LI
+        Where every sample of the index is when each layer begins and after the last, `[L+1, I]`.
+    """
+    assert cohort.step is not None
+    cluster, traffic, index = counts.cluster, counts.under(placement), counts.index
+    order = np.argsort(cohort.step, kind="stable")[np.count_nonzero(cohort.step < 0) :]
+    place, step = cohort.unit_ids[order], cohort.step[order]
+    device_LI = device_LI[:, place]
+    first_B = np.searchsorted(step, np.arange(cohort.num_steps))
+    num_steps, num_layers = cohort.num_steps, traffic.copies.shape[1]
+    moved_B = np.add.reduceat((device_LI[1:] != device_LI[:-1]).mean(axis=0), first_B)
+    tally = Tally(
+        np.zeros((num_steps, len(COUNTS)), np.int64),
+        np.zeros((num_steps, num_layers, cluster.num_devices), np.int64),
+        placement.slots,
+        Ports.empty("migrating", num_steps, num_layers, cluster),
+        np.zeros((cluster.num_devices, cluster.num_devices), np.int64),
+        moved_B / np.diff([*first_B, len(place)]),
+    )
+    assert tally.ports is not None
+    assert tally.between is not None
+    classes = [CLASSES.index(link) for link in link_classes(cluster)]
+    column = {name: tally.counts[:, at] for at, name in enumerate(COUNTS)}
+    column["tokens"] += np.add.reduceat(index.unit_tokens[place], first_B)
+    for layer in range(num_layers):
+        tally.loads[:, layer] = np.add.reduceat(traffic.pairs[place, layer], first_B, dtype=np.int64)
+        np.add.at(tally.ports.tokens[:, layer], (step, device_LI[layer]), index.unit_tokens[place])
+        np.add.at(tally.ports.contexts[:, layer], (step, device_LI[layer]), index.contexts[place])
+        dispatch_BC2D, combine_BC2D = tally.ports.dispatch[:, layer], tally.ports.combine[:, layer, :, ::-1]
+        exchanges = (
+            (device_LI[layer], dispatch_BC2D, tally.between),
+            (device_LI[layer + 1], combine_BC2D, tally.between.T),
+        )
+        for device_I, ports_BC2D, pairs_DD in exchanges:
+            np.add.at(pairs_DD, device_I, traffic.copies[place, layer])
+            ports_BC2D += sample_copies(traffic.copies[place, layer], device_I, cluster, first_B)[:, classes]
+            nodes_IN = traffic.nodes[place, layer].astype(np.int64)
+            own_I = nodes_IN[np.arange(len(place)), device_I // cluster.devices_per_node]
+            column["node_copies"] += np.add.reduceat(nodes_IN.sum(axis=1) - own_I, first_B)
+    np.fill_diagonal(tally.between, 0)
+    for exchange in (tally.ports.dispatch, tally.ports.combine):
+        sent_BC = exchange[:, :, :, 0].sum(axis=(1, 3))
+        column["device_copies"] += sent_BC.sum(axis=1)
+        if cluster.num_nodes > 1:
+            column["far_copies"] += sent_BC[:, -1]
+    return tally

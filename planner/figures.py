@@ -1,0 +1,169 @@
+"""Figures of contenders as text and tables, metric by metric as `METRICS` has them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import InputError
+from ..runtime.plan import Contender, Metric, Part
+from .document import Column, Table
+from .evaluate.metrics import METRICS, MetricSpec
+
+__all__ = [
+    "TimeUnit",
+    "contender_table",
+    "find",
+    "headlines",
+    "legend",
+    "megabytes",
+    "named",
+    "shown",
+    "value",
+]
+
+TODAY_NAME = "today"
+
+
+def find(part: Part, label: str) -> Contender:
+    """The contender of that label."""
+    for contender in part.contenders:
+        if contender.label == label:
+            return contender
+    raise InputError(f"the plan's evaluation lacks {label}; re-run moeplan solve")
+
+
+def value(contender: Contender, metric: str) -> float:
+    """A figure that every evaluation has."""
+    if metric not in contender.metrics:
+        raise InputError(f"the plan's evaluation of {contender.name} lacks {metric}; re-run moeplan solve")
+    return contender.metrics[metric].value
+
+
+def named(contender: Contender, part: Part, today: str) -> str:
+    """Name of a contender on screen: today's baseline, or its name, with its dispatch model where several are shown."""
+    if contender.label == today:
+        return TODAY_NAME
+    models = {one.dispatch_model for one in part.contenders}
+    return f"{contender.name}, {contender.dispatch_model}" if len(models) > 1 else contender.name
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUnit:
+    """The unit in which seconds are shown, so that the longest has one to five digits."""
+
+    name: str
+    per_s: float
+
+    @classmethod
+    def up_to(cls, longest: float) -> "TimeUnit":
+        """The unit to print a column in whose longest figure is so many seconds."""
+        if longest >= 10:
+            return cls("s", 1.0)
+        return cls("ms", 1e3) if longest >= 1e-2 else cls("us", 1e6)
+
+    @classmethod
+    def worded(cls, seconds: float) -> str:
+        """A single figure in the unit that suits it, with its name."""
+        unit = cls.up_to(abs(seconds))
+        return f"{unit.text(seconds)} {unit.name}"
+
+    def text(self, seconds: float) -> str:
+        """A figure, three digits at least."""
+        number = seconds * self.per_s
+        return f"{number:,.0f}" if abs(number) >= 100 else f"{number:#.3g}"
+
+
+def shown(spec: MetricSpec, number: float) -> str:
+    """A single figure of a metric, with its unit."""
+    if spec.unit == "seconds":
+        return TimeUnit.worded(number)
+    return f"{megabytes(number)} MB" if spec.unit == "bytes" else _cell(spec, number)
+
+
+def megabytes(number: float) -> str:
+    """Bytes in MB, three digits or whole."""
+    return f"{number / 1e6:.3g}" if number < 1e9 else f"{number / 1e6:,.0f}"
+
+
+def contender_table(
+    part: Part, metrics: Iterable[str], *, today: str = "", judged: str | None = None, ranged: bool = False
+) -> Table:
+    """Contenders side by side.
+
+    Parameters
+    ----------
+    metrics
+        By name, the most important first; those that no contender has are left out.
+    today
+        The label of what runs today.
+    judged
+        The metric that the verdict is about; how much of today's there is stands beside it.
+    ranged
+        Whether intervals are shown.
+    """
+    columns = [Column("", [named(one, part, today) for one in part.contenders])]
+    for name in metrics:
+        spec = METRICS[name]
+        if spec.column and any(name in one.metrics for one in part.contenders):
+            columns.append(_column(spec, part, ranged=ranged))
+            if name == judged:
+                base = value(find(part, today), name)
+                columns.append(Column("% of today", [_share(one.metrics.get(name), base) for one in part.contenders]))
+    return Table(columns, whole=ranged)
+
+
+def headlines(part: Part, judged: str) -> list[str]:
+    """The metrics of the first table: the judged one, then those that tell contenders apart, by rank."""
+    ranked = sorted(
+        (spec for spec in METRICS.values() if spec.headline is not None), key=lambda spec: -(spec.headline or 0)
+    )
+    apart = [spec.name for spec in ranked if spec.name != judged and _apart(part, spec.name)]
+    return [judged, *apart]
+
+
+def legend(part: Part, metrics: Iterable[str]) -> list[str]:
+    """Legend of a table's columns, a line each."""
+    found = {name for one in part.contenders for name in one.metrics}
+    return [
+        f"{METRICS[name].column}: {METRICS[name].meaning}" for name in metrics if name in found and METRICS[name].column
+    ]
+
+
+def _apart(part: Part, name: str) -> bool:
+    """Whether contenders differ in a metric."""
+    values = [one.metrics[name].value for one in part.contenders if name in one.metrics]
+    return bool(values) and (len(values) < len(part.contenders) or max(values) > min(values))
+
+
+def _column(spec: MetricSpec, part: Part, *, ranged: bool) -> Column:
+    metrics = [one.metrics.get(spec.name) for one in part.contenders]
+    header, unit = spec.column, None
+    if spec.unit == "seconds":
+        unit = TimeUnit.up_to(max(metric.value for metric in metrics if metric is not None))
+        header = f"{spec.column}, {unit.name}"
+    cells = [_texts(spec, metric, unit, ranged=ranged) for metric in metrics]
+    if spec.name == "balance":
+        tails = [one.metrics.get("balance_p95") for one in part.contenders]
+        cells = [f"{cell} ({tail.value:.2f})" if tail else cell for cell, tail in zip(cells, tails, strict=True)]
+    return Column(header, cells)
+
+
+def _texts(spec: MetricSpec, metric: Metric | None, unit: TimeUnit | None, *, ranged: bool) -> str:
+    if metric is None:
+        return "-"
+
+    def text(number: float) -> str:
+        return unit.text(number) if unit else _cell(spec, number)
+
+    if not ranged or metric.low is None or metric.high is None:
+        return text(metric.value)
+    return f"{text(metric.value)} ({text(metric.low)}-{text(metric.high)})"
+
+
+def _cell(spec: MetricSpec, number: float) -> str:
+    if spec.unit == "share":
+        return f"{number:.1%}"
+    return megabytes(number) if spec.unit == "bytes" else f"{number:.2f}"
+
+
+def _share(metric: Metric | None, base: float) -> str:
+    return "-" if metric is None or not base else f"{100 * metric.value / base:.0f}"

@@ -1,1 +1,0 @@
-"""How much is gained by how many tokens."""

@@ -1,1 +1,0 @@
-"""Pages and pictures of profiles and traces, and how a page is written."""

@@ -1,0 +1,1 @@
+"""Reports of commands: screens and pages of plans, comparisons, profiles and traces."""

@@ -1,0 +1,179 @@
+"""The document of a plan: the answer, one table, at most five remarks; the rest for who asks for it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...runtime.plan import Part, Plan
+from ...solvers.outcome import Objective, Outcome
+from ...solvers.placement import Placement
+from ..document import Section, Text, to_console
+from ..evaluate.metrics import METRICS
+from ..figures import TimeUnit, contender_table, headlines, legend
+from ..options import SecondsOptions, parsed
+from ..strategies.registry import STRATEGIES, strategy
+from ..strategies.strategy import Strategy
+from .answer import answer
+from .picture import placement_picture
+from .remarks import remarks
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["plan_sections", "show_report", "solve_report"]
+
+MOST_REMARKS = 5
+SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
+
+
+def solve_report(plan: Plan, path: Path, console: "Console", *, verbose: bool = False) -> None:
+    """Print a plan that was just solved, where it is, and what to do next."""
+    to_console([*plan_sections(plan, console.width), Section("", _next(plan, path))], console, verbose=verbose)
+
+
+def show_report(plan: Plan, path: Path, console: "Console", *, verbose: bool = False) -> None:
+    """Print a plan from a file."""
+    named = f"{path}  {', '.join(plan.strategies)}  {plan.plan_sha256[:12]}  {plan.created_at:%Y-%m-%d}"
+    to_console([Section("", (Text.of(named),)), *plan_sections(plan, console.width)], console, verbose=verbose)
+
+
+def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
+    """The document of a plan."""
+    sections = [Section("Answer", (Text.of(answer(plan), *_about(plan)),))]
+    strategies = _strategies(plan)
+    if plan.evaluation is not None and plan.verdict is not None:
+        part, verdict = plan.evaluation.judging, plan.verdict
+        first = contender_table(part, headlines(part, verdict.metric), today=verdict.against, judged=verdict.metric)
+        sections.append(Section("Beside today", (first,)))
+        said = [*remarks(plan, part, strategies)]
+        more = [f"{len(said) - MOST_REMARKS} more: --verbose"] if len(said) > MOST_REMARKS else []
+        if said:
+            sections.append(Section("Remarks", (Text((*said[:MOST_REMARKS], *more)),)))
+        if len(said) > MOST_REMARKS:
+            sections.append(Section("More remarks", (Text(tuple(said[MOST_REMARKS:])),), verbose=True))
+        sections.append(_figures(plan, part))
+        sections += _seconds(plan, part)
+    sections.append(Section("How it was solved", (Text(tuple(_solved(plan))),), verbose=True))
+    for one in strategies:
+        sections += one.sections(plan, width)
+    picture = tuple(placement_picture(plan, width))
+    return [*sections, *([Section("Where experts live", (Text(picture),), verbose=True)] if picture else [])]
+
+
+def _strategies(plan: Plan) -> list[Strategy]:
+    """Strategies that made the plan, the last one first."""
+    return [strategy(name) for name in reversed(plan.strategies) if name in STRATEGIES]
+
+
+def _next(plan: Plan, path: Path) -> tuple[Text]:
+    pays = plan.verdict is None or plan.verdict.value == "benefit"
+    return (Text.of(f"wrote {path}" + (f"    next: moeplan apply {path}" if pays else "")),)
+
+
+def _about(plan: Plan) -> Iterator[str]:
+    """Headline of the plan: strategies, model, cluster and slots."""
+    model, placed = plan.model, plan.placement
+    slots = "" if placed is None else _slots(placed)
+    yield (
+        f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch; {model.name}: {model.num_layers} MoE layers x"
+        f" {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}{slots}"
+    )
+
+
+def _slots(placement: Placement) -> str:
+    """Replicas per layer and their extra memory, in words. Empty without replicas."""
+    if not placement.has_replicas:
+        return ""
+    extra = placement.num_slots - placement.num_experts
+    more = extra / placement.num_experts
+    return f"; {extra} replica{'s' * (extra > 1)} per layer, {more:.0%} more expert memory"
+
+
+def _figures(plan: Plan, part: Part) -> Section:
+    """Every metric with its interval, and what each column says."""
+    names = [name for name in METRICS if name not in SECONDS]
+    table = contender_table(part, names, today=plan.verdict.against if plan.verdict else "", ranged=True)
+    return Section("All figures (95 % intervals)", (table, Text(("", *legend(part, names)))), verbose=True)
+
+
+def _seconds(plan: Plan, part: Part) -> Iterator[Section]:
+    """The parts of a step of every contender, and what times them."""
+    if "seconds" not in plan.options:
+        return
+    options = parsed(SecondsOptions, dict(plan.options["seconds"]), "seconds")
+    today = plan.verdict.against if plan.verdict else ""
+    body = [contender_table(part, [STEP, *(name for name in SECONDS if name != STEP)], today=today, ranged=True)]
+    lines = [
+        "the busiest rank and port of each layer, mean over steps; intervals hold the fits' error and, over several"
+        " steps, theirs"
+    ]
+    lines += [f"{part_name} by {source}" for part_name, source in options.sources.items()]
+    lines += [f"no seconds of {missing}: {reason}" for missing, reason in options.missing.items()]
+    yield Section("Predicted seconds of a step", (*body, Text(tuple(lines))), verbose=True)
+
+
+def _solved(plan: Plan) -> Iterator[str]:
+    """The trace, what the solver reached, and what bounds it."""
+    source, evaluation = plan.inputs.trace, plan.evaluation
+    if source is not None and evaluation is not None:
+        unit = plan.options.get("evaluation", {}).get("unit", "sample")
+        fit, held_out = (_members(one, unit) for one in (evaluation.fit, evaluation.held_out))
+        split = f"{unit}s: fit {fit}, {f'held out {held_out}' if held_out else 'nothing held out'}"
+        others = len(plan.options.get("placement", {}).get("mixture") or ()) - 1
+        told = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
+        yield f"trace     {source.path}  {source.num_tokens:,} tokens{told}; {split}"
+    for name, outcome in plan.outcome.items():
+        yield f"{name}: {outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}"
+        if outcome.compiled_s >= 0.1:
+            yield f"compiled for {outcome.compiled_s:.1f} s before that"
+
+
+def _members(part: Part | None, unit: str) -> str:
+    """How many units a part has; of whole steps, their samples beside."""
+    if part is None:
+        return ""
+    if unit == "step" and part.num_samples > part.num_steps:
+        return f"{part.num_steps:,} of {part.num_samples:,} samples"
+    return f"{part.num_samples:,}"
+
+
+def _objective(outcome: Outcome) -> str:
+    """The objective's value on the fitted samples, its bound and its kind."""
+    words, form = objective_words(outcome.objective)
+    timed = TimeUnit.up_to(max(outcome.objective.value, outcome.bound or 0.0)) if form == "s" else None
+
+    def shown(number: float) -> str:
+        return f"{timed.text(number)} {timed.name}" if timed else f"{number:{form}}"
+
+    reached = f"{words} {shown(outcome.objective.value)}"
+    if outcome.bound is None or outcome.gap is None:
+        return f"{reached} (no bound)"
+    limit = "at most" if outcome.objective.sense == "max" else "at least"
+    return f"{reached} of {limit} {shown(outcome.bound)} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
+
+
+def objective_words(objective: Objective) -> tuple[str, str]:
+    """Name of an objective on screen, and the format of its figures ("s" for seconds)."""
+    percent = objective.name.removeprefix("step_balance_p")
+    if percent != objective.name:
+        return f"busiest device over the mean, {percent} % of the fitted steps within,", ".4f"
+    return _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
+
+
+STEP = "step_s"
+_OBJECTIVES = {
+    "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
+    "exchange_s": ("the exchanges of a layer take", "s"),
+    "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
+    "moe_s": ("MoE layers take, per step,", "s"),
+    "balance": ("busiest device over the mean, all fitted loads together,", ".4f"),
+    "step_balance": ("busiest device over the mean, mean over the fitted steps,", ".4f"),
+    "hops_kept": ("hops kept", ".1%"),
+    "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),
+    "affinity_kept": ("pairs of a token's experts kept on one device", ".1%"),
+    "affinity_cost": ("a pair of a token's experts is apart, in hops inside a node,", ".3f"),
+    "expected_affinity_kept": ("pairs of a token's experts kept on one device, counting replicas,", ".1%"),
+    "expected_affinity_cost": ("a pair is apart, counting replicas, in hops inside a node,", ".3f"),
+    "expected_hops_kept": ("hops kept, as expected with replicas,", ".1%"),
+    "expected_hop_cost": ("a transition costs, as expected with replicas, in hops inside a node,", ".3f"),
+}

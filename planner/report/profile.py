@@ -1,0 +1,148 @@
+"""Screen of `moeplan profile`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...profilers.origin import Origin
+from ...profilers.predictor import predicted
+from ...profilers.profile import Profile
+from ...profilers.series import Series, series_key
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["profile_report", "remarks"]
+
+
+def profile_report(profile: Profile, path: Path, console: "Console") -> None:
+    """The origins with what is to be remarked of them, a line a series, the links, and where the file is."""
+    for label, text in _origins(profile.origins):
+        console.print(f"{label:10}{text}")
+    if profile.series:
+        console.print()
+        console.print(_series_table(profile))
+        console.print()
+    for kind, link in profile.cluster.links.items():
+        source = profile.link_origins[kind] + 1
+        told = f", from [{source}]" if len(profile.origins) > 1 else ""
+        console.print(f"link      {kind}: {1e-9 / link.s_per_byte:.3g} GB/s, {_latency(link.latency_s)}{told}")
+    for label, text in _uneven(profile):
+        console.print(f"{label:10}{text}")
+    if not profile.complete:
+        console.print("stopped by Ctrl-C: the profile holds what was measured until then; --resume continues it")
+    console.print(f"wrote     {path}    cluster {profile.cluster}")
+
+
+def remarks(profile: Profile) -> list[str]:
+    """Remarks on the machine, in plain words: its topology and its noise."""
+    return [text for origin in profile.origins for label, text in _noticed(origin)]
+
+
+def _origins(origins: Sequence[Origin]) -> list[tuple[str, str]]:
+    """Label and text of each line about where the profile comes from."""
+    lines: list[tuple[str, str]] = []
+    for number, origin in enumerate(origins, 1):
+        source = f"[{number}] " if len(origins) > 1 else ""
+        lines.append(("measured" if origin.environment else origin.kind, source + _source(origin)))
+        lines += _noticed(origin)
+    return lines
+
+
+def _source(origin: Origin) -> str:
+    environment = origin.environment
+    if environment is None:
+        return f"{origin.name or 'a cluster'}, nothing measured here"
+    named = f"{origin.name}: " if origin.name else ""
+    return (
+        f"{named}{environment.num_ranks} ranks on {environment.num_hosts} host(s), {environment.device},"
+        f" {environment.backend}, torch {environment.torch}, {environment.threads} thread(s) a rank"
+    )
+
+
+def _noticed(origin: Origin) -> list[tuple[str, str]]:
+    lines = []
+    if origin.topology is not None:
+        lines.append(("topology", str(origin.topology)))
+        if not origin.topology.agrees:
+            lines.append(("", "which is NOT what the hosts say: the links inside and between nodes are told by host"))
+    if origin.left_out:
+        lines.append(("left out", f"{origin.left_out} sizes for which the time of --quick was too short"))
+    if origin.noise is not None:
+        lines.append(("noise", str(origin.noise)))
+    return lines
+
+
+def _uneven(profile: Profile) -> Iterator[tuple[str, str]]:
+    """How far uneven exchanges took longer than even ones whose ports pass as much as the busiest: once, if at all."""
+    for one in profile.series.values():
+        even = profile.series.get(series_key("all_to_all", one.dtype, one.ranks, one.link))
+        if one.case != "uneven_all_to_all" or one.ranks < 2 or even is None or even.fit is None:
+            continue
+        port = np.array([measured.work for measured in one.measurements], np.float64)
+        expected = predicted(even, {"bytes": port * one.ranks / (one.ranks - 1)})
+        ratios = np.array([measured.median_s for measured in one.measurements])[~expected.extrapolated]
+        ratios /= expected.seconds[~expected.extrapolated]
+        if len(ratios):
+            yield (
+                "uneven",
+                f"{one.key} took {np.median(ratios):.2g} times ({ratios.min():.2g} to {ratios.max():.2g}) as long as"
+                " an even exchange of the same busiest port",
+            )
+
+
+def _series_table(profile: Profile) -> "Table":
+    """A line a series: times, peak rate, chosen model, its error on held-out sizes."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
+    several = len(profile.origins) > 1
+    headers = (*(["from"] * several), "series", "a call", "peak", "model", "off, worst")
+    for header in headers:
+        table.add_column(header, justify="left" if header in ("from", "series", "model") else "right", no_wrap=True)
+    for key, one in profile.series.items():
+        table.add_row(*([f"[{one.origin + 1}]"] * several), key, *_times(one), *_fitted(one))
+    return table
+
+
+def _times(series: Series) -> tuple[str, str]:
+    """The range of the medians, and the highest rate: busbw of bytes, FLOP/s of multiply-adds."""
+    if not series.measurements:
+        return "", ""
+    medians = [one.median_s for one in series.measurements]
+    rate = max(one.work / one.median_s for one in series.measurements)
+    if series.unit == "bytes":
+        peak = f"{rate * 1e-9:.0f} GB/s" if rate >= 1e11 else f"{rate * 1e-9:.2g} GB/s"
+    else:
+        peak = f"{_digits(rate * 2e-12)} TFLOP/s" if rate > 5e11 else f"{_digits(rate * 2e-9)} GFLOP/s"
+    return f"{_time(min(medians))}-{_time(max(medians))}", peak
+
+
+def _fitted(series: Series) -> tuple[str, str]:
+    """The chosen kind, and its median and worst error on sizes it had not seen."""
+    fit = series.fit
+    if fit is None:
+        return "none", ""
+    kind = fit.model.kind.removesuffix("_linear")
+    held_out = fit.held_out.get(fit.model.kind)
+    return kind, f"{held_out.median_error:.0%}, {held_out.worst_error:.0%}" if held_out else "untried"
+
+
+def _latency(seconds: float) -> str:
+    """Three digits: 12.5 us, 1.33 ms."""
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _time(seconds: float) -> str:
+    """Two digits and a unit: 120ns, 12us, 1.2ms."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{_digits(seconds / scale)}{unit}"
+    return f"{_digits(seconds / 1e-9)}ns"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"

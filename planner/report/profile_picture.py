@@ -1,0 +1,155 @@
+"""A profile as pictures: every fitted series with its points, its curve and what the curve had not seen."""
+
+import os
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...profilers.fits.fit import Fit
+from ...profilers.predictor import predicted
+from ...profilers.profile import Profile
+from ...profilers.series import Series
+from ..document import Section, drawn, write_page
+from .profile_slice import Slice, slice_of
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["text_picture", "write_profile_page"]
+
+BLUE, BAND, RED = "#1f77b4", "rgba(31, 119, 180, 0.18)", "#d62728"
+RED_POINTS = (
+    "Red: sizes that were held out, each with how far off a fit was that had not seen it; the curve, and what is"
+    " predicted of every size, are of the fit to all sizes."
+)
+ROWS = 9
+LABEL = 9  # columns of the seconds beside a plot
+
+
+def write_profile_page(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write a picture of every fitted series as one page that needs no network; errors as in `write_page`."""
+    fitted = [(series, series.fit) for series in profile.series.values() if series.fit is not None]
+    text = f"{len(fitted)} fitted series, {profile.cluster}. Blue: the fit, with the interval that its words tell of."
+    write_page(path, "Profile", f"{text} {RED_POINTS}", (_section(*pair) for pair in fitted))
+
+
+def text_picture(profile: Profile, width: int) -> Iterator[str]:
+    """The same for a terminal: seconds over size, both logarithmic; `o` measured, `x` held out, `.` the fit."""
+    for series in profile.series.values():
+        if series.fit is not None:
+            along = slice_of(series, series.fit)
+            yield ""
+            yield from _plot(along, [series.key, *_words(series.fit, along)], width)
+
+
+def _section(series: Series, fit: Fit) -> Section:
+    """A series: seconds and rate along a slice, and where several axes vary what was predicted of every size."""
+    from plotly.subplots import make_subplots
+
+    along = slice_of(series, fit)
+    several = bool(along.fixed) and bool(series.measurements)
+    figure = make_subplots(cols=2 + several, horizontal_spacing=0.1)
+    _draw_seconds(figure, along)
+    _draw_rate(figure, along, "GB/s (busbw)" if series.unit == "bytes" else "TFLOP/s")
+    if several:
+        _draw_predicted(figure, series, fit)
+    figure.update_xaxes(type="log").update_yaxes(type="log").update_layout(height=380, showlegend=False)
+    figure.update_yaxes(type="linear", rangemode="tozero", col=2)
+    return drawn(series.key, "; ".join(_words(fit, along)), figure)
+
+
+def _draw_seconds(figure: "Figure", along: Slice) -> None:
+    """Points, curve and band; held-out points say how far off the fit was."""
+    import plotly.graph_objects as go
+
+    curve, held = along.curve, np.isfinite(along.error)
+    band = {
+        "x": np.concatenate([along.curve_at, along.curve_at[::-1]]),
+        "y": np.concatenate([curve.low, curve.high[::-1]]),
+    }
+    figure.add_trace(go.Scatter(**band, fill="toself", fillcolor=BAND, line_width=0, hoverinfo="skip"), 1, 1)
+    figure.add_trace(go.Scatter(x=along.curve_at, y=curve.seconds, mode="lines", line_color=BLUE, name="fit"), 1, 1)
+    figure.add_trace(_points(along.at[~held], along.seconds[~held], name="measured"), 1, 1)
+    said = [f"off by {error:.1%}" for error in along.error[held]]
+    figure.add_trace(_points(along.at[held], along.seconds[held], name="held out", text=said, marker_color=RED), 1, 1)
+    figure.update_xaxes(title_text=along.axis, col=1).update_yaxes(title_text="seconds", col=1)
+
+
+def _draw_rate(figure: "Figure", along: Slice, unit: str) -> None:
+    import plotly.graph_objects as go
+
+    figure.add_trace(go.Scatter(x=along.curve_at, y=along.curve_rate, mode="lines", line_color=BLUE, name="fit"), 1, 2)
+    figure.add_trace(_points(along.at, along.rate, name="measured"), 1, 2)
+    figure.update_xaxes(title_text=along.axis, col=2).update_yaxes(title_text=unit, col=2)
+
+
+def _draw_predicted(figure: "Figure", series: Series, fit: Fit) -> None:
+    """Predicted against measured seconds of every size, all of them fitted to; on the diagonal both are equal."""
+    import plotly.graph_objects as go
+
+    sizes = [dict(one.size) for one in series.measurements]
+    columns = {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes}
+    seconds = np.array([one.median_s for one in series.measurements])
+    fitted = predicted(series, columns)
+    names = [", ".join(f"{name} {value:,}" for name, value in size.items()) for size in sizes]
+    ends = [min(seconds.min(), fitted.seconds.min()), max(seconds.max(), fitted.seconds.max())]
+    figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line_color="#bbb", hoverinfo="skip"), 1, 3)
+    figure.add_trace(_points(seconds, fitted.seconds, name="size", text=names), 1, 3)
+    figure.update_xaxes(title_text="measured s", col=3).update_yaxes(title_text="predicted s, fitted to all", col=3)
+
+
+def _points(x: Any, y: Any, *, marker_color: Any = "#222", **more: Any) -> Any:
+    import plotly.graph_objects as go
+
+    return go.Scatter(x=x, y=y, mode="markers", marker={"color": marker_color, "size": 6}, **more)
+
+
+def _words(fit: Fit, along: Slice) -> list[str]:
+    """The kind of fit, its errors on sizes it had not seen, and where the slice is."""
+    words = [f"fit: {fit.model.kind}"]
+    held = fit.held_out.get(fit.model.kind)
+    if held is not None:
+        errors = f"median {held.median_error:.1%}, worst {held.worst_error:.1%}"
+        words.append(f"off by {errors} on {held.num_sizes} sizes held out; interval: {held.interval}")
+    if along.fixed:
+        words.append("at " + ", ".join(f"{name} {value:,}" for name, value in along.fixed.items()))
+    return words
+
+
+def _plot(along: Slice, words: list[str], width: int) -> Iterable[str]:
+    """A log-log plot in characters, with its words above and its axis below."""
+    columns = max(16, width - LABEL - 3)
+    times = np.concatenate([along.seconds, along.curve.seconds])
+    rows = [[" "] * columns for _ in range(ROWS)]
+    held = np.isfinite(along.error)
+    for sign, x, y in (
+        (".", along.curve_at, along.curve.seconds),
+        ("o", along.at[~held], along.seconds[~held]),
+        ("x", along.at[held], along.seconds[held]),
+    ):
+        across = _places(x, along.curve_at, columns)
+        for row, column in zip(_places(y, times, ROWS), across, strict=True):
+            rows[ROWS - 1 - row][column] = sign
+    yield from textwrap.wrap("  ".join(words), width)
+    labels = {0: _seconds(times.max()), ROWS - 1: _seconds(times.min())}
+    for number, line in enumerate(map("".join, rows)):
+        yield f"{labels.get(number, ''):>{LABEL}} |{line.rstrip()}"
+    first, last = f"{along.curve_at[0]:,.0f}", f"{along.curve_at[-1]:,.0f}"
+    yield f"{'':>{LABEL}} +{first} {along.axis:^{max(1, columns - len(first) - len(last) - 2)}} {last}"
+
+
+def _places(values: Any, span: Any, cells: int) -> list[int]:
+    """The cell of each value when the logarithms of `span` are cut into `cells`."""
+    low, high = np.log(span.min()), np.log(span.max())
+    shares = (np.log(np.maximum(values, 1e-300)) - low) / max(high - low, 1e-9)
+    places: list[int] = (shares.clip(0, 1) * (cells - 1)).round().astype(int).tolist()
+    return places
+
+
+def _seconds(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

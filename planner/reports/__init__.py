@@ -1,1 +1,0 @@
-"""What the console is told of plans, profiles and traces."""

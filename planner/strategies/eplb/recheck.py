@@ -1,0 +1,125 @@
+"""Recheck of an eplb plan: the balance reached, the experts it had to keep, and the arithmetic of its candidates.
+
+Legend: B steps; L MoE layers; E experts.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ....errors import CertificationError
+from ....runtime.plan import Plan
+from ....solvers import eplb
+from ...certify.fitted import Fitted, count_fitted
+from ...moves import expert_bytes
+from ...options import EvaluationOptions, PlacementOptions, RawBalance, Redundancy, parsed
+from ...task import Task
+from ..check import Again, Check, Told
+from ..placement import published
+from ..recheck import balances, check_goal, placement_options
+from ..whole_groups import check_groups
+
+__all__ = ["recheck"]
+
+OWN = ("groups", "dead", "pins", "quantile", "raw", "redundancy", "swaps", "mixture")
+
+
+def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+    """As `Strategy.recheck`."""
+    options = placement_options(plan, "eplb", OWN)
+    _check_wishes(plan, options)
+    if options.redundancy is not None:
+        yield from _redundancy(plan, options.redundancy, options.dead)
+    if options.swaps:
+        yield Told("plans of a phase judged on another", checked=False)
+    if options.dead or options.pins or options.groups == "whole":
+        yield Told("dead devices, pins and whole groups", checked=True)
+    if "placement" not in plan.outcome:
+        return
+    check_goal(plan, _names(plan, options), "min", {"mean", "largest replica"})
+    if again is None:
+        return
+    task = again.task
+    yield Told("slots that were repaired", checked=False)
+    fitted = count_fitted(task, followed=0, beside=False)
+    yield Check("objective", plan.outcome["placement"].objective.value, _objective(plan, options, fitted))
+    yield Told("objective", checked=True)
+    if (kind := plan.outcome["placement"].bound_kind) is not None:
+        yield Told(f"bound ({kind})", checked=False)
+    if options.raw is not None:
+        yield from _raw(plan, options.raw, fitted, task)
+
+
+def _check_wishes(plan: Plan, options: PlacementOptions) -> None:
+    """Refuse a placement that does not keep what its options say that it was asked to."""
+    placement = plan.placement
+    assert placement is not None
+    for rank in options.dead:
+        if rank >= placement.num_devices or placement.slots[rank]:
+            raise CertificationError(f"device {rank} is dead, and the plan puts experts there; expected no slot")
+    if empty := [*{*np.flatnonzero(placement.slots == 0).tolist()} - {*options.dead}]:
+        raise CertificationError(f"device {empty[0]} has no slot, and is not dead; expected experts there")
+    for layer in range(placement.num_layers):
+        for expert, device in options.pins:
+            if device >= placement.num_devices or expert not in placement.held(layer, device):
+                raise CertificationError(f"layer {layer}: expert {expert} is pinned to device {device}, and not there")
+    if options.groups == "whole":
+        check_groups(plan)
+
+
+def _names(plan: Plan, options: PlacementOptions) -> tuple[str, ...]:
+    """Objectives that eplb may have minimised: balance over recorded steps, or of all loads together."""
+    if options.quantile is not None:
+        return (f"step_balance_p{100 * options.quantile:g}",)
+    evaluation = parsed(EvaluationOptions, dict(plan.options.get("evaluation", {})), "evaluation")
+    by_step = options.method == "refined" and not options.mixture and evaluation.step == "recorded"
+    return ("step_balance", "balance") if by_step else ("balance",)
+
+
+def _objective(plan: Plan, options: PlacementOptions, fitted: Fitted) -> float:
+    """Mean over layers of the balance: of all loads, or of steps their mean or the least that a share is within."""
+    if not plan.outcome["placement"].objective.name.startswith("step"):
+        return float(balances(plan, fitted.loads[None]).mean())
+    ratios_BL = np.sort(balances(plan, fitted.steps), axis=0)
+    if options.quantile is None:
+        return float(ratios_BL.mean())
+    return float(ratios_BL[math.ceil(options.quantile * (len(ratios_BL) - 1))].mean())
+
+
+def _raw(plan: Plan, raw: RawBalance, fitted: Fitted, task: Task) -> Iterator[Check | Told]:
+    """Recheck of EPLB as published, unrepaired and repaired, and of the plan's own balance beside it."""
+    assert plan.placement is not None
+    slots, groups = plan.placement.slots, plan.model.num_expert_groups
+    found = eplb.raw_balance(fitted.loads, plan.cluster, slots=slots, num_groups=groups)
+    yield Check("raw EPLB: balance", raw.balance, found.balance)
+    yield Check("raw EPLB: duplicates", raw.duplicates, found.duplicates)
+    repaired = published(task.counts, task, slots).placement.physical_to_logical
+    for claimed, rows in ((raw.plan, None), (raw.repaired, repaired)):
+        found_L = balances(plan, fitted.loads[None], rows)
+        yield Check("balance on the fitted loads together", claimed, float(found_L.mean()))
+    yield Told("raw EPLB", checked=True)
+
+
+def _redundancy(plan: Plan, redundancy: Redundancy, dead: tuple[int, ...]) -> Iterator[Check | Told]:
+    """Slots are those of the candidate that is chosen, and so are its figures on the part that judges."""
+    assert plan.placement is not None
+    widths = [width for rank, width in enumerate(plan.placement.slots.tolist()) if rank not in dead]
+    if {*widths} != {redundancy.chosen.slots}:
+        raise CertificationError(
+            f"{sorted({*widths})} slots a device; the redundancy that was weighed says {redundancy.chosen.slots}"
+        )
+    each = expert_bytes(plan.model)
+    for one in redundancy.candidates:
+        held = None if each is None else one.slots * plan.model.num_layers * each
+        yield Check("redundant experts", one.redundant, one.slots * len(widths) - plan.model.num_experts)
+        yield Check("bytes of experts on a device", one.memory_bytes, held)
+    if plan.evaluation is not None and plan.strategies[-1] == "eplb":  # else it was judged anew
+        chosen, metrics = redundancy.chosen, plan.evaluation.judging.contenders[0].metrics
+        yield Check("redundancy on held-out units", redundancy.held_out, plan.evaluation.held_out is not None)
+        claimed: dict[str, float | None] = {"balance": chosen.balance, "balance_p95": chosen.balance_p95}
+        if redundancy.metric != "balance" or chosen.seconds is not None:
+            claimed[redundancy.metric] = chosen.seconds
+        for name, figure in claimed.items():
+            yield Check(f"redundancy: {name}", figure, metrics[name].value if name in metrics else None)
+    yield Told("what other numbers of redundant experts give", checked=False)

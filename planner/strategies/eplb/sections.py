@@ -1,0 +1,140 @@
+"""Screen and page of an eplb plan: experts kept, EPLB as published beside it, replicas weighed, phases exchanged."""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ....errors import UsageError
+from ....runtime.plan import Part, Plan
+from ...document import Column, Drawing, Section, Table, Text, write_page
+from ...figures import TimeUnit, find, megabytes, value
+from ...moves import expert_bytes
+from ...options import PlacementOptions, Redundancy, parsed
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["remarks", "sections", "write_redundancy"]
+
+METRICS = {"step_s": "predicted step", "experts_s": "predicted time of experts", "balance": "balance"}
+
+
+def remarks(plan: Plan, part: Part) -> Iterator[str]:
+    """Replicas chosen, EPLB more even, phases that want plans of their own, what was kept."""
+    options = _options(plan)
+    if options.redundancy is not None:
+        yield _chosen(options.redundancy)
+        yield _weight(options.redundancy, plan)
+    ours, theirs = (value(find(part, label), "balance") for label in ("plan/standard", "eplb/standard"))
+    refined = options.method == "refined" and not options.pins and options.groups == "split"
+    if refined and theirs < ours:
+        yield (
+            f"less even than EPLB as published on these samples: balance {ours:.4f} against {theirs:.4f};"
+            " --method published gives that one"
+        )
+    for swap in options.swaps:
+        yield (
+            f"made on {swap.made_on}, judged on {swap.judged_on}: balance {swap.balance:.3f} (made on"
+            f" {swap.judged_on} {swap.own:.3f}, contiguous {swap.in_order:.3f})"
+        )
+    kept = [f"device(s) {', '.join(map(str, options.dead))} dead, without experts"] if options.dead else []
+    kept += [f"expert {expert} on device {device} in every layer" for expert, device in options.pins]
+    kept += ["every expert group in one block of slots"] if options.groups == "whole" else []
+    if kept:
+        yield f"kept: {'; '.join(kept)}"
+    if options.mixture:
+        named = ", ".join(f"{one.path} {one.weight:.0%}" for one in options.mixture)
+        yield f"figures are weighted means over traces: {named}"
+
+
+def sections(plan: Plan) -> Iterator[Section]:
+    """The numbers of replicas that were weighed, and EPLB as published on the fitted loads."""
+    options = _options(plan)
+    if (weighed := options.redundancy) is not None:
+        yield Section("Replicas weighed", (_table(weighed), Drawing(lambda: _drawn(weighed))), True)
+    if (raw := options.raw) is not None:
+        published = f"EPLB as published {raw.balance:.4f}"
+        if raw.duplicates:
+            published += f" with {raw.duplicates:,} experts twice on a device, which no engine should load"
+        line = (
+            f"balance of all fitted loads together: {published}; repaired {raw.repaired:.4f}, the plan {raw.plan:.4f}"
+        )
+        yield Section("EPLB as published", (Text.of(line),), verbose=True)
+
+
+def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """The weighing as a page.
+
+    Raises
+    ------
+    UsageError
+        The plan weighed none, or a page of another name.
+    StorageError
+        It cannot be written.
+    """
+    weighed = _options(plan).redundancy if "placement" in plan.options else None
+    if weighed is None:
+        raise UsageError(
+            f"-o {path}: expected --timeline, or a plan of --redundant auto; it says where a layer's timeline goes, or"
+            " how redundant experts were weighed"
+        )
+    if not str(path).endswith(".html"):
+        raise UsageError(f"-o {path}; expected a page of how redundant experts were weighed: name it .html")
+    title = f"{plan.model.name}: {plan.model.num_experts} experts on {plan.cluster}"
+    said = Text.of(_chosen(weighed), _weight(weighed, plan))
+    section = Section("Redundant experts", (said, Drawing(lambda: _drawn(weighed))))
+    write_page(path, "How many redundant experts serve", title, [section])
+
+
+def _options(plan: Plan) -> PlacementOptions:
+    return parsed(PlacementOptions, dict(plan.options.get("placement", {})), "placement")
+
+
+def _table(weighed: Redundancy) -> Table:
+    times = [one.seconds for one in weighed.candidates if one.seconds is not None]
+    unit = TimeUnit.up_to(max(times, default=0.0))
+    rows = weighed.candidates
+    columns = [
+        Column("replicas", [f"{one.redundant:,}{' (chosen)' if one == weighed.chosen else ''}" for one in rows]),
+        Column("slots/device", [str(one.slots) for one in rows]),
+        Column("balance (p95)", [f"{one.balance:.3f} ({one.balance_p95:.3f})" for one in rows]),
+    ]
+    if times:
+        what = "step" if weighed.metric == "step_s" else "experts"
+        columns.append(Column(f"{what}, {unit.name}", [unit.text(one.seconds or 0.0) for one in rows]))
+    if rows[0].memory_bytes is not None:
+        columns.append(Column("MB/device", [megabytes(one.memory_bytes or 0) for one in rows]))
+    return Table(columns)
+
+
+def _chosen(weighed: Redundancy) -> str:
+    part = "held-out part" if weighed.held_out else "fitted part, for nothing was held out"
+    replicas = f"{weighed.chosen.redundant:,} replicas per layer"
+    return f"{replicas}: the fewest with a {METRICS[weighed.metric]} within 2 % of the best, on the {part}"
+
+
+def _weight(weighed: Redundancy, plan: Plan) -> str:
+    """Memory that the replicas take, in words."""
+    one, extra = expert_bytes(plan.model), weighed.chosen.slots - weighed.candidates[0].slots
+    if one is None:
+        return "what they weigh is not known: import the trace with --hidden-size, --ffn-size and --dtype-bytes"
+    more = extra * plan.model.num_layers * one
+    return f"{megabytes(more)} MB more per device than the fewest slots take, an expert being {megabytes(one)} MB"
+
+
+def _drawn(weighed: Redundancy) -> "Figure":
+    import plotly.graph_objects as go
+
+    extra = [one.redundant for one in weighed.candidates]
+    figure = go.Figure()
+    for name, values in (("balance", "balance"), ("balance, 95th percentile", "balance_p95")):
+        figure.add_scatter(x=extra, y=[getattr(one, values) for one in weighed.candidates], name=name)
+    if weighed.candidates[0].seconds is not None:
+        times = [one.seconds for one in weighed.candidates]
+        figure.add_scatter(x=extra, y=times, name=METRICS[weighed.metric], yaxis="y2", line={"dash": "dot"})
+    figure.add_vline(x=weighed.chosen.redundant, line_dash="dash", annotation_text="chosen")
+    return figure.update_layout(
+        xaxis={"title": "redundant experts per layer"},
+        yaxis={"title": "busiest device over the mean"},
+        yaxis2={"title": "seconds per step", "overlaying": "y", "side": "right", "rangemode": "tozero"},
+    )

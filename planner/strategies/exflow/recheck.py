@@ -1,0 +1,181 @@
+"""Recheck of an exflow plan: the affinity its placement keeps, its cap, its stages and its bound.
+
+Legend: L MoE layers; E experts; W tables of pairs of experts.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....errors import CertificationError
+from ....runtime.plan import Plan
+from ....solvers.cost import inter_ratio
+from ....solvers.outcome import Outcome
+from ....solvers.placement import Placement
+from ...certify.bounds import proven_shares, share_kept
+from ...certify.fitted import Fitted, count_fitted
+from ...options import PlacementOptions, Search
+from ...task import Task
+from ..check import Again, Check, Told
+from ..recheck import balances, check_goal, placement_options
+from ..whole_groups import check_groups
+
+__all__ = ["recheck"]
+
+TOLERANCE = 1e-9
+BOUND_TOLERANCE = 1e-6  # relative; bounds are rounded up to stay bounds
+MOST_EXPERTS = 64  # a transportation programme of E x E cells a layer pair takes seconds beyond
+PAIRS = {"transportation", "spectral", "row"}  # of layers: what is proved again here
+TIGHTER = {"transportation", "spectral", "two-layer", "three-layer"}
+KINDS = PAIRS | TIGHTER | {"assignment", "ilp"}
+STAGES = ("nodes", "devices", "joint")
+Tables = NDArray[np.float64]
+
+
+def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+    """As `Strategy.recheck`."""
+    options = placement_options(plan, "exflow", ("groups", "search", "replanned"))
+    search, placement = options.search, plan.placement
+    assert placement is not None
+    if search is None:
+        raise CertificationError("options.placement: no search of exflow; re-run moeplan solve")
+    if options.groups == "whole":
+        check_groups(plan)
+        yield Told("dead devices, pins and whole groups", checked=True)
+    if "placement" not in plan.outcome:
+        return
+    what = ("affinity", "affinity") if search.objective == "copies" else ("hops", "hop")
+    name, sense = (f"{what[0]}_kept", "max") if plan.cluster.num_nodes == 1 else (f"{what[1]}_cost", "min")
+    check_goal(plan, (f"expected_{name}" if placement.has_replicas else name,), sense, KINDS)
+    if again is None:
+        return
+    yield Check("slots repaired", plan.decisions.placement.repaired if plan.decisions.placement else 0, 0)
+    fitted = _fitted(again.task, search, options)
+    tables = _tables(fitted, copies=search.objective == "copies")
+    if search.cap is not None:
+        highest = float(balances(plan, fitted.loads[None]).max())
+        if highest > search.cap.max_load * (1 + TOLERANCE):
+            raise CertificationError(
+                f"a device holds {highest:.6g} times a layer's mean; the cap is {search.cap.max_load}"
+            )
+        yield Told("cap on loads", checked=True)
+        yield Told("what the cap costs", checked=False)
+    if options.replanned is not None:
+        yield Check("experts held", options.replanned.experts_held, placement.num_slots * placement.num_layers)
+        yield Told("moves from the plan in force and the gain over it", checked=False)
+    apart = None if placement.has_replicas else _apart(placement, tables, plan.cluster.devices_per_node)
+    yield from _stages(plan, options, search, apart)
+    outcome = plan.outcome["placement"]
+    if apart is None:  # an expectation over replicas
+        yield Told(f"objective ({outcome.objective.name})", checked=False)
+        yield Told("bound", checked=False)
+        return
+    inter, intra = apart
+    value = 1 - inter - intra if sense == "max" else inter * inter_ratio(plan.cluster) + intra
+    yield Check("objective", outcome.objective.value, value)
+    yield Told("objective", checked=True)
+    if outcome.bound is not None:
+        yield _bound(plan, tables, outcome, outcome.bound, search, again.folder)
+
+
+def _fitted(task: Task, search: Search, options: PlacementOptions) -> Fitted:
+    """The counts that the objective is about: followers of first choices, all of them where copies count under
+    coherent dispatch, none where tokens return home.
+    """
+    copies = search.objective == "copies"
+    followed = 1 if not copies else 0 if options.dispatch_model == "standard" else task.model.top_k
+    return count_fitted(task, followed=followed, beside=copies)
+
+
+def _tables(fitted: Fitted, *, copies: bool) -> Tables:
+    """Affinity tables of the objective: between layers, then inside them, `[L-1 or 2L-1, E, E]`."""
+    between = fitted.between.astype(np.float64)
+    return np.concatenate([between, fitted.within / 2]) if copies else between  # both ends see a pair
+
+
+def _apart(placement: Placement, tables: Tables, group: int) -> tuple[float, float]:
+    """The shares of pairs that leave their node, and that leave their device but not their node."""
+    device = np.array([[np.flatnonzero(row_D)[0] for row_D in placement.holds(n)] for n in range(placement.num_layers)])
+    total, layers = tables.sum(), range(len(device))
+    joined = [*itertools.pairwise(layers), *zip(layers, layers, strict=True)]
+    kept = [
+        sum(
+            table[place_LE[one][:, None] == place_LE[other]].sum()
+            for table, (one, other) in zip(tables, joined, strict=False)
+        )
+        for place_LE in (device // group, device)
+    ]
+    on_node, on_device = (float(one / total) if total else 1.0 for one in kept)
+    return 1 - on_node, on_node - on_device
+
+
+def _stages(
+    plan: Plan, options: PlacementOptions, search: Search, apart: tuple[float, float] | None
+) -> Iterator[Check | Told]:
+    """Stages cost ever less, and the last one is the placement."""
+    if not search.stages:
+        return
+    ratio = inter_ratio(plan.cluster)
+    costs = [ratio * stage.inter_hops + stage.intra_hops for stage in search.stages]
+    inter = [stage.inter_hops for stage in search.stages[:2]]
+    if (
+        tuple(stage.name for stage in search.stages) != STAGES[: len(search.stages)]
+        or max(inter) - min(inter) > TOLERANCE
+        or any(later > sooner + TOLERANCE * ratio for sooner, later in itertools.pairwise(costs))
+    ):
+        raise CertificationError(
+            f"stages {[stage.name for stage in search.stages]} that cost {costs}; expected ever less"
+        )
+    if apart is None or len(search.stages) < len(STAGES) or options.method == "ilp" or options.replanned is not None:
+        yield Told("hops after each stage", checked=False)
+        return
+    yield Check("hops between nodes after the last stage", search.stages[-1].inter_hops, apart[0])
+    yield Check("hops inside nodes after the last stage", search.stages[-1].intra_hops, apart[1])
+    yield Told("last stage", checked=True)
+    yield Told("hops after the stages before", checked=False)
+
+
+def _bound(plan: Plan, tables: Tables, outcome: Outcome, bound: float, search: Search, folder: Path) -> Told:
+    """Refuse a bound that is tighter than two layers at a time, or its proof, give; a thorough one that is looser."""
+    kind = outcome.bound_kind or ""
+    kinds = set(kind.split()) - {"and"}
+    if plan.model.num_experts > MOST_EXPERTS or not (kinds <= PAIRS or kinds <= TIGHTER):
+        return Told(f"bound ({kind})", checked=False)
+    levels = _levels(plan)
+    near = {level: share_kept(tables, widths) for level, widths in levels.items()}
+    pairwise, slack = _limit(plan, outcome, near), BOUND_TOLERANCE * max(abs(bound), 1)
+    sign = 1 if outcome.objective.sense == "max" else -1
+    if kinds <= PAIRS:
+        if sign * (pairwise - bound) > slack:
+            raise CertificationError(f"bound {bound:.9g} is tighter than what its kind gives, {pairwise:.9g}")
+        return Told("bound", checked=True)
+    if sign * (bound - pairwise) > slack:
+        raise CertificationError(f"bound {bound:.9g} ({kind}) is looser than two layers at a time, {pairwise:.9g}")
+    proven = proven_shares(search.proof, tables, levels, folder)
+    if isinstance(proven, str):
+        told = f"how far the {kind} bound is below that of two layers at a time ({proven})"
+        return Told(told, checked=False)
+    least = _limit(plan, outcome, {level: min(share, proven.get(level, share)) for level, share in near.items()})
+    if sign * (least - bound) > slack:
+        raise CertificationError(f"bound {bound:.9g} ({kind}) is tighter than what its prices prove, {least:.9g}")
+    return Told("bound (by its prices)", checked=True)
+
+
+def _levels(plan: Plan) -> dict[str, list[int]]:
+    """The slots of every device, and of every node where that is something else."""
+    assert plan.placement is not None
+    widths, group = plan.placement.slots.tolist(), plan.cluster.devices_per_node
+    if 1 in (group, plan.cluster.num_nodes):
+        return {"device": widths}
+    return {"device": widths, "node": [sum(widths[i : i + group]) for i in range(0, len(widths), group)]}
+
+
+def _limit(plan: Plan, outcome: Outcome, near: Mapping[str, float]) -> float:
+    """Best objective for given shares that stay on their device and on their node."""
+    if outcome.objective.sense == "max":
+        return near["device"]
+    ratio = inter_ratio(plan.cluster)
+    return ratio - (ratio - 1) * min(near.get("node", near["device"]), 1.0) - min(near["device"], 1.0)

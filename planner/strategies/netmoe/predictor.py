@@ -1,0 +1,55 @@
+"""The fit of a predictor: linked tokens, corrected by what they leave of the fitted samples.
+
+Legend: I fitted samples; L MoE layers; E experts; D devices.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....runtime.migrating.predictor import Predictor
+from ...evaluate.traffic import SampleTraffic
+
+__all__ = ["fit_predictor"]
+
+RIDGE = 0.03  # of the mean square of an expert's pairs
+Numbers = NDArray[np.float64]
+
+
+def fit_predictor(
+    experts: NDArray[np.int32], traffic: SampleTraffic, fitted_I: NDArray[np.bool_], top_k: int
+) -> Predictor:
+    """Fit the predictor of samples with these pairs with experts `[I, L, E]` under a placement.
+
+    Notes
+    -----
+    num(l) A(l -> l+1), where A[e, d] is the share of the tokens at expert e that visit device d next, over K because
+    each of a token's K choices says so; it is then corrected by what it leaves of the fitted samples, by ridge
+    regression towards no correction. With x_i, y_i a sample's pairs and next copies, over the root of its pairs,
+
+        A + argmin_B sum_i |y_i - x_i (A + B)|^2 + lambda |B|^2,      lambda = RIDGE mean_e sum_i x_i[e]^2        (1)
+
+    Where only counts are known nothing links two layers, and A is the same for all experts: the mean.
+    """
+    shape = (experts.shape[1] - 1, experts.shape[2], traffic.copies.shape[2])
+    per_pair = np.zeros(shape, np.float32)
+    for layer in range(shape[0]):
+        pairs_IE = experts[fitted_I, layer].astype(np.float64)
+        next_ID = traffic.copies[fitted_I, layer + 1].astype(np.float64)
+        prior_ED = _prior(pairs_IE, next_ID, None if traffic.linked is None else traffic.linked[layer], top_k)
+        scale_I1 = np.sqrt(np.maximum(pairs_IE.sum(axis=1, keepdims=True), 1))
+        x_IE, y_ID = pairs_IE / scale_I1, next_ID / scale_I1
+        gram_EE = x_IE.T @ x_IE
+        ridge = RIDGE * max(float(np.trace(gram_EE)), 1e-9) / len(gram_EE)
+        left_ED = x_IE.T @ (y_ID - x_IE @ prior_ED)
+        per_pair[layer] = prior_ED + np.linalg.solve(gram_EE + ridge * np.eye(len(gram_EE)), left_ED)  # (1)
+    return Predictor(per_pair)
+
+
+def _prior(pairs_IE: Numbers, next_ID: Numbers, linked_ED: NDArray[np.int64] | None, top_k: int) -> Numbers:
+    """A, `[E, D]`: by expert where tokens link the layers and the expert was met, else the mean of all."""
+    mean_D = next_ID.sum(axis=0) / max(float(pairs_IE.sum()), 1.0)
+    met_E1 = pairs_IE.sum(axis=0)[:, None]
+    mean_ED = np.tile(mean_D, (len(met_E1), 1))
+    if linked_ED is None:
+        return mean_ED
+    return np.asarray(np.divide(linked_ED, top_k * met_E1, out=mean_ED, where=met_E1 > 0))

@@ -1,0 +1,136 @@
+"""Screen and page of a netmoe plan: samples moved, what that saves, and simpler ways that save as much."""
+
+from collections.abc import Iterator
+
+from ....runtime.plan import Contender, Part, Plan
+from ....solvers.cost import inter_ratio
+from ...document import Section, Text
+from ...figures import TimeUnit, find, value
+from ...options import parsed
+from .policy import SamplePolicyOptions
+
+__all__ = ["remarks", "section"]
+
+SAVED = {
+    "inter_bytes": "bytes between nodes",
+    "node_copies": "copies between nodes",
+    "device_copies": "copies between devices",
+    "exchange_s": "seconds of dispatch and combine",
+}
+BLIND = "unpredicted/migrating"
+TIMED = ("exchange_s", "step_s")
+
+
+def remarks(plan: Plan, part: Part) -> Iterator[str]:
+    """Whether dealing by length does as well, shares saved with and without a prediction, moves."""
+    yield from _dealt(plan, part)
+    yield from _saved(plan, part, pairs=_options(plan).copies == "pairs")
+    yield (
+        f"a combine delivers {value(find(part, 'plan/migrating'), 'samples_moved'):.0%} of the samples to another"
+        " device; no figure holds the solves, or the labels and positions that go along"
+    )
+    if _options(plan).copies == "pairs":
+        yield (
+            "the trace holds counts only: a copy is a token-expert pair, where engines send a device one copy per"
+            " token; contexts are taken as whole sequences"
+        )
+
+
+def section(plan: Plan, part: Part) -> Section:
+    """The locality index, what copies cost, and the methods tried."""
+    decision, options = plan.decisions.sample_policy, _options(plan)
+    assert decision is not None
+    between = "nodes" if plan.cluster.num_nodes > 1 else "devices"
+    lines = [
+        f"locality  no homes save more than {options.locality_index:.1%} of the copies between {between}: what the"
+        " samples' preferences allow under this placement"
+    ]
+    if plan.cluster.num_nodes > 1 and plan.outcome["sample_policy"].objective.name != "exchange_s":
+        known = {"intra", "inter"} <= set(plan.cluster.links)
+        by = "by their links' seconds per byte" if known else "no links of both kinds are given"
+        lines.append(f"cost      a copy between nodes counts as {inter_ratio(plan.cluster):.3g} inside one ({by})")
+    if options.tried_s:
+        tried = ", ".join(f"{method} {seconds * 1e3:.4g}" for method, seconds in options.tried_s.items())
+        lines.append(f"tried     {tried} ms of timed parts per fitted step: {decision.method} is the plan's")
+    return Section("Sample policy", (Text((*lines, *_exchanges(plan, part))),), verbose=True)
+
+
+def _dealt(plan: Plan, part: Part) -> Iterator[str]:
+    """Compare a verdict on seconds with a data loader that deals samples by length."""
+    verdict, over = plan.verdict, _options(plan).over_dealt
+    if verdict is None or verdict.metric not in TIMED or over is None:
+        return
+    home = _home(plan, part)
+    dealt, base = (value(one, verdict.metric) for one in (find(part, "dealt/standard"), home))
+    share = 1 - dealt / base if base else 0.0
+    yield (
+        f"dealing samples by length alone, once per step in a data loader, takes {share:z.1%} less than {home.name},"
+        f" {home.dispatch_model}"
+    )
+    if over.low is not None and over.low <= verdict.at_least * dealt:
+        more = f"{abs(over.value) / dealt if dealt else 0.0:.1%} {'less' if over.value >= 0 else 'more'}"
+        yield f"dealing by length does as well: the plan takes {more} than that, no sure gain that pays for its moves"
+
+
+def _home(plan: Plan, part: Part) -> Contender:
+    """The same experts and chunks with samples that stay."""
+    return find(part, "contiguous/standard" if plan.decisions.names == ("sample_policy",) else "base/standard")
+
+
+def _options(plan: Plan) -> SamplePolicyOptions:
+    return parsed(SamplePolicyOptions, dict(plan.options.get("sample_policy", {})), "sample_policy")
+
+
+def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
+    """Relative gains on every contender's own, the plan's beside the oracle's; under a base, either alone."""
+    metric = "device_copies"
+    if plan.cluster.num_nodes > 1:
+        metric = "inter_bytes" if "inter_bytes" in part.contenders[0].metrics else "node_copies"
+    base = _home(plan, part)
+    saved = {
+        contender.label: 1 - value(contender, metric) / value(base, metric) if value(base, metric) else 0.0
+        for contender in part.contenders
+    }
+    blind = f"{saved[BLIND]:.1%} without a prediction, " if BLIND in saved else ""
+    yield (
+        f"{saved['plan/migrating']:z.1%} fewer {SAVED[metric]} than {base.name}, {base.dispatch_model}:"
+        f" {blind}{saved['oracle/migrating']:.1%} if the next layer were known"
+    )
+    if metric != "node_copies" and plan.cluster.num_nodes > 1 and not pairs:
+        once = 1 - value(find(part, "plan/migrating"), "node_copies") / max(value(base, "node_copies"), 1e-9)
+        yield f"where a dispatch sends a node one copy per token, for all its devices, {once:.1%} are saved"
+    if base.name == "base":
+        yield from _jointly(part, [metric, *(["exchange_s"] if "exchange_s" in base.metrics else [])])
+
+
+def _jointly(part: Part, metrics: list[str]) -> Iterator[str]:
+    """Savings of the placement alone, of re-homing alone and of both, over contiguous experts and homes."""
+    for metric in metrics:
+        start = value(find(part, "contiguous/standard"), metric)
+        alone, moved, both = (
+            1 - value(find(part, label), metric) / start if start else 0.0
+            for label in ("base/standard", "contiguous/migrating", "plan/migrating")
+        )
+        yield (
+            f"of the {SAVED[metric]} of contiguous, standard the placement alone saves {alone:z.1%},"
+            f" re-homing alone {moved:z.1%}, both {both:z.1%}"
+        )
+
+
+def _exchanges(plan: Plan, part: Part) -> Iterator[str]:
+    """Seconds of both exchanges. Fewer copies take longer where the busiest port carries more."""
+    ours = find(part, "plan/migrating")
+    base = _home(plan, part)
+    if not all("exchange_s" in one.metrics for one in (ours, base)):
+        return
+    mine, theirs = (value(one, "exchange_s") for one in (ours, base))
+    unit = TimeUnit.up_to(max(mine, theirs))
+    summed = f"{unit.text(mine)} {unit.name} per step, {unit.text(theirs)} of {base.name}, {base.dispatch_model}"
+    if mine > theirs:
+        hint = "" if _options(plan).tried_s else " (without --method, the fastest of several is taken)"
+        yield (
+            f"costs time: dispatch and combine take {mine / theirs - 1:.1%} longer ({summed}), since the busiest port"
+            f" carries more although all together carry less{hint}"
+        )
+    elif theirs:
+        yield f"dispatch and combine take {1 - mine / theirs:.1%} less time ({summed}): the busiest port carries less"

@@ -1,0 +1,184 @@
+"""The pipeline degrees of every layer, chosen by what they take on the fitted steps.
+
+By a method's name: "exact" takes the fewest seconds; "paper" is Algorithm 1 as printed; "robust" has the smallest
+largest regret while the curves are at any level of their errors; "degree_1" is no pipeline; "one_degree" takes the
+fewest seconds of those that all layers and passes share; "unequal" is exact with chunks of unequal shares where these
+take fewer seconds. Algorithm 1 and the shares want lines t = a + b share; they are those of least relative error
+through the curves at the shares 1/r that a chunk may have, and shares are then judged by the curves.
+
+Degrees of the two passes are chosen together, from pairs of which one divides the other (`nested_pairs`): what the
+experts take in one pass depends on the pieces that both make (`cut`).
+
+Legend: P pairs of degrees; R degrees, 1 to the largest allowed; L MoE layers; S scenarios, the exchanges' curves at
+each level (low, middle, high) with the experts' at each.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....profilers.fits.alpha_beta import AlphaBeta
+from ....runtime.decisions import ChunkShares, PipelineDecision
+from ....solvers.pipemoe import TUTEL_MAX_DEGREE, nested_pairs, optimal_degree, robust_choice, unequal_chunks
+from ...evaluate.chunks import Cut, Cuts
+from ...evaluate.pipelined import Pipeline
+
+__all__ = ["DegreeTable", "tabulated", "unequal"]
+
+Seconds = NDArray[np.float64]
+Shares = tuple[float, ...]
+LEAST_SHARE = 1e-6  # of a chunk; one below it is none
+
+
+@dataclass(frozen=True, slots=True)
+class DegreeTable:
+    """Seconds of every pair of degrees in every layer, mean over steps.
+
+    Parameters
+    ----------
+    pairs
+        A forward and a backward degree, `[P, 2]`, the smallest first; the same twice where one serves both passes.
+    taken
+        Seconds of all passes under every scenario, `[S, P, L]`.
+    dispatch, experts
+        Seconds of one chunk under the curves themselves, `[R, L]`.
+    trains
+        Whether there is a backward pass.
+    capacity_factor
+        As in `PipelineDecision`, of whose decisions it is a part.
+    """
+
+    pairs: NDArray[np.int64]
+    taken: Seconds
+    dispatch: Seconds
+    experts: Seconds
+    trains: bool
+    capacity_factor: float | None
+
+    @property
+    def max_degree(self) -> int:
+        """R."""
+        return len(self.dispatch)
+
+    def degrees(self, method: str) -> PipelineDecision:
+        """The decision by a method's name, equal chunks all."""
+        alike = self._alike(self.max_degree)
+        num_layers = self.taken.shape[2]
+        if method == "degree_1":
+            return self._decision(np.zeros(num_layers, np.int64))
+        if method == "one_degree":
+            return self._decision(np.full(num_layers, alike[_middle(self.taken)[alike].sum(axis=1).argmin()]))
+        if method == "paper":
+            return self._decision(alike[[self._printed(layer) - 1 for layer in range(num_layers)]])
+        if method == "robust":
+            return self._decision(_robust(self.taken))
+        return self._decision(_middle(self.taken).argmin(axis=0))
+
+    def seconds(self, degrees: PipelineDecision) -> float:
+        """Seconds of a step's MoE layers in all passes."""
+        chosen = zip(degrees.forward, degrees.backward or degrees.forward, strict=True)
+        where = {pair: at for at, pair in enumerate(map(tuple, self.pairs.tolist()))}
+        return float(sum(_middle(self.taken)[where[pair], layer] for layer, pair in enumerate(chosen)))
+
+    def line(self, layer: int) -> dict[str, Any]:
+        """The lines through both curves of a layer over the share in a chunk, as `optimal_degree` takes them."""
+        (a_a, b_a), (a_e, b_e) = _line(self.dispatch[:, layer]), _line(self.experts[:, layer])
+        return {"a_a": a_a, "b_a": b_a, "a_e": a_e, "b_e": b_e, "n_d": 1.0, "n_e": 1.0}
+
+    @property
+    def tutel(self) -> tuple[int, ...]:
+        """`a2a_ffn_overlap_degree` of every layer: the best that Tutel takes, which has one for both passes."""
+        alike = self._alike(TUTEL_MAX_DEGREE)
+        return tuple((_middle(self.taken)[alike].argmin(axis=0) + 1).tolist())
+
+    def _alike(self, most: int) -> NDArray[np.int64]:
+        """Where the pairs (1, 1) to (most, most) are."""
+        same = self.pairs[:, 0] == self.pairs[:, 1]
+        return np.flatnonzero(same & (self.pairs[:, 0] <= most))
+
+    def _decision(self, pair_L: NDArray[np.int64]) -> PipelineDecision:
+        """The decision of these pairs."""
+        forward, backward = self.pairs[pair_L].T.tolist()
+        back = backward if self.trains else None
+        return PipelineDecision(forward=forward, backward=back, capacity_factor=self.capacity_factor)
+
+    def _printed(self, layer: int) -> int:
+        return optimal_degree(**self.line(layer), max_degree=self.max_degree, method="paper").forward
+
+
+def tabulated(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTable:
+    """The table of all degrees up to `max_degree`, exact: every step at every pair, or at every degree if `joint`."""
+    trains, pairs = bool(pipeline.backward), nested_pairs(max_degree)
+    if joint or not trains:
+        pairs = pairs[pairs[:, 0] == pairs[:, 1]]
+    forward: dict[tuple[int, int], Seconds] = {}
+    backward: dict[tuple[int, int], Seconds] = {}
+    stages = {}
+    for degree, pieces in {(degree, max(pair)) for pair in pairs.tolist() for degree in pair}:
+        chunks = pipeline.chunks(Cut.equal(degree, pipeline.model.num_layers, pieces // degree))
+        forward[degree, pieces] = pipeline.taken(chunks)
+        backward[degree, pieces] = pipeline.taken(chunks, back=True) if trains else np.zeros(())
+        if degree == pieces:
+            stages[degree] = [stage.seconds[0].mean(axis=0) for stage in chunks.stages[:2]]
+    taken = [forward[there, max(there, back)] + backward[back, max(there, back)] for there, back in pairs.tolist()]
+    dispatch, experts = (np.stack(column) for column in zip(*(stages[r + 1] for r in range(max_degree)), strict=True))
+    return DegreeTable(pairs, np.stack(taken, axis=1), dispatch, experts, trains, pipeline.capacity_factor)
+
+
+def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:
+    """The chunks of every layer: the best equal ones, or unequal ones for all passes where these take fewer seconds.
+
+    Those offered are the best of either pass under lines, so that no pass cuts the other's chunks.
+    """
+    exact = table.degrees("exact")
+    backward = exact.backward or exact.forward
+    chosen = [(_equal(there), _equal(back)) for there, back in zip(exact.forward, backward, strict=True)]
+    least_L = _middle(table.taken).min(axis=0)
+    for factor in (1.0, pipeline.backward) if table.trains else (1.0,):
+        offered = [_offered(table, layer, factor, pipeline.full_duplex) for layer in range(len(chosen))]
+        cut = Cut.of(offered)
+        taken_L = pipeline.both(Cuts(cut, cut if table.trains else None))
+        for layer in np.flatnonzero(taken_L < least_L):
+            chosen[layer], least_L[layer] = (offered[layer], offered[layer]), taken_L[layer]
+    there, back = zip(*chosen, strict=True)
+    shares = ChunkShares(forward=there, backward=back if table.trains else None)
+    return PipelineDecision(
+        forward=tuple(map(len, there)),
+        backward=tuple(map(len, back)) if table.trains else None,
+        shares=shares,
+        capacity_factor=table.capacity_factor,
+    )
+
+
+def _equal(degree: int) -> Shares:
+    return (1 / degree,) * degree
+
+
+def _offered(table: DegreeTable, layer: int, factor: float, full_duplex: bool) -> Shares:
+    """The shares that are best under lines where the experts take `factor` times as long."""
+    line = table.line(layer)
+    slower = line | {name: factor * line[name] for name in ("a_e", "b_e")}
+    found = unequal_chunks(**slower, max_degree=table.max_degree, full_duplex=full_duplex).shares
+    kept = [share for share in found if share >= LEAST_SHARE]
+    return tuple(share / sum(kept) for share in kept)
+
+
+def _middle(seconds: Seconds) -> Seconds:
+    """Seconds under the unshifted curves, the middle scenario of `[S, ...]`."""
+    middle: Seconds = seconds[len(seconds) // 2]
+    return middle
+
+
+def _robust(seconds_SPL: Seconds) -> NDArray[np.int64]:
+    """The pair of every layer that is least wrong, `[L]`."""
+    return np.array([robust_choice(seconds_SPL[:, :, layer]).choice for layer in range(seconds_SPL.shape[2])])
+
+
+def _line(seconds_R: Seconds) -> tuple[float, float]:
+    """Start-up and slope over the share of a layer in a chunk; zeros where a stage takes no time."""
+    if not seconds_R.all():
+        return 0.0, 0.0
+    line = AlphaBeta.of(1 / np.arange(1.0, len(seconds_R) + 1), seconds_R)
+    return line.a_s, line.b_s

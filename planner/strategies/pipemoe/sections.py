@@ -1,0 +1,137 @@
+"""Screen and page of a pipemoe plan: its degrees, the most that overlap can hide, drops under a fixed capacity."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ....errors import InputError
+from ....runtime.plan import Part, Plan
+from ....solvers.pipemoe import TUTEL_MAX_DEGREE
+from ...document import Section, Text
+from ...figures import TimeUnit, find, value
+from ...options import PipelineOptions, parsed
+from .superadditive import curve_gain
+
+__all__ = [
+    "degree_section",
+    "degree_summary",
+    "pipeline_options",
+    "remarks",
+]
+
+LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
+
+
+def pipeline_options(plan: Plan) -> PipelineOptions:
+    """How the plan's degrees were decided.
+
+    Raises
+    ------
+    InputError
+        The plan decides none, or does not say how.
+    """
+    if plan.decisions.pipeline is None:
+        raise InputError("the plan decides no pipeline; solve one with moeplan solve --strategy pipemoe")
+    found = parsed(PipelineOptions, dict(plan.options.get("pipeline", {})), "pipeline")
+    degrees, num_layers = plan.decisions.pipeline, plan.model.num_layers
+    whole = (1,) * num_layers
+    cuts = ((found.whole, whole), (found.forward, degrees.forward), (found.backward_pass, degrees.backward or whole))
+    for stages, counts in cuts:
+        for _, column in stages or ():
+            if len(column) != num_layers or any(
+                len(one) not in (1, count) for one, count in zip(column, counts, strict=True)
+            ):
+                raise InputError(
+                    f"options.pipeline: stages of other than the chunks of {num_layers} layers; re-run solve"
+                )
+    return found
+
+
+def degree_summary(plan: Plan) -> str:
+    """How many layers have which degree in each pass."""
+    pipeline = plan.decisions.pipeline
+    assert pipeline is not None
+    words = f"forward {_tallied(pipeline.forward)}"
+    if pipeline.backward is not None:
+        words += f"; backward {_tallied(pipeline.backward)}"
+    return f"{words} ({degree_choices(plan)})"
+
+
+def degree_choices(plan: Plan) -> str:
+    """From what the degrees were chosen, and what channels were assumed."""
+    options = pipeline_options(plan)
+    words = [f"up to {options.max_degree}", "full duplex" if options.full_duplex else "half duplex"]
+    if options.joint:
+        words.append("one for both passes" if options.backward else "--joint without effect: no backward pass")
+    return ", ".join(words)
+
+
+def degree_section(plan: Plan, width: int) -> Section:
+    """The degree of every layer in each pass, and what Tutel takes."""
+    options, pipeline = pipeline_options(plan), plan.decisions.pipeline
+    assert pipeline is not None
+    most = min(TUTEL_MAX_DEGREE, options.max_degree)
+    rows = {"forward": pipeline.forward, "backward": pipeline.backward, "tutel": options.a2a_ffn_overlap_degree}
+    lines = [f"layer by layer; tutel: a2a_ffn_overlap_degree, one for both passes, at most {most}"]
+    for name, degrees in rows.items():
+        wrapped = textwrap.wrap(" ".join(map(str, degrees or ())), max(width - 12, 16))
+        lines += [f"{name if number == 0 else '':<10}  {line}" for number, line in enumerate(wrapped)]
+    return Section("Pipeline degrees", (Text(tuple(lines)),), verbose=True)
+
+
+def remarks(plan: Plan, part: Part) -> Iterable[str]:
+    """Remarks on the most that overlap could save, and on limits of the figures.
+
+    Notes
+    -----
+    Exchanges share one channel and experts one device, so a pass in any chunks takes at least the longer of both; in
+    one piece it takes both: overlap saves at most the shorter. With full duplex each exchange has a channel of its own,
+    and overlap saves at most all but the longest of the three.
+    """
+    options, decision, whole = pipeline_options(plan), plan.decisions.pipeline, find(part, "degree_1/standard")
+    assert decision is not None
+    if {*decision.forward, *(decision.backward or ())} == {1}:
+        yield "one piece is best in every layer: chunks cost more start-up time than overlap hides"
+    yield f"chunks per layer: {degree_summary(plan)}"
+    dispatch, experts, combine = (value(whole, f"{name}_s") for name in ("dispatch", "experts", "combine"))
+    busy = {"exchanges": dispatch + combine, "experts": experts}
+    if options.full_duplex:
+        busy = {"dispatch": dispatch, "experts": experts, "combine": combine}
+    hidden = sum(busy.values()) - max(busy.values())
+    yield (
+        f"overlap can hide at most {TimeUnit.worded(hidden)} of a forward pass:"
+        f" {', '.join(f'{name} {TimeUnit.worded(seconds)}' for name, seconds in busy.items())}"
+    )
+    saved, bent = curve_gain(plan, options)
+    if bent > LEAST_CURVE_SHARE * saved > 0:
+        yield (
+            f"of {TimeUnit.worded(saved)} that chunks save on the fitted steps, {TimeUnit.worded(bent)} are no overlap:"
+            " the experts' curve says that chunks compute faster than the whole"
+        )
+    if decision.shares is not None:
+        passes = [decision.shares.forward, decision.shares.backward or ()]
+        uneven = sum(len(set(shares)) > 1 for one in passes for shares in one)
+        number = sum(map(len, passes))
+        yield (
+            f"chunks are unequal in {uneven} of {number} passes of layers, where that is faster; no engine that is"
+            " exported to takes them"
+            if uneven
+            else f"none of {number} passes of layers is faster in unequal chunks"
+        )
+    if decision.capacity_factor is not None:
+        dropped = part.contenders[0].metrics.get("dropped_share")
+        if dropped is not None:
+            yield f"{dropped.value:.1%} of the token-expert pairs are dropped"
+        yield (
+            f"capacity: every expert's buffer holds {decision.capacity_factor:g} times the mean, padded to a"
+            " multiple of both degrees; what dropped pairs do to outputs no figure here weighs"
+        )
+    if options.backward:
+        yield "training: forward and backward of the MoE layers are timed, of attention forward only"
+
+
+def _tallied(degrees: Sequence[int]) -> str:
+    found = Counter(degrees)
+    if len(found) == 1:
+        return f"{degrees[0]} in every layer"
+    return ", ".join(f"{degree} in {number} layer{'s' * (number > 1)}" for degree, number in sorted(found.items()))

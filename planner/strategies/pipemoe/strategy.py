@@ -1,0 +1,209 @@
+"""PipeMoE: how deep to pipeline each MoE layer under a placement (solvers/pipemoe)."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....errors import InputError, UsageError
+from ....runtime.decisions import DispatchModel, PipelineDecision
+from ....runtime.plan import Part, Plan
+from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
+from ....solvers.pipemoe import TUTEL_MAX_DEGREE
+from ...document import Section
+from ...evaluate.chunks import Cut, Cuts
+from ...evaluate.costs import CostModel
+from ...evaluate.journey import Contender, Journey
+from ...evaluate.pipelined import Pipeline
+from ...evaluate.price import STEP, pipeline_of
+from ...evaluate.replay import replay
+from ...evaluate.scene import Passes, Scene
+from ...evaluate.tally import Tally
+from ...options import MAX_SECONDS, PipelineOptions, StageSeconds, parsed
+from ...task import Task
+from ..check import Again, Check, Told
+from ..strategy import Solution, Strategy
+from . import sections
+from .degrees import DegreeTable, tabulated, unequal
+from .params import PipemoeParams
+
+__all__ = ["BACKWARD", "BASELINES", "STRATEGY", "stages"]
+
+BACKWARD = 2.0  # the gradients of inputs and of weights are two products for each of forward
+REMEDIES = {
+    "the profile": "; join it with one that has, by moeplan profile --merge",
+    "the model": "; say it at moeplan trace import",
+}
+BASELINES = ("degree_1", "one_degree", "paper", "exact")
+
+
+class Pipemoe(Strategy):
+    """Exchanges and experts overlap, layer by layer in the chunks that take the fewest seconds."""
+
+    name = "pipemoe"
+    decides = "pipeline"
+    beside = frozenset({"placement"})
+
+    def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
+        """Seconds, all that degrees change."""
+        return STEP
+
+    def passes(self, task: Task) -> Passes:
+        """Forward, and backward where all tokens are of training."""
+        return Passes(BACKWARD if task.units.training else 0.0, _params(task).full_duplex)
+
+    def solve(self, task: Task) -> Solution:
+        """Choose the degrees of every layer by the busiest device and port of the fitted steps.
+
+        Raises
+        ------
+        UsageError
+            There is no profile; a fixed capacity under replicas, or one of no row.
+        InputError
+            The profile cannot time an exchange or the experts, or says absurd times; no token is routed.
+        """
+        trace, params = task.trace, _params(task)
+        _check_costs(task)
+        task.say("replaying the trace under the placement")
+        journey = Journey(task.dispatch_model, task.placement)
+        pipelines = [_pipeline(task, tally, trace.path) for (tally,) in replay(task.scene, [journey], ports=True)]
+        task.say("solving pipemoe")
+        started = time.perf_counter()
+        table = tabulated(pipelines[0], params.max_degree or TUTEL_MAX_DEGREE, joint=params.joint)
+        _check_seconds(table)
+        uneven = params.method == "unequal"
+        decision = unequal(pipelines[0], table) if uneven else table.degrees(params.method)
+        cuts = Cuts.of(decision)
+        return Solution(
+            decision=decision,
+            options=_options(task, pipelines[0], table, cuts),
+            outcome=_unbounded(pipelines[0], cuts, started) if uneven else _outcome(table, decision, started),
+        )
+
+    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+        """Degrees held against all degrees timed again, and the stages that they make."""
+        from .recheck import recheck
+
+        return recheck(plan, again)
+
+    def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
+        """Remarks on the time that overlap hides, and on limits of the figures."""
+        yield from sections.remarks(plan, part)
+
+    def sections(self, plan: Plan, width: int) -> Iterator[Section]:
+        """The degree of every layer."""
+        yield sections.degree_section(plan, width)
+
+    def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
+        """The same placement at other degrees."""
+        options = parsed(PipelineOptions, dict(plan.options.get("pipeline", {})), "pipeline")
+        return [
+            Contender("plan", journey).named(name, cuts=Cuts.of(decision))
+            for name, decision in options.baselines.items()
+        ]
+
+
+def _params(task: Task) -> PipemoeParams:
+    assert isinstance(task.params, PipemoeParams)
+    return task.params
+
+
+def _check_costs(task: Task) -> None:
+    """Refuse to go without curves of exchanges and experts, and say what lacks."""
+    costs: CostModel | None = task.costs
+    if task.request.profile is None or costs is None:
+        raise UsageError(
+            "no profile: pipemoe weighs the seconds of exchanges against those of experts; run moeplan profile, or name"
+            " one with --profile"
+        )
+    curves = {"dispatch": costs.exchange, "experts": costs.experts}
+    lacking = [_lacking(part, costs.missing[part]) for part, curve in curves.items() if curve is None]
+    if lacking:
+        told = "; and ".join(lacking)
+        raise InputError(f"{task.request.profile}: pipemoe needs the seconds of dispatch and experts; there are {told}")
+
+
+def _lacking(part: str, reason: str) -> str:
+    remedy = next((words for whose, words in REMEDIES.items() if reason.startswith(whose)), "")
+    return f"none of {part}: {reason}{remedy}"
+
+
+def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
+    factor, model, passes = _params(task).capacity_factor, task.model, task.scene.passes
+    assert passes is not None
+    if not tally.loads.any():
+        raise InputError(f"{path}: no token is routed in the fitted, or in the held-out, steps")
+    if factor is not None and (tally.slots != model.num_experts / len(tally.slots)).any():
+        raise UsageError(
+            f"--capacity-factor with {tally.slots.sum()} slots for {model.num_experts} experts; a fixed capacity needs"
+            " every expert once and as many on every device"
+        )
+    made = pipeline_of(tally, task.scene, passes, factor)
+    if factor is not None and not made.capacity[tally.loads.any(axis=2)].all():
+        raise UsageError(
+            f"--capacity-factor {factor}: a buffer of int({factor:g} ceil(tokens / experts)) rows holds none in some"
+            " step; expected a larger one, 1 is enough in every step"
+        )
+    return made
+
+
+def _check_seconds(table: DegreeTable) -> None:
+    """Refuse curves by which a layer takes longer than a plan may say."""
+    longest = table.taken.max()
+    if not longest <= MAX_SECONDS:
+        raise InputError(
+            f"an MoE layer takes {longest:.3g} s by the profile and the links; expected at most {MAX_SECONDS:g}:"
+            " measure again, or correct --link"
+        )
+
+
+def _outcome(table: DegreeTable, degrees: PipelineDecision, started: float) -> Outcome:
+    """How near the degrees are to the best there are, which a search of all of them finds."""
+    value, bound = table.seconds(degrees), table.seconds(table.degrees("exact"))
+    return Outcome.of(
+        status=Status.FEASIBLE,
+        objective=Objective("moe_s", value, "min"),
+        bound=bound,
+        bound_kind="full search",
+        proven=value <= bound * (1 + ROUNDING),
+        started=started,
+        backend="moeplan",
+    )
+
+
+def _unbounded(pipeline: Pipeline, cuts: Cuts, started: float) -> Outcome:
+    """Outcome of unequal chunks, without a bound: nothing is proven of other shares under curves of any form."""
+    value = float(pipeline.both(cuts).sum())
+    objective = Objective("moe_s", value, "min")
+    return Outcome.of(status=Status.FEASIBLE, objective=objective, started=started, backend="scipy highs")
+
+
+def _options(task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts) -> PipelineOptions:
+    params = _params(task)
+    return PipelineOptions(
+        method=params.method,
+        max_degree=table.max_degree,
+        joint=params.joint,
+        full_duplex=pipeline.full_duplex,
+        backward=pipeline.backward,
+        placement="contiguous" if task.base is None else "base",
+        baselines={name: table.degrees(name) for name in BASELINES if name != params.method},
+        a2a_ffn_overlap_degree=table.tutel,
+        whole=stages(pipeline, Cut.equal(1, pipeline.model.num_layers), 1.0),
+        forward=stages(pipeline, cuts.forward, 1.0),
+        backward_pass=None if cuts.backward is None else stages(pipeline, cuts.backward, pipeline.backward),
+    )
+
+
+def stages(pipeline: Pipeline, cut: Cut, factor: float) -> StageSeconds:
+    """Seconds of the stages of each chunk on the fitted steps, mean over steps."""
+    dispatch, experts, combine = (one.seconds.mean(axis=1).T for one in pipeline.chunks(cut).stages)
+
+    def column(seconds_LC: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(row[:degree]) for row, degree in zip(seconds_LC.tolist(), cut.degree.tolist(), strict=True))
+
+    return StageSeconds(dispatch_s=column(dispatch), experts_s=column(factor * experts), combine_s=column(combine))
+
+
+STRATEGY = Pipemoe()

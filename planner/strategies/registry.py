@@ -1,0 +1,46 @@
+"""The strategies there are: a row each.
+
+Rows are light, so that the command line can tell its flags; what a strategy does is imported when it is asked for.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError
+from ..params import Params
+from .eplb.params import EplbParams
+from .exflow.params import ExflowParams
+from .netmoe.params import NetmoeParams
+from .pipemoe.params import PipemoeParams
+from .placement_params import PlacementParams
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
+
+__all__ = ["STRATEGIES", "Row", "strategy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A strategy's parameters, and where its `STRATEGY` is."""
+
+    params: type[Params]
+    module: str
+
+
+STRATEGIES = {
+    "exflow": Row(ExflowParams, f"{__package__}.exflow.strategy"),
+    "pipemoe": Row(PipemoeParams, f"{__package__}.pipemoe.strategy"),
+    "netmoe": Row(NetmoeParams, f"{__package__}.netmoe.strategy"),
+    "eplb": Row(EplbParams, f"{__package__}.eplb.strategy"),
+    "contiguous": Row(PlacementParams, f"{__package__}.contiguous"),
+}
+
+
+def strategy(name: str) -> "Strategy":
+    """The strategy of that name."""
+    if name not in STRATEGIES:
+        raise UsageError(f"--strategy {name}; expected one of {', '.join(STRATEGIES)}")
+    chosen: Strategy = import_module(STRATEGIES[name].module).STRATEGY
+    return chosen

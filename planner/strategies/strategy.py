@@ -1,0 +1,123 @@
+"""Strategy: how it solves, against what it is judged, how it is rechecked, what is shown of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from ...runtime.decisions import Decision, DispatchModel, Record
+from ...runtime.plan import Part, Plan
+from ...solvers.outcome import Outcome
+from ...traces.counts import Counts
+from ..document import Section
+from ..evaluate.evaluate import Evaluated
+from ..evaluate.journey import Contender, Journey, passes_of
+from ..evaluate.metrics import copies_metric
+from ..evaluate.scene import Passes, Scene
+from .check import Again, Check, Told
+
+if TYPE_CHECKING:
+    from ..task import Task
+
+__all__ = ["Solution", "Strategy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """A strategy's own decision with its evidence.
+
+    Parameters
+    ----------
+    options
+        How it was decided; the plan keeps it under the decision's name, beside `evaluation` and `seconds`.
+    outcome
+        On the fitted units.
+    aside
+        Contenders that are judged beside the plan, but not kept in it.
+    sidecars
+        Name to contents of the files that lie beside the plan, which its decision names with their hashes.
+    """
+
+    decision: Decision
+    options: Record
+    outcome: Outcome
+    aside: Sequence[Contender] = ()
+    sidecars: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Strategy:
+    """A strategy; one folder each, and a row in `registry`.
+
+    Attributes
+    ----------
+    decides
+        The decision it makes, by its key in a plan.
+    dispatch_models
+        Those it makes sense under, the default first.
+    beside
+        The decisions that its base (`--on`) may hold.
+    moves_samples
+        Whether samples may be re-homed, so that they are counted one by one.
+    pays_from
+        The share of the baseline's value that a gain must be above to pay for what no metric but `step_s` holds.
+    """
+
+    name: ClassVar[str]
+    decides: ClassVar[str]
+    dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
+    beside: ClassVar[frozenset[str]] = frozenset()
+    pays_from: ClassVar[float] = 0.0
+    moves_samples: ClassVar[bool] = False
+
+    def check(self, task: "Task") -> None:
+        """Refuse a task that cannot be solved, before anything is read."""
+
+    def passes(self, task: "Task") -> Passes | None:
+        """The passes of a step whose layers are cut into chunks: the base's; None where it cuts none."""
+        return None if task.base is None else passes_of(task.base)
+
+    def count(self, task: "Task") -> Counts:
+        """Counts of the fitted units, from which placements are made."""
+        raise NotImplementedError
+
+    def solve(self, task: "Task") -> Solution:
+        """Decide by the fitted part of a task."""
+        raise NotImplementedError
+
+    def own(self, task: "Task", journey: Journey) -> Journey:
+        """The plan's journey, with what only its solve asks of it."""
+        return journey
+
+    def rivals(self, task: "Task", plan: Plan, journey: Journey) -> Sequence[Contender]:
+        """Rivals of the plan besides today's baseline: baselines, an oracle, the plan without one of its parts."""
+        return ()
+
+    def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
+        """The metric of the verdict where `step_s` cannot be compared."""
+        return copies_metric(dispatch_model, scene.cluster)
+
+    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+        """Hold what the plan says of this strategy's decision against its definition: cost and feasibility.
+
+        Parameters
+        ----------
+        again
+            None: what the plan alone tells.
+
+        Raises
+        ------
+        CertificationError
+            A rule is broken, or a bound is better than what is proven.
+        """
+        return iter(())
+
+    def finished(self, task: "Task", solution: Solution, evaluated: Evaluated) -> Solution:
+        """The solution with what only its evaluation tells."""
+        return solution
+
+    def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
+        """Remarks on the judging part, the most important first."""
+        yield from ()
+
+    def sections(self, plan: Plan, width: int) -> Iterator[Section]:
+        """Sections on the strategy in a plan's document, for a screen of `width` characters."""
+        yield from ()

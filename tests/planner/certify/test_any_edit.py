@@ -1,0 +1,111 @@
+"""Any value of a plan that is edited, whatever it is, is refused, unless the certificate lists it as unchecked."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import moeplan.planner.certify
+from moeplan.errors import CertificationError, InputError, MismatchError
+from moeplan.planner.certify import certify
+from moeplan.planner.request import Request
+from moeplan.planner.solve import make
+from moeplan.profilers.profile import load
+from tests.planner.edits import edited
+
+ALLOWED = {"placement", "outcome", "__future__"}  # of solvers
+
+# What informs, what the certificate lists as unchecked, and words that mean the same.
+FREE = (
+    "path", "sha256", "created_at", "moeplan_version", "wall_s", "compiled_s", "backend", "time_limit_s", "repaired",
+    "objective_without", "highest_without", "status", "schema_version",
+)  # fmt: skip
+UNCHECKED = (
+    ("options", "placement", "method"),
+    ("options", "placement", "search", "bound"),
+    ("options", "placement", "search", "simple"),
+    ("options", "placement", "search", "stages"),
+    ("options", "sample_policy", "asked"),
+    ("options", "placement", "search", "cap"),
+    ("cluster", "links"),
+    # Where they change neither a figure nor what is best, another value says as much.
+    ("options", "pipeline", "max_degree"),
+    ("options", "pipeline", "joint"),
+    ("options", "pipeline", "full_duplex"),
+    ("inputs", "trace", "split", "fit_fraction"),
+)
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every number and word of a plan that is to be held, with its path."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            if name not in FREE and (*path, name) not in UNCHECKED:
+                yield from leaves(one, (*path, name))
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from leaves(one, (*path, str(number)))
+    elif value is not None:
+        yield path, value
+
+
+def perturbed(value: Any, factor: float) -> Any:
+    """Another value of the same kind, near."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + (1 if factor > 1 else -1)
+    if isinstance(value, float):
+        return value * factor if value else factor - 1
+    return value[:-1] + ("a" if value[-1:] != "a" else "b") if value else "a"
+
+
+class Plans(list[Any]):
+    """Plans that no failure prints."""
+
+    def __repr__(self) -> str:
+        return "plans"
+
+
+@pytest.fixture(scope="module")
+def plans(make_trace: Any, make_profile: Any, tmp_path_factory: pytest.TempPathFactory) -> Plans:
+    """A plan of every strategy, on little traces, with a profile where it tells something."""
+    folder, trace, profile = tmp_path_factory.mktemp("plans"), make_trace(samples=24, tokens=12), make_profile("2x2")
+    found = Plans()
+    for settings_of in (
+        {"strategy": "exflow", "time_limit_s": 0.5},
+        {"strategy": "exflow", "dispatch_model": "standard", "profile": profile, "time_limit_s": 0.5},
+        {"strategy": "eplb", "redundant": 4},
+        {"strategy": "contiguous", "profile": profile},
+        {"strategy": "pipemoe", "profile": profile, "max_degree": 4},
+        {"strategy": "netmoe", "profile": profile},
+    ):
+        request = Request.of(trace=str(trace.path), cluster=load(profile).cluster, samples_per_step=4, **settings_of)
+        made = make(request)
+        made.save(folder / "plan.json")
+        found.append((made.plan, trace.path, settings_of.get("profile"), folder))
+    return found
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(which=st.integers(0, 5), at=st.integers(0, 2**32), factor=st.sampled_from([1.001, 0.999, 1.5]))
+def test_any_other_value_is_refused(plans: Plans, which: int, at: int, factor: float) -> None:
+    plan, trace, profile, folder = plans[which]
+    held = list(leaves(plan.model_dump(mode="json")))
+    path, value = held[at % len(held)]
+    if path == ("plan_sha256",):
+        return
+    with pytest.raises((CertificationError, InputError, MismatchError)):
+        certify(edited(plan, "/".join(path), perturbed(value, factor), hashed=True), trace, profile, folder=folder)
+
+
+def test_certify_imports_nothing_of_the_solvers_but_placement_and_outcome() -> None:
+    for file in Path(moeplan.planner.certify.__file__).parent.glob("*.py"):
+        for line in file.read_text().splitlines():
+            if line.lstrip().startswith("from ...solvers"):
+                assert line.split()[1].removeprefix("...solvers").lstrip(".") in ALLOWED, f"{file.name}: {line}"
+            if line.startswith("from ..evaluate"):
+                assert line.split()[1].split(".")[-1] not in {"replay", "traffic", "loads"}, f"{file.name}: {line}"

@@ -1,0 +1,280 @@
+"""Metrics by hand, and their intervals: over samples or steps, and over what each source of seconds may err."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeplan.planner.evaluate.costs import CostModel
+from moeplan.planner.evaluate.evaluate import Evaluated, verdict
+from moeplan.planner.evaluate.intervals import interval, resampled_sums
+from moeplan.planner.evaluate.journey import Journey
+from moeplan.planner.evaluate.metrics import METRICS, Context, Figures, figures_of
+from moeplan.planner.evaluate.price import Seconds, price
+from moeplan.planner.evaluate.scene import Scene
+from moeplan.planner.evaluate.tally import COUNTS, Ports, Tally
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.fits.prediction import Prediction
+from moeplan.runtime.decisions import DispatchModel
+from moeplan.runtime.plan import Evaluation, Part
+from moeplan.solvers.placement import Placement
+from moeplan.traces.model import Attention
+from tests.builders import model
+
+MODEL = model(2, 4, 1, hidden_size=10, dtype_bytes=2, attention=Attention(kv_size=5))
+ONE = model(1, 2, 2, hidden_size=1, dtype_bytes=1, attention=Attention(kv_size=1))  # a copy is a byte
+
+
+def figures(rows: list[dict[str, int]], loads: Any, spec: Any = MODEL, *, each: float = 4, seed: int = 0) -> Figures:
+    """Those of units with these counts under coherent dispatch."""
+    counts = np.array([[row.get(name, 0) for name in COUNTS] for row in rows], dtype=np.int64)
+    tally = Tally(counts, np.array(loads, dtype=np.int64), np.ones(len(loads[0][0]), dtype=np.int64))
+    (found,) = figures_of([Context(tally, Seconds(), "coherent", spec, each)], seed=seed)
+    return found
+
+
+def test_shares_copies_balance_and_bytes_by_hand() -> None:
+    names = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
+    rows = [dict(zip(names, row, strict=True)) for row in ((4, 4, 1, 3, 6, 2, 3), (6, 6, 4, 6, 4, 0, 0))]
+    found = figures(rows, [[[6, 4], [9, 1]], [[5, 5], [0, 0]]], each=5).value
+    assert found["hops_kept"] == 0.5
+    assert found["node_hops_kept"] == 0.9
+    assert found["device_copies"] == 10 / 20
+    assert found["node_copies"] == 2 / 20
+    assert found["balance"] == pytest.approx((6 / 5 + 9 / 5 + 5 / 5) / 3)  # the idle layer of step 1 has no balance
+    assert found["inter_bytes"] == pytest.approx(3 / 20 * 2 * 5 * 10 * 2)
+    assert found["intra_bytes"] == pytest.approx(7 / 20 * 2 * 5 * 10 * 2)
+    assert found["kv_bytes"] == pytest.approx(5 * 2 * 1 * 5 * 2)
+
+
+def test_sizes_that_are_unknown_leave_their_metrics_out() -> None:
+    found = figures([{"tokens": 4}], [[[1, 1]]], model(1, 4, 1)).value
+    assert found.keys() == {"device_copies", "node_copies", "balance", "balance_p95"}
+
+
+def test_every_row_says_what_it_is() -> None:
+    for name, spec in METRICS.items():
+        assert spec.name == name
+        assert spec.meaning
+        assert spec.needs
+        assert spec.noun
+
+
+def test_a_gain_is_paired_so_that_a_constant_gain_has_no_width() -> None:
+    rng = np.random.default_rng(0)
+    tokens, copies = rng.integers(5, 50, size=40).tolist(), rng.integers(0, 90, size=40).tolist()
+    theirs, ours = (
+        figures([{"tokens": t, "device_copies": c + t * more} for t, c in zip(tokens, copies, strict=True)], [[[1, 1]]])
+        for more in (1, 0)
+    )
+    gain = ours.gain("device_copies", theirs)
+    assert (gain.value, gain.low, gain.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert np.ptp(ours.summands["device_copies"][""]) > 0
+
+
+@given(st.integers(2, 30), st.integers(0, 2**31))
+def test_resampled_sums_are_sums_of_as_many_rows_drawn_with_replacement(num_rows: int, seed: int) -> None:
+    ones_and_powers = np.stack([np.ones(num_rows), 2.0 ** np.arange(num_rows)], axis=1)
+    sums = resampled_sums(ones_and_powers, seed=seed)
+    assert (sums[:, 0] == num_rows).all()
+    draw = np.random.default_rng(seed).integers(num_rows, size=num_rows)
+    assert sums[1, 1] == ones_and_powers[draw, 1].sum()
+    assert sums[0, 1] == 2.0**num_rows - 1
+
+
+def test_a_95_percent_interval_covers_the_truth_about_95_times_in_100() -> None:
+    rng = np.random.default_rng(5)
+    hits = 0
+    for seed in range(100):
+        tokens = rng.integers(1, 60, size=80)
+        sums = resampled_sums(np.stack([tokens, rng.binomial(tokens, 0.3)], axis=1), seed=seed)
+        low, high = interval({"": (sums[:, 1] / sums[:, 0])[None]})
+        assert low is not None
+        assert high is not None
+        hits += low <= 0.3 <= high
+    assert 85 <= hits <= 100
+
+
+def test_an_undefined_figure_has_no_interval() -> None:
+    assert interval({"": np.full((1, 10), np.nan)}) == (None, None)
+
+
+Levels = tuple[float, float]  # of a curve, over its middle
+LOOSE = (0.5, 2.0)
+
+
+def curve(levels: Levels, work: Callable[..., Any]) -> Callable[..., Prediction]:
+    """A curve of as many seconds as there is work."""
+
+    def predicted(*sizes: Any) -> Prediction:
+        seconds = work(*sizes)
+        return Prediction(seconds, levels[0] * seconds, levels[1] * seconds, np.zeros(seconds.shape, bool))
+
+    return predicted
+
+
+def timed(levels: Levels | Mapping[str, Levels] = (0.8, 1.5), **seconds: list[int]) -> Figures:
+    """The figures of one layer on two devices whose parts take these seconds step by step, exchanges none unless said.
+
+    Work is all on device 0; a part errs as its curve does: attention, kv, dispatch and combine alike, experts.
+    """
+    of = levels if isinstance(levels, Mapping) else dict.fromkeys(("attention", "kv", "dispatch", "experts"), levels)
+    num_steps, cluster = len(next(iter(seconds.values()))), Cluster.parse("1x2")
+
+    def on_device_0(part: str, default: int) -> Any:
+        return np.stack([np.array(seconds.get(part, [default] * num_steps)), np.zeros(num_steps, int)], axis=1)[:, None]
+
+    ways = [
+        np.stack([one, np.zeros_like(one)], axis=2)[:, :, None]
+        for one in map(on_device_0, ("dispatch", "combine"), (0, 0))
+    ]
+    ports = Ports(ways[0], ways[1], on_device_0("kv", 1), on_device_0("attention", 1))
+    tally = Tally(np.ones((3, len(COUNTS)), int), on_device_0("experts", 0), np.ones(2, int), ports)
+    costs = CostModel(
+        exchange=[curve(of["dispatch"], lambda port: port)],
+        gather=[curve(of["kv"], lambda port: port)],
+        experts=curve(of["experts"], lambda pairs, _: pairs),
+        attention=curve(of["attention"], lambda batch, length: batch * length**2) if "attention" in seconds else None,
+        sources={},
+        missing={},
+        other_dtype=(),
+    )
+    nothing: Any = None
+    scene = Scene(nothing, nothing, [], cluster, ONE, costs, seed=2)
+    way: DispatchModel = "coherent" if "kv" in seconds else "standard"
+    journey = Journey(way, Placement.from_sets([[[0], [1]]], 2))
+    (found,) = figures_of([Context(tally, price(tally, journey, scene), way, ONE, 4)], seed=2)
+    return found
+
+
+def test_seconds_are_means_over_steps_whose_interval_holds_the_fits_error_and_the_steps() -> None:
+    found = timed(experts=[1, 2, 6, 3]).metrics()["step_s"]
+    assert found.value == 3.0
+    assert found.low is not None
+    assert found.high is not None
+    picks = np.random.default_rng(2)
+    means = np.array([np.array([1.0, 2, 6, 3])[picks.integers(4, size=4)].mean() for _ in range(1000)])
+    assert found.low == pytest.approx(0.8 * np.quantile(means, 0.025))
+    assert found.high == pytest.approx(1.5 * np.quantile(means, 0.975))
+
+
+def test_a_pipelined_gain_is_the_least_over_every_pair_of_the_levels_of_exchanges_and_experts() -> None:
+    exchange, experts = np.array([3.0, 4.0, 5.0]), np.array([2.0, 3.0, 4.5])
+
+    def pipelined(moe: Callable[..., float]) -> Figures:
+        step = {
+            "moe": [[moe(x, e)] * 2 for x in exchange for e in experts],
+            "attention": [[0.8] * 2, [1] * 2, [1.5] * 2],
+        }
+        seconds = Seconds({"step_s": np.zeros((3, 2))}, {name: np.array(levels) for name, levels in step.items()})
+        tally = Tally(np.ones((1, len(COUNTS)), int), np.ones((2, 2, 2), int), np.ones(2, int))
+        return figures_of([Context(tally, seconds, "standard", MODEL, 4)], seed=2)[0]
+
+    step = pipelined(max).metrics()["step_s"]
+    assert (step.low, step.value, step.high) == pytest.approx((3.8, 5.0, 6.5))
+    gain = pipelined(max).gain("step_s", pipelined(lambda exchange, *_: exchange))
+    assert (gain.low, gain.value, gain.high) == pytest.approx((3.0 - 4.5, 0.0, 0.0))
+
+
+def test_a_gain_in_one_source_is_the_widest_over_its_curves_low_middle_and_high() -> None:
+    theirs, ours = timed(experts=[2, 4, 8, 4]), timed(experts=[1, 2, 4, 2])
+    gain, half = ours.gain("step_s", theirs), ours.metrics()["step_s"]
+    assert (gain.value, gain.low, gain.high) == pytest.approx((half.value, half.low, half.high))
+    assert timed(experts=[3, 3]).gain("step_s", timed(experts=[3, 3])).high == 0.0
+
+
+def test_a_gain_counts_on_one_source_being_slow_where_the_other_is_fast() -> None:
+    """The plan gathers K and V instead of half of the exchange; each curve is good to a factor of 2."""
+    gain = timed(LOOSE, dispatch=[10] * 4, kv=[8] * 4).gain("step_s", timed(LOOSE, dispatch=[20] * 4))
+    assert (gain.value, gain.low, gain.high) == pytest.approx((2.0, 5 - 16, 20 - 4))
+
+
+def test_dispatch_and_combine_are_slow_together_because_one_curve_times_both() -> None:
+    ours, theirs = timed(LOOSE, dispatch=[10] * 4, combine=[4] * 4), timed(LOOSE, dispatch=[7] * 4, combine=[8] * 4)
+    for metric in ("step_s", "exchange_s"):
+        gain = ours.gain(metric, theirs)
+        assert (gain.value, gain.low, gain.high) == pytest.approx((1.0, 0.5, 2.0))
+    assert ours.value["exchange_s"] == ours.value["dispatch_s"] + ours.value["combine_s"]
+
+
+@given(st.integers(0, 2**31))
+def test_a_gains_interval_holds_every_mixture_of_fast_and_slow_sources(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = ("attention", "kv", "dispatch", "experts")
+    both = [
+        (
+            {name: rng.integers(1, 99, 5).tolist() for name in names},
+            {name: (rng.uniform(0.5, 1), 1 + rng.uniform()) for name in names},
+        )
+        for _ in range(2)
+    ]
+    ours, theirs = (timed(levels, **seconds) for seconds, levels in both)
+    gain = ours.gain("step_s", theirs)
+    picks = np.random.default_rng(2)
+    rows = np.array([picks.integers(5, size=5) for _ in range(1000)])
+    assert gain.low is not None
+    assert gain.high is not None
+    for chosen in itertools.product((0, -1, 1), repeat=len(names)):
+        one, other = (
+            np.sum(
+                [
+                    np.array(of[name]) * (levels[name][at] if at >= 0 else 1)
+                    for name, at in zip(names, chosen, strict=True)
+                ],
+                axis=0,
+            )
+            for of, levels in both
+        )
+        low, high = np.quantile((other - one)[rows].mean(axis=1), [0.025, 0.975])
+        assert gain.low <= low + 1e-12
+        assert high - 1e-12 <= gain.high
+
+
+def test_one_step_has_the_fits_error_as_its_interval_and_shows_no_gain() -> None:
+    step = timed(experts=[2]).metrics()["step_s"]
+    assert (step.value, step.low, step.high) == pytest.approx((2.0, 1.6, 3.0))
+    gain = timed(experts=[1]).gain("step_s", timed(experts=[2]))
+    assert (gain.value, gain.low, gain.high) == (1.0, None, None)
+
+
+def test_one_step_by_curves_without_error_has_no_interval() -> None:
+    assert timed((1.0, 1.0), experts=[2]).metrics()["step_s"].low is None
+
+
+def test_steps_compare_where_both_have_attention_or_neither_and_one_dispatch_model() -> None:
+    bare, whole = timed(experts=[1]), timed(experts=[1], attention=[1])
+    assert whole.step_compares(whole, alike=False)
+    assert bare.step_compares(bare, alike=True)
+    assert not bare.step_compares(bare, alike=False)
+    assert not bare.step_compares(whole, alike=True)
+    untimed = figures([{"tokens": 4}], [[[1, 1]]])
+    assert not untimed.step_compares(untimed, alike=True)
+
+
+def evaluated(**values: float) -> Evaluated:
+    """A plan of so many bytes, or seconds, beside 100, each surely known."""
+    nobody = Part(num_samples=1, num_tokens=1, num_steps=1, dropped_samples=0, contenders=())
+    known = values | ({"attention_s": 1.0} if "step_s" in values else {})
+    plan, base = (
+        Figures({name: {"": np.full((1, 9), value)} for name, value in of.items()})
+        for of in (known, dict.fromkeys(known, 100.0))
+    )
+    judged = {"plan/migrating": plan, "contiguous/standard": base}
+    return Evaluated(Evaluation(fit=nobody, held_out=None), judged, None)
+
+
+@pytest.mark.parametrize(
+    ("ours", "at_least", "value"),
+    [(99.4, 0.0, "benefit"), (99.4, 0.02, "none"), (98.0, 0.02, "none"), (97.9, 0.02, "benefit"), (101, 0.0, "none")],
+)
+def test_a_gain_pays_above_a_share_of_the_baseline_and_of_seconds_any_gain(
+    ours: float, at_least: float, value: str
+) -> None:
+    found = verdict(evaluated(inter_bytes=ours), "inter_bytes", at_least=at_least)
+    assert (found.value, found.at_least, found.metric) == (value, at_least, "inter_bytes")
+    found = verdict(evaluated(inter_bytes=ours, step_s=ours), "inter_bytes", at_least=at_least)
+    assert (found.value, found.at_least, found.metric) == ("benefit" if ours < 100 else "none", 0.0, "step_s")

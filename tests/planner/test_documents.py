@@ -1,0 +1,119 @@
+"""Documents: what a narrow screen shows of a table, how answers are worded, and that any plan fits a page."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeplan.planner.cli.hanging import HangingConsole
+from moeplan.planner.document import GAP, Column, Section, Table, Text, to_console
+from moeplan.planner.evaluate.metrics import METRICS
+from moeplan.planner.report.answer import gain_words
+from moeplan.planner.report.plan import show_report
+from moeplan.planner.request import Request
+from moeplan.planner.solve import solve
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.plan import Contender, Metric, Part, Verdict
+from moeplan.traces.reader import Trace
+
+COLUMNS = st.lists(st.integers(1, 12), min_size=2, max_size=12).map(
+    lambda widths: [Column(f"{number}".ljust(width, "x"), ["y"]) for number, width in enumerate(widths)]
+)
+
+
+@given(COLUMNS, st.integers(1, 80))
+def test_a_narrow_screen_shows_the_first_columns_that_fit_or_all_in_several_tables(
+    columns: list[Column], width: int
+) -> None:
+    for whole in (False, True):
+        tables = Table(columns, whole=whole).fitting(width)
+        assert all(table.columns[0] == columns[0] for table in tables)
+        shown = [column for table in tables for column in table.columns[1:]]
+        assert shown == columns[1 : 1 + len(shown)]
+        assert len(shown) == len(columns) - 1 or (not whole and len(tables) == 1)
+        for table in tables:
+            taken = sum(column.width for column in table.columns) + GAP * (len(table.columns) - 1)
+            assert taken <= width or len(table.columns) == 2
+        if not whole and len(shown) < len(columns) - 1:
+            more = columns[1 + len(shown)].width
+            assert sum(column.width + GAP for column in (columns[0], *shown)) + more > width
+
+
+def test_details_are_printed_only_when_asked_for() -> None:
+    sections = [Section("Answer", (Text.of("yes"),)), Section("Why", (Text.of("because"),), verbose=True)]
+    shown = {}
+    for verbose in (False, True):
+        console = HangingConsole(80)
+        with console.capture() as captured:
+            to_console(sections, console, verbose=verbose)
+        shown[verbose] = captured.get()
+    assert shown == {False: "yes\n", True: "yes\n\nWhy\nbecause\n"}
+
+
+def part(metric: str, ours: float, theirs: float) -> Part:
+    rows = [("plan", "standard", ours), ("contiguous", "standard", theirs)]
+    contenders = tuple(
+        Contender(name=name, dispatch_model="standard", metrics={metric: Metric(value=figure)})
+        for name, _, figure in rows
+    )
+    return Part(num_samples=9, num_tokens=90, num_steps=3, dropped_samples=0, contenders=contenders)
+
+
+@pytest.mark.parametrize(
+    ("metric", "ours", "theirs", "ends", "words"),
+    [
+        (
+            "step_s",
+            0.0311,
+            0.041,
+            (0.0078, 0.0119),
+            "24.1 % less time per step than today (31.1 ms against 41.0 ms; 95 %: 19.0 to 29.0 %)",
+        ),
+        (
+            "device_copies",
+            3.0,
+            2.0,
+            (-1.2, -0.8),
+            "50.0 % more copies than today (3.00 against 2.00; 95 %: 40.0 to 60.0 %)",
+        ),
+        (
+            "balance",
+            1.5,
+            1.2,
+            (-0.6, 0.12),
+            "25.0 % more load on the busiest device than today (1.50 against 1.20; 95 %: -10.0 to 50.0 %)",
+        ),
+        (
+            "inter_bytes",
+            1e6,
+            4e6,
+            (None, None),
+            "75.0 % fewer bytes between nodes than today (1 MB against 4 MB; no interval)",
+        ),
+        ("device_copies", 2.0, 2.0, (-0.1, 0.1), "no fewer copies than today (2.00 against 2.00)"),
+    ],
+)
+def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
+    metric: str, ours: float, theirs: float, ends: tuple[float | None, float | None], words: str
+) -> None:
+    gain = Metric(value=theirs - ours, low=ends[0], high=ends[1])
+    verdict = Verdict(value="none", metric=metric, against="contiguous/standard", gain=gain, at_least=0.0)
+    assert gain_words(verdict, part(metric, ours, theirs)) == words
+
+
+def test_every_metric_has_words_of_its_own_for_sentences_and_for_docs() -> None:
+    assert all(spec.noun and spec.meaning and spec.needs for spec in METRICS.values())
+    assert len({spec.meaning for spec in METRICS.values()}) == len(METRICS)
+    headlines = [spec.headline for spec in METRICS.values() if spec.headline is not None]
+    assert len(set(headlines)) == len(headlines)
+
+
+def test_a_plan_of_58_layers_fits_a_page(make_trace: Callable[..., Trace]) -> None:
+    trace = make_trace(layers=58, experts=64, top_k=8, samples=40)
+    plan = solve(Request.of(strategy="contiguous", trace=str(trace.path), cluster=Cluster.parse("2x8")))
+    console = HangingConsole(80)
+    with console.capture() as captured:
+        show_report(plan, Path("plan.json"), console)
+    assert captured.get().count("\n") <= 24

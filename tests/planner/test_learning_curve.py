@@ -1,0 +1,202 @@
+import dataclasses
+import io
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from moeplan.errors import UsageError
+from moeplan.planner.learning_curve import LearningCurve, Point, learning_curve
+from moeplan.planner.report.learning_curve import as_dict, check_page, curve_report, write_curve
+from moeplan.planner.request import Request
+from moeplan.planner.solve import solve
+from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.plan import Metric
+from moeplan.traces.schema import TokenBatch
+from tests.builders import model
+from tests.planner.makers import figure_in, stored_tokens
+
+
+def request(trace: Any, **changes: Any) -> Request:
+    settings: dict[str, Any] = {
+        "strategy": "exflow",
+        "trace": str(trace.path),
+        "cluster": Cluster.parse("1x2"),
+        "method": "sweeps",
+        "time_limit_s": 300.0,
+    }
+    return Request.of(**settings | changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_work_each() -> Iterator[None]:
+    """Solves that end soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moeplan.planner.learning_curve.WORK", 2e8)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trace(make_trace: Any) -> Any:
+    return make_trace(samples=48, tokens=6, top_k=1)
+
+
+@pytest.fixture(scope="module")
+def curve(trace: Any) -> LearningCurve:
+    return learning_curve(request(trace))
+
+
+def test_sizes_double_up_to_all_fitted_samples_and_the_last_point_is_the_plans_own_gain(
+    trace: Any, curve: LearningCurve
+) -> None:
+    plan = solve(request(trace))
+    assert plan.evaluation is not None
+    assert plan.evaluation.held_out is not None
+    copies = {one.label: one.metrics["device_copies"].value for one in plan.evaluation.held_out.contenders}
+    units = [one.num_units for one in curve.points]
+    assert units[-1] == plan.evaluation.fit.num_samples
+    assert all(a == b // 2 for a, b in itertools.pairwise(units))
+    assert [one.num_tokens for one in curve.points] == [6 * units for units in units]
+    assert [one.num_subsets for one in curve.points] == [3] * (len(units) - 1) + [1]
+    assert curve.points[-1].gain.value == copies["contiguous/coherent"] - copies["plan/coherent"]
+    assert curve.num_capped == 0
+
+
+def test_more_tokens_gain_more_on_samples_that_were_not_seen(curve: LearningCurve) -> None:
+    assert curve.points[0].gain.value < 0.8 * curve.points[-1].gain.value
+    last, half = (curve.points[place].gain.value for place in (-1, -2))
+    assert curve.last_doubling.value == pytest.approx(last - half)
+
+
+def test_the_same_seed_draws_the_same_curve(trace: Any, curve: LearningCurve) -> None:
+    assert learning_curve(request(trace)) == curve
+    assert learning_curve(request(trace, seed=1)) != curve
+
+
+def points(*gains: float) -> LearningCurve:
+    made = [Point(2**i, 10 * 2**i, 3, Metric(value=gain, low=gain - 1, high=gain + 1)) for i, gain in enumerate(gains)]
+    step = gains[-1] - gains[-2]
+    last = Metric(value=step, low=step - 1, high=step + 1)
+    return LearningCurve("sample", "coherent", "device_copies", tuple(made), last, num_solves=9, num_capped=0, wall_s=4)
+
+
+def test_enough_is_where_the_curve_stays_above_the_share_and_more_helps_while_it_still_climbs() -> None:
+    flat, steep = points(96.0, 50.0, 97.0, 99.0, 100.0), points(10.0, 50.0, 100.0)
+    assert flat.enough(0.95).num_units == 4
+    assert (flat.saturated, steep.saturated) == (True, False)
+    assert steep.enough(0.95).num_units == 4
+    screen = Console(file=io.StringIO(), width=100)
+    curve_report(flat, screen)
+    curve_report(steep, screen)
+    curve_report(points(0.0, -1.0), screen)
+    said = " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "95% of the last gain from 40 tokens on" in said
+    assert "95% of the last gain from all 40 tokens only" in said
+    assert "9 solves in 4 s" in said
+    assert "more tokens would hardly help" in said
+    assert "record more" in said
+    assert "no number of tokens is enough" in said
+
+
+def test_a_bar_that_ends_at_0_is_drawn_to_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = list[Any]()
+    monkeypatch.setattr("moeplan.planner.report.learning_curve.write_page", lambda *given: drawn.extend(given[-1]))
+    curve = points(-1.0, 5.0)
+    unbounded = dataclasses.replace(curve.points[1], gain=Metric(value=5.0))
+    write_curve(dataclasses.replace(curve, points=(curve.points[0], unbounded)), tmp_path / "curve.html")
+    error = figure_in(drawn[-1]).data[0].error_y
+    assert (list(error.array), list(error.arrayminus)) == ([1.0, 0.0], [1.0, 0.0])
+
+
+def said_of(curve: LearningCurve) -> str:
+    screen = Console(file=io.StringIO(), width=200)
+    curve_report(curve, screen)
+    return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_where_the_fewest_units_tried_are_enough_that_is_said_and_units_are_not_divided() -> None:
+    one = Point(1, 900, 3, Metric(value=99.0, low=98.0, high=100.0))
+    flat = dataclasses.replace(points(99.0, 100.0), points=(one, points(99.0, 100.0).points[-1]))
+    assert "already from the fewest tried on, 900 tokens, 1 sample; perhaps from fewer" in said_of(flat)
+
+
+def test_solves_that_time_ended_are_told_and_where_copies_to_nodes_count_so_is_that() -> None:
+    capped = dataclasses.replace(points(50.0, 100.0), num_capped=3, metric="node_copies")
+    assert "9 solves in 4 s, 3 ended by time: another run may differ" in said_of(capped)
+    assert "copies to other nodes" in said_of(capped)
+
+
+def test_annealing_ends_by_work_so_that_the_curve_is_the_same_again(trace: Any) -> None:
+    first, again = (learning_curve(request(trace, method="annealing")) for _ in range(2))
+    assert first.num_capped == 0
+    assert first == again
+
+
+def test_standard_dispatch_on_several_nodes_is_about_copies_to_nodes(make_trace: Any) -> None:
+    trace = make_trace(samples=24, tokens=6)
+    found = learning_curve(request(trace, cluster=Cluster.parse("2x2"), dispatch_model="standard", method="annealing"))
+    assert (found.metric, as_dict(found)["metric"]) == ("node_copies", "node_copies")
+
+
+def test_of_a_markov_chain_of_8_experts_a_thousand_tokens_give_94_per_cent_and_more_would_hardly_help(
+    tmp_path: Path,
+) -> None:
+    curve = learning_curve(request(markov(tmp_path, experts=8, tokens=16_000)))
+    assert curve.enough(0.94).num_tokens <= 1_000
+    assert curve.saturated
+    assert "hardly help" in said_of(curve)
+
+
+def markov(path: Path, *, experts: int, tokens: int, layers: int = 6) -> Any:
+    """A trace of samples of 4 tokens that follow a chain of experts."""
+    rng = np.random.default_rng(0)
+    ids = np.empty((tokens, layers, 1), np.uint16)
+    ids[:, 0, 0] = rng.integers(experts, size=tokens)
+    for layer, chain in enumerate(rng.dirichlet(np.full(experts, 0.1), (layers - 1, experts))):
+        drawn = rng.random((tokens, 1)) > chain.cumsum(axis=1)[ids[:, layer, 0]]
+        ids[:, layer + 1, 0] = np.minimum(drawn.sum(axis=1), experts - 1)
+    sample, position = np.divmod(np.arange(tokens), 4)
+    batch = TokenBatch(None, sample, position.astype(np.int32), None, np.zeros(tokens, np.int8), ids)
+    return stored_tokens(path, model(layers, experts, 1), batch)
+
+
+def test_its_json_form_and_its_page(curve: LearningCurve, tmp_path: Path) -> None:
+    found = as_dict(curve)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    write_curve(curve, tmp_path / "curve.html")
+    assert f"{curve.points[-1].num_tokens}" in (tmp_path / "curve.html").read_text()
+    with pytest.raises(UsageError, match=r"name it \.html"):
+        check_page(tmp_path / "plan.json")
+
+
+def test_a_curve_needs_exflow_and_samples_to_halve_and_to_hold_out(trace: Any, make_trace: Any) -> None:
+    with pytest.raises(UsageError, match="--learning-curve with --from or another strategy"):
+        learning_curve(Request.of(strategy="eplb", trace=str(trace.path), cluster=Cluster.parse("1x4")))
+    with pytest.raises(UsageError, match="--learning-curve with --fit-fraction 1"):
+        learning_curve(request(trace, fit_fraction=1.0))
+    for changes, words in (({"method": "exact"}, "--method exact"), ({"dispatch_model": "migrating"}, "--dispatch")):
+        with pytest.raises(UsageError, match=words):
+            learning_curve(request(trace, **changes))
+    with pytest.raises(UsageError, match="record more"):
+        learning_curve(request(make_trace(samples=2), fit_fraction=0.5, seed=1))
+
+
+def test_ctrl_c_in_a_solve_ends_the_curve(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver itself keeps its best and says so; a curve of cut solves would be none."""
+    solves = 0
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        nonlocal solves
+        solves += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moeplan.solvers.exflow.methods.Run._improve", interrupted)
+    monkeypatch.setattr("moeplan.planner.learning_curve._subsets", lambda *_: iter([np.arange(8), np.arange(4)]))
+    with pytest.raises(KeyboardInterrupt):
+        learning_curve(request(trace))
+    assert solves == 1

@@ -1,0 +1,70 @@
+"""What a request refuses before anything is read; flags one by one are in `cli/test_flags.py`."""
+
+from typing import Any
+
+import pytest
+
+from moeplan.errors import UsageError
+from moeplan.planner.request import Request
+from moeplan.profilers.cluster import Cluster
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "words"),
+    [
+        ("magic", {}, "--strategy magic; expected one of exflow, pipemoe"),
+        ("exflow", {"max_load": 0.5}, "--max-load 0.5; expected 1 (all devices alike) or more"),
+        ("exflow", {"max_load": NAN}, "--max-load nan; expected 1"),
+        ("exflow", {"method": "exact"}, "--method exact with --strategy exflow; expected annealing or sweeps"),
+        ("exflow", {"method": "sweeps", "objective": "copies"}, "only annealing"),
+        ("exflow", {"method": "annealing", "backend": "pulp"}, "--method ilp or paper"),
+        ("exflow", {"groups": "whole", "redundant": 4}, "--groups whole with --redundant"),
+        ("exflow", {"redundant": "auto"}, "--redundant auto; only eplb weighs how many"),
+        ("exflow", {"horizon_tokens": 0.5}, "--horizon 0.5; expected 1 token or more"),
+        ("exflow", {"horizon_tokens": 2e18}, "--horizon 2e+18; expected 1 token or more, below 1e18"),
+        ("eplb", {"objective": "copies"}, "--objective with --strategy eplb; it is a flag of exflow"),
+        ("eplb", {"dead": (4,)}, "device 4; expected 0 to 3"),
+        ("eplb", {"pins": ((0, 9),)}, "device 9; expected 0 to 3"),
+        ("eplb", {"dead": (0, 1, 2, 3)}, "expected a device that is alive"),
+        ("eplb", {"dead": (1,), "pins": ((7, 1),)}, "--pin 7@1; device 1 is --dead"),
+        ("eplb", {"quantile": 0.0}, "--quantile 0.0; expected above 0"),
+        ("eplb", {"quantile": NAN}, "--quantile nan; expected above 0"),
+        ("eplb", {"quantile": 0.5, "method": "published"}, "--quantile with --method published"),
+        ("eplb", {"redundant": -1}, "--redundant -1; expected at least 0"),
+        ("eplb", {"groups": "whole", "redundant": "auto"}, "--groups whole with --redundant or --dead"),
+        ("eplb", {"groups": "whole", "dead": (1,)}, "--groups whole with --redundant or --dead"),
+        ("eplb", {"redundant": "auto", "slots": 5}, "--slots and --redundant both"),
+        ("contiguous", {"groups": "whole"}, "--groups with --strategy contiguous; it is a flag of exflow and eplb"),
+        ("contiguous", {"method": "paper"}, "--method with --strategy contiguous; it is a flag of exflow"),
+        ("pipemoe", {"max_degree": 0}, "--max-degree 0; expected 1 to 1,024"),
+        ("pipemoe", {"slots": 4}, "--slots with --strategy pipemoe; it is a flag of exflow and eplb and contiguous"),
+        ("pipemoe", {"method": "unequal", "joint": True}, "--joint with --method unequal"),
+        ("pipemoe", {"capacity_factor": NAN}, "--capacity-factor nan; expected above 0"),
+        ("netmoe", {"mixture": (("t", 1.0),)}, "with --strategy netmoe; it is a flag of eplb"),
+        ("eplb", {"mixture": (("t", 0.0),)}, "expected weights above 0"),
+        ("eplb", {"mixture": (("t", NAN),)}, "expected weights above 0"),
+        ("eplb", {"mixture": (("t", 1e300),)}, "expected weights above 0"),
+        ("eplb", {"previous": "plan.json"}, "--from with --on, or with another strategy than exflow"),
+        ("exflow", {"previous": "plan.json", "on": "base.json"}, "--from with --on"),
+        ("eplb", {"cluster": Cluster.parse("1x1")}, "there is nothing to place"),
+        ("eplb", {"fit_fraction": NAN}, "--fit-fraction nan; expected above 0"),
+        ("eplb", {"samples_per_step": 0}, "--samples-per-step 0; expected at least 1"),
+        ("eplb", {"seed": 2**63}, "--seed 9223372036854775808; expected at least 0"),
+    ],
+    ids=str,
+)
+def test_a_request_that_cannot_be_met_is_refused_before_anything_is_read(
+    strategy: str, changes: dict[str, Any], words: str
+) -> None:
+    settings: dict[str, Any] = {"trace": "nowhere", "cluster": Cluster.parse("2x2")}
+    with pytest.raises(UsageError) as refused:
+        Request.of(strategy=strategy, **settings | changes)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_parameter_that_no_strategy_has_is_an_error_of_the_caller() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        Request.of(strategy="eplb", trace="t", cluster=Cluster.parse("2x2"), colour="red")
