@@ -12,6 +12,7 @@ import pytest
 
 from tests.golden.cases import COMPARES, SOLVES
 from tests.golden.record import SHOWN, differences, load
+from tests.golden.screens import FOLDER, SCREENS, screen
 from tests.golden.workshop import Workshop
 
 CASES = [*SOLVES, *COMPARES]
@@ -66,7 +67,25 @@ def test_plan_certifies(workshop: Workshop, case: str) -> None:
     assert workshop.certified(case).checks
 
 
+@pytest.mark.parametrize("name", SCREENS)
+def test_screen(workshop: Workshop, name: str) -> None:
+    text = (FOLDER / f"{name}.txt").read_text()
+    assert screen(workshop, name).split("\n") == text.split("\n")
+    for line, width in columns_of(text):
+        assert len(line) <= width
+
+
+def columns_of(text: str) -> Iterator[tuple[str, int]]:
+    """Every line of a kept screen with the width it was made for."""
+    width = 0
+    for line in text.split("\n"):
+        if line.startswith("[") and line.endswith(" columns]"):
+            width = int(line[1:].split()[0])
+        else:
+            yield line, width
+
+
 def metrics_of(record: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
     """Part, label and metrics of every contender, in order."""
     parts = {name: (part or {}).get("contenders", {}) for name, part in record["evaluation"].items()}
-    return [(name, label, [*metrics]) for name, part in parts.items() for label, metrics in part.items()]
+    return [(name, label, sorted(metrics)) for name, part in parts.items() for label, metrics in part.items()]

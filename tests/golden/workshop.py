@@ -8,11 +8,12 @@ from typing import Any
 from unittest.mock import patch
 
 from moeplan.planner.certify import Certificate, certify
-from moeplan.planner.compare.comparison import compare
-from moeplan.planner.compare.report import as_dict
+from moeplan.planner.compare.comparison import Comparison, compare
 from moeplan.planner.inputs import cluster_for
+from moeplan.planner.report.compare import as_dict
 from moeplan.planner.request import Request
 from moeplan.planner.solve import Made, make
+from moeplan.runtime.plan import Plan
 from moeplan.solvers.exflow import strategy
 from tests.golden.cases import COMPARES, SOLVES, TRACES
 from tests.golden.routing import write_trace
@@ -40,9 +41,32 @@ class Workshop:
     def record(self, case: str) -> Record:
         """What a case gives, by section, as JSON with floats of 12 digits."""
         if case not in self._records:
-            record = _of_plan(self._plan(case)) if case in SOLVES else self._compared(**COMPARES[case])
+            record = _of_plan(self._plan(case)) if case in SOLVES else self._compared(case)
             self._records[case] = json.loads(json.dumps(record), parse_float=lambda text: float(f"{float(text):.12g}"))
         return self._records[case]
+
+    def plan(self, case: str) -> Plan:
+        """The plan of a case."""
+        return self._plan(case).plan
+
+    def request(self, case: str) -> Request:
+        """What a case is solved for."""
+        return self._request(**SOLVES[case])
+
+    def comparison(self, case: str) -> Comparison:
+        """The comparison of a case."""
+        settings = dict(COMPARES[case])
+        plans, trace = settings.pop("plans"), settings.pop("trace")
+        settings["profile"] = _profile(settings)
+        return compare([self._saved(name) for name in plans], _trace(trace), **settings)
+
+    def profile(self) -> Path:
+        """The profile that cases share."""
+        return PROFILE if PROFILE.exists() else write_profile(PROFILE, "2x2")
+
+    def trace(self, name: str) -> str:
+        """The folder of a trace."""
+        return _trace(name)
 
     def certified(self, case: str) -> Certificate:
         """The certificate of a case's plan, with all its files."""
@@ -67,12 +91,11 @@ class Workshop:
         base, links = settings.get("on") or settings.get("previous"), settings.pop("links", ())
         cluster = cluster_for(settings.get("cluster", "2x2"), profile, links, on=base)
         mixture = tuple((_trace(name), weight) for name, weight in settings.get("mixture", {}).items())
-        return Request(**settings | {"trace": trace, "mixture": mixture, "profile": profile, "cluster": cluster})
+        return Request.of(**settings | {"trace": trace, "mixture": mixture, "profile": profile, "cluster": cluster})
 
-    def _compared(self, plans: tuple[str, ...], trace: str, **settings: Any) -> Record:
+    def _compared(self, case: str) -> Record:
         """The sections of a comparison."""
-        settings["profile"] = _profile(settings)
-        record = as_dict(compare([self._saved(name) for name in plans], _trace(trace), **settings))
+        record = as_dict(self.comparison(case))
         del record["trace"]
         return {
             "evaluation": {"part": _of_part(record.pop("part")), "copies_between": record.pop("copies_between")},

@@ -1,4 +1,7 @@
-"""Write golden records anew: `python -m tests.golden.write [CASE...] [--section SECTION...]`; all without."""
+"""Write golden records, and without a case screens, anew.
+
+`python -m tests.golden.write [CASE...] [--section SECTION...]`; all without.
+"""
 
 import argparse
 import tempfile
@@ -8,6 +11,7 @@ from pathlib import Path
 import tests.conftest  # noqa: F401  says where compiled code is kept, before there is any
 from tests.golden.cases import COMPARES, SOLVES
 from tests.golden.record import SECTIONS, SHOWN, differences, load, save
+from tests.golden.screens import FOLDER, SCREENS, screen
 from tests.golden.workshop import Workshop
 
 
@@ -23,6 +27,8 @@ def main() -> None:
             if changed:
                 save(case, record, asked.section)
                 print(f"{case}: {len(changed)} values", *islice(changed, SHOWN), sep="\n  ")
+        for name in SCREENS if not asked.case else ():
+            (FOLDER / f"{name}.txt").write_text(screen(workshop, name))
 
 
 if __name__ == "__main__":
