@@ -136,8 +136,8 @@ class Figures:
         """How much less of `metric` there is than in `against`, paired draw by draw; one step gives no interval."""
         if metric not in self.summands or metric not in against.summands:
             raise InputError(
-                f"no {metric} to judge by: it needs {METRICS[metric].needs}, and steps that route tokens; give what lacks,"
-                " or record more"
+                f"no {metric} to judge by: it needs {METRICS[metric].needs}, and steps that route tokens; give what"
+                " lacks, or record more"
             )
         ours, theirs = self.summands[metric], against.summands[metric]
         less = difference(ours, theirs)
