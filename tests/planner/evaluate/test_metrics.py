@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.evaluate import Evaluated, verdict
-from moeplan.planner.evaluate.intervals import interval, resampled_sums
+from moeplan.planner.evaluate.intervals import DRAWS, interval, resampled_sums
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.metrics import METRICS, Context, Figures, figures_of
 from moeplan.planner.evaluate.price import Seconds, price
@@ -97,6 +97,14 @@ def test_a_95_percent_interval_covers_the_truth_about_95_times_in_100() -> None:
         assert high is not None
         hits += low <= 0.3 <= high
     assert 85 <= hits <= 100
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3])
+def test_a_single_row_is_not_resampled_and_two_are(num_rows: int) -> None:
+    sums = resampled_sums(np.arange(1.0, num_rows + 1)[:, None], seed=0)
+    assert sums[0, 0] == num_rows * (num_rows + 1) / 2
+    assert len(sums) == (1 if num_rows == 1 else 1 + DRAWS)
+    assert num_rows == 1 or len(np.unique(sums)) > 2
 
 
 def test_an_undefined_figure_has_no_interval() -> None:
