@@ -67,6 +67,7 @@ def _strategies(plan: Plan) -> list[Strategy]:
 
 def _next(plan: Plan, path: Path) -> tuple[Text]:
     pays = plan.verdict is None or plan.verdict.value == "benefit"
+    pays = pays and all(one.to_apply(plan) for one in _strategies(plan))
     return (Text.of(f"wrote {path}" + (f"    next: moeplan apply {path}" if pays else "")),)
 
 

@@ -114,6 +114,10 @@ class Strategy:
         """The solution with what only its evaluation tells."""
         return solution
 
+    def to_apply(self, plan: Plan) -> bool:
+        """Whether a plan that pays is to be applied; not where another one is better kept."""
+        return True
+
     def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
         """Remarks on the judging part, the most important first."""
         yield from ()

@@ -6,10 +6,13 @@ what it changes: `python -m tests.golden.write [CASE...] [--section SECTION...]`
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moeplan.planner.cli.hanging import HangingConsole
+from moeplan.planner.report.plan import solve_report
 from tests.golden.cases import COMPARES, SOLVES
 from tests.golden.record import SHOWN, differences, load
 from tests.golden.screens import FOLDER, SCREENS, screen
@@ -73,6 +76,19 @@ def test_screen(workshop: Workshop, name: str) -> None:
     assert screen(workshop, name).split("\n") == text.split("\n")
     for line, width in columns_of(text):
         assert len(line) <= width
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_plan_that_does_not_replace_the_one_in_force_is_not_to_be_applied(workshop: Workshop, kept: bool) -> None:
+    plan = workshop.plan("exflow-replan")
+    replanned = plan.options["placement"]["replanned"]
+    verdict = replanned["verdict"] | {"value": "none" if kept else "benefit"}
+    options = {"placement": {**plan.options["placement"], "replanned": {**replanned, "verdict": verdict}}}
+    console = HangingConsole(80)
+    with console.capture() as captured:
+        solve_report(plan.model_copy(update={"options": {**plan.options, **options}}), Path("next.json"), console)
+    assert ("keep the plan in force" in captured.get()) == kept
+    assert ("next: moeplan apply" in captured.get()) != kept
 
 
 def columns_of(text: str) -> Iterator[tuple[str, int]]:

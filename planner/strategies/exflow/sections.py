@@ -7,7 +7,7 @@ from ...document import Section, Text
 from ...figures import find, megabytes, value
 from ...options import Replanned, Search, parsed
 
-__all__ = ["remarks", "search_section"]
+__all__ = ["remarks", "search_section", "stays_in_force"]
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -98,11 +98,9 @@ def _node_copies(plan: Plan, part: Part) -> str:
 
 
 def _replanned(plan: Plan, part: Part) -> Iterator[str]:
-    """Cost of replacing the plan in force, and whether it is worth it."""
-    found = plan.options.get("placement", {}).get("replanned")
-    if found is None:
+    """Say what replacing the plan in force takes, and whether that is worth it."""
+    if (options := _replanning(plan)) is None:
         return
-    options = parsed(Replanned, found, "placement.replanned")
     size = "" if options.bytes_moved is None else f" ({megabytes(options.bytes_moved)} MB)"
     weighed = "" if options.horizon_tokens is None else f", weighed over {options.horizon_tokens:,.0f} tokens"
     moved = f"{options.experts_moved:,} of {options.experts_held:,} experts move{size}{weighed}"
@@ -118,6 +116,11 @@ def _replanned(plan: Plan, part: Part) -> Iterator[str]:
 
 def stays_in_force(plan: Plan) -> bool:
     """Whether the plan in force is better kept than replaced by this one."""
-    found = plan.options.get("placement", {}).get("replanned")
-    options = None if found is None else parsed(Replanned, found, "placement.replanned")
+    options = _replanning(plan)
     return options is not None and (not options.experts_moved or options.verdict.value == "none")
+
+
+def _replanning(plan: Plan) -> Replanned | None:
+    """The record of a plan that replaces another."""
+    record = plan.options.get("placement", {}).get("replanned")
+    return None if record is None else parsed(Replanned, record, "placement.replanned")

@@ -53,6 +53,10 @@ class Exflow(PlacementStrategy):
 
         return recheck(plan, again)
 
+    def to_apply(self, plan: Plan) -> bool:
+        """Whether no plan in force is better kept."""
+        return not sections.stays_in_force(plan)
+
     def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
         """Whether to replace the plan in force, what saves how much, and what would save more."""
         yield from sections.remarks(plan, part)
