@@ -15,14 +15,13 @@ from typing import Any
 from ..errors import RankError
 from ..files import sha256_json
 from .cases.case import Case
-from .clock import Clock, clock_for
-from .environment import Environment
 from .measurement import PAIR, Measurement, Size
-from .sampling import sample, slowest
+from .origin import Environment
+from .sampling import Clock, clock_for, sample, slowest
 from .series import LinkKind, series_key
 from .topology import numbered
 from .world import World
-from .world.rendezvous import Terms
+from .world.launch import Terms
 
 __all__ = ["Place", "Request", "Start", "Step", "measure_cases", "terms"]
 

@@ -1,4 +1,4 @@
-"""The log of a run: the reports of its ranks, and the profile that they make at any moment."""
+"""The log of a run: the reports of its ranks, the profile that they make at any moment, and what it continues."""
 
 import dataclasses
 import time
@@ -6,21 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ..errors import UsageError
+from ..errors import MismatchError, UsageError
 from .cases.case import Case
 from .cluster import Cluster
 from .fits.fitting import fit_series
 from .harness import Place, Start, Step
-from .links import measured_links
 from .measurement import PAIR, Measurement
-from .noise import Noise
-from .origin import Origin, now
+from .origin import Environment, Noise, Origin, now
 from .profile import Profile
-from .resume import check_grid, check_options, check_world, places
 from .series import Series
-from .topology import Pair, Topology, islands, numbered
+from .topology import Pair, Topology, islands, measured_links, numbered
 
-__all__ = ["Listeners", "Log", "cluster_of"]
+__all__ = ["Listeners", "Log", "check_asked", "check_grid", "check_options", "check_world", "cluster_of", "places"]
 
 SAVE_S = 15.0
 
@@ -147,6 +144,87 @@ def cluster_of(hosts: Sequence[str]) -> Cluster:
     return Cluster(len(runs), runs[0])
 
 
+def places(profile: Profile | None) -> dict[Place, Measurement]:
+    """The measurements of a profile by their places; none without a profile."""
+    return {
+        Place(series.case, series.dtype, series.ranks, series.link, tuple(sorted(measured.size.items()))): measured
+        for series in (profile.series.values() if profile else ())
+        for measured in series.measurements
+    }
+
+
+def check_options(profile: Profile, quick: bool, cases: Sequence[Case]) -> None:
+    """Return where a run of these options may continue the profile.
+
+    Raises
+    ------
+    MismatchError
+        It was not measured in one run, or with other options; the first difference is named.
+    """
+    from importlib.metadata import version
+
+    origin = profile.origins[0]
+    if len(profile.origins) != 1 or origin.environment is None:
+        raise MismatchError(
+            f"the profile to resume has {len(profile.origins)} origins, the first {origin.kind}; expected one that"
+            " moeplan profile measured"
+        )
+    known = {case.name for case in cases}
+    unknown = sorted({series.case for series in profile.series.values()} - known)
+    _same("a grid that is", _grid(origin.quick), _grid(quick))
+    _same("moeplan", profile.moeplan_version, version("moeplan"))
+    _same("the case", unknown[0] if unknown else None, None)
+
+
+def check_asked(profile: Profile, device: str, num_ranks: int | None) -> None:
+    """Return where a complete profile is of the device and the ranks asked for; "auto" and None ask for none.
+
+    Raises
+    ------
+    MismatchError
+        It is of others; the first difference is named.
+    """
+    environment = profile.origins[0].environment
+    assert environment is not None  # `check_options` has looked
+    if device != "auto":
+        _same("the device", "cuda" if environment.backend == "nccl" else "cpu", device)
+    if num_ranks is not None:
+        _same("ranks", environment.num_ranks, num_ranks)
+
+
+def check_world(profile: Profile, start: Start) -> None:
+    """Return where the ranks run in the environment and on the nodes that the profile was begun with.
+
+    Raises
+    ------
+    MismatchError
+        They do not; the first difference is named.
+    """
+    begun, environment = profile.origins[0], start.environment
+    for field in dataclasses.fields(Environment):
+        _same(field.name, getattr(begun.environment, field.name), getattr(environment, field.name))
+    if begun.topology is not None:
+        _same("ranks on the nodes", begun.topology.node_of_rank, numbered(start.hosts))
+
+
+def check_grid(measured: Mapping[Place, Measurement], grid: Mapping[Place, int]) -> None:
+    """Return where everything measured is a place of the grid, with the work that the grid gives it.
+
+    Raises
+    ------
+    MismatchError
+        Something is not; the first is named.
+    """
+    for place, measurement in measured.items():
+        at = ", ".join(f"{axis} {value}" for axis, value in place.size)
+        if place not in grid:
+            raise MismatchError(
+                f"the profile to resume has {place.key} at {at}, which this run would not measure; run it without"
+                " --resume"
+            )
+        _same(f"the work of {place.key} at {at}", measurement.work, grid[place])
+
+
 def _topology(hosts: Sequence[str], measured: Mapping[Place, Measurement]) -> Topology:
     """The nodes of the ranks, and the islands by the times of all pairs, if all were measured."""
     pairs: dict[int, dict[Pair, float]] = {}
@@ -160,3 +238,15 @@ def _topology(hosts: Sequence[str], measured: Mapping[Place, Measurement]) -> To
         return Topology(node_of_rank=numbered(hosts))
     island_of_rank, ratio = islands((whole[0], whole[-1]), len(hosts))
     return Topology(node_of_rank=numbered(hosts), island_of_rank=island_of_rank, ratio=ratio)
+
+
+def _grid(quick: bool) -> str:
+    return "quick" if quick else "full"
+
+
+def _same(name: str, earlier: object, now: object) -> None:
+    if earlier != now:
+        raise MismatchError(
+            f"the profile to resume has {name} {earlier}, this run {now}; figures of the two do not belong in one"
+            " profile: run it as it was begun, or without --resume"
+        )

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from ..errors import UsageError
 from .cases.works import work_of
-from .fits.prediction import Prediction
+from .fits.fit import Prediction
 from .profile import Profile
 from .series import LinkKind, Series
 

@@ -11,8 +11,7 @@ from ..errors import InputError
 from ..files import canonical_json, check_kind, read_json, validated, write_json
 from .cases import CASES
 from .cluster import Cluster
-from .environment import Environment
-from .origin import Origin, now
+from .origin import Environment, Origin, now
 from .series import Series
 
 __all__ = ["MAX_PROFILE_BYTES", "Profile", "load", "parse", "save"]

@@ -1,20 +1,61 @@
-"""Sampling: a call timed until the median of its seconds is known well, or its time is spent.
+"""Sampling: a call timed on a device until the median of its seconds is known well, or its time is spent.
 
 Every decision is taken on figures that all ranks have alike, so that no rank repeats a call that another does not.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from .clock import Clock
 from .measurement import MIN_SAMPLES, relative_width
 
-__all__ = ["MAX_REPEATS", "NARROW", "sample", "slowest"]
+__all__ = ["MAX_REPEATS", "NARROW", "Clock", "clock_for", "sample", "slowest"]
 
+FLUSH_BYTES = 256 * 2**20  # more than the L2 cache of any GPU
 NARROW = 0.05  # relative width of the median's 95 % interval
 MAX_REPEATS = 200
 FIRST_BUDGETS = 4  # budgets that the first 6 may take
+
+
+class Clock(Protocol):
+    """Times one call."""
+
+    def time(self, call: Callable[[], Any]) -> float:
+        """Seconds from the call's start to its end on the device."""
+
+
+def clock_for(device: str) -> Clock:
+    """The clock of "cpu" or "cuda:i"."""
+    return _CpuClock() if device == "cpu" else _CudaClock(device)
+
+
+class _CpuClock:
+    """Wall-clock seconds."""
+
+    def time(self, call: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+
+class _CudaClock:
+    """Seconds between two events; the L2 cache is overwritten before the first."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+        self._start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def time(self, call: Callable[[], Any]) -> float:
+        """Seconds of one call, with the L2 cache flushed before it."""
+        self._scratch.zero_()  # also keeps the GPU busy while the launches below queue, so that they are not timed
+        self._start.record()
+        call()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) * 1e-3
 
 
 def sample(clock: Clock, call: Callable[[], Any], budget_s: float) -> list[float]:

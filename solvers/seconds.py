@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..profilers.fits.prediction import Prediction
+from ..profilers.fits.fit import Prediction
 
 __all__ = [
     "Curve",

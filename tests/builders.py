@@ -5,10 +5,9 @@ from typing import Any
 
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.environment import Environment
 from moeplan.profilers.fits.fitting import fit_series
 from moeplan.profilers.measurement import Measurement
-from moeplan.profilers.origin import Origin, now
+from moeplan.profilers.origin import Environment, Origin, now
 from moeplan.profilers.profile import Profile
 from moeplan.profilers.series import LinkKind, Series
 from moeplan.traces.model import ModelSpec

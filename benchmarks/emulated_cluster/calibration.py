@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.fits.alpha_beta import AlphaBeta
-from moeplan.profilers.fits.fit import Fit
+from moeplan.profilers.fits.fit import Fit, Prediction
 from moeplan.profilers.fits.fitting import fit_arrays
-from moeplan.profilers.fits.prediction import Prediction
+from moeplan.profilers.fits.laws import AlphaBeta
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.experts import partial_sums
 from moeplan.runtime.engine.gather import Gather

@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 
 from ...errors import CertificationError, InputError
-from ...profilers.fits.prediction import Prediction
+from ...profilers.fits.fit import Prediction
 from ...runtime.plan import Contender, Plan
 from ...solvers.outcome import Outcome, Status
 from ..evaluate.costs import CostModel

@@ -78,7 +78,7 @@ def profile(
         if path is not None:
             check_target(path)
     if measured := not merge and cluster is None and from_tables is None:
-        from ...profilers.measured_file import measure_file, save_measured
+        from ...profilers.measure import measure_file, save_measured
         from .profile_progress import profile_progress
 
         with profile_progress() as tell:
@@ -130,7 +130,7 @@ def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], outpu
     if any(path.resolve() == output.resolve() for path in profiles):
         raise UsageError(f"{output} would be overwritten, and is one of the profiles to merge; choose another with -o")
     if plot is not None:
-        from ...profilers.measured_file import partial_path
+        from ...profilers.measure import partial_path
 
         if plot.resolve() in [path.resolve() for path in (output, partial_path(output), *profiles)]:
             raise UsageError(

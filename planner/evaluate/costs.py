@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
-from ...profilers.fits.prediction import Prediction
+from ...profilers.fits.fit import Prediction
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import ELEMENT_BYTES, Series

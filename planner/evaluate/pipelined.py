@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
-from ...profilers.fits.prediction import Prediction
+from ...profilers.fits.fit import Prediction
 from ...solvers.ports import link_classes
 from ...solvers.seconds import exchange_seconds, expert_seconds, slowest
 from ...traces.model import ModelSpec

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
-from ...profilers.fits.prediction import Prediction
+from ...profilers.fits.fit import Prediction
 from ...runtime.decisions import DispatchModel
 from ...solvers.ports import link_classes
 from ...solvers.seconds import (

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cases.works import work_of
-from ...profilers.fits.fit import Fit
-from ...profilers.fits.prediction import Prediction
+from ...profilers.fits.fit import Fit, Prediction
 from ...profilers.fits.surface import Surface
 from ...profilers.predictor import predicted
 from ...profilers.series import Series

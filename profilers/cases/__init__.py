@@ -1,17 +1,14 @@
 """The cases a profile measures, in order; every list of them derives from this one."""
 
-from .all_gather import AllGather
-from .all_reduce import AllReduce
-from .all_to_all import AllToAll
 from .attention import Attention
 from .case import Case
+from .exchange import AllGather, AllToAll, UnevenAllToAll
 from .expert_ffn import ExpertFfn
 from .gemm import Gemm
 from .permutation import Permutation
 from .point_to_point import PointToPoint
-from .reduce_scatter import ReduceScatter
+from .reduction import AllReduce, ReduceScatter
 from .router import Router
-from .uneven_all_to_all import UnevenAllToAll
 
 __all__ = ["CASES"]
 

@@ -5,11 +5,11 @@ Legend: B sequences; S tokens of each; M hidden size; A heads; C elements of a h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..measurement import Size
 from ..world import World
-from .grid import Grid, Grids
+from .case import Alone, Grid, Grids
 from .precision import deviation, float_dtypes, torch_dtype
 
 if TYPE_CHECKING:
@@ -35,25 +35,20 @@ class Sequences:
     w_out: "Tensor"
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Alone):
     """Four projections and `scaled_dot_product_attention`, causal, heads of 64 elements.
 
     The work is the multiply-adds that the answer needs: 4 B S M^2 of the projections, and for each of the S (S+1) / 2
     pairs of a sequence M for the score and M for the value, B S (S+1) M.
     """
 
-    name: str = "attention"
-    unit: Literal["macs"] = "macs"
-    min_ranks: int = 1
+    name = "attention"
+    unit = "macs"
+    grids = GRIDS
 
     def dtypes(self, device: str) -> Sequence[str]:
         """Dtypes of models; no fp8, which `scaled_dot_product_attention` does not take."""
         return float_dtypes(device)
-
-    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """Every hidden size, batch and length."""
-        return GRIDS.sizes(world, self.work, quick=quick)
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of projections, scores and values."""

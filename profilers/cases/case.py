@@ -1,28 +1,37 @@
-"""Case: one thing to measure, which the harness runs on every rank."""
+"""Cases: one thing to measure each, which the harness runs on every rank, and the sizes it is measured at."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, Protocol
 
 from ..measurement import Size
 from ..world import World
 
-__all__ = ["Case"]
+__all__ = ["Alone", "Case", "Collective", "Grid", "Grids", "buffer_sizes"]
+
+SMALLEST_BYTES = 2**10
+QUICK_BYTES, CPU_BYTES, CUDA_BYTES = 2**22, 2**26, 2**30  # the largest buffer of a rank
+QUICK_OCTAVES, OCTAVES = 3, 2  # between one size and the next
+ALIGNMENT = 16  # bytes of a rank's block: whole elements of every dtype, whole loads of a GPU
 
 
 class Case(Protocol):
-    """One thing to measure; picklable."""
+    """One thing to measure; picklable.
 
-    @property
-    def name(self) -> str:
-        """The key of the case in a profile."""
+    Attributes
+    ----------
+    name
+        The key of the case in a profile.
+    unit
+        Unit of `work`: bytes, or multiply-adds ("macs").
+    min_ranks
+        The smallest world in which the case means something; 1: each rank works alone.
+    """
 
-    @property
-    def unit(self) -> Literal["bytes", "macs"]:
-        """Unit of `work`: bytes, or multiply-adds ("macs")."""
-
-    @property
-    def min_ranks(self) -> int:
-        """The smallest world in which the case means something; 1: each rank works alone."""
+    name: str
+    unit: Literal["bytes", "macs"]
+    min_ranks: int
 
     def dtypes(self, device: str) -> Sequence[str]:
         """The dtypes to measure it in on "cpu" or "cuda:i", most wanted first."""
@@ -41,3 +50,80 @@ class Case(Protocol):
 
     def check(self, inputs: Any, output: Any, world: World) -> str | None:
         """Describe the error in an output. None where it is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Combinations of the axes' values.
+
+    Parameters
+    ----------
+    axes
+        Name to values, rising.
+    most
+        The work of the largest size.
+    halved
+        Of the combinations of all axes but the first, every other one only, as on a chessboard: every two of these axes
+        still meet in all their values, and each combination has a whole curve over the first axis.
+    """
+
+    axes: Mapping[str, Sequence[int]]
+    most: int
+    halved: bool = False
+
+    def sizes(self, work: Callable[[Size, int], int]) -> list[Size]:
+        """The sizes, least work first."""
+        points = product(*map(enumerate, self.axes.values()))
+        kept = [point for point in points if not self.halved or sum(index for index, _ in point[1:]) % 2 == 0]
+        sizes = [dict(zip(self.axes, (value for _, value in point), strict=True)) for point in kept]
+        return sorted((size for size in sizes if work(size, 1) <= self.most), key=lambda size: work(size, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grids:
+    """The grids of a case that each rank runs alone."""
+
+    quick_cpu: Grid
+    cpu: Grid
+    quick_cuda: Grid
+    cuda: Grid
+
+
+class Alone(Case):
+    """A case that each rank runs by itself, every rank at the same time."""
+
+    min_ranks = 1
+    grids: Grids
+
+    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
+        """The grid of this device."""
+        if world.device == "cpu":
+            return (self.grids.quick_cpu if quick else self.grids.cpu).sizes(self.work)
+        return (self.grids.quick_cuda if quick else self.grids.cuda).sizes(self.work)
+
+
+class Collective(Case):
+    """A case of several ranks, over the bytes of a rank's buffer."""
+
+    unit = "bytes"
+    min_ranks = 2
+
+    def dtypes(self, device: str) -> Sequence[str]:
+        """Bytes of any element."""
+        return ("uint8",)
+
+    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
+        """Bytes of the buffer."""
+        return [{"bytes": count} for count in buffer_sizes(world, quick=quick)]
+
+    def work(self, size: Size, num_ranks: int) -> int:
+        """Bytes of all blocks of a rank's buffer but one."""
+        return size["bytes"] // num_ranks * (num_ranks - 1)
+
+
+def buffer_sizes(world: World, *, quick: bool) -> list[int]:
+    """Bytes of a collective's buffer, rising from 1 KiB; each a whole number of aligned blocks, one a rank."""
+    largest = QUICK_BYTES if quick else CPU_BYTES if world.device == "cpu" else CUDA_BYTES
+    octaves = range(0, (largest // SMALLEST_BYTES).bit_length(), QUICK_OCTAVES if quick else OCTAVES)
+    block = world.size * ALIGNMENT
+    return sorted({max(1, (SMALLEST_BYTES << octave) // block) * block for octave in octaves})

@@ -5,11 +5,11 @@ Legend: T token-expert pairs of the device, shared evenly; E its experts; M hidd
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..measurement import Size
 from ..world import World
-from .grid import Grid, Grids
+from .case import Alone, Grid, Grids
 from .precision import deviation, float_dtypes, torch_dtype
 
 if TYPE_CHECKING:
@@ -59,25 +59,20 @@ class Experts:
     grouped: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertFfn:
+class ExpertFfn(Alone):
     """down(silu(gate(x)) up(x)) of all local experts; the work is the 3 T M H multiply-adds of the projections.
 
     Grouped, all experts go through one batched product (`torch.bmm` over equal splits) for gate and up and one for
     down; looped, through two products an expert, one expert after another.
     """
 
-    name: str = "expert_ffn"
-    unit: Literal["macs"] = "macs"
-    min_ranks: int = 1
+    name = "expert_ffn"
+    unit = "macs"
+    grids = GRIDS
 
     def dtypes(self, device: str) -> Sequence[str]:
         """Dtypes of models; no fp8, which `torch.bmm` does not take."""
         return float_dtypes(device)
-
-    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """A curve over tokens for every other combination of the other axes."""
-        return GRIDS.sizes(world, self.work, quick=quick)
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of the three projections."""

@@ -5,11 +5,11 @@ Legend: m tokens; k inputs and n outputs of a linear layer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..measurement import Size
 from ..world import World
-from .grid import Grid, Grids
+from .case import Alone, Grid, Grids
 from .precision import deviation, float_dtypes, torch_dtype
 
 if TYPE_CHECKING:
@@ -38,13 +38,12 @@ class Operands:
     scale: "Tensor | None"
 
 
-@dataclass(frozen=True, slots=True)
-class Gemm:
+class Gemm(Alone):
     """C = A B; the work is its m n k multiply-adds (2 m n k FLOP)."""
 
-    name: str = "gemm"
-    unit: Literal["macs"] = "macs"
-    min_ranks: int = 1
+    name = "gemm"
+    unit = "macs"
+    grids = GRIDS
 
     def dtypes(self, device: str) -> Sequence[str]:
         """Dtypes of models; fp8 (e4m3, one scale per matrix, product in bf16) where the GPU multiplies it."""
@@ -52,10 +51,6 @@ class Gemm:
 
         has_fp8 = device != "cpu" and torch.cuda.get_device_capability(device) >= (8, 9)
         return (*float_dtypes(device), "fp8") if has_fp8 else float_dtypes(device)
-
-    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """A curve over m for every layer (n, k)."""
-        return GRIDS.sizes(world, self.work, quick=quick)
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of one product."""

@@ -5,12 +5,12 @@ Legend: T token-expert pairs, a row each; M hidden size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..measurement import Size
 from ..series import ELEMENT_BYTES
 from ..world import World
-from .grid import Grid, Grids
+from .case import Alone, Grid, Grids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,21 +38,16 @@ class Rows:
     restored: "Tensor"
 
 
-@dataclass(frozen=True, slots=True)
-class Permutation:
+class Permutation(Alone):
     """A gather into expert order and a gather back; the work is the bytes read and written, 4 T M elements."""
 
-    name: str = "permutation"
-    unit: Literal["bytes"] = "bytes"
-    min_ranks: int = 1
+    name = "permutation"
+    unit = "bytes"
+    grids = GRIDS
 
     def dtypes(self, device: str) -> Sequence[str]:
         """fp32 only: rows of M elements in bf16 are rows of M / 2 in fp32."""
         return (DTYPE,)
-
-    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """Every hidden size and number of tokens."""
-        return GRIDS.sizes(world, self.work, quick=quick)
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Bytes read and written, twice each."""

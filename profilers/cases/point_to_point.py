@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..measurement import Size
 from ..world import World
+from .case import Collective
 from .pattern import NOWHERE, of_sender, unlike
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ class Ends:
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class PointToPoint:
+class PointToPoint(Collective):
     """A send and a receive at the same time between two ranks; the work is the bytes of one direction.
 
     Notes
@@ -43,13 +43,7 @@ class PointToPoint:
     the bandwidth of a direction while the other is as busy, as in an all-to-all.
     """
 
-    name: str = "point_to_point"
-    unit: Literal["bytes"] = "bytes"
-    min_ranks: int = 2
-
-    def dtypes(self, device: str) -> Sequence[str]:
-        """Bytes of any element."""
-        return ("uint8",)
+    name = "point_to_point"
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """A small and a large buffer when quick, else more, for each of `pairs`."""

@@ -5,11 +5,11 @@ Legend: T tokens; M hidden size; E experts of the model; K experts a token.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..measurement import Size
 from ..world import World
-from .grid import Grid, Grids
+from .case import Alone, Grid, Grids
 from .precision import deviation, torch_dtype
 
 if TYPE_CHECKING:
@@ -57,21 +57,16 @@ class Choice:
     experts: "Tensor"
 
 
-@dataclass(frozen=True, slots=True)
-class Router:
+class Router(Alone):
     """Linear, softmax in float32 and top-k; the work is the T M E multiply-adds of the first."""
 
-    name: str = "router"
-    unit: Literal["macs"] = "macs"
-    min_ranks: int = 1
+    name = "router"
+    unit = "macs"
+    grids = GRIDS
 
     def dtypes(self, device: str) -> Sequence[str]:
         """Dtypes of gates: fp32 on CPU, bf16 and fp32 on CUDA."""
         return ("fp32",) if device == "cpu" else ("bf16", "fp32")
-
-    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """A curve over tokens for every other combination of the other axes."""
-        return GRIDS.sizes(world, self.work, quick=quick)
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of the linear map."""

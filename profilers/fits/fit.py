@@ -1,29 +1,107 @@
-"""A fit: the model of a series that predicts unseen sizes best, with the errors that say so."""
+"""A fit: the model of a series that predicts unseen sizes best, with its errors on held-out sizes."""
 
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from ...errors import InputError, UsageError
 from ..measurement import MAX_INT, MAX_SECONDS
-from .alpha_beta import AlphaBeta
-from .attention import AttentionLaw
-from .held_out import HeldOut
+from .laws import AlphaBeta, AttentionLaw
 from .piecewise import Piecewise
-from .prediction import Prediction
 from .surface import Surface
 
-__all__ = ["Fit", "Model"]
+__all__ = ["Fit", "HeldOut", "Model", "Prediction", "interval"]
 
+MAX_LISTED = 32
+MIN_ORDERED = 39  # ratios, below which no two of them hold 95 % between them
 MAX_AXES = 16
 MAX_PREDICTED_S = 1e30  # beyond any use; sums of these still are numbers
 
 Model = Annotated[AlphaBeta | Piecewise | AttentionLaw | Surface, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted seconds at one or many sizes; arrays of one shape.
+
+    Parameters
+    ----------
+    seconds
+        Of the fitted model.
+    low, high
+        Where sizes held out from the fit lay around it: 95 % of them, or the range of fewer than 39 (`interval`); equal
+        to `seconds` where none could be held out.
+    extrapolated
+        Whether each size lies outside those measured, along an axis or in work.
+    """
+
+    seconds: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    extrapolated: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """The error |model - t| / t of a model on sizes that it was not fitted to.
+
+    Parameters
+    ----------
+    num_sizes
+        How many sizes were held out.
+    median_error, p95_error, worst_error
+        Over these.
+    sizes, errors
+        The worst of them, at most 32, worst first: the values along the fit's axes, and the error.
+    """
+
+    num_sizes: int
+    median_error: float
+    p95_error: float
+    worst_error: float
+    sizes: tuple[tuple[int, ...], ...]
+    errors: tuple[float, ...]
+
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.median_error <= self.p95_error <= self.worst_error:
+            raise InputError(
+                f"held-out errors {self.median_error} (median), {self.p95_error} (p95) and {self.worst_error} (worst);"
+                " expected 0 <= median <= p95 <= worst"
+            )
+        listed = min(self.num_sizes, MAX_LISTED)
+        if not (0 < listed == len(self.sizes) == len(self.errors) and max(self.errors) == self.worst_error):
+            raise InputError(
+                f"held-out sizes: {len(self.sizes)} listed with {len(self.errors)} errors, of {self.num_sizes};"
+                f" expected the worst {MAX_LISTED}, or all, of at least one"
+            )
+
+    @property
+    def interval(self) -> str:
+        """Meaning of an interval from so many held-out ratios, in words."""
+        if self.num_sizes < MIN_ORDERED:
+            return f"range of {self.num_sizes} held-out sizes"
+        return f"95 % of unseen sizes, by {self.num_sizes} held out"
+
+    @classmethod
+    def of(cls, points_SA: NDArray[np.int64], errors_S: NDArray[np.float64]) -> Self:
+        """The summary of an error a size."""
+        median, p95, worst = np.percentile(errors_S, (50, 95, 100)).tolist()
+        listed = np.argsort(-errors_S, kind="stable")[:MAX_LISTED]
+        return cls(
+            num_sizes=len(errors_S),
+            median_error=median,
+            p95_error=p95,
+            worst_error=worst,
+            sizes=tuple(map(tuple, points_SA[listed].tolist())),
+            errors=tuple(errors_S[listed].tolist()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +211,29 @@ class Fit:
         """Refuse a size that lacks an axis or has another."""
         if set(size) != set(self.axes):
             raise UsageError(f"a size of {', '.join(sorted(size)) or 'nothing'}; expected {', '.join(self.axes)}")
+
+
+def interval(ratios_S: NDArray[np.float64]) -> tuple[float, float]:
+    """The least and the greatest of measured / predicted seconds to expect of an unseen size.
+
+    Notes
+    -----
+    Of n ratios in order, r_(i) to r_(j) hold the next one of their kind with probability (j - i) / (n + 1). With
+    k = floor((n + 1) / 40), at least 1 from n = 39 on,
+
+        r_(k)  to  r_(n + 1 - k)    hold at least 95 %,                                                 (1)
+
+    widened to hold 1. Fewer than 39 give their range, made symmetric: too fast was as likely as too slow,
+
+        1 / w  to  w,    w = max over i of max(r_i, 1 / r_i),                                           (2)
+
+    which holds n / (n + 1) of them: 3 in 4 by 3 sizes, 7 in 8 by 7.
+    """
+    if not len(ratios_S):
+        return 1.0, 1.0
+    if len(ratios_S) < MIN_ORDERED:
+        widest = float(np.maximum(ratios_S, 1 / ratios_S).max())  # (2)
+        return 1 / widest, widest
+    k = (len(ratios_S) + 1) // 40
+    ascending = np.sort(ratios_S)
+    return min(float(ascending[k - 1]), 1.0), max(float(ascending[-k]), 1.0)  # (1)

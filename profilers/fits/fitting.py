@@ -7,12 +7,10 @@ from numpy.typing import NDArray
 
 from ..cases.case import Case
 from ..measurement import PAIR, Measurement
-from .alpha_beta import AlphaBeta
-from .attention import AttentionLaw
-from .fit import Fit, Model
-from .held_out import HeldOut, folds, interval
+from .fit import Fit, HeldOut, Model, interval
+from .laws import AlphaBeta, AttentionLaw
 from .piecewise import MAX_KNOTS, Piecewise
-from .sizes import Sizes, distinct
+from .sizes import Sizes, distinct, folds
 from .surface import MAX_SITES, Surface
 
 __all__ = ["fit_arrays", "fit_series"]

@@ -1,6 +1,6 @@
-"""Distinct sizes and their seconds: what models are fitted to.
+"""Distinct sizes and their seconds: what models are fitted to, and which sizes are kept from them.
 
-Legend: S sizes; A axes.
+Legend: S sizes; A axes; F folds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sizes", "distinct"]
+__all__ = ["Sizes", "distinct", "folds"]
 
 Array = NDArray[np.float64]
+NUM_FOLDS = 5
+SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,27 @@ class Sizes:
         """Values `[S]` along each of some axes, or of "work"."""
         named = dict(zip(self.axes, self.points.T.astype(np.float64), strict=True), work=self.works)
         return [named[axis] for axis in axes]
+
+
+def folds(sizes: Sizes) -> list[NDArray[np.bool_]]:
+    """Which sizes to hold out, `[S]` in each of F folds; no size is in two.
+
+    Notes
+    -----
+    Along one axis: every second size inside the range, first the odd, then the even ones; the ends are never held out.
+    Along several: the sizes that differ only along the curve's axis (all m of an (n, k)) are one group and are held out
+    together, the groups in five folds drawn at random with a fixed seed. Where there are fewer than five groups: every
+    second size by work, as along one axis.
+    """
+    first, groups = distinct([np.zeros(len(sizes.works)), *sizes.along(sizes.varying[1:])])
+    num_groups = len(first)
+    if num_groups >= NUM_FOLDS:
+        fold_of_group = np.random.default_rng(SEED).permutation(num_groups) % NUM_FOLDS
+        return [fold_of_group[groups] == fold for fold in range(NUM_FOLDS)]
+    place = np.unique(sizes.works, return_inverse=True)[1]
+    inside = (place > 0) & (place < place.max())
+    found = [inside & (place % 2 == parity) for parity in (1, 0)]
+    return [held for held in found if held.any()]
 
 
 def distinct(columns: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -15,8 +15,8 @@ from benchmarks.emulated_cluster.prediction import Predictor, generated
 from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs, left
 from benchmarks.emulated_cluster.routing import Workload, preferring, with_second
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.fits.alpha_beta import AlphaBeta
-from moeplan.profilers.fits.prediction import Prediction
+from moeplan.profilers.fits.fit import Prediction
+from moeplan.profilers.fits.laws import AlphaBeta
 from moeplan.solvers import contiguous, netmoe
 from moeplan.solvers.placement import Placement
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
-from moeplan.profilers.cases.all_to_all import AllToAll, Blocks
+from moeplan.profilers.cases.case import Case
+from moeplan.profilers.cases.exchange import AllToAll, Blocks
 from moeplan.profilers.cases.gemm import Gemm
 from moeplan.profilers.measurement import Size
 from moeplan.profilers.world import World
@@ -35,6 +36,8 @@ class SmallAllToAll(AllToAll):
 class Misdelivering(SmallAllToAll):
     """An all-to-all that changes a byte of the larger sizes; for a world of one rank."""
 
+    min_ranks = 1
+
     def work(self, size: Size, num_ranks: int) -> int:
         return size["bytes"]
 
@@ -45,12 +48,12 @@ class Misdelivering(SmallAllToAll):
         return output
 
 
-@dataclass(frozen=True, slots=True)
-class Sleeping:
+@dataclass(frozen=True)
+class Sleeping(Case):
     """A case of no work that takes a while on every rank, `bytes` microseconds of it."""
 
     name: str = "gemm"
-    unit: Literal["macs"] = "macs"
+    unit: Literal["bytes", "macs"] = "macs"
     min_ranks: int = 1
     kinds: tuple[str, ...] = ("fp32",)
     microseconds: tuple[int, ...] = (1000, 2000, 3000)

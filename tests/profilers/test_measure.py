@@ -16,11 +16,11 @@ import torch.distributed as dist
 from moeplan.errors import MismatchError, RankError, UsageError
 from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.environment import Environment
 from moeplan.profilers.harness import Place, Request, Start, Step, measure_cases
 from moeplan.profilers.log import Listeners, cluster_of
 from moeplan.profilers.measure import measure
 from moeplan.profilers.measurement import MIN_SAMPLES, Measurement
+from moeplan.profilers.origin import Environment
 from moeplan.profilers.profile import Profile, load, save
 from moeplan.profilers.world import World
 from tests.profilers.small_cases import (
@@ -124,7 +124,7 @@ def alone(tmp_path: Path) -> Iterator[World]:
 
 def test_a_wrong_answer_ends_the_run_with_case_and_size(alone: World) -> None:
     with pytest.raises(RankError, match=r"^all_to_all at bytes 16384 gave a wrong answer: "):
-        measure_cases(alone, Request((Misdelivering(min_ranks=1),), quick=True))
+        measure_cases(alone, Request((Misdelivering(),), quick=True))
     sizes = [report.measurement.size for report in TOLD if isinstance(report, Step)]
     assert sizes == [{"bytes": 64}, {"bytes": 1024}]
 

@@ -10,10 +10,10 @@ from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import FASTEST, Cluster, Link
 from moeplan.profilers.description import describe
 from moeplan.profilers.fits.fitting import fit_series
-from moeplan.profilers.links import measured_links
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.merge import merge, merge_files
 from moeplan.profilers.profile import load, save
+from moeplan.profilers.topology import measured_links
 from tests.builders import measured_profile, series
 
 NAMES = ("a.json", "b.json")

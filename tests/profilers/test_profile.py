@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from moeplan.errors import InputError, StorageError
 from moeplan.profilers.cluster import Cluster, Link
-from moeplan.profilers.environment import Environment
 from moeplan.profilers.fits.fit import Fit
 from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.measurement import Measurement
-from moeplan.profilers.noise import Noise
-from moeplan.profilers.origin import Origin, now
+from moeplan.profilers.origin import Environment, Noise, Origin, now
 from moeplan.profilers.profile import Profile, load, parse, save
 from moeplan.profilers.series import Series
 from moeplan.profilers.topology import Topology

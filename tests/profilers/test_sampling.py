@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval, relative_width
-from moeplan.profilers.noise import Noise
+from moeplan.profilers.origin import Noise
 from moeplan.profilers.sampling import MAX_REPEATS, NARROW, sample
 
 

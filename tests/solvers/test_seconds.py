@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.fits.prediction import Prediction
+from moeplan.profilers.fits.fit import Prediction
 from moeplan.solvers.ports import link_classes
 from moeplan.solvers.seconds import (
     attention_seconds,

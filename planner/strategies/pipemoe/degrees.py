@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....profilers.fits.alpha_beta import AlphaBeta
+from ....profilers.fits.laws import AlphaBeta
 from ....runtime.decisions import ChunkShares, PipelineDecision
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE, nested_pairs, optimal_degree, robust_choice, unequal_chunks
 from ...evaluate.chunks import Cut, Cuts

@@ -22,7 +22,7 @@ from moeplan.profilers.fits.piecewise import Piecewise
 from moeplan.profilers.harness import Place, Step
 from moeplan.profilers.log import Listeners
 from moeplan.profilers.measurement import Measurement
-from moeplan.profilers.noise import Noise
+from moeplan.profilers.origin import Noise
 from moeplan.profilers.profile import Profile, load, save
 from moeplan.profilers.topology import Topology
 from tests.builders import measured_profile, series
@@ -133,7 +133,7 @@ def measuring(
 
     (tmp_path / "traces").mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("moeplan.profilers.measured_file.measure", fake)
+    monkeypatch.setattr("moeplan.profilers.measure.measure", fake)
     with contextlib.suppress(Killed, typer.Exit):
         profile_command.profile(timeout=120.0, output=Path("profile.json"), plot=None, **options)  # type: ignore[arg-type]
     return resumed

@@ -18,7 +18,7 @@ from moeplan.planner.evaluate.price import Seconds, price
 from moeplan.planner.evaluate.scene import Scene
 from moeplan.planner.evaluate.tally import COUNTS, Ports, Tally
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.fits.prediction import Prediction
+from moeplan.profilers.fits.fit import Prediction
 from moeplan.runtime.decisions import DispatchModel
 from moeplan.runtime.plan import Evaluation, Part
 from moeplan.solvers.placement import Placement

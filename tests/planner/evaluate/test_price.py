@@ -20,7 +20,7 @@ from moeplan.planner.options import SecondsOptions
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.fits.prediction import Prediction
+from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.profile import load
 from moeplan.runtime.plan import Contender, Plan
 from moeplan.solvers.placement import Placement

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from moeplan.planner.demo.model import ModelConfig
 from moeplan.profilers.cases import CASES
-from moeplan.profilers.cases.grid import Grid, buffer_sizes
-from moeplan.profilers.cases.uneven_all_to_all import UnevenAllToAll, splits_PP
+from moeplan.profilers.cases.case import Grid, buffer_sizes
+from moeplan.profilers.cases.exchange import UnevenAllToAll, splits_PP
 from moeplan.profilers.measurement import Size
 from moeplan.profilers.world import World
 

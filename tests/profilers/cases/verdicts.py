@@ -22,7 +22,7 @@ SIZES: dict[str, Size] = {
     "reduce_scatter": {"bytes": 3840},
     "point_to_point": {"bytes": 777, "first": 0, "second": 1},
 }
-PLACES = ("values", "block", "gathered", "received")  # of the output among the inputs: the last that there is
+PLACES = ("result", "received")  # of the output among the inputs: the last that there is
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
 from moeplan.errors import InputError
-from moeplan.profilers.fits.alpha_beta import MIN_SLOPE, AlphaBeta
+from moeplan.profilers.fits.laws import MIN_SLOPE, AlphaBeta
 
 POINTS = st.lists(
     st.tuples(st.integers(1, 2**34), st.floats(1e-7, 1e2)), min_size=2, max_size=20, unique_by=lambda point: point[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeplan.errors import InputError
-from moeplan.profilers.fits.attention import AttentionLaw
+from moeplan.profilers.fits.laws import AttentionLaw
 
 GRID = np.array(list(itertools.product((1, 4, 16), (64, 512, 4096), (256, 1024))), dtype=np.float64).T
 

@@ -12,11 +12,9 @@ from pydantic import TypeAdapter
 from moeplan.errors import InputError, UsageError
 from moeplan.files import canonical_json
 from moeplan.profilers.cases import CASES
-from moeplan.profilers.fits.alpha_beta import AlphaBeta
-from moeplan.profilers.fits.attention import AttentionLaw
-from moeplan.profilers.fits.fit import Fit
+from moeplan.profilers.fits.fit import Fit, interval
 from moeplan.profilers.fits.fitting import fit_arrays, fit_series
-from moeplan.profilers.fits.held_out import interval
+from moeplan.profilers.fits.laws import AlphaBeta, AttentionLaw
 from moeplan.profilers.fits.piecewise import Piecewise
 from moeplan.profilers.fits.surface import Surface
 from moeplan.profilers.measurement import Measurement

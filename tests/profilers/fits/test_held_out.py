@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from moeplan.errors import InputError
-from moeplan.profilers.fits.held_out import HeldOut, folds
-from moeplan.profilers.fits.sizes import Sizes, distinct
+from moeplan.profilers.fits.fit import HeldOut
+from moeplan.profilers.fits.sizes import Sizes, distinct, folds
 
 
 def sizes(**axes: list[int]) -> Sizes:

@@ -13,7 +13,7 @@ from moeplan.errors import InputError, UsageError
 from moeplan.profilers import profile as profiles
 from moeplan.profilers.predictor import predict
 from moeplan.profilers.tables import read_tables
-from moeplan.profilers.tables.folders import newest_table
+from moeplan.profilers.tables.read import newest_table
 
 NCCL, GEMM, MOE = "comm/nccl/2.29.2/nccl_perf", "gemm/vllm/0.19.0/gemm_perf", "moe/vllm/0.19.0/moe_perf"
 WIDTHS = {"half": 2, "int8": 1}

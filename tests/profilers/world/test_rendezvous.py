@@ -14,7 +14,7 @@ import pytest
 
 from moeplan.errors import RankError
 from moeplan.profilers.world import failures
-from moeplan.profilers.world.rendezvous import gathered
+from moeplan.profilers.world.launch import gathered
 from tests.warm import warm
 
 Launched = Callable[..., list[tuple[int, str]]]

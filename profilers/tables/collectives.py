@@ -1,15 +1,18 @@
-"""Collectives measured with nccl-tests: `message_size` counts elements of `nccl_dtype`, `latency` milliseconds."""
+"""Exchanges between devices: collectives of nccl-tests, and the dispatch and combine of DeepEP inside a node."""
 
 from pathlib import Path
 
+import numpy as np
+
 from ...errors import InputError
 from ..cases import CASES
-from ..fits.fitting import fit_series
+from ..cases.works import work_of
+from ..fits.fitting import fit_arrays, fit_series
 from ..measurement import Measurement
 from ..series import ELEMENT_BYTES, Series
 from .rows import Rows
 
-__all__ = ["nccl_series"]
+__all__ = ["deepep_series", "nccl_series"]
 
 CASE_OF_OP = {
     "alltoall": "all_to_all",
@@ -19,6 +22,8 @@ CASE_OF_OP = {
 }
 MOVES = ("all_to_all", "all_gather")  # bytes are bytes, whatever their dtype
 MAX_GPUS = 4096
+COLUMNS = {"tokens": "num_token", "hidden": "hidden_size", "top_k": "num_topk", "experts": "num_experts"}
+PARTS = {"dispatch": "fp8", "combine": "bf16"}  # what is sent, by the tables' own bandwidth
 
 
 def nccl_series(path: Path) -> list[Series]:
@@ -41,6 +46,31 @@ def nccl_series(path: Path) -> list[Series]:
             for dtype, samples in _samples(case, some).items():
                 series.append(_series(case, dtype, ranks, samples))
     return [one for one in series if one.measurements]
+
+
+def deepep_series(path: Path, *, low_latency: bool, ranks: int) -> list[Series]:
+    """Two series, `deepep_dispatch` and `deepep_combine` (`deepep_ll_...` in low-latency mode), over `ranks` devices.
+
+    Notes
+    -----
+    Sizes are tokens of a rank, hidden, top_k and experts, and in normal mode `sms`, the multiprocessors given to it;
+    seconds there are those of notifying and of sending together.
+    """
+    times = {part: [f"{part}_avg_t_us"] if low_latency else _normal(part) for part in PARTS}
+    counts = {part: {} if low_latency else {"sms": f"{part}_sms"} for part in PARTS}
+    sizes = {*COLUMNS.values(), "node_num", *(name for part in counts.values() for name in part.values())}
+    every_time = [name for part in times.values() for name in part]
+    rows = Rows.read(path, sizes=sorted(sizes), times=every_time, s_per_unit=1e-6)
+    rows = rows.above_zero((*COLUMNS.values(), *(names[0] for names in times.values())))
+    rows = rows.where(rows["node_num"] == 1)
+    series = []
+    for part, dtype in PARTS.items():
+        case = f"deepep_ll_{part}" if low_latency else f"deepep_{part}"
+        size = {axis: rows[column] for axis, column in (COLUMNS | counts[part]).items()}
+        seconds = np.sum([rows[name] for name in times[part]], axis=0)
+        fit = fit_arrays(size, work_of(case, size, ranks), seconds)
+        series.append(Series(case=case, dtype=dtype, ranks=ranks, link="intra", unit="bytes", fit=fit))
+    return series
 
 
 def _samples(case: str, rows: Rows) -> dict[str, dict[int, list[float]]]:
@@ -66,3 +96,7 @@ def _series(case: str, dtype: str, ranks: int, samples: dict[int, list[float]]) 
         measurements=tuple(measurements),
         fit=fit_series(CASES[case], ranks, measurements),
     )
+
+
+def _normal(part: str) -> list[str]:
+    return [f"{part}_transmit_us", f"{part}_notify_us"]
