@@ -15,13 +15,10 @@ from typing import Any
 
 from moeplan.errors import MoeplanError
 
-from .commit import refuse_changes
 from .growth import draw
-from .page import index, page
-from .registry import DEFAULT, SUBJECTS, studies
-from .result import Environment, Result, Section, load, save
-from .study import DEFAULT_DATA, Row, Settings, Study
-from .table import show
+from .report import index, page, show
+from .result import Environment, Result, Section, load, refuse_changes, save
+from .study import DEFAULT, DEFAULT_DATA, SUBJECTS, Row, Settings, Study, studies
 
 DOCS = Path(__file__).parents[1] / "docs" / "benchmarks"
 STARTED = time.perf_counter()

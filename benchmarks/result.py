@@ -1,7 +1,8 @@
-"""The result of a subject's run as it is saved: its sections of rows and where they were measured."""
+"""The result of a subject's run as it is saved: its sections of rows, where they were measured and of which commit."""
 
 import os
 import platform
+import subprocess
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -10,12 +11,15 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from moeplan.errors import UsageError
 from moeplan.files import read_json, write_json
 
-from .commit import commit
 from .study import Row
 
 PACKAGES = ("moeplan", "numpy", "scipy", "ortools", "pulp", "numba")
+ROOT = Path(__file__).parents[1]
+SAVED = "docs/benchmarks"  # where results go: changes there are no others' figures
+TOLD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,35 @@ def load(path: Path) -> Result:
     return TypeAdapter(Result).validate_python(read_json(path, what="benchmark result"))
 
 
+def commit(root: Path = ROOT) -> str:
+    """The commit's name, "+" after it where other files than saved results are changed or new; or "unknown"."""
+    name = _git(root, "rev-parse", "--short=12", "HEAD")
+    return "unknown" if name is None else name.strip() + ("+" if _changes(root) else "")
+
+
+def refuse_changes(root: Path = ROOT) -> None:
+    """Raise a UsageError unless all files but saved results are those of a commit."""
+    if commit(root) == "unknown":
+        raise UsageError(f"--save in {root}, which has no git commit; expected a checkout, run it there")
+    if changes := _changes(root):
+        more = f" and {len(changes) - TOLD} more" if len(changes) > TOLD else ""
+        raise UsageError(
+            f"--save with uncommitted changes ({', '.join(changes[:TOLD])}{more}); figures name their commit: expected"
+            f" none outside {SAVED}; commit them first"
+        )
+
+
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _changes(root: Path) -> list[str]:
+    found = _git(root, "status", "--porcelain", "--no-renames", "--", ".", f":(exclude){SAVED}") or ""
+    return [line[3:] for line in found.splitlines()]
+
+
+def _git(root: Path, *args: str) -> str | None:
+    done = subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout

@@ -1,6 +1,6 @@
-"""Routing to place by: balanced Markov transitions, tokens drawn from them, and what was recorded of real models.
+"""Routing to place by: Markov transitions, tokens drawn from them, samples with preferences, and real recordings.
 
-Legend: T tokens; L MoE layers; E experts.
+Legend: T tokens; I samples; L MoE layers; E experts, of which the generator has two a device.
 """
 
 import json
@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from moeplan.profilers.cluster import Cluster
 from moeplan.traces.reader import open_trace
 from moeplan.traces.split import fitted
 
 Array = np.ndarray
 GPT_OSS = "gpt-oss-20b/routing.npz"
 ALPHA = 0.08
+LENGTH, TOP_K, PREFERENCE, SPREAD = 1024, 2, 3.0, 0.08
+OLMOE = "olmoe-1b-7b/per_sample_counts.npz"
+SMARTMOE = "smartmoe-gpt-moe-training/counts.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +96,36 @@ def drawn(rng: np.random.Generator, weights: Array, num_tokens: int) -> Array:
         reached = (rng.random(num_tokens)[:, None] > table[ids[-1]]).sum(axis=1)
         ids.append(np.minimum(reached, weights.shape[1] - 1))
     return np.stack(ids, axis=1)
+
+
+def sample_counts(rng: np.random.Generator, cluster: Cluster, samples_each: int) -> Array:
+    """The pairs of tokens and experts of samples, so many a device, preferences Dirichlet(3 / E): `[I, E]`."""
+    num_experts = 2 * cluster.num_devices
+    taste = rng.dirichlet(np.full(num_experts, PREFERENCE / num_experts), samples_each * cluster.num_devices)
+    return rng.multinomial(LENGTH * TOP_K, taste)
+
+
+def carried_on(rng: np.random.Generator, counts: Array) -> tuple[Array, Array]:
+    """Transitions `[E, E]`, rows Dirichlet(0.08), and the counts `[I, E]` of the next layer that they give."""
+    num_experts = counts.shape[1]
+    transitions = rng.dirichlet(np.full(num_experts, SPREAD), num_experts)
+    return transitions, np.array([sum(map(rng.multinomial, row, transitions)) for row in counts])
+
+
+def expert_devices(cluster: Cluster) -> Array:
+    """The device of every expert `[E]`, in order."""
+    return np.arange(2 * cluster.num_devices) // 2
+
+
+def olmoe(data: Path) -> Array:
+    """OLMoE's counts, `[8 steps, layers, 64 samples, experts]`."""
+    with np.load(data / OLMOE) as arrays:
+        counts = arrays["counts"].astype(np.int64)
+    return np.asarray(counts.reshape(8, 64, *counts.shape[1:]).transpose(0, 2, 1, 3))
+
+
+def smartmoe(data: Path) -> Array:
+    """SmartMoE's training counts, every 50th iteration: `[steps, layers, 64 micro-batches of ranks, experts]`."""
+    with np.load(data / SMARTMOE) as arrays:
+        counts = arrays["counts"][::50].astype(np.int64)  # [B, ranks, L, micro-batches, E]
+    return np.asarray(counts.transpose(0, 2, 1, 3, 4).reshape(len(counts), counts.shape[2], -1, counts.shape[4]))

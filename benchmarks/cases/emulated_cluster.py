@@ -6,7 +6,7 @@ Computation is a calibrated wait, since ranks outnumber cores; the network, its 
 from collections.abc import Iterator
 from functools import partial
 
-from ..emulated_cluster.figures import Figure
+from ..emulated_cluster.case import Figure
 from ..emulated_cluster.network import WIRE
 from ..emulated_cluster.suite import CLUSTERS, MANY_ROUNDS, ROUNDS, found
 from ..study import Row, Settings, Study

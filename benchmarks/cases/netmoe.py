@@ -15,9 +15,8 @@ from moeplan.solvers import netmoe
 from moeplan.solvers.assignment import Method
 from moeplan.solvers.netmoe.bottleneck import Channels
 
-from ..generator import carried_on, expert_devices, sample_counts
 from ..race import Call, race
-from ..real import OLMOE, SMARTMOE, olmoe, smartmoe
+from ..routing import OLMOE, SMARTMOE, carried_on, expert_devices, olmoe, sample_counts, smartmoe
 from ..study import COPIES_SAVED, Row, Settings, Study
 
 Array = np.ndarray

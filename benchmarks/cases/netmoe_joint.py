@@ -25,9 +25,8 @@ from moeplan.traces.count_form import CountTrace, open_any
 from moeplan.traces.importers import import_trace
 from moeplan.traces.reader import Trace
 
-from ..generator import carried_on, expert_devices, sample_counts
 from ..race import cpu_s
-from ..real import OLMOE
+from ..routing import OLMOE, carried_on, expert_devices, sample_counts
 from ..study import COPIES_SAVED, Row, Settings, Study
 
 Array = np.ndarray

@@ -25,8 +25,8 @@ from moeplan.runtime.engine.layer import ParallelExperts
 from moeplan.runtime.engine.layer_placement import LayerPlacement
 from moeplan.solvers import contiguous
 
+from .model import Waiter, WaitingExperts
 from .timing import Call, interleaved
-from .waiting import Waiter, WaitingExperts
 
 NODE_BYTES = (2_000, 20_000, 70_000, 150_000, 300_000, 600_000, 1_200_000, 3_200_000)  # through the busiest node
 COUNT_BYTES = 8

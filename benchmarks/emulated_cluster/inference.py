@@ -15,8 +15,7 @@ from moeplan.solvers.placement import Placement
 
 from ..routing import transitions
 from .calibration import Profile
-from .case import Case, Measured
-from .figures import Figure
+from .case import Case, Figure, Measured
 from .model import EmulatedModel, Sizes
 from .prediction import Predictor, devices_of, generated
 from .routing import Workload, affine, plan_of, with_second

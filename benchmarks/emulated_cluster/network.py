@@ -1,24 +1,35 @@
-"""The network: a namespace a node, each on a shaped link to a bridge that has a namespace of its own.
+"""The network and its workers: a namespace a node, each on a shaped link to a bridge, and a process a rank in these.
 
-The machine's own interfaces, addresses and routes are not touched: all that is made lies in namespaces called
-`moeplan-PID-...`, and goes with them. Those of a process that was killed are removed by the next start.
+The bridge has a namespace of its own. The machine's own interfaces, addresses and routes are not touched: all that is
+made lies in namespaces called `moeplan-PID-...`, and goes with them. Those of a process that was killed are removed by
+the next start.
+
+Workers are joined over gloo with one thread each: with gloo's two, queued collectives overlap and share the link; with
+one they follow each other, the one channel that models of pipelining assume. Ranks run before everything else on the
+machine (SCHED_RR): they mostly wait, and at each of their many turns would otherwise wait for others' slices of 4 ms
+too. So whatever computes belongs elsewhere.
 """
 
 import contextlib
 import ctypes
+import datetime
+import functools
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moeplan.errors import UsageError
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.world.local_ranks import Channel, Progress, run_ranks
 
 INTERFACE = "moeplan0"  # of every node
 MAX_NODES = 250
@@ -28,6 +39,11 @@ NAMED = re.compile(r"moeplan-(\d+)-(?:hub|\d+)")
 NAMESPACES = Path("/run/netns")
 CLONE_NEWNET = 0x40000000
 HELD = {signal.SIGINT, signal.SIGTERM}
+TIMEOUT_S = 1800.0  # of a whole case
+CALL_TIMEOUT_S = 60.0  # of a collective
+BACKEND = "gloo_one"
+Report = Callable[[Any], None]
+Target = Callable[[Cluster, int, Any, Report], Any]  # (cluster, rank, payload, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +125,23 @@ def commands(names: list[str], wire: Wire) -> list[str]:
     return lines
 
 
+def run_cluster(
+    cluster: Cluster, wire: Wire, target: Target, payload: Any = None, *, on_progress: Progress | None = None
+) -> list[Any]:
+    """The results of `target(cluster, rank, payload, report)` on every rank of an emulated cluster, by rank.
+
+    Raises
+    ------
+    UsageError
+        As `network` says.
+    RankError
+        A rank died, hung or failed; all others are ended, and nothing is left.
+    """
+    with network(cluster.num_nodes, wire) as nodes, tempfile.TemporaryDirectory(prefix="moeplan-") as folder:
+        entry = functools.partial(_rank, cluster, nodes, f"{folder}/store", target, payload)
+        return run_ranks(cluster.num_devices, entry, timeout_s=TIMEOUT_S, on_progress=on_progress)
+
+
 def _check(num_nodes: int) -> None:
     if not 1 <= num_nodes <= MAX_NODES:
         raise UsageError(f"{num_nodes} nodes; an emulated cluster has 1 to {MAX_NODES}")
@@ -147,3 +180,37 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _rank(
+    cluster: Cluster, nodes: tuple[str, ...], store: str, target: Target, payload: Any, rank: int, channel: Channel
+) -> None:
+    enter(nodes[rank // cluster.devices_per_node])
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    with contextlib.suppress(PermissionError):  # what else the machine does is not to be measured
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    dist.Backend.register_backend(BACKEND, _one_thread, extended_api=True, devices=["cpu"])
+    meeting = dist.FileStore(store, cluster.num_devices)  # type: ignore[attr-defined]  # nodes share the file system
+    timeout = datetime.timedelta(seconds=CALL_TIMEOUT_S)
+    dist.init_process_group(BACKEND, store=meeting, rank=rank, world_size=cluster.num_devices, timeout=timeout)
+    channel.greet()
+    channel.deliver(target(cluster, rank, payload, channel.report if rank == 0 else _ignore))
+
+
+def _one_thread(given: Any, _options: Any) -> Any:
+    """A gloo group with one worker thread."""
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(interface=INTERFACE)]
+    options._threads = 1
+    options._timeout = given.timeout
+    return ProcessGroupGloo(given.store, given.group_rank, given.group_size, options)
+
+
+def _ignore(_value: Any) -> None:
+    """Where progress goes that nobody asked for."""

@@ -5,20 +5,18 @@ from functools import partial
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime import parallelize
 from moeplan.solvers import contiguous
 
-from .baseline import two_all_to_alls
 from .calibration import Profile
-from .case import Case, Measured
-from .figures import Figure
-from .model import EmulatedModel, Sizes
+from .case import Case, Figure, Measured
+from .model import EmulatedModel, Sizes, Waiter, WaitingExperts
 from .routing import Workload, plan_of
 from .timing import Seconds, interleaved, ratio
-from .waiting import Waiter, WaitingExperts
 
 WAYS = ("two all-to-alls by hand", "moeplan, contiguous, degree 1")
 SHAPES = ((8, 1), (128, 1), (128, 2))  # tokens a rank, experts a token
@@ -47,6 +45,35 @@ class _ByHand(nn.Module):
 
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
         return two_all_to_alls(self.local, self.num_experts, x_TM, ids_TK, weight_TK)
+
+
+def two_all_to_alls(experts: nn.Module, num_experts: int, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
+    """The plain expert-parallel layer: rows sorted by expert, two all-to-alls; a collective call, inference only.
+
+    It gives the weighted sum of each token's experts, `[T, M]`; every token-expert pair travels.
+
+    Parameters
+    ----------
+    experts
+        Those of this device, called as `experts(x_PM, ids_P1, weight_P1)`, ids from 0.
+    """
+    num_devices, top_k = dist.get_world_size(), ids_TK.shape[1]
+    order_P = ids_TK.flatten().argsort(stable=True)
+    sent_E = ids_TK.flatten().bincount(minlength=num_experts)
+    received_E = torch.empty_like(sent_E)
+    dist.all_to_all_single(received_E, sent_E)
+    sent = sent_E.view(num_devices, -1).sum(1).tolist()
+    arrived_DC = received_E.view(num_devices, -1)  # C experts here
+    received = arrived_DC.sum(1).tolist()
+    x_PM = x_TM[order_P // top_k]
+    here = x_PM.new_empty(sum(received), x_PM.shape[1])
+    dist.all_to_all_single(here, x_PM, received, sent)
+    expert_P = torch.arange(arrived_DC.shape[1]).repeat(num_devices).repeat_interleave(arrived_DC.flatten())
+    y = experts(here, expert_P[:, None], torch.ones(len(here), 1))
+    back_PM = torch.empty_like(x_PM)
+    dist.all_to_all_single(back_PM, y.contiguous(), sent, received)
+    weighted_PM = back_PM * weight_TK.flatten()[order_P, None]
+    return torch.zeros_like(x_TM).index_add(0, order_P // top_k, weighted_PM)
 
 
 def _prepare(cluster: Cluster) -> list[Shape]:

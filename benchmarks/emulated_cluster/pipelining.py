@@ -19,13 +19,11 @@ from moeplan.solvers.pipemoe import measured_degrees
 from moeplan.solvers.pipemoe.seconds import layer_seconds
 
 from .calibration import Profile
-from .case import Case, Measured
-from .figures import Figure
-from .model import EmulatedModel, Sizes, train
+from .case import Case, Figure, Measured
+from .model import BACKWARD, EmulatedModel, Sizes, train
 from .network import WIRE
 from .routing import Workload, plan_of
 from .timing import Seconds, interleaved, ratio
-from .waiting import BACKWARD
 
 Array = np.ndarray
 DEGREES = (1, 2, 4, 8)

@@ -20,9 +20,8 @@ from moeplan.solvers.ports import link_classes, port_copies, remote_visits
 from moeplan.solvers.seconds import exchange_seconds, slowest
 
 from .calibration import Profile
-from .model import STRIDE, Sizes
+from .model import BACKWARD, STRIDE, Sizes
 from .routing import Workload
-from .waiting import BACKWARD
 
 Array = np.ndarray
 

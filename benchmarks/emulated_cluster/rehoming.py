@@ -16,8 +16,7 @@ from moeplan.runtime.plan import Plan
 from moeplan.solvers import contiguous
 
 from .calibration import Profile
-from .case import Case, Measured
-from .figures import Figure
+from .case import Case, Figure, Measured
 from .model import EmulatedModel, Sizes, train
 from .prediction import Predictor
 from .routing import Workload, plan_of, preferring

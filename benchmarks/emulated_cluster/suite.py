@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from moeplan.profilers.cluster import Cluster
 
 from .calibration import Profile, calibrate
-from .case import Case, Measured
-from .figures import Figure
+from .case import Case, Figure, Measured
 from .inference import INFERENCE
-from .network import WIRE
+from .network import WIRE, Report, run_cluster
 from .overhead import OVERHEAD
 from .pipelining import PIPELINING
 from .rehoming import REHOMING
-from .workers import Report, run_cluster
 
 CASES: dict[str, Case] = {
     "inference": INFERENCE,

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.growth import curves
-from benchmarks.page import index, page
-from benchmarks.registry import DEFAULT, SUBJECTS
+from benchmarks.report import index, page, show
 from benchmarks.result import Environment, Result, Section, load, save
-from benchmarks.study import Row
-from benchmarks.table import show
+from benchmarks.study import DEFAULT, SUBJECTS, Row
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 SAVED = [name for name in SUBJECTS if (DOCS / f"{name}.json").exists()]

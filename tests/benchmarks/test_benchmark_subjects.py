@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.registry import SUBJECTS, studies
-from benchmarks.study import Row, Settings, Study
+from benchmarks.study import SUBJECTS, Row, Settings, Study, studies
 
 ROOT = Path(__file__).parents[2]
 DRIVER = [sys.executable, "-m", "benchmarks"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks.__main__ as driver
-from benchmarks.commit import SAVED, commit, refuse_changes
+from benchmarks.result import SAVED, commit, refuse_changes
 from moeplan.errors import UsageError
 
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@example.org")

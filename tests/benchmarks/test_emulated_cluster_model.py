@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.emulated_cluster.baseline import two_all_to_alls
-from benchmarks.emulated_cluster.model import STRIDE, EmulatedModel, Sizes
-from benchmarks.emulated_cluster.waiting import Waiter
+from benchmarks.emulated_cluster.model import STRIDE, EmulatedModel, Sizes, Waiter
+from benchmarks.emulated_cluster.overhead import two_all_to_alls
 from moeplan.profilers.world import World, run_world
 
 

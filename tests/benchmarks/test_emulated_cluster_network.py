@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.emulated_cluster.network import NAMESPACES, Wire, commands, network, stale
-from benchmarks.emulated_cluster.workers import run_cluster
+from benchmarks.emulated_cluster.network import NAMESPACES, Wire, commands, network, run_cluster, stale
 from moeplan.errors import RankError, UsageError
 from moeplan.profilers.cluster import Cluster
 from tests.benchmarks import emulated_cluster_targets as targets
