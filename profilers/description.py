@@ -72,10 +72,9 @@ def _read(path: Path) -> Cluster:
     what = "a cluster description"
     text = validated(_ClusterText, read_yaml(path, what=what, max_bytes=MAX_YAML_BYTES), source=str(path), what=what)
     try:
-        return Cluster(text.num_nodes, text.devices_per_node, {kind: _link(link) for kind, link in text.links.items()})
+        links: dict[str, Link] = {
+            kind: Link(link.latency_us * 1e-6, 1e-9 / link.gbytes_per_s) for kind, link in text.links.items()
+        }
+        return Cluster(text.num_nodes, text.devices_per_node, links)
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
-
-
-def _link(text: _LinkText) -> Link:
-    return Link(latency_s=text.latency_us * 1e-6, s_per_byte=1e-9 / text.gbytes_per_s)

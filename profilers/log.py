@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from ..errors import MismatchError, UsageError
@@ -17,25 +16,9 @@ from .profile import Profile
 from .series import Series
 from .topology import Pair, Topology, islands, measured_links, numbered
 
-__all__ = ["Listeners", "Log", "check_asked", "check_grid", "check_options", "check_world", "cluster_of", "places"]
+__all__ = ["Log", "check_asked", "check_options", "cluster_of"]
 
 SAVE_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Callbacks of a run as it goes.
-
-    Parameters
-    ----------
-    on_progress
-        Receives each size as it is measured.
-    on_profile
-        Receives, every 15 s, the profile so far: `complete` false, and no fits yet (they would disturb the ranks).
-    """
-
-    on_progress: Callable[[Step], None] | None = None
-    on_profile: Callable[[Profile], None] | None = None
 
 
 class Log:
@@ -47,15 +30,25 @@ class Log:
         The grid that is measured.
     earlier
         The profile that this run continues.
+    on_progress, on_profile
+        As `measure` takes them.
     """
 
-    def __init__(self, cases: Sequence[Case], quick: bool, listeners: Listeners, earlier: Profile | None) -> None:
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        *,
+        quick: bool,
+        earlier: Profile | None,
+        on_progress: Callable[[Step], None] | None,
+        on_profile: Callable[[Profile], None] | None,
+    ) -> None:
         self.start: Start | None = None
-        self.measured: dict[Place, Measurement] = places(earlier)
+        self.measured: dict[Place, Measurement] = _places(earlier)
         self._cases = {case.name: case for case in cases}
         self._quick = quick
         self._earlier = earlier
-        self._listeners = listeners
+        self._on_progress, self._on_profile = on_progress, on_profile
         origin = earlier.origins[0] if earlier else None
         self._left_out = origin.left_out if origin else 0
         self._reference_s = list(origin.noise.reference_s) if origin and origin.noise else []
@@ -76,16 +69,16 @@ class Log:
             cluster_of(report.hosts)  # refuses an uneven world before time is spent on it
             if self._earlier is not None:
                 check_options(self._earlier, self._quick, tuple(self._cases.values()))
-                check_world(self._earlier, report)
-                check_grid(self.measured, report.grid)
+                _check_world(self._earlier, report)
+                _check_grid(self.measured, report.grid)
             return
         self.measured[report.place] = report.measurement
         self._reference_s.append(report.reference_s)
         self._left_out = report.total - report.done
-        if self._listeners.on_progress is not None:
-            self._listeners.on_progress(report)
-        if self._listeners.on_profile is not None and time.monotonic() - self._saved > SAVE_S:
-            self._listeners.on_profile(self.profile(complete=False, fitted=False))
+        if self._on_progress is not None:
+            self._on_progress(report)
+        if self._on_profile is not None and time.monotonic() - self._saved > SAVE_S:
+            self._on_profile(self.profile(complete=False, fitted=False))
             self._saved = time.monotonic()
 
     def profile(self, *, complete: bool, fitted: bool = True) -> Profile:
@@ -144,15 +137,6 @@ def cluster_of(hosts: Sequence[str]) -> Cluster:
     return Cluster(len(runs), runs[0])
 
 
-def places(profile: Profile | None) -> dict[Place, Measurement]:
-    """The measurements of a profile by their places; none without a profile."""
-    return {
-        Place(series.case, series.dtype, series.ranks, series.link, tuple(sorted(measured.size.items()))): measured
-        for series in (profile.series.values() if profile else ())
-        for measured in series.measurements
-    }
-
-
 def check_options(profile: Profile, quick: bool, cases: Sequence[Case]) -> None:
     """Return where a run of these options may continue the profile.
 
@@ -192,14 +176,17 @@ def check_asked(profile: Profile, device: str, num_ranks: int | None) -> None:
         _same("ranks", environment.num_ranks, num_ranks)
 
 
-def check_world(profile: Profile, start: Start) -> None:
-    """Return where the ranks run in the environment and on the nodes that the profile was begun with.
+def _places(profile: Profile | None) -> dict[Place, Measurement]:
+    """The measurements of a profile by their places; none without a profile."""
+    return {
+        Place(series.case, series.dtype, series.ranks, series.link, tuple(sorted(measured.size.items()))): measured
+        for series in (profile.series.values() if profile else ())
+        for measured in series.measurements
+    }
 
-    Raises
-    ------
-    MismatchError
-        They do not; the first difference is named.
-    """
+
+def _check_world(profile: Profile, start: Start) -> None:
+    """Refuse ranks in another environment or on other nodes than the profile's; the first difference is named."""
     begun, environment = profile.origins[0], start.environment
     for field in dataclasses.fields(Environment):
         _same(field.name, getattr(begun.environment, field.name), getattr(environment, field.name))
@@ -207,14 +194,8 @@ def check_world(profile: Profile, start: Start) -> None:
         _same("ranks on the nodes", begun.topology.node_of_rank, numbered(start.hosts))
 
 
-def check_grid(measured: Mapping[Place, Measurement], grid: Mapping[Place, int]) -> None:
-    """Return where everything measured is a place of the grid, with the work that the grid gives it.
-
-    Raises
-    ------
-    MismatchError
-        Something is not; the first is named.
-    """
+def _check_grid(measured: Mapping[Place, Measurement], grid: Mapping[Place, int]) -> None:
+    """Refuse what is no place of the grid, or has other work than the grid gives it; the first is named."""
     for place, measurement in measured.items():
         at = ", ".join(f"{axis} {value}" for axis, value in place.size)
         if place not in grid:

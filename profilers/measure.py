@@ -12,7 +12,7 @@ from ..errors import UsageError
 from .cases import CASES
 from .cases.case import Case
 from .harness import Request, Step, measure_cases, terms
-from .log import Listeners, Log, check_asked, check_options
+from .log import Log, check_asked, check_options
 from .profile import Profile, load, save
 from .world import run_world
 from .world.launch import found_launch
@@ -44,7 +44,8 @@ def measure(
     device: str = "auto",
     quick: bool = False,
     timeout_s: float = 120.0,
-    listeners: Listeners = Listeners(),  # noqa: B008  frozen
+    on_progress: Callable[[Step], None] | None = None,
+    on_profile: Callable[[Profile], None] | None = None,
     resume: Profile | None = None,
     cases: Sequence[Case] = tuple(CASES.values()),
     host_of: Callable[[int], str] | None = None,
@@ -59,8 +60,10 @@ def measure(
         "cpu", "cuda", or "auto": cuda where there is a GPU.
     timeout_s
         The longest silence before a rank counts as hung.
-    listeners
-        Callbacks for each size, and for the profile so far.
+    on_progress
+        Receives each size as it is measured.
+    on_profile
+        Receives, every 15 s, the profile so far: `complete` false, and no fits yet (they would disturb the ranks).
     resume
         An interrupted profile: what it lacks is measured (in a launched world, what rank 0's lacks).
     host_of
@@ -89,7 +92,7 @@ def measure(
             check_asked(resume, device, num_ranks)
             return resume
     place = _device(device)
-    log = Log(cases, quick, listeners, resume)
+    log = Log(cases, quick=quick, earlier=resume, on_progress=on_progress, on_profile=on_profile)
     complete = True
     try:
         run_world(
@@ -136,7 +139,8 @@ def measure_file(
         device=device,
         quick=quick,
         timeout_s=timeout_s,
-        listeners=Listeners(on_progress=on_progress, on_profile=lambda so_far: save(so_far, partial)),
+        on_progress=on_progress,
+        on_profile=lambda so_far: save(so_far, partial),
         resume=earlier,
     )
     return MeasuredFile(profile, notes)

@@ -14,6 +14,7 @@ __all__ = ["MIN_SAMPLES", "PAIR", "Measurement", "Size", "median_interval", "rel
 
 Size = Mapping[str, int]
 PAIR = ("first", "second")  # ranks in the size of a case that two of them run: names, not amounts
+FIGURES = ("min_s", "median_s", "p95_s", "max_s", "median_low_s", "median_high_s")  # of the samples
 MIN_SECONDS, MAX_SECONDS = 1e-12, 86_400.0
 MAX_INT = 2**63
 MIN_SAMPLES, MAX_SAMPLES = 6, 10_000  # 6 are the fewest with a 95 % interval of the median
@@ -55,26 +56,15 @@ class Measurement:
         timed = all(MIN_SECONDS <= sample < MAX_SECONDS for sample in self.samples_s)
         if not (timed and 1 <= len(self.samples_s) <= MAX_SAMPLES):
             raise InputError(f"{len(self.samples_s)} samples; expected 1 to {MAX_SAMPLES:,}, all from 1 ps to a day")
-        stored = (self.min_s, self.median_s, self.p95_s, self.max_s, self.median_low_s, self.median_high_s)
-        if not all(map(_close, stored, _figures(self.samples_s))):
+        stored = [getattr(self, name) for name in FIGURES]
+        if not np.allclose(stored, _figures(self.samples_s), rtol=1e-9, atol=0):
             raise InputError("percentiles differ from those of the samples; the file was changed after it was written")
 
     @classmethod
     def of(cls, size: Size, work: int, samples_s: Iterable[float]) -> Self:
         """The measurement that these samples make."""
         samples = tuple(samples_s)
-        least, median, p95, most, low, high = _figures(samples)
-        return cls(
-            size=size,
-            work=work,
-            samples_s=samples,
-            min_s=least,
-            median_s=median,
-            p95_s=p95,
-            max_s=most,
-            median_low_s=low,
-            median_high_s=high,
-        )
+        return cls(size=size, work=work, samples_s=samples, **dict(zip(FIGURES, _figures(samples), strict=True)))
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
@@ -115,7 +105,3 @@ def _order(n: int) -> int:
 def _figures(samples_s: tuple[float, ...]) -> list[float]:
     percentiles: list[float] = np.percentile(samples_s, (0, 50, 95, 100)).tolist()
     return [*percentiles, *median_interval(samples_s)]
-
-
-def _close(stored: float, figure: float) -> bool:
-    return math.isclose(stored, figure, rel_tol=1e-9)

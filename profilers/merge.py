@@ -8,7 +8,7 @@ from ..errors import MismatchError, UsageError
 from .cluster import Cluster, Link
 from .origin import Origin
 from .profile import Profile, load
-from .series import LinkKind, Series
+from .series import LinkKind
 
 __all__ = ["Merged", "merge", "merge_files"]
 
@@ -67,16 +67,20 @@ def merge(first: Profile, second: Profile, *, names: tuple[str, str]) -> Merged:
     _same_device(first, second, names)
     shift = len(first.origins)
     links, link_origins, notes = _links(first, second, names)
-    series = {key: _shifted(one, shift) for key, one in second.series.items()} | dict(first.series)
+    shifted = {
+        key: series.model_copy(update={"origin": series.origin + shift}) for key, series in second.series.items()
+    }
     if both := sorted(set(first.series) & set(second.series)):
         notes.append(f"both have the series {', '.join(both)}: taken from {names[0]}")
-    notes.insert(0, f"cluster {cluster}: {_said(first.cluster, second.cluster, names)}")
+    agree = f"{names[0]} and {names[1]} agree"
+    differ = f"{names[0]} says {first.cluster}, {names[1]} {second.cluster}"
+    notes.insert(0, f"cluster {cluster}: {agree if str(first.cluster) == str(second.cluster) else differ}")
     profile = Profile.make(
         complete=first.complete and second.complete,
         origins=(*_named(first, names[0]), *_named(second, names[1])),
         cluster=Cluster(cluster.num_nodes, cluster.devices_per_node, links),
         link_origins=link_origins,
-        series=series,
+        series={**shifted, **first.series},
     )
     return Merged(profile, tuple(notes))
 
@@ -98,13 +102,6 @@ def _cluster(first: Cluster, second: Cluster, names: tuple[str, str]) -> Cluster
             " the same, or one of several nodes measured with one rank each"
         )
     return Cluster(nodes, devices.pop())
-
-
-def _said(first: Cluster, second: Cluster, names: tuple[str, str]) -> str:
-    """Message with the clusters of two profiles, and whether they agree."""
-    if str(first) == str(second):
-        return f"{names[0]} and {names[1]} agree"
-    return f"{names[0]} says {first}, {names[1]} {second}"
 
 
 def _same_device(first: Profile, second: Profile, names: tuple[str, str]) -> None:
@@ -134,10 +131,6 @@ def _links(
             links[kind], origins[kind] = profile.cluster.links[kind], profile.link_origins[kind] + shift
             notes.append(f"link {kind}: taken from {name}" + f", not {holders[-1][1]}" * (len(holders) > 1))
     return links, origins, notes
-
-
-def _shifted(series: Series, shift: int) -> Series:
-    return series.model_copy(update={"origin": series.origin + shift})
 
 
 def _named(profile: Profile, path: str) -> Sequence[Origin]:

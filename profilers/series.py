@@ -1,7 +1,7 @@
 """A series: the measurements of one case in one dtype on one set of ranks, and the model fitted to them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -63,13 +63,9 @@ class Series(BaseModel):
         return series_key(self.case, self.dtype, self.ranks, self.link)
 
     @model_validator(mode="after")
-    def _prints(self) -> "Series":
+    def _holds_together(self) -> Self:
         if not (self.case + self.dtype).isprintable():
             raise InputError("a series whose case or dtype does not print; expected names")
-        return self
-
-    @model_validator(mode="after")
-    def _has_one_kind_of_size(self) -> "Series":
         axes = {frozenset(one.size) for one in self.measurements}
         fitted = {frozenset(of - set(PAIR)) for of in axes} | ({frozenset(self.fit.axes)} if self.fit else set())
         if len(axes) > 1 or len(fitted) > 1:

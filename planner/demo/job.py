@@ -10,7 +10,6 @@ import numpy as np
 from ...errors import UsageError
 from ...profilers import measure, profile
 from ...profilers.cluster import Cluster
-from ...profilers.log import Listeners
 from ...profilers.profile import Profile
 from ...runtime import plan as plans
 from ...runtime.active import activate
@@ -125,9 +124,7 @@ def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
         num_ranks=NUM_RANKS,
         device="cpu",
         quick=True,
-        listeners=Listeners(
-            on_progress=lambda step: on_progress(f"measuring {step.case}: {step.done} of {step.total} sizes")
-        ),
+        on_progress=lambda step: on_progress(f"measuring {step.case}: {step.done} of {step.total} sizes"),
     )
     assert found is not None  # not in a launched world
     _end_where(not found.complete)

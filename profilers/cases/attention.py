@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..measurement import Size
 from ..world import World
 from .case import Alone, Grid, Grids
-from .precision import deviation, float_dtypes, torch_dtype
+from .precision import deviation, float_dtypes, normal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,18 +57,11 @@ class Attention(Alone):
 
     def prepare(self, size: Size, dtype: str, world: World) -> Sequences:
         """Normal tokens and weights that keep their scale, seeded by the rank."""
-        import torch
-
-        generator = torch.Generator(world.device).manual_seed(world.rank)
-        hidden = size["hidden"]
-
-        def normal(*shape: int) -> "Tensor":
-            return torch.randn(shape, generator=generator, dtype=torch_dtype(dtype), device=world.device)
-
+        drawn, hidden = normal(world, dtype), size["hidden"]
         return Sequences(
-            normal(size["batch"], size["length"], hidden),
-            normal(hidden, 3 * hidden).mul_(hidden**-0.5),
-            normal(hidden, hidden).mul_(hidden**-0.5),
+            drawn(size["batch"], size["length"], hidden),
+            drawn(hidden, 3 * hidden).mul_(hidden**-0.5),
+            drawn(hidden, hidden).mul_(hidden**-0.5),
         )
 
     def run(self, inputs: Sequences) -> "Tensor":

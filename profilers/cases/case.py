@@ -62,19 +62,22 @@ class Grid:
         Name to values, rising.
     most
         The work of the largest size.
-    halved
-        Of the combinations of all axes but the first, every other one only, as on a chessboard: every two of these axes
-        still meet in all their values, and each combination has a whole curve over the first axis.
     """
 
     axes: Mapping[str, Sequence[int]]
     most: int
-    halved: bool = False
 
-    def sizes(self, work: Callable[[Size, int], int]) -> list[Size]:
-        """The sizes, least work first."""
+    def sizes(self, work: Callable[[Size, int], int], *, halved: bool = False) -> list[Size]:
+        """The sizes, least work first.
+
+        Parameters
+        ----------
+        halved
+            Of the combinations of all axes but the first, every other one only, as on a chessboard: every two of these
+            axes still meet in all their values, and each combination has a whole curve over the first axis.
+        """
         points = product(*map(enumerate, self.axes.values()))
-        kept = [point for point in points if not self.halved or sum(index for index, _ in point[1:]) % 2 == 0]
+        kept = [point for point in points if not halved or sum(index for index, _ in point[1:]) % 2 == 0]
         sizes = [dict(zip(self.axes, (value for _, value in point), strict=True)) for point in kept]
         return sorted((size for size in sizes if work(size, 1) <= self.most), key=lambda size: work(size, 1))
 
@@ -94,12 +97,12 @@ class Alone(Case):
 
     min_ranks = 1
     grids: Grids
+    halved = False
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """The grid of this device."""
-        if world.device == "cpu":
-            return (self.grids.quick_cpu if quick else self.grids.cpu).sizes(self.work)
-        return (self.grids.quick_cuda if quick else self.grids.cuda).sizes(self.work)
+        cpu, cuda = (self.grids.quick_cpu, self.grids.quick_cuda) if quick else (self.grids.cpu, self.grids.cuda)
+        return (cpu if world.device == "cpu" else cuda).sizes(self.work, halved=self.halved)
 
 
 class Collective(Case):

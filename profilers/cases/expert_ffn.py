@@ -10,42 +10,26 @@ from typing import TYPE_CHECKING
 from ..measurement import Size
 from ..world import World
 from .case import Alone, Grid, Grids
-from .precision import deviation, float_dtypes, torch_dtype
+from .precision import deviation, float_dtypes, normal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["ExpertFfn"]
 
+Values = tuple[int, ...]
+
+
+def _axes(tokens: Values, experts: Values, hidden: Values, ffn: Values) -> dict[str, Values]:
+    return {"tokens": tokens, "experts": experts, "hidden": hidden, "ffn": ffn, "grouped": (0, 1)}
+
+
 SIDE = (64, 256, 1024)
-BOTH = (0, 1)
 GRIDS = Grids(
-    quick_cpu=Grid(
-        {"tokens": (64, 256, 4096), "experts": (2, 8), "hidden": (64, 1024), "ffn": (64, 256), "grouped": BOTH},
-        most=2**28,
-        halved=True,
-    ),
-    cpu=Grid(
-        {"tokens": (64, 256, 1024, 8192), "experts": (2, 8, 32), "hidden": SIDE, "ffn": SIDE, "grouped": BOTH},
-        most=2**31,
-        halved=True,
-    ),
-    quick_cuda=Grid(
-        {"tokens": (32, 1024, 32768), "experts": (2, 32), "hidden": (1024, 4096), "ffn": (512, 4096), "grouped": BOTH},
-        most=2**41,
-        halved=True,
-    ),
-    cuda=Grid(
-        {
-            "tokens": (32, 256, 2048, 16384, 65536),
-            "experts": (2, 8, 32),
-            "hidden": (1024, 2048, 4096),
-            "ffn": (512, 2048, 4096),
-            "grouped": BOTH,
-        },
-        most=2**41,
-        halved=True,
-    ),
+    quick_cpu=Grid(_axes((64, 256, 4096), (2, 8), (64, 1024), (64, 256)), most=2**28),
+    cpu=Grid(_axes((64, 256, 1024, 8192), (2, 8, 32), SIDE, SIDE), most=2**31),
+    quick_cuda=Grid(_axes((32, 1024, 32768), (2, 32), (1024, 4096), (512, 4096)), most=2**41),
+    cuda=Grid(_axes((32, 256, 2048, 16384, 65536), (2, 8, 32), (1024, 2048, 4096), (512, 2048, 4096)), most=2**41),
 )
 
 
@@ -69,6 +53,7 @@ class ExpertFfn(Alone):
     name = "expert_ffn"
     unit = "macs"
     grids = GRIDS
+    halved = True
 
     def dtypes(self, device: str) -> Sequence[str]:
         """Dtypes of models; no fp8, which `torch.bmm` does not take."""
@@ -80,19 +65,11 @@ class ExpertFfn(Alone):
 
     def prepare(self, size: Size, dtype: str, world: World) -> Experts:
         """Normal tokens and weights that keep their scale, seeded by the rank."""
-        import torch
-
-        generator = torch.Generator(world.device).manual_seed(world.rank)
-        experts, hidden, ffn = size["experts"], size["hidden"], size["ffn"]
-
-        def normal(rows: int, columns: int) -> "Tensor":
-            made = torch.empty(experts, rows, columns, dtype=torch_dtype(dtype), device=world.device)
-            return made.normal_(generator=generator)
-
+        drawn, experts, hidden, ffn = normal(world, dtype), size["experts"], size["hidden"], size["ffn"]
         return Experts(
-            normal(size["tokens"] // experts, hidden),
-            normal(hidden, 2 * ffn).mul_(hidden**-0.5),
-            normal(ffn, hidden).mul_(ffn**-0.5),
+            drawn(experts, size["tokens"] // experts, hidden),
+            drawn(experts, hidden, 2 * ffn).mul_(hidden**-0.5),
+            drawn(experts, ffn, hidden).mul_(ffn**-0.5),
             grouped=bool(size["grouped"]),
         )
 

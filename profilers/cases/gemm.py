@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..measurement import Size
 from ..world import World
 from .case import Alone, Grid, Grids
-from .precision import deviation, float_dtypes, torch_dtype
+from .precision import deviation, float_dtypes, normal, torch_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,15 +60,13 @@ class Gemm(Alone):
         """Normal operands, seeded by the rank."""
         import torch
 
-        generator = torch.Generator(world.device).manual_seed(world.rank)
         m, n, k = size["m"], size["n"], size["k"]
-        kind, product = torch_dtype(dtype), torch_dtype("bf16" if dtype == "fp8" else dtype)
-        a_mk = torch.randn(m, k, generator=generator, dtype=product, device=world.device)
-        b_nk = torch.randn(n, k, generator=generator, dtype=product, device=world.device)
+        kind, drawn = torch_dtype(dtype), normal(world, "bf16" if dtype == "fp8" else dtype)
+        a_mk, b_nk = drawn(m, k), drawn(n, k)
         return Operands(
             a_mk.to(kind),
             b_nk.to(kind).t() if dtype == "fp8" else b_nk.t().contiguous(),  # fp8 kernels want B by columns
-            torch.full((m, n), torch.nan, dtype=product, device=world.device),
+            torch.full((m, n), torch.nan, dtype=a_mk.dtype, device=world.device),
             torch.ones((), device=world.device) if dtype == "fp8" else None,
         )
 

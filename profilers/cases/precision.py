@@ -1,12 +1,16 @@
 """Dtypes of floating-point cases, and how far rounding may take a right answer from the exact one."""
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from ..world import World
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["deviation", "float_dtypes", "torch_dtype"]
+__all__ = ["deviation", "float_dtypes", "normal", "torch_dtype"]
 
 
 def float_dtypes(device: str) -> tuple[str, ...]:
@@ -25,6 +29,14 @@ def torch_dtype(dtype: str) -> "torch.dtype":
         "fp8": torch.float8_e4m3fn,
         "uint8": torch.uint8,
     }[dtype]
+
+
+def normal(world: World, dtype: str) -> "Callable[..., Tensor]":
+    """A function from a shape to normal values on a rank's device, seeded by the rank."""
+    import torch
+
+    generator = torch.Generator(world.device).manual_seed(world.rank)
+    return functools.partial(torch.randn, generator=generator, dtype=torch_dtype(dtype), device=world.device)
 
 
 def deviation(output: "Tensor", exact: "Tensor", *, roundings: int, terms: int) -> str | None:

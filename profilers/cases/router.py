@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..measurement import Size
 from ..world import World
 from .case import Alone, Grid, Grids
-from .precision import deviation, torch_dtype
+from .precision import deviation, normal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,23 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["Router"]
 
 GRIDS = Grids(
-    quick_cpu=Grid(
-        {"tokens": (64, 2048), "hidden": (64, 1024), "experts": (8, 256), "top_k": (1, 8)}, most=2**30, halved=True
-    ),
+    quick_cpu=Grid({"tokens": (64, 2048), "hidden": (64, 1024), "experts": (8, 256), "top_k": (1, 8)}, most=2**30),
     cpu=Grid(
         {"tokens": (16, 128, 1024, 8192), "hidden": (64, 256, 1024), "experts": (8, 64, 256), "top_k": (1, 2, 8)},
         most=2**31,
-        halved=True,
     ),
     quick_cuda=Grid(
-        {"tokens": (16, 512, 4096), "hidden": (1024, 8192), "experts": (8, 256), "top_k": (1, 8)},
-        most=2**41,
-        halved=True,
+        {"tokens": (16, 512, 4096), "hidden": (1024, 8192), "experts": (8, 256), "top_k": (1, 8)}, most=2**41
     ),
     cuda=Grid(
         {"tokens": (16, 256, 4096, 32768), "hidden": (1024, 8192), "experts": (8, 64, 256), "top_k": (1, 4, 8)},
         most=2**41,
-        halved=True,
     ),
 )
 CHECKED_ROWS = 16
@@ -63,6 +57,7 @@ class Router(Alone):
     name = "router"
     unit = "macs"
     grids = GRIDS
+    halved = True
 
     def dtypes(self, device: str) -> Sequence[str]:
         """Dtypes of gates: fp32 on CPU, bf16 and fp32 on CUDA."""
@@ -74,16 +69,9 @@ class Router(Alone):
 
     def prepare(self, size: Size, dtype: str, world: World) -> Gate:
         """Normal tokens and weights that keep their scale, seeded by the rank."""
-        import torch
-
-        generator = torch.Generator(world.device).manual_seed(world.rank)
-        tokens, hidden, experts = size["tokens"], size["hidden"], size["experts"]
-        kind = torch_dtype(dtype)
-        return Gate(
-            torch.randn(tokens, hidden, generator=generator, dtype=kind, device=world.device),
-            torch.randn(hidden, experts, generator=generator, dtype=kind, device=world.device).mul_(hidden**-0.5),
-            size["top_k"],
-        )
+        drawn, hidden = normal(world, dtype), size["hidden"]
+        x_TM = drawn(size["tokens"], hidden)
+        return Gate(x_TM, drawn(hidden, size["experts"]).mul_(hidden**-0.5), size["top_k"])
 
     def run(self, inputs: Gate) -> Choice:
         """Each token's experts."""

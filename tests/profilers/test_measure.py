@@ -17,7 +17,7 @@ from moeplan.errors import MismatchError, RankError, UsageError
 from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.harness import Place, Request, Start, Step, measure_cases
-from moeplan.profilers.log import Listeners, cluster_of
+from moeplan.profilers.log import cluster_of
 from moeplan.profilers.measure import measure
 from moeplan.profilers.measurement import MIN_SAMPLES, Measurement
 from moeplan.profilers.origin import Environment
@@ -45,7 +45,7 @@ def measured() -> Profile:
         num_ranks=4,
         device="cpu",
         quick=True,
-        listeners=Listeners(on_progress=HEARD.append),
+        on_progress=HEARD.append,
         cases=CASES_OF_A_TEST,
         host_of=by_halves,
     )
@@ -284,7 +284,7 @@ def test_torch_is_kept_from_printing_frames_when_a_rank_is_lost(monkeypatch: pyt
 def test_the_profile_so_far_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moeplan.profilers.log.SAVE_S", 0.0)
     told: list[Profile] = []
-    measured_of(monkeypatch, reports(3), listeners=Listeners(on_profile=told.append))
+    measured_of(monkeypatch, reports(3), on_profile=told.append)
     assert [profile.complete for profile in told] == [False] * 3
     assert [len(profile.series["all_to_all/uint8@2/intra"].measurements) for profile in told] == [1, 2, 3]
 
@@ -297,14 +297,13 @@ def test_an_interrupt_before_the_first_figure_is_an_interrupt(monkeypatch: pytes
 
 SCRIPT = """
 import sys
-from moeplan.profilers.log import Listeners
 from moeplan.profilers.measure import measure
 from moeplan.profilers.profile import save
 from tests.profilers.small_cases import Sleeping
 if __name__ == "__main__":
     profile = measure(
         num_ranks=1, device="cpu", cases=(Sleeping(microseconds=tuple(range(1000, 9000))),),
-        listeners=Listeners(on_progress=lambda step: print("step", step.done, flush=True)),
+        on_progress=lambda step: print("step", step.done, flush=True),
     )
     save(profile, sys.argv[1])
 """

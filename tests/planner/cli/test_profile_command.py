@@ -20,7 +20,6 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
 from moeplan.profilers.fits.piecewise import Piecewise
 from moeplan.profilers.harness import Place, Step
-from moeplan.profilers.log import Listeners
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.origin import Noise
 from moeplan.profilers.profile import Profile, load, save
@@ -123,10 +122,9 @@ def measuring(
     """Run the command with a measurement that saves what it has and ends so; what it was given to resume."""
     resumed: list[Profile | None] = []
 
-    def fake(*, listeners: Listeners, resume: Profile | None, **_: object) -> Profile:
+    def fake(*, on_profile: Callable[[Profile], None], resume: Profile | None, **_: object) -> Profile:
         resumed.append(resume)
-        assert listeners.on_profile is not None
-        listeners.on_profile(measured(complete=False))
+        on_profile(measured(complete=False))
         if isinstance(ended, Profile):
             return ended
         raise ended

@@ -129,7 +129,7 @@ def test_buffers_are_whole_blocks_of_every_dtype(num_ranks: int, quick: bool) ->
 
 def test_a_halved_grid_keeps_whole_curves_and_all_pairs_of_values() -> None:
     axes = {"m": (1, 2, 3), "a": (1, 2), "b": (1, 2, 3), "c": (1, 2)}
-    sizes = Grid(axes, most=10**6, halved=True).sizes(lambda size, _: size["m"])
+    sizes = Grid(axes, most=10**6).sizes(lambda size, _: size["m"], halved=True)
     assert len(sizes) == 3 * 6
     for one, two in combinations(axes, 2):
         assert {(size[one], size[two]) for size in sizes} == set(product(axes[one], axes[two]))
