@@ -40,7 +40,7 @@ LONGEST = (
     "test_certify_pipeline",
     "test_certify",
     "test_golden",
-    "test_rendezvous",
+    "test_launch",
     "test_ranks",
 )
 

@@ -5,13 +5,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 from benchmarks.emulated_cluster.network import NAMESPACES, Wire, commands, network, run_cluster, stale
+from benchmarks.emulated_cluster.timing import interleaved
 from moeplan.errors import RankError, UsageError
 from moeplan.profilers.cluster import Cluster
-from tests.benchmarks import emulated_cluster_targets as targets
 
 NUM_BYTES = 400_000  # 64 ms at 50 Mbit/s
 GONE = 2**22 + 1  # beyond the largest pid
@@ -22,6 +27,40 @@ with network(2, Wire(50)):
     print(1, flush=True)
     time.sleep(99)
 """
+
+
+def moves(_cluster: Cluster, rank: int, num_bytes: int, _report: Any) -> tuple[float, float, str]:
+    """Median seconds of sending bytes to the other node, of sending them to oneself, and the sum that arrived."""
+    size = dist.get_world_size()
+    sent = torch.full((size, num_bytes), rank + 1, dtype=torch.uint8)
+    arrived = torch.zeros_like(sent)
+    alone = torch.zeros(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
+    mine = [num_bytes if peer == rank else 0 for peer in range(size)]
+    found = interleaved(
+        {
+            "all": lambda: dist.all_to_all_single(arrived, sent),
+            "own": lambda: dist.all_to_all_single(*alone, mine, mine),
+        },
+        5,
+    )
+    return found["all"].median, found["own"].median, str(np.unique(arrived.numpy(), axis=1).ravel().tolist())
+
+
+def within_node(cluster: Cluster, rank: int, num_bytes: int, _report: Any) -> float:
+    """Median seconds of sending bytes to the other ranks of the own node."""
+    group = cluster.devices_per_node
+    splits = [num_bytes if peer // group == rank // group else 0 for peer in range(cluster.num_devices)]
+    sent = torch.zeros(sum(splits), dtype=torch.uint8)
+    arrived = torch.zeros_like(sent)
+    found = interleaved({"node": lambda: dist.all_to_all_single(arrived, sent, splits, splits)}, 5)
+    return found["node"].median
+
+
+def killed(_cluster: Cluster, rank: int, _payload: None, _report: Any) -> None:
+    """Rank 1 dies; the others wait for it."""
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +82,7 @@ def left(pid: int) -> list[str]:
 
 @pytest.mark.usefixtures("namespaces")
 def test_bytes_between_nodes_move_at_the_shaped_rate_in_both_directions_and_arrive() -> None:
-    results = run_cluster(Cluster(2, 1), Wire(50.0), targets.moves, NUM_BYTES)
+    results = run_cluster(Cluster(2, 1), Wire(50.0), moves, NUM_BYTES)
     for all_s, own_s, arrived in results:
         assert 0.75 < all_s / (NUM_BYTES * Wire(50.0).s_per_byte) < 2.0  # unshaped: 50 times as fast
         assert own_s < all_s / 10
@@ -53,14 +92,14 @@ def test_bytes_between_nodes_move_at_the_shaped_rate_in_both_directions_and_arri
 
 @pytest.mark.usefixtures("namespaces")
 def test_bytes_inside_a_node_are_not_shaped() -> None:
-    (first_s, *_) = run_cluster(Cluster(1, 2), Wire(2.0), targets.within_node, NUM_BYTES)
+    (first_s, *_) = run_cluster(Cluster(1, 2), Wire(2.0), within_node, NUM_BYTES)
     assert first_s < NUM_BYTES * Wire(2.0).s_per_byte / 10  # 1.6 s if it were
 
 
 @pytest.mark.usefixtures("namespaces")
 def test_a_killed_rank_is_named_and_nothing_is_left() -> None:
     with pytest.raises(RankError, match="rank 1 died"):
-        run_cluster(Cluster(2, 1), Wire(50.0), targets.killed)
+        run_cluster(Cluster(2, 1), Wire(50.0), killed)
     assert left(os.getpid()) == []
 
 

@@ -1,11 +1,16 @@
-"""Clusters and links in words: what is read, and one clear line for what is not."""
+"""Clusters and links in words, as text and as cluster.yaml: what is read, and one clear line for what is not."""
+
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeplan.errors import UsageError
+from moeplan.errors import InputError, UsageError
 from moeplan.profilers.cluster import Cluster, Link
+from moeplan.profilers.description import describe
+from moeplan.profilers.profile import load, save
 
 
 @given(nodes=st.integers(1, 256), devices=st.integers(1, 256))
@@ -44,3 +49,114 @@ def test_an_impossible_link_is_one_clear_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"expected (KIND=GBps:us|0 <= latency)") as caught:
         Cluster.parse("2x8", [text])
     assert "\n" not in str(caught.value)
+
+
+YAML = """
+num_nodes: 2
+devices_per_node: 8
+links:
+  intra: {gbytes_per_s: 400, latency_us: 2}
+  inter: {gbytes_per_s: 50, latency_us: 5.5}
+"""
+
+
+def test_a_described_profile_says_that_nothing_was_measured(tmp_path: Path) -> None:
+    profile = describe("2x8", ["intra=400:2", "inter=50:5"])
+    assert [origin.kind for origin in profile.origins] == ["described"]
+    assert profile.environment is None
+    assert not profile.series
+    assert profile.cluster == Cluster.parse("2x8", ["intra=400:2", "inter=50:5"])
+    save(profile, tmp_path / "profile.json")
+    assert load(tmp_path / "profile.json") == profile
+
+
+def test_a_yaml_file_says_the_same_as_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(YAML)
+    assert describe(str(path)).cluster == describe("2x8", ["intra=400:2", "inter=50:5.5"]).cluster
+    assert describe(str(path), ["inter=25:1"]).cluster.links == {
+        "intra": Link.parse("intra=400:2")[1],
+        "inter": Link.parse("inter=25:1")[1],
+    }
+
+
+def test_impossible_words_are_a_usage_error() -> None:
+    for cluster, links in (("two by eight", []), ("2x8", ["inter=fast"]), ("0x8", [])):
+        with pytest.raises(UsageError, match="expected"):
+            describe(cluster, links)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "links", "told"),
+    [
+        ("2x8", ["intra=1:1", "intra=2:1"], "two links intra"),
+        ("1x4", ["inter=1:1"], "link inter of cluster 1x4; expected two or more nodes"),
+    ],
+)
+def test_a_link_twice_or_between_the_nodes_of_one_is_refused(
+    tmp_path: Path, cluster: str, links: list[str], told: str
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("num_nodes: {}\ndevices_per_node: {}\n".format(*cluster.split("x")))
+    for described in (cluster, str(path)):
+        with pytest.raises(UsageError, match=told):
+            describe(described, links)
+
+
+FILES = {
+    "empty": "",
+    "binary": "\x00\x01\x02",
+    "a list": "- 1\n- 2",
+    "a word": "cluster",
+    "unclosed": "num_nodes: [1",
+    "tabs": "num_nodes:\t1\n\tdevices_per_node: 2",
+    "no devices": "num_nodes: 2",
+    "an extra key": YAML + "racks: 3",
+    "a key twice": YAML + "num_nodes: 3",
+    "a link twice": "num_nodes: 1\ndevices_per_node: 1\nlinks: {intra: {gbytes_per_s: 1, latency_us: 1}, intra: {}}",
+    "zero nodes": "num_nodes: 0\ndevices_per_node: 8",
+    "absurd": "num_nodes: 99999999999999999999\ndevices_per_node: 8",
+    "half a node": "num_nodes: 0.5\ndevices_per_node: 8",
+    "yes nodes": "num_nodes: yes\ndevices_per_node: 8",
+    "text": "num_nodes: '2'\ndevices_per_node: 8",
+    "NaN": YAML.replace("400", ".nan"),
+    "infinite": YAML.replace("400", ".inf"),
+    "no bandwidth": YAML.replace("400", "0"),
+    "negative latency": YAML.replace("5.5", "-5"),
+    "an unknown link": YAML.replace("inter", "outer"),
+    "an unhashable key": "? [num_nodes]\n: 2",
+    "python": "!!python/object/apply:os.system ['false']",
+    "deep": "[" * 20_000,
+    "recursive": "num_nodes: &a [*a]\ndevices_per_node: 1",
+    "laughs": "a: &a [1,1,1,1,1,1,1,1,1]\n"
+    + "".join(f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    "two documents": "---\nnum_nodes: 1\n---\nnum_nodes: 2",
+    "a date": "2020-13-45",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_describes_no_cluster_is_one_clear_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILES[name])
+    with pytest.raises(InputError) as caught:
+        describe(str(path))
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert message.isprintable(), message
+    assert len(message) - len(str(path)) < 300
+
+
+def test_a_missing_or_huge_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for name in ("none.yaml", "pipe.yaml"):
+        with pytest.raises(InputError, match="cannot be read"):
+            describe(str(tmp_path / name))
+    path = tmp_path / "cluster.yml"
+    with path.open("wb") as stream:
+        stream.truncate(2**40)
+    with pytest.raises(InputError, match="expected a cluster description of at most"):
+        describe(str(path))
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not UTF-8"):
+        describe(str(path))

@@ -16,7 +16,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan, save
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
-from tests.profilers.world.test_rendezvous import environment
+from tests.profilers.world.test_launch import environment
 from tests.runtime.plans import made_plan
 from tests.warm import warm
 

@@ -1,9 +1,21 @@
-"""What the environment tells of a launch by torchrun or srun."""
+"""Launched worlds, by torchrun and as srun would: every way in which a rank can fail is named on every rank."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from moeplan.errors import UsageError
-from moeplan.profilers.world.launch import Launch, found_launch
+from moeplan.errors import RankError, UsageError
+from moeplan.profilers.world import failures
+from moeplan.profilers.world.launch import Launch, found_launch, gathered
+from tests.warm import warm
 
 ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "17001"}
@@ -74,3 +86,120 @@ def _only(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+
+
+Launched = Callable[..., list[tuple[int, str]]]
+
+
+def environment(**more: str) -> dict[str, Any]:
+    root = Path(__file__).parents[3]
+    path = os.pathsep.join([str(root), *filter(None, sys.path)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **more}
+
+
+@pytest.fixture(scope="module")
+def launched() -> Iterator[Launched]:
+    """`launched(*targets, num_ranks=3, stopped=None)`: exit code and output of each rank, the stopped one the last."""
+    with warm("tests.profilers.world.launched", "main", "moeplan.profilers.world", env=environment()) as start:
+
+        def launch(*targets: str, num_ranks: int = 3, stopped: int | None = None) -> list[tuple[int, str]]:
+            done = start([str(num_ranks), str(stopped), *targets], Path.cwd(), environment())
+            return [(code, output) for code, output in json.loads(done.stdout)]
+
+        yield launch
+
+
+def test_as_srun_starts_them_ranks_meet_and_a_hung_one_is_named_and_ended_on_every_rank(launched: Launched) -> None:
+    ended = launched("adds", "hangs")
+    assert [code for code, _ in ended] == [6, 6, 6]
+    assert ["result [3.0, 3.0, 3.0]" in output for _, output in ended] == [True, False, False]
+    assert all("rank 1 did not answer within 4 s" in output for _, output in ended), ended
+    assert all("Traceback" not in output for _, output in ended)
+
+
+@pytest.mark.parametrize(
+    ("name", "codes", "told"),
+    [
+        ("refuses", [6, 2, 6], "rank 1: this rank cannot"),
+        ("disagrees", [4, 4, 4], "rank 1 disagrees with rank 0 about quick: rank 1 has True, rank 0 False"),
+        ("disagrees late", [4, 4, 4], "rank 1 disagrees with rank 0 about quick: rank 1 has True, rank 0 False"),
+    ],
+)
+def test_a_rank_that_fails_or_disagrees_is_named_on_every_rank(
+    launched: Launched, name: str, codes: list[int], told: str
+) -> None:
+    ended = launched(name)
+    assert [code for code, _ in ended] == codes, ended
+    assert all(told in output for _, output in ended), ended
+
+
+def test_of_four_ranks_only_the_one_that_was_killed_is_named(launched: Launched) -> None:
+    ended = launched("dies", num_ranks=4)
+    assert [code for code, _ in ended] == [6, 6, -signal.SIGKILL, 6], ended
+    assert all("rank 2 died or stopped" in ended[rank][1] for rank in (0, 1, 3)), ended
+
+
+def test_a_stopped_rank_0_which_keeps_the_store_ends_the_others(launched: Launched) -> None:
+    ended = launched("stops", stopped=0)
+    assert [code for code, _ in ended[1:]] == [6, 6], ended
+    assert all("moeplan: rank 0 did not answer within 4 s" in output for _, output in ended[1:]), ended
+
+
+class Gone:
+    """A store whose rank 0 died while the ranks were joining."""
+
+    def set(self, _key: str, _value: str) -> None:
+        """What was sent before is lost."""
+
+    def wait(self, _keys: list[str]) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    def check(self, _keys: list[str]) -> bool:
+        raise RuntimeError("Broken pipe")
+
+
+def test_a_rank_0_that_dies_before_all_have_joined_is_named() -> None:
+    with pytest.raises(RankError, match="rank 2 cannot reach rank 0"):
+        gathered(Gone(), "host", "here", 2, 3)  # type: ignore[arg-type]
+
+
+class Deaf(Gone):
+    """A store that takes the first count, and then nothing."""
+
+    def add(self, _key: str, _value: int) -> int:
+        return 1
+
+    def clone(self) -> "Deaf":
+        raise RuntimeError("Connection refused")
+
+
+def test_a_rank_0_that_dies_as_a_watchdog_begins_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str | None] = []
+    monkeypatch.setattr(failures, "end", told.append)
+    monkeypatch.setattr(failures, "READ_S", 0.0)
+    with failures.watchdog(Deaf(), 2, 3, 60.0):  # type: ignore[arg-type]
+        time.sleep(1.0)
+    assert told == ["rank 2 cannot reach rank 0, which keeps the store of this world"]
+
+
+def test_a_process_whose_errors_nobody_reads_any_more_still_ends() -> None:
+    code = "import sys; from moeplan.profilers.world.failures import end; sys.stdin.read(); end('a word')"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stderr.close()
+        process.stdin.close()
+        assert process.wait(timeout=60) == RankError.exit_code
+
+
+def test_under_torchrun_it_joins_that_world_again_and_again_and_names_a_rank_that_hangs(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; from tests.profilers.world.launched import run; run(*sys.argv[1:])")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(script), "adds", "adds", "hangs"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100, check=False)
+    lines = sorted(done.stdout.splitlines())
+    told = ["error rank 1 did not answer within 4 s", *["result None"] * 2, *["result [1.0, 1.0]"] * 2]
+    assert len(lines) == len(told), done.stderr
+    assert all(line.startswith(start) for line, start in zip(lines, told, strict=True)), lines

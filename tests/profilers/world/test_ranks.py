@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,25 +22,24 @@ def answers(rank: int, channel: Channel) -> None:
     channel.deliver(rank * 10)
 
 
-def killed(rank: int, channel: Channel) -> None:
+def failing(who: int, how: Callable[[], object], rank: int, channel: Channel) -> None:
     channel.greet()
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == who:
+        how()
     channel.deliver(rank)
 
 
-def leaves(rank: int, channel: Channel) -> None:
-    channel.greet()
-    if rank == 1:
-        os._exit(3)
-    channel.deliver(rank)
+def fails(who: int, what: Callable[..., object], *args: object) -> Callable[[int, Channel], None]:
+    """An entry of which one rank does something else than to answer."""
+    return partial(failing, who, partial(what, *args))
 
 
-def hangs(rank: int, channel: Channel) -> None:
-    channel.greet()
-    if rank == 1:
-        time.sleep(600)
-    channel.deliver(rank)
+def killing(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def raising(error: Exception) -> None:
+    raise error
 
 
 def talks_and_hangs(rank: int, channel: Channel) -> None:
@@ -63,22 +64,8 @@ def dies_and_takes_others_along(rank: int, channel: Channel) -> None:
     channel.greet()
     if rank == 2:
         time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGSEGV)
+        killing(signal.SIGSEGV)
     raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
-
-
-def refuses(rank: int, channel: Channel) -> None:
-    channel.greet()
-    if rank == 1:
-        raise InputError("trace/: no tokens")
-    channel.deliver(rank)
-
-
-def has_a_bug(rank: int, channel: Channel) -> None:
-    channel.greet()
-    if rank == 1:
-        raise TypeError("no such thing")
-    channel.deliver(rank)
 
 
 def slow_but_talking(rank: int, channel: Channel) -> None:
@@ -99,14 +86,18 @@ def test_results_come_back_by_rank_and_reports_on_the_way() -> None:
 @pytest.mark.parametrize(
     ("entry", "error", "message"),
     [
-        (killed, RankError, r"^rank 2 died \(SIGKILL\)"),
-        (leaves, RankError, r"^rank 1 died \(exit code 3\)"),
+        (fails(2, killing, signal.SIGKILL), RankError, r"^rank 2 died \(SIGKILL\)"),
+        (fails(1, os._exit, 3), RankError, r"^rank 1 died \(exit code 3\)"),
         (dies_and_takes_others_along, RankError, r"^rank 2 died \(SIGSEGV\)"),
-        (hangs, RankError, r"^rank 1 did not answer within 1 s"),
+        (fails(1, time.sleep, 600), RankError, r"^rank 1 did not answer within 1 s"),
         (hangs_while_others_wait, RankError, r"^rank 1 did not answer within 1 s"),
         (all_lose_each_other, RankError, r"^rank 0 lost the others, which are alive: .*Connection closed"),
-        (refuses, InputError, r"^rank 1: trace/: no tokens$"),
-        (has_a_bug, RankError, r"^rank 1: failed at .*test_ranks\.py:\d+: TypeError: no such thing$"),
+        (fails(1, raising, InputError("trace/: no tokens")), InputError, r"^rank 1: trace/: no tokens$"),
+        (
+            fails(1, raising, TypeError("no such thing")),
+            RankError,
+            r"^rank 1: failed at .*test_ranks\.py:\d+: TypeError: no such thing$",
+        ),
     ],
 )
 def test_a_rank_that_fails_ends_the_run_by_its_name(entry: object, error: type[MoeplanError], message: str) -> None:

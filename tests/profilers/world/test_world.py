@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,19 +24,11 @@ def adds(world: World, payload: float) -> dict[str, Any]:
     return {"rank": world.rank, "total": total, "place": place, "threads": torch.get_num_threads()}
 
 
-def dies_in_a_collective(world: World, _payload: None) -> None:
+def fails_before_a_collective(world: World, how: Callable[[], object]) -> None:
     import torch.distributed as dist
 
     if world.rank == 1:
-        os._exit(7)
-    dist.barrier()
-
-
-def hangs_before_a_collective(world: World, _payload: None) -> None:
-    import torch.distributed as dist
-
-    if world.rank == 1:
-        time.sleep(600)
+        how()
     dist.barrier()
 
 
@@ -64,14 +58,13 @@ def test_the_ranks_of_a_node_are_a_world_of_their_own() -> None:
     assert found == [(0, 2, 1.0), (1, 2, 1.0), (0, 2, 5.0), (1, 2, 5.0)]
 
 
-def test_a_rank_that_dies_in_a_collective_is_named_and_not_its_peers() -> None:
-    with pytest.raises(RankError, match=r"^rank 1 died \(exit code 7\)"):
-        run_world(2, dies_in_a_collective)
-
-
-def test_a_rank_that_hangs_is_named_and_not_those_that_wait_for_it() -> None:
-    with pytest.raises(RankError, match=r"^rank 1 did not answer within 2 s"):
-        run_world(2, hangs_before_a_collective, timeout_s=2)
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [(partial(os._exit, 7), r"died \(exit code 7\)"), (partial(time.sleep, 600), "did not answer within 2 s")],
+)
+def test_a_rank_that_dies_or_hangs_is_named_and_not_its_peers(how: Callable[[], object], told: str) -> None:
+    with pytest.raises(RankError, match=f"^rank 1 {told}"):
+        run_world(2, fails_before_a_collective, how, timeout_s=2)
 
 
 @pytest.mark.parametrize("num_ranks", [None, 0, -1, 257])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.profilers.world.test_rendezvous import environment
+from tests.profilers.world.test_launch import environment
 from tests.warm import Start, warm
 
 SCRIPT = Path(__file__).with_name("watch_cases.py")

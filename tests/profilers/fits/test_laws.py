@@ -1,4 +1,6 @@
-"""The alpha-beta line against scipy's bounded least squares."""
+"""The closed laws: of least relative error, linear where asked, and impossible ones refused."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -7,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
 from moeplan.errors import InputError
-from moeplan.profilers.fits.laws import MIN_SLOPE, AlphaBeta
+from moeplan.profilers.fits.laws import MIN_SLOPE, AlphaBeta, AttentionLaw
 
+GRID = np.array(list(itertools.product((1, 4, 16), (64, 512, 4096), (256, 1024))), dtype=np.float64).T
 POINTS = st.lists(
     st.tuples(st.integers(1, 2**34), st.floats(1e-7, 1e2)), min_size=2, max_size=20, unique_by=lambda point: point[0]
 )
@@ -44,7 +47,24 @@ def test_times_that_fall_with_size_give_a_flat_line_and_never_a_negative_slope()
     assert found.seconds(np.array([3.0])) == pytest.approx(found.a_s)
 
 
-@pytest.mark.parametrize(("a_s", "b_s"), [(-1e-9, 1.0), (0.0, 0.0), (float("nan"), 1.0), (0.0, float("nan"))])
-def test_impossible_coefficients_are_refused(a_s: float, b_s: float) -> None:
+def test_the_coefficients_come_back() -> None:
+    batch, length, hidden = GRID
+    law = AttentionLaw(start_s=2e-5, projection_s=3e-14, score_s=5e-14)
+    seconds = [2e-5 + (3e-14 * m + 5e-14 * tokens) * sequences * tokens * m for sequences, tokens, m in GRID.T]
+    assert law.seconds(batch, length, hidden) == pytest.approx(seconds)
+    found = AttentionLaw.of(batch, length, hidden, t=np.array(seconds))
+    assert (found.start_s, found.projection_s, found.score_s) == pytest.approx((2e-5, 3e-14, 5e-14))
+
+
+def test_no_coefficient_is_negative_where_times_fall() -> None:
+    batch, length, hidden = GRID
+    found = AttentionLaw.of(batch, length, hidden, t=1 / (batch * length * hidden))
+    assert min(found.start_s, found.projection_s, found.score_s) >= 0
+
+
+@pytest.mark.parametrize("values", [(-1e-9, 1.0), (0.0, 0.0), (np.nan, 1.0), (0.0, np.nan)])
+def test_impossible_coefficients_are_refused(values: tuple[float, float]) -> None:
     with pytest.raises(InputError, match="alpha-beta"):
-        AlphaBeta(a_s=a_s, b_s=b_s)
+        AlphaBeta(a_s=values[0], b_s=values[1])
+    with pytest.raises(InputError, match="attention"):
+        AttentionLaw(start_s=values[0], projection_s=values[1], score_s=values[1])

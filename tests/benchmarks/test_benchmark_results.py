@@ -1,0 +1,189 @@
+"""Saved results: their commit, the pages and the table made from them, exponents of growth and the picture."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import benchmarks.__main__ as driver
+from benchmarks.growth import FITTED, curves, draw
+from benchmarks.report import index, page, show
+from benchmarks.result import SAVED, Environment, Result, Section, commit, load, refuse_changes, save
+from benchmarks.study import DEFAULT, SUBJECTS, Row
+from moeplan.errors import UsageError
+
+DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+SUBJECTS_SAVED = [name for name in SUBJECTS if (DOCS / f"{name}.json").exists()]
+ENVIRONMENT = Environment(
+    cpu="a cpu", cores=2, python="3", packages={"numpy": "2"}, commit="0", date="d", load_at_start=1, load_at_end=2
+)
+ROW = Row("I=8", "own", quality=0.5, bound=0.25, seconds=2e-3, least_s=1e-3, ratio=123.4, more={"lost, %": 0.1})
+SECTION = Section(title="A title", quality="saved, %", baseline="km", note="A note.", rows=[ROW])
+RESULT = Result(
+    schema_version=1, subject="made", about="About", form="quick", environment=ENVIRONMENT, sections=[SECTION]
+)
+
+
+def test_every_strategy_has_saved_results() -> None:
+    assert set(DEFAULT) <= set(SUBJECTS_SAVED)
+
+
+@pytest.mark.parametrize("name", SUBJECTS_SAVED)
+def test_the_page_is_the_one_that_the_results_give(name: str) -> None:
+    result = load(DOCS / f"{name}.json")
+    picture = DOCS / f"{name}.svg"
+    assert result.subject == name
+    assert (DOCS / f"{name}.md").read_text() == page(result)
+    assert picture.exists() == bool(curves(result))
+    assert not picture.exists() or picture.stat().st_size < 100_000
+
+
+def test_the_index_is_the_one_that_the_results_give() -> None:
+    assert (DOCS / "README.md").read_text() == index([load(DOCS / f"{name}.json") for name in SUBJECTS_SAVED])
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    save(RESULT, tmp_path / "made.json")
+    assert load(tmp_path / "made.json") == RESULT
+
+
+def test_a_page_holds_every_figure_in_its_unit() -> None:
+    assert "| I=8 | own | 50.0% | 25.0% | 2.00 ms | 123 | 10.0% |" in page(RESULT)  # no column without a figure
+    assert "Baseline: km." in page(RESULT)
+    assert "benchmarks made --quick --save" in page(RESULT)
+
+
+def test_a_skipped_section_says_so_on_page_and_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    skipped = replace(RESULT, sections=[replace(SECTION, skipped="no data", rows=[])])
+    show(skipped)
+    assert "**Skipped**: no data." in page(skipped)
+    assert "SKIPPED: no data" in capsys.readouterr().out
+
+
+def test_the_table_is_at_most_100_columns_wide(capsys: pytest.CaptureFixture[str]) -> None:
+    long = replace(ROW, instance="an instance of a long name " * 4, method="a_method_of_one_long_word")
+    show(replace(RESULT, sections=[replace(SECTION, rows=[ROW, long])]))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any("50.0%" in line and "25.0%" in line and "123" in line for line in lines)
+
+
+def test_further_figures_stand_in_words_on_a_line_below_their_row(capsys: pytest.CaptureFixture[str]) -> None:
+    more = {"gain over stay, %": 0.428, "volume, MB": 28.77, "budget, s": 3.69e-3, "sizes": 7.0}
+    show(replace(RESULT, sections=[replace(SECTION, rows=[replace(ROW, more=more), ROW])]))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("gain over stay 42.8%, volume 28.77 MB, budget 3.69 ms, sizes 7")
+    assert lines[at - 1].startswith("I=8")
+    assert lines[at + 1].startswith("own")
+
+
+IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository of one commit: a module and a saved result."""
+    (tmp_path / SAVED).mkdir(parents=True)
+    for path in ("solver.py", f"{SAVED}/made.json"):
+        (tmp_path / path).write_text("1")
+    for args in (("init", "-q"), ("add", "."), (*IDENTITY, "commit", "-q", "--no-gpg-sign", "-m", "one")):
+        subprocess.run(["git", *args], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_saved_results_are_no_changes(checkout: Path) -> None:
+    (checkout / SAVED / "made.json").write_text("2")
+    (checkout / SAVED / "other.json").write_text("3")
+    refuse_changes(checkout)
+    assert len(commit(checkout)) == 12
+
+
+@pytest.mark.parametrize("name", ["solver.py", "new.py"])
+def test_changed_and_new_files_are_refused_and_marked(checkout: Path, name: str) -> None:
+    (checkout / name).write_text("2")
+    with pytest.raises(UsageError, match=rf"uncommitted changes \({name}\); .* none outside {SAVED}"):
+        refuse_changes(checkout)
+    assert commit(checkout)[12:] == "+"
+
+
+def test_of_many_changes_three_are_named_in_one_line(checkout: Path) -> None:
+    for at in range(5):
+        (checkout / f"{at}.py").write_text("")
+    with pytest.raises(UsageError, match=r"uncommitted changes \(0.py, 1.py, 2.py and 2 more\)") as caught:
+        refuse_changes(checkout)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_commit_nothing_is_saved(tmp_path: Path) -> None:
+    assert commit(tmp_path) == "unknown"
+    with pytest.raises(UsageError, match="has no git commit"):
+        refuse_changes(tmp_path)
+
+
+def test_the_driver_refuses_to_save_before_it_runs_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], checkout: Path
+) -> None:
+    (checkout / "solver.py").write_text("2")
+    monkeypatch.setattr(driver, "refuse_changes", lambda: refuse_changes(checkout))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "netmoe", "--save"])
+    assert driver.main() == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: --save with uncommitted changes (solver.py)")
+    assert err.count("\n") == 1
+
+
+def result_of(*rows: Row) -> Result:
+    """A result of one section."""
+    section = Section(title="Growth", quality="none", baseline="", note="", rows=list(rows))
+    return replace(RESULT, sections=[section])
+
+
+def grown(sizes: tuple[int, ...], power: float, method: str = "own", axis: str = "n") -> list[Row]:
+    return [Row(f"n={n}", method, seconds=1e-6 * n**power, axis=axis, size=n) for n in sizes]
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.5])
+def test_the_exponent_is_the_power_whatever_the_order_of_rows(power: float) -> None:
+    (curve,) = curves(result_of(*grown((64, 4, 16, 8), power)))
+    assert curve.sizes == (4, 8, 16, 64)
+    assert curve.exponent == pytest.approx(power, abs=1e-9)
+
+
+def test_the_exponent_ignores_all_but_the_largest_sizes() -> None:
+    flat = [Row(f"n={n}", "own", seconds=1.0, axis="n", size=n) for n in (1, 2)]
+    (curve,) = curves(result_of(*flat, *grown((8, 16, 32, 64), 2)))
+    assert len(curve.sizes) == FITTED + 2
+    assert curve.exponent == pytest.approx(2)
+
+
+def test_rows_without_a_size_are_no_curve_and_two_sizes_no_exponent() -> None:
+    assert curves(result_of(Row("n", "own", seconds=1.0))) == []
+    assert curves(result_of(*grown((1, 2), 1)))[0].exponent is None
+
+
+def test_rows_that_were_not_timed_are_a_curve_of_their_quality_and_have_no_exponent(tmp_path: Path) -> None:
+    rows = [Row(f"n={n}", method, quality=0.5, axis="n", size=n) for n in (1, 2, 3) for method in "abcdefg"]
+    found = curves(result_of(*rows))
+    assert (found[0].method, found[0].values, found[0].quality) == ("a", (0.5, 0.5, 0.5), "none")
+    assert all(curve.exponent is None for curve in found)
+    draw(result_of(*rows), tmp_path / "one.svg")
+    assert b"CPU seconds" not in (picture := (tmp_path / "one.svg").read_bytes())
+    assert b">none<" in picture
+
+
+def test_the_same_figures_give_the_same_picture(tmp_path: Path) -> None:
+    result = result_of(*grown((4, 8, 16), 1), *grown((4, 8, 16), 2, "other"), *grown((1, 10), 1, axis="m"))
+    for name in ("one.svg", "two.svg"):
+        draw(result, tmp_path / name)
+    one, two = (Path(tmp_path, name).read_bytes() for name in ("one.svg", "two.svg"))
+    assert one == two
+    assert b"dc:date" not in one
+    assert all(label in one for label in (b"other", b"own", b">m<"))
+
+
+def test_no_curves_give_no_picture(tmp_path: Path) -> None:
+    draw(result_of(Row("n", "own", seconds=1.0)), tmp_path / "one.svg")
+    assert not (tmp_path / "one.svg").exists()
