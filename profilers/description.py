@@ -64,7 +64,7 @@ def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
     """
     described = (_read(Path(cluster)) if cluster.endswith((".yaml", ".yml")) else Cluster.parse(cluster)).linked(links)
     origin = Origin(kind="described", created_at=now(), name=cluster)
-    return Profile.make(origins=(origin,), cluster=described, link_origins=dict.fromkeys(described.links, 0))
+    return Profile.of(origin, described)
 
 
 def _read(path: Path) -> Cluster:

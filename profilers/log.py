@@ -96,13 +96,7 @@ class Log:
             topology=_topology(self.start.hosts, self.measured),
             noise=Noise.of(self.measured.values(), self._reference_s),
         )
-        return Profile.make(
-            complete=complete,
-            origins=(origin,),
-            cluster=dataclasses.replace(cluster, links=links),
-            link_origins=dict.fromkeys(links, 0),
-            series=series,
-        )
+        return Profile.of(origin, dataclasses.replace(cluster, links=links), series.values(), complete=complete)
 
     def _series(self, fitted: bool) -> dict[str, Series]:
         """The series of the cases, in their order."""

@@ -2,7 +2,7 @@
 
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
@@ -51,6 +51,13 @@ class Profile(BaseModel):
         from importlib.metadata import version
 
         return cls(moeplan_version=version("moeplan"), created_at=now(), **fields)
+
+    @classmethod
+    def of(cls, origin: Origin, cluster: Cluster, series: Iterable[Series] = (), *, complete: bool = True) -> Self:
+        """A profile of one origin."""
+        origins = dict.fromkeys(cluster.links, 0)
+        keyed = {one.key: one for one in series}
+        return cls.make(complete=complete, origins=(origin,), cluster=cluster, link_origins=origins, series=keyed)
 
     @property
     def environment(self) -> Environment | None:

@@ -13,7 +13,7 @@ from moeplan.profilers.series import LinkKind, Series
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.schema import TraceMeta
 
-__all__ = ["environment", "measured_profile", "meta_of", "model", "profile_of", "series"]
+__all__ = ["environment", "measured_profile", "meta_of", "model", "series"]
 
 
 def model(layers: int = 3, experts: int = 8, top_k: int = 2, **known: Any) -> ModelSpec:
@@ -55,21 +55,10 @@ def series(
     return Series(case=case, dtype=dtype, ranks=ranks, link=link, measurements=taken, **known)
 
 
-def profile_of(origin: Origin, cluster: Cluster, *measured: Series, complete: bool = True) -> Profile:
-    """A profile of these series, whose links are all of its one origin."""
-    return Profile.make(
-        complete=complete,
-        origins=(origin,),
-        cluster=cluster,
-        link_origins=dict.fromkeys(cluster.links, 0),
-        series={one.key: one for one in measured},
-    )
-
-
 def measured_profile(
     cluster: Cluster, *measured: Series, device: str = "GPU", complete: bool = True, **known: Any
 ) -> Profile:
     """A profile that was measured on a cluster."""
     hardware = environment(device=device, num_ranks=cluster.num_devices, num_hosts=cluster.num_nodes)
     origin = Origin(kind="measured", created_at=now(), environment=hardware, **known)
-    return profile_of(origin, cluster, *measured, complete=complete)
+    return Profile.of(origin, cluster, measured, complete=complete)

@@ -26,12 +26,11 @@ from moeplan.traces.importers import import_trace
 from moeplan.traces.reader import Trace
 
 from ..race import cpu_s
-from ..routing import OLMOE, carried_on, expert_devices, sample_counts
+from ..routing import GPT_OSS, OLMOE, carried_on, expert_devices, sample_counts
 from ..study import COPIES_SAVED, Row, Settings, Study
 
 Array = np.ndarray
 SEEDS = 5
-GPT_OSS = "gpt-oss-20b/routing.npz"
 CASES = {
     "placement": ("plan", "stay"),
     "homes": ("contiguous", "sample"),

@@ -63,7 +63,7 @@ def _cost(instance: tuple[str, int, int]) -> Iterator[Row]:
     n_e = n_d * rng.choice([256, 512, 1024, 2048], num_layers)
     first: dict[str, Any] = {"n_d": float(n_d[0]), "n_e": float(n_e[0])}
     calls: dict[str, Call] = {
-        "optimal_degrees": lambda: optimal_degrees(**known, n_d=n_d, n_e=n_e, max_degree=most).forward,
+        "optimal_degrees": lambda: optimal_degrees(**known, n_d=n_d, n_e=n_e, max_degree=most).forward
     }
     if num_layers <= 1000:
         calls["brute force"] = lambda: 1 + _every_degree(known, n_d, n_e, most).argmin(axis=1)

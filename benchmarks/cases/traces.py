@@ -17,15 +17,15 @@ from moeplan.traces.importers import import_trace
 from moeplan.traces.reader import open_trace
 
 from ..race import Call, race
+from ..routing import GPT_OSS
 from ..study import Row, Settings, Study
 
-RECORDING = "gpt-oss-20b/routing.npz"
 GROWTH = (0.25, 0.5, 1, 2)
 
 
 def _parts(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
     """The recording with some times the tokens: a part of it, or repeated."""
-    name, arrays = _recording(settings.data / RECORDING)
+    name, arrays = _recording(settings.data / GPT_OSS)
     for factor in GROWTH[: 1 if settings.quick else None]:
         rows = np.arange(round(len(arrays["expert_ids"]) * factor)) % len(arrays["expert_ids"])
         yield name, {key: array[rows] if array.ndim else array for key, array in arrays.items()}

@@ -14,12 +14,7 @@ from .overhead import OVERHEAD
 from .pipelining import PIPELINING
 from .rehoming import REHOMING
 
-CASES: dict[str, Case] = {
-    "inference": INFERENCE,
-    "rehoming": REHOMING,
-    "pipelining": PIPELINING,
-    "overhead": OVERHEAD,
-}
+CASES: dict[str, Case] = {"inference": INFERENCE, "rehoming": REHOMING, "pipelining": PIPELINING, "overhead": OVERHEAD}
 CLUSTERS = ("2x2", "4x2")
 ROUNDS, MANY_ROUNDS = 9, 25
 

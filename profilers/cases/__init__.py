@@ -13,13 +13,6 @@ from .router import Router
 __all__ = ["CASES"]
 
 _ALONE: tuple[Case, ...] = (Gemm(), ExpertFfn(), Attention(), Router(), Permutation())
-_TOGETHER: tuple[Case, ...] = (
-    AllToAll(),
-    UnevenAllToAll(),
-    AllGather(),
-    AllReduce(),
-    ReduceScatter(),
-    PointToPoint(),
-)
+_TOGETHER: tuple[Case, ...] = (AllToAll(), UnevenAllToAll(), AllGather(), AllReduce(), ReduceScatter(), PointToPoint())
 
 CASES: dict[str, Case] = {case.name: case for case in (*_ALONE, *_TOGETHER)}

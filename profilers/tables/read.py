@@ -84,14 +84,10 @@ def read_tables(directory: str | os.PathLike[str], system: str) -> Profile:
     take("comm", "wideep_deepep_ll_perf", partial(deepep_series, low_latency=True, ranks=num_devices))
     if not series:
         raise InputError(f"{folder}: no table with two sizes; expected nccl_perf, gemm_perf or moe_perf.parquet")
-    keyed, cluster = {one.key: one for one in series}, Cluster(1, num_devices)
-    links = measured_links(cluster, keyed)
-    return Profile.make(
-        origins=(Origin(kind="tables", created_at=now(), name=f"{system}: {', '.join(one.name for one in read)}"),),
-        cluster=replace(cluster, links=links),
-        link_origins=dict.fromkeys(links, 0),
-        series=keyed,
-    )
+    cluster = Cluster(1, num_devices)
+    links = measured_links(cluster, {one.key: one for one in series})
+    origin = Origin(kind="tables", created_at=now(), name=f"{system}: {', '.join(one.name for one in read)}")
+    return Profile.of(origin, replace(cluster, links=links), series)
 
 
 def system_folder(directory: str | os.PathLike[str], system: str) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.cases.exflow_paper import shares, shift, tokens
 from benchmarks.cases.exflow_paper.kept import HIDDEN, TOKENS_EACH, Kept, exchange_s, in_order, nodes_of, placed
-from benchmarks.cases.exflow_paper.learned import Draw, enough, learned
+from benchmarks.cases.exflow_paper.tokens import Draw, enough, learned
 from benchmarks.routing import Routing, drawn, embedded, markov, transitions
 from benchmarks.study import DEFAULT_DATA, Row
 from moeplan.solvers.placement import Placement
@@ -32,7 +32,7 @@ def devices_of(ids: Array, placement: Placement) -> Array:
     return np.array([[homes[layer][expert].index(True) for layer, expert in enumerate(row)] for row in ids.tolist()])
 
 
-@given(st.dictionaries(st.integers(1, 9), st.floats(0, 1), min_size=1))
+@given(st.dictionaries(st.integers(1, 9), st.sampled_from((0.0, 0.4, 0.5, 0.6)), min_size=1))
 @settings(deadline=None, max_examples=50)
 def test_enough_is_the_smallest_size_that_no_larger_one_contradicts(found: dict[int, float]) -> None:
     good = [size for size in found if all(share >= 0.5 for other, share in found.items() if other >= size)]

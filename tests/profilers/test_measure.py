@@ -23,14 +23,7 @@ from moeplan.profilers.measurement import MIN_SAMPLES, Measurement
 from moeplan.profilers.origin import Environment
 from moeplan.profilers.profile import Profile, load, save
 from moeplan.profilers.world import World
-from tests.profilers.small_cases import (
-    Misdelivering,
-    SleepingPairs,
-    SmallAllToAll,
-    SmallGemm,
-    by_halves,
-    interrupted,
-)
+from tests.profilers.small_cases import Misdelivering, SleepingPairs, SmallAllToAll, SmallGemm, by_halves, interrupted
 
 HEARD: list[Step] = []
 TOLD: list[Start | Step] = []
@@ -42,12 +35,7 @@ def measured() -> Profile:
     """Four ranks on two "nodes" whose fast pairs are not those of the nodes."""
     HEARD.clear()
     profile = measure(
-        num_ranks=4,
-        device="cpu",
-        quick=True,
-        on_progress=HEARD.append,
-        cases=CASES_OF_A_TEST,
-        host_of=by_halves,
+        num_ranks=4, device="cpu", quick=True, on_progress=HEARD.append, cases=CASES_OF_A_TEST, host_of=by_halves
     )
     assert profile is not None
     return profile

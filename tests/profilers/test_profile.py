@@ -54,21 +54,10 @@ LINKS = st.dictionaries(
 CLUSTERS = st.builds(Cluster, st.integers(1, 256), st.integers(1, 256), LINKS)
 ENVIRONMENTS = st.builds(
     Environment,
-    device=NAMES,
-    backend=NAMES,
-    torch=NAMES,
-    driver=st.none() | NAMES,
-    nccl=st.none() | NAMES,
-    cpu=NAMES,
-    cpus=st.integers(1, 512),
-    threads=st.integers(1, 512),
-    num_ranks=st.integers(1, 512),
-    num_hosts=st.integers(1, 512),
-    python=NAMES,
-    system=NAMES,
+    **dict.fromkeys(("device", "backend", "torch", "cpu", "python", "system"), NAMES),
+    **dict.fromkeys(("driver", "nccl"), st.none() | NAMES),
+    **dict.fromkeys(("cpus", "threads", "num_ranks", "num_hosts"), st.integers(1, 512)),
 )
-
-
 SERIES = st.builds(
     Series,
     case=NAMES,
@@ -106,13 +95,7 @@ def profiles(draw: st.DrawFn) -> Profile:
             noise=draw(NOISES),
         )
         series = draw(st.lists(SERIES, max_size=2))
-    return Profile.make(
-        complete=draw(st.booleans()),
-        origins=(origin,),
-        cluster=cluster,
-        link_origins=dict.fromkeys(cluster.links, 0),
-        series={one.key: one for one in series},
-    )
+    return Profile.of(origin, cluster, series, complete=draw(st.booleans()))
 
 
 @settings(max_examples=40)

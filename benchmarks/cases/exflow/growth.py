@@ -55,9 +55,15 @@ def _rows(size: _Size) -> Iterator[Row]:
     figures = {**start.figures, "ratio": sweeps.seconds / start.seconds, "axis": size.axis, "size": size.size}
     yield Row(size.name, "chain", quality=kept, bound=sweeps.bound, **figures)
     held = held_bytes(weights, devices, size.budget_s * MEMORY_SHARE)
-    yield _row(size, "sweeps", sweeps, sweeps.seconds, sweeps, held["sweeps"])
+    points = [("sweeps", sweeps, sweeps.seconds, held["sweeps"])]
     for method, seconds in reached(annealing, sweeps.kept).items():
-        yield _row(size, method, annealing, seconds, sweeps, held["annealing"])
+        points.append((method, annealing, seconds, held["annealing"]))
+    for method, trail, seconds, memory_bytes in points:
+        known = {"memory_bytes": memory_bytes, "axis": size.axis, "size": size.size}
+        more = {"in all, s": trail.seconds}
+        yield trail.row(
+            size.name, method, baseline_s=sweeps.seconds, seconds=seconds, quality=trail.kept, more=more, **known
+        )
 
 
 def reached(annealing: Trail, sweeps: float) -> dict[str, float]:
@@ -65,22 +71,6 @@ def reached(annealing: Trail, sweeps: float) -> dict[str, float]:
     nearly, more = annealing.until(NEARLY * annealing.kept), annealing.until(np.nextafter(sweeps, 1))
     found = {f"annealing: {NEARLY:.0%}": nearly, "annealing > sweeps": more}
     return {method: seconds for method, seconds in found.items() if seconds is not None}
-
-
-def _row(size: _Size, method: str, trail: Trail, seconds: float, sweeps: Trail, memory_bytes: int) -> Row:
-    return Row(
-        size.name,
-        method,
-        quality=trail.kept,
-        bound=trail.bound,
-        seconds=seconds,
-        least_s=seconds,
-        ratio=sweeps.seconds / seconds,
-        memory_bytes=memory_bytes,
-        more={"in all, s": trail.seconds},
-        axis=size.axis,
-        size=size.size,
-    )
 
 
 STUDIES = (

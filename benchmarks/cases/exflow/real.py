@@ -5,6 +5,7 @@ Legend: W transitions `[L-1, E, E]`; D devices.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,17 +57,8 @@ def _rows(case: _Case) -> Iterator[Row]:
 
 def _row(name: str, method: str, trail: Trail, unseen: Array, baseline_s: float, memory_bytes: int) -> Row:
     kept = float(hops_kept(unseen, trail.placement, trail.placement.num_devices).device.sum() / unseen.sum())
-    return Row(
-        name,
-        method,
-        quality=kept,
-        bound=trail.bound,
-        seconds=trail.seconds,
-        least_s=trail.seconds,
-        ratio=baseline_s / trail.seconds,
-        memory_bytes=memory_bytes,
-        more={"fitted, %": trail.kept},
-    )
+    known: dict[str, Any] = {"memory_bytes": memory_bytes, "more": {"fitted, %": trail.kept}}
+    return trail.row(name, method, baseline_s=baseline_s, quality=kept, **known)
 
 
 STUDIES = (

@@ -3,6 +3,7 @@
 import itertools
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from moeplan.solvers.placement import Placement
 
 from ...exflow_reference import NO_LIMIT_S
 from ...race import peak_bytes
+from ...study import Row
 
 Array = np.ndarray
 LITTLE_WORK = 2e8  # enough to see what sweeps hold
@@ -51,6 +53,12 @@ class Trail:
     def until(self, share: float) -> float | None:
         """CPU seconds until `share` was kept, None if it never was."""
         return next((seconds for seconds, kept in self.steps if kept >= share), None)
+
+    def row(self, instance: str, method: str, *, baseline_s: float, seconds: float | None = None, **known: Any) -> Row:
+        """A row of a study, after `seconds` of the search; by default after all of them."""
+        own_s = self.seconds if seconds is None else seconds
+        known |= {"bound": self.bound, "seconds": own_s, "least_s": own_s, "ratio": baseline_s / own_s}
+        return Row(instance, method, **known)
 
 
 def annealed(weights: Array, num_devices: int, budget_s: float, seed: int = 0) -> Trail:

@@ -15,14 +15,14 @@ from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.predictor import predict, predicted
 from moeplan.profilers.profile import Profile
 from moeplan.profilers.series import Series
-from tests.builders import profile_of, series
+from tests.builders import series
 
 BYTES = [{"bytes": 2**power} for power in range(10, 20)]
 GEMMS = [{"m": size["bytes"], "n": 8, "k": 4} for size in BYTES]
 
 
 def profile(*found: Series) -> Profile:
-    return profile_of(Origin(kind="tables", created_at=now(), name="made"), Cluster(1, 8), *found)
+    return Profile.of(Origin(kind="tables", created_at=now(), name="made"), Cluster(1, 8), found)
 
 
 BOTH = profile(
