@@ -99,7 +99,10 @@ def drawn(rng: np.random.Generator, weights: Array, num_tokens: int) -> Array:
 
 
 def sample_counts(rng: np.random.Generator, cluster: Cluster, samples_each: int) -> Array:
-    """The pairs of tokens and experts of samples, so many a device, preferences Dirichlet(3 / E): `[I, E]`."""
+    """The paper's generator: pairs of tokens and experts of samples, so many a device, `[I, E]`.
+
+    Samples have preferences of their own, Dirichlet(3 / E).
+    """
     num_experts = 2 * cluster.num_devices
     taste = rng.dirichlet(np.full(num_experts, PREFERENCE / num_experts), samples_each * cluster.num_devices)
     return rng.multinomial(LENGTH * TOP_K, taste)

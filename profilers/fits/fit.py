@@ -1,4 +1,7 @@
-"""A fit: the model of a series that predicts unseen sizes best, with its errors on held-out sizes."""
+"""A fit: the model of a series that predicts unseen sizes best, with its errors on held-out sizes.
+
+Legend: S sizes; A axes.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,8 @@
-"""Exchanges between devices: collectives of nccl-tests, and the dispatch and combine of DeepEP inside a node."""
+"""Exchanges between devices: collectives of nccl-tests, and the dispatch and combine of DeepEP inside a node.
+
+nccl-tests counts elements of `nccl_dtype` in `message_size`, and milliseconds. DeepEP's times are microseconds; its
+rows of several nodes are left out: those of different systems are the same, so one label is wrong.
+"""
 
 from pathlib import Path
 
