@@ -127,7 +127,7 @@ def _cut(times: Mapping[Pair, float], num_ranks: int) -> tuple[tuple[int, ...], 
         for rank in range(num_ranks)
     ]
     partition = sum(map(len, set(near))) == num_ranks  # then near sets are equal or disjoint
-    even = len({len(group) for group in near}) == 1 and len(near[0]) >= 2
+    even = len(set(map(len, near))) == 1  # at least 2, since the fastest pair is near
     return (numbered(near), ratio) if partition and even else None
 
 

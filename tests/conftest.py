@@ -69,7 +69,7 @@ def gpt_oss(real_data: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def make_trace(tmp_path_factory: pytest.TempPathFactory) -> MakeTrace:
-    """Write a trace of random tokens whose next expert depends on the last one."""
+    """Write a trace of random tokens, whose experts follow a random cyclic shift of those of the layer before."""
 
     def make(
         *,
@@ -83,8 +83,23 @@ def make_trace(tmp_path_factory: pytest.TempPathFactory) -> MakeTrace:
         columns: tuple[str, ...] = ("sample",),
         ranks: int = 1,
     ) -> Trace:
-        rng = np.random.default_rng(seed)
-        batch = random_batch(rng, samples, tokens, layers, experts, top_k, unrouted, columns, ranks)
+        rng, total = np.random.default_rng(seed), samples * tokens
+        ids = np.empty((total, layers, top_k), dtype=np.uint16)
+        first = rng.integers(experts, size=total)
+        for layer in range(layers):
+            noise = rng.integers(experts, size=total)
+            first = np.where(rng.random(total) < 0.7, (first * 3 + layer) % experts, noise)
+            ids[:, layer] = (first[:, None] + np.arange(top_k)) % experts
+        ids[rng.random(ids.shape) < unrouted] = 65_535
+        sample = np.repeat(np.arange(samples, dtype=np.int64) * 7, tokens)
+        batch = TokenBatch(
+            step=(sample // 21).astype(np.int32) if "step" in columns else None,
+            sample=sample if "sample" in columns else None,
+            position=np.tile(np.arange(tokens, dtype=np.int32), samples),
+            source_rank=(sample % ranks).astype(np.int32) if "source_rank" in columns else None,
+            phase=np.zeros(total, dtype=np.int8),
+            ids=ids,
+        )
         sizes = {"hidden_size": 64, "dtype_bytes": 2, "attention": Attention(kv_size=16)}
         folder = tmp_path_factory.mktemp("trace")
         with TraceWriter(folder, meta_of(model(layers, experts, top_k, name="random", **sizes))) as writer:
@@ -92,34 +107,3 @@ def make_trace(tmp_path_factory: pytest.TempPathFactory) -> MakeTrace:
         return open_trace(folder)
 
     return make
-
-
-def random_batch(
-    rng: np.random.Generator,
-    samples: int,
-    tokens: int,
-    layers: int,
-    experts: int,
-    top_k: int,
-    unrouted: float,
-    columns: tuple[str, ...],
-    ranks: int,
-) -> TokenBatch:
-    """Tokens of `samples` samples, each `tokens` long; a token's experts follow a random cyclic shift of its last."""
-    total = samples * tokens
-    ids = np.empty((total, layers, top_k), dtype=np.uint16)
-    first = rng.integers(experts, size=total)
-    for layer in range(layers):
-        noise = rng.integers(experts, size=total)
-        first = np.where(rng.random(total) < 0.7, (first * 3 + layer) % experts, noise)
-        ids[:, layer] = (first[:, None] + np.arange(top_k)) % experts
-    ids[rng.random(ids.shape) < unrouted] = 65_535
-    sample = np.repeat(np.arange(samples, dtype=np.int64) * 7, tokens)
-    return TokenBatch(
-        step=(sample // 21).astype(np.int32) if "step" in columns else None,
-        sample=sample if "sample" in columns else None,
-        position=np.tile(np.arange(tokens, dtype=np.int32), samples),
-        source_rank=(sample % ranks).astype(np.int32) if "source_rank" in columns else None,
-        phase=np.zeros(total, dtype=np.int8),
-        ids=ids,
-    )

@@ -117,7 +117,7 @@ class Surface:
         order = np.argsort(ask_Q, kind="stable")
         starts = range(0, max(len(asked_QA), 1), CHUNK)
         for start, part in zip(starts, np.split(order, np.searchsorted(ask_Q[order], starts[1:])), strict=True):
-            curves = self._curves(asked_QA[start : start + CHUNK])
+            curves = _kriged(_log(asked_QA[start : start + CHUNK]), self._places, self._weights)
             found_Q[part] = _read(curve_Q[part], knots, curves, ask_Q[part] - start)
         return np.exp(np.clip(found_Q, -MAX_LOG_SECONDS, MAX_LOG_SECONDS)).reshape(shape)
 
@@ -144,10 +144,6 @@ class Surface:
     def _weights(self) -> Array:
         """The w and p of (1), `[S + 1 + A, C]`."""
         return _weights(self._places, self._decoded)
-
-    def _curves(self, sites_QA: Array) -> Array:
-        """The ln t at the knots, `[Q, C]`, of any sites."""
-        return _kriged(_log(sites_QA), self._places, self._weights)
 
 
 def _log(values: NDArray[np.generic]) -> Array:

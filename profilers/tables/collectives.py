@@ -60,7 +60,8 @@ def deepep_series(path: Path, *, low_latency: bool, ranks: int) -> list[Series]:
     Sizes are tokens of a rank, hidden, top_k and experts, and in normal mode `sms`, the multiprocessors given to it;
     seconds there are those of notifying and of sending together.
     """
-    times = {part: [f"{part}_avg_t_us"] if low_latency else _normal(part) for part in PARTS}
+    named = ("avg_t_us",) if low_latency else ("transmit_us", "notify_us")
+    times = {part: [f"{part}_{name}" for name in named] for part in PARTS}
     counts = {part: {} if low_latency else {"sms": f"{part}_sms"} for part in PARTS}
     sizes = {*COLUMNS.values(), "node_num", *(name for part in counts.values() for name in part.values())}
     every_time = [name for part in times.values() for name in part]
@@ -100,7 +101,3 @@ def _series(case: str, dtype: str, ranks: int, samples: dict[int, list[float]]) 
         measurements=tuple(measurements),
         fit=fit_series(CASES[case], ranks, measurements),
     )
-
-
-def _normal(part: str) -> list[str]:
-    return [f"{part}_transmit_us", f"{part}_notify_us"]

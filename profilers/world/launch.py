@@ -161,17 +161,12 @@ def _slurm_step() -> dict[str, str]:
     """Address and port of rank 0, as far as Slurm's variables give them."""
     master = {}
     if hosts := os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST"):
-        master["MASTER_ADDR"] = _first_host(hosts)
+        # The first name of a Slurm host list: `gpu[007-012,20]-b,login` -> `gpu007-b`.
+        master["MASTER_ADDR"] = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", hosts).split(",")[0]
     job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "0")
     if job.isdecimal() and step.isdecimal():
         master["MASTER_PORT"] = str(FIRST_PORT + (int(job) + 97 * int(step)) % NUM_PORTS)
     return master
-
-
-def _first_host(hosts: str) -> str:
-    """The first name of a Slurm host list: `gpu[007-012,20]-b,login` -> `gpu007-b`."""
-    first = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", hosts)
-    return first.split(",")[0]
 
 
 def _absent(store: "Store", keys: Sequence[str], rank: int) -> str:

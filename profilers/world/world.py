@@ -176,7 +176,7 @@ def _run_launched(
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     store = PrefixStore(f"moeplan/{next(_joins)}", launched_store(launch))
-    report = on_progress if on_progress is not None and launch.rank == 0 else _ignore
+    report = on_progress if on_progress is not None and launch.rank == 0 else lambda _: None
     with watchdog(store, launch.rank, launch.size, run.timeout_s):
         world = _met(run, store, launch.rank, launch.size, report)
         if terms is not None:
@@ -233,7 +233,3 @@ def _joined(store: "Store", world: World) -> Iterator[None]:
     )
     yield
     dist.destroy_process_group()
-
-
-def _ignore(_value: Any) -> None:
-    """Where progress goes that nobody asked for."""
