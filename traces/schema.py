@@ -3,8 +3,8 @@
 Legend: T tokens; L MoE layers; K experts a token.
 """
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ __all__ = [
     "PHASES",
     "RANK_BITS",
     "Key",
+    "Rows",
     "TokenBatch",
     "TraceMeta",
     "count_schema",
@@ -62,7 +63,17 @@ class TraceMeta(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBatch:
+class Rows:
+    """Columns of equal length; None where a column is unknown."""
+
+    def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Self:
+        """These rows only."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: column[rows] for name, column in columns.items() if column is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch(Rows):
     """Consecutive tokens of a trace; None where a column is unknown.
 
     Parameters
@@ -87,12 +98,6 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return len(self.position)
-
-    def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> "TokenBatch":
-        """The batch of these tokens only."""
-        whole = {field.name: getattr(self, field.name) for field in fields(self)}
-        chosen: dict[str, Any] = {name: None if column is None else column[rows] for name, column in whole.items()}
-        return TokenBatch(**chosen)
 
 
 def token_schema(meta: TraceMeta, *, weights: bool) -> "pa.Schema":

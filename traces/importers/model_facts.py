@@ -9,7 +9,7 @@ from ...errors import InputError, MismatchError, UsageError
 from ...files import canonical_json, validated
 from ..model import ModelSpec
 from .hidden_layers import spans
-from .source import CountSource, Source
+from .source import Source
 
 __all__ = ["model_of"]
 
@@ -22,7 +22,7 @@ class _Model(BaseModel):
     model: ModelSpec
 
 
-def model_of(source: Source | CountSource, config: ModelSpec | None, asked: Facts, name: str) -> ModelSpec:
+def model_of(source: Source, config: ModelSpec | None, asked: Facts, name: str) -> ModelSpec:
     """The model of a recording.
 
     Parameters
@@ -47,10 +47,10 @@ def model_of(source: Source | CountSource, config: ModelSpec | None, asked: Fact
     for key, value in (_flat(asdict(config)) if config else {}).items():
         facts[key] = _agreed(key, facts.get(key), value)
     for key, value in asked.items():
-        found = facts.get(key)
-        if key != "name" and None not in (value, found) and found != value:
-            raise UsageError(f"{key} {value} asked for; the file says {found}")
-        facts[key] = found if value is None else value
+        said = facts.get(key)
+        if key != "name" and None not in (value, said) and said != value:
+            raise UsageError(f"{key} {value} asked for; the file says {said}")
+        facts[key] = said if value is None else value
     if facts["num_experts"] is None:
         facts["num_experts"] = source.largest_id() + 1
         if not facts["num_experts"]:

@@ -3,7 +3,7 @@
 Legend: H hidden layers; P physical experts (slots) a layer.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..model import MAX_LAYERS, NOT_ROUTED
-from .ranks import check_ranks
-from .source import naming
+from .source import check_ranks, naming
 from .torch_file import integers
 
 __all__ = ["Records", "records_of"]
@@ -50,17 +49,17 @@ class Records:
 def records_of(dumps: Mapping[Path, Record]) -> Records:
     """The records in dumps of one or several ranks.
 
-    Raises
-    ------
-    InputError
-        Of another layout, a pass of a rank twice, ranks missing, or maps that differ.
+    InputError where they are of another layout, a pass of a rank is there twice, ranks are missing, or maps differ.
     """
     by_rank: dict[int, dict[int, Record]] = {}
     maps, kinds = [], set()
     for path, dump in dumps.items():
-        with naming(path):
+        with naming(path.name):
             maps.append(_map(dump.get("last_physical_to_logical_map")))
-            for place, record in enumerate(_dicts(dump.get("records"))):
+            records = dump.get("records")
+            if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
+                raise InputError("records is no list of records; expected what SGLang's recorder dumps")
+            for place, record in enumerate(records):
                 step, rank = (_number(record, key, place) for key in ("forward_pass_id", "rank"))
                 if record.get("gatherer_key") != "primary":
                     raise InputError(f"record {place}: gatherer_key is not primary; expected no two-batch overlap")
@@ -70,16 +69,10 @@ def records_of(dumps: Mapping[Path, Record]) -> Records:
                 kinds.add("topk_ids_of_layer" in record)
     if len(kinds) != 1:
         raise InputError("records of per_token and per_pass together; expected one mode" if kinds else "no records")
-    if any(not np.array_equal(found, maps[0]) for found in maps[1:]):
+    if not all(np.array_equal(map_HP, maps[0]) for map_HP in maps[1:]):
         raise InputError("dumps of different maps: EPLB moved experts between them; import those of one map at a time")
     check_ranks(by_rank)
     return Records(by_rank, maps[0], kinds.pop())
-
-
-def _dicts(records: Any) -> Iterator[Record]:
-    if not (isinstance(records, list) and all(isinstance(record, dict) for record in records)):
-        raise InputError("records is no list of records; expected what SGLang's recorder dumps")
-    yield from records
 
 
 def _number(record: Record, key: str, place: int) -> int:

@@ -6,7 +6,7 @@ Legend: H hidden layers; L MoE layers; T tokens of a record; K experts a token; 
 import hashlib
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,28 +14,23 @@ from numpy.typing import NDArray
 from ...errors import InputError, MismatchError
 from ..model import NOT_ROUTED, ModelSpec
 from ..schema import PHASES, TokenBatch
-from .cells import UNORDERED, repeated
+from .cells import UNORDERED
 from .hidden_layers import check_routed, with_experts
-from .ranks import first_of_each
 from .sglang_records import FOLDED, Record, Records
+from .source import BLOCK_BYTES, TokenSource, first_of_each
 from .torch_file import integers
 
 __all__ = ["TokensSource"]
 
-BATCH_BYTES = 32 * 2**20
 PHASE_OF_MODE = {1: "prefill", 2: "decode"}  # SGLang's ForwardMode; in others both occur
 
 
-class TokensSource:
-    """Tokens of all ranks' records; see `Source`."""
-
-    has_weights = False
-    choice_order: Literal["gate"] = "gate"
+class TokensSource(TokenSource):
+    """Tokens of all ranks' records."""
 
     def __init__(self, records: Records, model: ModelSpec | None) -> None:
         self._records, self._model = records, model
-        layers = with_experts(len(records.physical_to_logical), model)
-        self._layers = list(layers)
+        self._layers = with_experts(len(records.physical_to_logical), model)
         self._ranks, notes = first_of_each((rank, self._digest(rank)) for rank in records.by_rank)
         top_k, columns = self._width()
         if model is not None and not top_k <= model.top_k <= columns:
@@ -44,18 +39,13 @@ class TokensSource:
                 " most, and with shared experts fused one too many)"
             )
         self._top_k = top_k if model is None else model.top_k
-        self.model: dict[str, Any] = {"layer_ids": layers, "top_k": self._top_k, "num_experts": records.num_experts}
+        self.model = {"layer_ids": self._layers, "top_k": self._top_k, "num_experts": records.num_experts}
         self.notes = [*notes, FOLDED, "no request identity: samples are unknown", UNORDERED]
-
-    def largest_id(self) -> int:
-        """The last expert."""
-        return self._records.num_experts - 1
 
     def batches(self, phase: str) -> Iterator[TokenBatch]:
         """The tokens by pass and rank."""
         filled_H = np.zeros(len(self._records.physical_to_logical), np.bool_)
-        twice, untold = 0, 0
-        rows = max(1, BATCH_BYTES // (8 * len(self._layers) * self._top_k))
+        untold, rows = 0, max(1, BLOCK_BYTES // (8 * len(self._layers) * self._top_k))
         for step, rank, record, whole_HTC in self._chosen():
             position_T = _positions(record, whole_HTC.shape[1])
             mode = record.get("forward_mode")
@@ -65,19 +55,15 @@ class TokensSource:
                 ids_HTC = whole_HTC[:, first : first + rows]
                 count = ids_HTC.shape[1]
                 filled_H |= (ids_HTC > 0).any(axis=(1, 2))
-                ids_TLK = self._logical(ids_HTC)
-                twice += repeated(ids_TLK)
                 yield TokenBatch(
                     step=np.full(count, step, np.int32),
                     sample=None,
                     position=position_T[first : first + rows],
                     source_rank=np.full(count, rank, np.int32),
                     phase=np.full(count, PHASES.index(told or phase), np.int8),
-                    ids=ids_TLK,
+                    ids=self._logical(ids_HTC),
                 )
         check_routed(filled_H, self._model)
-        if twice:
-            self.notes.append(f"{twice:,} cells name an expert twice, which counts twice")
         if untold:
             self.notes.append(f"{untold:,} tokens of passes neither prefill nor decode taken as {phase}")
 

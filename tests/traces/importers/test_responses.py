@@ -89,7 +89,7 @@ def test_any_responses_come_back_whatever_the_batch(
             for place in range(start, tokens)
         ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(responses, "BATCH_BYTES", batch_bytes)
+        patch.setattr(responses, "BLOCK_BYTES", batch_bytes)
         imported(folder, {"r.jsonl": lines}, config=CONFIG)
     batch = tokens_of(folder / "trace")
     phases = [PHASES[code] for code in batch.phase]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.traces.count_form import read_counts
 from moeplan.traces.importers import import_trace
-from moeplan.traces.importers.sglang_stat import ring_order
+from moeplan.traces.importers.sglang import ring_order
 from tests.traces.importers.recordings import config, counts_of, imported, is_said, on_disk, refused, stat
 
 H, E = 4, 6

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moeplan.errors import InputError
-from moeplan.traces.importers.torch_pickle import check_pickle
+from moeplan.traces.importers.torch_file import check_pickle
 
 
 def shared(make: Any, depth: int = 60) -> Any:
