@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..files import atomic_directory
-from .count_rows import CountRows
 from .dataset import Dataset, form_of
-from .loads import grouped_loads
-from .metadata import refusing
+from .loads import CountRows, grouped_loads
 from .part_file import PartSeries, local_directory
 from .reader import Trace, open_trace
-from .schema import KEYS, Key, Rows, TraceMeta, count_schema
+from .schema import KEYS, Key, Rows, TraceMeta, count_schema, refusing
 from .validity import check_counts
 
 if TYPE_CHECKING:
@@ -136,7 +134,7 @@ def tabulate(trace: Trace, *, phases: Collection[str] | None = None) -> Iterator
     """The counts of a token trace by all the keys it has."""
     keys = tuple(key for key in KEYS if key in trace.known)
     for part in grouped_loads(trace, keys, phases=phases):
-        yield CountTable.of_groups(keys, part.keys, part.loads)
+        yield CountTable.of_groups(keys, *part)
 
 
 def condense(trace: CountTrace) -> Iterator[CountTable]:

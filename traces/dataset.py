@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..errors import InputError, MismatchError
 from ..files import sha256_json
-from .metadata import parse_meta, refusing
 from .part_file import is_part, is_unfinished, reading_order
-from .schema import KEYS, TraceMeta, count_schema, token_schema
+from .schema import KEYS, TraceMeta, count_schema, parse_meta, refusing, token_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import MismatchError, StorageError, UsageError
-from ..files import atomic_path
-from .metadata import read_meta
-from .schema import KEYS, TraceMeta
+from ..files import atomic_path, size_of
+from .schema import KEYS, TraceMeta, parse_meta, refusing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +72,13 @@ class PartSeries:
 
     def _accept(self, name: str, meta: TraceMeta) -> None:
         """Refuse to mix with a part that is already there."""
-        if read_meta(self.directory / name) != meta:
+        import pyarrow.parquet as pq
+
+        path = self.directory / name
+        size_of(path, what="a trace")
+        with refusing(str(path)), pq.ParquetFile(path) as part:
+            found = parse_meta(part.schema_arrow)
+        if found != meta:
             raise MismatchError(
                 f"{self.directory}: {name} belongs to another trace (model, form, tokenizer or recorder differ);"
                 " choose an empty directory"

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, UsageError
 from .dataset import Dataset
-from .metadata import refusing
 from .model import ModelSpec
-from .schema import PHASES, TokenBatch
+from .schema import PHASES, TokenBatch, refusing
 from .validity import check_tokens
 
 if TYPE_CHECKING:

@@ -1,8 +1,10 @@
-"""The Parquet schema of a trace, its metadata, and a batch of it in memory.
+"""The Parquet schema of a trace, its metadata, read with suspicion, and a batch of it in memory.
 
 Legend: T tokens; L MoE layers; K experts a token.
 """
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -10,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..errors import InputError, MoeplanError
+from ..files import validated
 from .model import MAX_NAME, ModelSpec
 
 if TYPE_CHECKING:
@@ -25,10 +29,13 @@ __all__ = [
     "TokenBatch",
     "TraceMeta",
     "count_schema",
+    "parse_meta",
+    "refusing",
     "token_schema",
 ]
 
 METADATA_KEY = b"moeplan"
+MAX_METADATA_BYTES = 2**20
 PHASES = ("prefill", "decode", "train")
 RANK_BITS = 40  # sample ids that ranks need not agree on are rank << 40 | ordinal
 Key = Literal["step", "sample", "source_rank"]
@@ -131,6 +138,31 @@ def count_schema(meta: TraceMeta) -> "pa.Schema":
         ("counts", counts),
     ]
     return pa.schema(columns, metadata=_metadata(meta))
+
+
+def parse_meta(schema: "pa.Schema") -> TraceMeta:
+    """The metadata in an Arrow schema; InputError where there is none, or it is of another version, or damaged."""
+    metadata: Mapping[bytes, bytes] = schema.metadata or {}
+    text = metadata.get(METADATA_KEY)
+    if text is None:
+        raise InputError("Parquet without metadata of moeplan; expected a trace of moeplan trace record or import")
+    if len(text) > MAX_METADATA_BYTES:
+        raise InputError(f"metadata of {len(text):,} bytes; expected at most {MAX_METADATA_BYTES:,}")
+    return validated(TraceMeta, text, source="metadata", what="a trace")
+
+
+@contextlib.contextmanager
+def refusing(source: str) -> Iterator[None]:
+    """Turn whatever Arrow says of a file into one line that names it."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except MoeplanError as error:
+        raise type(error)(f"{source}: {error}") from error
+    except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{source}: cannot be read as a trace ({reason})") from error
 
 
 def _metadata(meta: TraceMeta) -> dict[bytes, bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeplan.traces import count_rows
+from moeplan.traces import loads
 from moeplan.traces.count_form import CountTable, condense, read_counts, write_counts
 from moeplan.traces.schema import TraceMeta
 
@@ -36,7 +36,7 @@ def test_rows_of_equal_keys_add_up(
         for _ in range(3)
     ]
     write_counts(tmp_path / "counts", meta.model_copy(update={"form": "counts"}), tables)
-    monkeypatch.setattr(count_rows, "MAX_BYTES", most_rows * 8 * 6)
+    monkeypatch.setattr(loads, "MAX_BYTES", most_rows * 8 * 6)
     found = list(condense(read_counts(tmp_path / "counts")))
     assert total(found) == total(tables)
     assert max(map(len, found)) <= most_rows

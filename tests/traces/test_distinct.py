@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moeplan.traces import distinct
-from moeplan.traces.distinct import Distinct, distinct_rows
+from moeplan.traces import loads
+from moeplan.traces.loads import Distinct, distinct_rows
 
 VALUES = hnp.arrays(np.int64, st.integers(0, 30), elements=st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5))
 
@@ -29,14 +29,14 @@ def test_different_rows_are_those_of_a_set_in_ascending_order(table: np.ndarray)
 def test_as_many_values_are_counted_as_a_set_holds(batches: list[np.ndarray], pending: int) -> None:
     found = Distinct()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distinct, "MIN_PENDING", pending)
+        patch.setattr(loads, "MIN_PENDING", pending)
         for batch in batches:
             found.add(batch)
         assert len(found) == len({value for batch in batches for value in batch.tolist()})
 
 
 def test_what_waits_is_bounded_by_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distinct, "MIN_PENDING", 100)
+    monkeypatch.setattr(loads, "MIN_PENDING", 100)
     found = Distinct()
     for first in range(0, 100_000, 50):
         found.add(np.arange(first, first + 50) % 1000)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeplan.errors import UsageError
-from moeplan.traces import count_rows
+from moeplan.traces import loads
 from moeplan.traces.loads import grouped_loads
 from moeplan.traces.reader import Trace
 from moeplan.traces.schema import Key, TokenBatch
@@ -36,20 +36,20 @@ def test_loads_by_columns_are_those_of_plain_loops_by_ascending_key(
     (found,) = grouped_loads(make_trace(batch), by)
     expected = naive(batch, by)
     assert list(map(tuple, found.keys.tolist())) == sorted(expected)
-    for key, table in zip(map(tuple, found.keys.tolist()), found.loads, strict=True):
+    for key, table in zip(map(tuple, found.keys.tolist()), found.counts, strict=True):
         np.testing.assert_array_equal(table, expected[key])
 
 
 def test_groups_that_come_out_in_pieces_add_up(
     make_trace: MakeTrace, make_batch: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(count_rows, "MAX_BYTES", 10 * 3 * 6 * 8)
+    monkeypatch.setattr(loads, "MAX_BYTES", 10 * 3 * 6 * 8)
     batch = make_batch(400, known=ALL)
     total: dict[tuple[int, ...], np.ndarray] = {}
     pieces = list(grouped_loads(make_trace(batch), ALL))
     for piece in pieces:
         assert len(piece.keys) <= 10
-        for key, table in zip(map(tuple, piece.keys.tolist()), piece.loads, strict=True):
+        for key, table in zip(map(tuple, piece.keys.tolist()), piece.counts, strict=True):
             total[key] = total.get(key, 0) + table
     assert len(pieces) > 1
     expected = naive(batch, ALL)

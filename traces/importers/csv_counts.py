@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..count_form import CountTable
-from ..count_rows import CountRows
+from ..loads import CountRows
 from ..model import MAX_LAYERS, NOT_ROUTED
 from ..schema import KEYS
 from .source import CountSource, Given

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import InputError
 from ..count_form import CountTable
-from ..count_rows import CountRows
+from ..loads import CountRows
 from ..model import ModelSpec
 from ..schema import PHASES, Key, TokenBatch
 from .cells import largest

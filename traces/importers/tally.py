@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import InputError, UsageError
 from ..count_form import CountTable
-from ..distinct import Distinct
+from ..loads import Distinct
 from ..model import NOT_ROUTED
 from ..schema import TokenBatch
 from .cells import by_weight, repeated

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.errors import InputError
-from moeplan.traces import count_rows
+from moeplan.traces import loads
 from moeplan.traces.importers import csv_counts
 from moeplan.traces.importers.source import Given
 from tests.traces.importers.recordings import cells_of, imported, is_said, refused
@@ -34,7 +34,7 @@ def test_counts_come_back_added_up(
     lines = [",".join(columns), *(",".join(str(row[name]) for name in columns) for row in rows)]
     text = ("\ufeff" if windows else "") + end.join(lines) + end
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(count_rows, "MAX_BYTES", most)
+        patch.setattr(loads, "MAX_BYTES", most)
         summary = imported(folder, {"r.csv": text.encode()}, num_experts=4, top_k=2)
     expected: Counter[tuple[int, ...]] = Counter()
     for row in rows:
