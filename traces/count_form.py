@@ -78,10 +78,7 @@ class CountTrace(Dataset):
     def tables(self) -> Iterator[CountTable]:
         """Its rows, a bounded table at a time.
 
-        Raises
-        ------
-        InputError
-            A part is damaged or breaks a rule.
+        Raises InputError where a part is damaged or breaks a rule.
         """
         model = self.meta.model
         for path, _, arrow in self.read([*KEYS, "layer", "counts"], 20 + 8 * model.num_experts):

@@ -47,10 +47,7 @@ class PartSeries:
     def write(self, table: "pa.Table", number: int) -> Path:
         """Write a table as part `number`, atomically; again under the same number replaces it.
 
-        Raises
-        ------
-        StorageError
-            The disk is full or the directory gone; no unfinished file is left.
+        Raises StorageError where the disk is full or the directory gone; no unfinished file is left.
         """
         import pyarrow.parquet as pq
 
@@ -93,10 +90,8 @@ class PartSeries:
 def local_directory(path: str | os.PathLike[str]) -> Path:
     """The local directory that a path or a file:// URI names.
 
-    Raises
-    ------
-    UsageError
-        It is a URI of another file system: parts are renamed when they are complete, which object stores cannot do.
+    Raises UsageError where it is a URI of another file system: parts are renamed when they are complete, which object
+    stores cannot do.
     """
     from urllib.parse import unquote, urlsplit
 

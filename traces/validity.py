@@ -25,11 +25,8 @@ def check_tokens(batch: TokenBatch, num_experts: int, first_row: int) -> None:
     first_row
         The batch's first row, for the message.
 
-    Raises
-    ------
-    InputError
-        An expert id is neither below `num_experts` nor 65535, a weight is not finite, a position is negative, or a
-        phase is unknown.
+    Raises InputError where an expert id is neither below `num_experts` nor 65535, a weight is not finite, a position is
+    negative, or a phase is unknown.
     """
     for layer in range(batch.ids.shape[1]):
         ids_TK = batch.ids[:, layer]

@@ -37,10 +37,7 @@ class ChatTemplate:
     def text(self, messages: list[dict[str, Any]]) -> str:
         """Text that the template makes of a conversation, with the words that begin an answer.
 
-        Raises
-        ------
-        InputError
-            The template refuses it, or does not end in `MAX_SECONDS` or within `MAX_MEMORY_BYTES`.
+        Raises InputError where the template refuses it, or does not end in `MAX_SECONDS` or within `MAX_MEMORY_BYTES`.
         """
         if self._process is None:
             self._start()

@@ -31,10 +31,7 @@ class Prompts:
 def text_prompts(text: str, tokenizer: "PreTrainedTokenizerBase", sample_tokens: int) -> list[list[int]]:
     """The tokens of a text in pieces of `sample_tokens`, without special tokens; a rest at the end is left out.
 
-    Raises
-    ------
-    UsageError
-        The text does not fill one piece.
+    Raises UsageError where the text does not fill one piece.
     """
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not 1 <= sample_tokens <= len(tokens):

@@ -76,7 +76,7 @@ class CsvSource(CountSource):
     def tables(self, num_experts: int) -> Iterator[CountTable]:
         """The counts, rows added up as far as memory reaches.
 
-        InputError where an expert is beyond `num_experts`, or few rows would become a great many cells.
+        Raises InputError where an expert is beyond `num_experts`, or few rows would become a great many cells.
         """
         if self._largest >= num_experts:
             raise InputError(f"expert {self._largest}; expected 0 to {num_experts - 1}")

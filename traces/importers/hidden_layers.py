@@ -28,9 +28,9 @@ class Layers:
 
 
 def with_experts(num_rows: int, model: ModelSpec | None) -> list[int]:
-    """The MoE layers of a recording with a row a hidden layer; without a model, all.
+    """The MoE layers of a recording with a row a hidden layer: all, where nothing says more.
 
-    MismatchError where the model has another number of hidden layers.
+    Raises MismatchError where the model has another number of hidden layers.
     """
     if model is None:
         return list(range(num_rows))
@@ -88,7 +88,7 @@ def check_routed(filled_H: NDArray[np.bool_], model: ModelSpec | None) -> None:
 def named_layers(recorded: Collection[int], model: ModelSpec | None) -> Layers:
     """The MoE layers of a recording that names them: hidden layers, or of some recorders the ordinals of MoE layers.
 
-    MismatchError where they are not those of the model.
+    Raises MismatchError where they are not those of the model.
     """
     names = tuple(sorted(recorded))
     if model is None:

@@ -83,7 +83,7 @@ class Token:
 def tokens(path: Path) -> Iterator[Token]:
     """The tokens of a file in order, each held against the form of its line but not against the others.
 
-    InputError where a line is no token; it is named.
+    Raises InputError where a line is no token; it is named.
     """
     lines = (
         (number, validated(TokenLine, text, source=f"line {number}", what="a token"))

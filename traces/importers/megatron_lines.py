@@ -67,7 +67,7 @@ class Pass:
 def passes_of(path: Path) -> Iterator[Pass]:
     """The passes of a rank in order, each held against the form of its lines; what MTP blocks chose is left out.
 
-    InputError where a line is none of such a recording, or steps do not ascend; it is named.
+    Raises InputError where a line is none of such a recording, or steps do not ascend; it is named.
     """
     cells: dict[int, NDArray[np.uint16]] = {}
     seen, step, num_bytes = set[bytes](), -1, 0

@@ -73,7 +73,7 @@ class NpyArray:
 def open_arrays(path: Path) -> dict[str, NpyArray]:
     """The arrays of an `.npz` archive by name, or of an `.npy` file under the empty name.
 
-    InputError where one is damaged, of objects, or has a header that promises other bytes than there are.
+    Raises InputError where one is damaged, of objects, or has a header that promises other bytes than there are.
     """
     with path.open("rb") as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:

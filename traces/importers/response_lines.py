@@ -75,7 +75,7 @@ def responses_of(path: Path, seen: set[int]) -> Iterator[Response]:
 def routing_of(response: Response, model: ModelSpec | None) -> NDArray[Any]:
     """Expert ids of a response, `[T, H, K]`; InputError where they are damaged or of another shape.
 
-    UsageError where nothing tells their shape, and there is no model to tell it.
+    Raises UsageError where nothing tells their shape, and there is no model to tell it.
     """
     where = f"line {response.number}: routed_experts"
     try:

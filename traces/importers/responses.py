@@ -31,7 +31,7 @@ def recognises(head: bytes) -> bool:
 def open_source(given: Given) -> "ResponseSource":
     """The responses of one or more files, the first of which says what the others must be like.
 
-    UsageError where the model's config.json is needed.
+    Raises UsageError where the model's config.json is needed.
     """
     return ResponseSource(given.files, given.model)
 

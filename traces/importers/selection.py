@@ -43,8 +43,8 @@ class Chosen:
 def choose(sources: Sequence[Path]) -> Chosen:
     """The importer of these files and of those in these directories, where files of no known kind are left out.
 
-    InputError where no file is of a known kind; or one is not that was named, or whose name but for numbers is that of
-    the others, so that something would be missing.
+    Raises InputError where no file is of a known kind; or one is not that was named, or whose name but for numbers is
+    that of the others, so that something would be missing.
     """
     files = [path for source in sources for path in _files(source)]
     _check_once(files)

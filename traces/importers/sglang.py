@@ -3,7 +3,7 @@
 ===============  =====================================================================================================
 stat             `logical_count` [steps, layers, experts], of rank 0 only: counts by step, of `StatSource`
 per_pass         `records` of every rank with `global_physical_count`: counts by step, of `PassesSource`
-per_token        `records` of every rank with `topk_ids_of_layer`: tokens, of `sglang_tokens`
+per_token        `records` of every rank with `topk_ids_of_layer`: tokens, of `TokensSource`
 ===============  =====================================================================================================
 
 All name every hidden layer; those without experts are left out.
@@ -22,8 +22,7 @@ from ..count_form import CountTable
 from ..model import MAX_LAYERS, NOT_ROUTED, ModelSpec
 from .cells import check_counted
 from .hidden_layers import counted_layers, spans
-from .sglang_records import FOLDED, Records, records_of
-from .sglang_tokens import TokensSource
+from .sglang_records import FOLDED, Records, TokensSource, records_of
 from .source import BLOCK_BYTES, CountSource, Given, common_steps, naming
 from .torch_file import integers, load, recognises
 

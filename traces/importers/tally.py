@@ -40,7 +40,7 @@ class Tally:
     def of_tokens(self, batches: Iterable[TokenBatch], *, may_be_counts: bool = False) -> Iterator[TokenBatch]:
         """The batches, each token's choices by descending weight, counted.
 
-        InputError where they may be counts and most cells name an expert twice, as counts would.
+        Raises InputError where they may be counts and most cells name an expert twice, as counts would.
         """
         for batch in self._passing(map(self._ordered, batches)):
             self._pairs_L += len(batch) * batch.ids.shape[2]

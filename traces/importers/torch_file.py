@@ -42,7 +42,7 @@ def recognises(head: bytes) -> bool:
 def load(path: Path) -> Any:
     """The value in a file, its tensors not yet read.
 
-    InputError where it is damaged, or of more than tensors and plain values: what would have to be run is named.
+    Raises InputError where it is damaged, or of more than tensors and plain values: what would have to be run is named.
     """
     with refusing_damage():
         _check_archive(path)

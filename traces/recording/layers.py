@@ -41,10 +41,7 @@ class MoELayer:
 def moe_layers(model: "nn.Module", pattern: str | None = None) -> list[MoELayer]:
     """The MoE layers of a model in its own order: by itself, or the routers that a pattern names.
 
-    Raises
-    ------
-    UsageError
-        No module has routed experts, or the pattern fits none.
+    Raises UsageError where no module has routed experts, or the pattern fits none.
 
     Notes
     -----
@@ -69,10 +66,7 @@ def routers(model: "nn.Module", pattern: str) -> list[tuple[str, "nn.Module"]]:
 
     Of a model that is wrapped for data parallelism, names may be given as the model inside has them.
 
-    Raises
-    ------
-    UsageError
-        The pattern is no regular expression or matches no module.
+    Raises UsageError where the pattern is no regular expression or matches no module.
     """
     around = "module." if [name for name, _ in model.named_children()] == ["module"] else ""
     try:

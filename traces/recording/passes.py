@@ -58,10 +58,7 @@ class Pass:
 def pass_of(model: "nn.Module", args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pass:
     """The pass that a call of `model` starts; its tokens: `input_ids`, `inputs_embeds` or its first tensor, `[B, S]`.
 
-    Raises
-    ------
-    InputError
-        It is called with no tensor of tokens.
+    Raises InputError where it is called with no tensor of tokens.
     """
     import torch
 

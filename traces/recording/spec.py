@@ -34,10 +34,7 @@ def spec_of(model: "nn.Module", layers: Sequence[MoELayer], name: str | None = N
     name
         By default what the configuration says the model was loaded from, else the class.
 
-    Raises
-    ------
-    UsageError
-        Its experts or its top-k are not told.
+    Raises UsageError where its experts or its top-k are not told.
     """
     config = model_config(model)
     sizes = sizes_of(config)
