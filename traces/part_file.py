@@ -74,8 +74,8 @@ class PartSeries:
         path = self.directory / name
         size_of(path, what="a trace")
         with refusing(str(path)), pq.ParquetFile(path) as part:
-            found = parse_meta(part.schema_arrow)
-        if found != meta:
+            held = parse_meta(part.schema_arrow)
+        if held != meta:
             raise MismatchError(
                 f"{self.directory}: {name} belongs to another trace (model, form, tokenizer or recorder differ);"
                 " choose an empty directory"

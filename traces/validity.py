@@ -31,7 +31,10 @@ def check_tokens(batch: TokenBatch, num_experts: int, first_row: int) -> None:
     for layer in range(batch.ids.shape[1]):
         ids_TK = batch.ids[:, layer]
         if ids_TK.size and ids_TK.max() >= num_experts:
-            _refuse_ids(ids_TK, num_experts, layer, first_row)
+            wrong_TK = (ids_TK >= num_experts) & (ids_TK != NOT_ROUTED)
+            expert = ids_TK[wrong_TK][0] if wrong_TK.any() else None
+            expected = f"expected 0 to {num_experts - 1}, or {NOT_ROUTED} for not routed"
+            _refuse_where(wrong_TK, f"goes to expert {expert} in layer {layer}; {expected}", first_row)
         if batch.weights is not None:
             _refuse_where(
                 batch.weights[:, layer].view(np.uint16) & FLOAT16_EXPONENT == FLOAT16_EXPONENT,
@@ -50,14 +53,6 @@ def check_counts(layer: NDArray[np.int32], counts: NDArray[np.int64], num_layers
     """Hold rows of the count form against its rules: layers `[R]` of the model, counts `[R, E]` of at least 0."""
     _refuse_where((layer < 0) | (layer >= num_layers), f"names a layer outside 0 to {num_layers - 1}", 0)
     _refuse_where(counts < 0, "has a negative count; expected 0 or more", 0)
-
-
-def _refuse_ids(ids_TK: NDArray[np.uint16], num_experts: int, layer: int, first_row: int) -> None:
-    wrong_TK = (ids_TK >= num_experts) & (ids_TK != NOT_ROUTED)
-    if wrong_TK.any():
-        found = ids_TK[wrong_TK][0]
-        expected = f"expected 0 to {num_experts - 1}, or {NOT_ROUTED} for not routed"
-        _refuse_where(wrong_TK, f"goes to expert {found} in layer {layer}; {expected}", first_row)
 
 
 def _refuse_where(wrong: NDArray[Any], what: str, first_row: int) -> None:

@@ -62,9 +62,9 @@ def spec_of_config(path: str | os.PathLike[str]) -> ModelSpec:
 
 def _moe_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """The hidden layers with experts, as the families' own configurations decide it."""
-    told = [rule(config) for key, rule in RULES.items() if config.get(key) is not None]
-    found = (tuple(filter(has_experts, range(num_layers))) for has_experts in told)
-    return next(filter(None, found), () if told else tuple(range(num_layers)))
+    rules = [rule(config) for key, rule in RULES.items() if config.get(key) is not None]
+    layers_by_rule = (tuple(filter(has_experts, range(num_layers))) for has_experts in rules)
+    return next(filter(None, layers_by_rule), () if rules else tuple(range(num_layers)))
 
 
 def _listed(key: str) -> Rule:

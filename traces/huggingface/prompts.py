@@ -59,8 +59,8 @@ def dataset_prompts(path: str | os.PathLike[str], tokenizer: "PreTrainedTokenize
         lines = [_tokens(record, tokenizer, template, where) for record, where in _records(path)]
     samples = [tokens for tokens in lines if tokens]
     if not samples:
-        found = f"{len(lines)} lines, all empty" if lines else "no line"
-        raise InputError(f"{path}: {found}; expected a JSON object a line with {', '.join(KEYS[:2])} or {KEYS[2]}")
+        reason = f"{len(lines)} lines, all empty" if lines else "no line"
+        raise InputError(f"{path}: {reason}; expected a JSON object a line with {', '.join(KEYS[:2])} or {KEYS[2]}")
     return Prompts(samples, len(lines) - len(samples))
 
 

@@ -55,9 +55,9 @@ class NpyArray:
                 yield from (array[start : start + num_rows] for start in range(0, len(array), num_rows))
             else:
                 for start in range(0, self.shape[0], num_rows):
-                    taken = min(num_rows, self.shape[0] - start)
-                    data = _read(stream, taken * self.row_bytes)
-                    yield np.frombuffer(data, self.dtype).reshape(taken, *self.shape[1:])
+                    count = min(num_rows, self.shape[0] - start)
+                    data = _read(stream, count * self.row_bytes)
+                    yield np.frombuffer(data, self.dtype).reshape(count, *self.shape[1:])
             if stream.read(1):  # reaching the end also checks an archive's CRC
                 raise InputError("bytes after the last row")
 

@@ -106,8 +106,8 @@ class TokensSource(TokenSource):
         for step, rank, record, whole_HTC in self._chosen():
             position_T = _positions(record, whole_HTC.shape[1])
             mode = record.get("forward_mode")
-            told = PHASE_OF_MODE.get(mode) if isinstance(mode, int) else None
-            untold += 0 if told else len(position_T)
+            known_phase = PHASE_OF_MODE.get(mode) if isinstance(mode, int) else None
+            untold += 0 if known_phase else len(position_T)
             for first in range(0, len(position_T), rows):
                 ids_HTC = whole_HTC[:, first : first + rows]
                 count = ids_HTC.shape[1]
@@ -117,7 +117,7 @@ class TokensSource(TokenSource):
                     sample=None,
                     position=position_T[first : first + rows],
                     source_rank=np.full(count, rank, np.int32),
-                    phase=np.full(count, PHASES.index(told or phase), np.int8),
+                    phase=np.full(count, PHASES.index(known_phase or phase), np.int8),
                     ids=self._logical(ids_HTC),
                 )
         check_routed(filled_H, self._model)
@@ -174,12 +174,12 @@ class TokensSource(TokenSource):
 
 
 def _positions(record: Record, count: int) -> NDArray[np.int32]:
-    told = record.get("positions")
-    if not (isinstance(told, list) and len(told) == count and all(type(place) is int for place in told)):
+    positions = record.get("positions")
+    if not (isinstance(positions, list) and len(positions) == count and all(type(place) is int for place in positions)):
         raise InputError(f"positions of a record are not the {count} numbers of its tokens")
-    if count and not 0 <= min(told) <= max(told) < 2**31:
+    if count and not 0 <= min(positions) <= max(positions) < 2**31:
         raise InputError("positions of a record are not all from 0 to 2,147,483,647")
-    return np.array(told, np.int32)
+    return np.array(positions, np.int32)
 
 
 def _number(record: Record, key: str, place: int) -> int:

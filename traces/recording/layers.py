@@ -51,14 +51,14 @@ def moe_layers(model: "nn.Module", pattern: str | None = None) -> list[MoELayer]
     """
     if pattern is not None:
         return [MoELayer(name, module) for name, module in routers(model, pattern)]
-    found = [layer for name, block in model.named_modules() if (layer := _layer_of(name, block)) is not None]
-    if not found:
+    layers = [layer for name, block in model.named_modules() if (layer := _layer_of(name, block)) is not None]
+    if not layers:
         raise UsageError(
             f"{type(model).__name__} has no MoE layer that is known (a block with `experts` called with expert ids, or"
             " beside a `router` or `gate`); if it has others, give a pattern for the names of its routers (pattern=,"
             f" or --router of the command line){_suggestion(model)}"
         )
-    return found
+    return layers
 
 
 def routers(model: "nn.Module", pattern: str) -> list[tuple[str, "nn.Module"]]:
@@ -70,7 +70,7 @@ def routers(model: "nn.Module", pattern: str) -> list[tuple[str, "nn.Module"]]:
     """
     around = "module." if [name for name, _ in model.named_children()] == ["module"] else ""
     try:
-        found = [
+        matches = [
             (name, module)
             for name, module in model.named_modules()
             if re.fullmatch(pattern, name) or re.fullmatch(pattern, name.removeprefix(around))
@@ -79,15 +79,15 @@ def routers(model: "nn.Module", pattern: str) -> list[tuple[str, "nn.Module"]]:
         raise UsageError(
             rf"router pattern {pattern!r} is no regular expression ({error}); expected one such as .*\.mlp\.router"
         ) from error
-    if not found:
+    if not matches:
         raise UsageError(f"router pattern {pattern!r} matches no module{_suggestion(model)}")
-    return found
+    return matches
 
 
 def hidden_layers(layers: Sequence[MoELayer]) -> tuple[int, ...]:
     """The hidden layer of each MoE layer: the last number in its name; their ordinals where those do not ascend."""
     numbers = [re.findall(r"(?<![^.])\d+(?![^.])", layer.name) for layer in layers]
-    ids = tuple(int(found[-1]) if found else -1 for found in numbers)
+    ids = tuple(int(number[-1]) if number else -1 for number in numbers)
     ascending = ids[0] >= 0 and all(a < b for a, b in pairwise(ids))
     return ids if ascending else tuple(range(len(layers)))
 

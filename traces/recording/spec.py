@@ -69,8 +69,8 @@ def model_config(model: "nn.Module") -> Any:
 
 
 def _number(config: Any, *names: str) -> int | None:
-    found = (getattr(config, name, None) for name in names)
-    return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), None)
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
 
 
 def _limit(config: Any) -> int | None:
