@@ -20,8 +20,7 @@ from .dataset import Dataset, form_of
 from .loads import CountRows, grouped_loads
 from .part_file import PartSeries, local_directory
 from .reader import Trace, open_trace
-from .schema import KEYS, Key, Rows, TraceMeta, count_schema, refusing
-from .validity import check_counts
+from .schema import KEYS, Key, Rows, TraceMeta, check_counts, count_schema, refusing
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, UsageError
 from .dataset import Dataset
 from .model import ModelSpec
-from .schema import PHASES, TokenBatch, refusing
-from .validity import check_tokens
+from .schema import PHASES, TokenBatch, check_tokens, refusing
 
 if TYPE_CHECKING:
     import pyarrow as pa

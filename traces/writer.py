@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .part_file import PartSeries
-from .schema import KEYS, PHASES, TokenBatch, TraceMeta, token_schema
-from .validity import check_tokens
+from .schema import KEYS, PHASES, TokenBatch, TraceMeta, check_tokens, token_schema
 
 __all__ = ["TraceWriter"]
 

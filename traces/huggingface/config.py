@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import InputError
 from ...files import read_json
 from ..model import MAX_LAYERS, ModelSpec
-from ..recording.spec import sizes_of
+from ..recording.layers import sizes_of
 
 __all__ = ["check_layers", "read_config", "spec_of_config"]
 

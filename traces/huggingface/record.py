@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ..model import ModelSpec
 from ..recording.kept import Kept, chosen_samples
-from ..recording.layers import moe_layers
+from ..recording.layers import moe_layers, spec_of
 from ..recording.recorder import Recorder, recording
-from ..recording.spec import spec_of
 from ..schema import TraceMeta
 
 if TYPE_CHECKING:

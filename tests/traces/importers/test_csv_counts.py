@@ -46,7 +46,7 @@ def test_counts_come_back_added_up(
 
 
 def test_what_the_file_does_not_say_is_noted(tmp_path: Path) -> None:
-    summary = imported(tmp_path, {"r.csv": b"Layer, Expert, Count, host\n3,5,10,a\n7,0,2,b\n"})
+    summary = imported(tmp_path, {"r.csv": b"Layer, Expert, Count, host\n3,5,1099511627776,a\n7,0,2,b\n"})
     assert (summary.model.num_experts, summary.model.top_k, summary.model.layer_ids) == (6, 1, (3, 7))
     assert is_said(summary, "6 taken, the largest id + 1")
     assert is_said(summary, "1 taken")
