@@ -10,7 +10,7 @@ import stat
 import tempfile
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import InputError, MoeplanError, StorageError, UsageError, printable
 
@@ -40,14 +40,8 @@ MAX_DIGITS = 64
 MAX_REASON = 240  # characters of a refusal, which may quote the file
 
 
-class _Written(NamedTuple):
-    """A key that one kind of our files alone has, and the command that writes them."""
-
-    key: str
-    writer: str
-
-
-_WRITTEN = {"a plan": _Written("decisions", "moeplan solve"), "a profile": _Written("series", "moeplan profile")}
+# A key that one kind of our files alone has, and the command that writes them.
+_WRITTEN = {"a plan": ("decisions", "moeplan solve"), "a profile": ("series", "moeplan profile")}
 
 
 @contextlib.contextmanager
@@ -128,14 +122,14 @@ def size_of(path: str | os.PathLike[str], *, what: str) -> int:
         It is missing, or no regular file.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path}: cannot be read as {what} ({reason})") from error
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "a pipe or device"
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
         raise InputError(f"{path}: cannot be read as {what} ({kind}, expected a regular file)")
-    return found.st_size
+    return status.st_size
 
 
 def read_text(path: str | os.PathLike[str], *, what: str, max_bytes: int) -> str:
@@ -240,11 +234,12 @@ def check_kind(value: Any, *, source: str, what: str) -> None:
     InputError
         It has no schema version, or is of the other kind.
     """
+    _, writer = _WRITTEN[what]
     if not isinstance(value, dict) or "schema_version" not in value:
-        raise InputError(f"{source}: no schema_version; expected {what} written by {_WRITTEN[what].writer}")
-    found = next((kind for kind, written in _WRITTEN.items() if written.key in value), what)
-    if found != what:
-        raise InputError(f"{source}: {found}; expected {what}, written by {_WRITTEN[what].writer}")
+        raise InputError(f"{source}: no schema_version; expected {what} written by {writer}")
+    actual = next((kind for kind, (key, _) in _WRITTEN.items() if key in value), what)
+    if actual != what:
+        raise InputError(f"{source}: {actual}; expected {what}, written by {writer}")
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
@@ -264,7 +259,12 @@ def _appearing(target: Path, *, directory: bool) -> Iterator[Path]:
     temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(target, directory)
+        if directory:
+            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        else:
+            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            os.close(handle)
+            temporary = Path(name)
         yield temporary
         umask = os.umask(0)
         os.umask(umask)
@@ -284,15 +284,6 @@ def _appearing(target: Path, *, directory: bool) -> Iterator[Path]:
 def _check_replaceable(target: Path) -> None:
     if target.exists() and not target.is_file():
         raise StorageError(f"{target}: already there and no regular file; choose another name")
-
-
-def _temporary(target: Path, directory: bool) -> Path:
-    prefix = f".{target.name}."
-    if directory:
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-    handle, name = tempfile.mkstemp(prefix=prefix, dir=target.parent)
-    os.close(handle)
-    return Path(name)
 
 
 def _refuse(name: str) -> Any:

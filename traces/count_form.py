@@ -2,7 +2,7 @@
 
 Rows of equal step, sample, source rank and layer add up, so that it can be written in bounded memory.
 
-Legend: R rows; E experts.
+Legend: R rows; G groups of tokens; B keys; L MoE layers; E experts.
 """
 
 import os
@@ -16,14 +16,11 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..files import atomic_directory
-from .count_rows import CountRows
 from .dataset import Dataset, form_of
-from .loads import grouped_loads
-from .metadata import refusing
+from .loads import CountRows, grouped_loads
 from .part_file import PartSeries, local_directory
 from .reader import Trace, open_trace
-from .schema import KEYS, Key, TraceMeta, count_schema
-from .validity import check_counts
+from .schema import KEYS, Key, Rows, TraceMeta, check_counts, count_schema, refusing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +29,7 @@ __all__ = ["CountTable", "CountTrace", "condense", "of_tokens", "open_any", "rea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountTable:
+class CountTable(Rows):
     """Rows of the count form; None where a key is unknown.
 
     Parameters
@@ -63,6 +60,13 @@ class CountTable:
         }
         return cls(**columns, counts=counts_RE)
 
+    @classmethod
+    def of_groups(cls, keys: Sequence[Key], key_GB: NDArray[np.integer], counts_GLE: NDArray[np.int64]) -> Self:
+        """From the counts in every layer of groups of tokens, and these keys' values of each group."""
+        layers = np.arange(counts_GLE.shape[1], dtype=np.int64)
+        key_RB = np.column_stack([np.repeat(key_GB, len(layers), axis=0), np.tile(layers, len(key_GB))])
+        return cls.of(keys, key_RB, counts_GLE.reshape(len(key_RB), counts_GLE.shape[2]))
+
 
 @dataclass(frozen=True)
 class CountTrace(Dataset):
@@ -73,10 +77,7 @@ class CountTrace(Dataset):
     def tables(self) -> Iterator[CountTable]:
         """Its rows, a bounded table at a time.
 
-        Raises
-        ------
-        InputError
-            A part is damaged or breaks a rule.
+        Raises InputError where a part is damaged or breaks a rule.
         """
         model = self.meta.model
         for path, _, arrow in self.read([*KEYS, "layer", "counts"], 20 + 8 * model.num_experts):
@@ -128,10 +129,8 @@ def write_counts(directory: str | os.PathLike[str], meta: TraceMeta, tables: Ite
 def tabulate(trace: Trace, *, phases: Collection[str] | None = None) -> Iterator[CountTable]:
     """The counts of a token trace by all the keys it has."""
     keys = tuple(key for key in KEYS if key in trace.known)
-    layers = np.arange(trace.model.num_layers, dtype=np.int64)
     for part in grouped_loads(trace, keys, phases=phases):
-        key_RB = np.column_stack([np.repeat(part.keys, len(layers), axis=0), np.tile(layers, len(part.keys))])
-        yield CountTable.of(keys, key_RB, part.loads.reshape(len(key_RB), trace.model.num_experts))
+        yield CountTable.of_groups(keys, *part)
 
 
 def condense(trace: CountTrace) -> Iterator[CountTable]:

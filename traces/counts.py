@@ -97,8 +97,8 @@ def count(
         if keep is None:
             counter.add(batch)
             continue
-        found, place_T = np.unique(unit_T, return_inverse=True)
-        kept_T = keep(found)[place_T]
+        unit_U, place_T = np.unique(unit_T, return_inverse=True)
+        kept_T = keep(unit_U)[place_T]
         counter.add(batch if kept_T.all() else batch.select(kept_T))
     return counter.counts()
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..errors import InputError, MismatchError
 from ..files import sha256_json
-from .metadata import parse_meta, refusing
 from .part_file import is_part, is_unfinished, reading_order
-from .schema import KEYS, TraceMeta, count_schema, token_schema
+from .schema import KEYS, TraceMeta, count_schema, parse_meta, refusing, token_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,7 +173,7 @@ def _listing(path: str) -> tuple[Any, str, list[str]]:
     info = filesystem.get_file_info(place)
     if info.type == fs.FileType.Directory:
         inside = filesystem.get_file_info(fs.FileSelector(place))
-        return filesystem, place, [found.base_name for found in inside if found.type == fs.FileType.File]
+        return filesystem, place, [entry.base_name for entry in inside if entry.type == fs.FileType.File]
     if info.type != fs.FileType.File:
         what = "no such file or directory" if info.type == fs.FileType.NotFound else "a pipe or device"
         raise InputError(f"{what}; record one with moeplan trace record or import")
@@ -198,13 +197,13 @@ def _look(filesystem: Any, path: str, form: str) -> _Part:
         return _Part(meta, part.metadata.num_rows, _filled(part), has_weights)
 
 
-def _check_columns(found: "pa.Schema", expected: "pa.Schema") -> None:
+def _check_columns(schema: "pa.Schema", expected: "pa.Schema") -> None:
     for field in expected:
-        index = found.get_field_index(field.name)
+        index = schema.get_field_index(field.name)
         if index < 0:
             raise InputError(f"no column {field.name} (or two of them); expected {field.type}")
-        if found.field(index).type != field.type:
-            raise InputError(f"column {field.name} is {found.field(index).type}; expected {field.type}")
+        if schema.field(index).type != field.type:
+            raise InputError(f"column {field.name} is {schema.field(index).type}; expected {field.type}")
 
 
 def _check_sizes(metadata: Any, width: int, file_bytes: int) -> None:
@@ -236,9 +235,9 @@ def _filled(part: Any) -> frozenset[str]:
     return frozenset()
 
 
-def _difference(one: _Part, other: _Part) -> str:
-    if one.meta.model != other.meta.model:
-        return f"models {one.meta.model.name!r} and {other.meta.model.name!r} differ; keep one model a directory"
-    if one.meta != other.meta:
+def _difference(first: _Part, other: _Part) -> str:
+    if first.meta.model != other.meta.model:
+        return f"models {first.meta.model.name!r} and {other.meta.model.name!r} differ; keep one model a directory"
+    if first.meta != other.meta:
         return "tokenizer, recorder or step order differ"
     return "one has columns (weights, step, sample or source_rank) that the other lacks"

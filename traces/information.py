@@ -41,11 +41,11 @@ class Information:
     @classmethod
     def of(cls, rows: Iterable[tuple[float, Iterable[float]]]) -> Self:
         """From each table's estimate and those of its draws."""
-        found = [(bits, np.fromiter(draws, np.float64)) for bits, draws in rows]
+        tables = [(bits, np.fromiter(draws, np.float64)) for bits, draws in rows]
         return cls(
-            np.array([bits for bits, _ in found], np.float64),
-            np.array([draws.mean() for _, draws in found], np.float64),
-            np.array([draws.std(ddof=1) for _, draws in found], np.float64),
+            np.array([bits for bits, _ in tables], np.float64),
+            np.array([draws.mean() for _, draws in tables], np.float64),
+            np.array([draws.std(ddof=1) for _, draws in tables], np.float64),
         )
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import MismatchError, StorageError, UsageError
-from ..files import atomic_path
-from .metadata import read_meta
-from .schema import KEYS, TraceMeta
+from ..files import atomic_path, size_of
+from .schema import KEYS, TraceMeta, parse_meta, refusing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,10 +47,7 @@ class PartSeries:
     def write(self, table: "pa.Table", number: int) -> Path:
         """Write a table as part `number`, atomically; again under the same number replaces it.
 
-        Raises
-        ------
-        StorageError
-            The disk is full or the directory gone; no unfinished file is left.
+        Raises StorageError where the disk is full or the directory gone; no unfinished file is left.
         """
         import pyarrow.parquet as pq
 
@@ -73,7 +69,13 @@ class PartSeries:
 
     def _accept(self, name: str, meta: TraceMeta) -> None:
         """Refuse to mix with a part that is already there."""
-        if read_meta(self.directory / name) != meta:
+        import pyarrow.parquet as pq
+
+        path = self.directory / name
+        size_of(path, what="a trace")
+        with refusing(str(path)), pq.ParquetFile(path) as part:
+            held = parse_meta(part.schema_arrow)
+        if held != meta:
             raise MismatchError(
                 f"{self.directory}: {name} belongs to another trace (model, form, tokenizer or recorder differ);"
                 " choose an empty directory"
@@ -88,10 +90,8 @@ class PartSeries:
 def local_directory(path: str | os.PathLike[str]) -> Path:
     """The local directory that a path or a file:// URI names.
 
-    Raises
-    ------
-    UsageError
-        It is a URI of another file system: parts are renamed when they are complete, which object stores cannot do.
+    Raises UsageError where it is a URI of another file system: parts are renamed when they are complete, which object
+    stores cannot do.
     """
     from urllib.parse import unquote, urlsplit
 

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, UsageError
 from .dataset import Dataset
-from .metadata import refusing
 from .model import ModelSpec
-from .schema import PHASES, TokenBatch
-from .validity import check_tokens
+from .schema import PHASES, TokenBatch, check_tokens, refusing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +81,7 @@ class Trace(Dataset):
         columns = [*SCALARS, *(f"layer_{layer}" for layer in chosen)]
         columns += [f"weight_{layer}" for layer in chosen] if weights else []
         row_bytes = SCALAR_BYTES + len(chosen) * self.model.top_k * (4 if weights else 2)
-        found = False
+        has_tokens = False
         for path, first_row, arrow in self.read(columns, row_bytes):
             with refusing(path):
                 batch = self._decode(arrow, chosen, weights)
@@ -91,9 +89,9 @@ class Trace(Dataset):
             if wanted is not None:
                 batch = batch.select(wanted[batch.phase])
             if len(batch):
-                found = True
+                has_tokens = True
                 yield batch
-        if not found:
+        if not has_tokens:
             raise UsageError(f"{self.path}: no token of phase {', '.join(phases or PHASES)}")
 
     def _check_request(self, layers: Sequence[int], phases: Collection[str] | None, weights: bool) -> None:

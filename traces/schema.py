@@ -1,16 +1,20 @@
-"""The Parquet schema of a trace, its metadata, and a batch of it in memory.
+"""The Parquet schema of a trace, its metadata, read with suspicion, a batch of it in memory, and the rules for both.
 
 Legend: T tokens; L MoE layers; K experts a token.
 """
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from .model import MAX_NAME, ModelSpec
+from ..errors import InputError, MoeplanError
+from ..files import validated
+from .model import MAX_NAME, NOT_ROUTED, ModelSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,14 +25,21 @@ __all__ = [
     "PHASES",
     "RANK_BITS",
     "Key",
+    "Rows",
     "TokenBatch",
     "TraceMeta",
+    "check_counts",
+    "check_tokens",
     "count_schema",
+    "parse_meta",
+    "refusing",
     "token_schema",
 ]
 
 METADATA_KEY = b"moeplan"
+MAX_METADATA_BYTES = 2**20
 PHASES = ("prefill", "decode", "train")
+FLOAT16_EXPONENT = 0x7C00  # all exponent bits set: infinite or NaN
 RANK_BITS = 40  # sample ids that ranks need not agree on are rank << 40 | ordinal
 Key = Literal["step", "sample", "source_rank"]
 KEYS: tuple[Key, ...] = ("step", "sample", "source_rank")  # columns that may be unknown
@@ -62,7 +73,17 @@ class TraceMeta(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBatch:
+class Rows:
+    """Columns of equal length; None where a column is unknown."""
+
+    def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Self:
+        """These rows only."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: column[rows] for name, column in columns.items() if column is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch(Rows):
     """Consecutive tokens of a trace; None where a column is unknown.
 
     Parameters
@@ -88,11 +109,43 @@ class TokenBatch:
     def __len__(self) -> int:
         return len(self.position)
 
-    def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> "TokenBatch":
-        """The batch of these tokens only."""
-        whole = {field.name: getattr(self, field.name) for field in fields(self)}
-        chosen: dict[str, Any] = {name: None if column is None else column[rows] for name, column in whole.items()}
-        return TokenBatch(**chosen)
+
+def check_tokens(batch: TokenBatch, num_experts: int, first_row: int) -> None:
+    """Hold the values of a batch against the rules of a trace.
+
+    Parameters
+    ----------
+    first_row
+        The batch's first row, for the message.
+
+    Raises InputError where an expert id is neither below `num_experts` nor 65535, a weight is not finite, a position is
+    negative, or a phase is unknown.
+    """
+    for layer in range(batch.ids.shape[1]):
+        ids_TK = batch.ids[:, layer]
+        if ids_TK.size and ids_TK.max() >= num_experts:
+            wrong_TK = (ids_TK >= num_experts) & (ids_TK != NOT_ROUTED)
+            expert = ids_TK[wrong_TK][0] if wrong_TK.any() else None
+            expected = f"expected 0 to {num_experts - 1}, or {NOT_ROUTED} for not routed"
+            _refuse_where(wrong_TK, f"goes to expert {expert} in layer {layer}; {expected}", first_row)
+        if batch.weights is not None:
+            _refuse_where(
+                batch.weights[:, layer].view(np.uint16) & FLOAT16_EXPONENT == FLOAT16_EXPONENT,
+                f"has a weight in layer {layer} that is not finite; expected a number",
+                first_row,
+            )
+    _refuse_where(batch.position < 0, "has a negative position; expected 0 or more", first_row)
+    _refuse_where(
+        (batch.phase < 0) | (batch.phase >= len(PHASES)),
+        f"has no phase; expected one of {', '.join(PHASES)}",
+        first_row,
+    )
+
+
+def check_counts(layer: NDArray[np.int32], counts: NDArray[np.int64], num_layers: int) -> None:
+    """Hold rows of the count form against its rules: layers `[R]` of the model, counts `[R, E]` of at least 0."""
+    _refuse_where((layer < 0) | (layer >= num_layers), f"names a layer outside 0 to {num_layers - 1}", 0)
+    _refuse_where(counts < 0, "has a negative count; expected 0 or more", 0)
 
 
 def token_schema(meta: TraceMeta, *, weights: bool) -> "pa.Schema":
@@ -126,6 +179,37 @@ def count_schema(meta: TraceMeta) -> "pa.Schema":
         ("counts", counts),
     ]
     return pa.schema(columns, metadata=_metadata(meta))
+
+
+def parse_meta(schema: "pa.Schema") -> TraceMeta:
+    """The metadata in an Arrow schema; InputError where there is none, or it is of another version, or damaged."""
+    metadata: Mapping[bytes, bytes] = schema.metadata or {}
+    text = metadata.get(METADATA_KEY)
+    if text is None:
+        raise InputError("Parquet without metadata of moeplan; expected a trace of moeplan trace record or import")
+    if len(text) > MAX_METADATA_BYTES:
+        raise InputError(f"metadata of {len(text):,} bytes; expected at most {MAX_METADATA_BYTES:,}")
+    return validated(TraceMeta, text, source="metadata", what="a trace")
+
+
+@contextlib.contextmanager
+def refusing(source: str) -> Iterator[None]:
+    """Turn whatever Arrow says of a file into one line that names it."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except MoeplanError as error:
+        raise type(error)(f"{source}: {error}") from error
+    except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{source}: cannot be read as a trace ({reason})") from error
+
+
+def _refuse_where(wrong: NDArray[Any], what: str, first_row: int) -> None:
+    if wrong.any():
+        row = first_row + int(np.argwhere(wrong)[0][0])
+        raise InputError(f"row {row} {what}")
 
 
 def _metadata(meta: TraceMeta) -> dict[bytes, bytes]:

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from .count_form import CountTable, CountTrace
 from .counts import Counter, Counts
-from .distinct import Distinct
 from .information import Information, affinity_information
-from .loads import batch_loads
+from .loads import Distinct, batch_loads
 from .locality import Locality, SampleLoads, locality
 from .reader import Trace
 from .schema import PHASES, TokenBatch
@@ -162,9 +161,9 @@ def _add_samples(samples: SampleLoads, batch: TokenBatch, num_experts: int) -> N
         return
     kept = batch if kept_T.all() else batch.select(kept_T)
     for part in batch_loads(kept, ("sample",), num_experts, most=samples.most):
-        num_layers = part.loads.shape[1]
+        num_layers = part.counts.shape[1]
         layer_R = np.tile(np.arange(num_layers, dtype=np.int32), len(part.keys))
-        samples.add(np.repeat(part.keys[:, 0], num_layers), layer_R, part.loads.reshape(-1, num_experts))
+        samples.add(np.repeat(part.keys[:, 0], num_layers), layer_R, part.counts.reshape(-1, num_experts))
 
 
 def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .part_file import PartSeries
-from .schema import KEYS, PHASES, TokenBatch, TraceMeta, token_schema
-from .validity import check_tokens
+from .schema import KEYS, PHASES, TokenBatch, TraceMeta, check_tokens, token_schema
 
 __all__ = ["TraceWriter"]
 
@@ -85,11 +84,11 @@ class TraceWriter:
         """
         self._check_shape(batch)
         check_tokens(batch, self.meta.model.num_experts, self.num_tokens)
-        taken = 0
-        while taken < len(batch):
-            rows = min(len(batch) - taken, self._capacity - self._filled)
-            self._take(batch.select(slice(taken, taken + rows)))
-            taken += rows
+        first = 0
+        while first < len(batch):
+            rows = min(len(batch) - first, self._capacity - self._filled)
+            self._take(batch.select(slice(first, first + rows)))
+            first += rows
             if self._filled == self._capacity or time.monotonic() - self._oldest_s >= self.max_seconds:
                 self.flush()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError, UsageError
-from ...files import read_json, sha256_file, sha256_json
-from ..model import MAX_LAYERS
+from ...files import sha256_file, sha256_json
+from .config import check_layers, read_config
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
 FREE_PARAMETERS = 2**20
 MAX_PARAMETERS_A_BYTE = 4  # of weights: quantised to 4 bits there are 2
-MAX_CONFIG_BYTES = 4 * 2**20
 MAX_REASON = 200
 OTHER_SHAPES = "ignore_mismatched_sizes"  # what transformers speaks of where the configuration has other sizes
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt")
@@ -64,10 +63,7 @@ def load_model(directory: Path, *, dtype: str = "auto", device: str = "auto") ->
 def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer in a model's directory.
 
-    Raises
-    ------
-    UsageError, InputError
-        As for `load_model`.
+    Raises UsageError, InputError as for `load_model`.
     """
     with _quiet_transformers(), _refusing(directory, "a tokenizer"):
         from transformers import AutoTokenizer
@@ -101,13 +97,8 @@ def _device(name: str) -> "torch.device":
 
 def _check_config(directory: Path) -> None:
     """Refuse what is no configuration of a model, or one whose layers alone would fill the memory."""
-    config = read_json(directory / "config.json", what="the configuration of a model", max_bytes=MAX_CONFIG_BYTES)
-    if not (isinstance(config, dict) and isinstance(config.get("model_type"), str)):
-        raise InputError(f"{directory / 'config.json'}: no model_type; expected a Hugging Face model's configuration")
-    text = config.get("text_config")
-    layers = (text if isinstance(text, dict) else config).get("num_hidden_layers", 1)
-    if not (isinstance(layers, int) and 1 <= layers <= MAX_LAYERS):
-        raise InputError(f"{directory / 'config.json'}: num_hidden_layers {layers!r}; expected 1 to {MAX_LAYERS:,}")
+    path = directory / "config.json"
+    check_layers(path, read_config(path).get("num_hidden_layers", 1))
 
 
 def _check_parameters(directory: Path) -> None:

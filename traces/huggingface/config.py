@@ -8,9 +8,9 @@ from typing import Any
 from ...errors import InputError
 from ...files import read_json
 from ..model import MAX_LAYERS, ModelSpec
-from ..recording.spec import sizes_of
+from ..recording.layers import sizes_of
 
-__all__ = ["read_config", "spec_of_config"]
+__all__ = ["check_layers", "read_config", "spec_of_config"]
 
 MAX_BYTES = 4 * 2**20
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -22,10 +22,7 @@ Rule = Callable[[Mapping[str, Any]], Callable[[int], bool]]  # of a configuratio
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The text part of a configuration, an object.
 
-    Raises
-    ------
-    InputError
-        Damaged, too large or no configuration of a model.
+    Raises InputError where it is damaged, too large or no configuration of a model.
     """
     whole = read_json(path, what="the configuration of a model", max_bytes=MAX_BYTES)
     if not (isinstance(whole, dict) and isinstance(whole.get("model_type"), str)):
@@ -34,22 +31,24 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     return whole | text if isinstance(text, dict) else whole
 
 
+def check_layers(path: str | os.PathLike[str], layers: Any) -> None:
+    """Refuse a number of hidden layers that is none, or absurd."""
+    if not (isinstance(layers, int) and 1 <= layers <= MAX_LAYERS):
+        raise InputError(f"{path}: num_hidden_layers {layers!r}; expected 1 to {MAX_LAYERS:,}")
+
+
 def spec_of_config(path: str | os.PathLike[str]) -> ModelSpec:
     """The model that a config.json describes, its MoE layers among all hidden layers.
 
-    Raises
-    ------
-    InputError
-        No configuration, or not of a model with experts.
+    Raises InputError where it is no configuration, or not of a model with experts.
     """
     config = read_config(path)
     sizes = sizes_of(SimpleNamespace(**config))
     for name, what in (("num_experts", "number of experts"), ("top_k", "number of experts a token")):
         if sizes[name] is None:
             raise InputError(f"{path}: no {what}; expected the config.json of a Mixture-of-Experts model")
-    layers = sizes["num_hidden_layers"]
-    if not (isinstance(layers, int) and 1 <= layers <= MAX_LAYERS):
-        raise InputError(f"{path}: num_hidden_layers {layers!r}; expected 1 to {MAX_LAYERS:,}")
+    layers: Any = sizes["num_hidden_layers"]
+    check_layers(path, layers)
     try:
         moe = _moe_layers(config, layers)
         dtype = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
@@ -63,9 +62,9 @@ def spec_of_config(path: str | os.PathLike[str]) -> ModelSpec:
 
 def _moe_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """The hidden layers with experts, as the families' own configurations decide it."""
-    told = [rule(config) for key, rule in RULES.items() if config.get(key) is not None]
-    found = (tuple(filter(has_experts, range(num_layers))) for has_experts in told)
-    return next(filter(None, found), () if told else tuple(range(num_layers)))
+    rules = [rule(config) for key, rule in RULES.items() if config.get(key) is not None]
+    layers_by_rule = (tuple(filter(has_experts, range(num_layers))) for has_experts in rules)
+    return next(filter(None, layers_by_rule), () if rules else tuple(range(num_layers)))
 
 
 def _listed(key: str) -> Rule:

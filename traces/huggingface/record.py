@@ -1,22 +1,27 @@
-"""Recording a Hugging Face MoE model in a local directory on samples of text."""
+"""Recording a Hugging Face MoE model on samples of text: prefill and greedy decoding, under a recorder.
+
+Legend: B prompts of a batch; S columns, the longest prompt; padding on the left, so that all prompts end together.
+"""
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..model import ModelSpec
 from ..recording.kept import Kept, chosen_samples
-from ..recording.layers import moe_layers
+from ..recording.layers import moe_layers, spec_of
 from ..recording.recorder import Recorder, recording
-from ..recording.spec import spec_of
 from ..schema import TraceMeta
-from .run import Batch, batches, run
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 __all__ = ["Recording", "record_model"]
@@ -65,63 +70,64 @@ def record_model(
     UsageError
         The destination is there and not empty, a prompt does not fit the model, or no layer is an MoE layer.
     """
+    import transformers
+
     folder = Path(destination)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and not _is_empty(folder):
         raise UsageError(f"{folder}: already there and not empty; choose another destination or remove it")
     _check_lengths(model, prompts, generate)
     spec = spec_of(model, moe_layers(model, router), name)
     kept = Kept(max_tokens=max_tokens, sample_rate=sample_rate)
     samples = chosen_samples(len(prompts), sample_rate)
-    meta = TraceMeta(form="tokens", model=spec, tokenizer=tokenizer, recorder=_recorder(model))
+    maker = f"moeplan, {type(model).__name__} of transformers {transformers.__version__}"
+    meta = TraceMeta(form="tokens", model=spec, tokenizer=tokenizer, recorder=maker)
+    options: dict[str, Any] = {"pattern": router, "kept": kept, "weights": weights, "embeddings": embeddings}
+    progress, interrupted = _Progress(on_progress, len(samples), max_tokens), False
     try:
-        with recording(
-            model, folder, meta, pattern=router, kept=kept, weights=weights, embeddings=embeddings
-        ) as recorder:
-            told = _Told(on_progress, len(samples), max_tokens)
-            interrupted = _interrupted(model, batches(prompts, samples, batch_samples), recorder, generate, told)
+        with recording(model, folder, meta, **options) as recorder:
+            try:
+                for done, batch in _batches(prompts, samples, batch_samples):
+                    progress(done, recorder.num_tokens)
+                    _run(model, batch, recorder, generate)
+                    if recorder.full:
+                        break
+            except KeyboardInterrupt:
+                interrupted = True
         return Recording(spec, recorder.num_tokens, interrupted)
     finally:
-        if folder.is_dir() and not any(folder.iterdir()):
+        if _is_empty(folder):
             folder.rmdir()
 
 
-def _interrupted(
-    model: "PreTrainedModel",
-    work: Iterable[Batch],
-    recorder: Recorder,
-    generate: int,
-    told: "_Told",
-) -> bool:
-    """Run every batch, or as many as are wanted; whether Ctrl-C came first."""
-    done = 0
-    try:
-        for batch in work:
-            told(done, recorder.num_tokens)
-            run(model, batch, recorder, generate=generate)
-            done += len(batch.samples)
-            if recorder.full:
-                break
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-class _Told:
+@dataclass(frozen=True, slots=True)
+class _Progress:
     """Says how much is recorded and, from then on, how long the rest will take at that rate."""
 
-    def __init__(self, say: Callable[[str], None], num_samples: int, max_tokens: int | None) -> None:
-        self._say = say
-        self._num_samples = num_samples
-        self._max_tokens = max_tokens
-        self._start_s = time.monotonic()
+    say: Callable[[str], None]
+    num_samples: int
+    max_tokens: int | None
+    start_s: float = field(default_factory=lambda: time.monotonic())
 
     def __call__(self, done: int, num_tokens: int) -> None:
-        share = max(done / self._num_samples, num_tokens / self._max_tokens if self._max_tokens else 0.0)
-        text = f"recorded {done:,} of {self._num_samples:,} samples, {num_tokens:,} tokens"
+        share = max(done / self.num_samples, num_tokens / self.max_tokens if self.max_tokens else 0.0)
+        text = f"recorded {done:,} of {self.num_samples:,} samples, {num_tokens:,} tokens"
         if share:
-            minutes, seconds = divmod(round((time.monotonic() - self._start_s) * (1 / share - 1)), 60)
+            minutes, seconds = divmod(round((time.monotonic() - self.start_s) * (1 / share - 1)), 60)
             text += f", {minutes}:{seconds:02} left"
-        self._say(text)
+        self.say(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Some prompts: their ordinals int64 `[B]`, token ids int64 and positions int32 `[B, S]`, 0 and -1 in padding."""
+
+    samples: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    position: NDArray[np.int32]
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _check_lengths(model: "PreTrainedModel", prompts: Sequence[Sequence[int]], generate: int) -> None:
@@ -139,7 +145,74 @@ def _check_lengths(model: "PreTrainedModel", prompts: Sequence[Sequence[int]], g
             )
 
 
-def _recorder(model: "PreTrainedModel") -> str:
-    import transformers
+def _batches(
+    prompts: Sequence[Sequence[int]], samples: NDArray[np.int64], batch_samples: int
+) -> Iterator[tuple[int, _Batch]]:
+    """Batches of the selected prompts in order, at most `batch_samples` in each, and how many prompts came before."""
+    for start in range(0, len(samples), batch_samples):
+        chosen_B = samples[start : start + batch_samples]
+        width = max(len(prompts[sample]) for sample in chosen_B)
+        tokens_BS = np.zeros((len(chosen_B), width), np.int64)
+        position_BS = np.full(tokens_BS.shape, -1, np.int32)
+        for row, sample in enumerate(chosen_B):
+            length = len(prompts[sample])
+            tokens_BS[row, width - length :] = prompts[sample]
+            position_BS[row, width - length :] = np.arange(length)
+        yield start, _Batch(chosen_B, tokens_BS, position_BS)
 
-    return f"moeplan, {type(model).__name__} of transformers {transformers.__version__}"
+
+def _run(model: "PreTrainedModel", batch: _Batch, recorder: Recorder, generate: int) -> None:
+    """Record the prompts of a batch, and up to `generate` tokens that the model continues each with.
+
+    A prompt ends before its end-of-text token, which is not run; the most likely token is taken, its keys and values
+    cached.
+    """
+    import torch
+
+    device, sample_BS = model.device, batch.samples.repeat(batch.position.shape[1])
+    position_BS = torch.from_numpy(batch.position).to(device)
+    mask_BS = (position_BS >= 0).long()
+    with torch.inference_mode():
+        with recorder.tokens(position=batch.position, sample=sample_BS, phase="prefill"):
+            output = model(
+                input_ids=torch.from_numpy(batch.tokens).to(device),
+                attention_mask=mask_BS,
+                position_ids=position_BS.clamp(min=0).long(),
+                use_cache=generate > 0,
+                logits_to_keep=1,
+            )
+        _decode(model, batch.samples, output, mask_BS, recorder, generate)
+
+
+def _decode(
+    model: "PreTrainedModel",
+    samples_B: NDArray[np.int64],
+    output: Any,
+    mask_BS: "torch.Tensor",
+    recorder: Recorder,
+    generate: int,
+) -> None:
+    import torch
+
+    config: Any = model.generation_config
+    end = None if config is None else config.eos_token_id
+    ends = end if isinstance(end, list) else [] if end is None else [end]
+    end_tokens = torch.tensor(ends, device=mask_BS.device, dtype=torch.long)
+    length_B = mask_BS.sum(1)
+    alive_B = torch.ones_like(length_B, dtype=torch.bool)
+    for offset in range(generate):
+        token_B = output.logits[:, -1].argmax(-1)
+        alive_B &= ~torch.isin(token_B, end_tokens)
+        if recorder.full or not bool(alive_B.any()):
+            return
+        mask_BS = torch.cat([mask_BS, torch.ones_like(mask_BS[:, :1])], 1)
+        position_B = length_B + offset
+        recorded_B = torch.where(alive_B, position_B, -1).cpu().numpy()
+        with recorder.tokens(position=recorded_B, sample=samples_B, phase="decode"):
+            output = model(
+                input_ids=token_B[:, None],
+                attention_mask=mask_BS,
+                position_ids=position_B[:, None],
+                past_key_values=output.past_key_values,
+                use_cache=True,
+            )

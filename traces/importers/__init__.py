@@ -15,7 +15,7 @@ from ..schema import PHASES, TraceMeta
 from ..writer import TraceWriter
 from .model_facts import model_of
 from .selection import IMPORTERS, choose
-from .source import CountSource, Given, Source
+from .source import CountSource, Given, TokenSource
 from .tally import Tally
 
 __all__ = ["IMPORTERS", "ImportSummary", "import_trace"]
@@ -117,18 +117,22 @@ def import_trace(
         _write(opened, model, chosen.name, local_directory(destination), phase, tally)
     except (InputError, MismatchError) as error:
         where = str(sources[0]) + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
-        told = str(error).removeprefix(f"{where}: ").removeprefix(f"{sources[0].name}: ")
-        raise type(error)(f"{where}: {told}") from error
-    is_counts = isinstance(opened, CountSource)
-    has_weights = not isinstance(opened, CountSource) and opened.has_weights
-    notes = tuple(printable(note) for note in (*chosen.notes, *opened.notes, *tally.notes))  # they quote the file
+        reason = str(error).removeprefix(f"{where}: ").removeprefix(f"{sources[0].name}: ")
+        raise type(error)(f"{where}: {reason}") from error
     return ImportSummary(
-        chosen.name, is_counts, str(destination), model, tally.num_tokens, tally.num_samples, has_weights, notes
+        importer=chosen.name,
+        is_counts=isinstance(opened, CountSource),
+        destination=str(destination),
+        model=model,
+        num_tokens=tally.num_tokens,
+        num_samples=tally.num_samples,
+        has_weights=opened.has_weights,
+        notes=tuple(printable(note) for note in (*chosen.notes, *opened.notes, *tally.notes)),  # they quote the file
     )
 
 
 def _write(
-    source: Source | CountSource, model: ModelSpec, importer: str, destination: Path, phase: str, tally: Tally
+    source: TokenSource | CountSource, model: ModelSpec, importer: str, destination: Path, phase: str, tally: Tally
 ) -> None:
     recorder = f"import {importer}"
     if isinstance(source, CountSource):
@@ -137,5 +141,5 @@ def _write(
         return
     meta = TraceMeta(form="tokens", model=model, recorder=recorder, choice_order=source.choice_order)
     with atomic_directory(destination) as directory, TraceWriter(directory, meta, weights=source.has_weights) as writer:
-        for batch in tally.of_tokens(source.batches(phase)):
+        for batch in tally.of_tokens(source.batches(phase), may_be_counts=source.may_be_counts):
             writer.append(batch)

@@ -18,13 +18,7 @@ UNORDERED = "no gate weights: a token's experts stay in the engine's order, the 
 
 
 def expert_ids(raw: NDArray[Any]) -> NDArray[np.uint16]:
-    """Ids as a trace has them; -1 stands for not routed, as 65535 does.
-
-    Raises
-    ------
-    InputError
-        An id is neither.
-    """
+    """Ids as a trace has them, where -1 stands for not routed as 65535 does; InputError where one is out of range."""
     if raw.dtype == np.uint8:
         return raw.astype(np.uint16)
     low, high = int(raw.min()), int(raw.max())

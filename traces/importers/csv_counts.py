@@ -8,17 +8,17 @@ Legend: R rows of a block; B columns that tell rows of the count form apart.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..count_form import CountTable
-from ..count_rows import CountRows
+from ..loads import CountRows
 from ..model import MAX_LAYERS, NOT_ROUTED
 from ..schema import KEYS
-from .source import Given
+from .source import CountSource, Given
 
 __all__ = ["CsvSource", "open_source", "recognises"]
 
@@ -40,20 +40,12 @@ def recognises(head: bytes) -> bool:
 
 
 def open_source(given: Given) -> "CsvSource":
-    """The counts in a file, every row checked.
-
-    Raises
-    ------
-    InputError
-        A row has too few or too many values, or one that is no number in its range; it is named.
-    """
+    """The counts in a file, every row checked: one of another number of values, or out of their ranges, is named."""
     return CsvSource(given.file)
 
 
-class CsvSource:
-    """Counts of a file; see `CountSource`. Read twice: which layers and experts there are, then what they count."""
-
-    step_order: Literal["known"] = "known"
+class CsvSource(CountSource):
+    """Counts of a file, read twice: which layers and experts there are, then what they count."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -84,10 +76,7 @@ class CsvSource:
     def tables(self, num_experts: int) -> Iterator[CountTable]:
         """The counts, rows added up as far as memory reaches.
 
-        Raises
-        ------
-        InputError
-            An expert is beyond `num_experts`, or few rows would become a great many cells.
+        Raises InputError where an expert is beyond `num_experts`, or few rows would become a great many cells.
         """
         if self._largest >= num_experts:
             raise InputError(f"expert {self._largest}; expected 0 to {num_experts - 1}")
@@ -117,9 +106,8 @@ class CsvSource:
         import pyarrow as pa
         from pyarrow import csv
 
-        read = csv.ReadOptions(
-            use_threads=False, block_size=BLOCK_BYTES, skip_rows=1, column_names=_distinct(self._header)
-        )
+        names = [name if name in LIMITS else f"column {index}" for index, name in enumerate(self._header)]  # distinct
+        read = csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, skip_rows=1, column_names=names)
         kinds = dict.fromkeys(self._columns, pa.int64())
         convert = csv.ConvertOptions(column_types=kinds, include_columns=self._columns, null_values=[])
         first_row = 2
@@ -137,11 +125,6 @@ def _names(line: bytes) -> list[str]:
     """The columns that a header names, in small letters."""
     text = line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     return [name.strip().strip('"').strip().lower() for name in text.split(",")]
-
-
-def _distinct(header: list[str]) -> list[str]:
-    """The header with the columns that are left out under names of their own."""
-    return [name if name in LIMITS else f"column {index}" for index, name in enumerate(header)]
 
 
 def _check(name: str, values: NDArray[Any], first_row: int) -> None:

@@ -27,31 +27,25 @@ class Layers:
     notes: tuple[str, ...]
 
 
-def with_experts(num_rows: int, model: ModelSpec | None) -> tuple[int, ...]:
-    """The MoE layers of a recording with a row a hidden layer; all, where nothing says more.
+def with_experts(num_rows: int, model: ModelSpec | None) -> list[int]:
+    """The MoE layers of a recording with a row a hidden layer: all, where nothing says more.
 
-    Raises
-    ------
-    MismatchError
-        It is of another number of hidden layers.
+    Raises MismatchError where the model has another number of hidden layers.
     """
     if model is None:
-        return tuple(range(num_rows))
+        return list(range(num_rows))
     if num_rows != model.num_hidden_layers:
         raise MismatchError(
             f"{num_rows} layers recorded; config.json has {model.num_hidden_layers} hidden layers: give that of this"
             " model"
         )
-    return model.layer_ids
+    return list(model.layer_ids)
 
 
-def counted_layers(filled_H: NDArray[np.bool_], model: ModelSpec | None) -> tuple[tuple[int, ...], list[str]]:
+def counted_layers(filled_H: NDArray[np.bool_], model: ModelSpec | None) -> tuple[list[int], list[str]]:
     """The MoE layers of counts with a row a hidden layer, and what is to be said of the others.
 
-    Parameters
-    ----------
-    filled_H
-        Whether a layer counts anything: of experts each layer does, so that the others are dense.
+    `filled_H` says whether a layer counts anything: of experts each layer does, so that the others are dense.
     """
     if model is not None:
         layers = with_experts(len(filled_H), model)
@@ -60,17 +54,12 @@ def counted_layers(filled_H: NDArray[np.bool_], model: ModelSpec | None) -> tupl
     if not filled_H.any():
         raise InputError("nothing is counted in any layer; expected a recording of requests")
     layers, empty = _ids(filled_H), _ids(~filled_H)
-    taken = f"hidden layers {spans(empty)} count nothing: taken for dense and left out (--hf-config checks that)"
-    return layers, [taken] if empty else []
+    note = f"hidden layers {spans(empty)} count nothing: taken for dense and left out (--hf-config checks that)"
+    return layers, [note] if empty else []
 
 
 def check_routed(filled_H: NDArray[np.bool_], model: ModelSpec | None) -> None:
-    """Hold what the hidden layers hold against the model.
-
-    Parameters
-    ----------
-    filled_H
-        Whether a layer holds more than zeros.
+    """Hold which hidden layers hold more than zeros against the model.
 
     Raises
     ------
@@ -79,16 +68,17 @@ def check_routed(filled_H: NDArray[np.bool_], model: ModelSpec | None) -> None:
     MismatchError
         A dense layer is not.
     """
+    filled = _ids(filled_H)
     if model is None:
-        if not filled_H.all():
+        if len(filled) < len(filled_H):
             raise InputError(
                 f"hidden layers {spans(_ids(~filled_H))} are all zeros, which dense layers are and layers whose tokens"
                 " all go to expert 0; give --hf-config config.json of the model"
             )
         return
-    if wrong := sorted(set(_ids(filled_H)) - set(model.layer_ids)):
+    if wrong := sorted(set(filled) - set(model.layer_ids)):
         raise MismatchError(f"hidden layers {spans(wrong)} were routed; config.json has no experts there")
-    if silent := sorted(set(model.layer_ids) - set(_ids(filled_H))):
+    if silent := sorted(set(model.layer_ids) - set(filled)):
         raise InputError(
             f"hidden layers {spans(silent)} have experts by config.json, and nothing was recorded of them; expected all"
             " MoE layers (some kernels and pipeline stages are not recorded)"
@@ -98,10 +88,7 @@ def check_routed(filled_H: NDArray[np.bool_], model: ModelSpec | None) -> None:
 def named_layers(recorded: Collection[int], model: ModelSpec | None) -> Layers:
     """The MoE layers of a recording that names them: hidden layers, or of some recorders the ordinals of MoE layers.
 
-    Raises
-    ------
-    MismatchError
-        They are not those of the model.
+    Raises MismatchError where they are not those of the model.
     """
     names = tuple(sorted(recorded))
     if model is None:
@@ -112,11 +99,12 @@ def named_layers(recorded: Collection[int], model: ModelSpec | None) -> Layers:
             f"layers {spans(names) or 'none'} recorded; config.json has experts in {spans(model.layer_ids)}: expected"
             " all MoE layers of that model, numbered from 0 as there (pipeline stages may count from 0 each)"
         )
-    said = {
-        f"layers {spans(names[len(hidden) :])} left out: beyond the hidden layers (MTP)": len(names) > len(hidden),
-        f"layers {spans(hidden)} taken as the MoE layers {spans(model.layer_ids)}": hidden != model.layer_ids,
-    }
-    return Layers(hidden, model.layer_ids, tuple(note for note, holds in said.items() if holds))
+    notes = []
+    if len(names) > len(hidden):
+        notes.append(f"layers {spans(names[len(hidden) :])} left out: beyond the hidden layers (MTP)")
+    if hidden != model.layer_ids:
+        notes.append(f"layers {spans(hidden)} taken as the MoE layers {spans(model.layer_ids)}")
+    return Layers(hidden, model.layer_ids, tuple(notes))
 
 
 def spans(ids: Sequence[int]) -> str:
@@ -127,9 +115,9 @@ def spans(ids: Sequence[int]) -> str:
             pieces[-1][1] = index
         else:
             pieces.append([index, index])
-    told = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pieces[:4])
-    return told + (", ..." if len(pieces) > 4 else "")
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pieces[:4])
+    return text + (", ..." if len(pieces) > 4 else "")
 
 
-def _ids(chosen_H: NDArray[np.bool_]) -> tuple[int, ...]:
-    return tuple(np.flatnonzero(chosen_H).tolist())
+def _ids(chosen_H: NDArray[np.bool_]) -> list[int]:
+    return np.flatnonzero(chosen_H).tolist()

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..model import NOT_ROUTED
 from ..schema import PHASES, TokenBatch
-from .cells import by_weight, expert_ids, gates, largest, repeated
+from .cells import expert_ids, gates, largest
 from .json_tokens import Token, model_of, tokens
-from .source import Given
+from .source import BLOCK_BYTES, Given, TokenSource
 
 __all__ = ["JsonLinesSource", "open_source", "recognises"]
 
-BATCH_BYTES = 32 * 2**20
 VALUE_BYTES = 64  # of a number in a list, id and weight together
 MAX_ROWS = 8192
 MAX_NAMES = 8  # of keys left out that are told
@@ -35,20 +34,12 @@ def recognises(head: bytes) -> bool:
 
 
 def open_source(given: Given) -> "JsonLinesSource":
-    """The tokens in a file, the first of which says what the others must be like.
-
-    Raises
-    ------
-    InputError
-        The first line is no token, or there is none.
-    """
+    """The tokens in a file, the first of which says what the others must be like."""
     return JsonLinesSource(given.file)
 
 
-class JsonLinesSource:
-    """Tokens of a file; see `Source`."""
-
-    choice_order: Literal["gate"] = "gate"
+class JsonLinesSource(TokenSource):
+    """Tokens of a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +51,7 @@ class JsonLinesSource:
         self._known = {name: getattr(first.line, name) is not None for name in ("step", "sample", "source_rank")}
         self.has_weights = first.weights is not None
         self.model = _model(path, first)
-        self.notes: list[str] = []
+        self.notes = []
         if first.line.position is None:
             self.notes.append("no position: positions are numbers of tokens")
         if isinstance(first.line.sample, str):
@@ -72,30 +63,21 @@ class JsonLinesSource:
         return max(largest(expert_ids(np.array(token.experts))) for token in self._checked())
 
     def batches(self, phase: str) -> Iterator[TokenBatch]:
-        """The tokens in order, each token's choices by descending weight."""
-        checked, first_row, reordered, twice = self._checked(), 0, 0, 0
-        rows = max(1, min(MAX_ROWS, BATCH_BYTES // (VALUE_BYTES * self._num_layers * self._top_k)))
+        """The tokens in order."""
+        checked, first_row = self._checked(), 0
+        rows = max(1, min(MAX_ROWS, BLOCK_BYTES // (VALUE_BYTES * self._num_layers * self._top_k)))
         while chunk := list(islice(checked, rows)):
-            ids_TLK, weights_TLK = expert_ids(np.array([token.experts for token in chunk])), None
-            if self.has_weights:
-                weights_TLK = gates(np.array([token.weights for token in chunk], np.float64))
-                ids_TLK, weights_TLK, unordered = by_weight(ids_TLK, weights_TLK)
-                reordered += unordered
-            twice += repeated(ids_TLK)
+            weights = [token.weights for token in chunk] if self.has_weights else None
             yield TokenBatch(
                 step=self._column(chunk, "step", np.int32),
                 sample=self._column(chunk, "sample", np.int64),
                 position=_positions(chunk, first_row),
                 source_rank=self._column(chunk, "source_rank", np.int32),
                 phase=np.array([PHASES.index(token.line.phase or phase) for token in chunk], np.int8),
-                ids=ids_TLK,
-                weights=weights_TLK,
+                ids=expert_ids(np.array([token.experts for token in chunk])),
+                weights=None if weights is None else gates(np.array(weights, np.float64)),
             )
             first_row += len(chunk)
-        if twice:
-            self.notes.append(f"{twice:,} cells name an expert twice, which counts twice")
-        if reordered:
-            self.notes.append(f"{reordered:,} cells were not in the order of their weights and have been put in it")
         if self._left_out:
             self.notes.append(f"keys left out: {', '.join(sorted(self._left_out))}")
 
@@ -108,10 +90,10 @@ class JsonLinesSource:
         """The tokens, each like the first."""
         limit = self.model.get("num_experts", NOT_ROUTED)
         for token in tokens(self._path):
-            for name, found in _traits(token).items():
-                if found != self._traits[name]:
+            for name, trait in _traits(token).items():
+                if trait != self._traits[name]:
                     raise InputError(
-                        f"line {token.number}: {name}: {found[:80]}; the first token has {self._traits[name][:80]}"
+                        f"line {token.number}: {name}: {trait[:80]}; the first token has {self._traits[name][:80]}"
                     )
             if (highest := max(max(row) for row in token.experts)) >= limit and highest != NOT_ROUTED:
                 raise InputError(f"line {token.number}: expert {highest}; the header says there are {limit}")
@@ -123,13 +105,13 @@ class JsonLinesSource:
 def _model(path: Path, first: Token) -> dict[str, Any]:
     """Model facts from the header and from the first token, checked against each other."""
     layer_ids = first.layers or tuple(range(len(first.experts)))
-    said = model_of(path) or {}
-    told = said.get("layer_ids", list(layer_ids))
-    if len(told) != len(layer_ids) or (first.layers and told != list(layer_ids)):
+    header = model_of(path)
+    header_ids = header.get("layer_ids", list(layer_ids))
+    if len(header_ids) != len(layer_ids) or (first.layers and header_ids != list(layer_ids)):
         raise InputError(f"the header's layer_ids are not those of the {len(layer_ids)} layers of line {first.number}")
-    if said.get("top_k", len(first.experts[0])) != len(first.experts[0]):
+    if header.get("top_k", len(first.experts[0])) != len(first.experts[0]):
         raise InputError(f"the header's top_k is not the {len(first.experts[0])} experts of line {first.number}")
-    return said | {"layer_ids": told, "top_k": len(first.experts[0])}
+    return header | {"layer_ids": header_ids, "top_k": len(first.experts[0])}
 
 
 def _traits(token: Token) -> dict[str, str]:
@@ -150,6 +132,5 @@ def _number(value: int | str) -> int:
 
 
 def _positions(chunk: list[Token], first_row: int) -> NDArray[np.int32]:
-    told = [token.line.position for token in chunk]
-    rows = range(first_row, first_row + len(chunk))
-    return np.array([row if place is None else place for place, row in zip(told, rows, strict=True)], np.int32)
+    positions = [token.line.position for token in chunk]
+    return np.array([row if at is None else at for row, at in enumerate(positions, first_row)], np.int32)

@@ -17,7 +17,7 @@ from ...files import validated
 from ..model import MAX_LAYERS, NOT_ROUTED
 from .source import numbered_lines
 
-__all__ = ["Header", "Token", "TokenLine", "model_of", "tokens"]
+__all__ = ["Token", "TokenLine", "model_of", "tokens"]
 
 MAX_LINE_BYTES = 4 * 2**20
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -53,7 +53,7 @@ class TokenLine(BaseModel):
     weights: list[list[Gate]] | list[Gate] | None = None
 
 
-class ModelFacts(BaseModel):
+class _ModelFacts(BaseModel):
     """Facts about the model in a header: fields of `ModelSpec`, of which importers read these."""
 
     model_config = ConfigDict(extra="allow")
@@ -63,10 +63,10 @@ class ModelFacts(BaseModel):
     attention: dict[str, Any] = {}
 
 
-class Header(BaseModel):
+class _Header(BaseModel):
     """The first line, where it is about the model."""
 
-    model: ModelFacts
+    model: _ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,7 @@ class Token:
 def tokens(path: Path) -> Iterator[Token]:
     """The tokens of a file in order, each held against the form of its line but not against the others.
 
-    Raises
-    ------
-    InputError
-        A line is no token; it is named.
+    Raises InputError where a line is no token; it is named.
     """
     lines = (
         (number, validated(TokenLine, text, source=f"line {number}", what="a token"))
@@ -97,12 +94,12 @@ def tokens(path: Path) -> Iterator[Token]:
         yield _token(list(islice(group, MAX_LAYERS + 1)))
 
 
-def model_of(path: Path) -> dict[str, Any] | None:
-    """Facts about the model in the header of a file; None where there is no header."""
+def model_of(path: Path) -> dict[str, Any]:
+    """Facts about the model in the header of a file; none where there is no header."""
     number, text = next(_lines(path))
     if not _is_header(text):
-        return None
-    return validated(Header, text, source=f"line {number}", what="a header").model.model_dump(exclude_none=True)
+        return {}
+    return validated(_Header, text, source=f"line {number}", what="a header").model.model_dump(exclude_none=True)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

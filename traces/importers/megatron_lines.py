@@ -67,15 +67,15 @@ class Pass:
 def passes_of(path: Path) -> Iterator[Pass]:
     """The passes of a rank in order, each held against the form of its lines; what MTP blocks chose is left out.
 
-    Raises
-    ------
-    InputError
-        A line is none of such a recording, or steps do not ascend; it is named.
+    Raises InputError where a line is none of such a recording, or steps do not ascend; it is named.
     """
     cells: dict[int, NDArray[np.uint16]] = {}
     seen, step, num_bytes = set[bytes](), -1, 0
     first: tuple[int, RouterLine] | None = None
-    for number, line in _lines(path):
+    for number, text in numbered_lines(path, MAX_LINE_BYTES):
+        line = validated(RouterLine, text, source=f"line {number}", what="a router's choices")
+        if line.block != "decoder":
+            continue
         if line.step < step:
             raise InputError(f"line {number}: step {line.step} after step {step}; expected one recording, in order")
         if first is not None and (line.step != step or line.layer in cells):
@@ -100,14 +100,6 @@ def digest_of(path: Path) -> bytes:
         while line := stream.readline(MAX_LINE_BYTES):
             digest.update(RANK.sub(b"", line, count=1))
     return digest.digest()
-
-
-def _lines(path: Path) -> Iterator[tuple[int, RouterLine]]:
-    """The lines of the decoder's layers, with their numbers."""
-    for number, text in numbered_lines(path, MAX_LINE_BYTES):
-        line = validated(RouterLine, text, source=f"line {number}", what="a router's choices")
-        if line.block == "decoder":
-            yield number, line
 
 
 def _ids(number: int, line: RouterLine) -> NDArray[np.uint16]:

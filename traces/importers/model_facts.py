@@ -9,7 +9,7 @@ from ...errors import InputError, MismatchError, UsageError
 from ...files import canonical_json, validated
 from ..model import ModelSpec
 from .hidden_layers import spans
-from .source import CountSource, Source
+from .source import Source
 
 __all__ = ["model_of"]
 
@@ -22,7 +22,7 @@ class _Model(BaseModel):
     model: ModelSpec
 
 
-def model_of(source: Source | CountSource, config: ModelSpec | None, asked: Facts, name: str) -> ModelSpec:
+def model_of(source: Source, config: ModelSpec | None, asked: Facts, name: str) -> ModelSpec:
     """The model of a recording.
 
     Parameters
@@ -47,16 +47,16 @@ def model_of(source: Source | CountSource, config: ModelSpec | None, asked: Fact
     for key, value in (_flat(asdict(config)) if config else {}).items():
         facts[key] = _agreed(key, facts.get(key), value)
     for key, value in asked.items():
-        found = facts.get(key)
-        if key != "name" and None not in (value, found) and found != value:
-            raise UsageError(f"{key} {value} asked for; the file says {found}")
-        facts[key] = found if value is None else value
+        said = facts.get(key)
+        if key != "name" and None not in (value, said) and said != value:
+            raise UsageError(f"{key} {value} asked for; the file says {said}")
+        facts[key] = said if value is None else value
     if facts["num_experts"] is None:
         facts["num_experts"] = source.largest_id() + 1
         if not facts["num_experts"]:
             raise InputError("no token is routed: every expert id is -1")
-        taken = f"{facts['num_experts']} taken, the largest id + 1"
-        source.notes.append(f"the file does not say how many experts there are: {taken}")
+        guess = f"{facts['num_experts']} taken, the largest id + 1"
+        source.notes.append(f"the file does not say how many experts there are: {guess}")
     if facts["top_k"] is None:
         facts["top_k"] = 1
         source.notes.append("the file does not say how many experts a token goes to: 1 taken")
@@ -71,13 +71,13 @@ def _flat(facts: Facts) -> Facts:
     return facts | attention
 
 
-def _agreed(key: str, found: Any, said: Any) -> Any:
+def _agreed(key: str, recorded: Any, said: Any) -> Any:
     """Value on which the files and config.json agree, or the one that either gives."""
-    if found is None or said is None or key == "name":
-        return said if found is None else found
+    if recorded is None or said is None or key == "name":
+        return said if recorded is None else recorded
     if key == "layer_ids":
-        if tuple(found) not in (tuple(said), tuple(range(len(said)))):
-            raise MismatchError(f"layers {spans(found)} recorded; config.json has experts in {spans(said)}")
-    elif found != said:
-        raise MismatchError(f"{key} {found} recorded; config.json says {said}: give that of the model")
+        if tuple(recorded) not in (tuple(said), tuple(range(len(said)))):
+            raise MismatchError(f"layers {spans(recorded)} recorded; config.json has experts in {spans(said)}")
+    elif recorded != said:
+        raise MismatchError(f"{key} {recorded} recorded; config.json says {said}: give that of the model")
     return said

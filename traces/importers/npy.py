@@ -1,10 +1,7 @@
 """A NumPy array in a file or in a zip archive of them, read row by row; nothing is allocated on a header's word."""
 
 import io
-import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
+from .source import naming, refusing_damage
 
-__all__ = ["NpyArray", "open_arrays", "parse_array"]
+__all__ = ["NpyArray", "companion", "integers_as", "open_arrays", "parse_array"]
 
 MAX_EXPANSION = 200  # unpacked bytes a packed byte, allowed beyond FREE_BYTES
 FREE_BYTES = 256 * 2**20
-DAMAGE = (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError,
-          SyntaxError, struct.error, tokenize.TokenError, MemoryError, RecursionError)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +55,9 @@ class NpyArray:
                 yield from (array[start : start + num_rows] for start in range(0, len(array), num_rows))
             else:
                 for start in range(0, self.shape[0], num_rows):
-                    taken = min(num_rows, self.shape[0] - start)
-                    data = _read(stream, taken * self.row_bytes)
-                    yield np.frombuffer(data, self.dtype).reshape(taken, *self.shape[1:])
+                    count = min(num_rows, self.shape[0] - start)
+                    data = _read(stream, count * self.row_bytes)
+                    yield np.frombuffer(data, self.dtype).reshape(count, *self.shape[1:])
             if stream.read(1):  # reaching the end also checks an archive's CRC
                 raise InputError("bytes after the last row")
 
@@ -77,10 +73,7 @@ class NpyArray:
 def open_arrays(path: Path) -> dict[str, NpyArray]:
     """The arrays of an `.npz` archive by name, or of an `.npy` file under the empty name.
 
-    Raises
-    ------
-    InputError
-        Damaged, an array of objects, or a header that promises other bytes than there are.
+    Raises InputError where one is damaged, of objects, or has a header that promises other bytes than there are.
     """
     with path.open("rb") as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:
@@ -101,6 +94,22 @@ def open_arrays(path: Path) -> dict[str, NpyArray]:
             )
         arrays[name] = _header(name, path, info.filename, info.file_size)
     return arrays
+
+
+def companion(arrays: dict[str, NpyArray], name: str, shape: tuple[int, ...], kinds: str) -> NpyArray | None:
+    """An array beside the main one, None where there is none; InputError where its shape or kind is another."""
+    array = arrays.get(name)
+    if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
+        expected = "floats" if kinds == "f" else "integers"
+        raise InputError(f"{name} is {array.dtype} {array.shape}; expected {expected} of shape {shape}")
+    return array
+
+
+def integers_as(raw: NDArray[Any], kind: type[np.integer[Any]], name: str) -> NDArray[Any]:
+    """Integers as another kind; InputError where it does not hold them."""
+    if int(raw.min()) < np.iinfo(kind).min or int(raw.max()) > np.iinfo(kind).max:
+        raise InputError(f"{name} from {raw.min()} to {raw.max()}; expected {np.dtype(kind)}")
+    return raw.astype(kind)
 
 
 def parse_array(name: str, data: bytes) -> NDArray[Any]:
@@ -152,11 +161,6 @@ def _read(stream: IO[bytes], num_bytes: int) -> bytes:
 
 @contextmanager
 def _refusing(name: str) -> Iterator[None]:
-    """Turn whatever NumPy or zipfile says of a file into one line."""
-    try:
+    """Turn whatever NumPy or zipfile says of an array into one line."""
+    with naming(name), refusing_damage():
         yield
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
-    except DAMAGE as error:
-        reason = " ".join((str(error) or type(error).__name__)[:160].split())
-        raise InputError(f"{name}: damaged ({reason})") from error

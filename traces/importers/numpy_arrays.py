@@ -8,22 +8,19 @@ Legend: T tokens; L MoE layers; K experts a token.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..model import MAX_LAYERS, NOT_ROUTED
 from ..schema import PHASES, TokenBatch
-from .cells import by_weight, expert_ids, gates, largest, repeated
+from .cells import expert_ids, gates, largest
 from .count_arrays import CountArrays, counts_samples
-from .npy import NpyArray, open_arrays
-from .source import Given
+from .npy import NpyArray, companion, integers_as, open_arrays
+from .source import BLOCK_BYTES, Given, TokenSource
 
 __all__ = ["NumpySource", "open_source", "recognises"]
 
-BATCH_BYTES = 32 * 2**20
 MAX_BATCH_ROWS = 65_536
 MAX_TOKENS = 2**31 - 1  # positions are int32
 COMPANIONS = ("weights", "seq_id", "pos", "num_experts")
@@ -35,37 +32,30 @@ def recognises(head: bytes) -> bool:
 
 
 def open_source(given: Given) -> "NumpySource | CountArrays":
-    """The arrays in a file, their shapes checked: of tokens, or of counts where `counts_samples`.
-
-    Raises
-    ------
-    InputError
-        Damaged, of another layout, or without tokens.
-    """
+    """The arrays in a file, their shapes checked: of tokens, or of counts where `counts_samples`."""
     arrays = open_arrays(given.file)
     return CountArrays(arrays) if counts_samples(arrays) else NumpySource(arrays)
 
 
-class NumpySource:
-    """Arrays that together are a recording; see `Source`."""
-
-    choice_order: Literal["gate"] = "gate"
+class NumpySource(TokenSource):
+    """Arrays that together are a recording of tokens."""
 
     def __init__(self, arrays: dict[str, NpyArray]) -> None:
         name = "expert_ids" if "expert_ids" in arrays or len(arrays) != 1 else next(iter(arrays))
         if name not in arrays:
-            found = ", ".join(sorted(arrays)) or "none"
-            raise InputError(f"arrays {found}; expected expert_ids or counts, or one array only")
+            names = ", ".join(sorted(arrays)) or "none"
+            raise InputError(f"arrays {names}; expected expert_ids or counts, or one array only")
         self._ids = arrays[name]
         num_tokens, self._num_layers, self._top_k = _shape_of_ids(self._ids)
         per_token = (num_tokens,)
-        self._weights = _companion(arrays, "weights", self._ids.shape, "f")
-        self._samples = _companion(arrays, "seq_id", per_token, "iu")
-        self._positions = _companion(arrays, "pos", per_token, "iu")
-        self.model: dict[str, Any] = {"layer_ids": tuple(range(self._num_layers)), "top_k": self._top_k}
+        self._weights = companion(arrays, "weights", self._ids.shape, "f")
+        self._samples = companion(arrays, "seq_id", per_token, "iu")
+        self._positions = companion(arrays, "pos", per_token, "iu")
+        self.model = {"layer_ids": tuple(range(self._num_layers)), "top_k": self._top_k}
         if (num_experts := _number_of_experts(arrays)) is not None:
             self.model["num_experts"] = num_experts
         self.has_weights = self._weights is not None
+        self.may_be_counts = not self.has_weights
         self.notes = [f"array {key} left out" for key in sorted(set(arrays) - {name, *COMPANIONS})]
         if name not in ("", "expert_ids"):
             self.notes.append(f"array {name:.80} taken for expert_ids")
@@ -75,52 +65,35 @@ class NumpySource:
             self.notes.append("one expert a token and layer, as ExFlow records: second choices are unknown")
         if self._positions is None:
             self.notes.append("no pos: positions are row numbers")
-        self._rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // self._ids.row_bytes))
+        self._rows = max(1, min(MAX_BATCH_ROWS, BLOCK_BYTES // self._ids.row_bytes))
 
     def largest_id(self) -> int:
         """The largest expert id, -1 where nothing is routed."""
         return max(largest(expert_ids(ids)) for ids in self._ids.rows(self._rows))
 
     def batches(self, phase: str) -> Iterator[TokenBatch]:
-        """The tokens in order, each token's choices by descending weight."""
-        first_row, reordered, twice = 0, 0, 0
-        streams = [array.rows(self._rows) if array else None for array in self._columns]
+        """The tokens in order."""
+        first_row = 0
+        columns = (self._weights, self._samples, self._positions)
+        streams = [array.rows(self._rows) if array else None for array in columns]
         for raw_ids in self._ids.rows(self._rows):
-            raw_weights, samples, positions = (None if stream is None else next(stream) for stream in streams)
+            weights, samples, positions = (None if stream is None else next(stream) for stream in streams)
             count = len(raw_ids)
-            ids_TLK = expert_ids(raw_ids).reshape(count, self._num_layers, self._top_k)
-            weights_TLK = None if raw_weights is None else gates(raw_weights).reshape(ids_TLK.shape)
-            if weights_TLK is not None:
-                ids_TLK, weights_TLK, unordered = by_weight(ids_TLK, weights_TLK)
-                reordered += unordered
-            twice += repeated(ids_TLK)
+            shape = count, self._num_layers, self._top_k
             yield TokenBatch(
                 step=None,
-                sample=None if samples is None else _integers(samples, np.int64, "seq_id"),
+                sample=None if samples is None else integers_as(samples, np.int64, "seq_id"),
                 position=np.arange(first_row, first_row + count, dtype=np.int32)
                 if positions is None
-                else _integers(positions, np.int32, "pos"),
+                else integers_as(positions, np.int32, "pos"),
                 source_rank=None,
                 phase=np.full(count, PHASES.index(phase), np.int8),
-                ids=ids_TLK,
-                weights=weights_TLK,
+                ids=expert_ids(raw_ids).reshape(shape),
+                weights=None if weights is None else gates(weights).reshape(shape),
             )
             first_row += count
         for stream in filter(None, streams):
             next(stream, None)  # the end of an archive's member checks its CRC
-        if self._weights is None and 2 * twice > (cells := first_row * self._num_layers):
-            raise InputError(
-                f"{twice:,} of {cells:,} cells name an expert twice; expected expert ids [tokens, layers, experts a"
-                " token]: counts are to be named counts"
-            )
-        if twice:
-            self.notes.append(f"{twice:,} cells name an expert twice, which counts twice")
-        if reordered:
-            self.notes.append(f"{reordered:,} cells were not in the order of their weights and have been put in it")
-
-    @property
-    def _columns(self) -> tuple[NpyArray | None, NpyArray | None, NpyArray | None]:
-        return self._weights, self._samples, self._positions
 
 
 def _shape_of_ids(ids: NpyArray) -> tuple[int, int, int]:
@@ -134,14 +107,6 @@ def _shape_of_ids(ids: NpyArray) -> tuple[int, int, int]:
     return ids.shape[0], ids.shape[1], ids.shape[2] if len(ids.shape) == 3 else 1
 
 
-def _companion(arrays: dict[str, NpyArray], name: str, shape: tuple[int, ...], kinds: str) -> NpyArray | None:
-    array = arrays.get(name)
-    if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
-        expected = "floats" if kinds == "f" else "integers"
-        raise InputError(f"{name} is {array.dtype} {array.shape}; expected {expected} of shape {shape}")
-    return array
-
-
 def _number_of_experts(arrays: dict[str, NpyArray]) -> int | None:
     if "num_experts" not in arrays:
         return None
@@ -149,9 +114,3 @@ def _number_of_experts(arrays: dict[str, NpyArray]) -> int | None:
     if not isinstance(value, np.integer) or not 1 <= value < NOT_ROUTED:
         raise InputError(f"num_experts is {value}; expected an integer from 1 to {NOT_ROUTED - 1}")
     return int(value)
-
-
-def _integers(raw: NDArray[Any], kind: type[np.integer[Any]], name: str) -> NDArray[Any]:
-    if int(raw.min()) < np.iinfo(kind).min or int(raw.max()) > np.iinfo(kind).max:
-        raise InputError(f"{name} from {raw.min()} to {raw.max()}; expected {np.dtype(kind)}")
-    return raw.astype(kind)

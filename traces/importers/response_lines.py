@@ -57,29 +57,25 @@ class Response:
 def responses_of(path: Path, seen: set[int]) -> Iterator[Response]:
     """The responses of a file in order: an object a line, or a list of them.
 
-    Parameters
-    ----------
-    seen
-        Hashes of the ids of responses so far, of this and other files; grows.
-
-    Raises
-    ------
-    InputError
-        A line is no response with its routing, or one for the second time; it is named.
+    `seen` has hashes of the ids of responses so far, of this and other files; it grows. InputError where a line is no
+    response with its routing, or one for the second time; it is named.
     """
     for number, text in numbered_lines(path, MAX_LINE_BYTES, "a response a line"):
-        yield from _responses(number, _json(number, text), seen)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
+            raise InputError(f"line {number}: no JSON ({reason}); expected a response a line") from error
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, dict):
+                raise InputError(f"line {number}: {str(item)[:40]}; expected a response, an object")
+            yield from _responses(number, item, seen)
 
 
 def routing_of(response: Response, model: ModelSpec | None) -> NDArray[Any]:
-    """Expert ids of a response, `[T, H, K]`.
+    """Expert ids of a response, `[T, H, K]`; InputError where they are damaged or of another shape.
 
-    Raises
-    ------
-    InputError
-        Damaged, or of another shape.
-    UsageError
-        Its shape is told nowhere, and there is no model to tell it.
+    Raises UsageError where nothing tells their shape, and there is no model to tell it.
     """
     where = f"line {response.number}: routed_experts"
     try:
@@ -109,30 +105,16 @@ def _shaped(where: str, data: bytes, model: ModelSpec | None) -> NDArray[np.int3
     return np.frombuffer(data, "<i4").reshape(-1, model.num_hidden_layers, model.top_k)
 
 
-def _json(number: int, text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
-        raise InputError(f"line {number}: no JSON ({reason}); expected a response a line") from error
-
-
-def _responses(number: int, value: Any, seen: set[int]) -> Iterator[Response]:
-    """The responses in one line."""
-    for item in value if isinstance(value, list) else [value]:
-        if not isinstance(item, dict):
-            raise InputError(f"line {number}: {str(item)[:40]}; expected a response, an object")
-        info, choices = _part(item, "meta_info"), item.get("choices")
-        _check_new(number, info.get("id", item.get("id")), seen)
-        if isinstance(choices, list) and not _part(item, "sglext"):
-            told = _part(item, "usage") if len(choices) == 1 else {}
-            for choice in choices:
-                yield _response(number, choice if isinstance(choice, dict) else {}, told, is_raw=False)
-        elif isinstance(choices, list):
-            told = _part(item, "usage") if len(choices) == 1 else {}
-            yield _response(number, _part(item, "sglext"), told, is_raw=True)
-        else:
-            yield _response(number, info, info, is_raw=True)
+def _responses(number: int, item: Mapping[str, Any], seen: set[int]) -> Iterator[Response]:
+    """The responses in one object: of vLLM one of every choice."""
+    info, choices, extension = _part(item, "meta_info"), item.get("choices"), _part(item, "sglext")
+    _check_new(number, info.get("id", item.get("id")), seen)
+    if not isinstance(choices, list):
+        yield _response(number, info, info, is_raw=True)
+        return
+    usage = _part(item, "usage") if len(choices) == 1 else {}
+    for holder in [extension] if extension else choices:
+        yield _response(number, holder if isinstance(holder, dict) else {}, usage, is_raw=bool(extension))
 
 
 def _check_new(number: int, name: Any, seen: set[int]) -> None:
@@ -152,20 +134,20 @@ def _part(item: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _response(number: int, holder: Mapping[str, Any], told: Mapping[str, Any], *, is_raw: bool) -> Response:
+def _response(number: int, holder: Mapping[str, Any], usage: Mapping[str, Any], *, is_raw: bool) -> Response:
     packed = holder.get("routed_experts")
     if not isinstance(packed, str):
         raise InputError(
             f"line {number}: no routed_experts; expected them of every response: start the engine with"
             " --enable-return-routed-experts, and ask SGLang for them in each request"
         )
-    prompt, completion, rank = (_count(number, told, key) for key in ("prompt_tokens", "completion_tokens", "dp_rank"))
+    prompt, completion, rank = (_count(number, usage, key) for key in ("prompt_tokens", "completion_tokens", "dp_rank"))
     total = None if prompt is None or completion is None else prompt + completion
     return Response(number, packed, is_raw, prompt, total, rank)
 
 
-def _count(number: int, told: Mapping[str, Any], key: str) -> int | None:
-    value = told.get(key)
+def _count(number: int, usage: Mapping[str, Any], key: str) -> int | None:
+    value = usage.get(key)
     if value is not None and (type(value) is not int or not 0 <= value < 2**30):
         raise InputError(f"line {number}: {key} {str(value)[:40]}; expected a number from 0 to 1,073,741,823")
     return value

@@ -7,7 +7,7 @@ Legend: T tokens of a response; H hidden layers; L MoE layers; K experts a token
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..model import MAX_LAYERS, NOT_ROUTED, ModelSpec
 from ..schema import PHASES, TokenBatch
-from .cells import UNORDERED, expert_ids, largest, repeated
+from .cells import UNORDERED, expert_ids, largest
 from .hidden_layers import check_routed, with_experts
 from .response_lines import Response, responses_of, routing_of
-from .source import Given, naming
+from .source import BLOCK_BYTES, Given, TokenSource, naming
 
 __all__ = ["ResponseSource", "open_source", "recognises"]
-
-BATCH_BYTES = 32 * 2**20
 
 
 def recognises(head: bytes) -> bool:
@@ -33,21 +31,13 @@ def recognises(head: bytes) -> bool:
 def open_source(given: Given) -> "ResponseSource":
     """The responses of one or more files, the first of which says what the others must be like.
 
-    Raises
-    ------
-    InputError
-        The first line is no response with its routing.
-    UsageError
-        The model's config.json is needed.
+    Raises UsageError where the model's config.json is needed.
     """
     return ResponseSource(given.files, given.model)
 
 
-class ResponseSource:
-    """Tokens of responses; see `Source`."""
-
-    has_weights = False
-    choice_order: Literal["gate"] = "gate"
+class ResponseSource(TokenSource):
+    """Tokens of responses."""
 
     def __init__(self, files: tuple[Path, ...], model: ModelSpec | None) -> None:
         self._files, self._model = files, model
@@ -58,9 +48,8 @@ class ResponseSource:
         self._has_rank = first.source_rank is not None
         if self._shape[0] > MAX_LAYERS:
             raise InputError(f"{self._shape[0]:,} layers; expected at most {MAX_LAYERS:,}")
-        layers = with_experts(self._shape[0], model)
-        self._layers = list(layers)
-        self.model: dict[str, Any] = {"layer_ids": layers, "top_k": self._shape[1]}
+        self._layers = with_experts(self._shape[0], model)
+        self.model = {"layer_ids": self._layers, "top_k": self._shape[1]}
         self.notes = ["steps are unknown" if self._has_rank else "steps and source ranks are unknown", UNORDERED]
 
     def largest_id(self) -> int:
@@ -69,31 +58,26 @@ class ResponseSource:
 
     def batches(self, phase: str) -> Iterator[TokenBatch]:
         """The tokens by response; those of the prompt are prefill, where it is known how many there are."""
-        filled_H = np.zeros(self._shape[0], np.bool_)
-        twice, untold = 0, 0
-        rows = max(1, BATCH_BYTES // (4 * self._shape[0] * self._shape[1]))
+        filled_H, untold = np.zeros(self._shape[0], np.bool_), 0
+        rows = max(1, BLOCK_BYTES // (4 * self._shape[0] * self._shape[1]))
         for sample, (response, whole_THK) in enumerate(self._routed()):
             begin = _first_position(response, len(whole_THK))
             untold += response.prompt_tokens is None
             for first in range(0, len(whole_THK), rows):
                 ids_THK = expert_ids(whole_THK[first : first + rows])
                 filled_H |= ((ids_THK > 0) & (ids_THK < NOT_ROUTED)).any(axis=(0, 2))
-                ids_TLK = ids_THK[:, self._layers]
-                twice += repeated(ids_TLK)
-                position_T = np.arange(begin + first, begin + first + len(ids_TLK), dtype=np.int32)
+                position_T = np.arange(begin + first, begin + first + len(ids_THK), dtype=np.int32)
                 yield TokenBatch(
                     step=None,
-                    sample=np.full(len(ids_TLK), sample, np.int64),
+                    sample=np.full(len(ids_THK), sample, np.int64),
                     position=position_T,
-                    source_rank=np.full(len(ids_TLK), response.source_rank, np.int32) if self._has_rank else None,
+                    source_rank=np.full(len(ids_THK), response.source_rank, np.int32) if self._has_rank else None,
                     phase=_phases(position_T, response.prompt_tokens, phase),
-                    ids=ids_TLK,
+                    ids=ids_THK[:, self._layers],
                 )
         check_routed(filled_H, self._model)
         if untold:
             self.notes.append(f"{untold:,} responses do not tell the length of their prompt: {phase} taken")
-        if twice:
-            self.notes.append(f"{twice:,} cells name an expert twice, which counts twice")
 
     def _routed(self) -> Iterator[tuple[Response, NDArray[Any]]]:
         """The responses and their routing `[T, H, K]`, each like the first."""
@@ -110,7 +94,7 @@ class ResponseSource:
     def _responses(self) -> Iterator[Response]:
         seen = set[int]()
         for path in self._files:
-            with naming(path):
+            with naming(path.name):
                 yield from responses_of(path, seen)
 
 

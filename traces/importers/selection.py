@@ -14,7 +14,7 @@ from ...files import size_of
 from ..part_file import reading_order
 from .source import Importer
 
-__all__ = ["IMPORTERS", "Chosen", "Paths", "choose"]
+__all__ = ["IMPORTERS", "Chosen", "choose"]
 
 IMPORTERS = {  # engines first: what they write is also a zip archive or JSON
     "megatron": ".megatron",
@@ -28,7 +28,6 @@ IMPORTERS = {  # engines first: what they write is also a zip archive or JSON
 HEAD_BYTES = 2**20  # of a response the routing may come after a long text
 MAX_FILES = 16_384
 MAX_NAMES = 4  # of files left out that are told
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,40 +43,36 @@ class Chosen:
 def choose(sources: Sequence[Path]) -> Chosen:
     """The importer of these files and of those in these directories, where files of no known kind are left out.
 
-    Raises
-    ------
-    InputError
-        No file is of a known kind; or one is not that was named, or whose name but for numbers is that of the others,
-        so that something would be missing.
+    Raises InputError where no file is of a known kind; or one is not that was named, or whose name but for numbers is
+    that of the others, so that something would be missing.
     """
     files = [path for source in sources for path in _files(source)]
     _check_once(files)
-    kinds = {path: _kind(path) for path in files}
+    kinds = {path: _kind(_head(path)) for path in files}
     name = next((name for name in IMPORTERS if name in kinds.values()), None)
     if name is None:
         begins = f"begins with {_head(files[0])[:8]!r}, " if len(files) == 1 else f"{len(files):,} files "
         raise InputError(f"{begins}of no kind that can be imported; known: {', '.join(IMPORTERS)}")
-    found = tuple(path for path in files if kinds[path] == name)
+    chosen = tuple(path for path in files if kinds[path] == name)
     others = [path for path in files if kinds[path] != name]
-    named, series = set(sources), {_series(path) for path in found}
+    named, series = set(sources), {_series(path) for path in chosen}
     if foreign := next((path for path in others if path in named or _series(path) in series), None):
-        raise InputError(f"{foreign.name} is damaged or of another kind than {found[0].name}, which is {name}'s")
-    return Chosen(name, _importer(name), found, _left_out(others))
+        raise InputError(f"{foreign.name} is damaged or of another kind than {chosen[0].name}, which is {name}'s")
+    return Chosen(name, _importer(name), chosen, _left_out(others))
 
 
 def _check_once(files: Sequence[Path]) -> None:
     """Refuse a file that is there under two names, or under one twice."""
     seen = set[tuple[int, int]]()
     for path in files:
-        found = path.stat()
-        if (found.st_dev, found.st_ino) in seen:
+        identity = path.stat().st_dev, path.stat().st_ino
+        if identity in seen:
             raise InputError(f"{path.name} is given twice; it would be counted double")
-        seen.add((found.st_dev, found.st_ino))
+        seen.add(identity)
 
 
-def _kind(path: Path) -> str | None:
-    """The first importer that recognises a file."""
-    head = _head(path)
+def _kind(head: bytes) -> str | None:
+    """The first importer that recognises a file that begins so."""
     return next((name for name in IMPORTERS if _importer(name).recognises(head)), None)
 
 

@@ -1,17 +1,44 @@
 """The source of an import: files that are given, and the recording that an importer opens in them."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import pickle
+import struct
+import tokenize
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from ...errors import InputError, MoeplanError
 from ..count_form import CountTable
 from ..model import ModelSpec
 from ..schema import TokenBatch
+from .hidden_layers import spans
 
-__all__ = ["CountSource", "Given", "Importer", "Source", "naming", "numbered_lines"]
+__all__ = [
+    "BLOCK_BYTES",
+    "CountSource",
+    "Given",
+    "Importer",
+    "Source",
+    "TokenSource",
+    "check_ranks",
+    "common_steps",
+    "first_of_each",
+    "naming",
+    "numbered_lines",
+    "refusing_damage",
+]
+
+BLOCK_BYTES = 32 * 2**20  # of tokens or counts at a time
+DAMAGE: tuple[type[Exception], ...] = (
+    ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
+    OSError, RuntimeError, SyntaxError, TypeError, ValueError, Warning, pickle.PickleError, struct.error,
+    tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,48 +65,53 @@ class Given:
         return self.files[0]
 
 
-class Recording(Protocol):
-    """Common part of recordings of tokens and of counts.
+class Source(ABC):
+    """A recording whose shape has been checked and whose values have not.
 
     Attributes
     ----------
     model
-        What the files say of the model, by the names of `ModelSpec`; `layer_ids` always.
+        What the files say of the model, by the names of `ModelSpec`; `layer_ids` always, of tokens `top_k` too.
     notes
         What had to be decided or left out, a sentence each; complete once the recording has been read.
     """
 
-    model: Mapping[str, Any]
+    model: dict[str, Any]
     notes: list[str]
+    has_weights: bool = False
 
     def largest_id(self) -> int:
-        """The largest expert id, -1 where nothing is routed: a pass over the files where it takes one."""
-        ...
+        """The largest expert id, -1 where nothing is routed: the last expert, or a pass over the files."""
+        return int(self.model["num_experts"]) - 1
 
 
-class Source(Recording, Protocol):
-    """A recording of tokens whose shape has been checked and whose values have not; its model has a `top_k`.
+class TokenSource(Source):
+    """A recording of tokens.
 
-    `choice_order` is as in `TraceMeta`.
+    Attributes
+    ----------
+    choice_order
+        As in `TraceMeta`.
+    may_be_counts
+        Whether it may be counts under another name.
     """
 
-    has_weights: bool
-    choice_order: Literal["gate", "unknown"]
+    choice_order: Literal["gate", "unknown"] = "gate"
+    may_be_counts: bool = False
 
+    @abstractmethod
     def batches(self, phase: str) -> Iterator[TokenBatch]:
         """The tokens in order, a bounded batch at a time; of this phase where the files do not say."""
-        ...
 
 
-@runtime_checkable
-class CountSource(Recording, Protocol):
+class CountSource(Source):
     """A recording of counts; `step_order` as in `TraceMeta`."""
 
-    step_order: Literal["known", "unknown"]
+    step_order: Literal["known", "unknown"] = "known"
 
+    @abstractmethod
     def tables(self, num_experts: int) -> Iterator[CountTable]:
         """The counts, a bounded table at a time."""
-        ...
 
 
 class Importer(Protocol):
@@ -89,28 +121,32 @@ class Importer(Protocol):
         """Whether a file that begins so is of this kind."""
         ...
 
-    def open_source(self, given: Given) -> Source | CountSource:
+    def open_source(self, given: Given) -> TokenSource | CountSource:
         """The recording in files; InputError where one is damaged or of another layout."""
         ...
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Put the name of one of several files before what is wrong with it."""
+def naming(name: str) -> Iterator[None]:
+    """Put the name of one of several files or arrays before what is wrong with it."""
     try:
         yield
     except MoeplanError as error:
-        raise type(error)(f"{path.name}: {error}") from error
+        raise type(error)(f"{name}: {error}") from error
+
+
+@contextlib.contextmanager
+def refusing_damage(*more: type[Exception]) -> Iterator[None]:
+    """Turn whatever a library says of a damaged file into one line; `more` are exceptions of its own."""
+    try:
+        yield
+    except (*DAMAGE, *more) as error:
+        reason = " ".join((str(error) or type(error).__name__)[:160].split())
+        raise InputError(f"damaged ({reason})") from error
 
 
 def numbered_lines(path: Path, most_bytes: int, expected: str = "an object a line") -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1.
-
-    Raises
-    ------
-    InputError
-        A line is of more than `most_bytes`, where `expected` was.
-    """
+    """The lines that are not blank, with their numbers from 1; InputError where one is of more than `most_bytes`."""
     with path.open("rb") as stream:
         number = 0
         while text := stream.readline(most_bytes + 1):
@@ -119,3 +155,33 @@ def numbered_lines(path: Path, most_bytes: int, expected: str = "an object a lin
                 raise InputError(f"line {number}: over {most_bytes:,} bytes; expected {expected}")
             if text.strip():
                 yield number, text
+
+
+def check_ranks(ranks: Collection[int]) -> None:
+    """Refuse a set of ranks with holes: what the missing ones had would be missing from every sum."""
+    if missing := sorted(set(range(max(ranks) + 1)) - set(ranks)):
+        raise InputError(
+            f"ranks {spans(sorted(ranks))} and not {spans(missing)}; expected the files of all ranks together"
+        )
+
+
+def common_steps(steps_of_rank: Mapping[int, Collection[int]], what: str) -> tuple[list[int], list[str]]:
+    """The steps that all ranks recorded, ascending, and what is to be said of others; InputError where none is."""
+    recorded = [set(steps) for steps in steps_of_rank.values()]
+    common = set.intersection(*recorded)
+    if not common:
+        raise InputError(f"no {what} that all {len(recorded)} ranks recorded; expected the ranks of one recording")
+    left_out = len(set.union(*recorded)) - len(common)
+    return sorted(common), [f"{left_out:,} {what} left out, which not all ranks recorded"] if left_out else []
+
+
+def first_of_each(digests: Iterable[tuple[int, bytes]]) -> tuple[list[int], list[str]]:
+    """The ranks that recorded tokens of their own, and what is to be said of those that recorded another's.
+
+    `digests` has by rank a hash of everything it recorded. Ranks that share their tokens (tensor parallel attention)
+    agree in all of it; each token would be there several times.
+    """
+    first: dict[bytes, int] = {}
+    repeated = [rank for rank, digest in sorted(digests) if first.setdefault(digest, rank) != rank]
+    said = f"ranks {spans(repeated)} recorded the very tokens of others (tensor parallel attention): left out"
+    return sorted(first.values()), [said] if repeated else []

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,10 @@ from ..count_form import CountTable
 from ..model import MAX_LAYERS, NOT_ROUTED, ModelSpec
 from .cells import check_counted
 from .hidden_layers import named_layers, spans
-from .ranks import check_ranks, common_steps
-from .source import Given, naming
+from .source import BLOCK_BYTES, CountSource, Given, check_ranks, common_steps, naming, refusing_damage
 
 __all__ = ["StatisticSource", "open_source", "recognises"]
 
-BLOCK_BYTES = 32 * 2**20
 MAX_DESCRIPTION_BYTES = 2**20
 NAME = re.compile(r"rank([0-9]{1,6})\.safetensors")
 KEY = re.compile(r"(0|[1-9][0-9]{0,8})_(0|[1-9][0-9]{0,8})")
@@ -38,29 +36,23 @@ def recognises(head: bytes) -> bool:
 
 
 def open_source(given: Given) -> "StatisticSource":
-    """The counts in a directory of statistics.
-
-    Raises
-    ------
-    InputError
-        Without its description, damaged, or not of all ranks.
-    """
-    ranks = {path: found for path in given.files if (found := NAME.fullmatch(path.name))}
+    """The counts in a directory of statistics."""
+    ranks = {path: int(match[1]) for path in given.files if (match := NAME.fullmatch(path.name))}
     described = [path for path in given.files if path.name == "meta_info.json"]
     if len(described) != 1 or not ranks:
         raise InputError(
             f"{len(described)} meta_info.json and {len(ranks)} rank*.safetensors; expected the directory that"
             " EXPERT_STATISTIC_PATH named, with one and at least one of them"
         )
-    with naming(described[0]):
-        told = _told(_object(described[0]))
+    with naming(described[0].name):
+        sizes = _sizes(described[0])
     counts: dict[int, _Rank] = {}
-    for path, found in ranks.items():
-        with naming(path):
-            if int(found[1]) in counts:
-                raise InputError(f"rank {int(found[1])} for the second time: counted double")
-            counts[int(found[1])] = _rank(path, told["num_experts"])
-    return StatisticSource(counts, told, given.model)
+    for path, rank in ranks.items():
+        with naming(path.name):
+            if rank in counts:
+                raise InputError(f"rank {rank} for the second time: counted double")
+            counts[rank] = _rank(path, sizes["num_experts"])
+    return StatisticSource(counts, sizes, given.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,56 +65,42 @@ class _Rank:
     layers: frozenset[int]
 
 
-class StatisticSource:
-    """Counts of all ranks; see `CountSource`."""
+class StatisticSource(CountSource):
+    """Counts of all ranks."""
 
-    step_order: Literal["known"] = "known"
-
-    def __init__(self, ranks: dict[int, _Rank], told: dict[str, int], model: ModelSpec | None) -> None:
+    def __init__(self, ranks: dict[int, _Rank], sizes: dict[str, int], model: ModelSpec | None) -> None:
         check_ranks(ranks)
         self._ranks = ranks
-        self._steps, left_out = common_steps({rank: found.steps for rank, found in ranks.items()}, "iterations")
+        self._steps, left_out = common_steps({rank: part.steps for rank, part in ranks.items()}, "iterations")
         layers = named_layers(frozenset[int]().union(*(rank.layers for rank in ranks.values())), model)
         self._layers = layers.recorded
-        self.model: dict[str, Any] = {"layer_ids": layers.ids, **told}
+        self.model = {"layer_ids": layers.ids, **sizes}
         added = f"ranks {spans(sorted(ranks))} added up: tokens, requests and source ranks are unknown"
         self.notes = [*layers.notes, *left_out, added]
 
-    def largest_id(self) -> int:
-        """The last expert."""
-        return int(self.model["num_experts"]) - 1
-
     def tables(self, num_experts: int) -> Iterator[CountTable]:
         """The counts by ascending iteration."""
-        num_layers = len(self._layers)
-        rows = max(1, BLOCK_BYTES // (8 * num_layers * num_experts))
+        rows = max(1, BLOCK_BYTES // (8 * len(self._layers) * num_experts))
         for first in range(0, len(self._steps), rows):
             steps = self._steps[first : first + rows]
-            counts = [self._counts(step, layer, num_experts) for step in steps for layer in self._layers]
-            yield CountTable(
-                step=np.repeat(np.array(steps, np.int32), num_layers),
-                layer=np.tile(np.arange(num_layers, dtype=np.int32), len(steps)),
-                counts=np.stack(counts),
-            )
+            counts = [[self._counts(step, layer, num_experts) for layer in self._layers] for step in steps]
+            yield CountTable.of_groups(("step",), np.array(steps)[:, None], np.array(counts))
 
     def _counts(self, step: int, layer: int, num_experts: int) -> NDArray[np.int64]:
         """The counts `[E]` of an iteration and layer, of the ranks that have the layer."""
         counts_E = np.zeros(num_experts, np.int64)
         for rank in self._ranks.values():
             if layer in rank.layers:
-                found_E = rank.tensors.get_tensor(f"{step}_{layer}")
-                check_counted(found_E, f"{rank.path.name}: {step}_{layer}")
-                counts_E += found_E
+                part_E = rank.tensors.get_tensor(f"{step}_{layer}")
+                check_counted(part_E, f"{rank.path.name}: {step}_{layer}")
+                counts_E += part_E
         return counts_E
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _sizes(path: Path) -> dict[str, int]:
+    """The experts and the experts a token that a description tells, as `ModelSpec` names them."""
     value = read_json(path, what="the description of statistics", max_bytes=MAX_DESCRIPTION_BYTES)
-    return value if isinstance(value, dict) else {}
-
-
-def _told(described: dict[str, Any]) -> dict[str, int]:
-    """The experts and the experts a token, as `ModelSpec` names them."""
+    described = value if isinstance(value, dict) else {}
     names = {"num_experts": "num_experts", "top_k": "num_experts_per_token"}
     values: dict[str, Any] = {ours: described.get(theirs) for ours, theirs in names.items()}
     if any(type(value) is not int or not 1 <= value < NOT_ROUTED for value in values.values()):
@@ -134,12 +112,10 @@ def _rank(path: Path, num_experts: int) -> _Rank:
     """A rank's file, every tensor's name and shape checked and no value read."""
     import safetensors
 
-    try:
+    with refusing_damage(safetensors.SafetensorError):
         tensors: Any = safetensors.safe_open(path, framework="numpy")
-        shapes = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  no mapping
-        kinds = {name: (found.get_dtype(), found.get_shape()) for name, found in shapes.items()}
-    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"damaged ({' '.join(str(error)[:160].split())})") from error
+        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  no mapping
+        kinds = {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
     for name, (kind, shape) in kinds.items():
         if not KEY.fullmatch(name) or kind not in ("I64", "I32") or shape != [num_experts]:
             raise InputError(

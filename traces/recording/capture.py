@@ -81,11 +81,8 @@ class Capture:
     def take(self, num_tokens: int, rows: NDArray[np.int64] | None, *, weights: bool) -> Cells:
         """End the pass and return what it showed of these rows (None: all).
 
-        Raises
-        ------
-        InputError
-            A layer did not run, showed another number of tokens, ids that are none, or no weights where they are
-            wanted.
+        Raises InputError where a layer did not run, showed another number of tokens, ids that are none, or no weights
+        where they are wanted.
         """
         import torch
 

@@ -63,10 +63,7 @@ class EmbeddingWriter:
     def flush(self) -> None:
         """Write what is pending as a finished file; no file where there is none.
 
-        Raises
-        ------
-        StorageError
-            It cannot be written.
+        Raises StorageError where it cannot be written.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
@@ -94,10 +91,7 @@ class EmbeddingWriter:
 def embedded_layers(chosen: str | Iterable[int], num_layers: int) -> tuple[int, ...]:
     """The layers that `all`, ordinals, or a text of ordinals with commas between them name; an empty text names none.
 
-    Raises
-    ------
-    UsageError
-        It is none of them, or names a layer that there is not.
+    Raises UsageError where it is none of them, or names a layer that there is not.
     """
     if chosen == "all":
         return tuple(range(num_layers))

@@ -25,10 +25,7 @@ class Kept:
     max_tokens
         The most tokens kept in all; None: no bound.
 
-    Raises
-    ------
-    UsageError
-        The rate is not in (0, 1], or the bound below 1.
+    Raises UsageError where the rate is not in (0, 1], or the bound below 1.
     """
 
     sample_rate: float = 1.0
@@ -81,10 +78,7 @@ def sampled(sample: NDArray[np.int64], rate: float) -> NDArray[np.bool_]:
 def chosen_samples(num_samples: int, rate: float) -> NDArray[np.int64]:
     """The ordinals that `sampled` keeps of so many samples, so that the others need not be run.
 
-    Raises
-    ------
-    UsageError
-        It keeps none.
+    Raises UsageError where it keeps none.
     """
     samples = np.arange(num_samples, dtype=np.int64)
     kept = samples if rate >= 1 else samples[sampled(samples, rate)]

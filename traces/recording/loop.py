@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from ..model import ModelSpec
 from ..schema import TraceMeta
 from .kept import Kept
-from .layers import moe_layers
+from .layers import moe_layers, spec_of
 from .passes import Pass, pass_of
 from .recorder import Recorder, recording, sample_ids
-from .spec import spec_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -58,10 +58,7 @@ class Pass:
 def pass_of(model: "nn.Module", args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pass:
     """The pass that a call of `model` starts; its tokens: `input_ids`, `inputs_embeds` or its first tensor, `[B, S]`.
 
-    Raises
-    ------
-    InputError
-        It is called with no tensor of tokens.
+    Raises InputError where it is called with no tensor of tokens.
     """
     import torch
 
@@ -84,11 +81,11 @@ def _arguments(model: "nn.Module", args: tuple[Any, ...], kwargs: Mapping[str, A
     """The arguments by name, those of the model inside a wrapper for data parallelism."""
     forward = getattr(model, "module", model).forward
     try:
-        found = inspect.signature(forward).bind_partial(*args, **kwargs).arguments
+        arguments = inspect.signature(forward).bind_partial(*args, **kwargs).arguments
     except TypeError:
         return dict(kwargs)  # the model refuses them itself
     flat: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in arguments.items():
         if isinstance(value, dict):
             flat |= value
         elif isinstance(value, tuple):

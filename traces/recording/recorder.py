@@ -104,17 +104,17 @@ class Recorder:
         embeddings: EmbeddingWriter | None = None,
     ) -> None:
         spec = writer.meta.model
-        found = moe_layers(model, pattern)
-        self.names = tuple(layer.name for layer in found)
-        if len(found) != spec.num_layers:
+        layers = moe_layers(model, pattern)
+        self.names = tuple(layer.name for layer in layers)
+        if len(layers) != spec.num_layers:
             raise UsageError(
-                f"{_source(pattern)} {len(found)} modules ({', '.join(self.names[:3])}, ...);"
+                f"{_source(pattern)} {len(layers)} modules ({', '.join(self.names[:3])}, ...);"
                 f" {spec.name} has {spec.num_layers} MoE layers"
             )
         self._writer = writer
         self._kept = kept or Kept()
         self._embeddings = embeddings
-        self._capture = Capture(found, spec, embeddings.layers if embeddings else ())
+        self._capture = Capture(layers, spec, embeddings.layers if embeddings else ())
 
     @property
     def num_tokens(self) -> int:

@@ -11,8 +11,7 @@ import pytest
 from moeplan.errors import InputError
 from moeplan.traces.huggingface.checkpoint import load_model
 from moeplan.traces.huggingface.config import spec_of_config
-from moeplan.traces.recording.layers import moe_layers
-from moeplan.traces.recording.spec import spec_of
+from moeplan.traces.recording.layers import moe_layers, spec_of
 from tests.traces.huggingface.families import FAMILIES
 
 DEEPSEEK_V3 = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moeplan.errors import InputError, MoeplanError, UsageError
-from moeplan.traces.huggingface import chat
+from moeplan.traces.huggingface import prompts as module
 from moeplan.traces.huggingface.checkpoint import load_tokenizer, tokenizer_label
 from moeplan.traces.huggingface.prompts import Prompts, dataset_prompts, text_prompts
 
@@ -109,7 +109,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in ran
 def test_a_chat_template_that_fails_or_does_not_end_is_refused_with_its_line(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, words: str
 ) -> None:
-    monkeypatch.setattr(chat, "MAX_SECONDS", 1)
+    monkeypatch.setattr(module, "MAX_SECONDS", 1)
     monkeypatch.setattr(tokenizer, "chat_template", template)
     data = lines(tmp_path / "d", {"text": "a"}, {"messages": [{"role": "user", "content": "b"}]})
     with pytest.raises(InputError, match=f"line 2.*{words}"):

@@ -11,7 +11,7 @@ import torch
 
 from moeplan.errors import UsageError
 from moeplan.traces.huggingface.checkpoint import load_model
-from moeplan.traces.huggingface.record import _Told, record_model
+from moeplan.traces.huggingface.record import _Progress, record_model
 from moeplan.traces.reader import open_trace
 from moeplan.traces.recording.kept import sampled
 
@@ -138,7 +138,7 @@ def test_the_time_left_is_that_of_the_nearer_end_at_the_rate_so_far(monkeypatch:
     now_s = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     said: list[str] = []
-    by_samples, by_tokens = _Told(said.append, 40, None), _Told(said.append, 40, 100)
+    by_samples, by_tokens = _Progress(said.append, 40, None), _Progress(said.append, 40, 100)
     by_samples(0, 0)
     now_s[0] = 130.0
     by_samples(10, 50)

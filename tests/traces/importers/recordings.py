@@ -50,6 +50,20 @@ def write(folder: Path, files: Files) -> Path:
     return folder
 
 
+def npy(array: Any) -> bytes:
+    """An array as the bytes of an `.npy` file."""
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=True)
+    return stream.getvalue()
+
+
+def npz(**arrays: Any) -> bytes:
+    """Arrays as the bytes of an `.npz` file."""
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
 def config(num_hidden: int, num_dense: int, num_experts: int, top_k: int) -> dict[str, Any]:
     """A config.json as DeepSeek-V3's."""
     return {
@@ -146,9 +160,7 @@ def vllm_response(*choices_THK: NDArray[Any], prompt: int = 2) -> dict[str, Any]
     """What vLLM answers, one choice or more."""
     choices = []
     for index, ids_THK in enumerate(choices_THK):
-        stream = io.BytesIO()
-        np.save(stream, ids_THK)
-        choices.append({"index": index, "routed_experts": base64.b64encode(stream.getvalue()).decode()})
+        choices.append({"index": index, "routed_experts": base64.b64encode(npy(ids_THK)).decode()})
     completion = sum(len(ids_THK) + 1 - prompt for ids_THK in choices_THK)
     return {"id": uuid4().hex, "choices": choices, "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
 

@@ -15,14 +15,7 @@ from hypothesis.extra import numpy as hnp
 from moeplan.errors import UsageError
 from moeplan.traces.count_form import read_counts
 from moeplan.traces.importers import count_arrays, import_trace
-from tests.traces.importers.recordings import cells_of, imported, refused
-
-
-def npz(**arrays: Any) -> bytes:
-    stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)
-    return stream.getvalue()
-
+from tests.traces.importers.recordings import cells_of, imported, npz, refused
 
 KINDS = st.sampled_from([np.uint8, np.uint16, np.int32, np.int64, np.uint64])
 

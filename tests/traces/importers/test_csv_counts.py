@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.errors import InputError
-from moeplan.traces import count_rows
+from moeplan.traces import loads
 from moeplan.traces.importers import csv_counts
 from moeplan.traces.importers.source import Given
 from tests.traces.importers.recordings import cells_of, imported, is_said, refused
@@ -34,7 +34,7 @@ def test_counts_come_back_added_up(
     lines = [",".join(columns), *(",".join(str(row[name]) for name in columns) for row in rows)]
     text = ("\ufeff" if windows else "") + end.join(lines) + end
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(count_rows, "MAX_BYTES", most)
+        patch.setattr(loads, "MAX_BYTES", most)
         summary = imported(folder, {"r.csv": text.encode()}, num_experts=4, top_k=2)
     expected: Counter[tuple[int, ...]] = Counter()
     for row in rows:
@@ -46,7 +46,7 @@ def test_counts_come_back_added_up(
 
 
 def test_what_the_file_does_not_say_is_noted(tmp_path: Path) -> None:
-    summary = imported(tmp_path, {"r.csv": b"Layer, Expert, Count, host\n3,5,10,a\n7,0,2,b\n"})
+    summary = imported(tmp_path, {"r.csv": b"Layer, Expert, Count, host\n3,5,1099511627776,a\n7,0,2,b\n"})
     assert (summary.model.num_experts, summary.model.top_k, summary.model.layer_ids) == (6, 1, (3, 7))
     assert is_said(summary, "6 taken, the largest id + 1")
     assert is_said(summary, "1 taken")

@@ -1,6 +1,5 @@
 """A thousand mutated recordings: each is imported or refused in one line, and nothing is left, grows or hangs."""
 
-import io
 import resource
 import shutil
 import time
@@ -19,6 +18,8 @@ from tests.traces.importers.recordings import (
     config,
     distinct_ids,
     megatron,
+    npy,
+    npz,
     openai_response,
     per_pass,
     per_token,
@@ -37,18 +38,6 @@ RNG = np.random.default_rng(0)
 IDS = distinct_ids(RNG, (2, 3, H, 5), E, K)
 COUNTS = RNG.integers(1, 99, (2, 3, H, E))
 MAP = physical_map(RNG, H, E, 0)
-
-
-def archive(**arrays: Any) -> bytes:
-    stream = io.BytesIO()
-    np.savez(stream, **arrays)
-    return stream.getvalue()
-
-
-def array(values: Any) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, values)
-    return stream.getvalue()
 
 
 def tokens() -> list[dict[str, Any]]:
@@ -70,9 +59,9 @@ KINDS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "responses": ("responses", lambda: {"r.jsonl": lines()}),
     "tensorrt_llm": ("tensorrt_llm", lambda: tensorrt(COUNTS, [0, 1, 2, 3], K)),
     "megatron": ("megatron", lambda: megatron(IDS, [0, 1, 2, 3])),
-    "npz": ("numpy", lambda: {"r.npz": archive(expert_ids=IDS[0, 0], pos=np.arange(H), seq_id=np.arange(H))}),
-    "npz of counts": ("numpy", lambda: {"r.npz": archive(counts=np.full((3, H, E), K), n_tokens=np.full(3, E))}),
-    "npy": ("numpy", lambda: {"r.npy": array(IDS[0, 0, 0])}),
+    "npz": ("numpy", lambda: {"r.npz": npz(expert_ids=IDS[0, 0], pos=np.arange(H), seq_id=np.arange(H))}),
+    "npz of counts": ("numpy", lambda: {"r.npz": npz(counts=np.full((3, H, E), K), n_tokens=np.full(3, E))}),
+    "npy": ("numpy", lambda: {"r.npy": npy(IDS[0, 0, 0])}),
     "json_lines": ("json_lines", lambda: {"r.jsonl": [{"model": {"num_experts": E}}, *tokens()]}),
     "csv": ("csv", lambda: {"r.csv": b"layer,expert,count,step\n" + b"0,1,5,0\n1,2,7,1\n0,3,1,1\n" * 5}),
 }

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from moeplan.errors import InputError, StorageError, UsageError
 from moeplan.traces.importers import import_trace, numpy_arrays
 from moeplan.traces.reader import open_trace
-from tests.traces.importers.recordings import imported, is_said, refused, tokens_of
+from tests.traces.importers.recordings import imported, is_said, npy, npz, refused, tokens_of
 
 T, L, K, E = 50, 3, 2, 8
 
@@ -143,17 +143,9 @@ def test_the_real_trace_is_imported_to_the_last_cell(tmp_path: Path, gpt_oss: Pa
             np.testing.assert_array_equal(np.concatenate([getattr(batch, name) for batch in batches]), real[key])
 
 
-def npz(**changes: Any) -> bytes:
+def real(**changes: Any) -> bytes:
     """The real layout with arrays replaced; None leaves one out."""
-    stream = io.BytesIO()
-    np.savez_compressed(stream, **{name: value for name, value in (arrays() | changes).items() if value is not None})
-    return stream.getvalue()
-
-
-def npy(array: Any) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array, allow_pickle=True)
-    return stream.getvalue()
+    return npz(**{name: value for name, value in (arrays() | changes).items() if value is not None})
 
 
 def npy_header(text: str, data: bytes = b"") -> bytes:
@@ -193,9 +185,9 @@ MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "text": (lambda: b"expert,layer\n1,2\n", "of no kind"),
     "the second byte of a pickle": (lambda: b"a\x02", "of no kind"),
     "a pickle": (lambda: b"\x80\x04\x95\x00\x00", "loading it may run code"),
-    "truncated archive": (lambda: npz()[:700], "damaged"),
+    "truncated archive": (lambda: real()[:700], "damaged"),
     "an archive of nothing": (lambda: archive(), "arrays none"),
-    "a flipped byte": (lambda: (lambda d: d[:200] + bytes([d[200] ^ 0xFF]) + d[201:])(npz()), "damaged"),
+    "a flipped byte": (lambda: (lambda d: d[:200] + bytes([d[200] ^ 0xFF]) + d[201:])(real()), "damaged"),
     "truncated array": (lambda: npy(arrays()["expert_ids"])[:-9], "header promises"),
     "an array with more behind it": (lambda: npy(arrays()["expert_ids"]) + b"more", "header promises"),
     "magic alone": (lambda: b"\x93NUMPY", "damaged"),
@@ -221,29 +213,29 @@ MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "zero layers": (lambda: npy(np.zeros((9, 0, 4), int)), "shape (9, 0, 4)"),
     "zero choices": (lambda: npy(np.zeros((9, 4, 0), int)), "shape (9, 4, 0)"),
     "absurdly many layers": (lambda: npy(np.zeros((2, 5000), np.uint8)), "at most 4096 layers"),
-    "an id past the experts": (lambda: npz(expert_ids=changed((4, 1, 0), E)), "goes to expert 8 in layer 1"),
-    "an id past 16 bits": (lambda: npz(expert_ids=changed((4, 1, 0), 2**16)), "expert id 65536"),
-    "an id below -1": (lambda: npz(expert_ids=changed((4, 1, 0), -2)), "expert id -2"),
+    "an id past the experts": (lambda: real(expert_ids=changed((4, 1, 0), E)), "goes to expert 8 in layer 1"),
+    "an id past 16 bits": (lambda: real(expert_ids=changed((4, 1, 0), 2**16)), "expert id 65536"),
+    "an id below -1": (lambda: real(expert_ids=changed((4, 1, 0), -2)), "expert id -2"),
     "nothing routed": (lambda: npy(np.full((5, 3), -1)), "no token is routed: every expert id is -1"),
     "counts under another name": (lambda: archive(loads=npy(np.full((4, 3, 8), 9))), "named counts"),
-    "NaN weights": (lambda: npz(weights=changed((9, 2, 1), np.nan, np.float16, "weights")), "not finite"),
-    "infinite weights": (lambda: npz(weights=changed((9, 2, 0), np.inf, np.float32, "weights")), "not finite"),
-    "weights past float16": (lambda: npz(weights=changed((9, 2, 0), 1e9, np.float64, "weights")), "not finite"),
-    "weights of another shape": (lambda: npz(weights=arrays()["weights"][:, :, :1]), "weights is"),
-    "integer weights": (lambda: npz(weights=np.ones((T, L, K), int)), "expected floats"),
-    "fewer samples than tokens": (lambda: npz(seq_id=np.arange(T - 1)), "seq_id is"),
-    "samples as floats": (lambda: npz(seq_id=np.arange(T) * 1.0), "expected integers"),
-    "samples past 64 bits": (lambda: npz(seq_id=np.full(T, 2**63, np.uint64)), "seq_id from"),
-    "negative positions": (lambda: npz(pos=np.arange(T) - 1), "negative position"),
-    "positions past 32 bits": (lambda: npz(pos=np.arange(T) + 2**31), "pos from"),
-    "positions below 32 bits": (lambda: npz(pos=np.arange(T) - 2**40), "pos from"),
-    "positions of each layer": (lambda: npz(pos=np.zeros((T, L), int)), "pos is"),
-    "no experts": (lambda: npz(num_experts=np.array(0)), "num_experts is 0"),
-    "too many experts": (lambda: npz(num_experts=np.array(70_000)), "num_experts is 70000"),
-    "half an expert": (lambda: npz(num_experts=np.array(7.5)), "num_experts is 7.5"),
-    "many numbers of experts": (lambda: npz(num_experts=np.array([8, 8])), "expected a single number"),
-    "fewer experts than choices": (lambda: npz(num_experts=np.array(1)), "top-2"),
-    "other arrays": (lambda: npz(expert_ids=None, counts=np.zeros((4, 4), int)), "expected expert_ids"),
+    "NaN weights": (lambda: real(weights=changed((9, 2, 1), np.nan, np.float16, "weights")), "not finite"),
+    "infinite weights": (lambda: real(weights=changed((9, 2, 0), np.inf, np.float32, "weights")), "not finite"),
+    "weights past float16": (lambda: real(weights=changed((9, 2, 0), 1e9, np.float64, "weights")), "not finite"),
+    "weights of another shape": (lambda: real(weights=arrays()["weights"][:, :, :1]), "weights is"),
+    "integer weights": (lambda: real(weights=np.ones((T, L, K), int)), "expected floats"),
+    "fewer samples than tokens": (lambda: real(seq_id=np.arange(T - 1)), "seq_id is"),
+    "samples as floats": (lambda: real(seq_id=np.arange(T) * 1.0), "expected integers"),
+    "samples past 64 bits": (lambda: real(seq_id=np.full(T, 2**63, np.uint64)), "seq_id from"),
+    "negative positions": (lambda: real(pos=np.arange(T) - 1), "negative position"),
+    "positions past 32 bits": (lambda: real(pos=np.arange(T) + 2**31), "pos from"),
+    "positions below 32 bits": (lambda: real(pos=np.arange(T) - 2**40), "pos from"),
+    "positions of each layer": (lambda: real(pos=np.zeros((T, L), int)), "pos is"),
+    "no experts": (lambda: real(num_experts=np.array(0)), "num_experts is 0"),
+    "too many experts": (lambda: real(num_experts=np.array(70_000)), "num_experts is 70000"),
+    "half an expert": (lambda: real(num_experts=np.array(7.5)), "num_experts is 7.5"),
+    "many numbers of experts": (lambda: real(num_experts=np.array([8, 8])), "expected a single number"),
+    "fewer experts than choices": (lambda: real(num_experts=np.array(1)), "top-2"),
+    "other arrays": (lambda: real(expert_ids=None, counts=np.zeros((4, 4), int)), "expected expert_ids"),
     "a name with a line break": (lambda: archive(**{"a\nb": npy(np.zeros((4, 4), int))}), "printable"),
 }  # fmt: skip
 
@@ -265,18 +257,18 @@ def test_an_absent_source_a_folder_or_a_pipe_is_an_input_error(tmp_path: Path) -
 
 @pytest.mark.parametrize("options", [{"num_experts": 9}, {"phase": "sleep"}])
 def test_an_option_that_contradicts_is_a_usage_error(tmp_path: Path, options: dict[str, Any]) -> None:
-    refused(tmp_path, {"r.npz": npz()}, kind=UsageError, **options)
+    refused(tmp_path, {"r.npz": real()}, kind=UsageError, **options)
 
 
 def test_a_destination_that_is_not_empty_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "trace").mkdir()
-    imported(tmp_path, {"r.npz": npz()})
+    imported(tmp_path, {"r.npz": real()})
     before = open_trace(tmp_path / "trace").sha256
     with pytest.raises(UsageError, match="not empty"):
-        imported(tmp_path, {"r.npz": npz()})
+        imported(tmp_path, {"r.npz": real()})
     assert open_trace(tmp_path / "trace").sha256 == before
 
 
 def test_a_destination_under_a_file_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be"):
-        imported(tmp_path, {"r.npz": npz()}, to="in/r.npz/trace")
+        imported(tmp_path, {"r.npz": real()}, to="in/r.npz/trace")

@@ -23,6 +23,7 @@ from tests.traces.importers.recordings import (
     distinct_ids,
     imported,
     is_said,
+    npy,
     openai_response,
     refused,
     sglang_response,
@@ -89,7 +90,7 @@ def test_any_responses_come_back_whatever_the_batch(
             for place in range(start, tokens)
         ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(responses, "BATCH_BYTES", batch_bytes)
+        patch.setattr(responses, "BLOCK_BYTES", batch_bytes)
         imported(folder, {"r.jsonl": lines}, config=CONFIG)
     batch = tokens_of(folder / "trace")
     phases = [PHASES[code] for code in batch.phase]
@@ -159,21 +160,19 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     refused(tmp_path, {"r.jsonl": lines}, "line 2: over 1,000 bytes")
 
 
-def npy(array: Any, **changes: bytes) -> str:
-    stream = io.BytesIO()
-    np.save(stream, array, allow_pickle=True)
-    data = stream.getvalue()
+def packed(array: Any, **changes: bytes) -> str:
+    data = npy(array)
     for old, new in changes.items():
         data = data.replace(old.encode(), new)
     return base64.b64encode(data).decode()
 
 
-def vllm(packed: Any) -> dict[str, Any]:
-    return {"choices": [{"routed_experts": packed}]}
+def vllm(routed: Any) -> dict[str, Any]:
+    return {"choices": [{"routed_experts": routed}]}
 
 
-def native(packed: Any, **told: Any) -> dict[str, Any]:
-    return {"meta_info": {"routed_experts": packed, **told}}
+def native(routed: Any, **told: Any) -> dict[str, Any]:
+    return {"meta_info": {"routed_experts": routed, **told}}
 
 
 def raw(*values: int) -> str:
@@ -213,23 +212,29 @@ MALFORMED: dict[str, tuple[Any, str]] = {
     "routing as numbers": (vllm([1, 2]), "line 2: no routed_experts"),
     "a choice that is none": ({"choices": [1]}, "line 2: no routed_experts"),
     "no base64": (vllm("!!!!"), "line 2: routed_experts is no base64"),
-    "base64 cut off": (vllm(npy(routing(4))[:-3]), "line 2: routed_experts is no base64"),
+    "base64 cut off": (vllm(packed(routing(4))[:-3]), "line 2: routed_experts is no base64"),
     "no npy": (vllm(raw(1, 2, 3, 4)), "line 2: routed_experts: damaged"),
-    "an npy of objects": (vllm(npy(np.array([[[{}]]], dtype=object))), "line 2: routed_experts: elements of type obj"),
-    "an npy of floats": (vllm(npy(routing(4) * 1.0)), "line 2: routed_experts is float64"),
-    "an npy of two dimensions": (vllm(npy(routing(4)[0])), "line 2: routed_experts is int64 (4, 2)"),
-    "an npy of more layers": (vllm(npy(routing(4, hidden=5))), "line 2: 5 layers, top-2"),
-    "an npy of other choices": (vllm(npy(routing(4, top_k=3))), "line 2: 4 layers, top-3"),
-    "an npy of an absurd size": (vllm(npy(routing(4), **{SIZED: b"(4,4000000,2)}"})), "line 2: routed_experts: header"),
-    "an npy cut off": (vllm(npy(routing(4), **{SIZED: b"(5, 4, 2), }"})), "promises int64 (5, 4, 2)"),
-    "an id past 16 bits": (vllm(npy(routing(4) + 65536)), "expert id 65541"),
-    "an id below -1": (vllm(npy(routing(4) - 7)), "expert id -7"),
-    "an id past the experts": (vllm(npy(routing(4) + 5)), "row 4 goes to expert 6 in layer 0; expected 0 to 5"),
+    "an npy of objects": (
+        vllm(packed(np.array([[[{}]]], dtype=object))),
+        "line 2: routed_experts: elements of type obj",
+    ),
+    "an npy of floats": (vllm(packed(routing(4) * 1.0)), "line 2: routed_experts is float64"),
+    "an npy of two dimensions": (vllm(packed(routing(4)[0])), "line 2: routed_experts is int64 (4, 2)"),
+    "an npy of more layers": (vllm(packed(routing(4, hidden=5))), "line 2: 5 layers, top-2"),
+    "an npy of other choices": (vllm(packed(routing(4, top_k=3))), "line 2: 4 layers, top-3"),
+    "an npy of an absurd size": (
+        vllm(packed(routing(4), **{SIZED: b"(4,4000000,2)}"})),
+        "line 2: routed_experts: header",
+    ),
+    "an npy cut off": (vllm(packed(routing(4), **{SIZED: b"(5, 4, 2), }"})), "promises int64 (5, 4, 2)"),
+    "an id past 16 bits": (vllm(packed(routing(4) + 65536)), "expert id 65541"),
+    "an id below -1": (vllm(packed(routing(4) - 7)), "expert id -7"),
+    "an id past the experts": (vllm(packed(routing(4) + 5)), "row 4 goes to expert 6 in layer 0; expected 0 to 5"),
     "more tokens than were answered": (
-        {**vllm(npy(routing(4))), "usage": {"prompt_tokens": 2, "completion_tokens": 2}},
+        {**vllm(packed(routing(4))), "usage": {"prompt_tokens": 2, "completion_tokens": 2}},
         "line 2: routing of 4 tokens in a response of 4",
     ),
-    "tokens in words": ({**vllm(npy(routing(4))), "usage": {"prompt_tokens": "2"}}, "line 2: prompt_tokens 2"),
+    "tokens in words": ({**vllm(packed(routing(4))), "usage": {"prompt_tokens": "2"}}, "line 2: prompt_tokens 2"),
     "tokens below 0": (native(raw(), prompt_tokens=-2), "line 2: prompt_tokens -2"),
     "absurdly many tokens": (native(raw(), completion_tokens=2**30), "line 2: completion_tokens 1073741824"),
     "a rank where the first had none": (native(raw(*range(8)), dp_rank=1), "line 2: 4 layers, top-2, dp_rank 1"),
@@ -245,7 +250,7 @@ def test_a_malformed_response_is_named_and_leaves_nothing(tmp_path: Path, name: 
     refused(tmp_path, {"r.jsonl": [GOOD, line]}, expected, config=CONFIG)
 
 
-@pytest.mark.parametrize("lines", [['{"routed_experts": 1}'], ["[]", '"routed_experts"'], [vllm(npy(routing(0)))]])
+@pytest.mark.parametrize("lines", [['{"routed_experts": 1}'], ["[]", '"routed_experts"'], [vllm(packed(routing(0)))]])
 def test_files_without_any_routing_are_refused(tmp_path: Path, lines: list[Any]) -> None:
     refused(tmp_path, {"r.jsonl": lines}, config=CONFIG)
 

@@ -1,6 +1,5 @@
 """Which importer reads what: files, several files and directories, and what config.json says of the model."""
 
-import io
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -18,6 +17,7 @@ from tests.traces.importers.recordings import (
     imported,
     is_said,
     megatron,
+    npy,
     per_pass,
     physical_map,
     refused,
@@ -32,9 +32,7 @@ PASSES = per_pass(np.ones((3, 2, H, E + 2), np.int64), MAP)
 
 
 CSV = b"layer,expert,count\n0,1,5\n2,5,1\n"
-STREAM = io.BytesIO()
-np.save(STREAM, IDS[0, 0].transpose(1, 0, 2))
-NPY = {"r.npy": STREAM.getvalue()}
+NPY = {"r.npy": npy(IDS[0, 0].transpose(1, 0, 2))}
 
 
 def test_a_directory_or_its_files_are_one_recording(tmp_path: Path) -> None:

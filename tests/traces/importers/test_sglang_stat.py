@@ -4,6 +4,7 @@ Legend: B steps; H hidden layers; E experts.
 """
 
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.traces.count_form import read_counts
 from moeplan.traces.importers import import_trace
-from moeplan.traces.importers.sglang_stat import ring_order
+from moeplan.traces.importers.sglang import ring_order
+from moeplan.traces.importers.torch_file import check_pickle
 from tests.traces.importers.recordings import config, counts_of, imported, is_said, on_disk, refused, stat
 
 H, E = 4, 6
@@ -166,6 +168,41 @@ def test_a_pickle_of_the_old_format_is_not_loaded(tmp_path: Path) -> None:
 def test_two_dumps_are_not_one_recording(tmp_path: Path) -> None:
     files = {NAME: dump(), "expert_distribution_recorder_9.5.pt": dump()}
     refused(tmp_path, files, "2 recordings of one file each ", "; expected one: import each")
+
+
+def shared(make: Any, depth: int = 60) -> Any:
+    """A value that is short in a pickle and, told apart, longer than any memory."""
+    value = make((1, 2))
+    for _ in range(depth):
+        value = make((value, value))
+    return value
+
+
+def reduced(module: str, name: str, arguments: bytes) -> bytes:
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode() + arguments + b"\x85R."
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (reduced("builtins", "bytearray", b"J\xff\xff\xff\x7f"), r"GLOBAL builtins\.bytearray"),
+        (reduced("torch._utils", "_rebuild_parameter", b"N"), r"GLOBAL torch\._utils\._rebuild_parameter"),
+        (b"\x80\x02ccollections\nOrderedDict\n)R}X\x04\x00\x00\x00keysK\x01sb.", r"\(BUILD\)"),
+        (pickle.dumps({1: shared(tuple)}, 2), "refers to a tuple, list or object a second time"),
+        (pickle.dumps([shared(list)], 2), "refers to a tuple, list or object a second"),
+        (pickle.dumps([{}] * 2, 2), "refers to a tuple, list or object a second time"),
+        (pickle.dumps({k * (2**61 - 1): k for k in range(1, 9)}, 2), "a number out of all range"),
+    ],
+)
+def test_what_costs_more_than_its_bytes_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_pickle(data)
+
+
+def test_text_may_occur_again_and_lists_may_not_hide_behind_it() -> None:
+    check_pickle(pickle.dumps([{"rank": 1, "records": ["rank", 2.5, None, True, -7, 2**40]}, {"rank": ()}], 2))
+    with pytest.raises(InputError, match="a second time"):
+        check_pickle(b"\x80\x02]q\x00q\x01h\x01\x86.")
 
 
 @pytest.mark.parametrize(
