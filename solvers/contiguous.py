@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from .balance import balance
-from .outcome import Objective, Outcome, Status
+from .outcome import Objective, Outcome, PlacementResult, Status
 from .placement import Placement, ReplicaRule, slots_for
-from .result import PlacementResult
 
 __all__ = ["solve"]
 

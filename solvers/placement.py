@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, UsageError
+from .arrays import Bools, Ints
 
 __all__ = ["Placement", "ReplicaRule", "slots_for"]
 
@@ -47,7 +48,7 @@ class Placement:
     """
 
     physical_to_logical: NDArray[np.int32]
-    slots: NDArray[np.int64]
+    slots: Ints
     num_experts: int
     replica_rule: ReplicaRule = ReplicaRule.NEAREST
 
@@ -60,7 +61,7 @@ class Placement:
             )
         self._check_experts(table_LP, np.repeat(np.arange(slots_D.size), slots_D))
 
-    def _check_experts(self, table_LP: NDArray[np.int32], device_P: NDArray[np.int64]) -> None:
+    def _check_experts(self, table_LP: NDArray[np.int32], device_P: Ints) -> None:
         if table_LP.size and not 0 <= table_LP.min() <= table_LP.max() < self.num_experts:
             layer, slot = np.argwhere((table_LP < 0) | (table_LP >= self.num_experts))[0]
             raise InputError(
@@ -111,7 +112,7 @@ class Placement:
         return int(self.physical_to_logical.shape[1])
 
     @property
-    def device_of_slot(self) -> NDArray[np.int64]:
+    def device_of_slot(self) -> Ints:
         """The device of every slot, `[P]`."""
         return np.repeat(np.arange(self.num_devices), self.slots)
 
@@ -131,7 +132,7 @@ class Placement:
         experts: list[int] = self.physical_to_logical[layer, self.device_of_slot == device].tolist()
         return experts
 
-    def holds(self, layer: int) -> NDArray[np.bool_]:
+    def holds(self, layer: int) -> Bools:
         """Whether expert e of a layer is on device d, `[E, D]`."""
         held_ED = np.zeros((self.num_experts, self.num_devices), dtype=np.bool_)
         held_ED[self.physical_to_logical[layer], self.device_of_slot] = True
@@ -144,7 +145,7 @@ def slots_for(
     slots: int | Sequence[int] | NDArray[np.integer] | None = None,
     *,
     redundant: int = 0,
-) -> NDArray[np.int64]:
+) -> Ints:
     """Slots of every device, `[D]`.
 
     Parameters

@@ -7,9 +7,9 @@ import dataclasses
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UsageError
+from .arrays import Ints
 from .placement import Placement
 
 __all__ = ["Groups", "block_devices", "keeps_groups_whole", "spread"]
@@ -29,7 +29,7 @@ def keeps_groups_whole(placement: Placement, num_groups: int) -> bool:
     return bool((group_LQE == group_LQE[:, :, :1]).all())
 
 
-def block_devices(num_experts: int, num_groups: int, slots: NDArray[np.int64]) -> int:
+def block_devices(num_experts: int, num_groups: int, slots: Ints) -> int:
     """Devices that a group fills; 0 where a device holds one or more whole groups.
 
     Raises

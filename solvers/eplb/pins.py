@@ -9,17 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ..arrays import Bools, Floats, Ints
 from ..placement import slots_for
 
 __all__ = ["live_slots", "pinned", "with_pins"]
 
 
 def live_slots(
-    num_experts: int,
-    num_devices: int,
-    slots: int | Sequence[int] | NDArray[np.integer] | None,
-    dead: Collection[int],
-) -> NDArray[np.int64]:
+    num_experts: int, num_devices: int, slots: int | Sequence[int] | NDArray[np.integer] | None, dead: Collection[int]
+) -> Ints:
     """The slots of every device `[D]`, none on dead ones; by default as many on each other as hold all experts.
 
     Raises
@@ -44,7 +42,7 @@ def live_slots(
     return slots_D
 
 
-def pinned(pins: Iterable[tuple[int, int]], num_experts: int, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+def pinned(pins: Iterable[tuple[int, int]], num_experts: int, slots: Ints) -> Bools:
     """Whether a device must hold an expert, `[D, E]`, from pairs (expert, device).
 
     Raises
@@ -75,9 +73,7 @@ def pinned(pins: Iterable[tuple[int, int]], num_experts: int, slots: NDArray[np.
     return pinned_DE
 
 
-def with_pins(
-    table: NDArray[np.int64], load: NDArray[np.float64], slots: NDArray[np.int64], pinned: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def with_pins(table: Ints, load: Floats, slots: Ints, pinned: Bools) -> Ints:
     """The experts of every row, device by device, ascending `[R, p]`, changed to hold what is pinned `[R, D, E]`."""
     if not pinned.any():
         return table
@@ -93,9 +89,7 @@ def with_pins(
     return found
 
 
-def _pin(
-    held_DE: NDArray[np.bool_], load_E: NDArray[np.float64], pinned_DE: NDArray[np.bool_], device: int, expert: int
-) -> None:
+def _pin(held_DE: Bools, load_E: Floats, pinned_DE: Bools, device: int, expert: int) -> None:
     """Give a device an expert for another one, in place: by a swap with one that may lose it, else a replica's slot.
 
     There is such a slot, because all that is needed fits: an expert has more replicas than pins and one.
@@ -124,7 +118,7 @@ def _pin(
     held_DE[device, [expert, lost]] = True, False
 
 
-def _nearest(allowed_DE: NDArray[np.bool_], share_E: NDArray[np.float64], wanted: float) -> tuple[int, int]:
+def _nearest(allowed_DE: Bools, share_E: Floats, wanted: float) -> tuple[int, int]:
     """The allowed device and expert whose replica's load is nearest to a wanted one."""
     off_DE = np.where(allowed_DE, np.abs(share_E - wanted), np.inf)
     device, expert = np.unravel_index(off_DE.argmin(), off_DE.shape)

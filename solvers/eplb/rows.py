@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Bools, Floats, Ints
 from ..placement import Placement, ReplicaRule
 
 __all__ = ["Rows", "has_form", "lowest_max", "pinned_groups", "refined"]
@@ -17,7 +18,7 @@ WORK, LEAST_WORK = 4000, 200_000  # a slot, some 70 ms of a core for 58 layers o
 NEAR = 1e-5  # a maximum so close to what bounds it, relatively, is good enough
 
 
-def lowest_max(load: NDArray[np.float64], slots: NDArray[np.int64]) -> NDArray[np.float64]:
+def lowest_max(load: Floats, slots: Ints) -> Floats:
     """The mean device load of rows, or the least that the largest replica can have, if that is more, `[R]`.
 
     Giving every surplus slot to the expert with the highest load a replica, as long as it has fewer than there are
@@ -49,19 +50,13 @@ class Rows:
         Whether a device of a row must hold an expert of it, `[R, G, e]`.
     """
 
-    load: NDArray[np.float64]
-    member: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    pinned: NDArray[np.bool_]
+    load: Floats
+    member: Ints
+    slots: Ints
+    pinned: Bools
 
     @classmethod
-    def of(
-        cls,
-        loads: NDArray[np.float64],
-        slots: NDArray[np.int64],
-        pinned: NDArray[np.bool_],
-        groups: NDArray[np.int64] | None,
-    ) -> "Rows":
+    def of(cls, loads: Floats, slots: Ints, pinned: Bools, groups: Ints | None) -> "Rows":
         """The rows of layers and nodes.
 
         Parameters
@@ -90,7 +85,7 @@ class Rows:
         return Placement(logical_LP.astype(np.int32), np.tile(self.slots, num_nodes), num_experts, ReplicaRule.EVEN)
 
 
-def has_form(slots: NDArray[np.int64], pinned: NDArray[np.bool_], num_nodes: int, num_groups: int | None) -> bool:
+def has_form(slots: Ints, pinned: Bools, num_nodes: int, num_groups: int | None) -> bool:
     """Whether whole groups go on nodes: of equal slots, no more a device than its experts, as pins allow."""
     num_experts = pinned.shape[1]
     if num_groups is None or num_nodes == 1 or num_groups % num_nodes or num_experts % num_groups:
@@ -106,18 +101,18 @@ def has_form(slots: NDArray[np.int64], pinned: NDArray[np.bool_], num_nodes: int
     )
 
 
-def pinned_groups(pinned: NDArray[np.bool_], num_nodes: int, num_groups: int) -> NDArray[np.bool_]:
+def pinned_groups(pinned: Bools, num_nodes: int, num_groups: int) -> Bools:
     """Whether a node must hold a group because of its pinned experts, `[N, Q]`."""
     return np.asarray(pinned.reshape(num_nodes, len(pinned) // num_nodes, num_groups, -1).any(axis=(1, 3)))
 
 
-def _needed(pinned: NDArray[np.bool_], num_nodes: int) -> int:
+def _needed(pinned: Bools, num_nodes: int) -> int:
     """The most slots that a node needs for its experts and their pins."""
     pins_NE = pinned.reshape(num_nodes, -1, pinned.shape[1]).sum(axis=1)
     return int(pinned.shape[1]) // num_nodes + int(np.maximum(pins_NE - 1, 0).sum(axis=1).max())
 
 
-def refined(rows: Rows, table: NDArray[np.int64], num_layers: int) -> NDArray[np.int64]:
+def refined(rows: Rows, table: Ints, num_layers: int) -> Ints:
     """Rows whose busiest devices hold no more than in a legal table `[R, p]`, experts ascending on devices.
 
     No node of a layer needs to be better than the best that another can be.

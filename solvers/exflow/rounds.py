@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Ints
 from ..moves import best_labels
-from .budget import PER_STEEP, WIDEST, Budget, block_work, naming_work
-from .cooling import Cooling
+from .budget import PER_STEEP, WIDEST, Budget, Cooling, block_work, naming_work
 from .kernel import anneal, descend
 from .messages import Deals, deals_of
 from .programme import Incumbent, Layout, Programme, Terms
@@ -233,9 +233,7 @@ def recombine(programme: Programme, terms: Terms, layouts: Sequence[Layout]) -> 
     return found
 
 
-def _joined(
-    programme: Programme, here_E: NDArray[np.int64], there_E: NDArray[np.int64], cut: int
-) -> tuple[float, NDArray[np.int64]]:
+def _joined(programme: Programme, here_E: Ints, there_E: Ints, cut: int) -> tuple[float, Ints]:
     """Weight kept by a layer pair when the later layer's devices are renamed at their best, and the names `[D]`."""
     worth_DD = name_worth(programme, here_E, there_E, cut)
     label_D = best_labels(worth_DD, programme.slots, programme.devices_per_node)

@@ -18,9 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..arrays import Floats, Ints
 from ..outcome import Objective, Outcome, Status
 from .seconds import Arms, pass_arms, turning_points
 
@@ -65,12 +63,12 @@ class Degrees:
 class LayerDegrees:
     """`Degrees` of many layers, `[L]` each; the objective is the sum over them."""
 
-    forward: NDArray[np.int64]
-    backward: NDArray[np.int64]
-    joint: NDArray[np.int64]
-    forward_s: NDArray[np.float64]
-    backward_s: NDArray[np.float64]
-    joint_s: NDArray[np.float64]
+    forward: Ints
+    backward: Ints
+    joint: Ints
+    forward_s: Floats
+    backward_s: Floats
+    joint_s: Floats
     outcome: Outcome
 
 

@@ -14,8 +14,9 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from ..arrays import Floats
 from ..outcome import Objective, Outcome, Status
 
 __all__ = ["RobustChoice", "robust_choice"]
@@ -34,7 +35,7 @@ class RobustChoice:
     """
 
     choice: int
-    regret_s: NDArray[np.float64]
+    regret_s: Floats
     outcome: Outcome
 
 

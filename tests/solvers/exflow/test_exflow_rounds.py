@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from moeplan.solvers.exflow import rounds
-from moeplan.solvers.exflow.budget import PER_STEEP, Budget, block_work
-from moeplan.solvers.exflow.cooling import Cooling
+from moeplan.solvers.exflow.budget import PER_STEEP, Budget, Cooling, block_work
 from moeplan.solvers.exflow.programme import Incumbent, Layout, Programme, Terms
 from moeplan.solvers.exflow.rounds import anneal_rounds, compile_rounds
 
