@@ -67,13 +67,13 @@ class Outcome:
     def of(
         cls,
         *,
-        status: Status,
         objective: Objective,
+        started: float,
+        status: Status = Status.FEASIBLE,
         bound: float | None = None,
         bound_kind: str | None = None,
         proven: bool = False,
-        started: float,
-        backend: str,
+        backend: str = "moeplan",
     ) -> "Outcome":
         """The outcome of a solve that ends now.
 

@@ -11,11 +11,9 @@ from ...errors import UsageError
 from ..arrays import Bools, Floats, Ints
 from ..balance import balance, device_loads, step_balance
 from ..compiled import seconds_to_compile
-from ..placement import Placement
-from ..whole_groups import block_devices
-from .pins import with_pins
+from ..placement import Placement, block_devices
 from .published import Deal, dealt_best, published, published_groups, refined_groups
-from .rows import Rows, lowest_max, pinned_groups, refined
+from .rows import Rows, lowest_max, pinned_groups, refined, with_pins
 from .steps import even_mean, step_refined
 
 __all__ = ["Layers", "compile_refinement", "whole_layers"]

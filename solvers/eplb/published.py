@@ -17,8 +17,7 @@ from ...profilers.cluster import Cluster
 from ..arrays import Bools, Floats, Ints, checked_counts
 from ..balance import max_over_mean, replica_loads
 from ..placement import slots_for
-from .pins import with_pins
-from .rows import Rows, has_form, lowest_max, pinned_groups, refined
+from .rows import Rows, has_form, lowest_max, pinned_groups, refined, with_pins
 
 __all__ = ["Deal", "RawBalance", "dealt_best", "pack", "published", "published_groups", "raw_balance", "refined_groups"]
 

@@ -13,11 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...profilers.cluster import Cluster
 from ..arrays import Floats, checked_counts
-from ..outcome import ROUNDING, Objective, Outcome, PlacementResult, Status
-from ..placement import Placement
-from ..whole_groups import Groups, spread
+from ..outcome import ROUNDING, Objective, Outcome, PlacementResult
+from ..placement import Groups, Placement, spread
 from .layers import Layers, compile_refinement, whole_layers
-from .pins import live_slots, pinned
+from .rows import live_slots, pinned
 
 __all__ = ["Method", "solve"]
 
@@ -108,7 +107,6 @@ def _outcome(layers: Layers, placement: Placement, bound: float, started: float)
     if layers.quantile is not None:
         name += f"_p{100 * layers.quantile:g}"
     return Outcome.of(
-        status=Status.FEASIBLE,
         objective=Objective(name, value, "min"),
         bound=bound,
         bound_kind="mean" if layers.quantile is not None else "mean and largest replica",

@@ -32,8 +32,7 @@ from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..bounds import KeptBound
 from ..outcome import ROUNDING, Outcome, PlacementResult, Status
-from ..placement import Placement
-from ..whole_groups import Groups
+from ..placement import Groups, Placement
 from .bounded import Thorough, bound_simply, bound_thoroughly
 from .budget import Budget
 from .ilp import Backend

@@ -13,8 +13,7 @@ from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..arrays import Floats, Ints
 from ..outcome import PlacementResult, Status
-from ..placement import Placement
-from ..whole_groups import block_devices, spread
+from ..placement import Placement, block_devices, spread
 from .budget import Budget
 from .problem import Problem
 

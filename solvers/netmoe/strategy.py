@@ -22,7 +22,7 @@ from ...profilers.cluster import Cluster
 from ..arrays import Ints
 from ..assignment import Method, backend_of, balanced_assignment
 from ..cost import inter_ratio
-from ..outcome import ROUNDING, Objective, Outcome, Status
+from ..outcome import ROUNDING, Objective, Outcome
 from .bottleneck import Channels, refine
 from .port_bound import least_time
 from .traffic import Traffic, Volumes, traffic_of, volumes
@@ -165,7 +165,6 @@ class _Reached:
     def outcome(self, backend: str, started: float) -> Outcome:
         """The outcome of a solve that ends now."""
         return Outcome.of(
-            status=Status.FEASIBLE,
             objective=self.objective,
             bound=self.bound,
             bound_kind=None if self.bound is None else self.bound_kind,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..arrays import Floats, Ints
-from ..outcome import Objective, Outcome, Status
+from ..outcome import Objective, Outcome
 from .seconds import Arms, pass_arms, turning_points
 
 __all__ = ["HIGHEST", "TUTEL_MAX_DEGREE", "Degrees", "LayerDegrees", "optimal_degree", "printed_degree"]
@@ -139,13 +139,11 @@ def _degrees(
     forward, backward, joint = degrees
     forward_s, backward_s = _seconds(there, forward), _seconds(back, backward)
     outcome = Outcome.of(
-        status=Status.FEASIBLE,
         objective=Objective("layer_s", forward_s + backward_s, "min"),
         bound=bound,
         bound_kind="exact",
         proven=forward_s + backward_s <= bound,
         started=started,
-        backend="moeplan",
     )
     return Degrees(
         forward, backward, joint, forward_s, backward_s, _seconds(there, joint) + _seconds(back, joint), outcome

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..arrays import Floats, Ints
-from ..outcome import Objective, Outcome, Status
+from ..outcome import Objective, Outcome
 from .degree import HIGHEST, LayerDegrees
 from .seconds import Arms, layer_seconds, pass_arms
 
@@ -67,12 +67,10 @@ def optimal_degrees(
     joint = _lowest_of_both(there, back, np.minimum(forward, backward_L), np.maximum(forward, backward_L))
     forward_s, backward_s = _seconds(there, forward), _seconds(back, backward_L)
     outcome = Outcome.of(
-        status=Status.OPTIMAL,
         objective=Objective("layers_s", float((forward_s + backward_s).sum()), "min"),
         bound_kind="exact",
         proven=True,
         started=started,
-        backend="moeplan",
     )
     joint_s = _seconds(there, joint) + _seconds(back, joint)
     return LayerDegrees(forward, backward_L, joint, forward_s, backward_s, joint_s, outcome)
@@ -192,12 +190,10 @@ def _best(pairs: Ints, forward_PL: Floats, backward_PL: Floats, started: float) 
     alike_RL = both_PL[pairs[:, 0] == pairs[:, 1]]
     forward_L, backward_L = pairs[best_L].T
     outcome = Outcome.of(
-        status=Status.OPTIMAL,
         objective=Objective("layers_s", float(both_PL[best_L, layers].sum()), "min"),
         bound_kind="full search",
         proven=True,
         started=started,
-        backend="moeplan",
     )
     return LayerDegrees(
         forward=forward_L,
