@@ -161,7 +161,7 @@ def two_sinks(cost: Ints, capacity: Ints) -> Ints:
     moved = min(max(gains, left - capacity[0]), capacity[1])
     if moved == 0:
         return sink
-    last = np.partition(dearer, moved - 1)[moved - 1]
+    last = _selected(dearer.copy(), moved - 1)
     for i in range(left):
         sink[i] = dearer[i] < last
         moved -= sink[i]
@@ -171,3 +171,24 @@ def two_sinks(cost: Ints, capacity: Ints) -> Ints:
             sink[left] = 1
             moved -= 1
     return sink
+
+
+@compiled
+def _selected(values: Ints, place: int) -> int:
+    """Value at this place in sorted order, by Hoare's quickselect. The values are rearranged."""
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle, i, j = values[low + (high - low) * 5 // 8], low, high
+        while i <= j:
+            while values[i] < middle:
+                i += 1
+            while values[j] > middle:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if j < place < i:
+            break
+        low, high = (low, j) if place <= j else (i, high)
+    return int(values[place])
