@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..runtime.plan import Metric
 from ..solvers.exflow.budget import layer_work
-from ..solvers.outcome import Status
+from ..solvers.outcome import PlacementResult, Status
 from ..solvers.placement import Placement
-from ..solvers.result import PlacementResult
 from .evaluate.evaluate import evaluate
 from .evaluate.intervals import DRAWS, interval
 from .evaluate.journey import Contender, Journey, contiguous_in, today

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
+from .arrays import Floats, Ints
 
 __all__ = ["Method", "assign_places", "backend_of", "balanced_assignment"]
 
@@ -25,7 +26,7 @@ _BACKENDS: dict[str, str] = {
 
 def balanced_assignment(
     cost: ArrayLike, capacity: int | Sequence[int] | NDArray[Any], method: Method = "transport"
-) -> NDArray[np.int64]:
+) -> Ints:
     """The sink of every item, int64 `[I]`, such that the sum of `cost[i, sink[i]]` is least.
 
     Parameters
@@ -69,7 +70,7 @@ def backend_of(method: Method) -> str:
     return _BACKENDS[method]
 
 
-def assign_places(cost: NDArray[np.float64], sink_of_place: NDArray[np.int64]) -> NDArray[np.int64]:
+def assign_places(cost: Floats, sink_of_place: Ints) -> Ints:
     """The sink of every item `[I]` at the least cost, each place taken once: Kuhn-Munkres, unchecked and fast.
 
     Parameters
@@ -82,18 +83,18 @@ def assign_places(cost: NDArray[np.float64], sink_of_place: NDArray[np.int64]) -
     from scipy.optimize import linear_sum_assignment
 
     _, place_I = linear_sum_assignment(cost[:, sink_of_place])
-    chosen_I: NDArray[np.int64] = sink_of_place[place_I]
+    chosen_I: Ints = sink_of_place[place_I]
     return chosen_I
 
 
 @functools.cache
-def _optimum() -> Callable[[NDArray[Any], NDArray[np.int64], str], NDArray[np.int64]]:
+def _optimum() -> Callable[[NDArray[Any], Ints, str], Ints]:
     from .optimum import optimum  # numba loads with it
 
     return optimum
 
 
-def _checked_capacity(capacity: int | Sequence[int] | NDArray[Any], items: int, sinks: int) -> NDArray[np.int64]:
+def _checked_capacity(capacity: int | Sequence[int] | NDArray[Any], items: int, sinks: int) -> Ints:
     if type(capacity) is int and capacity * sinks >= items:
         capacity_N = np.empty(sinks, dtype=np.int64)
         capacity_N.fill(min(capacity, items))

@@ -6,18 +6,18 @@ Legend: L MoE layers; E experts a layer; P slots a layer; D devices; B steps.
 import numpy as np
 from numpy.typing import NDArray
 
-from .load import max_over_mean
+from .arrays import Floats
 from .placement import Placement
 
-__all__ = ["balance", "device_loads", "replica_loads", "step_balance", "step_ratios"]
+__all__ = ["balance", "device_loads", "max_over_mean", "replica_loads", "step_balance", "step_ratios"]
 
 
-def balance(loads: NDArray[np.float64], placement: Placement) -> float:
+def balance(loads: Floats, placement: Placement) -> float:
     """The mean over layers of the busiest device's load over the mean of devices that have slots; 1 without load."""
     return float(max_over_mean(device_loads(loads, placement)[:, placement.slots > 0]).mean())
 
 
-def step_balance(loads: NDArray[np.float64], placement: Placement, quantile: float | None = None) -> float:
+def step_balance(loads: Floats, placement: Placement, quantile: float | None = None) -> float:
     """The mean over layers of `step_ratios`' mean over steps, or of a quantile.
 
     Parameters
@@ -33,7 +33,7 @@ def step_balance(loads: NDArray[np.float64], placement: Placement, quantile: flo
     return float(np.quantile(ratio_BL, quantile, axis=0, method="higher").mean())
 
 
-def step_ratios(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:
+def step_ratios(loads: Floats, placement: Placement) -> Floats:
     """Max/mean device load of every step and layer `[B, L]`, of devices that have slots; 1 without load."""
     ratio_BL = np.empty(loads.shape[:2])
     for layer in range(placement.num_layers):
@@ -42,7 +42,13 @@ def step_ratios(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.
     return ratio_BL
 
 
-def replica_loads(loads: NDArray[np.float64], experts: NDArray[np.integer]) -> NDArray[np.float64]:
+def max_over_mean(loads: Floats) -> Floats:
+    """The largest load along the last axis, of devices that have slots, over the mean; 1 where all are 0."""
+    mean = loads.mean(axis=-1)
+    return np.asarray(np.divide(loads.max(axis=-1), mean, out=np.ones(mean.shape), where=mean > 0))
+
+
+def replica_loads(loads: Floats, experts: NDArray[np.integer]) -> Floats:
     """The load of every replica `[L, P]`, for loads `[L, E]` and the expert in every slot `[L, P]`."""
     num_layers, num_experts = loads.shape
     cell_LP = np.arange(num_layers)[:, None] * num_experts + experts
@@ -50,7 +56,7 @@ def replica_loads(loads: NDArray[np.float64], experts: NDArray[np.integer]) -> N
     return np.asarray((loads.ravel() / np.maximum(count_N, 1))[cell_LP])
 
 
-def device_loads(loads: NDArray[np.float64], placement: Placement) -> NDArray[np.float64]:
+def device_loads(loads: Floats, placement: Placement) -> Floats:
     """The load of every device `[L, D]` for loads `[L, E]`."""
     load_LD = np.zeros((placement.num_layers, placement.num_devices))
     layer = np.arange(placement.num_layers)[:, None]

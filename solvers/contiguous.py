@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from .balance import balance
-from .outcome import Objective, Outcome, Status
+from .outcome import Objective, Outcome, PlacementResult
 from .placement import Placement, ReplicaRule, slots_for
-from .result import PlacementResult
 
 __all__ = ["solve"]
 
@@ -42,9 +41,6 @@ def solve(
     row_P = expert_P[np.lexsort((expert_P, device_P))].astype(np.int32)
     placement = Placement(np.tile(row_P, (num_layers, 1)), slots_D, num_experts, ReplicaRule.EVEN)
     outcome = Outcome.of(
-        status=Status.FEASIBLE,
-        objective=Objective("balance", balance(np.ones((num_layers, num_experts)), placement), "min"),
-        started=started,
-        backend="moeplan",
+        objective=Objective("balance", balance(np.ones((num_layers, num_experts)), placement), "min"), started=started
     )
     return PlacementResult(placement, outcome)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..profilers.cluster import Cluster
+from .arrays import Bools, Floats, Ints
 from .placement import Placement
 from .ports import remote_visits
 
@@ -17,7 +18,7 @@ __all__ = ["INTER_RATIO", "HopsKept", "hops_kept", "inter_ratio", "link_cost", "
 INTER_RATIO = 8.0  # an inter-node hop in intra-node hops where the links are unknown
 
 
-def remote_copies(devices: NDArray[np.integer], origin: NDArray[np.integer]) -> NDArray[np.int64]:
+def remote_copies(devices: NDArray[np.integer], origin: NDArray[np.integer]) -> Ints:
     """The number of distinct devices other than its origin that each token visits, `[T]`.
 
     Parameters
@@ -27,7 +28,7 @@ def remote_copies(devices: NDArray[np.integer], origin: NDArray[np.integer]) -> 
     origin
         The device (or node) each token starts from, `[T]`.
     """
-    copies_T: NDArray[np.int64] = remote_visits(devices, origin).sum(axis=0)
+    copies_T: Ints = remote_visits(devices, origin).sum(axis=0)
     return copies_T
 
 
@@ -45,7 +46,7 @@ def inter_ratio(cluster: Cluster) -> float:
     return INTER_RATIO
 
 
-def link_cost(cluster: Cluster) -> NDArray[np.float64]:
+def link_cost(cluster: Cluster) -> Floats:
     """Cost of a hop between two devices, `[D, D]`, in hops inside a node: 0 for staying, 1, or `inter_ratio`."""
     node_D = np.arange(cluster.num_devices) // cluster.devices_per_node
     cost_DD = np.where(node_D[:, None] == node_D, 1.0, inter_ratio(cluster))
@@ -57,11 +58,11 @@ def link_cost(cluster: Cluster) -> NDArray[np.float64]:
 class HopsKept:
     """Transitions that stay on their device and on their node, each `[L-1]`, in units of the transitions given."""
 
-    device: NDArray[np.float64]
-    node: NDArray[np.float64]
+    device: Floats
+    node: Floats
 
 
-def hops_kept(transitions: NDArray[np.float64], placement: Placement, devices_per_node: int) -> HopsKept:
+def hops_kept(transitions: Floats, placement: Placement, devices_per_node: int) -> HopsKept:
     """The transitions `[L-1, E, E]` that a placement keeps on the device and on the node, layer pair by layer pair.
 
     Notes
@@ -86,7 +87,7 @@ def hops_kept(transitions: NDArray[np.float64], placement: Placement, devices_pe
     return HopsKept(device_L, node_L)
 
 
-def _arrive(want_ED: NDArray[np.float64], held_ED: NDArray[np.bool_], devices_per_node: int) -> NDArray[np.float64]:
+def _arrive(want_ED: Floats, held_ED: Bools, devices_per_node: int) -> Floats:
     """Where an expert's tokens end when each goes to its nearest replica, `[E, D]`, rows sum to 1."""
     stay_ED = np.where(held_ED, want_ED, 0.0)
     leave_EN = _by_node(want_ED - stay_ED, devices_per_node)
@@ -98,7 +99,7 @@ def _arrive(want_ED: NDArray[np.float64], held_ED: NDArray[np.bool_], devices_pe
     return np.asarray(arrived_ED / arrived_ED.sum(axis=1, keepdims=True))
 
 
-def _by_node(x_ED: NDArray[np.generic], devices_per_node: int) -> NDArray[np.float64]:
+def _by_node(x_ED: NDArray[np.generic], devices_per_node: int) -> Floats:
     """Sums over the devices of each node, `[E, N]`."""
-    sum_EN: NDArray[np.float64] = x_ED.reshape(len(x_ED), -1, devices_per_node).sum(axis=2, dtype=np.float64)
+    sum_EN: Floats = x_ED.reshape(len(x_ED), -1, devices_per_node).sum(axis=2, dtype=np.float64)
     return sum_EN

@@ -4,15 +4,15 @@ Legend: L MoE layers; D devices, S slots of each; N nodes of G devices.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Floats, Ints
 from .assignment import assign_places
 from .placement import Placement
 
 __all__ = ["best_labels", "experts_moved", "keep_in_place", "naming_group"]
 
 
-def experts_moved(new: Placement, old: Placement) -> NDArray[np.int64]:
+def experts_moved(new: Placement, old: Placement) -> Ints:
     """Experts that a device holds in `new` and not in `old`, hence is sent, by layer `[L]`."""
     pairs = zip(map(new.holds, range(new.num_layers)), map(old.holds, range(old.num_layers)), strict=True)
     return np.array([np.count_nonzero(now_ED & ~before_ED) for now_ED, before_ED in pairs], np.int64)
@@ -42,7 +42,7 @@ def keep_in_place(new: Placement, old: Placement, devices_per_node: int) -> Plac
     return Placement(new.physical_to_logical[:, column_P], new.slots, new.num_experts, new.replica_rule)
 
 
-def best_labels(worth: NDArray[np.float64], slots: NDArray[np.int64], devices_per_node: int) -> NDArray[np.int64]:
+def best_labels(worth: Floats, slots: Ints, devices_per_node: int) -> Ints:
     """The new name of every device `[D]` such that the sum of `worth[d, name[d]]` is largest.
 
     Parameters

@@ -1,5 +1,7 @@
 """The first in lexicographic order of the optimal assignments of items to sinks, by any of the methods.
 
+Costs become whole units, which every method adds and compares without rounding.
+
 To be imported in the call that needs it: what is compiled loads with it.
 
 Legend: I items; N sinks. (1) and (2) are the constraints of `assignment.balanced_assignment`.
@@ -12,20 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import Floats, Ints, flow_units
 from .cbc import solve_by_cbc
-from .cycles import cancel_cycles
-from .integers import flow_units
-from .ties import first_of_ties
-from .transport import transport
-from .two_sinks import two_sinks
-from .units import exponent, fixed_point, greatest, settled
+from .compiled import compiled
+from .exchanges import cancel_cycles, first_of_ties, prices
+from .transport import transport, two_sinks
 
-__all__ = ["optimum"]
+__all__ = ["exponent", "fixed_point", "greatest", "optimum", "settled"]
 
-Ints = NDArray[np.int64]
 Solver = Callable[[Ints, Ints], Ints]
 ROOM = 2**61  # for sums of differences
 MAX_EXPONENT = 1024  # of finite floats
+MAGNITUDE, MANTISSA_BITS = 2**63 - 1, 52  # of a float's bits
+ROUNDING = 8 * 2.0**-MANTISSA_BITS
 
 
 def optimum(cost: NDArray[Any], capacity: Ints, method: str) -> Ints:
@@ -68,6 +69,53 @@ def _of_floats(found_IN: NDArray[Any], capacity_N: Ints, solve: Solver, bits: in
     return cancel_cycles(np.ldexp(cost_IN, min(power, 0)), capacity_N, sink_I)
 
 
+@compiled
+def greatest(cost: Ints) -> int:
+    """The greatest magnitude in `[I, N]`, I and N at least 1; that of -2**63, which int64 lacks, as 2**63 - 1."""
+    most = least = 0
+    for value in cost.ravel():
+        most, least = max(most, int(value)), min(least, int(value))
+    return max(most, -max(least, -MAGNITUDE))
+
+
+@compiled
+def exponent(cost: Floats) -> int:
+    """The least e with all of `[I, N]` below 2**e in magnitude, -1022 if it is less; 1025 where one is not finite."""
+    most = 0
+    for bits in cost.view(np.int64).ravel():
+        most = max(most, int(bits) & MAGNITUDE)
+    return (most >> MANTISSA_BITS) - 1022
+
+
+@compiled
+def fixed_point(cost: Floats, power: int) -> tuple[Ints, bool]:
+    """The costs times 2**power, rounded to integers `[I, N]`, and whether nothing was rounded."""
+    units, exact = np.empty(cost.shape, np.int64), True
+    low, high = 2.0 ** (power // 2), 2.0 ** (power - power // 2)  # 2**power alone may overflow
+    for i in range(cost.shape[0]):
+        for n in range(cost.shape[1]):
+            scaled = cost[i, n] * low * high
+            rounded = np.rint(scaled)
+            units[i, n] = rounded
+            exact &= rounded == scaled
+    return units, exact
+
+
+@compiled
+def settled(cost: Floats, power: int, capacity: Ints, sink: Ints) -> bool:
+    """Whether the best assignment of the costs in fixed point is the best, up to the rounding of floats.
+
+    Notes
+    -----
+    Rounding to units changes an item's move between sinks by at most one, an exchange between all N sinks by at most N.
+    """
+    low, high, most = 2.0 ** (power // 2), 2.0 ** (power - power // 2), 0.0
+    for i in range(len(sink)):
+        most = max(most, abs(cost[i, sink[i]] * low * high))
+    rounding = ROUNDING * most
+    return cost.shape[1] <= rounding or prices(cost * low * high, capacity, sink, rounding)[1]
+
+
 def _transport(units_IN: Ints, capacity_N: Ints) -> Ints:
     if len(capacity_N) == 2:
         return two_sinks(units_IN, capacity_N)
@@ -75,15 +123,12 @@ def _transport(units_IN: Ints, capacity_N: Ints) -> Ints:
 
 
 def _first(method: Solver, units_IN: Ints, capacity_N: Ints) -> Ints:
-    """The first of the optimal assignments, from that of a method which may round or stop at a tolerance."""
+    """The first of the optimal assignments, from that of a method; where it rounds or stops early, from our own."""
     above_IN = units_IN - units_IN.min(axis=1, keepdims=True)
     common = int(np.bitwise_or.reduce(above_IN, axis=None))
     above_IN >>= max(0, (common & -common).bit_length() - 1)
-    sink_I = method(above_IN, capacity_N)
-    first_I, optimal = first_of_ties(above_IN, capacity_N, sink_I)
-    if optimal:
-        return first_I
-    return first_of_ties(above_IN, capacity_N, cancel_cycles(above_IN, capacity_N, sink_I))[0]
+    first_I, optimal = first_of_ties(above_IN, capacity_N, method(above_IN, capacity_N))
+    return first_I if optimal else _transport(above_IN, capacity_N)
 
 
 def _km(above_IN: Ints, capacity_N: Ints) -> Ints:

@@ -1,4 +1,4 @@
-"""The outcome of a solve: how it ended, what it reached and what bounds it."""
+"""The outcome of a solve: how it ended, what it reached and what bounds it; with the placement, its result."""
 
 import time
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-__all__ = ["ROUNDING", "Objective", "Outcome", "Status", "relative_gap"]
+from .placement import Placement
+
+__all__ = ["ROUNDING", "Objective", "Outcome", "PlacementResult", "Status", "relative_gap"]
 
 ROUNDING = 1e-9  # a value this close to its bound, relatively, meets it
 
@@ -65,13 +67,13 @@ class Outcome:
     def of(
         cls,
         *,
-        status: Status,
         objective: Objective,
+        started: float,
+        status: Status = Status.FEASIBLE,
         bound: float | None = None,
         bound_kind: str | None = None,
         proven: bool = False,
-        started: float,
-        backend: str,
+        backend: str = "moeplan",
     ) -> "Outcome":
         """The outcome of a solve that ends now.
 
@@ -93,6 +95,21 @@ class Outcome:
             wall_s=time.perf_counter() - started,
             backend=backend,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementResult:
+    """A placement and how it came about.
+
+    Parameters
+    ----------
+    repaired
+        Choices of the published algorithm that were changed because they put an expert twice on a device.
+    """
+
+    placement: Placement
+    outcome: Outcome
+    repaired: int = 0
 
 
 def relative_gap(value: float, bound: float | None) -> float | None:

@@ -1,20 +1,34 @@
-"""Where experts live: the placement arrays and the rules that make them valid.
+"""Where experts live: the placement arrays and the rules that make them valid; expert groups kept whole.
 
-Legend: L MoE layers; E experts a layer; P physical slots a layer; D devices; S slots a device.
+A whole group is in a contiguous block of slots, as routing limited to groups by their position needs.
+
+Legend: L MoE layers; E experts a layer; P physical slots a layer; D devices; S slots a device; Q groups of E / Q
+consecutive experts.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, UsageError
+from .arrays import Bools, Ints
 
-__all__ = ["Placement", "ReplicaRule", "slots_for"]
+__all__ = [
+    "Groups",
+    "Placement",
+    "ReplicaRule",
+    "block_devices",
+    "keeps_groups_whole",
+    "slots_for",
+    "spread",
+]
 
-MAX_CELLS = 2**28
+Groups = Literal["split", "whole"]
 
 
 class ReplicaRule(StrEnum):
@@ -47,7 +61,7 @@ class Placement:
     """
 
     physical_to_logical: NDArray[np.int32]
-    slots: NDArray[np.int64]
+    slots: Ints
     num_experts: int
     replica_rule: ReplicaRule = ReplicaRule.NEAREST
 
@@ -60,7 +74,7 @@ class Placement:
             )
         self._check_experts(table_LP, np.repeat(np.arange(slots_D.size), slots_D))
 
-    def _check_experts(self, table_LP: NDArray[np.int32], device_P: NDArray[np.int64]) -> None:
+    def _check_experts(self, table_LP: NDArray[np.int32], device_P: Ints) -> None:
         if table_LP.size and not 0 <= table_LP.min() <= table_LP.max() < self.num_experts:
             layer, slot = np.argwhere((table_LP < 0) | (table_LP >= self.num_experts))[0]
             raise InputError(
@@ -111,7 +125,7 @@ class Placement:
         return int(self.physical_to_logical.shape[1])
 
     @property
-    def device_of_slot(self) -> NDArray[np.int64]:
+    def device_of_slot(self) -> Ints:
         """The device of every slot, `[P]`."""
         return np.repeat(np.arange(self.num_devices), self.slots)
 
@@ -131,7 +145,7 @@ class Placement:
         experts: list[int] = self.physical_to_logical[layer, self.device_of_slot == device].tolist()
         return experts
 
-    def holds(self, layer: int) -> NDArray[np.bool_]:
+    def holds(self, layer: int) -> Bools:
         """Whether expert e of a layer is on device d, `[E, D]`."""
         held_ED = np.zeros((self.num_experts, self.num_devices), dtype=np.bool_)
         held_ED[self.physical_to_logical[layer], self.device_of_slot] = True
@@ -144,7 +158,7 @@ def slots_for(
     slots: int | Sequence[int] | NDArray[np.integer] | None = None,
     *,
     redundant: int = 0,
-) -> NDArray[np.int64]:
+) -> Ints:
     """Slots of every device, `[D]`.
 
     Parameters
@@ -181,3 +195,54 @@ def slots_for(
             f" expected at least {-(-num_experts // num_devices)} a device"
         )
     return slots_D.astype(np.int64)
+
+
+def keeps_groups_whole(placement: Placement, num_groups: int) -> bool:
+    """Whether every E / Q slots from the first hold exactly one group, in every layer.
+
+    Only then a checkpoint can carry the placement: groups change places, and experts inside them.
+    """
+    size, left_over = divmod(placement.num_experts, num_groups)
+    if left_over or placement.num_slots != placement.num_experts:
+        return False
+    group_LQE = placement.physical_to_logical.reshape(placement.num_layers, num_groups, size) // size
+    return bool((group_LQE == group_LQE[:, :, :1]).all())
+
+
+def block_devices(num_experts: int, num_groups: int, slots: Ints) -> int:
+    """Devices that a group fills; 0 where a device holds one or more whole groups.
+
+    Raises
+    ------
+    UsageError
+        Groups that are not of equal size, more or fewer slots than experts, or devices that groups would straddle.
+    """
+    if num_groups < 1 or num_experts % num_groups:
+        raise UsageError(
+            f"{num_experts} experts in {num_groups} groups; expected groups of equal size (--groups whole)"
+        )
+    if slots.sum() != num_experts or (slots != slots[0]).any():
+        raise UsageError(
+            f"{slots.sum()} slots, {slots.min()} to {slots.max()} a device, for {num_experts} experts in whole groups;"
+            " expected as many slots as experts and equally many on every device: whole groups have no replicas"
+        )
+    size, num_slots = num_experts // num_groups, int(slots[0])
+    if size % num_slots and num_slots % size:
+        raise UsageError(
+            f"groups of {size} experts on devices of {num_slots} slots; expected one to be a multiple of the other, so"
+            " that no group straddles devices (--groups whole)"
+        )
+    return 0 if num_slots >= size else size // num_slots
+
+
+def spread(placement: Placement, size: int) -> Placement:
+    """The placement of experts `[e * size, (e + 1) * size)` where another one has e."""
+    if size == 1:
+        return placement
+    table_LP = placement.physical_to_logical[:, :, None] * size + np.arange(size)
+    return dataclasses.replace(
+        placement,
+        physical_to_logical=table_LP.reshape(placement.num_layers, -1).astype(np.int32),
+        slots=placement.slots * size,
+        num_experts=placement.num_experts * size,
+    )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..profilers.cluster import Cluster
+from .arrays import Bools, Ints
 
 __all__ = ["CLASSES", "combined_at", "link_classes", "port_copies", "remote_visits", "sample_copies"]
 
@@ -24,7 +25,7 @@ def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
     return (*inside, "inter") if cluster.num_nodes > 1 else inside
 
 
-def remote_visits(devices: NDArray[np.integer], end: NDArray[np.integer]) -> NDArray[np.bool_]:
+def remote_visits(devices: NDArray[np.integer], end: NDArray[np.integer]) -> Bools:
     """Which of a token's choices brings it to a device that is neither its end nor one met before, `[K, T]`.
 
     Parameters
@@ -44,11 +45,8 @@ def remote_visits(devices: NDArray[np.integer], end: NDArray[np.integer]) -> NDA
 
 
 def combined_at(
-    dispatch_model: Literal["standard", "coherent", "migrating"],
-    here: NDArray[np.int64],
-    devices: NDArray[np.integer],
-    next_home: NDArray[np.int64] | None = None,
-) -> NDArray[np.int64]:
+    dispatch_model: Literal["standard", "coherent", "migrating"], here: Ints, devices: NDArray[np.integer]
+) -> Ints:
     """The device at which each token's partial results meet, `[T]`: where it is before the next layer.
 
     Parameters
@@ -57,17 +55,13 @@ def combined_at(
         The device it was dispatched from, `[T]`.
     devices
         Of its chosen experts `[T, K]`, largest gate weight first, -1 where not routed.
-    next_home
-        The device that runs its next attention, `[T]`; what `migrating` needs.
 
     Notes
     -----
-    standard: `here`. coherent: the device of its first routed choice, `here` without one. migrating: `next_home`.
+    standard: `here`. coherent: the device of its first routed choice, `here` without one. migrating: the sample's next
+    home, which no routing says, hence is not asked here.
     """
-    if dispatch_model == "migrating":
-        if next_home is None:
-            raise ValueError("dispatch model migrating without next_home; give the device of each next attention")
-        return next_home
+    assert dispatch_model != "migrating"
     if dispatch_model == "standard":
         return here
     first_T = np.argmax(devices >= 0, axis=1)
@@ -76,14 +70,8 @@ def combined_at(
 
 
 def port_copies(
-    visits: NDArray[np.bool_],
-    devices: NDArray[np.integer],
-    end: NDArray[np.int64],
-    step: NDArray[np.int64],
-    *,
-    num_steps: int,
-    cluster: Cluster,
-) -> NDArray[np.int64]:
+    visits: Bools, devices: NDArray[np.integer], end: Ints, step: Ints, *, num_steps: int, cluster: Cluster
+) -> Ints:
     """The copies through every port, `[B, C, 2, D]`: those at the tokens' ends (0) and at their experts' devices (1).
 
     A dispatch sends (0) and receives (1); a combine sends (1) and receives (0).
@@ -113,7 +101,7 @@ def port_copies(
 
 
 def sample_copies(
-    copies: NDArray[Any], device: NDArray[np.integer], cluster: Cluster, first: Sequence[int] | NDArray[np.int64] = (0,)
+    copies: NDArray[Any], device: NDArray[np.integer], cluster: Cluster, first: Sequence[int] | Ints = (0,)
 ) -> NDArray[Any]:
     """Port copies (`port_copies`) of whole samples, each with all its tokens on one device, `[B, 2, 2, D]`: both
     classes.

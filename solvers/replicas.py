@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import Bools
 from .placement import Placement
 
 __all__ = ["ReplayRule", "ReplicaTable"]
@@ -46,7 +47,7 @@ class ReplicaTable:
 
     devices: NDArray[np.int32]
     count: NDArray[np.int32]
-    own: NDArray[np.bool_] | None
+    own: Bools | None
     devices_per_node: int
     rotated: bool = False
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..profilers.fits.fit import Prediction
+from .arrays import Bools, Floats, Ints
 
 __all__ = [
     "Curve",
@@ -33,12 +33,11 @@ __all__ = [
     "total",
 ]
 
-Numbers = NDArray[np.float64]
-Curve = Callable[[Numbers], Prediction]  # bytes through the busiest port in one direction -> seconds
-Curve2 = Callable[[Numbers, Numbers], Prediction]
+Curve = Callable[[Floats], Prediction]  # bytes through the busiest port in one direction -> seconds
+Curve2 = Callable[[Floats, Floats], Prediction]
 
 
-def exchange_seconds(copies: NDArray[np.int64], copy_bytes: float, curves: Sequence[Curve]) -> list[Prediction]:
+def exchange_seconds(copies: Ints, copy_bytes: float, curves: Sequence[Curve]) -> list[Prediction]:
     """Seconds of one dispatch or combine in each link class, `[B, L]` each; the `slowest` is the whole.
 
     Parameters
@@ -61,7 +60,7 @@ def exchange_seconds(copies: NDArray[np.int64], copy_bytes: float, curves: Seque
     return [curve(busiest_BLC[..., c]) for c, curve in enumerate(curves)]
 
 
-def expert_seconds(pairs: NDArray[np.int64], slots: NDArray[np.int64], curve: Curve2) -> Prediction:
+def expert_seconds(pairs: Ints, slots: Ints, curve: Curve2) -> Prediction:
     """Seconds of the experts, `[B, L]`.
 
     Parameters
@@ -87,7 +86,7 @@ def expert_seconds(pairs: NDArray[np.int64], slots: NDArray[np.int64], curve: Cu
     return slowest(found)
 
 
-def attention_seconds(tokens: NDArray[np.int64], contexts: NDArray[np.int64], curve: Curve2) -> Prediction:
+def attention_seconds(tokens: Ints, contexts: Ints, curve: Curve2) -> Prediction:
     """Seconds of attention, `[B, L]`.
 
     Parameters
@@ -116,7 +115,7 @@ def attention_seconds(tokens: NDArray[np.int64], contexts: NDArray[np.int64], cu
 
 
 def gather_seconds(
-    tokens: NDArray[np.int64], kv_bytes: float, devices_per_node: int, classes: Sequence[str], curves: Sequence[Curve]
+    tokens: Ints, kv_bytes: float, devices_per_node: int, classes: Sequence[str], curves: Sequence[Curve]
 ) -> list[Prediction]:
     """Seconds of gathering K and V of all tokens on every device, in each link class, `[B, L]` each.
 
@@ -174,12 +173,12 @@ def _joined(how: np.ufunc, a: Prediction, b: Prediction) -> Prediction:
     )
 
 
-def _reduced(seconds: Prediction, how: Callable[[Numbers], Any]) -> Prediction:
+def _reduced(seconds: Prediction, how: Callable[[Floats], Any]) -> Prediction:
     """Every level reduced alike; extrapolated where anything within was."""
     flagged = how(seconds.extrapolated.astype(np.float64)) > 0
     return Prediction(how(seconds.seconds), how(seconds.low), how(seconds.high), np.asarray(flagged))
 
 
-def _only_where(busy: NDArray[np.bool_], seconds: Prediction) -> Prediction:
+def _only_where(busy: Bools, seconds: Prediction) -> Prediction:
     """No seconds where there is nothing to do."""
     return Prediction(seconds.seconds * busy, seconds.low * busy, seconds.high * busy, seconds.extrapolated & busy)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ...runtime.plan import Plan
 from ...solvers import contiguous
-from ...solvers.result import PlacementResult
+from ...solvers.outcome import PlacementResult
 from ...traces.counts import Counts
 from ..task import Task
 from .check import Again, Check, Told

@@ -11,7 +11,7 @@ from ...errors import InputError
 from ...runtime.decisions import PlacementDecision
 from ...runtime.plan import Plan
 from ...solvers import eplb
-from ...solvers.result import PlacementResult
+from ...solvers.outcome import PlacementResult
 from ...traces.count_form import CountTrace
 from ...traces.counts import Counts, Pairs, count
 from ..evaluate.journey import Contender, Journey, contiguous_in, today

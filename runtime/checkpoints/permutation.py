@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from ...errors import InputError, MismatchError, UsageError
 from ...files import read_json, sha256_json, validated
-from ...solvers.whole_groups import keeps_groups_whole
+from ...solvers.placement import keeps_groups_whole
 from ...traces.model import ModelSpec
 from ..decisions import Record, Sha256
 from ..plan import Plan

@@ -9,16 +9,13 @@ Legend: E experts of the layer; J = sides x E experts beside them; C experts of 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
 
 __all__ = ["climb", "met", "search"]
 
 NOTHING = -1e300
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flag = NDArray[np.bool_]  # one, shared with the thread that raises it
 
 
 class _Room(NamedTuple):
@@ -60,7 +57,7 @@ def climb(worth_EJ: Floats, sides: int, group_EC: Ints) -> Floats:
 
 @compiled
 def search(
-    worth_EJ: Floats, sides: int, group_EC: Ints, value_E: Floats, most_nodes: int, stop: Flag
+    worth_EJ: Floats, sides: int, group_EC: Ints, value_E: Floats, most_nodes: int, stop: Bools
 ) -> tuple[float, int]:
     """The worthiest group of each expert, its groups and values made better in place, by branch and bound.
 
@@ -77,7 +74,7 @@ def search(
 
 @compiled
 def _branch(
-    worth_EJ: Floats, sides: int, order: Ints, value_E: Floats, group_EC: Ints, most_nodes: int, stop: Flag
+    worth_EJ: Floats, sides: int, order: Ints, value_E: Floats, group_EC: Ints, most_nodes: int, stop: Bools
 ) -> tuple[float, int]:
     """Grow groups by ascending rows; end where the best completions of all sums together are worth no more than known.
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..integers import flow_units
+from ..arrays import Floats, Ints, flow_units
 
 __all__ = ["KeptBound", "kept_bound", "row_bound", "spectral_bound", "transportation_bound"]
 
@@ -31,9 +30,7 @@ class KeptBound:
         return " and ".join(sorted(self.kinds, reverse=True)) or "transportation"
 
 
-def kept_bound(
-    transitions: Iterable[NDArray[np.float64]], slots: NDArray[np.int64], *, time_limit_s: float = np.inf
-) -> KeptBound:
+def kept_bound(transitions: Iterable[Floats], slots: Ints, *, time_limit_s: float = np.inf) -> KeptBound:
     """The better of the transportation and the spectral bound for each layer pair, summed.
 
     Parameters
@@ -57,7 +54,7 @@ def kept_bound(
     return KeptBound(total, kinds)
 
 
-def transportation_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) -> float:
+def transportation_bound(weight: Floats, slots: Ints) -> float:
     """The most weight that experts can keep when each meets no more experts of the other layer than fit beside it.
 
     Parameters
@@ -106,7 +103,7 @@ def transportation_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) 
     return float(-graph.optimal_cost() / scale)
 
 
-def spectral_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) -> float:
+def spectral_bound(weight: Floats, slots: Ints) -> float:
     """The projected spectral bound on the weight kept; the whole weight where there are replicas.
 
     Notes
@@ -137,7 +134,7 @@ def spectral_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) -> flo
     return float(min(bound * (1 + 1e-12), weight.sum()))
 
 
-def _singular_values(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+def _singular_values(matrix: Floats) -> Floats:
     """The singular values, descending; of large matrices from A A', which is fast on busy machines too, and from above.
 
     Notes
@@ -151,7 +148,7 @@ def _singular_values(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sqrt(np.maximum(square_E, 0.0) + error))
 
 
-def row_bound(weight: NDArray[np.float64], slots: NDArray[np.int64]) -> float:
+def row_bound(weight: Floats, slots: Ints) -> float:
     """The heaviest max(S) transitions from each expert, or to each, whichever is less; with replicas the whole weight.
 
     Notes

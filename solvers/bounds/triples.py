@@ -27,12 +27,12 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ..arrays import Floats
 
 __all__ = ["Evaluation", "Prices", "Triples"]
 
 ROUNDING = 1e-11
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
 from ..draws import below
 
 __all__ = ["State", "place", "refine", "replace", "state_of", "swap"]
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 MARGIN = 1 - 1e-12  # of the maximum: less of a gain is rounding
 SEED = 0x9E3779B97F4A7C15
 TRIES = 20

@@ -6,16 +6,14 @@ Legend: B steps; L MoE layers; E experts a layer; D devices; N nodes; Q groups.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ..arrays import Bools, Floats, Ints
 from ..balance import balance, device_loads, step_balance
 from ..compiled import seconds_to_compile
-from ..placement import Placement
-from ..whole_groups import block_devices
-from .pins import with_pins
+from ..placement import Placement, block_devices
 from .published import Deal, dealt_best, published, published_groups, refined_groups
-from .rows import Rows, lowest_max, pinned_groups, refined
+from .rows import Rows, lowest_max, pinned_groups, refined, with_pins
 from .steps import even_mean, step_refined
 
 __all__ = ["Layers", "compile_refinement", "whole_layers"]
@@ -35,22 +33,16 @@ class Layers:
         The loads of steps `[B, L, E]`, where they are known, and which quantile of them counts; None: their mean.
     """
 
-    loads: NDArray[np.float64]
-    slots: NDArray[np.int64]
-    pinned: NDArray[np.bool_]
-    groups: NDArray[np.int64] | None
-    steps: NDArray[np.float64] | None
+    loads: Floats
+    slots: Ints
+    pinned: Bools
+    groups: Ints | None
+    steps: Floats | None
     quantile: float | None
 
     @classmethod
     def of(
-        cls,
-        loads: NDArray[np.float64],
-        slots: NDArray[np.int64],
-        pinned: NDArray[np.bool_],
-        num_nodes: int,
-        num_groups: int | None,
-        quantile: float | None,
+        cls, loads: Floats, slots: Ints, pinned: Bools, num_nodes: int, num_groups: int | None, quantile: float | None
     ) -> "Layers":
         """The layers of loads `[L, E]`, or of steps `[B, L, E]`, groups kept on nodes where that has a form."""
         steps_BLE = loads if loads.ndim == 3 else None
@@ -93,7 +85,7 @@ class Layers:
         mean_L = self.loads.sum(axis=1) / num_devices
         return float(np.divide(self._least(deal), mean_L, out=np.ones_like(mean_L), where=mean_L > 0).mean())
 
-    def _least(self, deal: Deal | None) -> NDArray[np.float64]:
+    def _least(self, deal: Deal | None) -> Floats:
         """The load that no layer's busiest device is below, `[L]`."""
         least_L = lowest_max(self.loads, self.slots)
         return least_L if deal is None else np.maximum(least_L, deal.least)
@@ -111,7 +103,7 @@ class Layers:
         table_LP = np.where(better_L[:, None], found.physical_to_logical, placement.physical_to_logical)
         return replace(placement, physical_to_logical=table_LP)
 
-    def _published(self) -> tuple[Rows, NDArray[np.int64], int]:
+    def _published(self) -> tuple[Rows, Ints, int]:
         rows = Rows.of(self.loads, self.slots, self.pinned, self.groups)
         table_Rp, repaired = published(rows.load, rows.slots)
         return rows, with_pins(table_Rp, rows.load, rows.slots, rows.pinned), repaired
@@ -126,11 +118,7 @@ def compile_refinement(shape: tuple[int, ...]) -> float:
 
 
 def whole_layers(
-    loads: NDArray[np.float64],
-    slots: NDArray[np.int64],
-    pinned: NDArray[np.bool_],
-    num_groups: int | None,
-    quantile: float | None,
+    loads: Floats, slots: Ints, pinned: Bools, num_groups: int | None, quantile: float | None
 ) -> tuple[Layers, int]:
     """The layers to balance, and how many experts each of theirs stands for.
 

@@ -14,21 +14,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...profilers.cluster import Cluster
-from ..balance import replica_loads
-from ..checked_counts import checked_counts
-from ..load import max_over_mean
+from ..arrays import Bools, Floats, Ints, checked_counts
+from ..balance import max_over_mean, replica_loads
 from ..placement import slots_for
-from .pins import with_pins
-from .rows import Rows, has_form, lowest_max, pinned_groups, refined
+from .rows import Rows, has_form, lowest_max, pinned_groups, refined, with_pins
 
 __all__ = ["Deal", "RawBalance", "dealt_best", "pack", "published", "published_groups", "raw_balance", "refined_groups"]
 
 MOST_WAYS = 1000  # to deal groups to nodes, of which the best is taken
 
 
-def published(
-    load: NDArray[np.float64], slots: NDArray[np.int64], *, legal: bool = True
-) -> tuple[NDArray[np.int64], int]:
+def published(load: Floats, slots: Ints, *, legal: bool = True) -> tuple[Ints, int]:
     """The experts of every row, device by device, ascending, `[R, p]`, and the choices repaired.
 
     Parameters
@@ -52,9 +48,7 @@ def published(
     return table_Rp, repaired + moved
 
 
-def pack(
-    load: NDArray[np.float64], expert: NDArray[np.int64], slots: NDArray[np.int64], *, legal: bool = True
-) -> tuple[NDArray[np.int64], int]:
+def pack(load: Floats, expert: Ints, slots: Ints, *, legal: bool = True) -> tuple[Ints, int]:
     """Replicas `[R, p]` packed: the experts device by device, ascending, and the choices repaired."""
     num_experts, replica_Rp = load.shape[1], replica_loads(load, expert)
     order_Rp = _order(replica_Rp, slots)
@@ -65,7 +59,7 @@ def pack(
     return np.sort(expert_pR.T, axis=1) % num_experts, packing.repaired
 
 
-def _replicate(load: NDArray[np.float64], num_slots: int, most: int) -> tuple[NDArray[np.int64], int]:
+def _replicate(load: Floats, num_slots: int, most: int) -> tuple[Ints, int]:
     """The expert of every replica `[R, p]`, no expert more than `most` times, and how often that was in the way."""
     num_rows, num_experts = load.shape
     row_R, repaired = np.arange(num_rows), 0
@@ -84,7 +78,7 @@ def _replicate(load: NDArray[np.float64], num_slots: int, most: int) -> tuple[ND
     return expert_Rp, repaired
 
 
-def _order(replica_Rp: NDArray[np.float64], slots_G: NDArray[np.int64]) -> NDArray[np.int64]:
+def _order(replica_Rp: Floats, slots_G: Ints) -> Ints:
     """The replicas in the order of packing `[R, p]`: heaviest first, as they stand where every device takes one."""
     if slots_G.max() == 1:
         return np.tile(np.arange(replica_Rp.shape[1]), (len(replica_Rp), 1))
@@ -94,7 +88,7 @@ def _order(replica_Rp: NDArray[np.float64], slots_G: NDArray[np.int64]) -> NDArr
 class _Packing:
     """Devices that replicas are put on; one without room weighs infinitely much. Cells are row x G + device."""
 
-    def __init__(self, load_Re: NDArray[np.float64], slots_G: NDArray[np.int64]) -> None:
+    def __init__(self, load_Re: Floats, slots_G: Ints) -> None:
         num_rows, num_devices = len(load_Re), len(slots_G)
         self.repaired = 0
         self._load_Re, self._first_R = load_Re, np.arange(num_rows) * num_devices
@@ -103,7 +97,7 @@ class _Packing:
         self._weight_RG = np.tile(np.where(slots_G > 0, 0.0, np.inf), (num_rows, 1))
         self._weight_C = self._weight_RG.ravel()  # the same memory
 
-    def put(self, expert_R: NDArray[np.int64], replica_R: NDArray[np.float64], *, legal: bool) -> NDArray[np.int64]:
+    def put(self, expert_R: Ints, replica_R: Floats, *, legal: bool) -> Ints:
         """Put a replica of every row on a device, in some rows another expert's; the devices."""
         device_R = self._weight_RG.argmin(axis=1)  # (2)
         if legal:
@@ -133,13 +127,7 @@ class _Packing:
         return int(np.where(held_Ge[device], -1.0, load_e).argmax()), device
 
 
-def published_groups(
-    loads: NDArray[np.float64],
-    slots: NDArray[np.int64],
-    pinned: NDArray[np.bool_],
-    num_nodes: int,
-    num_groups: int | None,
-) -> NDArray[np.int64] | None:
+def published_groups(loads: Floats, slots: Ints, pinned: Bools, num_nodes: int, num_groups: int | None) -> Ints | None:
     """The groups of every node, ascending, `[L, N, Q / N]`, as published; None where there is no hierarchical form.
 
     Groups, heaviest first, go to the least loaded node with room for one more, each node taking as many.
@@ -154,9 +142,7 @@ def published_groups(
     return with_pins(group_LQ, load_LQ, room_N, pinned_LNQ).reshape(len(loads), num_nodes, -1)
 
 
-def refined_groups(
-    loads: NDArray[np.float64], pinned: NDArray[np.bool_], published: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def refined_groups(loads: Floats, pinned: Bools, published: Ints) -> Ints:
     """The groups of every node, ascending, the published way refined for less load of the busiest node."""
     num_layers, num_nodes, each = published.shape
     load_LQ = _group_loads(loads, num_nodes * each)
@@ -167,11 +153,11 @@ def refined_groups(
 class Deal(NamedTuple):
     """The groups of every node, ascending, `[L, N, Q / N]`, and the load that no busiest device is below, `[L]`."""
 
-    groups: NDArray[np.int64]
-    least: NDArray[np.float64]
+    groups: Ints
+    least: Floats
 
 
-def dealt_best(loads: NDArray[np.float64], slots: NDArray[np.int64], num_nodes: int, each: int) -> Deal | None:
+def dealt_best(loads: Floats, slots: Ints, num_nodes: int, each: int) -> Deal | None:
     """The best of all ways to deal groups to nodes, so many to each; None where there are too many.
 
     A node is worth the bound on its own busiest device (`lowest_max`).
@@ -188,7 +174,7 @@ def dealt_best(loads: NDArray[np.float64], slots: NDArray[np.int64], num_nodes: 
     return Deal(np.array(node_C)[way_WN[busiest_LW.argmin(axis=1)]], busiest_LW.min(axis=1))
 
 
-def _group_loads(loads: NDArray[np.float64], num_groups: int) -> NDArray[np.float64]:
+def _group_loads(loads: Floats, num_groups: int) -> Floats:
     return np.asarray(loads.reshape(len(loads), num_groups, -1).sum(axis=2))
 
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
 from ..draws import below
-from .kernel import Bools, Floats, Ints, State, place, replace, state_of, swap
+from .kernel import State, place, replace, state_of, swap
 
 __all__ = ["refine_steps"]
 

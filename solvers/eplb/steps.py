@@ -6,8 +6,8 @@ Legend: B steps; L MoE layers; E experts a layer; P slots on D devices; N nodes.
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Bools, Floats
 from ..balance import step_balance
 from ..placement import Placement
 
@@ -17,17 +17,13 @@ WORK = 100_000_000  # loads to look at, a layer
 SEED = 0
 
 
-def even_mean(loads: NDArray[np.float64], num_devices: int) -> NDArray[np.float64]:
+def even_mean(loads: Floats, num_devices: int) -> Floats:
     """The mean of steps `[B, L, E]` that weigh alike, `[L, E]`: 1 a device in every step and layer with load."""
     return np.array([_even(loads[:, layer], num_devices).mean(axis=0) for layer in range(loads.shape[1])])
 
 
 def step_refined(
-    loads: NDArray[np.float64],
-    starts: list[Placement],
-    pinned: NDArray[np.bool_],
-    num_nodes: int,
-    quantile: float | None,
+    loads: Floats, starts: list[Placement], pinned: Bools, num_nodes: int, quantile: float | None
 ) -> Placement:
     """A placement better for steps, layer by layer, than the best of some, no expert on a node that it was not on.
 
@@ -60,19 +56,13 @@ def step_refined(
     return replace(starts[0], physical_to_logical=np.concatenate(tables))
 
 
-def _even(loads: NDArray[np.float64], num_devices: int) -> NDArray[np.float64]:
+def _even(loads: Floats, num_devices: int) -> Floats:
     """Loads `[..., E]` with a mean of 1 a device in every step that has any."""
     total = loads.sum(axis=-1, keepdims=True)
     return np.asarray(np.divide(loads * num_devices, total, out=np.zeros_like(loads), where=total > 0))
 
 
-def _changed(
-    load_BE: NDArray[np.float64],
-    row: Placement,
-    pinned: NDArray[np.bool_],
-    num_nodes: int,
-    quantile: float | None,
-) -> Placement:
+def _changed(load_BE: Floats, row: Placement, pinned: Bools, num_nodes: int, quantile: float | None) -> Placement:
     """The placement of one layer after changes."""
     from .step_kernel import refine_steps
 

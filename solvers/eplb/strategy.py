@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...profilers.cluster import Cluster
-from ..checked_counts import checked_counts
-from ..outcome import ROUNDING, Objective, Outcome, Status
-from ..placement import Placement
-from ..result import PlacementResult
-from ..whole_groups import Groups, spread
+from ..arrays import Floats, checked_counts
+from ..outcome import ROUNDING, Objective, Outcome, PlacementResult
+from ..placement import Groups, Placement, spread
 from .layers import Layers, compile_refinement, whole_layers
-from .pins import live_slots, pinned
+from .rows import live_slots, pinned
 
 __all__ = ["Method", "solve"]
 
@@ -109,7 +107,6 @@ def _outcome(layers: Layers, placement: Placement, bound: float, started: float)
     if layers.quantile is not None:
         name += f"_p{100 * layers.quantile:g}"
     return Outcome.of(
-        status=Status.FEASIBLE,
         objective=Objective(name, value, "min"),
         bound=bound,
         bound_kind="mean" if layers.quantile is not None else "mean and largest replica",
@@ -119,9 +116,7 @@ def _outcome(layers: Layers, placement: Placement, bound: float, started: float)
     )
 
 
-def _check(
-    method: str, groups: str, num_groups: int | None, loads: NDArray[np.float64], quantile: float | None
-) -> None:
+def _check(method: str, groups: str, num_groups: int | None, loads: Floats, quantile: float | None) -> None:
     if method not in get_args(Method) or groups not in get_args(Groups):
         raise ValueError(f"method {method!r}, groups {groups!r}; expected refined or published, split or whole")
     if num_groups is not None and num_groups < 1:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Floats, Ints
 from ..bounds import KeptBound, ThoroughBound, kept_bound, thorough_bound
 from ..cost import hops_kept
 from ..placement import Placement
@@ -67,7 +67,7 @@ class Thorough:
     """
 
     bound: KeptBound
-    proofs: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    proofs: Mapping[str, Floats] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -87,7 +87,7 @@ def bound_thoroughly(
     levels = problem.goal.levels(problem.programme.slots)
     part_s = time_limit_s / len(levels)
 
-    def bounded(level: Level, slots: NDArray[np.int64]) -> KeptBound:
+    def bounded(level: Level, slots: Ints) -> KeptBound:
         if any(one.interrupted for one in found.values()):
             return kept_bound(problem.weights, slots, time_limit_s=LATE_S)
         near = float((kept.device if level == "device" else kept.node).sum())

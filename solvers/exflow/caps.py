@@ -6,9 +6,9 @@ Legend: E experts; D devices, S slots of each.
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ..arrays import Floats, Ints
 from ..outcome import ROUNDING
 from .ilp import solved
 from .programme import Layout
@@ -16,14 +16,12 @@ from .programme import Layout
 __all__ = ["cap_of", "capped_layout", "evened"]
 
 
-def cap_of(loads: NDArray[np.float64], slots: NDArray[np.int64], max_load: float) -> NDArray[np.float64]:
+def cap_of(loads: Floats, slots: Ints, max_load: float) -> Floats:
     """The most load that a device may hold in each layer `[L]`: so many times the mean of devices that have slots."""
     return np.asarray(max_load * (1 + ROUNDING) * loads.sum(axis=1) / np.count_nonzero(slots))
 
 
-def capped_layout(
-    loads: NDArray[np.float64], slots: NDArray[np.int64], max_load: float, *, time_limit_s: float
-) -> tuple[Layout, NDArray[np.float64], bool]:
+def capped_layout(loads: Floats, slots: Ints, max_load: float, *, time_limit_s: float) -> tuple[Layout, Floats, bool]:
     """A layout within the cap, the most load that a device may hold in each layer `[L]`, and whether time ended it.
 
     Parameters
@@ -64,9 +62,7 @@ def capped_layout(
     return layout, cap_L, hurried
 
 
-def evened(
-    load_E: NDArray[np.float64], device_E: NDArray[np.int64], num_devices: int, *, cap: float = 0.0
-) -> NDArray[np.int64]:
+def evened(load_E: Floats, device_E: Ints, num_devices: int, *, cap: float = 0.0) -> Ints:
     """A layer's homes after swaps out of the most loaded device, until none holds more than a cap or none helps."""
     device_E, held_D = device_E.copy(), np.bincount(device_E, load_E, num_devices)
     while held_D.max() > cap:
@@ -84,11 +80,11 @@ def evened(
     return device_E
 
 
-def _highest(load_E: NDArray[np.float64], device_E: NDArray[np.int64], slots_D: NDArray[np.int64]) -> float:
+def _highest(load_E: Floats, device_E: Ints, slots_D: Ints) -> float:
     return float(np.bincount(device_E, load_E, len(slots_D)).max())
 
 
-def _even(load_E: NDArray[np.float64], slots_D: NDArray[np.int64]) -> NDArray[np.int64]:
+def _even(load_E: Floats, slots_D: Ints) -> Ints:
     """Heaviest first onto the least loaded device with room, then swaps out of the most loaded while they help."""
     device_E, free_D, held_D = np.empty(len(load_E), np.int64), slots_D.copy(), np.zeros(len(slots_D))
     for expert in np.argsort(-load_E, kind="stable"):
@@ -99,13 +95,7 @@ def _even(load_E: NDArray[np.float64], slots_D: NDArray[np.int64]) -> NDArray[np
     return evened(load_E, device_E, len(slots_D))
 
 
-def _evenest(
-    load_E: NDArray[np.float64],
-    slots_D: NDArray[np.int64],
-    start_E: NDArray[np.int64],
-    enough: float,
-    deadline: float,
-) -> tuple[NDArray[np.int64], bool]:
+def _evenest(load_E: Floats, slots_D: Ints, start_E: Ints, enough: float, deadline: float) -> tuple[Ints, bool]:
     """The layout of a layer whose most loaded device holds `enough` or else least (CP-SAT), and whether it is sure."""
     lightest = np.sort(load_E)[: slots_D[slots_D > 0].min() - 1].sum()
     least = max(enough, float(load_E.max() + lightest))  # no device holds less than the heaviest expert's

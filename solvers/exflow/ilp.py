@@ -15,7 +15,6 @@ import numpy as np
 
 from ..cbc import solve_by_cbc
 from .budget import Budget
-from .hierarchy import joined, members_of
 from .programme import Layout, Programme
 
 if TYPE_CHECKING:
@@ -218,11 +217,11 @@ def solve_paper(programme: Programme, backend: Backend, *, time_limit_s: float, 
         return solve_ilp(programme, programme.first_layout(), backend, time_limit_s=time_limit_s, seed=seed)
     nodes = programme.of_nodes()
     stages = [solve_ilp(nodes, nodes.first_layout(), backend, time_limit_s=time_limit_s * NODE_SHARE, seed=seed)]
-    members = members_of(programme, stages[0].layout)
+    members = programme.members(stages[0].layout)
     for node, member in enumerate(members):
         inside, left_s = programme.inside(node, member), max(deadline - time.perf_counter(), 0.0)
         limit_s = 0.0 if any(stage.interrupted for stage in stages) else left_s / (len(members) - node)
         stages.append(solve_ilp(inside, inside.first_layout(), backend, time_limit_s=limit_s, seed=seed))
-    layout = joined(programme, members, [stage.layout for stage in stages[1:]])
+    layout = programme.joined(members, [stage.layout for stage in stages[1:]])
     proven, interrupted = all(stage.proven for stage in stages), any(stage.interrupted for stage in stages)
     return IlpResult(layout, np.inf, proven, interrupted)

@@ -10,10 +10,11 @@ K = 2 m experts dealt a layer, m of them to device p.
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Floats, Ints
 from ..compiled import compiled, inlined
 from ..draws import below, unit
 from .messages import Deals, best_over, draw, sum_over
-from .state import Ints, Pulls, State, swap
+from .state import Pulls, State, swap
 
 __all__ = ["anneal", "descend", "resample"]
 
@@ -166,9 +167,7 @@ def _link(deals: Deals, after: Pulls, kappa: float) -> None:
 
 
 @compiled
-def _score(
-    state: State, deals: Deals, layer: int, here: int, there: int, threads: bool, score: NDArray[np.float64]
-) -> None:
+def _score(state: State, deals: Deals, layer: int, here: int, there: int, threads: bool, score: Floats) -> None:
     """How much it is wished that each expert of a device be dealt."""
     for at in range(state.first[here], state.first[here + 1]):
         e = state.occupant[layer, at]
@@ -179,13 +178,7 @@ def _score(
 
 
 @compiled
-def _pick(
-    experts: NDArray[np.int64],
-    score: NDArray[np.float64],
-    taken: NDArray[np.int64],
-    draws: int,
-    seed: NDArray[np.uint64],
-) -> int:
+def _pick(experts: Ints, score: Floats, taken: Ints, draws: int, seed: NDArray[np.uint64]) -> int:
     """The most wished of a few random experts that are not taken."""
     best = -1
     while best < 0:

@@ -16,14 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Floats, Ints
 from ..compiled import compiled, inlined
 from ..draws import exponential, unit
 
 __all__ = ["Deals", "best_over", "deals_of", "draw", "sum_over"]
 
 LANES = 8  # ways that a loop takes at once, at most
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 NEVER = 650.0  # ways so many temperatures below the best are not summed
 LEAST = 30.0  # what is so many temperatures below the rest of a sum is nothing
 

@@ -1,30 +1,66 @@
-"""The methods of a solve: annealing, sweeps, the integer programme, the paper's stages."""
+"""The methods of a solve: annealing, sweeps, the integer programme, and stages, nodes before the devices inside each.
 
+Legend: N nodes of G devices.
+"""
+
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from ..bounds import KeptBound
+from ..compiled import seconds_to_compile
 from ..outcome import Status
 from .budget import Budget
-from .hierarchy import Stage, staged
 from .ilp import Backend, IlpResult, solve_ilp, solve_paper
-from .programme import Incumbent, Programme, Terms
-from .search import anneal, improve, search
-from .sweeps import chain, polish
+from .programme import Incumbent, Layout, Programme, Terms
+from .sweeps import START_SHARE, chain, polish, search, start
 
-__all__ = ["SWEEPS_WORK", "Method", "Run", "separable"]
+__all__ = ["SWEEPS_WORK", "Method", "Run", "Stage", "anneal", "compile_annealing", "improve", "separable", "staged"]
 
 STAGED_SHARE = 0.7  # of the budget, where there are several nodes
+NODE_SHARE = 0.7  # of that; the rest goes to the devices inside the nodes
 SWEEPS_WORK = 3e9  # 3 s
 SWEEPS_SHARE, SWEEPS_TIME_SHARE = 0.2, 0.4  # of annealing's work and time, at most, for sweeps before it
 Method = Literal["annealing", "sweeps", "ilp", "paper"]
+Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], None]
 
 
 def separable(programme: Programme, terms: Terms) -> bool:
     """Whether the chain of assignments is optimal: one expert a device, one level of links, nothing else to count."""
     return terms.plain and not programme.node_worth and int(programme.slots.max()) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Cost of a layout after a stage of the search.
+
+    Parameters
+    ----------
+    name
+        "nodes", "devices" or "joint".
+    inter_hops, intra_hops
+        The shares of transitions (and of a layer's pairs) that leave their node, and their device but not their node.
+    """
+
+    name: str
+    inter_hops: float
+    intra_hops: float
+
+    @classmethod
+    def of(cls, name: str, programme: Programme, terms: Terms, layout: Layout) -> "Stage":
+        """The stage that a layout is the end of."""
+        met = list(zip(programme.weights, layout[:-1], layout[1:], strict=True))
+        if terms.beside is not None:
+            met += zip(terms.beside / 2, layout, layout, strict=True)
+        total = sum(float(weight.sum()) for weight, *_ in met) or 1.0
+        apart = [
+            sum(float(weight[here[:, None] // size != there // size].sum()) for weight, here, there in met) / total
+            for size in (programme.devices_per_node, 1)
+        ]
+        return cls(name, apart[0], apart[1] - apart[0])
 
 
 @dataclass(slots=True)
@@ -88,7 +124,7 @@ class Run:
     def _improve(self, method: Method, rng: np.random.Generator) -> None:
         """Search at one level of links; where there are two, from the staged solution."""
         programme, terms, budget, incumbent = self.programme, self.terms, self.budget, self.incumbent
-        begin, go_on = (improve, anneal) if method == "annealing" else (_sweep, _sweep)
+        begin, go_on = (improve, anneal) if method == "annealing" else (search, search)
         if not programme.node_worth or terms.cap is not None or incumbent.optimal:
             begin(programme, terms, budget, rng, incumbent)
             return
@@ -121,6 +157,58 @@ class Run:
             raise KeyboardInterrupt
 
 
-def _sweep(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
-    assert terms.plain
-    search(programme, budget, rng, incumbent)
+def staged(
+    programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, search: Search
+) -> tuple[Layout, tuple[Stage, ...]]:
+    """The layout that keeps most on nodes, and given that most on devices (the paper's two stages), and the stages."""
+    num_nodes = len(programme.slots) // programme.devices_per_node
+    nodes = _solved(programme.of_nodes(), terms, budget, NODE_SHARE, rng, search)
+    members = programme.members(nodes)
+    subs = [programme.inside(node, member) for node, member in enumerate(members)]
+    in_order = programme.joined(members, [sub.first_layout() for sub in subs])
+    after_nodes = Stage.of("nodes", programme, terms, in_order)
+    inside = [
+        _solved(sub, terms.of_node(member), budget, 1 / (num_nodes - node), rng, search)
+        for node, (sub, member) in enumerate(zip(subs, members, strict=True))
+    ]
+    layout = programme.joined(members, inside)
+    return layout, (after_nodes, Stage.of("devices", programme, terms, layout))
+
+
+def _solved(
+    programme: Programme, terms: Terms, budget: Budget, share: float, rng: np.random.Generator, search: Search
+) -> Layout:
+    """The best layout found for one level of links."""
+    incumbent, part = Incumbent(programme, terms=terms), budget.part(share)
+    search(programme, terms, part, rng, incumbent)
+    budget.settle(part)
+    return incumbent.layout
+
+
+def improve(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
+    """Improve `incumbent` by annealing, from a polished chain where nothing but the programme counts."""
+    if incumbent.optimal or budget.late:
+        return
+    if terms.plain and programme.weights:
+        part = Budget(START_SHARE * budget.left, math.sqrt(START_SHARE) * budget.remaining_s)
+        start(programme, part, rng, incumbent, starts=1)
+        budget.settle(part)
+    anneal(programme, terms, budget, rng, incumbent)
+
+
+def anneal(programme: Programme, terms: Terms, budget: Budget, rng: np.random.Generator, incumbent: Incumbent) -> None:
+    """Improve `incumbent`, whose layout is worth to begin with, by annealing."""
+    from .rounds import anneal_rounds
+
+    anneal_rounds(programme, terms, budget, rng, incumbent)
+
+
+def compile_annealing() -> float:
+    """Seconds to compile what anneals, or to load it."""
+
+    def tiny() -> None:
+        from .rounds import compile_rounds
+
+        compile_rounds()
+
+    return seconds_to_compile(tiny)

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
+from ..arrays import Floats, Ints, checked_counts
 from ..bounds import KeptBound
-from ..checked_counts import checked_counts
 from ..cost import HopsKept, hops_kept, inter_ratio, link_cost
 from ..outcome import Objective
 from ..placement import Placement, slots_for
@@ -62,7 +62,7 @@ class Goal:
         return inter_ratio(self.cluster) if self.cluster.num_nodes > 1 else 1.0
 
     @property
-    def near(self) -> NDArray[np.float64]:
+    def near(self) -> Floats:
         """Worth of a transition by the devices it joins, `[D, D]`."""
         return self.rho - link_cost(self.cluster)
 
@@ -70,7 +70,7 @@ class Goal:
         """The value of what a placement keeps."""
         return (self.rho - 1) * float(kept.node.sum()) + float(kept.device.sum())
 
-    def levels(self, slots: NDArray[np.int64]) -> Mapping[Level, NDArray[np.int64]]:
+    def levels(self, slots: Ints) -> Mapping[Level, Ints]:
         """The slots `[D]` of every device and, where links are of two levels, of every node `[N]`."""
         if self.rho == 1 or self.cluster.devices_per_node == 1:
             return {"device": slots}
@@ -109,8 +109,8 @@ class Problem:
         What the weights given were divided by.
     """
 
-    weights: NDArray[np.float64]
-    loads: NDArray[np.float64]
+    weights: Floats
+    loads: Floats
     goal: Goal
     programme: Programme
     terms: Terms
@@ -169,7 +169,7 @@ class Problem:
         return value
 
 
-def _unit(*weights: NDArray[np.float64] | None) -> float:
+def _unit(*weights: Floats | None) -> float:
     """1; of weights so large or small that their squares would leave the floats' range, a power of two near them."""
     largest = max((float(weight.max(initial=0.0)) for weight in weights if weight is not None), default=0.0)
     if largest == 0.0 or 2.0**-MOST_EXPONENT < largest < 2.0**MOST_EXPONENT:
@@ -177,14 +177,14 @@ def _unit(*weights: NDArray[np.float64] | None) -> float:
     return float(2.0 ** max(np.floor(np.log2(largest)), -1022))
 
 
-def _beside(coactivation: ArrayLike, num_layers: int, num_experts: int) -> NDArray[np.float64]:
+def _beside(coactivation: ArrayLike, num_layers: int, num_experts: int) -> Floats:
     """The pairs as symmetric weights without a diagonal, `[L, E, E]`."""
     beside_LEE = checked_counts(coactivation, "coactivation", (num_layers, num_experts, num_experts))
     beside_LEE = (beside_LEE + beside_LEE.transpose(0, 2, 1)) / 2
     return np.asarray(beside_LEE * (1 - np.eye(num_experts)))
 
 
-def _loads(weights_LEE: NDArray[np.float64], loads: ArrayLike | None) -> NDArray[np.float64]:
+def _loads(weights_LEE: Floats, loads: ArrayLike | None) -> Floats:
     """The loads given; else the transitions that leave each expert, in the last layer those that enter it, `[L, E]`."""
     if loads is not None:
         return checked_counts(loads, "loads", (len(weights_LEE) + 1, weights_LEE.shape[1]))
@@ -193,7 +193,7 @@ def _loads(weights_LEE: NDArray[np.float64], loads: ArrayLike | None) -> NDArray
     return np.concatenate([weights_LEE.sum(axis=2), weights_LEE[-1:].sum(axis=1)])
 
 
-def _programme(weights_LEE: NDArray[np.float64], goal: Goal, slots_D: NDArray[np.int64]) -> Programme:
+def _programme(weights_LEE: Floats, goal: Goal, slots_D: Ints) -> Programme:
     """One home for every expert."""
     num_experts, num_devices = weights_LEE.shape[1], len(slots_D)
     if max(num_devices**2, num_experts * int(slots_D.sum())) > MAX_CELLS:

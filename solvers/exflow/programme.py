@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Floats, Ints
 from ..outcome import ROUNDING
 
 __all__ = ["Incumbent", "Layout", "Programme", "Terms"]
 
-Layout = list[NDArray[np.int64]]  # the device of every expert `[E]`, a layer; arrays are replaced, never written
+Layout = list[Ints]  # the device of every expert `[E]`, a layer; arrays are replaced, never written
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,12 @@ class Programme:
         max sum_l sum_{a,b} W[l,a,b] near[x[l,a], x[l+1,b]]      s.t. (1) |{a : x[l,a] = d}| <= S[d]
     """
 
-    weights: Sequence[NDArray[np.float64]]
+    weights: Sequence[Floats]
     sizes: tuple[int, ...]
-    slots: NDArray[np.int64]
-    near: NDArray[np.float64]
+    slots: Ints
+    near: Floats
     devices_per_node: int
-    places: NDArray[np.int64] = field(init=False)
+    places: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "places", np.repeat(np.arange(len(self.slots)), self.slots))
@@ -86,15 +87,28 @@ class Programme:
         slots_G = self.slots[node * self.devices_per_node :][: self.devices_per_node]
         return Programme(weights, tuple(map(len, members)), slots_G, np.eye(len(slots_G)), len(slots_G))
 
-    def before(self, layout: Layout, layer: int) -> NDArray[np.float64]:
+    def members(self, nodes: Layout) -> list[Layout]:
+        """The experts of every node, layer by layer, by the node of every expert."""
+        num_nodes = len(self.slots) // self.devices_per_node
+        return [[np.flatnonzero(node_E == node) for node_E in nodes] for node in range(num_nodes)]
+
+    def joined(self, members: list[Layout], inside: list[Layout]) -> Layout:
+        """The layout of every node's experts, by the devices that they have inside it."""
+        layout = [np.empty(size, dtype=np.int64) for size in self.sizes]
+        for node, (member, within) in enumerate(zip(members, inside, strict=True)):
+            for device_E, member_E, within_E in zip(layout, member, within, strict=True):
+                device_E[member_E] = node * self.devices_per_node + within_E
+        return layout
+
+    def before(self, layout: Layout, layer: int) -> Floats:
         """Worth of each device to each expert of a layer because of the layer before, `[E, D]`."""
         return np.asarray(self.weights[layer - 1].T @ self.near[layout[layer - 1]])
 
-    def after(self, layout: Layout, layer: int) -> NDArray[np.float64]:
+    def after(self, layout: Layout, layer: int) -> Floats:
         """Worth of each device to each expert of a layer because of the layer after, `[E, D]`."""
         return np.asarray(self.weights[layer] @ self.near[layout[layer + 1]])
 
-    def worth(self, layout: Layout, layer: int) -> NDArray[np.float64]:
+    def worth(self, layout: Layout, layer: int) -> Floats:
         """Worth of each device to each expert of a layer, its neighbours fixed, `[E, D]`."""
         worth_ED = np.zeros((self.sizes[layer], len(self.slots)))
         if layer > 0:
@@ -103,7 +117,7 @@ class Programme:
             worth_ED += self.after(layout, layer)
         return worth_ED
 
-    def spread(self, share: NDArray[np.number]) -> NDArray[np.float64]:
+    def spread(self, share: NDArray[np.number]) -> Floats:
         """Worth of each device next to shares on devices, `[E, D]`: the shares times `near`, node by node."""
         node_EN = share.reshape(len(share), -1, self.devices_per_node).sum(axis=2)
         on_node_ED = np.repeat(self.node_worth * node_EN, self.devices_per_node, axis=1)
@@ -132,10 +146,10 @@ class Terms:
         int64 `[L, E]`: the expert that replicas share, -1 without; twins keep to different devices.
     """
 
-    beside: NDArray[np.float64] | None = None
-    load: NDArray[np.float64] | None = None
-    cap: NDArray[np.float64] | None = None
-    twin: NDArray[np.int64] | None = None
+    beside: Floats | None = None
+    load: Floats | None = None
+    cap: Floats | None = None
+    twin: Ints | None = None
 
     @property
     def plain(self) -> bool:

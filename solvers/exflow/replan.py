@@ -15,15 +15,13 @@ from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..assignment import assign_places
 from ..moves import keep_in_place
-from ..outcome import ROUNDING, Outcome, Status, relative_gap
+from ..outcome import ROUNDING, Outcome, PlacementResult, Status, relative_gap
 from ..placement import Placement
-from ..result import PlacementResult
-from .budget import PER_STEEP, WIDEST, Budget, block_work, layer_work
+from .budget import PER_STEEP, WIDEST, Budget, Cooling, block_work, layer_work
 from .caps import cap_of, evened
-from .cooling import Cooling
+from .methods import compile_annealing
 from .problem import Problem
 from .programme import Layout, Programme, Terms
-from .search import compile_annealing
 from .sweeps import gains
 
 __all__ = ["reconsider"]

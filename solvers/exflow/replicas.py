@@ -10,8 +10,8 @@ from collections.abc import Callable
 from operator import itemgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Bools, Floats, Ints
 from ..placement import Placement
 from .budget import Budget
 from .programme import Incumbent, Layout, Programme, Terms
@@ -22,11 +22,7 @@ MOST_CELLS = 2**25  # of weights between slots; 0.7 GB
 
 
 def with_replicas(
-    programme: Programme,
-    layout: Layout,
-    loads: NDArray[np.float64],
-    value: Callable[[Placement], float],
-    budget: Budget,
+    programme: Programme, layout: Layout, loads: Floats, value: Callable[[Placement], float], budget: Budget
 ) -> tuple[float, Placement]:
     """The placement of `layout` whose free slots hold replicas: of the highest loads or the nearest, the better of two.
 
@@ -59,7 +55,7 @@ def with_replicas(
     return max(found, key=itemgetter(0))
 
 
-def _filled(programme: Programme, layout: Layout, loads: NDArray[np.float64] | None, budget: Budget) -> Placement:
+def _filled(programme: Programme, layout: Layout, loads: Floats | None, budget: Budget) -> Placement:
     """The placement filled by loads, or with the nearest replicas."""
     held_LED = np.stack([np.eye(len(programme.slots), dtype=np.bool_)[device_E] for device_E in layout])
     for layer, held_ED in enumerate(held_LED):
@@ -73,13 +69,13 @@ def _filled(programme: Programme, layout: Layout, loads: NDArray[np.float64] | N
     return Placement.from_sets([_sets(held_ED) for held_ED in held_LED], programme.sizes[0])
 
 
-def _sets(held_ED: NDArray[np.bool_]) -> list[list[int]]:
+def _sets(held_ED: Bools) -> list[list[int]]:
     """The experts of every device, ascending."""
     experts, ends = np.nonzero(held_ED.T)[1].tolist(), np.cumsum(held_ED.sum(axis=0)).tolist()
     return [experts[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
-def _fill_nearest(held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], worth_ED: NDArray[np.float64]) -> None:
+def _fill_nearest(held_ED: Bools, slots_D: Ints, worth_ED: Floats) -> None:
     """Fill every device's free slots with the experts that it lacks and is worth most to, in place.
 
     Of equals with those that fewest devices hold, so that devices which hold nothing else become different ones.
@@ -91,9 +87,7 @@ def _fill_nearest(held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], worth_
         count_E[taken] += 1
 
 
-def _fill_by_load(
-    held_ED: NDArray[np.bool_], slots_D: NDArray[np.int64], load_E: NDArray[np.float64], worth_ED: NDArray[np.float64]
-) -> None:
+def _fill_by_load(held_ED: Bools, slots_D: Ints, load_E: Floats, worth_ED: Floats) -> None:
     """Fill one layer's free slots, in place."""
     count_E, free_D = held_ED.sum(axis=1), slots_D - held_ED.sum(axis=0)
     for _ in range(int(free_D.sum())):
@@ -111,11 +105,7 @@ def _fill_by_load(
 
 
 def _cheapest_move(
-    held_ED: NDArray[np.bool_],
-    expert: int,
-    room_D: NDArray[np.bool_],
-    slots_D: NDArray[np.int64],
-    worth_ED: NDArray[np.float64],
+    held_ED: Bools, expert: int, room_D: Bools, slots_D: Ints, worth_ED: Floats
 ) -> tuple[int, int, int] | None:
     """Which other expert to move from which device to which with room, so that `expert` can take its place."""
     sources = np.flatnonzero(~held_ED[expert] & (slots_D > 0))
@@ -129,7 +119,7 @@ def _cheapest_move(
     return int(moved), int(sources[source]), int(targets[target])
 
 
-def _worth(programme: Programme, held_LED: NDArray[np.bool_], layer: int) -> NDArray[np.float64]:
+def _worth(programme: Programme, held_LED: Bools, layer: int) -> Floats:
     """Worth of a replica on each device given the neighbouring layers as they stand, `[E, D]`."""
     worth_ED = np.zeros(held_LED.shape[1:])
     if layer > 0:

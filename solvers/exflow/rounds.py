@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Ints
 from ..moves import best_labels
-from .budget import PER_STEEP, WIDEST, Budget, block_work, naming_work
-from .cooling import Cooling
+from .budget import PER_STEEP, WIDEST, Budget, Cooling, block_work, naming_work
 from .kernel import anneal, descend
 from .messages import Deals, deals_of
 from .programme import Incumbent, Layout, Programme, Terms
 from .state import State, moved, state_of
-from .sweeps import name_worth
+from .sweeps import name_worth, polish
 
 __all__ = ["anneal_rounds", "compile_rounds", "recombine"]
 
@@ -39,6 +39,7 @@ REHEAT_GROWTH, LITTLE = 1.3, 1e-4  # after a reheat without a relative gain wort
 REHEATS_TO = 0.5  # of the work of its fresh start, where a round ends
 PATIENCE = 4  # rounds without gain end a search
 CHUNK, CHUNKS = 3e7, 16  # work between looks at the clock, at most; chunks that a cooling has at least
+POLISHED = 12  # experts a device: of more, block moves deal so few at once that sweeps gain what they leave
 MOST_RECOMBINED = 128  # devices; beyond, renaming takes longer than it is worth
 
 
@@ -114,6 +115,7 @@ class _Rounds:
         movable = int(np.count_nonzero(programme.slots))
         self.pairs = movable * (movable - 1) / 2
         self.cost = block_work(programme)
+        self._polishes = terms.plain and int(programme.slots.max()) > POLISHED
 
     def start(self, work: float) -> None:
         """Begin a round with the best of what every thread cools down to from a temperature that forgets."""
@@ -189,7 +191,12 @@ class _Rounds:
                 self._budget.cap()
                 share = clock
         spent += self._descend(state, deals, seed, spent, stop)
-        return [home[:size] for home, size in zip(state.home, self._programme.sizes, strict=True)], spent
+        layout = [home[:size] for home, size in zip(state.home, self._programme.sizes, strict=True)]
+        if self._polishes and not stop.is_set():
+            polishing = Budget(work, self._budget.remaining_s)
+            polish(self._programme, layout, polishing)
+            spent += polishing.total - polishing.left
+        return layout, spent
 
     def _descend(
         self, state: State, deals: tuple[Deals, ...], seed: NDArray[np.uint64], most: float, stop: threading.Event
@@ -233,9 +240,7 @@ def recombine(programme: Programme, terms: Terms, layouts: Sequence[Layout]) -> 
     return found
 
 
-def _joined(
-    programme: Programme, here_E: NDArray[np.int64], there_E: NDArray[np.int64], cut: int
-) -> tuple[float, NDArray[np.int64]]:
+def _joined(programme: Programme, here_E: Ints, there_E: Ints, cut: int) -> tuple[float, Ints]:
     """Weight kept by a layer pair when the later layer's devices are renamed at their best, and the names `[D]`."""
     worth_DD = name_worth(programme, here_E, there_E, cut)
     label_D = best_labels(worth_DD, programme.slots, programme.devices_per_node)

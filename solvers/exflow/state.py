@@ -11,13 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Floats, Ints
 from ..compiled import compiled
 from .programme import Layout, Programme, Terms
 
-__all__ = ["Ints", "Pulls", "State", "add_pulls", "moved", "state_of", "swap"]
+__all__ = ["Pulls", "State", "add_pulls", "moved", "state_of", "swap"]
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Pulls = NDArray[np.int32]
 LARGEST = 2.0**30  # no pull exceeds it
 
@@ -172,7 +171,7 @@ def moved(state: State, layout: Layout) -> State:
     return state
 
 
-def _integers(after: NDArray[np.float64], beside: NDArray[np.float64]) -> tuple[Pulls, Pulls, float]:
+def _integers(after: Floats, beside: Floats) -> tuple[Pulls, Pulls, float]:
     """The weights times a scale, rounded, and the scale: 1 for small integers."""
     incident = np.zeros((len(after) + 1, after.shape[-1]))
     incident[:-1] += after.sum(axis=2)
@@ -184,7 +183,7 @@ def _integers(after: NDArray[np.float64], beside: NDArray[np.float64]) -> tuple[
     return np.rint(after * scale).astype(np.int32), np.rint(beside * scale).astype(np.int32), scale
 
 
-def _padded(programme: Programme, beside: NDArray[np.float64] | None) -> tuple[NDArray[np.float64], ...]:
+def _padded(programme: Programme, beside: Floats | None) -> tuple[Floats, ...]:
     """The weights between and inside layers with weightless experts, `[L-1, P, P]` and `[L or 0, P, P]`."""
     num_places = len(programme.places)
     after = np.zeros((len(programme.weights), num_places, num_places))

@@ -31,19 +31,15 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..bounds import KeptBound
-from ..outcome import ROUNDING, Outcome, Status
-from ..placement import Placement
-from ..result import PlacementResult
-from ..whole_groups import Groups
+from ..outcome import ROUNDING, Outcome, PlacementResult, Status
+from ..placement import Groups, Placement
 from .bounded import Thorough, bound_simply, bound_thoroughly
 from .budget import Budget
-from .hierarchy import Stage
 from .ilp import Backend
-from .methods import SWEEPS_WORK, Method, Run
+from .methods import SWEEPS_WORK, Method, Run, Stage, compile_annealing
 from .problem import Goal, Problem
 from .programme import Incumbent
 from .replicas import anneal_replicas, with_replicas
-from .search import compile_annealing
 from .whole import checked_groups, place_whole
 
 __all__ = ["BoundKind", "ExflowResult", "Method", "solve"]

@@ -8,14 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ..outcome import Status
-from ..placement import Placement
-from ..result import PlacementResult
-from ..whole_groups import block_devices, spread
+from ..arrays import Floats, Ints
+from ..outcome import PlacementResult, Status
+from ..placement import Placement, block_devices, spread
 from .budget import Budget
 from .problem import Problem
 
@@ -50,12 +48,7 @@ def place_whole(
     if not width:
         size = num_experts // num_groups
         found = _within(search, budget)(
-            weights,
-            problem.goal.cluster,
-            coactivation=beside,
-            loads=load_LQ,
-            max_load=max_load,
-            slots=slots_D // size,
+            weights, problem.goal.cluster, coactivation=beside, loads=load_LQ, max_load=max_load, slots=slots_D // size
         )
         return spread(found.placement, size), _ended(found.outcome.status)
     first = _within(search, budget.part(BLOCK_SHARE))
@@ -121,20 +114,18 @@ def _ended(*statuses: Status) -> Status:
     return next((s for s in (Status.INTERRUPTED, Status.TIME_LIMIT) if s in statuses), Status.FEASIBLE)
 
 
-def _of_groups(
-    problem: Problem, num_groups: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64] | None, NDArray[np.float64]]:
+def _of_groups(problem: Problem, num_groups: int) -> tuple[Floats, Floats | None, Floats]:
     """The weights, pairs and loads of groups."""
     size, beside = problem.loads.shape[1] // num_groups, problem.terms.beside
 
-    def summed(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    def summed(weights: Floats) -> Floats:
         return np.asarray(weights.reshape(-1, num_groups, size, num_groups, size).sum(axis=(2, 4)))
 
     load_LQ = problem.loads.reshape(-1, num_groups, size).sum(axis=2)
     return summed(problem.weights), None if beside is None else summed(beside), load_LQ
 
 
-def _among(beside: NDArray[np.float64], member_LE: NDArray[np.int64]) -> NDArray[np.float64]:
+def _among(beside: Floats, member_LE: Ints) -> Floats:
     """The pairs among the members of every layer."""
     return np.array([weight[np.ix_(e, e)] for weight, e in zip(beside, member_LE, strict=True)])
 

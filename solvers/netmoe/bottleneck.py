@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
+from ..arrays import Floats, Ints
 from ..cost import inter_ratio
 from ..ports import CLASSES, link_classes, sample_copies
 from .traffic import Traffic
@@ -41,8 +42,8 @@ class Channels:
     """
 
     cluster: Cluster
-    alpha: NDArray[np.float64]
-    beta: NDArray[np.float64]
+    alpha: Floats
+    beta: Floats
     name: Literal["exchange_s", "busiest_cost"]
 
     @classmethod
@@ -56,7 +57,7 @@ class Channels:
         alpha_C, beta_C = np.array([figures[kind] if kind in classes else (0.0, 0.0) for kind in CLASSES]).T.copy()
         return cls(cluster, alpha_C, beta_C, "exchange_s" if known else "busiest_cost")
 
-    def seconds(self, exchange: NDArray[np.float64], device_of_sample: NDArray[np.integer]) -> NDArray[np.float64]:
+    def seconds(self, exchange: Floats, device_of_sample: NDArray[np.integer]) -> Floats:
         """Seconds of every port in one exchange, `[C, 2, D]`, copies `[I, D]` with samples on their devices `[I]`."""
         copies_C2D = sample_copies(exchange, device_of_sample, self.cluster)[0]
         return np.asarray(self.alpha[:, None, None] + self.beta[:, None, None] * copies_C2D)
@@ -66,9 +67,7 @@ class Channels:
         return float(sum(self.seconds(x, device_of_sample).max() for x in traffic.exchanges))
 
 
-def refine(
-    traffic: Traffic, device_of_sample: NDArray[np.int64], capacity: NDArray[np.int64], channels: Channels
-) -> NDArray[np.int64]:
+def refine(traffic: Traffic, device_of_sample: Ints, capacity: Ints, channels: Channels) -> Ints:
     """Homes `[I]` of a shorter time: swapped in pairs, and moved to free places, while the best partner gains.
 
     Parameters

@@ -6,8 +6,8 @@ Legend: I samples; D devices; C link classes, inside nodes (0) and between them 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Floats, Ints
 from ..assignment import balanced_assignment
 from .bottleneck import Channels
 from .traffic import Traffic
@@ -23,10 +23,10 @@ class PortBound:
     """No homes make the exchanges shorter than `seconds`; the weights of the ports that prove it, `[X, C, 2, D]`."""
 
     seconds: float
-    weights: NDArray[np.float64]
+    weights: Floats
 
 
-def least_time(traffic: Traffic, capacity: NDArray[np.int64], channels: Channels) -> PortBound:
+def least_time(traffic: Traffic, capacity: Ints, channels: Channels) -> PortBound:
     """The highest bound found on the time of homes within the capacities.
 
     Parameters
@@ -67,7 +67,7 @@ def least_time(traffic: Traffic, capacity: NDArray[np.int64], channels: Channels
     return best
 
 
-def _prices(weight_XC2D: NDArray[np.float64], channels: Channels) -> NDArray[np.float64]:
+def _prices(weight_XC2D: Floats, channels: Channels) -> Floats:
     """The weighted seconds of a copy with device e (first) of a sample on device d, `[X, D, D]`."""
     every_D = np.arange(channels.cluster.num_devices)
     node_D = every_D // channels.cluster.devices_per_node

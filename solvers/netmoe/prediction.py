@@ -7,14 +7,14 @@ Legend: I samples; E experts of this layer, F of the next.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from ..checked_counts import checked_counts
+from ..arrays import Floats, checked_counts
 
 __all__ = ["global_next", "predict_next", "sample_transitions"]
 
 
-def predict_next(counts: ArrayLike, transitions: ArrayLike) -> NDArray[np.float64]:
+def predict_next(counts: ArrayLike, transitions: ArrayLike) -> Floats:
     """The copies of each sample expected at the next layer, `[I, F]`: num(l) A(l -> l+1).
 
     Parameters
@@ -31,13 +31,13 @@ def predict_next(counts: ArrayLike, transitions: ArrayLike) -> NDArray[np.float6
     return np.asarray(counts_IE @ rows_EF)
 
 
-def global_next(counts: ArrayLike, transitions: ArrayLike) -> NDArray[np.float64]:
+def global_next(counts: ArrayLike, transitions: ArrayLike) -> Floats:
     """The same for every sample, `[I, F]`: the next layer's frequencies in the fit, times a sample's mean copies."""
     counts_IE, weights_EF = _checked(counts, transitions)
     return np.tile(_frequency(weights_EF) * counts_IE.sum() / len(counts_IE), (len(counts_IE), 1))
 
 
-def sample_transitions(counts: ArrayLike, next_counts: ArrayLike) -> NDArray[np.float64]:
+def sample_transitions(counts: ArrayLike, next_counts: ArrayLike) -> Floats:
     """Transitions `[E, F]` where only the counts of samples are known: those expected if copies kept no memory.
 
     Notes
@@ -49,12 +49,12 @@ def sample_transitions(counts: ArrayLike, next_counts: ArrayLike) -> NDArray[np.
     return np.asarray(counts_IE.T @ (next_IF / np.maximum(next_IF.sum(axis=1, keepdims=True), 1e-300)))
 
 
-def _checked(counts: ArrayLike, transitions: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _checked(counts: ArrayLike, transitions: ArrayLike) -> tuple[Floats, Floats]:
     weights_EF = checked_counts(transitions, "transitions", (None, None))
     return checked_counts(counts, "counts", (None, len(weights_EF))), weights_EF
 
 
-def _frequency(weights_EF: NDArray[np.float64]) -> NDArray[np.float64]:
+def _frequency(weights_EF: Floats) -> Floats:
     """The share of each expert of the next layer, `[F]`; all alike without transitions."""
     arrived_F = weights_EF.sum(axis=0)
     total = arrived_F.sum()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
+from ..arrays import Floats, Ints
 from ..assignment import Method as Assignment
 from ..compiled import seconds_to_compile
 from ..outcome import Outcome
@@ -50,7 +51,7 @@ METHODS = {
 class Rehomed:
     """New homes, int64 `[I]`, the outcomes of the rounds that gave them, and of the whole step what bounds it."""
 
-    device_of_sample: NDArray[np.int64]
+    device_of_sample: Ints
     dealt: tuple[Outcome, ...]
     whole: Outcome | None
 
@@ -61,7 +62,7 @@ def rehome(
     pairs_I: NDArray[np.integer],
     cluster: Cluster,
     *,
-    next_copies: NDArray[np.float64] | None = None,
+    next_copies: Floats | None = None,
     copy_bytes: float | None = None,
     bounded: bool = True,
 ) -> Rehomed:
@@ -86,7 +87,7 @@ def rehome(
     """
     way, every_D = METHODS[method], np.arange(cluster.num_devices)
 
-    def solved(at: NDArray[np.int64], *, bounded: bool) -> NetMoeResult:
+    def solved(at: Ints, *, bounded: bool) -> NetMoeResult:
         return solve(
             copies_ID[at],
             every_D,
@@ -118,7 +119,7 @@ def compile_rehoming(method: str, cluster: Cluster) -> float:
     )
 
 
-def _rounds(pairs_I: NDArray[np.integer], size: int, way: Way) -> list[NDArray[np.int64]]:
+def _rounds(pairs_I: NDArray[np.integer], size: int, way: Way) -> list[Ints]:
     """Which of the samples are dealt together: all, or D at a time."""
     if not way.even:
         return [np.arange(len(pairs_I))]

@@ -19,20 +19,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...profilers.cluster import Cluster
+from ..arrays import Ints
 from ..assignment import Method, backend_of, balanced_assignment
 from ..cost import inter_ratio
-from ..outcome import ROUNDING, Objective, Outcome, Status
+from ..outcome import ROUNDING, Objective, Outcome
 from .bottleneck import Channels, refine
 from .port_bound import least_time
 from .traffic import Traffic, Volumes, traffic_of, volumes
 
 __all__ = ["NetMoeResult", "one_stage", "solve", "two_stages"]
 
-Units = NDArray[np.int64]
-Room = NDArray[np.int64]
 
-
-def two_stages(units: Units, capacity: Units, devices_per_node: int, method: Method = "transport") -> NDArray[np.int64]:
+def two_stages(units: Ints, capacity: Ints, devices_per_node: int, method: Method = "transport") -> Ints:
     """The device of every sample `[I]`: as little as possible between nodes, then between the devices of each.
 
     Parameters
@@ -68,9 +66,7 @@ def two_stages(units: Units, capacity: Units, devices_per_node: int, method: Met
     return device_I
 
 
-def one_stage(
-    units: Units, capacity: Units, devices_per_node: int, ratio: float, method: Method = "transport"
-) -> NDArray[np.int64]:
+def one_stage(units: Ints, capacity: Ints, devices_per_node: int, ratio: float, method: Method = "transport") -> Ints:
     """The device of every sample `[I]` for the least c' + ratio c over both stages at once: exact too, D sinks.
 
     Parameters
@@ -96,7 +92,7 @@ class NetMoeResult:
         What crosses then: this layer's combine, and the next layer's dispatch as predicted (None: not looked at).
     """
 
-    device_of_sample: NDArray[np.int64]
+    device_of_sample: Ints
     gather: Volumes
     scatter: Volumes | None
     outcome: Outcome
@@ -161,7 +157,7 @@ def solve(
 class _Reached:
     """Homes `[I]`, what they reach, and the bound."""
 
-    home: NDArray[np.int64]
+    home: Ints
     objective: Objective
     bound: float | None
     bound_kind: str
@@ -169,7 +165,6 @@ class _Reached:
     def outcome(self, backend: str, started: float) -> Outcome:
         """The outcome of a solve that ends now."""
         return Outcome.of(
-            status=Status.FEASIBLE,
             objective=self.objective,
             bound=self.bound,
             bound_kind=None if self.bound is None else self.bound_kind,
@@ -180,7 +175,7 @@ class _Reached:
 
 
 def _by_sum(
-    traffic: Traffic, room_D: Room, cluster: Cluster, stages: int, method: Method, *, bounded: bool
+    traffic: Traffic, room_D: Ints, cluster: Cluster, stages: int, method: Method, *, bounded: bool
 ) -> _Reached:
     """Homes of two stages, bounded by those of one; or the latter."""
     home_I = joint_I = two_stages(traffic.units, room_D, cluster.devices_per_node, method)
@@ -191,9 +186,7 @@ def _by_sum(
     return _Reached(home_I, goal, _link_cost(traffic, joint_I, cluster) if bounded else None, "transportation")
 
 
-def _by_ports(
-    traffic: Traffic, room_D: Room, start_I: NDArray[np.int64], channels: Channels, *, bounded: bool
-) -> _Reached:
+def _by_ports(traffic: Traffic, room_D: Ints, start_I: Ints, channels: Channels, *, bounded: bool) -> _Reached:
     """Homes refined from others'."""
     home_I = refine(traffic, start_I, room_D, channels)
     goal = Objective(channels.name, channels.total(traffic, home_I), "min")
@@ -209,7 +202,7 @@ def _check_options(objective: str, stages: int, copy_bytes: float | None) -> Non
         )
 
 
-def _room(capacity: Any, num_samples: int, num_devices: int) -> Room:
+def _room(capacity: Any, num_samples: int, num_devices: int) -> Ints:
     """The most samples each device takes, `[D]`."""
     found = np.asarray(-(-num_samples // num_devices) if capacity is None else capacity)
     if found.dtype.kind not in "iu" or found.shape not in ((), (num_devices,)) or (found < 0).any():
@@ -217,6 +210,6 @@ def _room(capacity: Any, num_samples: int, num_devices: int) -> Room:
     return np.full(num_devices, np.minimum(found, num_samples), dtype=np.int64)
 
 
-def _link_cost(traffic: Traffic, home_I: NDArray[np.int64], cluster: Cluster) -> float:
+def _link_cost(traffic: Traffic, home_I: Ints, cluster: Cluster) -> float:
     crossing = [volumes(x, home_I, cluster) for x in traffic.exchanges]
     return sum(inter_ratio(cluster) * v.inter + v.intra for v in crossing)

@@ -8,14 +8,12 @@ Legend: I samples; D devices; N nodes; C link classes, inside nodes (0) and betw
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Floats, Ints
 from ..compiled import compiled
-from ..transport import Ints
 
 __all__ = ["swap"]
 
-Floats = NDArray[np.float64]
 LEAST_GAIN = 1e-9  # relatively; less is rounding
 MAX_SWEEPS = 8
 

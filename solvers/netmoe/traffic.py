@@ -1,8 +1,9 @@
 """The copies that each sample exchanges with every device, and what of them crosses the cluster from given homes.
 
-Both exchanges that a sample's new home affects count (Eq. 3-4): in all, and through the busiest port.
+Both exchanges that a sample's new home affects count (Eq. 3-4): in all, and through the busiest port. How much moving
+samples may save at most is told before anything is solved.
 
-Legend: I samples; E experts; D devices; N nodes.
+Legend: I samples; E experts; D devices; N nodes; M sinks, the nodes, or the devices of a single node.
 """
 
 import math
@@ -14,10 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...profilers.cluster import Cluster
-from ..checked_counts import checked_counts
+from ..arrays import Floats, Ints, checked_counts
 from ..ports import sample_copies
 
-__all__ = ["Traffic", "Volumes", "traffic_of", "volumes"]
+__all__ = ["Locality", "Traffic", "Volumes", "locality", "traffic_of", "volumes"]
 
 EXACT_BITS = 50  # of the sum of all copies, in units
 
@@ -34,16 +35,16 @@ class Traffic:
         Of the next layer's dispatch, as predicted; None where it is not looked at.
     """
 
-    gather: NDArray[np.float64]
-    scatter: NDArray[np.float64] | None
+    gather: Floats
+    scatter: Floats | None
 
     @property
-    def exchanges(self) -> tuple[NDArray[np.float64], ...]:
+    def exchanges(self) -> tuple[Floats, ...]:
         """Exchanges that the solver looks at."""
         return (self.gather,) if self.scatter is None else (self.gather, self.scatter)
 
     @cached_property
-    def units(self) -> NDArray[np.int64]:
+    def units(self) -> Ints:
         """The sum of the exchanges in whole units, `[I, D]`: equal on every rank, and so is what is solved with them.
 
         A unit is one copy where all copies are whole, else 2**-50 of their sum, rounded up to a power of two. Each
@@ -91,13 +92,13 @@ def traffic_of(
 
 def _by_device(
     counts: ArrayLike, what: str, num_samples: int | None, expert_to_device: ArrayLike, num_devices: int
-) -> NDArray[np.float64]:
+) -> Floats:
     shares_ED = _shares(np.asarray(expert_to_device), num_devices)
     counts_IE = checked_counts(counts, what, (num_samples, len(shares_ED)))
     return np.asarray(counts_IE @ shares_ED)
 
 
-def _shares(found: NDArray[Any], num_devices: int) -> NDArray[np.float64]:
+def _shares(found: NDArray[Any], num_devices: int) -> Floats:
     if found.ndim == 1 and found.dtype.kind in "iu":
         if ((found < 0) | (found >= num_devices)).any():
             raise ValueError(f"experts on devices {found.min()} to {found.max()}; expected 0 to {num_devices - 1}")
@@ -130,7 +131,7 @@ class Volumes:
     busiest_intra: float
 
 
-def volumes(traffic: NDArray[np.float64], device_of_sample: NDArray[np.integer], cluster: Cluster) -> Volumes:
+def volumes(traffic: Floats, device_of_sample: NDArray[np.integer], cluster: Cluster) -> Volumes:
     """The volumes of one exchange, `[I, D]` copies, with each sample on its device `[I]`."""
     intra_2D, inter_2D = sample_copies(traffic, device_of_sample, cluster)[0]
     inter_2N = inter_2D.reshape(2, cluster.num_nodes, -1).sum(axis=2)
@@ -140,3 +141,53 @@ def volumes(traffic: NDArray[np.float64], device_of_sample: NDArray[np.integer],
         busiest_inter=float(inter_2N.max()),
         busiest_intra=float(intra_2D.max()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    """Copies between nodes (on one node: between devices) of samples dealt out blindly, and the fewest possible.
+
+    Parameters
+    ----------
+    blind
+        Expected when the places are dealt at random: the samples' counts and the popularity of the sinks remain.
+    least
+        No assignment within the capacities has fewer.
+    """
+
+    blind: float
+    least: float
+
+    @property
+    def share(self) -> float:
+        """The locality index: no assignment saves more than this share of `blind`."""
+        return 1 - self.least / self.blind if self.blind > 0 else 0.0
+
+
+def locality(traffic: Traffic, capacity: NDArray[np.integer], cluster: Cluster) -> Locality:
+    """The locality of samples under a placement, in one pass over the traffic.
+
+    Parameters
+    ----------
+    capacity
+        The most samples a device takes, `[D]`.
+
+    Notes
+    -----
+    Every sample's own best choice, capacities ignored, is a bound, but a popular sink would promise to all what few can
+    have. So it is taken at prices p >= 0 of the sinks, for which weak duality gives
+
+        least = max_p sum_i min_m (c[i, m] + p[m]) - sum_m capacity[m] p[m]
+
+    and of two prices the better: 0, and those that make the mean cost of all sinks equal.
+    """
+    group = cluster.devices_per_node if cluster.num_nodes > 1 else 1
+    near_IM = sum(x.reshape(len(x), -1, group).sum(axis=2) for x in traffic.exchanges)
+    cost_IM = np.sum(near_IM, axis=1, keepdims=True) - near_IM
+    room_M = capacity.reshape(-1, group).sum(axis=1)
+    mean_M = cost_IM.mean(axis=0)
+    bounds = [
+        float((cost_IM + price_M).min(axis=1).sum() - room_M @ price_M)
+        for price_M in (np.zeros_like(mean_M), mean_M.max() - mean_M)
+    ]
+    return Locality(blind=float((cost_IM @ room_M).sum() / room_M.sum()), least=max(bounds))

@@ -4,7 +4,7 @@ from .chunks import unequal_chunks
 from .degree import TUTEL_MAX_DEGREE, optimal_degree
 from .layers import measured_degrees, nested_pairs, optimal_degrees
 from .robust import robust_choice
-from .simulate import simulate
+from .seconds import simulate
 
 __all__ = [
     "TUTEL_MAX_DEGREE",

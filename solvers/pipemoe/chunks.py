@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..outcome import ROUNDING, Objective, Outcome, Status
+from ..outcome import ROUNDING, Objective, Outcome
 from .degree import optimal_degree
 
 __all__ = ["Chunks", "unequal_chunks"]
@@ -76,7 +76,6 @@ def unequal_chunks(
     least_s = [max(0.0 if full_duplex else 2 * r * a_a + 2 * d, 2 * a_a + r * a_e + e) for r in range(most + 2)]
     best_s, shares = _searched((equal.forward_s, (1 / equal.forward,) * equal.forward), (a_a, a_e, d, e), least_s)
     outcome = Outcome.of(
-        status=Status.FEASIBLE,
         objective=Objective("pass_s", best_s, "min"),
         bound=min(least_s[-1], best_s),
         bound_kind="saturation",

@@ -18,10 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..outcome import Objective, Outcome, Status
+from ..arrays import Floats, Ints
+from ..outcome import Objective, Outcome
 from .seconds import Arms, pass_arms, turning_points
 
 __all__ = ["HIGHEST", "TUTEL_MAX_DEGREE", "Degrees", "LayerDegrees", "optimal_degree", "printed_degree"]
@@ -65,12 +63,12 @@ class Degrees:
 class LayerDegrees:
     """`Degrees` of many layers, `[L]` each; the objective is the sum over them."""
 
-    forward: NDArray[np.int64]
-    backward: NDArray[np.int64]
-    joint: NDArray[np.int64]
-    forward_s: NDArray[np.float64]
-    backward_s: NDArray[np.float64]
-    joint_s: NDArray[np.float64]
+    forward: Ints
+    backward: Ints
+    joint: Ints
+    forward_s: Floats
+    backward_s: Floats
+    joint_s: Floats
     outcome: Outcome
 
 
@@ -141,13 +139,11 @@ def _degrees(
     forward, backward, joint = degrees
     forward_s, backward_s = _seconds(there, forward), _seconds(back, backward)
     outcome = Outcome.of(
-        status=Status.FEASIBLE,
         objective=Objective("layer_s", forward_s + backward_s, "min"),
         bound=bound,
         bound_kind="exact",
         proven=forward_s + backward_s <= bound,
         started=started,
-        backend="moeplan",
     )
     return Degrees(
         forward, backward, joint, forward_s, backward_s, _seconds(there, joint) + _seconds(back, joint), outcome

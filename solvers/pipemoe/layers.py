@@ -18,17 +18,16 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from ..outcome import Objective, Outcome, Status
+from ..arrays import Floats, Ints
+from ..outcome import Objective, Outcome
 from .degree import HIGHEST, LayerDegrees
 from .seconds import Arms, layer_seconds, pass_arms
 
 __all__ = ["Curve", "measured_degrees", "nested_pairs", "optimal_degrees"]
 
-Seconds = NDArray[np.float64]
-Count = NDArray[np.int64]
-Curve = Callable[[NDArray[np.float64]], ArrayLike]  # work of each call -> its seconds
+Curve = Callable[[Floats], ArrayLike]  # work of each call -> its seconds
 
 
 def optimal_degrees(
@@ -68,34 +67,24 @@ def optimal_degrees(
     joint = _lowest_of_both(there, back, np.minimum(forward, backward_L), np.maximum(forward, backward_L))
     forward_s, backward_s = _seconds(there, forward), _seconds(back, backward_L)
     outcome = Outcome.of(
-        status=Status.OPTIMAL,
         objective=Objective("layers_s", float((forward_s + backward_s).sum()), "min"),
         bound_kind="exact",
         proven=True,
         started=started,
-        backend="moeplan",
     )
     joint_s = _seconds(there, joint) + _seconds(back, joint)
     return LayerDegrees(forward, backward_L, joint, forward_s, backward_s, joint_s, outcome)
 
 
 def _passes(
-    a_a: Seconds,
-    b_a: Seconds,
-    a_e: Seconds,
-    b_e: Seconds,
-    n_d: Seconds,
-    n_e: Seconds,
-    *,
-    backward: float,
-    full_duplex: bool,
-) -> tuple[Arms[Seconds], Arms[Seconds]]:
+    a_a: Floats, b_a: Floats, a_e: Floats, b_e: Floats, n_d: Floats, n_e: Floats, *, backward: float, full_duplex: bool
+) -> tuple[Arms[Floats], Arms[Floats]]:
     there = pass_arms(a_a, b_a, a_e, b_e, n_d, n_e, full_duplex=full_duplex)
     back = pass_arms(a_a, b_a, backward * a_e, backward * b_e, n_d, n_e, full_duplex=full_duplex)
     return there, back if backward else Arms(*np.zeros((6, len(a_a))))
 
 
-def _check(columns: list[Seconds], backward: float, max_degree: int | None) -> None:
+def _check(columns: list[Floats], backward: float, max_degree: int | None) -> None:
     if columns[0].ndim != 1 or not all(np.isfinite(column).all() and (column >= 0).all() for column in columns):
         raise ValueError(f"constants of shape {columns[0].shape}; expected finite numbers >= 0, one a layer")
     if not backward >= 0 or (max_degree is not None and max_degree < 1):
@@ -104,22 +93,22 @@ def _check(columns: list[Seconds], backward: float, max_degree: int | None) -> N
         raise ValueError("nothing takes time to start, so that more chunks are never worse; give max_degree")
 
 
-def _seconds(arms: Arms[Seconds], r: Count) -> Seconds:
+def _seconds(arms: Arms[Floats], r: Ints) -> Floats:
     p1, q1, s1, p2, q2, s2 = arms
     return np.maximum(p1 + q1 * r + s1 / r, p2 + q2 * r + s2 / r)
 
 
-def _lowest(arms: Arms[Seconds], highest: int) -> Count:
+def _lowest(arms: Arms[Floats], highest: int) -> Ints:
     """The degree of the fewest seconds of each layer, `[L]`."""
     points_CL = np.nan_to_num(_turning_points(arms), nan=1.0, posinf=highest)
     below_CL = np.floor(np.clip(points_CL, 1, highest)).astype(np.int64)
     candidates_CL = np.sort(np.concatenate([below_CL, np.minimum(below_CL + 1, highest)]), axis=0)
     best_L = _seconds(arms, candidates_CL).argmin(axis=0)  # the first among equals is the smallest
-    lowest_L: Count = np.take_along_axis(candidates_CL, best_L[None], axis=0)[0]
+    lowest_L: Ints = np.take_along_axis(candidates_CL, best_L[None], axis=0)[0]
     return lowest_L
 
 
-def _turning_points(arms: Arms[Seconds]) -> NDArray[np.float64]:
+def _turning_points(arms: Arms[Floats]) -> Floats:
     """`seconds.turning_points` of each layer, `[C, L]`; NaN where one is missing."""
     p1, q1, s1, p2, q2, s2 = arms
     a, b, c = q1 - q2, p1 - p2, s1 - s2
@@ -128,7 +117,7 @@ def _turning_points(arms: Arms[Seconds]) -> NDArray[np.float64]:
         return np.stack([np.sqrt(s1 / q1), np.sqrt(s2 / q2), half / a, c / half])
 
 
-def _lowest_of_both(one: Arms[Seconds], other: Arms[Seconds], low: Count, high: Count) -> Count:
+def _lowest_of_both(one: Arms[Floats], other: Arms[Floats], low: Ints, high: Ints) -> Ints:
     """The degree of the fewest seconds of both passes, each layer's between `low` and `high`."""
     while (low < high).any():
         middle = (low + high) // 2
@@ -157,11 +146,11 @@ def measured_degrees(
     Parameters
     ----------
     dispatch, experts
-        Seconds of an all-to-all by its bytes, and of the experts by their multiply-adds.
+        Floats of an all-to-all by its bytes, and of the experts by their multiply-adds.
     n_d, n_e
         Bytes that a rank dispatches, and multiply-adds of its experts, numbers or `[L]`.
     combine
-        Seconds of the way back by the bytes dispatched; None: as `dispatch`.
+        Floats of the way back by the bytes dispatched; None: as `dispatch`.
     backward
         How many times as long as forward the experts compute backward; 0 where there is no backward pass.
     max_degree
@@ -182,7 +171,7 @@ def measured_degrees(
     pieces_P1 = pairs.max(axis=1)[:, None]
     share_P1 = -(-capacity // pieces_P1) / capacity if capacity else 1 / pieces_P1
 
-    def taken(degree_P1: NDArray[np.int64], first: Curve, factor: float, last: Curve) -> Seconds:
+    def taken(degree_P1: Ints, first: Curve, factor: float, last: Curve) -> Floats:
         calls_P1 = pieces_P1 / degree_P1
         sent_PL, called_PL = calls_P1 * share_P1 * np.asarray(n_d), share_P1 * np.asarray(n_e)
         first_PL, call_PL, last_PL = _checked(first(sent_PL)), _checked(experts(called_PL)), _checked(last(sent_PL))
@@ -194,19 +183,17 @@ def measured_degrees(
     return _best(pairs, forward_PL, backward_PL, started)
 
 
-def _best(pairs: NDArray[np.int64], forward_PL: Seconds, backward_PL: Seconds, started: float) -> LayerDegrees:
+def _best(pairs: Ints, forward_PL: Floats, backward_PL: Floats, started: float) -> LayerDegrees:
     """The first of the fastest pairs of every layer, and the best that are one degree for both passes."""
     both_PL = forward_PL + backward_PL
     best_L, layers = both_PL.argmin(axis=0), np.arange(both_PL.shape[1])
     alike_RL = both_PL[pairs[:, 0] == pairs[:, 1]]
     forward_L, backward_L = pairs[best_L].T
     outcome = Outcome.of(
-        status=Status.OPTIMAL,
         objective=Objective("layers_s", float(both_PL[best_L, layers].sum()), "min"),
         bound_kind="full search",
         proven=True,
         started=started,
-        backend="moeplan",
     )
     return LayerDegrees(
         forward=forward_L,
@@ -219,7 +206,7 @@ def _best(pairs: NDArray[np.int64], forward_PL: Seconds, backward_PL: Seconds, s
     )
 
 
-def _checked(seconds: ArrayLike) -> Seconds:
+def _checked(seconds: ArrayLike) -> Floats:
     seconds_PL = np.asarray(seconds, dtype=np.float64)
     if seconds_PL.ndim != 2 or not seconds_PL.size or not (np.isfinite(seconds_PL) & (seconds_PL >= 0)).all():
         raise ValueError(
@@ -228,7 +215,7 @@ def _checked(seconds: ArrayLike) -> Seconds:
     return seconds_PL
 
 
-def nested_pairs(max_degree: int) -> NDArray[np.int64]:
+def nested_pairs(max_degree: int) -> Ints:
     """Forward and backward degrees up to a limit of which one divides the other, `[P, 2]`.
 
     Fewest pieces first, then fewest chunks, then fewest forward.

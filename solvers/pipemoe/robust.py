@@ -14,9 +14,10 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from ..outcome import Objective, Outcome, Status
+from ..arrays import Floats
+from ..outcome import Objective, Outcome
 
 __all__ = ["RobustChoice", "robust_choice"]
 
@@ -34,7 +35,7 @@ class RobustChoice:
     """
 
     choice: int
-    regret_s: NDArray[np.float64]
+    regret_s: Floats
     outcome: Outcome
 
 
@@ -58,11 +59,9 @@ def robust_choice(seconds: ArrayLike) -> RobustChoice:
     regret_P = (seconds_SP - seconds_SP.min(axis=1, keepdims=True)).max(axis=0)  # (1)
     best = int(regret_P.argmin())
     outcome = Outcome.of(
-        status=Status.OPTIMAL,
         objective=Objective("regret_s", float(regret_P[best]), "min"),
         bound_kind="full search",
         proven=True,
         started=started,
-        backend="moeplan",
     )
     return RobustChoice(best, regret_P, outcome)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moeplan.errors import UsageError
 from moeplan.solvers.assignment import Method, balanced_assignment
-from moeplan.solvers.cycles import cancel_cycles
+from moeplan.solvers.exchanges import cancel_cycles
 
 Array = NDArray[Any]
 

@@ -37,23 +37,6 @@ def test_the_dispatch_models_differ_in_where_a_combine_ends() -> None:
     here, devices = np.array([0, 1, 2]), np.array([[1, 0], [-1, 3], [-1, -1]])
     assert combined_at("standard", here, devices).tolist() == [0, 1, 2]
     assert combined_at("coherent", here, devices).tolist() == [1, 3, 2]
-    assert combined_at("migrating", here, devices, np.array([3, 3, 0])).tolist() == [3, 3, 0]
-    with pytest.raises(ValueError, match="next_home"):
-        combined_at("migrating", here, devices)
-
-
-@settings(max_examples=30)
-@given(st.integers(0, 2**32))
-def test_a_migrating_combine_carries_each_part_to_the_next_home(seed: int) -> None:
-    """Samples move as a whole: what a combine sends is what naive counting to the new homes gives."""
-    cluster, rng = Cluster.parse("2x2"), np.random.default_rng(seed)
-    sample_T = rng.integers(5, size=40)
-    device_TK = rng.integers(4, size=(40, 2)).astype(np.int32)
-    here_T, next_T = rng.integers(4, size=5)[sample_T], rng.integers(4, size=5)[sample_T]
-    end_T = combined_at("migrating", here_T, device_TK, next_T)
-    step_T = np.zeros(40, dtype=np.int64)
-    found = port_copies(remote_visits(device_TK, end_T), device_TK, end_T, step_T, num_steps=1, cluster=cluster)
-    np.testing.assert_array_equal(found, naive(device_TK, next_T, step_T, 1, cluster))
 
 
 @settings(max_examples=40)

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.solvers.placement import Placement
-from moeplan.solvers.whole_groups import keeps_groups_whole
+from moeplan.solvers.placement import Placement, keeps_groups_whole
 
 
 def placed(rows: list[list[int]], slots: list[int], num_experts: int = 8) -> Placement:

@@ -10,7 +10,7 @@ import numpy as np
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb, exflow, netmoe
 from moeplan.solvers.eplb.layers import compile_refinement
-from moeplan.solvers.exflow.search import compile_annealing
+from moeplan.solvers.exflow.methods import compile_annealing
 
 
 def signatures() -> dict[str, list[object]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ....errors import UsageError
 from ....solvers import eplb
 from ....solvers.balance import step_balance
-from ....solvers.result import PlacementResult
+from ....solvers.outcome import PlacementResult
 from ....traces.counts import Counts
 from ...task import Task
 from .params import EplbParams

@@ -9,7 +9,7 @@ from ....runtime.decisions import DispatchModel
 from ....runtime.plan import Part, Plan
 from ....solvers import eplb
 from ....solvers.balance import balance
-from ....solvers.result import PlacementResult
+from ....solvers.outcome import PlacementResult
 from ....traces.counts import Counts
 from ...document import Section
 from ...evaluate.scene import Scene

@@ -7,8 +7,8 @@ import numpy as np
 from ....errors import UsageError
 from ....runtime.decisions import PlacementDecision
 from ....solvers.exflow.replan import reconsider
+from ....solvers.outcome import PlacementResult
 from ....solvers.placement import Placement
-from ....solvers.result import PlacementResult
 from ....traces.counts import Counts
 from ....traces.model import ModelSpec
 from ...evaluate.evaluate import Evaluated, verdict

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ....errors import UsageError
 from ....runtime.decisions import PlacementDecision
 from ....runtime.plan import Part, Plan
-from ....solvers.result import PlacementResult
+from ....solvers.outcome import PlacementResult
 from ....traces.counts import Counts, Pairs
 from ...document import Section
 from ...evaluate.evaluate import Evaluated

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ....errors import UsageError
 from ....runtime.plan import Plan
 from ....solvers.pipemoe import simulate
-from ....solvers.pipemoe.simulate import Event, Stage
+from ....solvers.pipemoe.seconds import Event, Stage
 from ...figures import TimeUnit
 from ...options import StageSeconds
 from .sections import degree_choices, pipeline_options

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import UsageError
 from ....files import write_json
 from ....runtime.plan import Plan
-from ....solvers.pipemoe.simulate import Stage
+from ....solvers.pipemoe.seconds import Stage
 from ...document import drawn, write_page
 from .sections import degree_choices
 from .timeline import BASIS, SIGNS, Timeline, timelines

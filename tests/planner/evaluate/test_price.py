@@ -24,7 +24,7 @@ from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.profile import load
 from moeplan.runtime.plan import Contender, Plan
 from moeplan.solvers.placement import Placement
-from moeplan.solvers.ports import combined_at, port_copies, remote_visits
+from moeplan.solvers.ports import port_copies, remote_visits
 from moeplan.traces.model import Attention
 from tests.builders import model
 from tests.planner.makers import part_of, scene_of
@@ -106,7 +106,7 @@ def test_samples_that_move_between_layers_take_what_a_token_by_token_simulation_
     for layer in range(3):
         device_TK = np.where(ids_TLK[:, layer] < 8, ids_TLK[:, layer] // 2, -1)
         here_T = home_IL[sample_T, layer]
-        next_T = combined_at("migrating", here_T, device_TK, home_IL[sample_T, layer + 1])
+        next_T = home_IL[sample_T, layer + 1]
         for end_T, copies in ((here_T, ports.dispatch), (next_T, ports.combine[:, :, :, ::-1])):
             visits_KT = remote_visits(device_TK, end_T)
             copies[:, layer] = port_copies(visits_KT, device_TK, end_T, step_T, num_steps=2, cluster=cluster)

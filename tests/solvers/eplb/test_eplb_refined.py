@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
 from moeplan.solvers.balance import device_loads
-from moeplan.solvers.outcome import Status
-from moeplan.solvers.result import PlacementResult
+from moeplan.solvers.outcome import PlacementResult, Status
 
 Array = NDArray[Any]
 LOADS: dict[str, Callable[[np.random.Generator], Array]] = {

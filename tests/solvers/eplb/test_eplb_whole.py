@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
-from moeplan.solvers.whole_groups import keeps_groups_whole
+from moeplan.solvers.placement import keeps_groups_whole
 
 Array = NDArray[Any]
 

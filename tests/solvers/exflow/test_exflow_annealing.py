@@ -16,10 +16,10 @@ from moeplan.solvers.bounds import KeptBound
 from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow import methods
 from moeplan.solvers.exflow.budget import Budget
-from moeplan.solvers.exflow.methods import SWEEPS_WORK, Run
+from moeplan.solvers.exflow.methods import SWEEPS_WORK, Run, improve
 from moeplan.solvers.exflow.programme import Incumbent, Layout, Programme, Terms
 from moeplan.solvers.exflow.rounds import recombine
-from moeplan.solvers.exflow.search import improve, search
+from moeplan.solvers.exflow.sweeps import search
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement
 
@@ -69,7 +69,7 @@ def test_annealing_keeps_more_than_sweeps_of_the_work_of_both_its_threads(weight
     programme = programme_of(weights, [slots] * (weights.shape[1] // slots))
     annealed, swept = Incumbent(programme), Incumbent(programme)
     improve(programme, Terms(), Budget(1e9, 1e6), np.random.default_rng(0), annealed)
-    search(programme, Budget(2e9, 1e6), np.random.default_rng(0), swept)
+    search(programme, Terms(), Budget(2e9, 1e6), np.random.default_rng(0), swept)
     assert annealed.value > swept.value
 
 
@@ -109,7 +109,7 @@ def test_what_sweeps_take_before_annealing_is_charged_and_where_time_ends_them_t
 ) -> None:
     programme = programme_of(skewed(3, 12, 32), [4] * 8)
     alone, bound, runs = Budget(SWEEPS_WORK, 1e4), KeptBound(np.inf, frozenset()), []
-    search(programme, alone, np.random.default_rng(5), Incumbent(programme))
+    search(programme, Terms(), alone, np.random.default_rng(5), Incumbent(programme))
     for share in (0.4, 1e-5):
         monkeypatch.setattr(methods, "SWEEPS_TIME_SHARE", share)
         runs.append(Run(programme, Terms(), Incumbent(programme), bound, Budget(SWEEPS_WORK * 5, 1e4), seed=5))

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.solvers.exflow.cooling import COLD, COLDER, HOTTER, Cooling
+from moeplan.solvers.exflow.budget import COLD, COLDER, HOTTER, Cooling
 from moeplan.solvers.exflow.programme import Programme, Terms
 
 TWO_LEVELS = np.kron(np.eye(2), np.full((2, 2), 4.0)) + 3 * np.eye(4)  # 7 on a device, 4 on a node

@@ -11,16 +11,14 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow
 from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow import kernel, replan
-from moeplan.solvers.exflow.budget import Budget
-from moeplan.solvers.exflow.cooling import Cooling
+from moeplan.solvers.exflow.budget import Budget, Cooling
 from moeplan.solvers.exflow.problem import Goal
 from moeplan.solvers.exflow.programme import Programme, Terms
 from moeplan.solvers.exflow.replan import ALIKE, LITTLE, reconsider
 from moeplan.solvers.exflow.state import State, state_of
 from moeplan.solvers.moves import experts_moved, keep_in_place
-from moeplan.solvers.outcome import Status
+from moeplan.solvers.outcome import PlacementResult, Status
 from moeplan.solvers.placement import Placement
-from moeplan.solvers.result import PlacementResult
 
 Array = NDArray[Any]
 LITTLE_WORK = 1e7

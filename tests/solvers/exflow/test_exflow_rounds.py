@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from moeplan.solvers.assignment import assign_places
 from moeplan.solvers.exflow import rounds
-from moeplan.solvers.exflow.budget import PER_STEEP, Budget, block_work
-from moeplan.solvers.exflow.cooling import Cooling
+from moeplan.solvers.exflow.budget import PER_STEEP, Budget, Cooling, block_work
 from moeplan.solvers.exflow.programme import Incumbent, Layout, Programme, Terms
 from moeplan.solvers.exflow.rounds import anneal_rounds, compile_rounds
 
@@ -305,3 +305,14 @@ def test_nothing_is_done_or_charged_where_nothing_is_left(monkeypatch: pytest.Mo
         left = budget.left
         assert new_rounds(programme, budget)._cooled(HOT, 1e6) == []
         assert budget.left == left
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_many_experts_a_device_every_layer_ends_at_its_best(seed: int) -> None:
+    programme = programme_of([13, 13], seed=seed)
+    boiling = SimpleNamespace(at=lambda _: 1e6)
+    for layout in new_rounds(programme, Budget(1e9, 600))._cooled(boiling, 1e7):  # type: ignore[arg-type]
+        for layer, device_E in enumerate(layout):
+            worth_ED = programme.worth(layout, layer)
+            best_E = assign_places(-worth_ED, programme.places)
+            assert worth_ED[np.arange(26), device_E].sum() == worth_ED[np.arange(26), best_E].sum()

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moeplan.solvers.exflow.budget import Budget
-from moeplan.solvers.exflow.hierarchy import staged
+from moeplan.solvers.exflow.methods import improve, staged
 from moeplan.solvers.exflow.programme import Incumbent, Layout, Programme, Terms
-from moeplan.solvers.exflow.search import improve, search
-from moeplan.solvers.exflow.sweeps import chain, polish, relabel, sweep
+from moeplan.solvers.exflow.sweeps import chain, polish, relabel, search, sweep
 
 Array = NDArray[Any]
 BruteForce = Callable[[Array, list[int], Array], float]
@@ -105,7 +104,7 @@ def test_the_search_finds_the_optimum_of_small_programmes(
         weights = skewed(rng, 4, 4)
         programme = programme_of(weights, slots, near, group)
         incumbent = Incumbent(programme)
-        search(programme, Budget(2e7, 1e6), rng, incumbent)
+        search(programme, Terms(), Budget(2e7, 1e6), rng, incumbent)
         assert incumbent.value == pytest.approx(brute_force(weights, slots, near))
 
 
@@ -115,7 +114,7 @@ def test_kicks_gain_over_polished_chains(rng: np.random.Generator) -> None:
     layout = chain(programme, 0, budget, rng)
     polish(programme, layout, budget)
     incumbent = Incumbent(programme)
-    search(programme, Budget(2e8, 1e6), rng, incumbent)
+    search(programme, Terms(), Budget(2e8, 1e6), rng, incumbent)
     assert incumbent.value > programme.value(layout)
     assert incumbent.value == pytest.approx(value_by_loops(programme, incumbent.layout))
 
@@ -134,5 +133,5 @@ def test_the_staged_layout_puts_experts_that_share_a_node_first(rng: np.random.G
 def test_a_spent_deadline_stops_a_search_at_once(rng: np.random.Generator) -> None:
     programme = programme_of(skewed(rng, 24, 64), [8] * 8)
     started, incumbent = time.perf_counter(), Incumbent(programme)
-    search(programme, Budget(1e12, 0.2), rng, incumbent)
+    search(programme, Terms(), Budget(1e12, 0.2), rng, incumbent)
     assert time.perf_counter() - started < 60

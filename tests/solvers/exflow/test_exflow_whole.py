@@ -13,7 +13,7 @@ from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow import strategy, whole
 from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.outcome import Status
-from moeplan.solvers.whole_groups import keeps_groups_whole
+from moeplan.solvers.placement import keeps_groups_whole
 
 Array = NDArray[Any]
 KNOWN: dict[str, Any] = {"groups": "whole", "time_limit_s": 1.0}

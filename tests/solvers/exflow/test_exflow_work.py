@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from moeplan.solvers.exflow import search as searching
+from moeplan.solvers.exflow import methods, sweeps
 from moeplan.solvers.exflow.budget import Budget, block_work, layer_work, naming_work
+from moeplan.solvers.exflow.methods import improve
 from moeplan.solvers.exflow.programme import Incumbent, Programme, Terms
-from moeplan.solvers.exflow.search import improve
 from moeplan.solvers.exflow.sweeps import chain, polish, relabel
 
 
@@ -80,8 +80,8 @@ def test_the_start_of_an_annealing_takes_three_tenths_of_the_work_at_most(monkey
         given.append((budget.total, budget.remaining_s))
         budget.spend(7.0)
 
-    monkeypatch.setattr(searching, "polish", polished)
-    monkeypatch.setattr(searching, "anneal", lambda *_: None)
+    monkeypatch.setattr(sweeps, "polish", polished)
+    monkeypatch.setattr(methods, "anneal", lambda *_: None)
     programme, budget = programme_of(), Budget(1e9, 1e6)
     improve(programme, Terms(), budget, rng_of(), Incumbent(programme))
     assert given == [(pytest.approx(3e8), pytest.approx(0.3**0.5 * 1e6, rel=1e-3))]

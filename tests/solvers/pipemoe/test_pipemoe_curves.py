@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moeplan.solvers.pipemoe import measured_degrees, optimal_degree
+from moeplan.solvers.pipemoe import measured_degrees, nested_pairs, optimal_degree
 
 Array = NDArray[Any]
 Simulated = Callable[[Sequence[float], Sequence[float], Sequence[float], bool], float]
@@ -121,3 +121,13 @@ def test_curves_of_no_seconds_are_refused(wrong: float) -> None:
 def test_limits_below_one_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         measured_degrees(lambda n: n, lambda n: n, n_d=1, n_e=1, **limits)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 12])
+def test_pairs_are_those_of_which_one_divides_the_other_fewest_pieces_first(most: int) -> None:
+    found = [(there, back) for there, back in nested_pairs(most).tolist()]
+    expected = {(f, b) for f in range(1, most + 1) for b in range(1, most + 1) if not (f % b and b % f)}
+    assert len(found) == len(expected)
+    assert {*found} == expected
+    assert found == sorted(found, key=lambda pair: (max(pair), sum(pair)))
+    assert found[0] == (1, 1)

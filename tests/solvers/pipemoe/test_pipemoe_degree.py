@@ -32,26 +32,23 @@ def works(top_k: int) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("full_duplex", [False, True])
 @pytest.mark.parametrize(("name", "top_k"), CASES)
-def test_every_layer_of_table_iv_gets_the_degrees_of_a_brute_force(
+def test_under_any_limit_every_layer_of_table_iv_gets_the_degrees_of_a_brute_force_up_to_it(
     name: str, top_k: int, full_duplex: bool, brute_force: BruteForce
 ) -> None:
     known, (n_d, n_e) = constants(PRESETS[name]), works(top_k)
-    forward = brute_force(*known.values(), n_d, n_e, 1.0, full_duplex)
-    backward = brute_force(*known.values(), n_d, n_e, 2.0, full_duplex)
-    many = optimal_degrees(**known, n_d=n_d, n_e=n_e, full_duplex=full_duplex)
-    for found, table in (
-        (many.forward, forward),
-        (many.backward, backward),
-        (many.joint, forward + backward),
-    ):
-        assert found.tolist() == (table.argmin(axis=1) + 1).tolist()
-    assert many.joint_s == pytest.approx((forward + backward).min(axis=1), rel=1e-12)
-    for i in range(len(n_d)):
-        one = optimal_degree(**known, n_d=n_d[i], n_e=n_e[i], full_duplex=full_duplex)
-        expected = many.forward[i], many.backward[i], many.joint[i]
-        assert (one.forward, one.backward, one.joint) == expected
-        assert one.forward_s == pytest.approx(forward[i].min(), rel=1e-12)
-        assert one.outcome.objective.value == pytest.approx(forward[i].min() + backward[i].min(), rel=1e-12)
+    forward, backward = (brute_force(*known.values(), n_d, n_e, factor, full_duplex) for factor in (1.0, 2.0))
+    for limit in (None, 1, 3, TUTEL_MAX_DEGREE):
+        options: dict[str, Any] = {"max_degree": limit, "full_duplex": full_duplex}
+        tables = [table[:, :limit] for table in (forward, backward, forward + backward)]
+        expected = np.array([table.argmin(axis=1) + 1 for table in tables])
+        many = optimal_degrees(**known, n_d=n_d, n_e=n_e, **options)
+        ones = [optimal_degree(**known, n_d=d, n_e=e, **options) for d, e in zip(n_d, n_e, strict=True)]
+        assert [many.forward.tolist(), many.backward.tolist(), many.joint.tolist()] == expected.tolist()
+        assert [[one.forward, one.backward, one.joint] for one in ones] == expected.T.tolist()
+        assert many.joint_s == pytest.approx(tables[2].min(axis=1), rel=1e-12)
+        least_s = [table.min(axis=1) for table in tables[:2]]
+        assert [one.forward_s for one in ones] == pytest.approx(least_s[0], rel=1e-12)
+        assert [one.outcome.objective.value for one in ones] == pytest.approx(sum(least_s), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -121,44 +118,17 @@ def test_a_limit_binds_and_the_time_is_the_limits(brute_force: BruteForce) -> No
     assert optimal_degree(**known, n_d=n, n_e=n * 2048, max_degree=1).joint == 1
 
 
-@pytest.mark.parametrize("full_duplex", [False, True])
-@pytest.mark.parametrize(("name", "top_k"), CASES)
-def test_under_any_limit_table_iv_gets_the_degrees_of_a_brute_force_up_to_it(
-    name: str, top_k: int, full_duplex: bool, brute_force: BruteForce
-) -> None:
-    known, (n_d, n_e) = constants(PRESETS[name]), works(top_k)
-    passes = [brute_force(*known.values(), n_d, n_e, factor, full_duplex) for factor in (1.0, 2.0)]
-    for limit in (1, 3, TUTEL_MAX_DEGREE):
-        many = optimal_degrees(**known, n_d=n_d, n_e=n_e, max_degree=limit, full_duplex=full_duplex)
-        for found, table in zip((many.forward, many.backward, many.joint), (*passes, sum(passes)), strict=True):
-            assert found.tolist() == (np.asarray(table)[:, :limit].argmin(axis=1) + 1).tolist()
-
-
-@settings(max_examples=60, deadline=None)
-@given(seconds, seconds, work_s, work_s, st.integers(1, 40), st.integers(0, 40), st.booleans())
-def test_a_larger_limit_never_hurts(
-    a_a: float, a_e: float, d: float, e: float, limit: int, more: int, full_duplex: bool
-) -> None:
-    layer: dict[str, Any] = {"a_a": a_a, "b_a": d, "a_e": a_e, "b_e": e, "n_d": 1, "n_e": 1, "full_duplex": full_duplex}
-    tight, loose = (optimal_degree(**layer, max_degree=most) for most in (limit, limit + more))
-    assert loose.forward_s <= tight.forward_s
-    assert loose.backward_s <= tight.backward_s
-    assert loose.joint_s <= tight.joint_s
-
-
-def test_a_limit_that_binds_some_layers_leaves_the_others_alone() -> None:
-    known, (n_d, n_e) = constants(PRESETS["rtx2080ti-16"]), works(1)
-    for limit in (1, 2, 5, 16):
-        many = optimal_degrees(**known, n_d=n_d, n_e=n_e, max_degree=limit)
-        ones = [optimal_degree(**known, n_d=d, n_e=e, max_degree=limit) for d, e in zip(n_d, n_e, strict=True)]
-        assert many.joint.tolist() == [one.joint for one in ones]
-        assert many.joint.max() == limit
-
-
 def test_equal_degrees_go_to_the_smallest() -> None:
     free_start: dict[str, Any] = {"a_a": 0.0, "b_a": 1.0, "a_e": 0.0, "b_e": 0.5, "n_d": 1.0, "n_e": 1.0}
     assert optimal_degree(**free_start, max_degree=64, backward=0).forward == 2  # 2 d from r = 2 on
     assert optimal_degree(a_a=1, b_a=0, a_e=0, b_e=1, n_d=1, n_e=1).joint == 1
+
+
+def test_without_a_backward_pass_one_degree_for_both_is_that_of_the_forward_pass() -> None:
+    known, (n_d, n_e) = constants(PRESETS["rtx2080ti-64"]), works(1)
+    alone = optimal_degrees(**known, n_d=n_d, n_e=n_e, backward=0)
+    assert alone.joint.tolist() == alone.forward.tolist()
+    assert not alone.backward_s.any()
 
 
 @pytest.mark.parametrize(
@@ -169,16 +139,6 @@ def test_what_pipelining_can_gain_is_limited(experts_s: float, start_s: float, l
     best = optimal_degree(**known, backward=0, max_degree=64)
     whole = optimal_degree(**known, backward=0, max_degree=1)
     assert round(whole.forward_s / best.forward_s, 2) == limit
-
-
-def test_one_degree_for_both_passes_costs_no_less_than_two() -> None:
-    known, (n_d, n_e) = constants(PRESETS["rtx2080ti-64"]), works(1)
-    both = optimal_degrees(**known, n_d=n_d, n_e=n_e)
-    assert (both.joint_s >= both.forward_s + both.backward_s).all()
-    assert (both.forward != both.backward).any()
-    alone = optimal_degrees(**known, n_d=n_d, n_e=n_e, backward=0)
-    assert alone.joint.tolist() == alone.forward.tolist()
-    assert not alone.backward_s.any()
 
 
 @pytest.mark.parametrize(

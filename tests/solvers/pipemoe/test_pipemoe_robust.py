@@ -26,21 +26,6 @@ def test_the_degree_has_the_smallest_largest_regret_of_a_walk_over_scenarios(tab
     assert found.outcome.status is Status.OPTIMAL
 
 
-@settings(max_examples=40, deadline=None)
-@given(tables)
-def test_a_single_scenario_leaves_its_best_degree_no_regret(table: list[list[float]]) -> None:
-    found = robust_choice(table[:1])
-    assert found.choice == int(np.argmin(table[0]))
-    assert found.outcome.objective.value == 0
-
-
-@settings(max_examples=40, deadline=None)
-@given(tables, st.integers(0, 8))
-def test_more_scenarios_never_leave_less_regret(table: list[list[float]], number: int) -> None:
-    fewer = robust_choice(table[: 1 + number])
-    assert robust_choice(table).outcome.objective.value >= fewer.outcome.objective.value
-
-
 def test_lines_at_the_ends_of_their_errors_are_scenarios() -> None:
     layer: dict[str, Any] = {"a_a": 3e-4, "b_a": 3e-10, "a_e": 1.2e-4, "b_e": 3.3e-13}
     ends = [

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.solvers.pipemoe.presets import PRESETS, table_iv
-from moeplan.solvers.pipemoe.seconds import chunk_seconds, layer_seconds, pass_arms
-from moeplan.solvers.pipemoe.simulate import Stage, simulate
+from moeplan.solvers.pipemoe.seconds import Stage, chunk_seconds, layer_seconds, pass_arms, simulate
 
 Simulated = Callable[[Sequence[float], Sequence[float], Sequence[float], bool], float]
 stage_s = st.floats(0, 10)

@@ -9,7 +9,7 @@ from moeplan.planner.certify import certify
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
-from moeplan.solvers.whole_groups import keeps_groups_whole
+from moeplan.solvers.placement import keeps_groups_whole
 from tests.planner.edits import rewritten
 
 

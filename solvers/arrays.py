@@ -1,9 +1,14 @@
-"""Counts from a caller, checked: transitions, loads."""
+"""Arrays of the solvers: their types, counts from a caller, checked, and real numbers as integers."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["checked_counts"]
+__all__ = ["Bools", "Floats", "Ints", "checked_counts", "flow_units"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+EXACT = 2**40  # integers up to here stay what they are
 
 
 def checked_counts(values: ArrayLike, what: str, shape: tuple[int | None, ...]) -> NDArray[np.float64]:
@@ -33,3 +38,12 @@ def checked_counts(values: ArrayLike, what: str, shape: tuple[int | None, ...]) 
     if len(bad):
         raise ValueError(f"{what} contain {bad[0]}; expected numbers of at least 0 with a finite sum")
     return counts
+
+
+def flow_units(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], float]:
+    """Non-negative `values` times a scale, rounded up to integers, and the scale: 1 for integers up to `EXACT`."""
+    largest = float(values.max(initial=0.0))
+    if largest <= EXACT and (values == np.rint(values)).all():
+        return values.astype(np.int64), 1.0
+    scale = EXACT / max(largest, EXACT * np.finfo(np.float64).tiny)
+    return np.ceil(values * scale).astype(np.int64), float(scale)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeplan.solvers.integers import flow_units
+from moeplan.solvers.arrays import flow_units
+from moeplan.solvers.balance import max_over_mean
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1))
@@ -27,3 +28,8 @@ def test_nothing_and_next_to_nothing_are_scaled_without_overflow(values: np.ndar
     units, scale = flow_units(values)
     assert (units >= values * scale).all()
     assert units.max(initial=0) <= 2**40
+
+
+def test_the_largest_over_the_mean_is_taken_and_idle_rows_are_even() -> None:
+    loads = np.array([[[1.0, 3.0], [0.0, 0.0]], [[2.0, 2.0], [6.0, 0.0]]])
+    assert max_over_mean(loads).tolist() == [[1.5, 1.0], [1.0, 2.0]]
