@@ -141,8 +141,8 @@ def _column(spec: MetricSpec, part: Part, *, ranged: bool) -> Column:
         unit = TimeUnit.up_to(max(metric.value for metric in metrics if metric is not None))
         header = f"{spec.column}, {unit.name}"
     cells = [_texts(spec, metric, unit, ranged=ranged) for metric in metrics]
-    if spec.name == "balance":
-        tails = [one.metrics.get("balance_p95") for one in part.contenders]
+    if spec.tail is not None:
+        tails = [one.metrics.get(spec.tail) for one in part.contenders]
         cells = [f"{cell} ({tail.value:.2f})" if tail else cell for cell, tail in zip(cells, tails, strict=True)]
     return Column(header, cells)
 

@@ -8,44 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import MoeplanError, UsageError
-from .screen import Json, console, print_json, progress
+from .flags import Json, optional
+from .screen import console, print_json, progress
 
 if TYPE_CHECKING:
     from ...profilers.profile import Profile
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["profile"]
 
 
-@app.command()
 def profile(
     profiles: Annotated[
         list[Path] | None, typer.Argument(help="With --merge: the profiles.", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    ranks: Annotated[
-        int | None, typer.Option(help="Local processes; 4 on CPU, all GPUs on CUDA.", show_default=False)
-    ] = None,
+    ranks: Annotated[int | None, optional("Local processes; 4 on CPU, all GPUs on CUDA.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: under a minute.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the profile in the output file.")] = False,
-    cluster: Annotated[
-        str | None, typer.Option(help="NxG or a cluster.yaml: describe it, measure nothing.", show_default=False)
-    ] = None,
-    link: Annotated[
-        list[str] | None, typer.Option(help="KIND=GBps:us of a described cluster; may repeat.", show_default=False)
-    ] = None,
-    from_tables: Annotated[
-        Path | None, typer.Option(help="Folder of aiconfigurator's Parquet tables to read.", show_default=False)
-    ] = None,
-    system: Annotated[
-        str | None, typer.Option(help="With --from-tables: whose, e.g. h200_sxm.", show_default=False)
-    ] = None,
+    cluster: Annotated[str | None, optional("NxG or a cluster.yaml: describe it, measure nothing.")] = None,
+    link: Annotated[list[str] | None, optional("KIND=GBps:us of a described cluster; may repeat.")] = None,
+    from_tables: Annotated[Path | None, optional("Folder of aiconfigurator's Parquet tables to read.")] = None,
+    system: Annotated[str | None, optional("With --from-tables: whose, e.g. h200_sxm.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Make one of the profiles given.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a rank counts as hung.")] = 120,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also draw the fits: a page, and text on the screen.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, optional("Also draw the fits: a page, and text on the screen.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the profile goes.")] = Path("profile.json"),
     as_json: Json = False,
 ) -> None:
@@ -79,9 +65,9 @@ def profile(
             check_target(path)
     if measured := not merge and cluster is None and from_tables is None:
         from ...profilers.measured_file import measure_file, save_measured
-        from .profile_progress import profile_progress
+        from .screen import step_progress
 
-        with profile_progress() as tell:
+        with step_progress() as tell:
             file = measure_file(
                 output, num_ranks=ranks, device=device, quick=quick, timeout_s=timeout, resume=resume, on_progress=tell
             )

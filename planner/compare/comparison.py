@@ -20,6 +20,8 @@ from ...traces.reader import Trace
 from ..evaluate.costs import CostModel
 from ..evaluate.evaluate import Evaluated, evaluate, verdict
 from ..evaluate.journey import Contender
+from ..evaluate.metrics import BALANCE, COPIES
+from ..evaluate.price import STEP
 from ..evaluate.samples import SampleIndex, index_samples
 from ..evaluate.scene import Scene
 from ..evaluate.splits import index_units
@@ -187,27 +189,7 @@ def compare(
     for one in loaded:
         check_model(one, source)
     _check(source, loaded, cluster, replica_rule, between=between)
-    moves = any(one.moves_samples for one in loaded)
-    index = index_samples(source, phases=phases or None) if moves else index_units(source, phases=phases or None)
-    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256) for one in loaded])
-    model = known_model(source.meta.model, [one.plan for one in loaded])
-    timed_by = None if profile is None else load_profile(profile)
-    costs = CostModel.of(timed_by, cluster, model, samples=index.kind == "sample")
-    by_loads = isinstance(source, CountTrace) and not moves
-    scene = Scene(
-        source,
-        index,
-        [index.cohort(unseen_U | ~unseen_U.any(), num_devices=cluster.num_devices, samples_per_step=samples)],
-        cluster,
-        model,
-        costs.of_loads() if costs is not None and by_loads else costs,
-        seed,
-        phases,
-        SampleCounts(source, index, np.zeros(len(unseen_U), np.bool_), cluster, phases=phases or None)
-        if isinstance(index, SampleIndex)
-        else None,
-        common_passes(loaded),
-    )
+    scene, unseen_U = _scene(source, loaded, cluster, samples, phases, profile, seed)
     on_progress("replaying the trace under the plans and what they are held against")
     rows = [(one, (own := one.contender), one.beside(own)) for one in loaded]
     evaluated = evaluate(scene, _contenders(rows, replica_rule), between=between)
@@ -217,15 +199,42 @@ def compare(
         cluster=cluster,
         samples_per_step=samples,
         part=evaluated.evaluation.fit,
-        compared=tuple(_compared(row, rows[0], evaluated, scene, by_loads=by_loads) for row in rows),
-        unit=index.kind,
+        compared=tuple(_compared(row, rows[0], evaluated, scene) for row in rows),
+        unit=scene.index.kind,
         num_fitted=int((~unseen_U).sum()),
         seen=not unseen_U.any(),
         seconds=evaluated.seconds,
-        copy_bytes=model.copy_bytes,
+        copy_bytes=scene.model.copy_bytes,
         replica_rule=replica_rule,
         between=evaluated.between,
     )
+
+
+def _scene(
+    source: Trace | CountTrace,
+    loaded: Sequence[LoadedPlan],
+    cluster: Cluster,
+    samples_per_step: int,
+    phases: Sequence[Phase],
+    profile: str | os.PathLike[str] | None,
+    seed: int,
+) -> tuple[Scene, NDArray[np.bool_]]:
+    """The setting that judges, all units in it where no plan left one unseen, and which units are unseen, `[U]`."""
+    chosen, moves = phases or None, any(one.moves_samples for one in loaded)
+    index = index_samples(source, phases=chosen) if moves else index_units(source, phases=chosen)
+    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256) for one in loaded])
+    judging_U = unseen_U | ~unseen_U.any()
+    model = known_model(source.meta.model, [one.plan for one in loaded])
+    timed_by = None if profile is None else load_profile(profile)
+    costs = CostModel.of(timed_by, cluster, model, samples=index.kind == "sample")
+    samples = None
+    if isinstance(index, SampleIndex):
+        samples = SampleCounts(source, index, np.zeros(len(unseen_U), np.bool_), cluster, phases=chosen)
+    elif isinstance(source, CountTrace) and costs is not None:
+        costs = costs.of_loads()
+    cohort = index.cohort(judging_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step)
+    scene = Scene(source, index, [cohort], cluster, model, costs, seed, phases, samples, common_passes(loaded))
+    return scene, unseen_U
 
 
 def _contenders(rows: Sequence[Row], rule: ReplayRule | None) -> list[Contender]:
@@ -276,15 +285,24 @@ def _samples_per_step(plan: Plan) -> int:
     return found
 
 
-def _compared(row: Row, first: Row, evaluated: Evaluated, scene: Scene, *, by_loads: bool) -> Compared:
+def _compared(row: Row, first: Row, evaluated: Evaluated, scene: Scene) -> Compared:
+    """A plan against today and, but the first itself, against the first."""
     one, own, beside = row
-    metric = "balance" if by_loads else one.strategy.judged_on(scene, own.journey.dispatch_model)
-    other, moves = None, None
+    against_first, moves = None, None
     if row is not first:
-        judged = "balance" if by_loads else first[0].strategy.judged_on(scene, first[1].journey.dispatch_model)
-        copies = "device_copies" if judged == "step_s" else judged
-        other = verdict(evaluated, copies, against=first[1].label, of=own.label)
+        judged = _judged_on(first, scene)
+        copies = COPIES if judged == STEP else judged
+        against_first = verdict(evaluated, copies, against=first[1].label, of=own.label)
         moves = Moves.between(first[1].journey.placement, own.journey.placement, scene.model)
-    own_verdict = verdict(evaluated, metric, against=beside[0].label, of=own.label, at_least=one.strategy.pays_from)
+    against_today = verdict(
+        evaluated, _judged_on(row, scene), against=beside[0].label, of=own.label, at_least=one.strategy.pays_from
+    )
     baselines = tuple(other.label for other in beside)
-    return Compared(one.path, one.plan, own.label, own_verdict, other, moves, baselines)
+    return Compared(one.path, one.plan, own.label, against_today, against_first, moves, baselines)
+
+
+def _judged_on(row: Row, scene: Scene) -> str:
+    """The metric of a plan's verdict; counts without samples tell balance alone."""
+    one, own, _ = row
+    by_loads = isinstance(scene.source, CountTrace) and scene.samples is None
+    return BALANCE if by_loads else one.strategy.judged_on(scene, own.journey.dispatch_model)

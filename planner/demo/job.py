@@ -22,6 +22,7 @@ from ..certify import Certificate, certify
 from ..evaluate.costs import CostModel
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, Journey
+from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from ..evaluate.scene import Scene
 from ..evaluate.splits import index_units
 from ..request import Request
@@ -53,7 +54,7 @@ class Replayed:
 
     def as_json(self) -> dict[str, Any]:
         """As `moeplan demo --json` prints it beside what was measured."""
-        seconds = {"exchange_s": self.exchange, "experts_s": self.experts}
+        seconds = {EXCHANGE: self.exchange, EXPERTS: self.experts}
         dumped = {name: None if found is None else found.model_dump() for name, found in seconds.items()}
         return {"replayed": self.copies, "predicted": dumped}
 
@@ -170,7 +171,7 @@ def _replay(trace: Trace, trials: list[Trial], profile: Profile) -> list[Replaye
     scene = Scene(trace, index, [everything], cluster, trace.model, costs, seed=0)
     contenders = [Contender(trial.name, Journey(trial.dispatch_model, _placement(trial.plan))) for trial in trials]
     return [
-        Replayed(one.metrics["device_copies"].value, one.metrics.get("exchange_s"), one.metrics.get("experts_s"))
+        Replayed(one.metrics[COPIES].value, one.metrics.get(EXCHANGE), one.metrics.get(EXPERTS))
         for one in evaluate(scene, contenders).evaluation.fit.contenders
     ]
 

@@ -1,19 +1,33 @@
-"""Screen of `moeplan trace info`."""
+"""Screen and page of `moeplan trace info`.
+
+Legend: L MoE layers; E experts; G groups of neighbouring experts, which big models are drawn in.
+"""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import ceil, isqrt
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...traces.count_form import CountTrace
 from ...traces.information import Information
 from ...traces.reader import Trace
 from ...traces.statistics import Statistics, TokenStatistics
+from ..document import Section, drawn, write_page
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
     from rich.console import Console
 
-__all__ = ["statistics_json", "trace_report"]
+__all__ = ["statistics_json", "trace_report", "write_trace_page"]
 
 BAR = 10
+MAX_CELLS = 400_000  # of the maps of all layers together: about 2 MB of the page
+MAX_TICKS = 24  # of an axis of layers
+COLOURS = "Viridis"
 
 
 def trace_report(trace: Trace | CountTrace, found: Statistics, console: "Console") -> None:
@@ -56,6 +70,13 @@ def statistics_json(trace: Trace | CountTrace, found: Statistics) -> dict[str, A
         "locality_information": local and _information_json(local.information),
         "seed": found.seed,
     }
+
+
+def write_trace_page(trace: Trace | CountTrace, found: Statistics, path: Path) -> None:
+    """Write what is known of a trace as a page of figures; errors as in `write_page`."""
+    model = trace.meta.model
+    text = f"{model.num_layers} MoE layers x {model.num_experts} experts, top-{model.top_k}, from {trace.path}"
+    write_page(path, f"Routing of {model.name}", text, _sections(found, _layer_names(model.layer_ids)))
 
 
 def _contents(trace: Trace | CountTrace, found: Statistics) -> Iterator[str]:
@@ -125,3 +146,84 @@ def _information_json(found: Information) -> dict[str, list[float]]:
 def _bar(share: float) -> str:
     filled = round(share * BAR)
     return "#" * filled + "." * (BAR - filled)
+
+
+def _sections(found: Statistics, names: Sequence[str]) -> Iterator[Section]:
+    yield _loads(found, names)
+    if found.locality is not None:
+        text = "0: the tokens of a sample choose as all tokens do; 1: every sample has experts of its own."
+        yield drawn("Locality of samples", text, _lines({"locality": found.locality.index}, "index", names))
+    if found.tokens is None or not len(found.tokens.affinity):
+        return
+    tokens, counts = found.tokens, found.tokens.counts
+    bits = {"recorded": tokens.information.bits, "tokens shuffled": tokens.information.shuffled}
+    text = (
+        "Mutual information between the first choices of a layer and of the next. What lies above the shuffled tokens"
+        " is what a placement can use."
+    )
+    yield drawn("What a layer tells of the next", text, _lines(bits, "bits", names))
+    text = "Of the tokens whose first choice is the row's expert, the share that goes on to the column's."
+    pairs = [f"{layer} to {following}" for layer, following in pairwise(names)]
+    yield _maps("Transitions", text, counts.transitions, pairs, "expert in the next layer")
+    if counts.coactivation is not None and counts.coactivation.any():
+        text = "Of the other choices of tokens that chose the row's expert, the share of the column's."
+        yield _maps("Co-activation", text, counts.coactivation, names, "other expert")
+
+
+def _loads(found: Statistics, names: Sequence[str]) -> Section:
+    """Every expert's load over its layer's mean."""
+    import plotly.graph_objects as go
+
+    share_LE = found.loads / np.maximum(found.loads.mean(1, keepdims=True), 1)
+    figure = go.Figure(go.Heatmap(z=share_LE.astype(np.float32), colorscale=COLOURS, colorbar={"title": "x mean"}))
+    figure.update_layout(xaxis_title="expert", yaxis=_layer_axis(names), height=max(350, 16 * len(share_LE)))
+    text = "Token-expert pairs of each expert, over the mean of its layer: 1 everywhere is perfect balance."
+    return drawn("Loads", text, figure)
+
+
+def _layer_names(layer_ids: Sequence[int]) -> list[str]:
+    """Each layer's ordinal, with the hidden layer that it is in brackets where they differ."""
+    return [f"{layer}" if layer == hidden else f"{layer} ({hidden})" for layer, hidden in enumerate(layer_ids)]
+
+
+def _layer_axis(names: Sequence[str]) -> dict[str, Any]:
+    """An axis with ticks at whole layers."""
+    at = range(0, len(names), ceil(len(names) / MAX_TICKS))
+    hidden = any("(" in name for name in names)
+    title = "layer (hidden layer)" if hidden else "layer"
+    return {"title": title, "tickvals": [*at], "ticktext": [names[layer] for layer in at]}
+
+
+def _lines(values: dict[str, NDArray[np.float64]], unit: str, names: Sequence[str]) -> "Figure":
+    """A line a name over layers."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure([go.Scatter(y=line, name=name, mode="lines+markers") for name, line in values.items()])
+    return figure.update_layout(xaxis=_layer_axis(names), yaxis_title=unit, yaxis_rangemode="tozero", height=350)
+
+
+def _maps(title: str, text: str, counts_LEE: NDArray[Any], names: Sequence[str], across: str) -> Section:
+    """Heat maps of each row's shares, of which a slider shows one."""
+    import plotly.graph_objects as go
+
+    num_layers, num_experts, _ = counts_LEE.shape
+    size = ceil(num_experts / max(1, isqrt(MAX_CELLS // num_layers)))  # experts that share a row
+    first_G = np.arange(0, num_experts, size)
+    sums_LGG = np.add.reduceat(np.add.reduceat(counts_LEE.astype(np.float64), first_G, axis=1), first_G, axis=2)
+    shares_LGG = (sums_LGG / np.maximum(sums_LGG.sum(2, keepdims=True), 1)).astype(np.float32)
+    figure = go.Figure(
+        [
+            go.Heatmap(x=first_G, y=first_G, z=table, colorscale=COLOURS, name=name, visible=layer == 0)
+            for layer, (table, name) in enumerate(zip(shares_LGG, names, strict=True))
+        ]
+    )
+    steps = [
+        {"label": name, "method": "update", "args": [{"visible": [other == layer for other in range(len(names))]}]}
+        for layer, name in enumerate(names)
+    ]
+    slider = {"steps": steps, "currentvalue": {"prefix": "layer "}, "pad": {"t": 50}}
+    figure.update_layout(
+        xaxis_title=across, yaxis_title="expert", yaxis_autorange="reversed", sliders=[slider], height=750
+    )
+    grouped = f" Rows and columns are groups of {size} experts, named by their first." if size > 1 else ""
+    return drawn(title, f"{text}{grouped}", figure)

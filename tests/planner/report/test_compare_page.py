@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from moeplan.errors import UsageError
 from moeplan.planner.compare.comparison import compare
-from moeplan.planner.report.compare_page import check_matrices, write_matrices
+from moeplan.planner.report.compare import write_matrices
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
@@ -23,8 +20,3 @@ def test_the_page_has_a_matrix_a_contender_with_its_bytes(make_trace: Any, tmp_p
     moved = found.between[f"{path}/standard"].sum() * found.copy_bytes / 1e6
     assert f"{moved:.4g} MB a step" in page
     assert "between nodes" in page
-
-
-def test_a_page_is_named_html() -> None:
-    with pytest.raises(UsageError, match=r"name it \.html"):
-        check_matrices("bytes.json")
