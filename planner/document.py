@@ -69,8 +69,8 @@ class Table:
         names, *rest = self.columns
         tables = [[names]]
         for column in rest:
-            taken = sum(one.width + GAP for one in tables[-1]) + column.width
-            if taken > width and len(tables[-1]) > 1:
+            needed = sum(one.width + GAP for one in tables[-1]) + column.width
+            if needed > width and len(tables[-1]) > 1:
                 if not self.whole:
                     break
                 tables.append([names])

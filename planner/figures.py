@@ -122,9 +122,9 @@ def headlines(part: Part, judged: str) -> list[str]:
 
 def legend(part: Part, metrics: Iterable[str]) -> list[str]:
     """Legend of a table's columns, a line each."""
-    found = {name for one in part.contenders for name in one.metrics}
+    known = {name for one in part.contenders for name in one.metrics}
     return [
-        f"{METRICS[name].column}: {METRICS[name].meaning}" for name in metrics if name in found and METRICS[name].column
+        f"{METRICS[name].column}: {METRICS[name].meaning}" for name in metrics if name in known and METRICS[name].column
     ]
 
 

@@ -43,16 +43,16 @@ def compare(
       moeplan compare plan.json other.json --trace new-traces -o bytes.html
       moeplan compare eplb.json --trace new-traces --replica-rule static
     """
-    from ..compare.comparison import compare as compared
+    from ..compare import compare as compared
     from ..document import check_page
-    from ..inputs import profile_for
     from ..report.compare import as_dict, compare_report, write_matrices
+    from ..request import profile_for
 
     rule: Any = replica_rule and replica_rule.value
     if output is not None:
         check_page(output, "; expected a page of the bytes between devices")
     with progress() as say:
-        found = compared(
+        comparison = compared(
             plans,
             trace,
             profile=profile_for(profile),
@@ -64,13 +64,13 @@ def compare(
             on_progress=say,
         )
     if output is not None:
-        write_matrices(found, output)
+        write_matrices(comparison, output)
     if as_json:
-        print_json(as_dict(found))
+        print_json(as_dict(comparison))
     else:
-        compare_report(found, console(), verbose=verbose)
+        compare_report(comparison, console(), verbose=verbose)
         if output is not None:
             print(f"wrote     {output}")
-    if found.failing:
-        names = ", ".join(found.failing)
-        raise NoBenefitError(f"{trace} shows no benefit of {names}; {found.advice}")
+    if comparison.failing:
+        names = ", ".join(comparison.failing)
+        raise NoBenefitError(f"{trace} shows no benefit of {names}; {comparison.advice}")

@@ -7,14 +7,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ...profilers.harness import Step
 
-__all__ = ["byte_progress", "console", "print_json", "progress", "step_progress"]
+__all__ = ["byte_progress", "console", "end_interrupted", "print_json", "progress", "step_progress"]
 
 LINE_S = 10.0
 GIGA = 1e9
@@ -32,6 +34,12 @@ def console() -> "Console":
 def print_json(value: Any) -> None:
     """`value` on stdout, one JSON document."""
     print(json.dumps(value, indent=1, allow_nan=False))
+
+
+def end_interrupted(kept: str) -> NoReturn:
+    """End as Ctrl-C does, saying what is kept."""
+    print(f"moeplan: interrupted; {kept}", file=sys.stderr)
+    raise typer.Exit(130)
 
 
 @contextlib.contextmanager

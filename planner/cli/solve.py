@@ -1,7 +1,6 @@
 """`moeplan solve`: compute a plan from a trace."""
 
 import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ import typer
 
 from ..strategies.registry import STRATEGIES
 from .flags import Dispatch, Json, Phases, Verbose, optional
-from .screen import console, print_json, progress
+from .screen import console, end_interrupted, print_json, progress
 from .strategy_flags import StrategyFlags, with_strategy_flags
 
 if TYPE_CHECKING:
@@ -59,20 +58,19 @@ def solve(
       moeplan solve --from plan.json --trace new-traces -o next.json
     """
     from ...files import check_target
-    from ..inputs import cluster_for, profile_for
     from ..report.plan import solve_report
-    from ..request import Request
+    from ..request import Request, cluster_for, profile_for
     from ..solve import make
 
-    found = profile_for(profile)
+    known = profile_for(profile)
     traces = [_weighted(text) for text in trace or ["traces"]]
     alone = len(traces) == 1 and traces[0][1] is None
     request = Request.of(
         strategy=strategy.value,
         trace=traces[0][0],
         mixture=() if alone else tuple((path, 1.0 if weight is None else weight) for path, weight in traces),
-        profile=found,
-        cluster=cluster_for(cluster, found, link or (), on=on or previous),
+        profile=known,
+        cluster=cluster_for(cluster, known, link or (), on=on or previous),
         on=on,
         previous=previous,
         dispatch_model=dispatch and dispatch.value,
@@ -88,17 +86,15 @@ def solve(
     path = output or Path("plan.json")
     check_target(path)
     with progress() as say:
-        made = make(request, on_progress=say)
-    made.save(path)
-    plan = made.plan
-    interrupted = any(outcome.status == "interrupted" for outcome in plan.outcome.values())
+        solved = make(request, on_progress=say)
+    solved.save(path)
+    plan = solved.plan
     if as_json:
         print_json({"plan": str(path)} | plan.model_dump(mode="json", exclude={"decisions"}))
     else:
         solve_report(plan, path, console(), verbose=verbose)
-    if interrupted:
-        print(f"moeplan: interrupted; {path} holds the best found until then", file=sys.stderr)
-        raise typer.Exit(130)
+    if any(outcome.status == "interrupted" for outcome in plan.outcome.values()):
+        end_interrupted(f"{path} holds the best found until then")
 
 
 def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None:

@@ -1,16 +1,16 @@
 """Flags of `moeplan solve`: the fields of the strategies' parameters, each once, in a panel of those that have it."""
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import wraps
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
-import typer
-
 from ..params import Flag, choices, flags_of, option_of
 from ..strategies.registry import STRATEGIES
+from .flags import optional
 
 __all__ = ["StrategyFlags", "with_strategy_flags"]
 
@@ -23,13 +23,12 @@ def with_strategy_flags(command: Callable[..., None]) -> Callable[..., None]:
     It is given those that were set, by field name, as the parameters take them.
     """
     signature = inspect.signature(command)
-    own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
-    derived = {name: (kinds, one) for name, kinds, one in _derived()}
+    derived = _derived()
 
     @wraps(command)
     def with_flags(**given: Any) -> None:
         flags = {}
-        for name, (_, one) in derived.items():
+        for name, (_, one, _) in derived.items():
             value = given.pop(name)
             if value is not None and value is not False and value != []:  # 0 was said, and equals False
                 value = value.value if isinstance(value, StrEnum) else value
@@ -37,48 +36,46 @@ def with_strategy_flags(command: Callable[..., None]) -> Callable[..., None]:
         command(**given, flags=flags)
 
     spread = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotated(name, kinds, one))
-        for name, (kinds, one) in derived.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotated(name, *of))
+        for name, of in derived.items()
     ]
-    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     hints = get_type_hints(command, include_extras=True)
-    resolved = [parameter.replace(annotation=hints[parameter.name]) for parameter in keywords]
-    with_flags.__signature__ = signature.replace(parameters=[*resolved, *spread])  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in (*resolved, *spread)}
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in signature.parameters.items()
+        if name != "flags"
+    ]
+    with_flags.__signature__ = signature.replace(parameters=[*own, *spread])  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *spread)}
     return with_flags
 
 
-def _derived() -> Iterator[tuple[str, Mapping[str, Any], Flag]]:
-    """Every field that is a flag, with its type under each strategy that has it; those of most strategies first."""
-    kinds: dict[str, dict[str, Any]] = {}
-    flags: dict[str, Flag] = {}
+def _derived() -> dict[str, tuple[dict[str, Any], Flag, Any]]:
+    """Every field that is a flag: its type under each strategy that has it, the flag, and its default in the first.
+
+    Those of most strategies come first.
+    """
+    derived: dict[str, tuple[dict[str, Any], Flag, Any]] = {}
     for strategy, row in STRATEGIES.items():
         hints = get_type_hints(row.params)
+        defaults = {field.name: field.default for field in dataclasses.fields(row.params)}
         for name, one in flags_of(row.params):
-            kinds.setdefault(name, {})[strategy] = hints[name]
-            flags.setdefault(name, one)
-    order = sorted(kinds, key=lambda name: -len(kinds[name]))
-    yield from ((name, kinds[name], flags[name]) for name in order)
+            kinds, _, _ = derived.setdefault(name, ({}, one, defaults[name]))
+            kinds[strategy] = hints[name]
+    return dict(sorted(derived.items(), key=lambda item: -len(item[1][0])))
 
 
-def _annotated(name: str, kinds: Mapping[str, Any], one: Flag) -> Any:
-    default = next(
-        default for row in STRATEGIES.values() for field, default in _defaults(row.params).items() if field == name
-    )
+def _annotated(name: str, kinds: Mapping[str, Any], one: Flag, default: Any) -> Any:
+    silent = default in (None, (), False, 0) or len(kinds) > 1
     return Annotated[
         _typed(name, kinds, one) | None,
-        typer.Option(
+        optional(
+            one.help if silent else f"{one.help}  [default: {default}]",
             option_of(name, one),
-            help=one.help if default in (None, (), False, 0) or len(kinds) > 1 else f"{one.help}  [default: {default}]",
             metavar=one.metavar,
-            show_default=False,
             rich_help_panel=", ".join(kinds),
         ),
     ]
-
-
-def _defaults(params: type) -> dict[str, Any]:
-    return {name: parameter.default for name, parameter in inspect.signature(params).parameters.items()}
 
 
 def _typed(name: str, kinds: Mapping[str, Any], one: Flag) -> Any:

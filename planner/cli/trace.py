@@ -1,6 +1,5 @@
 """`moeplan trace`: record, import, inspect and count routing."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +8,7 @@ import typer
 from ...errors import UsageError
 from .commands import LazyGroup
 from .flags import Json, Phase, Phases, optional
-from .screen import console, print_json, progress
+from .screen import console, end_interrupted, print_json, progress
 
 if TYPE_CHECKING:
     from ...traces.huggingface.prompts import Prompts
@@ -92,8 +91,7 @@ def record(
             print(f"skipped   {num_empty:,} empty prompt(s) of {dataset}")
         print(f"wrote     {output}    next: moeplan solve --strategy exflow --trace {output} --cluster 1x4")
     if interrupted:
-        print(f"moeplan: interrupted; {num_tokens:,} tokens were recorded until then", file=sys.stderr)
-        raise typer.Exit(130)
+        end_interrupted(f"{num_tokens:,} tokens were recorded until then")
 
 
 def _model_directory(model: str) -> Path:
@@ -185,8 +183,8 @@ def import_(
             dtype_bytes=dtype_bytes,
         )
     if as_json:
-        told = {"trace": summary.destination, "model": summary.model.name, "num_tokens": summary.num_tokens}
-        print_json(told | {"num_samples": summary.num_samples, "notes": list(summary.notes)})
+        result = {"trace": summary.destination, "model": summary.model.name, "num_tokens": summary.num_tokens}
+        print_json(result | {"num_samples": summary.num_samples, "notes": list(summary.notes)})
         return
     model = summary.model
     print(
@@ -227,16 +225,16 @@ def info(
     with progress() as say:
         say("reading the trace")
         if isinstance(opened, CountTrace):
-            found = describe_counts(opened, seed=seed)
+            statistics = describe_counts(opened, seed=seed)
         else:
-            found = describe(opened, coactivation=plot is not None, seed=seed)
+            statistics = describe(opened, coactivation=plot is not None, seed=seed)
         if plot is not None:
             say("drawing")
-            write_trace_page(opened, found, plot)
+            write_trace_page(opened, statistics, plot)
     if as_json:
-        print_json(statistics_json(opened, found))
+        print_json(statistics_json(opened, statistics))
     else:
-        trace_report(opened, found, console())
+        trace_report(opened, statistics, console())
         if plot is not None:
             print(f"wrote     {plot}")
 

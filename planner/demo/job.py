@@ -55,7 +55,7 @@ class Replayed:
     def as_json(self) -> dict[str, Any]:
         """As `moeplan demo --json` prints it beside what was measured."""
         seconds = {EXCHANGE: self.exchange, EXPERTS: self.experts}
-        dumped = {name: None if found is None else found.model_dump() for name, found in seconds.items()}
+        dumped = {name: None if metric is None else metric.model_dump() for name, metric in seconds.items()}
         return {"replayed": self.copies, "predicted": dumped}
 
 
@@ -122,7 +122,7 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
 
 
 def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
-    found = measure.measure(
+    measured = measure.measure(
         num_ranks=NUM_RANKS,
         device="cpu",
         quick=True,
@@ -130,27 +130,23 @@ def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
             on_progress=lambda step: on_progress(f"measuring {step.case}: {step.done} of {step.total} sizes")
         ),
     )
-    assert found is not None  # not in a launched world
-    _end_where(not found.complete)
-    profile.save(found, folder / "profile.json")
-    return found
+    assert measured is not None  # not in a launched world
+    if not measured.complete:
+        raise KeyboardInterrupt  # Ctrl-C, which measuring answers with what it has
+    profile.save(measured, folder / "profile.json")
+    return measured
 
 
 def _plan(folder: Path, cluster: Cluster, on_progress: Callable[[str], None]) -> tuple[Plan, Certificate]:
     on_progress("solving exflow")
     planned = _solve(folder, cluster, "exflow")
-    _end_where(any(outcome.status is Status.INTERRUPTED for outcome in planned.outcome.values()))
+    if any(outcome.status is Status.INTERRUPTED for outcome in planned.outcome.values()):
+        raise KeyboardInterrupt
     plans.save(planned, folder / "plan.json")
     on_progress("certifying the plan")
     certificate = certify(planned, folder / "traces", folder / "profile.json")
     activate(folder / "plan.json", folder)
     return planned, certificate
-
-
-def _end_where(interrupted: bool) -> None:
-    """End at a Ctrl-C that measuring and searching answer with what they have."""
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:

@@ -21,9 +21,15 @@ def demo_report(demo: Demo, console: "Console") -> None:
     )
     files = f"files     {demo.folder}: profile.json, traces/, plan.json, .moeplan/active.json, other-traces/"
     table, explained = _seconds(demo)
-    parts = [(Text.of(ran),), (_copies(demo),), (Text.of(*_words(demo)),), (table, explained), (Text.of(files),)]
+    sections = [
+        Section("", (Text.of(ran),)),
+        Section("", (_copies(demo),)),
+        Section("", (Text.of(*_words(demo)),)),
+        Section("", (table, explained)),
+        Section("", (Text.of(files),)),
+    ]
     console.print()
-    to_console([Section("", part) for part in parts], console)
+    to_console(sections, console)
 
 
 def _copies(demo: Demo) -> Table:

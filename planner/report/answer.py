@@ -130,8 +130,8 @@ def remark_sections(lines: Sequence[str]) -> Iterator[Section]:
     """At most five remarks, the others among the details."""
     more = lines[MOST_REMARKS:]
     if lines:
-        told = [f"{len(more)} more: --verbose"] if more else []
-        yield Section("Remarks", (Text.of(*lines[:MOST_REMARKS], *told),))
+        pointer = [f"{len(more)} more: --verbose"] if more else []
+        yield Section("Remarks", (Text.of(*lines[:MOST_REMARKS], *pointer),))
     if more:
         yield Section("More remarks", (Text.of(*more),), verbose=True)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import printable
-from ..compare.comparison import Compared, Comparison
+from ..compare import Compared, Comparison
 from ..document import Section, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
 from ..figures import contender_table, find, headlines, legend, megabytes

@@ -121,8 +121,8 @@ def _solved(plan: Plan) -> Iterator[str]:
         fit, held_out = (_members(one, unit) for one in (evaluation.fit, evaluation.held_out))
         split = f"{unit}s: fit {fit}, {f'held out {held_out}' if held_out else 'nothing held out'}"
         others = len(plan.options.get("placement", {}).get("mixture") or ()) - 1
-        told = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
-        yield f"trace     {source.path}  {source.num_tokens:,} tokens{told}; {split}"
+        mixed = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
+        yield f"trace     {source.path}  {source.num_tokens:,} tokens{mixed}; {split}"
     for name, outcome in plan.outcome.items():
         yield f"{name}: {outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}"
         if outcome.compiled_s >= 0.1:

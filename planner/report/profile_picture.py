@@ -22,6 +22,7 @@ from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import Series
 from ..document import Section, drawn, write_page
+from .profile import time_text
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -221,7 +222,7 @@ def _plot(along: Slice, words: list[str], width: int) -> Iterable[str]:
         for row, column in zip(_places(y, times, ROWS), across, strict=True):
             rows[ROWS - 1 - row][column] = sign
     yield from textwrap.wrap("  ".join(words), width)
-    labels = {0: _seconds(times.max()), ROWS - 1: _seconds(times.min())}
+    labels = {0: time_text(times.max()), ROWS - 1: time_text(times.min())}
     for number, line in enumerate(map("".join, rows)):
         yield f"{labels.get(number, ''):>{LABEL}} |{line.rstrip()}"
     first, last = f"{along.curve_at[0]:,.0f}", f"{along.curve_at[-1]:,.0f}"
@@ -234,10 +235,3 @@ def _places(values: Any, span: Any, cells: int) -> list[int]:
     shares = (np.log(np.maximum(values, 1e-300)) - low) / max(high - low, 1e-9)
     places: list[int] = (shares.clip(0, 1) * (cells - 1)).round().astype(int).tolist()
     return places
-
-
-def _seconds(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moeplan.errors import InputError, UsageError
-from moeplan.planner.compare.comparison import Comparison, compare
+from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.report.compare import as_dict
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make

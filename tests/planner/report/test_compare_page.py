@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from moeplan.planner.compare.comparison import compare
+from moeplan.planner.compare import compare
 from moeplan.planner.report.compare import write_matrices
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make

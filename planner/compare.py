@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError, UsageError
-from ...profilers.cluster import Cluster
-from ...profilers.profile import load as load_profile
-from ...runtime.plan import Metric, Part, Plan, Verdict
-from ...solvers.replicas import ReplayRule
-from ...traces.count_form import CountTrace, open_any
-from ...traces.reader import Trace
-from ..evaluate.costs import CostModel
-from ..evaluate.evaluate import Evaluated, evaluate, verdict
-from ..evaluate.journey import Contender
-from ..evaluate.metrics import BALANCE, COPIES
-from ..evaluate.price import STEP
-from ..evaluate.samples import SampleIndex, index_samples
-from ..evaluate.scene import Scene
-from ..evaluate.splits import index_units
-from ..evaluate.traffic import SampleCounts
-from ..moves import Moves
-from ..options import SecondsOptions
-from ..request import SAMPLES_PER_DEVICE, Phase
-from .loaded import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
+from ..errors import InputError, UsageError
+from ..profilers.cluster import Cluster
+from ..profilers.profile import load as load_profile
+from ..runtime.plan import Metric, Part, Plan, Verdict
+from ..solvers.replicas import ReplayRule
+from ..traces.count_form import CountTrace, open_any
+from ..traces.reader import Trace
+from .evaluate.costs import CostModel
+from .evaluate.evaluate import Evaluated, evaluate, verdict
+from .evaluate.journey import Contender
+from .evaluate.metrics import BALANCE, COPIES
+from .evaluate.price import STEP
+from .evaluate.samples import SampleIndex, index_samples
+from .evaluate.scene import Scene
+from .evaluate.splits import index_units
+from .evaluate.traffic import SampleCounts
+from .loaded_plan import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
+from .moves import Moves
+from .options import SecondsOptions
+from .request import SAMPLES_PER_DEVICE, Phase
 
 __all__ = ["Compared", "Comparison", "compare"]
 
@@ -51,8 +51,6 @@ class Compared:
         How it stands to the first plan, which has none.
     moves
         What it takes to replace the first plan by it; None for that one.
-    baselines
-        The labels of what stands beside it, today first.
     """
 
     path: str
@@ -61,7 +59,6 @@ class Compared:
     verdict: Verdict
     against_first: Verdict | None
     moves: Moves | None = None
-    baselines: tuple[str, ...] = ()
 
     @property
     def claimed(self) -> Metric | None:
@@ -240,8 +237,8 @@ def _scene(
 def _contenders(rows: Sequence[Row], rule: ReplayRule | None) -> list[Contender]:
     """Every contender once, the plans first, replicas chosen by a rule of an engine where there is one."""
     by_label, others = dict[str, Contender](), [other for _, _, beside in rows for other in beside]
-    if taken := {own.label for _, own, _ in rows} & {other.label for other in others}:
-        raise UsageError(f"{min(taken)}: a plan by the name of what plans are held against; rename the plan's file")
+    if ambiguous := {own.label for _, own, _ in rows} & {other.label for other in others}:
+        raise UsageError(f"{min(ambiguous)}: a plan by the name of what plans are held against; rename the plan's file")
     for one in (*(own for _, own, _ in rows), *others):
         by_label.setdefault(one.label, one if rule is None else one.named(one.name, replica_rule=rule))
     return list(by_label.values())
@@ -277,12 +274,12 @@ def _check(
 
 
 def _samples_per_step(plan: Plan) -> int:
-    found = plan.options.get("evaluation", {}).get("samples_per_step")
-    if found is None:
+    samples = plan.options.get("evaluation", {}).get("samples_per_step")
+    if samples is None:
         return SAMPLES_PER_DEVICE * plan.cluster.num_devices
-    if type(found) is not int or not 1 <= found < 2**31:
-        raise InputError(f"options.evaluation: samples_per_step {found!r:.20}; expected at least 1 and below 2^31")
-    return found
+    if type(samples) is not int or not 1 <= samples < 2**31:
+        raise InputError(f"options.evaluation: samples_per_step {samples!r:.20}; expected at least 1 and below 2^31")
+    return samples
 
 
 def _compared(row: Row, first: Row, evaluated: Evaluated, scene: Scene) -> Compared:
@@ -297,8 +294,7 @@ def _compared(row: Row, first: Row, evaluated: Evaluated, scene: Scene) -> Compa
     against_today = verdict(
         evaluated, _judged_on(row, scene), against=beside[0].label, of=own.label, at_least=one.strategy.pays_from
     )
-    baselines = tuple(other.label for other in beside)
-    return Compared(one.path, one.plan, own.label, against_today, against_first, moves, baselines)
+    return Compared(one.path, one.plan, own.label, against_today, against_first, moves)
 
 
 def _judged_on(row: Row, scene: Scene) -> str:

@@ -9,23 +9,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError, MismatchError, UsageError
-from ...profilers.cluster import Cluster
-from ...profilers.profile import load as load_profile
-from ...runtime.decisions import SidecarFile
-from ...runtime.migrating.predictor import read_predictor
-from ...runtime.plan import Plan, Split, load
-from ...traces.count_form import CountTrace
-from ...traces.model import ModelSpec
-from ...traces.reader import Trace
-from ...traces.split import fitted
-from ..evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
-from ..evaluate.samples import SampleIndex
-from ..evaluate.scene import Passes
-from ..evaluate.splits import UnitIndex
-from ..options import PlacementOptions, parsed
-from ..strategies.registry import STRATEGIES, strategy
-from ..strategies.strategy import Strategy
+from ..errors import InputError, MismatchError, UsageError
+from ..profilers.cluster import Cluster
+from ..profilers.profile import load as load_profile
+from ..runtime.decisions import SidecarFile
+from ..runtime.migrating.predictor import read_predictor
+from ..runtime.plan import Plan, Split, load
+from ..traces.count_form import CountTrace
+from ..traces.model import ModelSpec
+from ..traces.reader import Trace
+from ..traces.split import fitted
+from .evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
+from .evaluate.samples import SampleIndex
+from .evaluate.scene import Passes
+from .evaluate.splits import UnitIndex
+from .options import PlacementOptions, parsed
+from .strategies.registry import STRATEGIES, strategy
+from .strategies.strategy import Strategy
 
 __all__ = ["LoadedPlan", "check_model", "common_cluster", "common_passes", "known_model", "load_plans"]
 
@@ -137,9 +137,9 @@ def common_passes(plans: Sequence[LoadedPlan]) -> Passes | None:
     """The passes of a step that all plans with a pipeline were made for; None without one."""
     passes = {one.path: of for one in plans if (of := passes_of(one.plan)) is not None}
     if len(set(passes.values())) > 1:
-        told = ", ".join(f"backward {of.backward:g}, full duplex {of.full_duplex}" for of in passes.values())
+        listed = ", ".join(f"backward {of.backward:g}, full duplex {of.full_duplex}" for of in passes.values())
         raise UsageError(
-            f"{', '.join(passes)} differ in their passes or duplex: {told}; one cost model compares plans, so solve"
+            f"{', '.join(passes)} differ in their passes or duplex: {listed}; one cost model compares plans, so solve"
             " them alike"
         )
     return next(iter(passes.values()), None)
