@@ -20,7 +20,7 @@ from ..traces.reader import Trace
 from .evaluate.costs import CostModel
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender
-from .evaluate.metrics import BALANCE, COPIES
+from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
 from .evaluate.samples import SampleIndex, index_samples
 from .evaluate.scene import Scene
@@ -34,7 +34,6 @@ from .request import SAMPLES_PER_DEVICE, Phase
 __all__ = ["Compared", "Comparison", "compare"]
 
 MOST_DEVICES = 512  # of a matrix of all pairs
-Row = tuple[LoadedPlan, Contender, list[Contender]]  # a plan, its contender, and what stands beside it, today first
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +187,14 @@ def compare(
     _check(source, loaded, cluster, replica_rule, between=between)
     scene, unseen_U = _scene(source, loaded, cluster, samples, phases, profile, seed)
     on_progress("replaying the trace under the plans and what they are held against")
-    rows = [(one, (own := one.contender), one.beside(own)) for one in loaded]
-    evaluated = evaluate(scene, _contenders(rows, replica_rule), between=between)
+    evaluated = evaluate(scene, _contenders(loaded, replica_rule), between=between)
     return Comparison(
         trace=str(trace),
         trace_sha256=source.sha256,
         cluster=cluster,
         samples_per_step=samples,
         part=evaluated.evaluation.fit,
-        compared=tuple(_compared(row, rows[0], evaluated, scene) for row in rows),
+        compared=tuple(_compared(one, loaded[0], evaluated, scene) for one in loaded),
         unit=scene.index.kind,
         num_fitted=int((~unseen_U).sum()),
         seen=not unseen_U.any(),
@@ -234,12 +232,13 @@ def _scene(
     return scene, unseen_U
 
 
-def _contenders(rows: Sequence[Row], rule: ReplayRule | None) -> list[Contender]:
+def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Contender]:
     """Every contender once, the plans first, replicas chosen by a rule of an engine where there is one."""
-    by_label, others = dict[str, Contender](), [other for _, _, beside in rows for other in beside]
-    if ambiguous := {own.label for _, own, _ in rows} & {other.label for other in others}:
+    own, beside = [one.contender for one in plans], [other for one in plans for other in one.beside]
+    if ambiguous := {one.label for one in own} & {one.label for one in beside}:
         raise UsageError(f"{min(ambiguous)}: a plan by the name of what plans are held against; rename the plan's file")
-    for one in (*(own for _, own, _ in rows), *others):
+    by_label = dict[str, Contender]()
+    for one in (*own, *beside):
         by_label.setdefault(one.label, one if rule is None else one.named(one.name, replica_rule=rule))
     return list(by_label.values())
 
@@ -282,23 +281,14 @@ def _samples_per_step(plan: Plan) -> int:
     return samples
 
 
-def _compared(row: Row, first: Row, evaluated: Evaluated, scene: Scene) -> Compared:
+def _compared(one: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:
     """A plan against today and, but the first itself, against the first."""
-    one, own, beside = row
-    against_first, moves = None, None
-    if row is not first:
-        judged = _judged_on(first, scene)
-        copies = COPIES if judged == STEP else judged
-        against_first = verdict(evaluated, copies, against=first[1].label, of=own.label)
-        moves = Moves.between(first[1].journey.placement, own.journey.placement, scene.model)
-    against_today = verdict(
-        evaluated, _judged_on(row, scene), against=beside[0].label, of=own.label, at_least=one.strategy.pays_from
-    )
-    return Compared(one.path, one.plan, own.label, against_today, against_first, moves)
-
-
-def _judged_on(row: Row, scene: Scene) -> str:
-    """The metric of a plan's verdict; counts without samples tell balance alone."""
-    one, own, _ = row
-    by_loads = isinstance(scene.source, CountTrace) and scene.samples is None
-    return BALANCE if by_loads else one.strategy.judged_on(scene, own.journey.dispatch_model)
+    label, base = one.contender.label, first.contender
+    metric, at_least = one.judged_on(scene), one.strategy.pays_from
+    today = verdict(evaluated, metric, against=one.beside[0].label, of=label, at_least=at_least)
+    if one is first:
+        return Compared(one.path, one.plan, label, today, None)
+    judged = first.judged_on(scene)
+    against_first = verdict(evaluated, COPIES if judged == STEP else judged, against=base.label, of=label)
+    moves = Moves.between(base.journey.placement, one.contender.journey.placement, scene.model)
+    return Compared(one.path, one.plan, label, today, against_first, moves)

@@ -31,12 +31,13 @@ __all__ = ["Slice", "slice_of", "text_picture", "write_profile_page"]
 
 Array = NDArray[np.float64]
 CURVE_POINTS = 160
-
 BLUE, BAND, RED = "#1f77b4", "rgba(31, 119, 180, 0.18)", "#d62728"
 RED_POINTS = (
     "Red: sizes that were held out, each with how far off a fit was that had not seen it; the curve, and what is"
     " predicted of every size, are of the fit to all sizes."
 )
+FIT = {"mode": "lines", "line_color": BLUE, "name": "fit"}
+POINTS = {"mode": "markers", "marker_color": "#222", "marker_size": 6}
 ROWS = 9
 LABEL = 9  # columns of the seconds beside a plot
 
@@ -151,48 +152,36 @@ def _section(series: Series, fit: Fit) -> Section:
 
 def _draw_seconds(figure: "Figure", along: Slice) -> None:
     """Points, curve and band; held-out points say how far off the fit was."""
-    import plotly.graph_objects as go
-
-    curve, held = along.curve, np.isfinite(along.error)
-    band = {
-        "x": np.concatenate([along.curve_at, along.curve_at[::-1]]),
-        "y": np.concatenate([curve.low, curve.high[::-1]]),
-    }
-    figure.add_trace(go.Scatter(**band, fill="toself", fillcolor=BAND, line_width=0, hoverinfo="skip"), 1, 1)
-    figure.add_trace(go.Scatter(x=along.curve_at, y=curve.seconds, mode="lines", line_color=BLUE, name="fit"), 1, 1)
-    figure.add_trace(_points(along.at[~held], along.seconds[~held], name="measured"), 1, 1)
-    said = [f"off by {error:.1%}" for error in along.error[held]]
-    figure.add_trace(_points(along.at[held], along.seconds[held], name="held out", text=said, marker_color=RED), 1, 1)
+    curve, held, at = along.curve, np.isfinite(along.error), along.curve_at
+    around, band = np.concatenate([at, at[::-1]]), np.concatenate([curve.low, curve.high[::-1]])
+    _add(figure, 1, around, band, fill="toself", fillcolor=BAND, line_width=0, hoverinfo="skip")
+    _add(figure, 1, at, curve.seconds, **FIT)
+    _add(figure, 1, along.at[~held], along.seconds[~held], name="measured", **POINTS)
+    off = [f"off by {error:.1%}" for error in along.error[held]]
+    _add(figure, 1, along.at[held], along.seconds[held], name="held out", text=off, **{**POINTS, "marker_color": RED})
     figure.update_xaxes(title_text=along.axis, col=1).update_yaxes(title_text="seconds", col=1)
 
 
 def _draw_rate(figure: "Figure", along: Slice, unit: str) -> None:
-    import plotly.graph_objects as go
-
-    figure.add_trace(go.Scatter(x=along.curve_at, y=along.curve_rate, mode="lines", line_color=BLUE, name="fit"), 1, 2)
-    figure.add_trace(_points(along.at, along.rate, name="measured"), 1, 2)
+    _add(figure, 2, along.curve_at, along.curve_rate, **FIT)
+    _add(figure, 2, along.at, along.rate, name="measured", **POINTS)
     figure.update_xaxes(title_text=along.axis, col=2).update_yaxes(title_text=unit, col=2)
 
 
 def _draw_predicted(figure: "Figure", series: Series, fit: Fit) -> None:
     """Predicted against measured seconds of every size, all of them fitted to; on the diagonal both are equal."""
-    import plotly.graph_objects as go
-
     sizes = [dict(one.size) for one in series.measurements]
-    columns = {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes}
     seconds = np.array([one.median_s for one in series.measurements])
-    fitted = predicted(series, columns)
+    fitted = predicted(series, {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes})
     names = [", ".join(f"{name} {value:,}" for name, value in size.items()) for size in sizes]
     ends = [min(seconds.min(), fitted.seconds.min()), max(seconds.max(), fitted.seconds.max())]
-    figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line_color="#bbb", hoverinfo="skip"), 1, 3)
-    figure.add_trace(_points(seconds, fitted.seconds, name="size", text=names), 1, 3)
+    _add(figure, 3, ends, ends, mode="lines", line_color="#bbb", hoverinfo="skip")
+    _add(figure, 3, seconds, fitted.seconds, name="size", text=names, **POINTS)
     figure.update_xaxes(title_text="measured s", col=3).update_yaxes(title_text="predicted s, fitted to all", col=3)
 
 
-def _points(x: Any, y: Any, *, marker_color: Any = "#222", **more: Any) -> Any:
-    import plotly.graph_objects as go
-
-    return go.Scatter(x=x, y=y, mode="markers", marker={"color": marker_color, "size": 6}, **more)
+def _add(figure: "Figure", panel: int, x: Any, y: Any, **settings: Any) -> None:
+    figure.add_scatter(x=x, y=y, row=1, col=panel, **settings)
 
 
 def _words(fit: Fit, along: Slice) -> list[str]:

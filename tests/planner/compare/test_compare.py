@@ -97,6 +97,27 @@ def test_a_pipeline_is_held_against_today_and_stands_beside_one_chunk_and_needs_
         compare([piped], trace.path)
 
 
+def test_where_steps_cannot_be_held_against_a_first_pipeline_copies_are(
+    trace: Trace, make_profile: Callable[..., Path], shelf: Shelf
+) -> None:
+    untimed = make_profile("2x2", cases=("all_to_all", "all_gather", "expert_ffn"))  # attention
+    versus = compare([shelf("piped_s"), shelf("coherent")], trace.path, profile=untimed).compared[1].against_first
+    assert versus is not None
+    assert versus.metric == "device_copies"
+
+
+def test_samples_that_a_placement_was_fitted_to_are_left_out_beside_a_policy(trace: Trace, shelf: Shelf) -> None:
+    alone, both = (compare(paths, trace.path) for paths in ([shelf("moving")], [shelf("moving"), shelf("even")]))
+    assert (both.num_fitted, both.seen) == (alone.num_fitted, False)
+
+
+def test_a_plan_for_one_node_takes_no_links_between_nodes_from_a_profile(
+    trace: Trace, make_profile: Callable[..., Path], planned: Planned
+) -> None:
+    node = planned(trace, "node.json", strategy="eplb", cluster=Cluster.parse("1x4"))
+    assert {*compare([node], trace.path, profile=make_profile("2x4")).cluster.links} == {"intra"}
+
+
 def test_a_fixed_capacity_drops_on_other_text_what_finds_no_room_there(
     make_trace: Any, trace: Trace, new: Trace, profile: Path, shelf: Shelf, planned: Planned
 ) -> None:
