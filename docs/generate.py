@@ -10,8 +10,7 @@ from typing import Any
 os.environ["COLUMNS"] = os.environ["TERMINAL_WIDTH"] = "100"
 
 from moeplan.errors import MoeplanError
-from moeplan.planner.cli.commands import group
-from moeplan.planner.cli.lazy import LazyGroup
+from moeplan.planner.cli.commands import LazyGroup, group
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.runtime.plan import Plan
 

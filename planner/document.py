@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..files import atomic_path
+from ..errors import UsageError
+from ..files import atomic_path, check_target
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from rich.console import Console
 
-__all__ = ["Column", "Drawing", "Section", "Table", "Text", "drawn", "to_console", "write_page"]
+__all__ = ["Column", "Drawing", "Section", "Table", "Text", "check_page", "drawn", "to_console", "write_page"]
 
 # The browser itself is told to fetch nothing, whatever the drawing library would like to.
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -68,8 +69,8 @@ class Table:
         names, *rest = self.columns
         tables = [[names]]
         for column in rest:
-            taken = sum(one.width + GAP for one in tables[-1]) + column.width
-            if taken > width and len(tables[-1]) > 1:
+            needed = sum(one.width + GAP for one in tables[-1]) + column.width
+            if needed > width and len(tables[-1]) > 1:
                 if not self.whole:
                     break
                 tables.append([names])
@@ -116,6 +117,13 @@ def to_console(sections: Sequence[Section], console: "Console", *, verbose: bool
             console.print(section.title)
         for part in section.body:
             _print(part, console)
+
+
+def check_page(path: str | os.PathLike[str], expected: str) -> None:
+    """Refuse a page of another name, saying what was expected, or one that cannot be written."""
+    if not str(path).endswith(".html"):
+        raise UsageError(f"-o {path}{expected}: name it .html")
+    check_target(path)
 
 
 def write_page(path: str | os.PathLike[str], title: str, text: str, sections: Iterable[Section]) -> None:

@@ -1,7 +1,8 @@
 """Figures of contenders as text and tables, metric by metric as `METRICS` has them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from ..errors import InputError
 from ..runtime.plan import Contender, Metric, Part
@@ -122,9 +123,9 @@ def headlines(part: Part, judged: str) -> list[str]:
 
 def legend(part: Part, metrics: Iterable[str]) -> list[str]:
     """Legend of a table's columns, a line each."""
-    found = {name for one in part.contenders for name in one.metrics}
+    known = {name for one in part.contenders for name in one.metrics}
     return [
-        f"{METRICS[name].column}: {METRICS[name].meaning}" for name in metrics if name in found and METRICS[name].column
+        f"{METRICS[name].column}: {METRICS[name].meaning}" for name in metrics if name in known and METRICS[name].column
     ]
 
 
@@ -136,25 +137,21 @@ def _apart(part: Part, name: str) -> bool:
 
 def _column(spec: MetricSpec, part: Part, *, ranged: bool) -> Column:
     metrics = [one.metrics.get(spec.name) for one in part.contenders]
-    header, unit = spec.column, None
+    header = spec.column
+    text: Callable[[float], str] = partial(_cell, spec)
     if spec.unit == "seconds":
         unit = TimeUnit.up_to(max(metric.value for metric in metrics if metric is not None))
-        header = f"{spec.column}, {unit.name}"
-    cells = [_texts(spec, metric, unit, ranged=ranged) for metric in metrics]
-    if spec.name == "balance":
-        tails = [one.metrics.get("balance_p95") for one in part.contenders]
+        header, text = f"{spec.column}, {unit.name}", unit.text
+    cells = ["-" if metric is None else _ranged(metric, text) if ranged else text(metric.value) for metric in metrics]
+    if spec.tail is not None:
+        tails = [one.metrics.get(spec.tail) for one in part.contenders]
         cells = [f"{cell} ({tail.value:.2f})" if tail else cell for cell, tail in zip(cells, tails, strict=True)]
     return Column(header, cells)
 
 
-def _texts(spec: MetricSpec, metric: Metric | None, unit: TimeUnit | None, *, ranged: bool) -> str:
-    if metric is None:
-        return "-"
-
-    def text(number: float) -> str:
-        return unit.text(number) if unit else _cell(spec, number)
-
-    if not ranged or metric.low is None or metric.high is None:
+def _ranged(metric: Metric, text: Callable[[float], str]) -> str:
+    """A figure with its interval, where it has one."""
+    if metric.low is None or metric.high is None:
         return text(metric.value)
     return f"{text(metric.value)} ({text(metric.low)}-{text(metric.high)})"
 

@@ -1,16 +1,17 @@
-"""Request of `moeplan solve`, validated before any file is read."""
+"""Request of `moeplan solve`, validated before any trace is read, and the profile and cluster it has when not told."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
-from ..errors import UsageError
+from ..errors import InputError, UsageError
 from ..profilers.cluster import Cluster
 from .params import Flag, Params, choices, flags_of, option_of
 from .strategies.registry import STRATEGIES
 
-__all__ = ["SAMPLES_PER_DEVICE", "Phase", "Request"]
+__all__ = ["SAMPLES_PER_DEVICE", "Phase", "Request", "cluster_for", "profile_for"]
 
 Phase = Literal["prefill", "decode", "train"]
 
@@ -120,3 +121,40 @@ def _anothers(name: str, strategy: str) -> str:
     if known is None:
         raise TypeError(f"{name}: no field of a request, nor a parameter of a strategy")
     return f"{option_of(name, known)} with --strategy {strategy}; it is a flag of {' and '.join(owners)}"
+
+
+def profile_for(path: Path | None) -> Path | None:
+    """The profile asked for, else profile.json where there is one."""
+    if path is not None and not path.is_file():
+        raise InputError(f"{path}: no such profile; write one with moeplan profile -o {path}")
+    usual = Path("profile.json")
+    return usual if path is None and usual.is_file() else path
+
+
+def cluster_for(
+    text: str | None, profile: Path | None, links: Iterable[str] = (), *, on: Path | None = None
+) -> Cluster:
+    """The cluster a plan is for: the base's, else `NxG` with the profile's links, else the profile's.
+
+    Parameters
+    ----------
+    links
+        `KIND=GBps:us` each, in place of the profile's.
+    on
+        The base, whose cluster may be said again, with no other beside it.
+    """
+    from ..profilers import profile as profiles
+    from ..runtime import plan as plans
+
+    if on is not None:
+        based = plans.load(on).cluster
+        if list(links):
+            raise UsageError(f"--link beside {on}, a plan for {based} with its own links; leave it out")
+        if text is not None and str(Cluster.parse(text)) != str(based):
+            raise UsageError(f"--cluster {text} beside {on}, a plan for {based}; leave --cluster out")
+        return based
+    known = None if profile is None else profiles.load(profile).cluster
+    asked = known if text is None else Cluster.parse(text)
+    if asked is None:
+        raise UsageError("no cluster: there is no profile.json here; run moeplan profile, or give --cluster NxG")
+    return dataclasses.replace(asked, links=known.links if known is not None else {}).linked(links)

@@ -10,7 +10,7 @@ from ...runtime.migrating.predictor import read_predictor
 from ...runtime.plan import Metric, Part, Plan
 from ...traces.count_form import CountTrace, open_any
 from ..evaluate.evaluate import Evaluated, evaluate, verdict
-from ..evaluate.metrics import METRICS
+from ..evaluate.metrics import DROPPED, METRICS
 from ..evaluate.scene import Scene
 from ..options import EvaluationOptions, PlacementOptions, SecondsOptions, parsed
 from ..params import flags_of
@@ -192,7 +192,7 @@ def _hold(name: str, claimed: Part, found: Part, certificate: Certificate, *, un
 
 def _is_timed(name: str) -> bool:
     """Whether a metric follows from a profile."""
-    return name not in METRICS or METRICS[name].unit == "seconds" or name == "dropped_share"
+    return name not in METRICS or METRICS[name].unit == "seconds" or name == DROPPED
 
 
 def _agree(what: str, claimed: Metric, found: Metric, certificate: Certificate) -> None:

@@ -1,12 +1,21 @@
-"""The command line: one command a module, each a thin wrapper of a documented call."""
+"""The command line: one command a module, each a thin wrapper of a documented call.
 
+Ctrl-C and SIGTERM get through: where an import or a compiler swallows one, it comes again.
+"""
+
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from types import FrameType
 
 from ...errors import MoeplanError, StorageError, UsageError
-from .interrupt import interruptible
 
-__all__ = ["main"]
+__all__ = ["interruptible", "main"]
+
+AGAIN_S = 0.05
+IMPORTS = "<frozen importlib._bootstrap>"
 
 
 def main() -> None:
@@ -47,3 +56,64 @@ def _tell(error: MoeplanError) -> None:
     """The error as one line, and its exit code."""
     print(f"moeplan: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(error.exit_code)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """End the process with 130 on Ctrl-C in the block, with 143 on SIGTERM, whatever imports or numba make of it.
+
+    The block ends by an exception, so that temporary files and local ranks are cleaned up: KeyboardInterrupt on Ctrl-C,
+    after which what was measured may be kept, else SystemExit. A second Ctrl-C ends the cleaning up, too, a second
+    SIGTERM does not. A process that ignores Ctrl-C, as a shell's `&` makes it, keeps ignoring it.
+    """
+    came: signal.Signals | None = None
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        unwinding = _is_unwinding()
+        if number != signal.SIGALRM and not unwinding:
+            came = signal.Signals(number)
+        if _amid_imports(frame):
+            come_again()
+        in_machinery = frame is not None and frame.f_code.co_filename == IMPORTS  # whose callbacks cannot raise
+        if not in_machinery and (number == signal.SIGINT or not unwinding):
+            raise SystemExit(128 + came) if came == signal.SIGTERM else KeyboardInterrupt
+
+    def come_again() -> None:
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+
+    def lost(unraisable: "sys.UnraisableHookArgs") -> None:
+        """Answer what finalizers and callbacks of compiled code could not pass on."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt | SystemExit):
+            come_again()
+        elif came is None:  # else of what the signal left half done
+            print_unraisable(unraisable)
+
+    print_unraisable, sys.unraisablehook = sys.unraisablehook, lost
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except BaseException as error:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if came is None and not isinstance(error, KeyboardInterrupt):
+            raise
+        # What else is raised, a compiler or an import makes of the signal.
+        exec("")  # noqa: S102  forgets that one was interrupted, after which `python -m` ends by SIGINT, not by 130
+        sys.exit(128 + (came or signal.SIGINT))
+
+
+def _amid_imports(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != IMPORTS:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_unwinding() -> bool:
+    """Whether an exception that ends the process is on its way already."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+        error = error.__context__
+    return error is not None

@@ -9,51 +9,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import UsageError
-from .screen import Json, console, print_json, progress
+from .apply_checkpoint import permute_checkpoint, undo_checkpoint
+from .flags import Json, optional
+from .screen import console, print_json, progress
 
 if TYPE_CHECKING:
     from ...runtime.plan import Plan
 
-__all__ = ["app"]
+__all__ = ["apply"]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 PLAN = Path("plan.json")
 
 
-@app.command()
 def apply(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = PLAN,
     command: Annotated[
         list[str] | None, typer.Argument(help="After --: a command to start under the plan.", show_default=False)
     ] = None,
-    trace: Annotated[
-        str | None, typer.Option(help="The trace to certify against; the plan's own.", show_default=False)
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="The profile to certify seconds by; the plan's own.", show_default=False)
-    ] = None,
+    trace: Annotated[str | None, optional("The trace to certify against; the plan's own.")] = None,
+    profile: Annotated[str | None, optional("The profile to certify seconds by; the plan's own.")] = None,
     engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Write this engine's files: sglang, vllm, vllm-ascend, tensorrt-llm, tutel.", show_default=False
-        ),
+        str | None, optional("Write this engine's files: sglang, vllm, vllm-ascend, tensorrt-llm, tutel.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where those go: a new directory.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, optional("Where those go: a new directory.", "-o", "--output")] = None,
     hf_config: Annotated[
-        Path | None,
-        typer.Option(help="The model's config.json, for layers that the plan does not know.", show_default=False),
+        Path | None, optional("The model's config.json, for layers that the plan does not know.")
     ] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write this Hugging Face checkpoint with its experts in the plan's order.", show_default=False
-        ),
+        Path | None, optional("Write this Hugging Face checkpoint with its experts in the plan's order.")
     ] = None,
-    undo: Annotated[
-        Path | None, typer.Option(help="Write this permuted checkpoint in its first order.", show_default=False)
-    ] = None,
+    undo: Annotated[Path | None, optional("Write this permuted checkpoint in its first order.")] = None,
     as_json: Json = False,
 ) -> None:
     """Certify a plan and make it this directory's active plan, which moeplan.runtime.load_plan() finds.
@@ -76,6 +61,48 @@ def apply(
       moeplan apply plan.json --checkpoint Mixtral-8x7B -o Mixtral-8x7B-planned
       moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
+    _check_flags(plan, command, trace or profile, engine, output, hf_config, checkpoint, undo)
+    if undo is not None and output is not None:
+        undo_checkpoint(undo, output, as_json=as_json)
+        return
+    if checkpoint is not None and output is not None:
+        permute_checkpoint(plan, checkpoint, output, as_json=as_json)
+        return
+    from ...runtime.plan import load
+
+    loaded = load(plan)
+    if command and shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]}: no such command; nothing was applied")
+    against, summary = _certified(loaded, plan, trace, profile)
+    if engine is not None and output is not None:
+        result, lines = _exported(loaded, engine, output, hf_config)
+    else:
+        result, lines = _activated(loaded, plan)
+    if as_json:
+        print_json({"plan": str(plan), "certified_against": against} | result)
+    else:
+        screen = console()
+        for line in (summary, *lines):
+            screen.print(line)
+        if engine is not None:  # a line to itself, to paste
+            print("start", result["command"], sep="\n")
+    if command:
+        sys.stdout.flush()
+        os.environ["MOEPLAN_PLAN"] = str(Path(result["active"]).resolve())
+        os.execvp(command[0], command)  # noqa: S606
+
+
+def _check_flags(
+    plan: Path,
+    command: list[str] | None,
+    inputs: str | None,
+    engine: str | None,
+    output: Path | None,
+    hf_config: Path | None,
+    checkpoint: Path | None,
+    undo: Path | None,
+) -> None:
+    """Refuse flags that do not go together."""
     ways = [way for way in (engine, checkpoint, undo) if way is not None]
     if len(ways) > 1 or bool(ways) != (output is not None) or (ways and command):
         raise UsageError(
@@ -86,32 +113,12 @@ def apply(
         raise UsageError(f"{plan}: --undo needs neither a plan nor a command after --")
     if hf_config is not None and engine is None:
         raise UsageError("--hf-config goes with --engine NAME")
-    if output is not None and engine is None:
-        if trace or profile:
-            raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
-        _carry(plan, checkpoint, undo, output, as_json)
-        return
-    from ...runtime.plan import load
-
-    loaded = load(plan)
-    if command and shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]}: no such command; nothing was applied")
-    against, summary = _certified(loaded, plan, trace, profile)
-    if engine is not None and output is not None:
-        from .apply_engine import exported
-
-        told, lines = exported(loaded, engine, output, hf_config)
-    else:
-        told, lines = _activated(loaded, plan)
-    _print_done({"plan": str(plan), "certified_against": against} | told, [summary, *lines], as_json)
-    if command:
-        sys.stdout.flush()
-        os.environ["MOEPLAN_PLAN"] = str(Path(told["active"]).resolve())
-        os.execvp(command[0], command)  # noqa: S606
+    if inputs and output is not None and engine is None:
+        raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
 
 
 def _certified(loaded: "Plan", plan: Path, trace: str | None, profile: str | None) -> tuple[str | None, str]:
-    """The trace that a plan was certified against, its own where none is given, and what was found in words."""
+    """The trace that a plan was certified against, its own where none is given, and the certificate in words."""
     from ..certify import certifiable_profile, certifiable_trace, certify
 
     against = trace or certifiable_trace(loaded, plan.parent)
@@ -128,28 +135,30 @@ def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
 
     lines = [answer(loaded)] if loaded.verdict is not None else []
     active = activate(plan)
-    return {"active": str(active)}, [
-        *lines,
-        f"active    {active}    moeplan.runtime.load_plan() finds it from here downward",
-    ]
+    where = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
+    return {"active": str(active)}, [*lines, where]
 
 
-def _print_done(told: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    """Print the result as JSON or as lines. The command that starts an engine has a line to itself, to paste."""
-    if as_json:
-        print_json(told)
-        return
-    screen = console()
-    for line in lines:
-        screen.print(line)
-    if "command" in told:
-        print("start", told["command"], sep="\n")
+def _exported(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Files written for an engine, as JSON with the command that starts it, and as lines."""
+    from ...runtime.exports import ENGINES, export
+    from ...runtime.exports.sglang import SGLang, check_hook
+    from ...traces.huggingface.config import read_config, spec_of_config
 
-
-def _carry(plan: Path, checkpoint: Path | None, undo: Path | None, output: Path, as_json: bool) -> None:
-    from .apply_checkpoint import permute_checkpoint, undo_checkpoint
-
-    if checkpoint is not None:
-        permute_checkpoint(plan, checkpoint, output, as_json=as_json)
-    elif undo is not None:
-        undo_checkpoint(undo, output, as_json=as_json)
+    if hf_config is not None and engine == SGLang.name:
+        check_hook(read_config(hf_config)["model_type"])
+    exported = export(plan, engine, output, config=None if hf_config is None else spec_of_config(hf_config))
+    rule, files, conditions = ENGINES[engine].replica_rule, list(exported.files), list(exported.conditions)
+    lines = [f"wrote     {output}    {', '.join(files)}"]
+    if plan.verdict is not None and plan.verdict.value == "none":
+        lines.append("verdict   no benefit expected: the plan's own figures show none")
+    placement = plan.placement
+    if rule is not None and placement is not None and placement.has_replicas:
+        judged = (
+            f", and the plan was judged by {placement.replica_rule}: moeplan compare PLAN --replica-rule {rule} replays"
+            " it"
+        )
+        lines.append(f"replicas  chosen by the rule {rule}{'' if rule == placement.replica_rule else judged}")
+    lines += [f"note      {condition}" for condition in conditions]
+    directory = {"engine": engine, "directory": str(output), "files": files, "replica_rule": rule}
+    return {**directory, "command": exported.command, "conditions": conditions}, lines

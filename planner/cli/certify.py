@@ -6,23 +6,16 @@ from typing import Annotated
 
 import typer
 
-from .screen import Json, console, print_json, progress
+from .flags import Json, optional
+from .screen import console, print_json, progress
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["certify"]
 
 
-@app.command()
 def certify(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
-    trace: Annotated[
-        str | None, typer.Option(help="The trace it was made from; without: structure only.", show_default=False)
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(help="The profile it was made from; without: seconds unchecked.", show_default=False),
-    ] = None,
+    trace: Annotated[str | None, optional("The trace it was made from; without: structure only.")] = None,
+    profile: Annotated[str | None, optional("The profile it was made from; without: seconds unchecked.")] = None,
     as_json: Json = False,
 ) -> None:
     """Recompute what a plan claims, by code that shares nothing with the solvers; what it cannot, it lists.

@@ -1,13 +1,15 @@
-"""The commands there are."""
+"""The commands there are. A module is imported when its command is called."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from importlib import import_module
+from keyword import iskeyword
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from .lazy import LazyGroup
-
-__all__ = ["COMMANDS", "group"]
+__all__ = ["COMMANDS", "LazyGroup", "PanelCommand", "group"]
 
 COMMANDS = {
     "profile": "Measure this machine, or describe a cluster.",
@@ -20,6 +22,52 @@ COMMANDS = {
     "validate": "Check a file that places experts by its engine's rules.",
     "demo": "Run the whole chain on the embedded model.",
 }
+
+
+class PanelCommand(TyperCommand):
+    """A command whose options of one panel stand together in its help."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options without a panel first, then a section for each panel."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                usual = f"{parameter.param_type_name.capitalize()}s"
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class LazyGroup(TyperGroup):
+    """A group known by its one-line helps. A command is the function of its name in its module.
+
+    Parameters
+    ----------
+    helps
+        Command name to its one-line help, in the order shown.
+    module
+        The module of `planner/cli` with all commands; None: each has one of its own name, which may hold a group.
+    """
+
+    def __init__(self, name: str, helps: Mapping[str, str], *, module: str | None = None, **settings: Any) -> None:
+        listed = {command: TyperCommand(command, help=line, rich_markup_mode=None) for command, line in helps.items()}
+        super().__init__(name=name, commands=dict(listed), rich_markup_mode=None, no_args_is_help=True, **settings)
+        self.module = module
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The real command, imported now."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, self.load(name) if name is not None and name in self.commands else command, rest
+
+    def load(self, name: str) -> Any:
+        """Import the command `name`."""
+        module = import_module(f".{self.module or name}", __package__)
+        if self.module is None and hasattr(module, "group"):
+            return module.group
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
+        app.command(name, cls=PanelCommand)(getattr(module, f"{name}_" if iskeyword(name) else name))
+        return get_command(app)
 
 
 def _tell_version(asked: bool) -> None:

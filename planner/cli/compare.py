@@ -6,38 +6,26 @@ from typing import Annotated, Any
 import typer
 
 from ...errors import NoBenefitError
-from .options import Phase, ReplicaRule
-from .screen import Json, Verbose, console, print_json, progress
+from .flags import Json, Phases, ReplicaRule, Verbose, optional
+from .screen import console, print_json, progress
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["compare"]
 
 
-@app.command()
 def compare(
     plans: Annotated[list[Path], typer.Argument(help="The plans; gains are against the first, too.")],
     trace: Annotated[str, typer.Option(help="A trace of their model: a directory, a file or a URI.")] = "traces",
-    profile: Annotated[
-        Path | None, typer.Option(help="The profile; profile.json where there is one.", show_default=False)
-    ] = None,
-    phase: Annotated[
-        list[Phase] | None, typer.Option(help="Only tokens of this phase; may repeat.", show_default=False)
-    ] = None,
+    profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
+    phase: Phases = None,
     samples_per_step: Annotated[
-        int | None,
-        typer.Option(help="Samples of a step; as the first plan was judged.", min=1, max=2**31 - 1, show_default=False),
+        int | None, optional("Samples of a step; as the first plan was judged.", min=1, max=2**31 - 1)
     ] = None,
     replica_rule: Annotated[
-        ReplicaRule | None,
-        typer.Option(help="As an engine chooses replicas; each plan's own rule.", show_default=False),
+        ReplicaRule | None, optional("As an engine chooses replicas; each plan's own rule.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", help="The bytes between all pairs of devices as a page (.html).", show_default=False
-        ),
+        Path | None, optional("The bytes between all pairs of devices as a page (.html).", "-o", "--output")
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -55,16 +43,16 @@ def compare(
       moeplan compare plan.json other.json --trace new-traces -o bytes.html
       moeplan compare eplb.json --trace new-traces --replica-rule static
     """
-    from ..compare.comparison import compare as compared
-    from ..inputs import profile_for
-    from ..report.compare import as_dict, compare_report
-    from ..report.compare_page import check_matrices, write_matrices
+    from ..compare import compare as compared
+    from ..document import check_page
+    from ..report.compare import as_dict, compare_report, write_matrices
+    from ..request import profile_for
 
     rule: Any = replica_rule and replica_rule.value
     if output is not None:
-        check_matrices(output)
+        check_page(output, "; expected a page of the bytes between devices")
     with progress() as say:
-        found = compared(
+        comparison = compared(
             plans,
             trace,
             profile=profile_for(profile),
@@ -76,13 +64,13 @@ def compare(
             on_progress=say,
         )
     if output is not None:
-        write_matrices(found, output)
+        write_matrices(comparison, output)
     if as_json:
-        print_json(as_dict(found))
+        print_json(as_dict(comparison))
     else:
-        compare_report(found, console(), verbose=verbose)
+        compare_report(comparison, console(), verbose=verbose)
         if output is not None:
             print(f"wrote     {output}")
-    if found.failing:
-        names = ", ".join(found.failing)
-        raise NoBenefitError(f"{trace} shows no benefit of {names}; {found.advice}")
+    if comparison.failing:
+        names = ", ".join(comparison.failing)
+        raise NoBenefitError(f"{trace} shows no benefit of {names}; {comparison.advice}")

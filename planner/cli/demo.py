@@ -5,14 +5,12 @@ from typing import Annotated
 
 import typer
 
-from .screen import Json, console, print_json, progress
+from .flags import Json
+from .screen import console, print_json, progress
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["demo"]
 
 
-@app.command()
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="A new folder for its files.")] = Path("moeplan-demo"),
     as_json: Json = False,

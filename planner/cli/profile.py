@@ -1,6 +1,5 @@
 """`moeplan profile`: measure this machine, describe a cluster, read published tables, or merge profiles."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,44 +7,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import MoeplanError, UsageError
-from .screen import Json, console, print_json, progress
+from .flags import Json, optional
+from .screen import console, end_interrupted, print_json, progress, step_progress
 
 if TYPE_CHECKING:
     from ...profilers.profile import Profile
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["profile"]
 
 
-@app.command()
 def profile(
     profiles: Annotated[
         list[Path] | None, typer.Argument(help="With --merge: the profiles.", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    ranks: Annotated[
-        int | None, typer.Option(help="Local processes; 4 on CPU, all GPUs on CUDA.", show_default=False)
-    ] = None,
+    ranks: Annotated[int | None, optional("Local processes; 4 on CPU, all GPUs on CUDA.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: under a minute.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the profile in the output file.")] = False,
-    cluster: Annotated[
-        str | None, typer.Option(help="NxG or a cluster.yaml: describe it, measure nothing.", show_default=False)
-    ] = None,
-    link: Annotated[
-        list[str] | None, typer.Option(help="KIND=GBps:us of a described cluster; may repeat.", show_default=False)
-    ] = None,
-    from_tables: Annotated[
-        Path | None, typer.Option(help="Folder of aiconfigurator's Parquet tables to read.", show_default=False)
-    ] = None,
-    system: Annotated[
-        str | None, typer.Option(help="With --from-tables: whose, e.g. h200_sxm.", show_default=False)
-    ] = None,
+    cluster: Annotated[str | None, optional("NxG or a cluster.yaml: describe it, measure nothing.")] = None,
+    link: Annotated[list[str] | None, optional("KIND=GBps:us of a described cluster; may repeat.")] = None,
+    from_tables: Annotated[Path | None, optional("Folder of aiconfigurator's Parquet tables to read.")] = None,
+    system: Annotated[str | None, optional("With --from-tables: whose, e.g. h200_sxm.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Make one of the profiles given.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a rank counts as hung.")] = 120,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also draw the fits: a page, and text on the screen.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, optional("Also draw the fits: a page, and text on the screen.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the profile goes.")] = Path("profile.json"),
     as_json: Json = False,
 ) -> None:
@@ -74,14 +59,13 @@ def profile(
         raise UsageError("--from-tables DIR and --system NAME go together; give both")
     sources = {"--cluster": cluster, "--from-tables": from_tables, "--merge": merge, "--resume": resume}
     _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output, plot)
-    for path in (output, plot):
-        if path is not None:
-            check_target(path)
+    for target in (output, plot):
+        if target is not None:
+            check_target(target)
     if measured := not merge and cluster is None and from_tables is None:
         from ...profilers.measure import measure_file, save_measured
-        from .profile_progress import profile_progress
 
-        with profile_progress() as tell:
+        with step_progress() as tell:
             file = measure_file(
                 output, num_ranks=ranks, device=device, quick=quick, timeout_s=timeout, resume=resume, on_progress=tell
             )
@@ -90,15 +74,29 @@ def profile(
         result, notes = file.profile, file.notes
     else:
         result, notes = _unmeasured(profiles or (), cluster, link or (), from_tables, system or "")
-    picture = _text(result) if plot is not None else ()  # a fit that cannot be drawn leaves nothing behind
-    path = save_measured(result, output) if measured else output
-    if not measured:
+    picture: list[str] = []
+    if plot is not None:
+        from ..report.profile_picture import text_picture
+
+        picture = [*text_picture(result, console().width)]  # a fit that cannot be drawn leaves nothing behind
+    path = output
+    if measured:
+        path = save_measured(result, output)
+    else:
         save(result, output)
     if plot is not None:
         _write_page(result, plot, path)
         notes = (*notes, f"pictures of the fits in {plot}")
     recorded = _record_embedded() if measured and result.complete else None
-    _tell(result, notes, path, picture, recorded, as_json=as_json)
+    if as_json:
+        from ..report.profile import remarks
+
+        files = {"profile": str(path), "traces": recorded, "notes": [*notes, *remarks(result)]}
+        print_json(files | result.model_dump(mode="json"))
+    else:
+        _print(result, notes, path, picture, recorded)
+    if not result.complete:
+        end_interrupted(f"{path} holds what was measured until then")
 
 
 def _unmeasured(
@@ -138,13 +136,6 @@ def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], outpu
             )
 
 
-def _text(profile: "Profile") -> Sequence[str]:
-    """The fits drawn in characters."""
-    from ..report.profile_picture import text_picture
-
-    return tuple(text_picture(profile, console().width))
-
-
 def _write_page(profile: "Profile", plot: Path, saved: Path) -> None:
     """Write the page of a profile that was saved; where that fails, the profile is still there."""
     from ..report.profile_picture import write_profile_page
@@ -155,40 +146,22 @@ def _write_page(profile: "Profile", plot: Path, saved: Path) -> None:
         raise type(error)(f"{saved} is written, the page of --plot is not: {error}") from error
 
 
-def _tell(
-    profile: "Profile",
-    notes: Sequence[str],
-    output: Path,
-    picture: Sequence[str],
-    recorded: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Print a profile that was saved, and where the toy model's routing was recorded, if it was."""
-    from ..report.profile import profile_report, remarks
+def _print(profile: "Profile", notes: Sequence[str], path: Path, picture: Sequence[str], recorded: str | None) -> None:
+    """Print a profile that was saved, where the toy model's routing was recorded, if it was, and what comes next."""
+    from ..report.profile import profile_report
 
-    if as_json:
-        files = {"profile": str(output), "traces": recorded, "notes": [*notes, *remarks(profile)]}
-        print_json(files | profile.model_dump(mode="json"))
-    else:
-        for note in notes:
-            console().print(f"NOTE      {note}")
-        if picture:
-            print(*picture, sep="\n")
-        profile_report(profile, output, console())
-        _print_next(recorded, output)
-    if not profile.complete:
-        print(f"moeplan: interrupted; {output} holds what was measured until then", file=sys.stderr)
-        raise typer.Exit(130)
-
-
-def _print_next(recorded: str | None, output: Path) -> None:
+    screen = console()
+    for note in notes:
+        screen.print(f"NOTE      {note}")
+    if picture:
+        print(*picture, sep="\n")
+    profile_report(profile, path, screen)
     if recorded is not None:
-        console().print(
+        screen.print(
             f"NOTE      {recorded}/ was missing: it now holds the routing of moeplan's small embedded TOY model, to try"
             " things out with; record your own model before you plan for it"
         )
-    flag = "" if output == Path("profile.json") else f" --profile {output}"
+    flag = "" if path == Path("profile.json") else f" --profile {path}"
     recording = [] if Path("traces").exists() else ["trace record MODEL --text FILE"]
     for word, step in zip(("next", "then"), (*recording, f"solve --strategy exflow{flag}"), strict=False):
         print(f"{word}: moeplan {step}")

@@ -5,27 +5,21 @@ from typing import Annotated
 
 import typer
 
-from .screen import Json, Verbose, console, print_json
+from .flags import Json, Verbose, optional
+from .screen import console, print_json
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["show"]
 
 
-@app.command()
 def show(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
-    timeline: Annotated[
-        int | None,
-        typer.Option(help="Draw how the chunks of this MoE layer overlap, from 0.", show_default=False),
-    ] = None,
+    timeline: Annotated[int | None, optional("Draw how the chunks of this MoE layer overlap, from 0.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        optional(
+            "The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace.",
             "-o",
             "--output",
-            help="The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace.",
-            show_default=False,
         ),
     ] = None,
     verbose: Verbose = False,

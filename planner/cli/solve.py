@@ -1,73 +1,50 @@
 """`moeplan solve`: compute a plan from a trace."""
 
 import os
-import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .flags import PanelCommand, StrategyFlags, with_strategy_flags
-from .options import Dispatch, Phase, Strategy
-from .screen import Json, Verbose, console, print_json, progress
+from ..strategies.registry import STRATEGIES
+from .flags import Dispatch, Json, Phases, Verbose, optional
+from .screen import console, end_interrupted, print_json, progress
+from .strategy_flags import StrategyFlags, with_strategy_flags
 
 if TYPE_CHECKING:
     from ..request import Request
 
-__all__ = ["app"]
+__all__ = ["solve"]
 
+Strategy = StrEnum("Strategy", {name: name for name in STRATEGIES})  # type: ignore[misc]  # mypy reads literals
 DEFAULT = Strategy("exflow")
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-
-@app.command(cls=PanelCommand)
 @with_strategy_flags
 def solve(
     flags: StrategyFlags,
     strategy: Annotated[Strategy, typer.Option(help="What to plan by.")] = DEFAULT,
     trace: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TRACE[:WEIGHT]",
-            help="The trace: a directory, a file or a URI; traces. eplb: several with weights.",
-            show_default=False,
+        optional(
+            "The trace: a directory, a file or a URI; traces. eplb: several with weights.", metavar="TRACE[:WEIGHT]"
         ),
     ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="The profile; profile.json where there is one.", show_default=False)
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="NxG: N nodes of G devices, instead of the profile's.", show_default=False)
-    ] = None,
-    link: Annotated[
-        list[str] | None,
-        typer.Option(help="KIND=GBps:us, instead of the profile's; may repeat.", show_default=False),
-    ] = None,
-    on: Annotated[
-        Path | None, typer.Option(help="A plan to add this decision to; its cluster.", show_default=False)
-    ] = None,
-    previous: Annotated[
-        Path | None,
-        typer.Option("--from", help="exflow: the plan in force, to move few experts from.", show_default=False),
-    ] = None,
-    dispatch: Annotated[
-        Dispatch | None, typer.Option(help="Instead of the strategy's own.", show_default=False)
-    ] = None,
-    phase: Annotated[
-        list[Phase] | None, typer.Option(help="Only tokens of this phase; may repeat.", show_default=False)
-    ] = None,
+    profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
+    cluster: Annotated[str | None, optional("NxG: N nodes of G devices, instead of the profile's.")] = None,
+    link: Annotated[list[str] | None, optional("KIND=GBps:us, instead of the profile's; may repeat.")] = None,
+    on: Annotated[Path | None, optional("A plan to add this decision to; its cluster.")] = None,
+    previous: Annotated[Path | None, optional("exflow: the plan in force, to move few experts from.", "--from")] = None,
+    dispatch: Annotated[Dispatch | None, optional("Instead of the strategy's own.")] = None,
+    phase: Phases = None,
     fit_fraction: Annotated[float, typer.Option(help="Share of samples to fit on; the rest judges.")] = 0.5,
-    samples_per_step: Annotated[
-        int | None, typer.Option(help="Samples of a step; 4 a device.", show_default=False)
-    ] = None,
+    samples_per_step: Annotated[int | None, optional("Samples of a step; 4 a device.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0,
     learning_curve: Annotated[
         bool, typer.Option("--learning-curve", help="exflow: instead of a plan, its gain by fit tokens; -o PAGE.html.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where the plan goes; plan.json.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, optional("Where the plan goes; plan.json.", "-o", "--output")] = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -81,20 +58,19 @@ def solve(
       moeplan solve --from plan.json --trace new-traces -o next.json
     """
     from ...files import check_target
-    from ..inputs import cluster_for, profile_for
     from ..report.plan import solve_report
-    from ..request import Request
+    from ..request import Request, cluster_for, profile_for
     from ..solve import make
 
-    found = profile_for(profile)
+    known = profile_for(profile)
     traces = [_weighted(text) for text in trace or ["traces"]]
     alone = len(traces) == 1 and traces[0][1] is None
     request = Request.of(
         strategy=strategy.value,
         trace=traces[0][0],
         mixture=() if alone else tuple((path, 1.0 if weight is None else weight) for path, weight in traces),
-        profile=found,
-        cluster=cluster_for(cluster, found, link or (), on=on or previous),
+        profile=known,
+        cluster=cluster_for(cluster, known, link or (), on=on or previous),
         on=on,
         previous=previous,
         dispatch_model=dispatch and dispatch.value,
@@ -110,26 +86,25 @@ def solve(
     path = output or Path("plan.json")
     check_target(path)
     with progress() as say:
-        made = make(request, on_progress=say)
-    made.save(path)
-    plan = made.plan
-    interrupted = any(outcome.status == "interrupted" for outcome in plan.outcome.values())
+        solved = make(request, on_progress=say)
+    solved.save(path)
+    plan = solved.plan
     if as_json:
         print_json({"plan": str(path)} | plan.model_dump(mode="json", exclude={"decisions"}))
     else:
         solve_report(plan, path, console(), verbose=verbose)
-    if interrupted:
-        print(f"moeplan: interrupted; {path} holds the best found until then", file=sys.stderr)
-        raise typer.Exit(130)
+    if any(outcome.status == "interrupted" for outcome in plan.outcome.values()):
+        end_interrupted(f"{path} holds the best found until then")
 
 
 def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None:
     """The learning curve on stdout, and as a page where one is asked for."""
+    from ..document import check_page
     from ..learning_curve import learning_curve
-    from ..report.learning_curve import as_dict, check_page, curve_report, write_curve
+    from ..report.learning_curve import as_dict, curve_report, write_curve
 
     if page is not None:
-        check_page(page)
+        check_page(page, " with --learning-curve; it writes no plan, expected a page")
     with progress() as say:
         curve = learning_curve(request, on_progress=say)
     if page is not None:

@@ -1,9 +1,23 @@
-"""`moeplan trace`: the group of trace commands."""
+"""`moeplan trace`: record, import, inspect and count routing."""
 
-from .lazy import LazyGroup
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-__all__ = ["COMMANDS", "group"]
+import typer
 
+from ...errors import UsageError
+from .commands import LazyGroup
+from .flags import Json, Phase, Phases, optional
+from .screen import console, end_interrupted, print_json, progress
+
+if TYPE_CHECKING:
+    from ...traces.huggingface.prompts import Prompts
+    from ...traces.importers import ImportSummary
+
+__all__ = ["COMMANDS", "count", "group", "import_", "info", "record"]
+
+EMBEDDED = "embedded"
+MAX_TEXT_BYTES = 64 * 2**20
 COMMANDS = {
     "record": "Record the routing of a model on text.",
     "import": "Turn a foreign recording into a trace.",
@@ -11,4 +25,251 @@ COMMANDS = {
     "count": "Reduce a token trace to counts.",
 }
 
-group = LazyGroup("trace", COMMANDS, prefix="trace_", help="Record, import, inspect and count routing traces.")
+group = LazyGroup("trace", COMMANDS, module="trace", help="Record, import, inspect and count routing traces.")
+
+
+def record(
+    model: Annotated[str, typer.Argument(help="embedded, or the directory of a Hugging Face MoE model.")],
+    text: Annotated[Path | None, optional("The text to run it on, UTF-8, cut into samples.")] = None,
+    dataset: Annotated[Path | None, optional("JSON lines with text, prompt or messages instead.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")] = Path("traces"),
+    sample_tokens: Annotated[int, typer.Option(help="Tokens of a sample of the text.")] = 128,
+    generate: Annotated[int, typer.Option(min=0, help="Tokens to decode greedily after each sample.")] = 0,
+    router: Annotated[str | None, optional("Regular expression for the names of the routers.")] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="Record gate weights too.")] = False,
+    sample_rate: Annotated[float, typer.Option(help="Share of the samples, chosen by hash.")] = 1.0,
+    max_tokens: Annotated[int | None, optional("Tokens to stop after.")] = None,
+    embeddings: Annotated[str, optional("Layers whose inputs are kept: all, or as 0,5.")] = "",
+    dtype: Annotated[str, typer.Option(help="auto: the checkpoint's; or float32, bfloat16, float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto: CUDA where there is one; or cpu, cuda.")] = "auto",
+    batch_samples: Annotated[int, typer.Option(min=1, help="Samples run at a time.")] = 8,
+    as_json: Json = False,
+) -> None:
+    """Record which experts the tokens of a text go to. No token ids are recorded.
+
+    Nothing is downloaded, and no code out of a model's directory is run.
+
+    \b
+    Example:
+      moeplan trace record embedded --text book.txt -o traces
+      moeplan trace record ./OLMoE-1B-7B --dataset prompts.jsonl --generate 64 -o traces
+    """
+    kept: dict[str, Any] = {"weights": weights, "sample_rate": sample_rate, "max_tokens": max_tokens}
+    kept["embeddings"] = embeddings
+    run: dict[str, Any] = {"generate": generate, "router": router, "batch_samples": batch_samples}
+    interrupted, num_empty = False, 0
+    with progress(lines=True) as say:
+        if model == EMBEDDED:
+            from ..demo.record import record_embedded
+
+            if dataset is not None or (*run.values(), dtype, device) != (0, None, 8, "auto", "auto"):
+                raise UsageError(
+                    "embedded takes --text and none of --dataset, --generate, --router, --dtype, --device and"
+                    " --batch-samples; they are for the directory of a Hugging Face model"
+                )
+            say("recording the embedded model")
+            trace = record_embedded(_content(text), output, sample_tokens=sample_tokens, **kept)
+            name, num_tokens = trace.model.name, trace.num_tokens
+        else:
+            from ...traces.huggingface.checkpoint import load_model
+            from ...traces.huggingface.record import record_model
+
+            directory = _model_directory(model)
+            prompts, tokenizer = _prompts(directory, text, dataset, sample_tokens)
+            say(f"loading {directory}")
+            loaded = load_model(directory, dtype=dtype, device=device)
+            name = directory.resolve().name
+            done = record_model(
+                loaded, prompts.samples, output, name=name, tokenizer=tokenizer, on_progress=say, **kept, **run
+            )
+            num_tokens, interrupted, num_empty = done.num_tokens, done.interrupted, prompts.num_empty
+    if as_json:
+        print_json({"trace": str(output), "num_tokens": num_tokens, "model": name, "num_empty": num_empty})
+    elif num_tokens:
+        print(f"recorded  {num_tokens:,} tokens of {text or dataset} through {name}")
+        if num_empty:
+            print(f"skipped   {num_empty:,} empty prompt(s) of {dataset}")
+        print(f"wrote     {output}    next: moeplan solve --strategy exflow --trace {output} --cluster 1x4")
+    if interrupted:
+        end_interrupted(f"{num_tokens:,} tokens were recorded until then")
+
+
+def _model_directory(model: str) -> Path:
+    if not Path(model).is_dir():
+        raise UsageError(f"model {model!r}; expected {EMBEDDED}, or the directory of a Hugging Face model")
+    return Path(model)
+
+
+def _prompts(directory: Path, text: Path | None, dataset: Path | None, sample_tokens: int) -> "tuple[Prompts, str]":
+    """The samples as token ids, and what the trace says of the tokenizer."""
+    from ...traces.huggingface.checkpoint import load_tokenizer, tokenizer_label
+    from ...traces.huggingface.prompts import Prompts, dataset_prompts, text_prompts
+
+    if (text is None) == (dataset is None):
+        raise UsageError("expected either --text FILE or --dataset FILE.jsonl")
+    content = _content(text) if dataset is None else ""
+    tokenizer = load_tokenizer(directory)
+    label = tokenizer_label(directory, tokenizer)
+    if dataset is not None:
+        return dataset_prompts(dataset, tokenizer), label
+    return Prompts(text_prompts(content, tokenizer, sample_tokens)), label
+
+
+def _content(text: Path | None) -> str:
+    from ...files import read_text
+
+    if text is None:
+        raise UsageError("expected --text FILE")
+    return read_text(text, what="a text", max_bytes=MAX_TEXT_BYTES)
+
+
+def import_(
+    source: Annotated[
+        list[Path], typer.Argument(help="The recording: a file, files or a directory; see below.", show_default=False)
+    ],
+    output: Annotated[str, typer.Option("-o", "--output", help="Where the trace goes.")] = "traces",
+    hf_config: Annotated[Path | None, optional("The model's config.json, which says what files do not.")] = None,
+    first_step: Annotated[int | None, optional("Leave out the steps before it, the warm-up.", min=0)] = None,
+    num_experts: Annotated[int | None, optional("Experts a layer, where the file does not say.", min=1)] = None,
+    top_k: Annotated[int | None, optional("Experts a token, where the file does not say.", min=1)] = None,
+    name: Annotated[str | None, optional("The model's name; the file's.")] = None,
+    phase: Annotated[Phase, typer.Option(help="The phase of tokens that the file does not say it of.")] = Phase.DECODE,
+    hidden_size: Annotated[int | None, optional("The model's hidden size, to predict bytes.", min=1)] = None,
+    ffn_size: Annotated[int | None, optional("An expert's FFN size, to predict seconds.", min=1)] = None,
+    kv_size: Annotated[int | None, optional("Elements of K and V, a token and layer.", min=1)] = None,
+    dtype_bytes: Annotated[int | None, optional("Bytes of an element, e.g. 2 for bf16.", min=1)] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a foreign recording into a trace; which kind it is, is seen from its content.
+
+    Engines, with --hf-config config.json of the model they ran: SGLang's expert_distribution_recorder_*.pt (stat,
+    stat_approx, per_pass, per_token: give the files of all ranks); responses of SGLang or vLLM with routed_experts,
+    JSON lines; TensorRT-LLM's directory of meta_info.json and rank*.safetensors; Megatron-LM's directory of
+    router_trace_rank*.jsonl. What a recording cannot tell (requests, order, tokens) is noted.
+
+    An .npz holds expert_ids [tokens, layers, k] with optional weights, seq_id, pos and num_experts; an .npy is
+    [tokens, layers] (ExFlow's) or [tokens, layers, k].
+
+    An .npz without expert_ids holds counts [samples, layers, experts], with n_tokens [samples] if known; or counts
+    [steps, source ranks, layers, micro-batches, experts] with iteration [steps], every micro-batch a sample.
+
+    JSON lines have an object a token, {"sample": 7, "position": 0, "experts": [[3, 1], [0, 2]]}, with optional
+    weights in the shape of experts, step, source_rank and phase; or an object a token and layer, {"sample": 7,
+    "position": 0, "layer": 12, "experts": [3, 1]}. The first line may be {"model": {"num_experts": 8, ...}}.
+
+    CSV has the columns layer, expert and count, and if there step, sample and source_rank: a trace of counts.
+
+    \b
+    Example:
+      moeplan trace import routing.npz -o traces --hidden-size 2880 --ffn-size 2880 --kv-size 1024 --dtype-bytes 2
+      moeplan trace import /tmp/expert_distribution_recorder_*.pt -o traces --hf-config DeepSeek-V3/config.json
+    """
+    from ...traces.importers import import_trace
+
+    with progress() as say:
+        say(f"importing {source[0]}")
+        summary = import_trace(
+            source,
+            output,
+            hf_config=hf_config,
+            first_step=first_step,
+            num_experts=num_experts,
+            top_k=top_k,
+            name=name,
+            phase=phase.value,
+            hidden_size=hidden_size,
+            ffn_size=ffn_size,
+            kv_size=kv_size,
+            dtype_bytes=dtype_bytes,
+        )
+    if as_json:
+        result = {"trace": summary.destination, "model": summary.model.name, "num_tokens": summary.num_tokens}
+        print_json(result | {"num_samples": summary.num_samples, "notes": list(summary.notes)})
+        return
+    model = summary.model
+    print(
+        f"imported  {_what(summary)}, {model.num_layers} layers x {model.num_experts} experts,"
+        f" top-{model.top_k}{', with gate weights' if summary.has_weights else ''}"
+    )
+    is_guessed = not name and model.name == source[0].resolve().stem
+    print(f"model     {model.name}{', after the file; --name says another' if is_guessed else ''}")
+    for note in summary.notes:
+        print(f"note      {note}")
+    print(f"wrote     {summary.destination}    next: moeplan trace info {summary.destination}")
+
+
+def _what(summary: "ImportSummary") -> str:
+    """How much was imported, of what is known."""
+    known = {"tokens": summary.num_tokens, "samples": summary.num_samples}
+    amounts = " of ".join(f"{number:,} {name}" for name, number in known.items() if number is not None)
+    return f"counts{amounts and f' of {amounts}'}" if summary.is_counts else amounts
+
+
+def info(
+    trace: Annotated[str, typer.Argument(help="The trace: a directory, a file or a URI.")] = "traces",
+    plot: Annotated[Path | None, optional("Also draw it, as a page that needs no network.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the shuffles that figures stand beside.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Say what is in a trace: tokens, samples, phases, skew of every layer, affinity between layers, locality.
+
+    \b
+    Example:
+      moeplan trace info traces --plot traces.html
+    """
+    from ...traces.count_form import CountTrace, open_any
+    from ...traces.statistics import describe, describe_counts
+    from ..report.trace import statistics_json, trace_report, write_trace_page
+
+    opened = open_any(trace)
+    with progress() as say:
+        say("reading the trace")
+        if isinstance(opened, CountTrace):
+            statistics = describe_counts(opened, seed=seed)
+        else:
+            statistics = describe(opened, coactivation=plot is not None, seed=seed)
+        if plot is not None:
+            say("drawing")
+            write_trace_page(opened, statistics, plot)
+    if as_json:
+        print_json(statistics_json(opened, statistics))
+    else:
+        trace_report(opened, statistics, console())
+        if plot is not None:
+            print(f"wrote     {plot}")
+
+
+def count(
+    trace: Annotated[str, typer.Argument(help="The trace: a directory, a file or a URI.")],
+    output: Annotated[str, typer.Option("-o", "--output", help="Where the counts go: a directory.")],
+    phase: Phases = None,
+    as_json: Json = False,
+) -> None:
+    """Reduce a trace to its count form: tokens of every expert, by step, sample and source rank.
+
+    Of a trace in count form it adds up the rows that agree in all of these.
+
+    \b
+    Example:
+      moeplan trace count traces -o counts
+    """
+    from ...traces.count_form import CountTrace, condense, open_any, tabulate, write_counts
+    from ...traces.model import MAX_NAME
+
+    opened = open_any(trace)
+    phases = [chosen.value for chosen in phase or ()] or None
+    if isinstance(opened, CountTrace) and phases:
+        raise UsageError(f"{trace}: counts do not say the phase of their tokens; leave --phase out")
+    with progress() as say:
+        say("counting")
+        recorder = f"count of {opened.meta.recorder}"[:MAX_NAME]
+        meta = opened.meta.model_copy(update={"form": "counts", "recorder": recorder})
+        tables = condense(opened) if isinstance(opened, CountTrace) else tabulate(opened, phases=phases)
+        parts = write_counts(output, meta, tables)
+    keys = sorted(opened.known)
+    if as_json:
+        print_json({"counts": output, "parts": len(parts), "by": keys})
+    else:
+        rows = "rows of counts" if isinstance(opened, CountTrace) else "tokens"
+        print(f"counted   {opened.num_rows:,} {rows} by {', '.join(keys) or 'layer only'}")
+        print(f"wrote     {output}")

@@ -6,24 +6,18 @@ from typing import Annotated
 import typer
 
 from ...errors import InputError, printable
-from .screen import Json, print_json
+from .flags import Json, optional
+from .screen import print_json
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["validate"]
 
 
-@app.command()
 def validate(
     file: Annotated[Path, typer.Argument(help="The file, or a directory that moeplan apply --engine wrote.")],
     engine: Annotated[str, typer.Option(help="Whose: sglang, vllm, vllm-ascend, tensorrt-llm, tutel.")],
     hf_config: Annotated[Path, typer.Option(help="The config.json of the model that is served.")],
-    ep_size: Annotated[
-        int | None, typer.Option(help="Expert-parallel devices.", min=1, max=65_536, show_default=False)
-    ] = None,
-    redundant: Annotated[
-        int | None, typer.Option(help="Slots a layer beyond its experts.", min=0, max=2**31 - 1, show_default=False)
-    ] = None,
+    ep_size: Annotated[int | None, optional("Expert-parallel devices.", min=1, max=65_536)] = None,
+    redundant: Annotated[int | None, optional("Slots a layer beyond its experts.", min=0, max=2**31 - 1)] = None,
     as_json: Json = False,
 ) -> None:
     """Check anybody's placement file before an engine meets it; stricter than the engines are.

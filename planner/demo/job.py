@@ -21,6 +21,7 @@ from ..certify import Certificate, certify
 from ..evaluate.costs import CostModel
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, Journey
+from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from ..evaluate.scene import Scene
 from ..evaluate.splits import index_units
 from ..request import Request
@@ -52,8 +53,8 @@ class Replayed:
 
     def as_json(self) -> dict[str, Any]:
         """As `moeplan demo --json` prints it beside what was measured."""
-        seconds = {"exchange_s": self.exchange, "experts_s": self.experts}
-        dumped = {name: None if found is None else found.model_dump() for name, found in seconds.items()}
+        seconds = {EXCHANGE: self.exchange, EXPERTS: self.experts}
+        dumped = {name: None if metric is None else metric.model_dump() for name, metric in seconds.items()}
         return {"replayed": self.copies, "predicted": dumped}
 
 
@@ -120,33 +121,29 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
 
 
 def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
-    found = measure.measure(
+    measured = measure.measure(
         num_ranks=NUM_RANKS,
         device="cpu",
         quick=True,
         on_progress=lambda step: on_progress(f"measuring {step.case}: {step.done} of {step.total} sizes"),
     )
-    assert found is not None  # not in a launched world
-    _end_where(not found.complete)
-    profile.save(found, folder / "profile.json")
-    return found
+    assert measured is not None  # not in a launched world
+    if not measured.complete:
+        raise KeyboardInterrupt  # Ctrl-C, which measuring answers with what it has
+    profile.save(measured, folder / "profile.json")
+    return measured
 
 
 def _plan(folder: Path, cluster: Cluster, on_progress: Callable[[str], None]) -> tuple[Plan, Certificate]:
     on_progress("solving exflow")
     planned = _solve(folder, cluster, "exflow")
-    _end_where(any(outcome.status is Status.INTERRUPTED for outcome in planned.outcome.values()))
+    if any(outcome.status is Status.INTERRUPTED for outcome in planned.outcome.values()):
+        raise KeyboardInterrupt
     plans.save(planned, folder / "plan.json")
     on_progress("certifying the plan")
     certificate = certify(planned, folder / "traces", folder / "profile.json")
     activate(folder / "plan.json", folder)
     return planned, certificate
-
-
-def _end_where(interrupted: bool) -> None:
-    """End at a Ctrl-C that measuring and searching answer with what they have."""
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
@@ -167,7 +164,7 @@ def _replay(trace: Trace, trials: list[Trial], profile: Profile) -> list[Replaye
     scene = Scene(trace, index, [everything], cluster, trace.model, costs, seed=0)
     contenders = [Contender(trial.name, Journey(trial.dispatch_model, _placement(trial.plan))) for trial in trials]
     return [
-        Replayed(one.metrics["device_copies"].value, one.metrics.get("exchange_s"), one.metrics.get("experts_s"))
+        Replayed(one.metrics[COPIES].value, one.metrics.get(EXCHANGE), one.metrics.get(EXPERTS))
         for one in evaluate(scene, contenders).evaluation.fit.contenders
     ]
 

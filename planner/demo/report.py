@@ -1,115 +1,102 @@
 """Final report of `moeplan demo`: the runs beside their prediction."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...runtime.plan import Metric
+from ..document import Column, Section, Table, Text, to_console
+from ..evaluate.metrics import COPIES
 from .job import Demo
-from .run import Measured
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 __all__ = ["demo_report"]
 
 
 def demo_report(demo: Demo, console: "Console") -> None:
     """Outputs against the single process, copies and bytes before and after, the price, and where the files are."""
-    console.print(
-        f"\nran       the model on {demo.plan.cluster.num_devices} processes, on {demo.num_samples} other samples"
-        f" ({demo.num_tokens:,} tokens)\n"
+    ran = (
+        f"ran       the model on {demo.plan.cluster.num_devices} processes, on {demo.num_samples} other samples"
+        f" ({demo.num_tokens:,} tokens)"
     )
-    console.print(_table(demo))
-    worst = max(run.largest_difference for run in demo.runs)
-    misrouted = sum(run.misrouted for run in demo.runs)
-    console.print(
-        f"\nagainst the single process: largest difference of any logit {worst:.1e}, {misrouted} expert choices differ"
+    files = f"files     {demo.folder}: profile.json, traces/, plan.json, .moeplan/active.json, other-traces/"
+    table, explained = _seconds(demo)
+    sections = [
+        Section("", (Text.of(ran),)),
+        Section("", (_copies(demo),)),
+        Section("", (Text.of(*_words(demo)),)),
+        Section("", (table, explained)),
+        Section("", (Text.of(files),)),
+    ]
+    console.print()
+    to_console(sections, console)
+
+
+def _copies(demo: Demo) -> Table:
+    """Copies and bytes of every run, measured, replayed and predicted."""
+    part = demo.plan.evaluation and demo.plan.evaluation.judging
+    predicted = {one.label: one.metrics[COPIES].value for one in part.contenders} if part else {}
+    labels = [f"{run.name}/{run.dispatch_model}" for run in demo.runs]
+    columns = {
+        "measured": _names(demo),
+        "copies": [f"{run.copies:.3f}" for run in demo.runs],
+        "replayed": [f"{one.copies:.3f}" for one in demo.replayed],
+        "predicted": [f"{predicted[label]:.3f}" if label in predicted else "-" for label in labels],
+        "MB crossed": [_megabytes(run.payload_bytes) for run in demo.runs],
+        "K/V MB": [_megabytes(run.kv_bytes) if run.kv_bytes else "-" for run in demo.runs],
+        "balance": [f"{run.balance:.2f}" for run in demo.runs],
+    }
+    return Table([Column(header, cells) for header, cells in columns.items()], whole=True)
+
+
+def _seconds(demo: Demo) -> tuple[Table, Text]:
+    """Predicted and measured milliseconds of the exchanges and the experts of a forward, explained."""
+    both = zip(demo.runs, demo.replayed, strict=True)
+    rows = [((run.exchange_s, one.exchange), (run.experts_s, one.experts)) for run, one in both]
+    pairs = [(seconds, foretold) for row in rows for seconds, foretold in row if foretold is not None]
+    inside = sum((foretold.low or 0) <= seconds <= (foretold.high or 0) for seconds, foretold in pairs)
+    columns = [Column("ms a forward", _names(demo))]
+    for name, part in zip(("exchange", "experts"), zip(*rows, strict=True), strict=True):
+        columns.append(Column(name, [f"{seconds * 1e3:.2f}" for seconds, _ in part]))
+        columns.append(Column("predicted", [f"{one.value * 1e3:.2f}" if one else "-" for _, one in part]))
+        columns.append(Column("ratio", [f"{one.value / seconds:.2f}" if one else "-" for seconds, one in part]))
+    explained = (
+        "exchange: dispatch and combine of hidden vectors (ids, weights and split sizes travel apart); experts: each"
+        " layer's slowest rank; median of some forwards. ratio: predicted over measured;"
+        f" {inside} of {len(pairs)} measured lie within the fit's interval"
     )
-    console.print(
+    return Table(columns, whole=True), Text.of(explained)
+
+
+def _words(demo: Demo) -> Iterator[str]:
+    """The outputs, and what the plan moves under coherent and under standard dispatch."""
+    worst, misrouted = max(run.largest_difference for run in demo.runs), sum(run.misrouted for run in demo.runs)
+    yield f"against the single process: largest difference of any logit {worst:.1e}, {misrouted} expert choices differ"
+    yield (
         "predicted: copies on held-out samples of the recorded text; replayed: on the very text that ran, which must"
         " equal what was measured; balance: over the whole run as one step"
     )
-    for line in (*_coherent_lines(demo), *_standard_lines(demo)):
-        console.print(line)
-    _print_seconds(demo, console)
-    console.print(f"files     {demo.folder}: profile.json, traces/, plan.json, .moeplan/active.json, other-traces/")
-
-
-def _table(demo: Demo) -> "Table":
-    from rich.table import Table
-
-    table = Table("measured", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for header in ("copies", "replayed", "predicted", "MB crossed", "K/V MB", "balance"):
-        table.add_column(header, justify="right")
-    for run, replayed in zip(demo.runs, demo.replayed, strict=True):
-        predicted = _predicted(demo, run)
-        table.add_row(
-            f"{run.name}, {run.dispatch_model}",
-            f"{run.copies:.3f}",
-            f"{replayed.copies:.3f}",
-            "-" if predicted is None else f"{predicted.value:.3f}",
-            f"{run.payload_bytes / 1e6:.1f}",
-            f"{run.kv_bytes / 1e6:.1f}" if run.kv_bytes else "-",
-            f"{run.balance:.2f}",
-        )
-    return table
-
-
-def _print_seconds(demo: Demo, console: "Console") -> None:
-    """Predicted and measured milliseconds of the exchanges and the experts of a forward."""
-    from rich.table import Table
-
-    table = Table("ms a forward", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for header in ("exchange", "predicted", "ratio", "experts", "predicted", "ratio"):
-        table.add_column(header, justify="right")
-    pairs = []
-    for run, replayed in zip(demo.runs, demo.replayed, strict=True):
-        both = [(run.exchange_s, replayed.exchange), (run.experts_s, replayed.experts)]
-        pairs += [(seconds, foretold) for seconds, foretold in both if foretold is not None]
-        table.add_row(f"{run.name}, {run.dispatch_model}", *(cell for pair in both for cell in _compared(*pair)))
-    inside = sum((foretold.low or 0) <= seconds <= (foretold.high or 0) for seconds, foretold in pairs)
-    console.print()
-    console.print(table)
-    console.print(
-        "exchange: dispatch and combine of hidden vectors (ids, weights and split sizes travel apart); experts: each"
-        " layer's slowest rank; median of some forwards. ratio: predicted over measured;"
-        f" {inside} of {len(pairs)} measured lie within the fit's interval\n"
+    before, after, base, planned = demo.runs
+    total = after.payload_bytes + after.kv_bytes + after.return_bytes
+    yield (
+        f"coherent: the plan moves {_megabytes(before.payload_bytes)} -> {_megabytes(after.payload_bytes)} MB of hidden"
+        f" vectors ({1 - after.payload_bytes / before.payload_bytes:.0%} less); gathering K and V costs"
+        f" {_megabytes(after.kv_bytes)} MB and going home at the end {_megabytes(after.return_bytes)} MB:"
+        f" {_megabytes(total)} MB in all, against {_megabytes(base.payload_bytes)} MB of contiguous and"
+        f" {_megabytes(planned.payload_bytes)} MB of the plan in standard"
+    )
+    change = 1 - planned.copies / base.copies
+    word = f"{change:.1%} fewer" if change > 0 else f"{-change:.1%} more"
+    yield (
+        "standard: tokens return home after every layer, so keeping hops saves nothing here; what is left is"
+        f" co-activation: {word} copies ({base.copies / 2:.2f} -> {planned.copies / 2:.2f} distinct remote devices a"
+        f" token and layer), balance {base.balance:.2f} -> {planned.balance:.2f}"
     )
 
 
-def _compared(seconds: float, foretold: Metric | None) -> tuple[str, str, str]:
-    if foretold is None:
-        return f"{seconds * 1e3:.2f}", "-", "-"
-    return f"{seconds * 1e3:.2f}", f"{foretold.value * 1e3:.2f}", f"{foretold.value / seconds:.2f}"
+def _names(demo: Demo) -> list[str]:
+    return [f"{run.name}, {run.dispatch_model}" for run in demo.runs]
 
 
-def _predicted(demo: Demo, run: Measured) -> Metric | None:
-    """The copies that the plan's held-out evaluation foresaw for such a run."""
-    assert demo.plan.evaluation is not None
-    part = demo.plan.evaluation.judging
-    found = {contender.label: contender for contender in part.contenders}.get(f"{run.name}/{run.dispatch_model}")
-    return None if found is None else found.metrics["device_copies"]
-
-
-def _coherent_lines(demo: Demo) -> list[str]:
-    before, after, *_ = demo.runs
-    total = after.payload_bytes + after.kv_bytes + after.return_bytes
-    standard = {run.name: f"{run.payload_bytes / 1e6:.1f} MB" for run in demo.runs if run.dispatch_model == "standard"}
-    return [
-        f"coherent: the plan moves {before.payload_bytes / 1e6:.1f} -> {after.payload_bytes / 1e6:.1f} MB of hidden"
-        f" vectors ({1 - after.payload_bytes / before.payload_bytes:.0%} less); gathering K and V costs"
-        f" {after.kv_bytes / 1e6:.1f} MB and going home at the end {after.return_bytes / 1e6:.1f} MB:"
-        f" {total / 1e6:.1f} MB in all, against {standard['contiguous']} of contiguous and {standard['plan']} of the"
-        " plan in standard"
-    ]
-
-
-def _standard_lines(demo: Demo) -> list[str]:
-    *_, before, after = demo.runs
-    change = 1 - after.copies / before.copies
-    word = f"{change:.1%} fewer" if change > 0 else f"{-change:.1%} more"
-    return [
-        "standard: tokens return home after every layer, so keeping hops saves nothing here; what is left is"
-        f" co-activation: {word} copies ({before.copies / 2:.2f} -> {after.copies / 2:.2f} distinct remote devices a"
-        f" token and layer), balance {before.balance:.2f} -> {after.balance:.2f}"
-    ]
+def _megabytes(number: int) -> str:
+    return f"{number / 1e6:.1f}"

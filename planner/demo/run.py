@@ -131,12 +131,12 @@ def _run_rank(world: World, job: _Job) -> list[_Share]:
 
 def _timed(model: ExpertParallelModel, tokens_BS: torch.Tensor, sample_B: torch.Tensor) -> list[Laps]:
     """The laps of some more forwards."""
-    found = []
+    timed = []
     for _ in range(REPEATS):
         with stopwatch() as laps:
             model(tokens_BS, sample_B)
-        found.append(laps)
-    return found
+        timed.append(laps)
+    return timed
 
 
 def _measured(trial: Trial, shares: list[_Share], num_tokens: int) -> Measured:

@@ -9,7 +9,7 @@ its bootstrap draws; Q levels of a source's curves (low, middle, high).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,20 @@ from .price import STEP, Seconds
 from .tally import COUNTS, Tally
 
 __all__ = ["METRICS", "Context", "Figures", "MetricSpec", "Sums", "copies_metric", "figures_of", "max_over_mean"]
+
+# Names that verdicts and sentences ask for; all else loops over METRICS.
+COPIES: Final = "device_copies"
+NODE_COPIES: Final = "node_copies"
+BALANCE: Final = "balance"
+TAIL: Final = "balance_p95"
+FAR_BYTES: Final = "inter_bytes"
+MOVED: Final = "samples_moved"
+DROPPED: Final = "dropped_share"
+KV: Final = "kv_s"
+DISPATCH: Final = "dispatch_s"
+EXPERTS: Final = "experts_s"
+COMBINE: Final = "combine_s"
+EXCHANGE: Final = "exchange_s"
 
 Draws = NDArray[np.float64]  # [R]
 Unit = Literal["count", "share", "ratio", "bytes", "seconds"]
@@ -103,6 +117,8 @@ class MetricSpec:
         Its summands; None where the contender lacks what it needs.
     headline
         Whether it is a column of the first table; those of a higher rank come first, None: it is not.
+    tail
+        The metric in brackets beside it in a table.
     """
 
     name: str
@@ -115,6 +131,7 @@ class MetricSpec:
     compute: Callable[[Sums, Context], Summands | None]
     better: Literal["less", "more"] = "less"
     headline: int | None = None
+    tail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +406,7 @@ def _rows() -> Iterable[MetricSpec]:
         needs="any trace",
         compute=_balance,
         headline=9,
+        tail=TAIL,
     )
     yield MetricSpec(
         name="balance_p95",

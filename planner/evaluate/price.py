@@ -15,6 +15,7 @@ Legend: B steps; L MoE layers; D devices; Q levels of a source's curves (low, mi
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ from .tally import Tally
 
 __all__ = ["SOURCES", "STEP", "Seconds", "cuts_of", "pipeline_of", "price"]
 
-STEP = "step_s"
+STEP: Final = "step_s"
 SOURCES = {  # each part of a step, in order, to what errs as one: all curves of that kind
     "attention_s": "attention",
     "kv_s": "kv",

@@ -1,11 +1,23 @@
-"""The answer of a plan or a comparison: what is gained over today, in percent and in its unit."""
+"""The answer of a plan or a comparison: what is gained over today, in percent and in its unit, and remarks on it."""
 
-from ...runtime.plan import Part, Plan, Verdict
+from collections.abc import Iterator, Sequence
+
+from ...runtime.plan import Contender, Part, Plan, Verdict
+from ..document import Section, Text
 from ..evaluate.journey import TODAY
-from ..evaluate.metrics import METRICS
-from ..figures import find, shown, value
+from ..evaluate.metrics import BALANCE, COMBINE, DISPATCH, KV, METRICS
+from ..evaluate.price import STEP
+from ..figures import TimeUnit, find, megabytes, shown, value
+from ..options import SecondsOptions, parsed
+from ..strategies.strategy import Strategy
 
-__all__ = ["answer", "gain_words", "short_of", "standing"]
+__all__ = ["answer", "copies_remarks", "gain_words", "remark_sections", "remarks", "short_of", "standing"]
+
+MOST_REMARKS = 5
+EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
+BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes"]
+LITTLE = 0.01  # more of something is not worth mention
+MOST_STEPS = 10  # an interval from fewer says little of others
 
 
 def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
@@ -76,3 +88,93 @@ def _samples(plan: Plan) -> str:
     number = part.num_steps if unit == "step" else part.num_samples
     seen = "unseen" if plan.evaluation.held_out else "fitted"
     return f"on {number:,} {seen} {unit}{'s' * (number != 1)}"
+
+
+def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[str]:
+    """Remarks that qualify the answer, the strategy's own, and limits of the figures."""
+    assert plan.verdict is not None
+    ours, base = part.contenders[0], find(part, plan.verdict.against)
+    if plan.evaluation is not None and plan.evaluation.held_out is None:
+        yield "judged on the samples it was fitted to, because nothing was held out: expect less on others"
+    yield from copies_remarks(plan.verdict, ours, base)
+    for one in strategies[:1]:
+        yield from one.remarks(plan, part)
+    yield from _balance_price(ours, base, plan)
+    yield from _steps(plan, part)
+    yield from _trust(plan, part)
+
+
+def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterator[str]:
+    """Warn of exchanges that take longer, or carry more bytes, although a contender that is judged by copies makes
+    fewer.
+    """
+    if METRICS[verdict.metric].unit != "count":
+        return
+    ours_s, base_s = ([one.metrics[name].value for name in EXCHANGES if name in one.metrics] for one in (ours, base))
+    both = all(name in one.metrics for name in (DISPATCH, COMBINE) for one in (ours, base))
+    if both and sum(ours_s) > sum(base_s) * (1 + LITTLE):
+        parts = ", ".join(word for name, word in EXCHANGES.items() if name in ours.metrics)
+        took = " per step, against ".join(map(TimeUnit.worded, (sum(ours_s), sum(base_s))))
+        yield f"fewer copies, but more time: {parts} take {took}"
+    if not all(name in ours.metrics for name in BYTES):
+        return
+    summed = [sum(one.metrics[name].value for name in BYTES if name in one.metrics) for one in (ours, base)]
+    if summed[0] > summed[1] * (1 + LITTLE):
+        yield (
+            "fewer copies, but more bytes in total: gathering K and V costs more than the copies save"
+            f" ({megabytes(summed[0])} MB per step against {megabytes(summed[1])})"
+        )
+
+
+def remark_sections(lines: Sequence[str]) -> Iterator[Section]:
+    """At most five remarks, the others among the details."""
+    more = lines[MOST_REMARKS:]
+    if lines:
+        pointer = [f"{len(more)} more: --verbose"] if more else []
+        yield Section("Remarks", (Text.of(*lines[:MOST_REMARKS], *pointer),))
+    if more:
+        yield Section("More remarks", (Text.of(*more),), verbose=True)
+
+
+def _balance_price(ours: Contender, base: Contender, plan: Plan) -> Iterator[str]:
+    """Warn of loads less even than the baseline's."""
+    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
+    if plan.verdict is None or plan.verdict.metric == BALANCE or not mine or not theirs:
+        return
+    if mine.value > theirs.value * (1 + LITTLE):
+        yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
+
+
+def _steps(plan: Plan, part: Part) -> Iterator[str]:
+    """Describe the steps behind the figures, where these are few or incomplete."""
+    options = plan.options.get("evaluation", {})
+    unit, derived = options.get("unit", "sample"), options.get("step") == "derived"
+    if derived and part.num_samples < options.get("samples_per_step", 0):
+        yield f"steps: one incomplete step of {part.num_samples} {unit}s; set --samples-per-step"
+    elif part.dropped_samples:
+        steps = f"{part.num_steps} complete step{'s' * (part.num_steps > 1)}"
+        yield f"steps: {steps} ({part.dropped_samples} trailing {unit}s dropped)"
+    if plan.decisions.sample_policy is not None and 1 < part.num_steps < MOST_STEPS:
+        how = ", or put fewer samples in each with --samples-per-step" if derived else ""
+        yield f"judged on {part.num_steps} steps, which are few: record more{how}"
+
+
+def _trust(plan: Plan, part: Part) -> Iterator[str]:
+    """Warn of seconds that are missing, extrapolated, in another dtype, or not what the verdict is on."""
+    if "seconds" not in plan.options or plan.verdict is None:
+        return
+    options = parsed(SecondsOptions, dict(plan.options["seconds"]), "seconds")
+    if stretched := ", ".join(f"{name} {share:.0%}" for name, share in options.extrapolated.items()):
+        yield f"beyond the sizes measured, share of layers: {stretched}; profile larger sizes"
+    if options.other_dtype:
+        yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
+    contenders = {one.label: one for one in part.contenders}
+    base = contenders.get(plan.verdict.against)
+    both = base is not None and all(STEP in one.metrics for one in (part.contenders[0], base))
+    if plan.verdict.metric != STEP and both:
+        yield (
+            f"judged by {plan.verdict.metric}, not by the step: attention is not timed, and takes another time where"
+            " tokens do not return home"
+        )
+    if missing := ", ".join(options.missing):
+        yield f"no seconds of {missing}: --verbose says why"

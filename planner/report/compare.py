@@ -1,23 +1,29 @@
-"""Screen of `moeplan compare`."""
+"""Screen and page of `moeplan compare`.
+
+Legend: D devices.
+"""
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...errors import printable
-from ..compare.comparison import Compared, Comparison
-from ..document import Section, Text, to_console
+from ..compare import Compared, Comparison
+from ..document import Section, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
 from ..figures import contender_table, find, headlines, legend, megabytes
-from .answer import gain_words, short_of, standing
-from .remarks import COPIES, more_bytes, slower_exchange
+from .answer import copies_remarks, gain_words, remark_sections, short_of, standing
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
     from rich.console import Console
 
-__all__ = ["as_dict", "compare_report", "compare_sections"]
+__all__ = ["as_dict", "compare_report", "write_matrices"]
 
-MOST_REMARKS = 5
 RULES = {  # what engines do
     "even": "shared alike (vLLM)",
     "nearest": "the token's own device, else its node, else all alike",
@@ -28,27 +34,17 @@ RULES = {  # what engines do
 
 def compare_report(comparison: Comparison, console: "Console", *, verbose: bool = False) -> None:
     """Print which plans pay here, all of them beside today, and what qualifies that."""
-    to_console(compare_sections(comparison), console, verbose=verbose)
-
-
-def compare_sections(comparison: Comparison) -> list[Section]:
-    """The document of a comparison."""
     part, first = comparison.part, comparison.compared[0]
     judged, today = first.verdict.metric, first.verdict.against
-    remarks = [*_remarks(comparison)]
-    said = [
-        *remarks[:MOST_REMARKS],
-        *([f"{len(remarks) - MOST_REMARKS} more: --verbose"] * (len(remarks) > MOST_REMARKS)),
-    ]
     names = [name for name in METRICS if METRICS[name].column]
     every = contender_table(part, names, today=today, ranged=True)
-    return [
+    sections = [
         Section("Answer", (Text((*_answers(comparison), _on(comparison))),)),
         Section("Beside today", (contender_table(part, headlines(part, judged), today=today, judged=judged),)),
-        Section("Remarks", (Text(tuple(said)),) if said else ()),
-        Section("More remarks", (Text(tuple(remarks[MOST_REMARKS:])),) if len(remarks) > MOST_REMARKS else (), True),
+        *remark_sections([*_remarks(comparison)]),
         Section("All figures (95 % intervals)", (every, Text(("", *legend(part, names)))), verbose=True),
     ]
+    to_console(sections, console, verbose=verbose)
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
@@ -69,6 +65,25 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "plans": [_plan(one) for one in comparison.compared],
         "no_longer_pay": comparison.failing,
     }
+
+
+def write_matrices(comparison: Comparison, path: Path) -> None:
+    """Write the matrices of a comparison as a page, all in one colour scale.
+
+    Raises
+    ------
+    StorageError
+        It cannot be written.
+    """
+    scale, unit = (1.0, "copies") if comparison.copy_bytes is None else (comparison.copy_bytes / 1e6, "MB")
+    shown = {label: copies_DD * scale for label, copies_DD in comparison.between.items()}
+    highest = max((float(one_DD.max()) for one_DD in shown.values()), default=0.0)
+    sections = [
+        drawn(label.replace("/", ", "), _between(one_DD, unit, comparison), _drawn(one_DD, unit, highest))
+        for label, one_DD in shown.items()
+    ]
+    text = f"{unit} a step from device to device, dispatch and combine of all MoE layers; {comparison.cluster}, mean of"
+    write_page(path, "What goes between devices", f"{text} {comparison.part.num_steps} step(s).", sections)
 
 
 def _plan(one: Compared) -> dict[str, Any]:
@@ -115,11 +130,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     if comparison.replica_rule is not None:
         yield f"replicas: {RULES[comparison.replica_rule]}, in all plans and baselines"
     for one in comparison.compared:
-        if one.verdict.metric in COPIES:
-            ours, base = find(part, one.label), find(part, one.verdict.against)
-            yield from (
-                f"{printable(one.path)}: {line}" for line in (*slower_exchange(ours, base), *more_bytes(ours, base))
-            )
+        ours, base = find(part, one.label), find(part, one.verdict.against)
+        yield from (f"{printable(one.path)}: {line}" for line in copies_remarks(one.verdict, ours, base))
         if (then := _claim(one)) is not None:
             yield f"{printable(one.path)}: {then}"
     for one in comparison.compared:
@@ -143,3 +155,22 @@ def _claim(one: Compared) -> str | None:
         return None
     where = "" if evaluation.held_out else ", on the samples it was fitted to"
     return f"{gain_words(solved, evaluation.judging)} when it was solved{where}"
+
+
+def _between(between_DD: NDArray[np.float64], unit: str, comparison: Comparison) -> str:
+    """How much in all, between nodes, and over the busiest pair."""
+    node_D = np.arange(len(between_DD)) // comparison.cluster.devices_per_node
+    far = float(between_DD[node_D[:, None] != node_D].sum())
+    source, target = np.unravel_index(int(between_DD.argmax()), between_DD.shape)
+    return (
+        f"{between_DD.sum():.4g} {unit} a step, {far:.4g} of them between nodes; most from {source} to {target}:"
+        f" {between_DD.max():.4g}."
+    )
+
+
+def _drawn(between_DD: NDArray[np.float64], unit: str, highest: float) -> "Figure":
+    import plotly.graph_objects as go
+
+    heat = go.Heatmap(z=between_DD, zmin=0.0, zmax=highest, colorscale="Blues", colorbar={"title": f"{unit} a step"})
+    axes = {"xaxis": {"title": "to device"}, "yaxis": {"title": "from device", "autorange": "reversed"}}
+    return go.Figure(heat).update_layout(**axes)

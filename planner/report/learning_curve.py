@@ -1,75 +1,47 @@
 """Screen and picture of `moeplan solve --learning-curve`."""
 
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
-from ...files import check_target
+from pydantic import TypeAdapter
+
 from ...runtime.plan import Metric
-from ..document import drawn, write_page
+from ..document import Column, Section, Table, Text, drawn, to_console, write_page
+from ..evaluate.metrics import NODE_COPIES
 from ..learning_curve import LearningCurve
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from rich.console import Console
 
-__all__ = ["as_dict", "check_page", "curve_report", "write_curve"]
+__all__ = ["as_dict", "curve_report", "write_curve"]
 
 SHARES = (0.95, 0.99)
 
 
 def curve_report(curve: LearningCurve, console: "Console") -> None:
     """The points as a table, and whether more tokens would help."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for header in ("fit tokens", f"{curve.unit}s", "subsets", "fewer copies held out (95 %)", "of the last"):
-        table.add_column(header, justify="right")
-    last = curve.points[-1].gain.value
-    for point in curve.points:
-        share = f"{point.gain.value / last:.1%}" if last > 0 else "-"
-        sizes = (f"{point.num_tokens:,}", str(point.num_units), str(point.num_subsets))
-        table.add_row(*sizes, _ranged(point.gain), share)
-    console.print(table)
-    console.print(
-        f"copies to other {_places(curve)}, per token and layer, fewer than contiguous, {curve.dispatch_model}"
-    )
-    console.print()
-    for line in _words(curve):
-        console.print(line)
+    points, last = curve.points, curve.points[-1].gain.value
+    columns = {
+        "fit tokens": [f"{point.num_tokens:,}".rjust(len("fit tokens")) for point in points],
+        f"{curve.unit}s": [str(point.num_units) for point in points],
+        "subsets": [str(point.num_subsets) for point in points],
+        "fewer copies held out (95 %)": [_ranged(point.gain) for point in points],
+        "of the last": [f"{point.gain.value / last:.1%}" if last > 0 else "-" for point in points],
+    }
+    places = "nodes" if curve.metric == NODE_COPIES else "devices"
+    what = f"copies to other {places}, per token and layer, fewer than contiguous, {curve.dispatch_model}"
+    table = Table([Column(header, cells) for header, cells in columns.items()], whole=True)
+    to_console([Section("", (table, Text.of(what))), Section("", (Text.of(*_words(curve)),))], console)
 
 
 def as_dict(curve: LearningCurve) -> dict[str, Any]:
     """The curve as a JSON object."""
-    return {
-        "metric": curve.metric,
-        "unit": curve.unit,
-        "dispatch_model": curve.dispatch_model,
-        "points": [
-            {
-                "num_units": one.num_units,
-                "num_tokens": one.num_tokens,
-                "num_subsets": one.num_subsets,
-                "gain": one.gain.model_dump(),
-            }
-            for one in curve.points
-        ],
-        "last_doubling": curve.last_doubling.model_dump(),
-        "saturated": curve.saturated,
-        "num_solves": curve.num_solves,
-        "num_capped": curve.num_capped,
-        "wall_s": curve.wall_s,
-    }
+    fields: dict[str, Any] = TypeAdapter(LearningCurve).dump_python(curve, mode="json")
+    return fields | {"saturated": curve.saturated}
 
 
-def check_page(path: str | os.PathLike[str]) -> None:
-    """Refuse a page that would be taken for a plan, or that cannot be written."""
-    if not str(path).endswith(".html"):
-        raise UsageError(f"-o {path} with --learning-curve; it writes no plan, expected a page: name it .html")
-    check_target(path)
-
-
-def write_curve(curve: LearningCurve, path: str | os.PathLike[str]) -> None:
+def write_curve(curve: LearningCurve, path: Path) -> None:
     """The curve as a page."""
     text = f"Copies that a placement saves on held-out {curve.unit}s, by the tokens that it was fitted to."
     write_page(
@@ -105,11 +77,6 @@ def _enough(curve: LearningCurve, share: float) -> str:
         return f"{share:.0%} of the last gain from {point.num_tokens:,} tokens on"
     fewest = f"{point.num_tokens:,} tokens, {point.num_units} {curve.unit}{'s' if point.num_units > 1 else ''}"
     return f"{share:.0%} of the last gain already from the fewest tried on, {fewest}; perhaps from fewer"
-
-
-def _places(curve: LearningCurve) -> str:
-    """Where the copies go."""
-    return "nodes" if curve.metric == "node_copies" else "devices"
 
 
 def _ranged(metric: Metric) -> str:

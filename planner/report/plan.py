@@ -1,28 +1,33 @@
-"""The document of a plan: the answer, one table, at most five remarks; the rest for who asks for it."""
+"""The document of a plan: the answer, one table, at most five remarks; the rest for who asks for it.
 
+Legend: E experts; D devices.
+"""
+
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ...runtime.plan import Part, Plan
 from ...solvers.outcome import Objective, Outcome
 from ...solvers.placement import Placement
 from ..document import Section, Text, to_console
 from ..evaluate.metrics import METRICS
+from ..evaluate.price import STEP
 from ..figures import TimeUnit, contender_table, headlines, legend
 from ..options import SecondsOptions, parsed
 from ..strategies.registry import STRATEGIES, strategy
 from ..strategies.strategy import Strategy
-from .answer import answer
-from .picture import placement_picture
-from .remarks import remarks
+from .answer import answer, remark_sections, remarks
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["plan_sections", "show_report", "solve_report"]
 
-MOST_REMARKS = 5
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
 
 
@@ -45,18 +50,13 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
         part, verdict = plan.evaluation.judging, plan.verdict
         first = contender_table(part, headlines(part, verdict.metric), today=verdict.against, judged=verdict.metric)
         sections.append(Section("Beside today", (first,)))
-        said = [*remarks(plan, part, strategies)]
-        more = [f"{len(said) - MOST_REMARKS} more: --verbose"] if len(said) > MOST_REMARKS else []
-        if said:
-            sections.append(Section("Remarks", (Text((*said[:MOST_REMARKS], *more)),)))
-        if len(said) > MOST_REMARKS:
-            sections.append(Section("More remarks", (Text(tuple(said[MOST_REMARKS:])),), verbose=True))
+        sections += remark_sections([*remarks(plan, part, strategies)])
         sections.append(_figures(plan, part))
         sections += _seconds(plan, part)
     sections.append(Section("How it was solved", (Text(tuple(_solved(plan))),), verbose=True))
     for one in strategies:
         sections += one.sections(plan, width)
-    picture = tuple(placement_picture(plan, width))
+    picture = tuple(_placement_picture(plan, width))
     return [*sections, *([Section("Where experts live", (Text(picture),), verbose=True)] if picture else [])]
 
 
@@ -121,8 +121,8 @@ def _solved(plan: Plan) -> Iterator[str]:
         fit, held_out = (_members(one, unit) for one in (evaluation.fit, evaluation.held_out))
         split = f"{unit}s: fit {fit}, {f'held out {held_out}' if held_out else 'nothing held out'}"
         others = len(plan.options.get("placement", {}).get("mixture") or ()) - 1
-        told = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
-        yield f"trace     {source.path}  {source.num_tokens:,} tokens{told}; {split}"
+        mixed = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
+        yield f"trace     {source.path}  {source.num_tokens:,} tokens{mixed}; {split}"
     for name, outcome in plan.outcome.items():
         yield f"{name}: {outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}"
         if outcome.compiled_s >= 0.1:
@@ -153,6 +153,24 @@ def _objective(outcome: Outcome) -> str:
     return f"{reached} of {limit} {shown(outcome.bound)} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
 
 
+def _placement_picture(plan: Plan, width: int) -> Iterator[str]:
+    """Where experts live: one sign an expert where each has one device, else the experts of every device."""
+    placement = plan.placement
+    if placement is None:
+        return
+    what = "device: its experts" if placement.has_replicas else "column = expert, sign = device"
+    yield f"{what} ({placement.num_devices} devices)"
+    for layer in range(placement.num_layers):
+        held_ED = placement.holds(layer)
+        if placement.has_replicas:
+            held = (",".join(map(str, np.flatnonzero(column))) for column in held_ED.T)
+            text = "  ".join(f"{device}:{experts}" for device, experts in enumerate(held))
+        else:
+            text = "".join(DIGITS[device % len(DIGITS)] for device in held_ED.argmax(axis=1).tolist())
+        wrapped = textwrap.wrap(text, max(width - 12, 16), break_on_hyphens=False)
+        yield from (f"{f'layer {layer}' if row == 0 else '':<10}  {line}" for row, line in enumerate(wrapped))
+
+
 def objective_words(objective: Objective) -> tuple[str, str]:
     """Name of an objective on screen, and the format of its figures ("s" for seconds)."""
     percent = objective.name.removeprefix("step_balance_p")
@@ -161,7 +179,6 @@ def objective_words(objective: Objective) -> tuple[str, str]:
     return _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
 
 
-STEP = "step_s"
 _OBJECTIVES = {
     "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
     "exchange_s": ("the exchanges of a layer take", "s"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["profile_report", "remarks"]
+__all__ = ["profile_report", "remarks", "time_text"]
 
 
 def profile_report(profile: Profile, path: Path, console: "Console") -> None:
@@ -28,8 +28,8 @@ def profile_report(profile: Profile, path: Path, console: "Console") -> None:
         console.print()
     for kind, link in profile.cluster.links.items():
         source = profile.link_origins[kind] + 1
-        told = f", from [{source}]" if len(profile.origins) > 1 else ""
-        console.print(f"link      {kind}: {1e-9 / link.s_per_byte:.3g} GB/s, {_latency(link.latency_s)}{told}")
+        origin = f", from [{source}]" if len(profile.origins) > 1 else ""
+        console.print(f"link      {kind}: {1e-9 / link.s_per_byte:.3g} GB/s, {time_text(link.latency_s)}{origin}")
     for label, text in _uneven(profile):
         console.print(f"{label:10}{text}")
     if not profile.complete:
@@ -131,9 +131,12 @@ def _fitted(series: Series) -> tuple[str, str]:
     return kind, f"{held_out.median_error:.0%}, {held_out.worst_error:.0%}" if held_out else "untried"
 
 
-def _latency(seconds: float) -> str:
-    """Three digits: 12.5 us, 1.33 ms."""
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
+def time_text(seconds: float) -> str:
+    """Three digits: 12.5 us, 1.33 ms, 2 s."""
+    for unit, per_s in (("s", 1.0), ("ms", 1e3)):
+        if seconds * per_s >= 0.9995:
+            return f"{seconds * per_s:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
 
 
 def _time(seconds: float) -> str:

@@ -1,34 +1,73 @@
-"""A profile as pictures: every fitted series with its points, its curve and what the curve had not seen."""
+"""A profile as pictures: every fitted series with its points, its curve and what the curve had not seen.
 
-import os
+A slice is a fitted series along one of its axes, the others held fast. Legend: P measured points of the slice; G
+points of the curve.
+"""
+
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...profilers.fits.fit import Fit
+from ...profilers.cases.works import work_of
+from ...profilers.fits.fit import Fit, Prediction
+from ...profilers.fits.surface import Surface
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import Series
 from ..document import Section, drawn, write_page
-from .profile_slice import Slice, slice_of
+from .profile import time_text
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["text_picture", "write_profile_page"]
+__all__ = ["Slice", "slice_of", "text_picture", "write_profile_page"]
 
+Array = NDArray[np.float64]
+CURVE_POINTS = 160
 BLUE, BAND, RED = "#1f77b4", "rgba(31, 119, 180, 0.18)", "#d62728"
 RED_POINTS = (
     "Red: sizes that were held out, each with how far off a fit was that had not seen it; the curve, and what is"
     " predicted of every size, are of the fit to all sizes."
 )
+FIT = {"mode": "lines", "line_color": BLUE, "name": "fit"}
+POINTS = {"mode": "markers", "marker_color": "#222", "marker_size": 6}
 ROWS = 9
 LABEL = 9  # columns of the seconds beside a plot
 
 
-def write_profile_page(profile: Profile, path: str | os.PathLike[str]) -> None:
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Points measured along `axis`, and the curve fitted to them.
+
+    Parameters
+    ----------
+    axis, fixed
+        What varies, and the values of the other axes that vary in the series.
+    at, seconds, rate, error
+        `[P]`: the points' place on the axis, their median seconds, their rate, and how far off a fit was that had not
+        seen them (NaN where none was).
+    curve_at, curve, curve_rate
+        `[G]`: the fit along the measured range.
+    """
+
+    axis: str
+    fixed: Mapping[str, int]
+    at: Array
+    seconds: Array
+    rate: Array
+    error: Array
+    curve_at: Array
+    curve: Prediction
+    curve_rate: Array
+
+
+def write_profile_page(profile: Profile, path: Path) -> None:
     """Write a picture of every fitted series as one page that needs no network; errors as in `write_page`."""
     fitted = [(series, series.fit) for series in profile.series.values() if series.fit is not None]
     text = f"{len(fitted)} fitted series, {profile.cluster}. Blue: the fit, with the interval that its words tell of."
@@ -42,6 +81,56 @@ def text_picture(profile: Profile, width: int) -> Iterator[str]:
             along = slice_of(series, series.fit)
             yield ""
             yield from _plot(along, [series.key, *_words(series.fit, along)], width)
+
+
+def slice_of(series: Series, fit: Fit) -> Slice:
+    """The slice with the most measured points, along the axis with the most values.
+
+    Where published tables hold the points, a curve that the fit itself holds.
+    """
+    axis, fixed = _along(series, fit)
+    inside = [one for one in series.measurements if all(one.size[name] == value for name, value in fixed.items())]
+    inside.sort(key=lambda one: one.size[axis])
+    seconds = np.array([one.median_s for one in inside], np.float64)
+    held = fit.held_out.get(fit.model.kind)
+    off = {} if held is None else dict(zip(held.sizes, held.errors, strict=True))
+    low, high = fit.measured[axis]
+    curve_at = np.unique(np.geomspace(max(low, 1), max(high, 1), CURVE_POINTS).round())
+    size = {axis: curve_at} | {name: np.array(float(value)) for name, value in fixed.items()}
+    curve, curve_work = predicted(series, size), work_of(series.case, size, series.ranks)
+    return Slice(
+        axis=axis,
+        fixed={name: value for name, value in fixed.items() if len(set(fit.measured[name])) > 1},
+        at=np.array([one.size[axis] for one in inside], np.float64),
+        seconds=seconds,
+        rate=_rate(series, np.array([one.work for one in inside], np.float64), seconds),
+        error=np.array([off.get(tuple(one.size[name] for name in fit.axes), np.nan) for one in inside], np.float64),
+        curve_at=curve_at,
+        curve=curve,
+        curve_rate=_rate(series, curve_work, curve.seconds),
+    )
+
+
+def _along(series: Series, fit: Fit) -> tuple[str, dict[str, int]]:
+    """The axis to go along and where the others are held."""
+    sizes = [one.size for one in series.measurements]
+    if sizes:
+        axis = max(fit.axes, key=lambda name: len({size[name] for size in sizes}))
+        others = [name for name in fit.axes if name != axis]
+        (place, _), *_ = Counter(tuple(size[name] for name in others) for size in sizes).most_common(1)
+        return axis, dict(zip(others, place, strict=True))
+    axis = max(fit.axes, key=lambda name: fit.measured[name][1] / max(1, fit.measured[name][0]))
+    site: dict[str, int] = {}
+    if isinstance(fit.model, Surface):
+        axis, *others = fit.model.axes
+        site = dict(zip(others, fit.model.sites[len(fit.model.sites) // 2], strict=True))
+    lowest = {name: low for name, (low, _) in fit.measured.items() if name != axis}
+    return axis, lowest | site
+
+
+def _rate(series: Series, work: Array, seconds: Array) -> Array:
+    """GB/s through a rank's port (busbw), or TFLOP/s of two operations a multiply-add."""
+    return work / seconds * (1e-9 if series.unit == "bytes" else 2e-12)
 
 
 def _section(series: Series, fit: Fit) -> Section:
@@ -62,48 +151,36 @@ def _section(series: Series, fit: Fit) -> Section:
 
 def _draw_seconds(figure: "Figure", along: Slice) -> None:
     """Points, curve and band; held-out points say how far off the fit was."""
-    import plotly.graph_objects as go
-
-    curve, held = along.curve, np.isfinite(along.error)
-    band = {
-        "x": np.concatenate([along.curve_at, along.curve_at[::-1]]),
-        "y": np.concatenate([curve.low, curve.high[::-1]]),
-    }
-    figure.add_trace(go.Scatter(**band, fill="toself", fillcolor=BAND, line_width=0, hoverinfo="skip"), 1, 1)
-    figure.add_trace(go.Scatter(x=along.curve_at, y=curve.seconds, mode="lines", line_color=BLUE, name="fit"), 1, 1)
-    figure.add_trace(_points(along.at[~held], along.seconds[~held], name="measured"), 1, 1)
-    said = [f"off by {error:.1%}" for error in along.error[held]]
-    figure.add_trace(_points(along.at[held], along.seconds[held], name="held out", text=said, marker_color=RED), 1, 1)
+    curve, held, at = along.curve, np.isfinite(along.error), along.curve_at
+    around, band = np.concatenate([at, at[::-1]]), np.concatenate([curve.low, curve.high[::-1]])
+    _add(figure, 1, around, band, fill="toself", fillcolor=BAND, line_width=0, hoverinfo="skip")
+    _add(figure, 1, at, curve.seconds, **FIT)
+    _add(figure, 1, along.at[~held], along.seconds[~held], name="measured", **POINTS)
+    off = [f"off by {error:.1%}" for error in along.error[held]]
+    _add(figure, 1, along.at[held], along.seconds[held], name="held out", text=off, **{**POINTS, "marker_color": RED})
     figure.update_xaxes(title_text=along.axis, col=1).update_yaxes(title_text="seconds", col=1)
 
 
 def _draw_rate(figure: "Figure", along: Slice, unit: str) -> None:
-    import plotly.graph_objects as go
-
-    figure.add_trace(go.Scatter(x=along.curve_at, y=along.curve_rate, mode="lines", line_color=BLUE, name="fit"), 1, 2)
-    figure.add_trace(_points(along.at, along.rate, name="measured"), 1, 2)
+    _add(figure, 2, along.curve_at, along.curve_rate, **FIT)
+    _add(figure, 2, along.at, along.rate, name="measured", **POINTS)
     figure.update_xaxes(title_text=along.axis, col=2).update_yaxes(title_text=unit, col=2)
 
 
 def _draw_predicted(figure: "Figure", series: Series, fit: Fit) -> None:
     """Predicted against measured seconds of every size, all of them fitted to; on the diagonal both are equal."""
-    import plotly.graph_objects as go
-
     sizes = [dict(one.size) for one in series.measurements]
-    columns = {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes}
     seconds = np.array([one.median_s for one in series.measurements])
-    fitted = predicted(series, columns)
+    fitted = predicted(series, {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes})
     names = [", ".join(f"{name} {value:,}" for name, value in size.items()) for size in sizes]
     ends = [min(seconds.min(), fitted.seconds.min()), max(seconds.max(), fitted.seconds.max())]
-    figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line_color="#bbb", hoverinfo="skip"), 1, 3)
-    figure.add_trace(_points(seconds, fitted.seconds, name="size", text=names), 1, 3)
+    _add(figure, 3, ends, ends, mode="lines", line_color="#bbb", hoverinfo="skip")
+    _add(figure, 3, seconds, fitted.seconds, name="size", text=names, **POINTS)
     figure.update_xaxes(title_text="measured s", col=3).update_yaxes(title_text="predicted s, fitted to all", col=3)
 
 
-def _points(x: Any, y: Any, *, marker_color: Any = "#222", **more: Any) -> Any:
-    import plotly.graph_objects as go
-
-    return go.Scatter(x=x, y=y, mode="markers", marker={"color": marker_color, "size": 6}, **more)
+def _add(figure: "Figure", panel: int, x: Any, y: Any, **settings: Any) -> None:
+    figure.add_scatter(x=x, y=y, row=1, col=panel, **settings)
 
 
 def _words(fit: Fit, along: Slice) -> list[str]:
@@ -133,7 +210,7 @@ def _plot(along: Slice, words: list[str], width: int) -> Iterable[str]:
         for row, column in zip(_places(y, times, ROWS), across, strict=True):
             rows[ROWS - 1 - row][column] = sign
     yield from textwrap.wrap("  ".join(words), width)
-    labels = {0: _seconds(times.max()), ROWS - 1: _seconds(times.min())}
+    labels = {0: time_text(times.max()), ROWS - 1: time_text(times.min())}
     for number, line in enumerate(map("".join, rows)):
         yield f"{labels.get(number, ''):>{LABEL}} |{line.rstrip()}"
     first, last = f"{along.curve_at[0]:,.0f}", f"{along.curve_at[-1]:,.0f}"
@@ -146,10 +223,3 @@ def _places(values: Any, span: Any, cells: int) -> list[int]:
     shares = (np.log(np.maximum(values, 1e-300)) - low) / max(high - low, 1e-9)
     places: list[int] = (shares.clip(0, 1) * (cells - 1)).round().astype(int).tolist()
     return places
-
-
-def _seconds(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

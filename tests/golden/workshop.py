@@ -8,10 +8,9 @@ from typing import Any
 from unittest.mock import patch
 
 from moeplan.planner.certify import Certificate, certify
-from moeplan.planner.compare.comparison import Comparison, compare
-from moeplan.planner.inputs import cluster_for
+from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.report.compare import as_dict
-from moeplan.planner.request import Request
+from moeplan.planner.request import Request, cluster_for
 from moeplan.planner.solve import Made, make
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.exflow import strategy

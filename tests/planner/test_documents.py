@@ -1,5 +1,6 @@
 """Documents: what a narrow screen shows of a table, how answers are worded, and that any plan fits a page."""
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import moeplan.planner
 from moeplan.planner.cli.hanging import HangingConsole
 from moeplan.planner.document import GAP, Column, Section, Table, Text, to_console
 from moeplan.planner.evaluate.metrics import METRICS
@@ -117,3 +119,15 @@ def test_a_plan_of_58_layers_fits_a_page(make_trace: Callable[..., Trace]) -> No
     with console.capture() as captured:
         show_report(plan, Path("plan.json"), console)
     assert captured.get().count("\n") <= 24
+
+
+def test_metrics_are_named_by_their_rows_alone() -> None:
+    """But where they are counted and priced; solvers' objectives, and a plan's keys, may be called alike."""
+    planner = Path(moeplan.planner.__file__).parent
+    alike = {"balance", "exchange_s", "hops_kept", "moe_s"}
+    aside = {"certify/naive.py", "options.py", "strategies/eplb/redundancy.py"}
+    for path in planner.rglob("*.py"):
+        name = path.relative_to(planner).as_posix()
+        if name not in aside and not name.startswith("evaluate/"):
+            values = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+            assert not values & (METRICS.keys() - alike), name

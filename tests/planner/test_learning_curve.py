@@ -12,7 +12,7 @@ from rich.console import Console
 
 from moeplan.errors import UsageError
 from moeplan.planner.learning_curve import LearningCurve, Point, learning_curve
-from moeplan.planner.report.learning_curve import as_dict, check_page, curve_report, write_curve
+from moeplan.planner.report.learning_curve import as_dict, curve_report, write_curve
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
@@ -170,8 +170,6 @@ def test_its_json_form_and_its_page(curve: LearningCurve, tmp_path: Path) -> Non
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     write_curve(curve, tmp_path / "curve.html")
     assert f"{curve.points[-1].num_tokens}" in (tmp_path / "curve.html").read_text()
-    with pytest.raises(UsageError, match=r"name it \.html"):
-        check_page(tmp_path / "plan.json")
 
 
 def test_a_curve_needs_exflow_and_samples_to_halve_and_to_hold_out(trace: Any, make_trace: Any) -> None:

@@ -7,38 +7,12 @@ from moeplan.errors import InputError, UsageError
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.plan import Plan, load, save
+from moeplan.runtime.plan import load, save
 
 
 def request(trace: Any, **changes: Any) -> Request:
     settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("1x2")}
     return Request.of(**settings | changes)
-
-
-def labels(plan: Plan) -> list[str]:
-    assert plan.evaluation is not None
-    return [f"{c.name}/{c.dispatch_model}" for c in plan.evaluation.fit.contenders]
-
-
-def test_exflow_beats_contiguous_where_experts_follow_each_other(make_trace: Any) -> None:
-    plan = solve(request(make_trace(samples=60, tokens=20, top_k=1)))
-    assert plan.verdict is not None
-    assert plan.verdict.value == "benefit"
-    assert plan.verdict.gain.low is not None
-    assert plan.verdict.gain.low > 0
-    assert labels(plan) == [
-        "plan/coherent",
-        "contiguous/standard",
-        "contiguous/coherent",
-        "plan/standard",
-        "eplb/standard",
-    ]
-
-
-def test_the_contiguous_plan_gains_nothing_over_itself_and_says_so(make_trace: Any) -> None:
-    plan = solve(request(make_trace(), strategy="contiguous"))
-    assert plan.verdict is not None
-    assert (plan.verdict.value, plan.verdict.gain.value) == ("none", 0)
 
 
 @pytest.mark.parametrize("strategy", ["exflow", "eplb", "contiguous"])
@@ -61,19 +35,6 @@ def test_the_same_seed_gives_the_same_plan_and_another_seed_another_split(make_t
     assert one.evaluation.fit.num_tokens != other.evaluation.fit.num_tokens or one.evaluation != other.evaluation
 
 
-def test_fitting_on_everything_holds_nothing_out_and_judges_on_the_fit(make_trace: Any) -> None:
-    plan = solve(request(make_trace(), fit_fraction=1.0))
-    assert plan.evaluation is not None
-    assert plan.evaluation.held_out is None
-    assert plan.evaluation.fit.num_samples == 24
-
-
-def test_redundant_slots_become_replicas_and_are_evaluated(make_trace: Any) -> None:
-    plan = solve(request(make_trace(), redundant=4))
-    assert plan.placement is not None
-    assert plan.placement.slots.tolist() == [6, 6]
-
-
 def test_a_split_that_leaves_one_side_empty_is_refused(make_trace: Any) -> None:
     with pytest.raises(InputError, match="--fit-fraction 1"):
         solve(request(make_trace(samples=1)))
@@ -82,17 +43,11 @@ def test_a_split_that_leaves_one_side_empty_is_refused(make_trace: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cluster": Cluster.parse("1x1")}, "nothing to place"),
         ({"fit_fraction": 0.0}, "--fit-fraction"),
-        ({"fit_fraction": float("nan")}, "--fit-fraction"),
         ({"time_limit_s": 0.0}, "--time-limit"),
-        ({"samples_per_step": 0}, "--samples-per-step"),
-        ({"slots": 5, "redundant": 2}, "--redundant"),
-        ({"redundant": -1}, "--redundant"),
         ({"redundant": 3}, "--redundant 4"),
         ({"slots": 3}, "at least 4 a device"),
         ({"slots": 9}, "an expert once"),
-        ({"strategy": "magic"}, "exflow"),
         ({"strategy": "eplb", "dispatch_model": "coherent"}, "--dispatch"),
     ],
     ids=str,

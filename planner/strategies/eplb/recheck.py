@@ -12,6 +12,7 @@ from ....errors import CertificationError
 from ....runtime.plan import Plan
 from ....solvers import eplb
 from ...certify.fitted import Fitted, count_fitted
+from ...evaluate.metrics import BALANCE, TAIL
 from ...moves import expert_bytes
 from ...options import EvaluationOptions, PlacementOptions, RawBalance, Redundancy, parsed
 from ...task import Task
@@ -117,8 +118,8 @@ def _redundancy(plan: Plan, redundancy: Redundancy, dead: tuple[int, ...]) -> It
     if plan.evaluation is not None and plan.strategies[-1] == "eplb":  # else it was judged anew
         chosen, metrics = redundancy.chosen, plan.evaluation.judging.contenders[0].metrics
         yield Check("redundancy on held-out units", redundancy.held_out, plan.evaluation.held_out is not None)
-        claimed: dict[str, float | None] = {"balance": chosen.balance, "balance_p95": chosen.balance_p95}
-        if redundancy.metric != "balance" or chosen.seconds is not None:
+        claimed: dict[str, float | None] = {BALANCE: chosen.balance, TAIL: chosen.balance_p95}
+        if redundancy.metric != BALANCE or chosen.seconds is not None:
             claimed[redundancy.metric] = chosen.seconds
         for name, figure in claimed.items():
             yield Check(f"redundancy: {name}", figure, metrics[name].value if name in metrics else None)

@@ -13,7 +13,8 @@ from ....errors import UsageError
 from ....traces.counts import Counts
 from ...evaluate.evaluate import evaluate
 from ...evaluate.journey import Contender, Journey
-from ...evaluate.metrics import Figures
+from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, Figures
+from ...evaluate.price import STEP
 from ...moves import expert_bytes
 from ...options import Candidate, Redundancy
 from ...task import Task
@@ -22,7 +23,7 @@ from .solve import params_of, place
 __all__ = ["slots_of", "weighed"]
 
 MOST_EXTRA = 4  # slots a device beyond the fewest
-TIMES: tuple[Literal["step_s", "experts_s"], ...] = ("step_s", "experts_s")
+TIMES: tuple[Literal["step_s", "experts_s"], ...] = (STEP, EXPERTS)
 
 
 def weighed(counts: Counts, task: Task) -> Redundancy:
@@ -43,7 +44,7 @@ def weighed(counts: Counts, task: Task) -> Redundancy:
     found = list(evaluate(task.scenes, contenders).judged.values())
     timed = [name for name in TIMES if all(name in one.value for one in found)]
     return Redundancy(
-        metric=timed[0] if timed else "balance",
+        metric=timed[0] if timed else BALANCE,
         held_out=task.request.fit_fraction < 1,
         candidates=tuple(
             _candidate(slots, one, timed[:1], task) for slots, one in zip(range(fewest, most + 1), found, strict=True)
@@ -67,14 +68,14 @@ def _fewest(task: Task) -> int:
 
 
 def _candidate(slots: int, figures: Figures, timed: list[Literal["step_s", "experts_s"]], task: Task) -> Candidate:
-    if "balance" not in figures.value:
+    if BALANCE not in figures.value:
         raise UsageError("--redundant auto: no step that judges routes a token; expected some: record more")
     one = expert_bytes(task.model)
     return Candidate(
         redundant=slots * len(task.alive) - task.model.num_experts,
         slots=slots,
-        balance=figures.value["balance"],
-        balance_p95=figures.value["balance_p95"],
+        balance=figures.value[BALANCE],
+        balance_p95=figures.value[TAIL],
         seconds=figures.value[timed[0]] if timed else None,
         memory_bytes=None if one is None else slots * task.model.num_layers * one,
     )

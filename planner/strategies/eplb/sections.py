@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from ....errors import UsageError
 from ....runtime.plan import Part, Plan
-from ...document import Column, Drawing, Section, Table, Text, write_page
+from ...document import Column, Drawing, Section, Table, Text, check_page, write_page
+from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
+from ...evaluate.price import STEP
 from ...figures import TimeUnit, find, megabytes, value
 from ...moves import expert_bytes
 from ...options import PlacementOptions, Redundancy, parsed
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["remarks", "sections", "write_redundancy"]
 
-METRICS = {"step_s": "predicted step", "experts_s": "predicted time of experts", "balance": "balance"}
+WEIGHED_BY = {STEP: "predicted step", EXPERTS: "predicted time of experts", BALANCE: "balance"}
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -25,7 +27,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     if options.redundancy is not None:
         yield _chosen(options.redundancy)
         yield _weight(options.redundancy, plan)
-    ours, theirs = (value(find(part, label), "balance") for label in ("plan/standard", "eplb/standard"))
+    ours, theirs = (value(find(part, label), BALANCE) for label in ("plan/standard", "eplb/standard"))
     refined = options.method == "refined" and not options.pins and options.groups == "split"
     if refined and theirs < ours:
         yield (
@@ -78,8 +80,7 @@ def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:
             f"-o {path}: expected --timeline, or a plan of --redundant auto; it says where a layer's timeline goes, or"
             " how redundant experts were weighed"
         )
-    if not str(path).endswith(".html"):
-        raise UsageError(f"-o {path}; expected a page of how redundant experts were weighed: name it .html")
+    check_page(path, "; expected a page of how redundant experts were weighed")
     title = f"{plan.model.name}: {plan.model.num_experts} experts on {plan.cluster}"
     said = Text.of(_chosen(weighed), _weight(weighed, plan))
     section = Section("Redundant experts", (said, Drawing(lambda: _drawn(weighed))))
@@ -100,7 +101,7 @@ def _table(weighed: Redundancy) -> Table:
         Column("balance (p95)", [f"{one.balance:.3f} ({one.balance_p95:.3f})" for one in rows]),
     ]
     if times:
-        what = "step" if weighed.metric == "step_s" else "experts"
+        what = "step" if weighed.metric == STEP else "experts"
         columns.append(Column(f"{what}, {unit.name}", [unit.text(one.seconds or 0.0) for one in rows]))
     if rows[0].memory_bytes is not None:
         columns.append(Column("MB/device", [megabytes(one.memory_bytes or 0) for one in rows]))
@@ -110,7 +111,7 @@ def _table(weighed: Redundancy) -> Table:
 def _chosen(weighed: Redundancy) -> str:
     part = "held-out part" if weighed.held_out else "fitted part, for nothing was held out"
     replicas = f"{weighed.chosen.redundant:,} replicas per layer"
-    return f"{replicas}: the fewest with a {METRICS[weighed.metric]} within 2 % of the best, on the {part}"
+    return f"{replicas}: the fewest with a {WEIGHED_BY[weighed.metric]} within 2 % of the best, on the {part}"
 
 
 def _weight(weighed: Redundancy, plan: Plan) -> str:
@@ -127,11 +128,11 @@ def _drawn(weighed: Redundancy) -> "Figure":
 
     extra = [one.redundant for one in weighed.candidates]
     figure = go.Figure()
-    for name, values in (("balance", "balance"), ("balance, 95th percentile", "balance_p95")):
+    for name, values in (("balance", BALANCE), ("balance, 95th percentile", TAIL)):
         figure.add_scatter(x=extra, y=[getattr(one, values) for one in weighed.candidates], name=name)
     if weighed.candidates[0].seconds is not None:
         times = [one.seconds for one in weighed.candidates]
-        figure.add_scatter(x=extra, y=times, name=METRICS[weighed.metric], yaxis="y2", line={"dash": "dot"})
+        figure.add_scatter(x=extra, y=times, name=WEIGHED_BY[weighed.metric], yaxis="y2", line={"dash": "dot"})
     figure.add_vline(x=weighed.chosen.redundant, line_dash="dash", annotation_text="chosen")
     return figure.update_layout(
         xaxis={"title": "redundant experts per layer"},

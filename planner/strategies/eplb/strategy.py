@@ -12,6 +12,7 @@ from ....solvers.balance import balance
 from ....solvers.outcome import PlacementResult
 from ....traces.counts import Counts
 from ...document import Section
+from ...evaluate.metrics import BALANCE
 from ...evaluate.scene import Scene
 from ...options import Member, RawBalance
 from ...task import Task
@@ -34,7 +35,7 @@ class Eplb(PlacementStrategy):
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Balance, which is what it makes."""
-        return "balance"
+        return BALANCE
 
     def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         """Balance, wishes, and the arithmetic of what was weighed."""

@@ -13,7 +13,7 @@ from ....traces.counts import Counts
 from ....traces.model import ModelSpec
 from ...evaluate.evaluate import Evaluated, verdict
 from ...evaluate.journey import Contender, Journey
-from ...evaluate.metrics import copies_metric
+from ...evaluate.metrics import COPIES, copies_metric
 from ...moves import MATRICES, Moves
 from ...options import Replanned
 from ...task import Task
@@ -81,7 +81,7 @@ def replanned(decision: PlacementDecision, evaluated: Evaluated, task: Task) -> 
         bytes_moved=moves.num_bytes,
         horizon_tokens=params_of(task).horizon_tokens,
         verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), against=label),
-        paid_back_tokens=_paid_back(moves.experts, ours.gain("device_copies", evaluated.judged[label]).value, model),
+        paid_back_tokens=_paid_back(moves.experts, ours.gain(COPIES, evaluated.judged[label]).value, model),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ....runtime.plan import Part, Plan
 from ...document import Section, Text
+from ...evaluate.metrics import COPIES, NODE_COPIES
 from ...figures import find, megabytes, value
 from ...options import Replanned, Search, parsed
 
@@ -53,8 +54,8 @@ def _split_gain(plan: Plan, part: Part) -> str:
     assert plan.verdict is not None
     ours, home = part.contenders[0], find(part, plan.verdict.against)
     stays = next(one for one in part.contenders[1:] if one.dispatch_model == "coherent")
-    coherence = value(home, "device_copies") - value(stays, "device_copies")
-    placement = value(stays, "device_copies") - value(ours, "device_copies")
+    coherence = value(home, COPIES) - value(stays, COPIES)
+    placement = value(stays, COPIES) - value(ours, COPIES)
     words = (
         f"of {coherence + placement:.3f} copies saved, {coherence:.3f} come from coherence alone and {placement:.3f}"
         " from the placement"
@@ -73,7 +74,7 @@ def _even_kv(plan: Plan, part: Part) -> Iterator[str]:
     assert plan.verdict is not None
     ours, base = part.contenders[0], find(part, plan.verdict.against)
     kv_size, hidden = plan.model.attention.kv_size, plan.model.hidden_size
-    even = (value(base, "device_copies") - value(ours, "device_copies")) / (plan.cluster.num_devices - 1)
+    even = (value(base, COPIES) - value(ours, COPIES)) / (plan.cluster.num_devices - 1)
     limit = f"while kv/d is below {even:.2f}" if even > 0 else "never: there are no fewer copies"
     if kv_size and hidden:
         yield f"coherence moves fewer bytes {limit}; this model's kv/d is {kv_size / hidden:.2f}"
@@ -88,12 +89,12 @@ def _node_copies(plan: Plan, part: Part) -> str:
     """Which engines save what, where tokens return home over several nodes."""
     assert plan.verdict is not None
     ours, base = part.contenders[0], find(part, plan.verdict.against)
-    if plan.verdict.metric == "node_copies":
-        each = f"{value(ours, 'device_copies'):.2f} per token and layer (today {value(base, 'device_copies'):.2f})"
+    if plan.verdict.metric == NODE_COPIES:
+        each = f"{value(ours, COPIES):.2f} per token and layer (today {value(base, COPIES):.2f})"
         return (
             f"engines that send a token once per node (DeepEP) save this; moeplan.runtime sends one per device: {each}"
         )
-    each = f"{value(ours, 'node_copies'):.2f} copies to nodes (today {value(base, 'node_copies'):.2f})"
+    each = f"{value(ours, NODE_COPIES):.2f} copies to nodes (today {value(base, NODE_COPIES):.2f})"
     return f"an engine that sends a token once per node (DeepEP) makes {each} per token and layer"
 
 

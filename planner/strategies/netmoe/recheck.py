@@ -22,6 +22,7 @@ from ...certify.naive import NaiveReplay, devices_of, holders_of
 from ...evaluate.evaluate import evaluate, verdict
 from ...evaluate.homes import Rehoming
 from ...evaluate.journey import Contender, Journey
+from ...evaluate.metrics import EXCHANGE
 from ...evaluate.price import SOURCES
 from ...evaluate.traffic import SampleTraffic
 from ...options import parsed
@@ -94,7 +95,7 @@ def _check_structure(plan: Plan, decision: SamplePolicyDecision, options: Sample
             f"objective {outcome.objective.sense} {outcome.objective.name}, bound of {decision.method}:"
             f" {outcome.bound_kind}; expected min {sorted(names)}, {kind}"
         )
-    tried, timed = options.tried_s, "exchange_s" in plan.evaluation.fit.contenders[0].metrics
+    tried, timed = options.tried_s, EXCHANGE in plan.evaluation.fit.contenders[0].metrics
     expected = {*TRIED} if timed and not options.asked else set()
     if {*tried} != expected or (tried and tried.get(decision.method, np.inf) > min(tried.values())):
         wanted = f"the fastest of {', '.join(TRIED)}" if expected else "no methods tried"

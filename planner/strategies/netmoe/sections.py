@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from ....runtime.plan import Contender, Part, Plan
 from ....solvers.cost import inter_ratio
 from ...document import Section, Text
+from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, MOVED, NODE_COPIES
+from ...evaluate.price import STEP
 from ...figures import TimeUnit, find, value
 from ...options import parsed
 from .policy import SamplePolicyOptions
@@ -12,13 +14,13 @@ from .policy import SamplePolicyOptions
 __all__ = ["remarks", "section"]
 
 SAVED = {
-    "inter_bytes": "bytes between nodes",
-    "node_copies": "copies between nodes",
-    "device_copies": "copies between devices",
-    "exchange_s": "seconds of dispatch and combine",
+    FAR_BYTES: "bytes between nodes",
+    NODE_COPIES: "copies between nodes",
+    COPIES: "copies between devices",
+    EXCHANGE: "seconds of dispatch and combine",
 }
 BLIND = "unpredicted/migrating"
-TIMED = ("exchange_s", "step_s")
+TIMED = (EXCHANGE, STEP)
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -26,7 +28,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     yield from _dealt(plan, part)
     yield from _saved(plan, part, pairs=_options(plan).copies == "pairs")
     yield (
-        f"a combine delivers {value(find(part, 'plan/migrating'), 'samples_moved'):.0%} of the samples to another"
+        f"a combine delivers {value(find(part, 'plan/migrating'), MOVED):.0%} of the samples to another"
         " device; no figure holds the solves, or the labels and positions that go along"
     )
     if _options(plan).copies == "pairs":
@@ -83,9 +85,9 @@ def _options(plan: Plan) -> SamplePolicyOptions:
 
 def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
     """Relative gains on every contender's own, the plan's beside the oracle's; under a base, either alone."""
-    metric = "device_copies"
+    metric = COPIES
     if plan.cluster.num_nodes > 1:
-        metric = "inter_bytes" if "inter_bytes" in part.contenders[0].metrics else "node_copies"
+        metric = FAR_BYTES if FAR_BYTES in part.contenders[0].metrics else NODE_COPIES
     base = _home(plan, part)
     saved = {
         contender.label: 1 - value(contender, metric) / value(base, metric) if value(base, metric) else 0.0
@@ -96,11 +98,11 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
         f"{saved['plan/migrating']:z.1%} fewer {SAVED[metric]} than {base.name}, {base.dispatch_model}:"
         f" {blind}{saved['oracle/migrating']:.1%} if the next layer were known"
     )
-    if metric != "node_copies" and plan.cluster.num_nodes > 1 and not pairs:
-        once = 1 - value(find(part, "plan/migrating"), "node_copies") / max(value(base, "node_copies"), 1e-9)
+    if metric != NODE_COPIES and plan.cluster.num_nodes > 1 and not pairs:
+        once = 1 - value(find(part, "plan/migrating"), NODE_COPIES) / max(value(base, NODE_COPIES), 1e-9)
         yield f"where a dispatch sends a node one copy per token, for all its devices, {once:.1%} are saved"
     if base.name == "base":
-        yield from _jointly(part, [metric, *(["exchange_s"] if "exchange_s" in base.metrics else [])])
+        yield from _jointly(part, [metric, *([EXCHANGE] if EXCHANGE in base.metrics else [])])
 
 
 def _jointly(part: Part, metrics: list[str]) -> Iterator[str]:
@@ -121,9 +123,9 @@ def _exchanges(plan: Plan, part: Part) -> Iterator[str]:
     """Seconds of both exchanges. Fewer copies take longer where the busiest port carries more."""
     ours = find(part, "plan/migrating")
     base = _home(plan, part)
-    if not all("exchange_s" in one.metrics for one in (ours, base)):
+    if not all(EXCHANGE in one.metrics for one in (ours, base)):
         return
-    mine, theirs = (value(one, "exchange_s") for one in (ours, base))
+    mine, theirs = (value(one, EXCHANGE) for one in (ours, base))
     unit = TimeUnit.up_to(max(mine, theirs))
     summed = f"{unit.text(mine)} {unit.name} per step, {unit.text(theirs)} of {base.name}, {base.dispatch_model}"
     if mine > theirs:

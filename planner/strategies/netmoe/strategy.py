@@ -23,6 +23,7 @@ from ...document import Section
 from ...evaluate.evaluate import Evaluated, evaluate, verdict
 from ...evaluate.homes import Dealt, Rehoming, Staying, Totals, steps_of
 from ...evaluate.journey import Contender, Journey, today
+from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.price import SOURCES
 from ...evaluate.scene import Scene
 from ...task import Task
@@ -38,7 +39,6 @@ __all__ = ["STRATEGY"]
 PAYS_FROM = 0.02  # of bytes, copies or their seconds: what follows a sample (labels, masks) and the solves are extra
 TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
 PLAN = "plan/migrating"
-EXCHANGE = "exchange_s"
 
 
 class Netmoe(Strategy):
@@ -58,8 +58,8 @@ class Netmoe(Strategy):
         if scene.costs is not None and scene.costs.exchange:
             return EXCHANGE
         if scene.cluster.num_nodes == 1:
-            return "device_copies"
-        return "inter_bytes" if scene.model.copy_bytes else "node_copies"
+            return COPIES
+        return FAR_BYTES if scene.model.copy_bytes else NODE_COPIES
 
     def solve(self, task: Task) -> Solution:
         """Fit the predictor, and choose the method where none is asked for.

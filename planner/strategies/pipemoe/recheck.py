@@ -16,6 +16,7 @@ from ...certify.census import take_census
 from ...certify.naive import NaiveReplay
 from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.journey import Journey
+from ...evaluate.metrics import DROPPED
 from ...evaluate.pipelined import Pipeline
 from ...evaluate.price import pipeline_of
 from ...options import PipelineOptions, StageSeconds, parsed
@@ -181,7 +182,7 @@ def _dropped(plan: Plan, task: Task, options: PipelineOptions, decision: Pipelin
             room_BL = np.ceil(rows_B[:, None] / pieces_L) * pieces_L
             fixed = one.name == "plan" or one.name in options.baselines
             share = float(np.maximum(wanted - room_BL[:, :, None, None], 0).sum() / wanted.sum()) if fixed else None
-            metric = one.metrics.get("dropped_share")
+            metric = one.metrics.get(DROPPED)
             yield Check(f"{one.label}: dropped_share", None if metric is None else metric.value, share)
 
 

@@ -8,6 +8,7 @@ from ....errors import InputError
 from ....runtime.plan import Part, Plan
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...document import Section, Text
+from ...evaluate.metrics import COMBINE, DISPATCH, DROPPED, EXPERTS
 from ...figures import TimeUnit, find, value
 from ...options import PipelineOptions, parsed
 from .superadditive import curve_gain
@@ -93,7 +94,7 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
     if {*decision.forward, *(decision.backward or ())} == {1}:
         yield "one piece is best in every layer: chunks cost more start-up time than overlap hides"
     yield f"chunks per layer: {degree_summary(plan)}"
-    dispatch, experts, combine = (value(whole, f"{name}_s") for name in ("dispatch", "experts", "combine"))
+    dispatch, experts, combine = (value(whole, name) for name in (DISPATCH, EXPERTS, COMBINE))
     busy = {"exchanges": dispatch + combine, "experts": experts}
     if options.full_duplex:
         busy = {"dispatch": dispatch, "experts": experts, "combine": combine}
@@ -119,7 +120,7 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
             else f"none of {number} passes of layers is faster in unequal chunks"
         )
     if decision.capacity_factor is not None:
-        dropped = part.contenders[0].metrics.get("dropped_share")
+        dropped = part.contenders[0].metrics.get(DROPPED)
         if dropped is not None:
             yield f"{dropped.value:.1%} of the token-expert pairs are dropped"
         yield (

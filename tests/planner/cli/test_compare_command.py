@@ -37,40 +37,6 @@ def test_one_that_does_not_ends_with_8_its_table_on_stdout_and_its_name_on_stder
     assert found["plans"][1]["against_first"]["gain"]["value"] < 0
 
 
-def test_a_sample_policy_and_a_placement_stand_side_by_side(moeplan: Any, folder: Path) -> None:
-    moeplan("solve", "--cluster", "2x2", "--strategy", "netmoe", "-o", "policy.json", cwd=folder)
-    args = ("compare", "plan.json", "policy.json", "--trace", "new")
-    said = moeplan(*args, cwd=folder).stdout
-    assert "policy.json, migrating" in said
-    assert "policy.json pays" in said
-    assert max(map(len, said.splitlines())) <= 80
-    found = json.loads(moeplan(*args, "--json", cwd=folder).stdout)
-    assert [one["verdict"]["at_least"] for one in found["plans"]] == [0.0, 0.02]
-    assert found["no_longer_pay"] == []
-    assert (found["unit"], found["resampled"]) == ("sample", "step")
-
-
-def test_pipelines_are_judged_by_seconds_with_a_profile_and_refused_without(
-    moeplan: Any, make_profile: Any, folder: Path
-) -> None:
-    profile = make_profile("2x2")
-    moeplan("solve", "--strategy", "pipemoe", "--profile", profile, "-o", "piped.json", cwd=folder)
-    args = ("compare", "piped.json", "--trace", "new")
-    done = moeplan(*args, "--profile", profile, "--json", cwd=folder, code=8)  # so small a model is not cut
-    (one,) = json.loads(done.stdout)["plans"]
-    assert (one["verdict"]["metric"], one["verdict"]["against"]) == ("step_s", "contiguous/standard")
-    done = moeplan(*args, cwd=folder, code=2)
-    assert "name a profile with --profile" in done.stderr
-
-
-def test_a_predictor_that_was_left_behind_is_one_line(moeplan: Any, folder: Path, tmp_path: Path) -> None:
-    moeplan("solve", "--cluster", "2x2", "--strategy", "netmoe", "-o", "policy.json", cwd=folder)
-    (tmp_path / "alone.json").write_bytes((folder / "policy.json").read_bytes())
-    done = moeplan("compare", str(tmp_path / "alone.json"), "--trace", "new", cwd=folder, code=3)
-    assert "the plan's predictor" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_its_help_says_when_it_ends_with_8(moeplan: Any, folder: Path) -> None:
     said = " ".join(moeplan("compare", "--help", cwd=folder).stdout.split())
     assert "Exits with 8 when at least one of the plans does not pay there" in said
@@ -82,7 +48,6 @@ def test_its_help_says_when_it_ends_with_8(moeplan: Any, folder: Path) -> None:
         (("plan.json", "--trace", "nowhere"), 3, "nowhere"),
         (("none.json", "--trace", "new"), 3, "none.json"),
         (("plan.json", "--trace", "wider"), 4, "num_experts"),
-        (("plan.json", "plan.json", "--trace", "new"), 2, "each once"),
         (("plan.json", "--trace", "new", "--samples-per-step", "0"), 2, "samples-per-step"),
         (("plan.json", "--trace", "new", "--phase", "decode"), 2, "decode"),
         (("plan.json", "--trace", "new", "--profile", "none.json"), 3, "none.json"),

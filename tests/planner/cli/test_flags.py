@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from moeplan.errors import UsageError
-from moeplan.planner.cli.options import Dispatch, Phase, ReplicaRule, Strategy
-from moeplan.planner.cli.solve import app
+from moeplan.planner.cli.commands import PanelCommand
+from moeplan.planner.cli.flags import Dispatch, Phase, ReplicaRule
+from moeplan.planner.cli.solve import Strategy, solve
 from moeplan.planner.params import Flag, choices, flags_of, option_of
 from moeplan.planner.request import Request
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
@@ -23,6 +25,10 @@ FLAGS = [(name, field, one) for name, row in STRATEGIES.items() for field, one i
 NAMED = [f"{name} --{field}" for name, field, _ in FLAGS]
 TEXTS: dict[str, tuple[str, Any]] = {"redundant": ("4", 4), "dead": ("1", (1,)), "pins": ("3@1", ((3, 1),))}
 BESIDE = {"backend": ("--method", "ilp")}  # without which a flag makes no sense
+
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app.command(cls=PanelCommand)(solve)
 
 
 class Asked(Exception):  # noqa: N818  what a request is caught by

@@ -33,6 +33,10 @@ main()
 """
 
 
+def ran(program: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
 def run(
     folder: Path, module: str, *, args: tuple[str, ...], swallowed: bool, after: str = "pass", name: str = "SIGINT"
 ) -> "subprocess.CompletedProcess[str]":
@@ -79,12 +83,11 @@ def test_a_swallowed_signal_comes_again_and_ends_what_would_take_long(tmp_path: 
 
 
 def test_ctrl_c_amid_compiling_that_a_solver_answers_does_not_come_again() -> None:
-    pytest.importorskip("numba")
     program = """
 import os, signal, time
 import numba
 from numba.core.dispatcher import Dispatcher
-from moeplan.planner.cli.interrupt import interruptible
+from moeplan.planner.cli import interruptible
 def compile(self, signature):
     os.kill(os.getpid(), signal.SIGINT)
     for _ in range(9): pass
@@ -98,7 +101,7 @@ with interruptible():
     time.sleep(0.3)
     print("kept")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = ran(program)
     assert done.stdout.split() == ["answered", "kept"]
 
 
@@ -116,7 +119,7 @@ def test_a_signal_where_none_can_be_passed_on_comes_again_and_is_not_printed(nam
     """As compilers have such places."""
     program = f"""
 import os, signal, time
-from moeplan.planner.cli.interrupt import interruptible
+from moeplan.planner.cli import interruptible
 def signalled():
     os.kill(os.getpid(), signal.{name})
     for _ in range(9): pass
@@ -125,31 +128,26 @@ with interruptible():
     time.sleep(45)
 """
     started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = ran(program)
     assert (done.returncode, done.stderr) == (code, "")
     assert time.monotonic() - started < 40
 
 
 def test_what_finalizers_fail_of_is_still_printed() -> None:
     program = """
-from moeplan.planner.cli.interrupt import interruptible
+from moeplan.planner.cli import interruptible
 class Gone:
     def __del__(self): 1 / 0
 with interruptible():
     Gone()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = ran(program)
     assert (done.returncode, "ZeroDivisionError" in done.stderr) == (0, True)
 
 
 def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path: Path) -> None:
     code = RUN.format(module="numpy", args=LONG, swallowed=False, after="pass", name="SIGINT")
-    done = subprocess.run(
-        [sys.executable, "-c", f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{code}"],
-        cwd=tmp_path,
-        capture_output=True,
-        timeout=60,
-    )
+    done = ran(f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{code}", tmp_path)
     assert done.returncode == 0
     assert (tmp_path / "profile.json").is_file()
 
@@ -159,7 +157,7 @@ def test_cleaning_up_after_ctrl_c_may_take_longer_than_the_pause_until_a_swallow
 ) -> None:
     code = """
 import os, signal, sys, time
-from moeplan.planner.cli.interrupt import interruptible
+from moeplan.planner.cli import interruptible
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         os.kill(os.getpid(), signal.SIGINT)
@@ -173,5 +171,5 @@ with interruptible():
         time.sleep(0.2)
         print("cleaned up", flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = ran(code, tmp_path)
     assert (done.returncode, done.stdout) == (130, "cleaned up\n")

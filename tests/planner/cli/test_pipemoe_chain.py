@@ -84,25 +84,16 @@ def test_the_timeline_becomes_a_page_and_a_trace_whose_events_do_not_overlap_in_
 def test_the_trace_follows_the_trace_event_format(moeplan: Any, home: Path) -> None:
     said = moeplan("show", "plan.json", "--timeline", "1", "--json", cwd=home).stdout
     events = json.loads(said)["traceEvents"]
-    named = {"process_name": set(), "thread_name": set()}  # type: dict[str, set[Any]]
-    for event in events:
-        assert isinstance(event["name"], str)
-        assert event["ph"] in ("M", "X")
-        assert isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int)
-        if event["ph"] == "X":
-            assert {"ts", "dur", "cat", "args"} <= set(event)
-            assert min(event["pid"], event["tid"]) > 0  # 0 is the idle process of a viewer
-            assert event["ts"] >= 0
-            assert event["dur"] >= 0
-        elif event["name"] in named:
-            assert isinstance(event["args"]["name"], str)
-            named[event["name"]].add((event["pid"], event["tid"] if event["name"] == "thread_name" else 0))
-        else:
-            assert isinstance(event["args"]["sort_index"], int)
-    drawn = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
-    assert named["thread_name"] == drawn
-    assert named["process_name"] == {(process, 0) for process, _ in drawn}
+    assert {event["ph"] for event in events} == {"M", "X"}
+    drawn = [event for event in events if event["ph"] == "X"]
+    assert all({"name", "cat", "args"} <= set(event) and min(event["ts"], event["dur"]) >= 0 for event in drawn)
+    lanes = {(event["pid"], event["tid"]) for event in drawn}
+    assert min(map(min, lanes)) > 0  # 0 is the idle process of a viewer
+    for kind, places in (("thread", lanes), ("process", {(process, 0) for process, _ in lanes})):
+        for named, value in ((f"{kind}_name", "name"), (f"{kind}_sort_index", "sort_index")):
+            told = {(event["pid"], event["tid"]): event["args"][value] for event in events if event["name"] == named}
+            assert told.keys() == places
+            assert all(isinstance(one, str if value == "name" else int) for one in told.values())
 
 
 @pytest.mark.parametrize(
@@ -117,23 +108,20 @@ def test_the_trace_follows_the_trace_event_format(moeplan: Any, home: Path) -> N
 def test_every_choice_is_solved_certified_and_drawn(moeplan: Any, home: Path, flags: Any, words: str) -> None:
     said = moeplan("solve", "--strategy", "pipemoe", *flags, "-o", "chosen.json", cwd=home).stdout
     assert words in " ".join(said.split())
-    assert (
-        "verdict"
-        in moeplan("certify", "chosen.json", "--trace", "traces", "--profile", "profile.json", cwd=home).stdout
-    )
+    certify = ("certify", "chosen.json", "--trace", "traces", "--profile", "profile.json")
+    assert "verdict" in moeplan(*certify, cwd=home).stdout
     plan = json.loads((home / "chosen.json").read_text())
-    options = plan["options"]["pipeline"]
+    shown = json.loads(moeplan("show", "chosen.json", "--timeline", "0", "--json", cwd=home).stdout)
     lanes: dict[tuple[int, int], list[float]] = {}
-    for event in json.loads(moeplan("show", "chosen.json", "--timeline", "0", "--json", cwd=home).stdout)[
-        "traceEvents"
-    ]:
+    for event in shown["traceEvents"]:
         if event["ph"] == "X":
             lanes.setdefault((event["pid"], event["tid"]), []).append(event["dur"])
     degree = plan["decisions"]["pipeline"]["forward"][0]
     if degree > 1:
         assert [len(lanes[2, stage]) for stage in (1, 2, 3)] == [degree] * 3
     if "shares" in plan["decisions"]["pipeline"]:
-        assert lanes[2, 2] == pytest.approx([1e6 * x for x in options["forward"]["experts_s"][0]])
+        seconds = plan["options"]["pipeline"]["forward"]["experts_s"][0]
+        assert lanes[2, 2] == pytest.approx([1e6 * x for x in seconds])
 
 
 def test_apply_certifies_the_degrees_and_makes_the_plan_active(moeplan: Any, home: Path) -> None:

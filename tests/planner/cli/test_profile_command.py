@@ -14,7 +14,7 @@ from rich.console import Console
 
 from moeplan.errors import InputError
 from moeplan.planner.cli import profile as profile_command
-from moeplan.planner.cli import profile_progress, screen
+from moeplan.planner.cli import screen
 from moeplan.planner.report.profile import profile_report, remarks
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
@@ -230,10 +230,10 @@ def test_progress_is_lines_with_the_time_to_go_where_there_is_no_terminal(
 ) -> None:
     one = Measurement.of({"bytes": 8}, 8, [1.0] * 6)
     step = Step(Place("all_to_all", "uint8", 4, "intra", (("bytes", 8),)), one, 1e-3, 3, 9, 75.4)
-    with profile_progress.profile_progress() as tell:
+    with screen.step_progress() as tell:
         tell(step)
         assert capsys.readouterr().err == ""
     monkeypatch.setattr(screen, "LINE_S", 0.0)
-    with profile_progress.profile_progress() as tell:
+    with screen.step_progress() as tell:
         tell(step)
     assert capsys.readouterr().err == "moeplan: 3 of 9 sizes, 1:15 left (all_to_all/uint8@4/intra)\n"

@@ -6,8 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
 
 from moeplan.planner.cli import screen
+from moeplan.planner.cli.hanging import HangingConsole, hung
 
 
 def read_to_end(terminal: int) -> str:
@@ -44,3 +48,44 @@ def test_a_pipe_is_told_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         with screen.progress() as say:
             say("solving")
     assert told.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("solved    in no time at all", "solved    in no time\n          at all"),
+        ("left out  samples that a plan saw", "left out  samples\n          that a plan\n          saw"),
+        ("unchecked seconds and the method", "unchecked seconds and\n          the method"),
+        ("coherence gathers K and V everywhere", "coherence gathers K\n  and V everywhere"),
+        ("in all 3 MB less than contiguous", "in all 3 MB less than\n  contiguous"),
+        ("wrote     /a/path/that/is/longer/than/that", "wrote     /a/path/that/is/longer/than/that"),
+        ("wrote     plan.json    next: it", "wrote     plan.json\n          next: it"),
+        ("  0  ####  .....  kept", "  0  ####  .....\n  kept"),
+        ("  0  ####    kept", "  0  ####    kept"),
+    ],
+)
+def test_lines_go_on_below_the_text_of_their_label_or_by_two(line: str, told: str) -> None:
+    assert hung(line, 21) == told
+
+
+@given(st.lists(st.sampled_from(["solved    a", "b c", "unchecked", "  0 ##  #", "", "e" * 30])), st.integers(1, 40))
+def test_no_word_is_lost_or_cut_and_lines_are_no_wider_than_they_must(lines: list[str], width: int) -> None:
+    text = "\n".join(lines)
+    told = hung(text, width).split("\n")
+    assert [word for line in told for word in line.split()] == text.split()
+    assert all(len(line) <= width or len(line.removeprefix("solved").split()) == 1 for line in told)
+    assert hung(text, 50) == text
+
+
+@pytest.mark.parametrize("width", [0, 1])
+def test_no_width_is_too_small(width: int) -> None:
+    assert hung("solved    a b", width) == "solved    a\n          b"
+
+
+def test_a_console_hangs_text_and_leaves_tables_to_rich(capsys: pytest.CaptureFixture[str]) -> None:
+    console, table = HangingConsole(20), Table("[bold]a[/]", box=None)
+    table.add_row("b")
+    console.print("a remark that is :smile: [red]long[/]")
+    console.print()
+    console.print(table)
+    assert capsys.readouterr().out == "a remark that is\n  :smile:\n  [red]long[/]\n\n [bold]a[/] \n b          \n"

@@ -15,7 +15,7 @@ import pytest
 
 from moeplan.errors import MoeplanError
 from moeplan.planner.cli import screen
-from moeplan.planner.cli.trace_record import record
+from moeplan.planner.cli.trace import record
 from moeplan.planner.demo.record import record_embedded
 from moeplan.traces.reader import open_trace
 

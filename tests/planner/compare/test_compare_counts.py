@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from moeplan.errors import InputError, UsageError
-from moeplan.planner.compare.comparison import Comparison, compare
-from moeplan.planner.report.compare import as_dict
+from moeplan.planner.compare import Comparison, compare
+from moeplan.planner.report.compare import as_dict, write_matrices
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
@@ -174,3 +174,15 @@ def test_experts_that_move_from_the_first_plan_are_counted_with_their_bytes(make
     assert (moves.experts, moves.held) == (expected, new.num_slots * new.num_layers)
     assert moves.num_bytes == expected * 3 * 96 * trace.model.copy_bytes
     assert compare([paths[0], planned(trace, tmp_path / "again.json")], trace.path).compared[1].moves.experts == 0  # type: ignore[union-attr]
+
+
+def test_the_page_has_a_matrix_a_contender_with_its_bytes(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(samples=64)
+    path = planned(trace, tmp_path / "plan.json", redundant=4)
+    found = compare([path], trace.path, between=True)
+    write_matrices(found, tmp_path / "page.html")
+    page, copies, each = (tmp_path / "page.html").read_text(), found.between[f"{path}/standard"], found.copy_bytes
+    assert page.count("<h2>") == len(found.part.contenders) == 3
+    assert each is not None
+    far = copies[:2, 2:].sum() + copies[2:, :2].sum()
+    assert f"{copies.sum() * each / 1e6:.4g} MB a step, {far * each / 1e6:.4g} of them between nodes" in page

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.planner.compare.comparison import Comparison, compare
+from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.evaluate.metrics import METRICS, MetricSpec
 from moeplan.planner.report.compare import as_dict
 from moeplan.runtime.plan import Metric, load

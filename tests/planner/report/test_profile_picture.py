@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from moeplan.planner.report import profile_picture
-from moeplan.planner.report.profile_picture import text_picture, write_profile_page
-from moeplan.planner.report.profile_slice import held_out_errors, slice_of
+from moeplan.planner.report.profile_picture import slice_of, text_picture, write_profile_page
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fitting import fit_series
@@ -60,7 +59,8 @@ def test_a_series_of_one_axis_is_drawn_with_its_curve_band_and_held_out_points()
     series = series_of("all_to_all", BYTES, ranks=4)
     assert series.fit is not None
     figure = figure_of(series)
-    off = held_out_errors(series.fit)
+    held = series.fit.held_out[series.fit.model.kind]
+    off = dict(zip(held.sizes, held.errors, strict=True))
     points = drawn(figure, 1, "measured"), drawn(figure, 1, "held out")
     assert len(off) == len(points[1].x) > 0
     together = sorted(zip(np.concatenate([p.x for p in points]), np.concatenate([p.y for p in points]), strict=True))

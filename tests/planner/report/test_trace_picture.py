@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from moeplan.planner.document import Section
-from moeplan.planner.report import trace_picture
-from moeplan.planner.report.trace_picture import write_trace_page
+from moeplan.planner.report import trace as page
+from moeplan.planner.report.trace import write_trace_page
 from moeplan.traces.count_form import read_counts, tabulate, write_counts
 from moeplan.traces.importers import import_trace
 from moeplan.traces.reader import Trace, open_trace
@@ -21,7 +21,7 @@ NAMES = [str(layer) for layer in range(64)]
 
 
 def sections_of(found: Any) -> dict[str, Section]:
-    return {section.title: section for section in trace_picture._sections(found, NAMES[: len(found.loads)])}
+    return {section.title: section for section in page._sections(found, NAMES[: len(found.loads)])}
 
 
 def test_figures_hold_the_shares_of_plain_loops(make_trace: MakeTrace) -> None:
@@ -65,20 +65,20 @@ def test_the_slider_shows_one_layer_at_a_time(make_trace: MakeTrace) -> None:
 
 def test_layer_axes_have_whole_ticks_that_name_the_hidden_layer_where_it_differs(make_trace: MakeTrace) -> None:
     found = describe(make_trace(layers=3), coactivation=True)
-    names = trace_picture._layer_names((0, 3, 5))
-    sections = {section.title: figure_in(section).layout for section in trace_picture._sections(found, names)}
+    names = page._layer_names((0, 3, 5))
+    sections = {section.title: figure_in(section).layout for section in page._sections(found, names)}
     for axis in (sections["Loads"].yaxis, sections["Locality of samples"].xaxis):
         assert axis.title.text == "layer (hidden layer)"
         assert (axis.tickvals, axis.ticktext) == ((0, 1, 2), ("0", "1 (3)", "2 (5)"))
     assert [step.label for step in sections["Transitions"].sliders[0].steps] == ["0 to 1 (3)", "1 (3) to 2 (5)"]
-    many = trace_picture._layer_axis(trace_picture._layer_names(range(60)))
+    many = page._layer_axis(page._layer_names(range(60)))
     assert (many["title"], many["tickvals"]) == ("layer", [*range(0, 60, 3)])
 
 
 def test_many_experts_are_drawn_in_groups_that_say_so(make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch) -> None:
     found = describe(make_trace(layers=3, experts=8, samples=60))
     assert found.tokens is not None
-    monkeypatch.setattr(trace_picture, "MAX_CELLS", 2 * 3 * 3)
+    monkeypatch.setattr(page, "MAX_CELLS", 2 * 3 * 3)
     section = sections_of(found)["Transitions"]
     assert "groups of 3 experts" in section.body[0].lines[0]  # type: ignore[union-attr]
     first = found.tokens.counts.transitions[0]

@@ -11,7 +11,7 @@ import pytest
 
 from moeplan.errors import CertificationError, UsageError
 from moeplan.planner.certify import certify
-from moeplan.planner.compare.comparison import compare
+from moeplan.planner.compare import compare
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster

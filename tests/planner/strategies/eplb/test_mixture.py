@@ -8,7 +8,7 @@ import pytest
 
 from moeplan.errors import CertificationError, MismatchError, UsageError
 from moeplan.planner.certify import certify
-from moeplan.planner.compare.comparison import compare
+from moeplan.planner.compare import compare
 from moeplan.planner.options import PlacementOptions
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moeplan.errors import UsageError
-from moeplan.planner.compare.comparison import compare
+from moeplan.planner.compare import compare
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make, solve
 from moeplan.profilers.cluster import Cluster

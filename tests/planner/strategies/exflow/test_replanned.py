@@ -6,7 +6,7 @@ import pytest
 
 from moeplan.errors import MismatchError, UsageError
 from moeplan.planner.certify import certify
-from moeplan.planner.compare.comparison import compare
+from moeplan.planner.compare import compare
 from moeplan.planner.options import PlacementOptions, Replanned
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make

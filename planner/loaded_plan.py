@@ -4,35 +4,37 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError, MismatchError, UsageError
-from ...profilers.cluster import Cluster
-from ...profilers.profile import load as load_profile
-from ...runtime.decisions import SidecarFile
-from ...runtime.migrating.predictor import read_predictor
-from ...runtime.plan import Plan, Split, load
-from ...traces.count_form import CountTrace
-from ...traces.model import ModelSpec
-from ...traces.reader import Trace
-from ...traces.split import fitted
-from ..evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
-from ..evaluate.samples import SampleIndex
-from ..evaluate.scene import Passes
-from ..evaluate.splits import UnitIndex
-from ..options import PlacementOptions, parsed
-from ..strategies.registry import STRATEGIES, strategy
-from ..strategies.strategy import Strategy
+from ..errors import InputError, MismatchError, UsageError
+from ..profilers.cluster import Cluster
+from ..profilers.profile import load as load_profile
+from ..runtime.decisions import SidecarFile
+from ..runtime.migrating.predictor import read_predictor
+from ..runtime.plan import Plan, Split, load
+from ..traces.count_form import CountTrace
+from ..traces.model import ModelSpec
+from ..traces.reader import Trace
+from ..traces.split import fitted
+from .evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
+from .evaluate.metrics import BALANCE
+from .evaluate.samples import SampleIndex
+from .evaluate.scene import Passes, Scene
+from .evaluate.splits import UnitIndex
+from .options import PlacementOptions, parsed
+from .strategies.registry import STRATEGIES, strategy
+from .strategies.strategy import Strategy
 
 __all__ = ["LoadedPlan", "check_model", "common_cluster", "common_passes", "known_model", "load_plans"]
 
 SAME = ("name", "layer_ids", "num_experts", "top_k")  # what two traces of one model agree on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedPlan:
     """A plan from a file, with its place in a comparison."""
 
@@ -50,7 +52,7 @@ class LoadedPlan:
         made_by = self.plan.strategies[-1:]
         return strategy(made_by[0]) if made_by and made_by[0] in STRATEGIES else Strategy()
 
-    @property
+    @cached_property
     def contender(self) -> Contender:
         """The plan under its path.
 
@@ -64,11 +66,13 @@ class LoadedPlan:
         except (UsageError, InputError) as error:
             raise type(error)(f"{self.path}: {error}") from error
 
-    def beside(self, own: Contender) -> list[Contender]:
+    @cached_property
+    def beside(self) -> list[Contender]:
         """Today first, then what tells the plan's parts apart: as many slots in order, coherence alone, whole layers,
         samples that stay.
         """
-        slots_D, model, cluster = own.journey.placement.slots, self.plan.model, self.plan.cluster
+        own, model, cluster = self.contender, self.plan.model, self.plan.cluster
+        slots_D = own.journey.placement.slots
         usual, in_slots = today(model, cluster, slots_D), contiguous_in(slots_D, model, cluster)
         rows = [usual, *([in_slots] if in_slots else [])]
         if own.journey.dispatch_model == "coherent":
@@ -78,6 +82,11 @@ class LoadedPlan:
         if self.moves_samples:
             rows.append(own.named(f"{self.path}, samples staying", dispatch_model="standard", homes=None))
         return [usual, *(one for one in rows[1:] if not one.journey.goes_as(usual.journey))]
+
+    def judged_on(self, scene: Scene) -> str:
+        """The metric of its verdict; counts without samples tell balance alone."""
+        by_loads = isinstance(scene.source, CountTrace) and scene.samples is None
+        return BALANCE if by_loads else self.strategy.judged_on(scene, self.contender.journey.dispatch_model)
 
     def unseen(self, index: UnitIndex | SampleIndex, sha256: str) -> NDArray[np.bool_]:
         """Which units of a trace it was not fitted to, `[U]`: all of another trace's."""
@@ -137,9 +146,9 @@ def common_passes(plans: Sequence[LoadedPlan]) -> Passes | None:
     """The passes of a step that all plans with a pipeline were made for; None without one."""
     passes = {one.path: of for one in plans if (of := passes_of(one.plan)) is not None}
     if len(set(passes.values())) > 1:
-        told = ", ".join(f"backward {of.backward:g}, full duplex {of.full_duplex}" for of in passes.values())
+        listed = ", ".join(f"backward {of.backward:g}, full duplex {of.full_duplex}" for of in passes.values())
         raise UsageError(
-            f"{', '.join(passes)} differ in their passes or duplex: {told}; one cost model compares plans, so solve"
+            f"{', '.join(passes)} differ in their passes or duplex: {listed}; one cost model compares plans, so solve"
             " them alike"
         )
     return next(iter(passes.values()), None)

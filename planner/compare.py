@@ -10,29 +10,30 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError, UsageError
-from ...profilers.cluster import Cluster
-from ...profilers.profile import load as load_profile
-from ...runtime.plan import Metric, Part, Plan, Verdict
-from ...solvers.replicas import ReplayRule
-from ...traces.count_form import CountTrace, open_any
-from ...traces.reader import Trace
-from ..evaluate.costs import CostModel
-from ..evaluate.evaluate import Evaluated, evaluate, verdict
-from ..evaluate.journey import Contender
-from ..evaluate.samples import SampleIndex, index_samples
-from ..evaluate.scene import Scene
-from ..evaluate.splits import index_units
-from ..evaluate.traffic import SampleCounts
-from ..moves import Moves
-from ..options import SecondsOptions
-from ..request import SAMPLES_PER_DEVICE, Phase
-from .loaded import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
+from ..errors import InputError, UsageError
+from ..profilers.cluster import Cluster
+from ..profilers.profile import load as load_profile
+from ..runtime.plan import Metric, Part, Plan, Verdict
+from ..solvers.replicas import ReplayRule
+from ..traces.count_form import CountTrace, open_any
+from ..traces.reader import Trace
+from .evaluate.costs import CostModel
+from .evaluate.evaluate import Evaluated, evaluate, verdict
+from .evaluate.journey import Contender
+from .evaluate.metrics import COPIES
+from .evaluate.price import STEP
+from .evaluate.samples import SampleIndex, index_samples
+from .evaluate.scene import Scene
+from .evaluate.splits import index_units
+from .evaluate.traffic import SampleCounts
+from .loaded_plan import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
+from .moves import Moves
+from .options import SecondsOptions
+from .request import SAMPLES_PER_DEVICE, Phase
 
 __all__ = ["Compared", "Comparison", "compare"]
 
 MOST_DEVICES = 512  # of a matrix of all pairs
-Row = tuple[LoadedPlan, Contender, list[Contender]]  # a plan, its contender, and what stands beside it, today first
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,6 @@ class Compared:
         How it stands to the first plan, which has none.
     moves
         What it takes to replace the first plan by it; None for that one.
-    baselines
-        The labels of what stands beside it, today first.
     """
 
     path: str
@@ -59,7 +58,6 @@ class Compared:
     verdict: Verdict
     against_first: Verdict | None
     moves: Moves | None = None
-    baselines: tuple[str, ...] = ()
 
     @property
     def claimed(self) -> Metric | None:
@@ -187,53 +185,60 @@ def compare(
     for one in loaded:
         check_model(one, source)
     _check(source, loaded, cluster, replica_rule, between=between)
-    moves = any(one.moves_samples for one in loaded)
-    index = index_samples(source, phases=phases or None) if moves else index_units(source, phases=phases or None)
-    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256) for one in loaded])
-    model = known_model(source.meta.model, [one.plan for one in loaded])
-    timed_by = None if profile is None else load_profile(profile)
-    costs = CostModel.of(timed_by, cluster, model, samples=index.kind == "sample")
-    by_loads = isinstance(source, CountTrace) and not moves
-    scene = Scene(
-        source,
-        index,
-        [index.cohort(unseen_U | ~unseen_U.any(), num_devices=cluster.num_devices, samples_per_step=samples)],
-        cluster,
-        model,
-        costs.of_loads() if costs is not None and by_loads else costs,
-        seed,
-        phases,
-        SampleCounts(source, index, np.zeros(len(unseen_U), np.bool_), cluster, phases=phases or None)
-        if isinstance(index, SampleIndex)
-        else None,
-        common_passes(loaded),
-    )
+    scene, unseen_U = _scene(source, loaded, cluster, samples, phases, profile, seed)
     on_progress("replaying the trace under the plans and what they are held against")
-    rows = [(one, (own := one.contender), one.beside(own)) for one in loaded]
-    evaluated = evaluate(scene, _contenders(rows, replica_rule), between=between)
+    evaluated = evaluate(scene, _contenders(loaded, replica_rule), between=between)
     return Comparison(
         trace=str(trace),
         trace_sha256=source.sha256,
         cluster=cluster,
         samples_per_step=samples,
         part=evaluated.evaluation.fit,
-        compared=tuple(_compared(row, rows[0], evaluated, scene, by_loads=by_loads) for row in rows),
-        unit=index.kind,
+        compared=tuple(_compared(one, loaded[0], evaluated, scene) for one in loaded),
+        unit=scene.index.kind,
         num_fitted=int((~unseen_U).sum()),
         seen=not unseen_U.any(),
         seconds=evaluated.seconds,
-        copy_bytes=model.copy_bytes,
+        copy_bytes=scene.model.copy_bytes,
         replica_rule=replica_rule,
         between=evaluated.between,
     )
 
 
-def _contenders(rows: Sequence[Row], rule: ReplayRule | None) -> list[Contender]:
+def _scene(
+    source: Trace | CountTrace,
+    loaded: Sequence[LoadedPlan],
+    cluster: Cluster,
+    samples_per_step: int,
+    phases: Sequence[Phase],
+    profile: str | os.PathLike[str] | None,
+    seed: int,
+) -> tuple[Scene, NDArray[np.bool_]]:
+    """The setting that judges, all units in it where no plan left one unseen, and which units are unseen, `[U]`."""
+    chosen, moves = phases or None, any(one.moves_samples for one in loaded)
+    index = index_samples(source, phases=chosen) if moves else index_units(source, phases=chosen)
+    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256) for one in loaded])
+    judging_U = unseen_U | ~unseen_U.any()
+    model = known_model(source.meta.model, [one.plan for one in loaded])
+    timed_by = None if profile is None else load_profile(profile)
+    costs = CostModel.of(timed_by, cluster, model, samples=index.kind == "sample")
+    samples = None
+    if isinstance(index, SampleIndex):
+        samples = SampleCounts(source, index, np.zeros(len(unseen_U), np.bool_), cluster, phases=chosen)
+    elif isinstance(source, CountTrace) and costs is not None:
+        costs = costs.of_loads()
+    cohort = index.cohort(judging_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step)
+    scene = Scene(source, index, [cohort], cluster, model, costs, seed, phases, samples, common_passes(loaded))
+    return scene, unseen_U
+
+
+def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Contender]:
     """Every contender once, the plans first, replicas chosen by a rule of an engine where there is one."""
-    by_label, others = dict[str, Contender](), [other for _, _, beside in rows for other in beside]
-    if taken := {own.label for _, own, _ in rows} & {other.label for other in others}:
-        raise UsageError(f"{min(taken)}: a plan by the name of what plans are held against; rename the plan's file")
-    for one in (*(own for _, own, _ in rows), *others):
+    own, beside = [one.contender for one in plans], [other for one in plans for other in one.beside]
+    if ambiguous := {one.label for one in own} & {one.label for one in beside}:
+        raise UsageError(f"{min(ambiguous)}: a plan by the name of what plans are held against; rename the plan's file")
+    by_label = dict[str, Contender]()
+    for one in (*own, *beside):
         by_label.setdefault(one.label, one if rule is None else one.named(one.name, replica_rule=rule))
     return list(by_label.values())
 
@@ -268,23 +273,22 @@ def _check(
 
 
 def _samples_per_step(plan: Plan) -> int:
-    found = plan.options.get("evaluation", {}).get("samples_per_step")
-    if found is None:
+    samples = plan.options.get("evaluation", {}).get("samples_per_step")
+    if samples is None:
         return SAMPLES_PER_DEVICE * plan.cluster.num_devices
-    if type(found) is not int or not 1 <= found < 2**31:
-        raise InputError(f"options.evaluation: samples_per_step {found!r:.20}; expected at least 1 and below 2^31")
-    return found
+    if type(samples) is not int or not 1 <= samples < 2**31:
+        raise InputError(f"options.evaluation: samples_per_step {samples!r:.20}; expected at least 1 and below 2^31")
+    return samples
 
 
-def _compared(row: Row, first: Row, evaluated: Evaluated, scene: Scene, *, by_loads: bool) -> Compared:
-    one, own, beside = row
-    metric = "balance" if by_loads else one.strategy.judged_on(scene, own.journey.dispatch_model)
-    other, moves = None, None
-    if row is not first:
-        judged = "balance" if by_loads else first[0].strategy.judged_on(scene, first[1].journey.dispatch_model)
-        copies = "device_copies" if judged == "step_s" else judged
-        other = verdict(evaluated, copies, against=first[1].label, of=own.label)
-        moves = Moves.between(first[1].journey.placement, own.journey.placement, scene.model)
-    own_verdict = verdict(evaluated, metric, against=beside[0].label, of=own.label, at_least=one.strategy.pays_from)
-    baselines = tuple(other.label for other in beside)
-    return Compared(one.path, one.plan, own.label, own_verdict, other, moves, baselines)
+def _compared(one: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:
+    """A plan against today and, but the first itself, against the first."""
+    label, base = one.contender.label, first.contender
+    metric, at_least = one.judged_on(scene), one.strategy.pays_from
+    today = verdict(evaluated, metric, against=one.beside[0].label, of=label, at_least=at_least)
+    if one is first:
+        return Compared(one.path, one.plan, label, today, None)
+    judged = first.judged_on(scene)
+    against_first = verdict(evaluated, COPIES if judged == STEP else judged, against=base.label, of=label)
+    moves = Moves.between(base.journey.placement, one.contender.journey.placement, scene.model)
+    return Compared(one.path, one.plan, label, today, against_first, moves)

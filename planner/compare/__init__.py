@@ -1,1 +1,0 @@
-"""Comparing plans side by side on any trace of their model."""
