@@ -16,9 +16,8 @@ from ....solvers.cost import inter_ratio
 from ....solvers.outcome import Outcome
 from ....solvers.placement import Placement
 from ...certify.bounds import proven_shares, share_kept
-from ...certify.fitted import Fitted, count_fitted
+from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...options import PlacementOptions, Search
-from ...task import Task
 from ..check import Again, Check, Told
 from ..recheck import balances, check_goal, placement_options
 from ..whole_groups import check_groups
@@ -81,7 +80,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         yield _bound(plan, tables, outcome, outcome.bound, search, again.folder)
 
 
-def _fitted(task: Task, search: Search, options: PlacementOptions) -> Fitted:
+def _fitted(task: Recounted, search: Search, options: PlacementOptions) -> Fitted:
     """The counts that the objective is about: followers of first choices, all of them where copies count under
     coherent dispatch, none where tokens return home.
     """

@@ -12,14 +12,13 @@ from ....errors import CertificationError, InputError, UsageError
 from ....runtime.decisions import PipelineDecision
 from ....runtime.plan import Plan
 from ....traces.count_form import CountTable
-from ...certify.census import take_census
-from ...certify.naive import NaiveReplay
+from ...certify.census import Source
+from ...certify.recounted import Recounted
 from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.journey import Journey
 from ...evaluate.pipelined import Pipeline
 from ...evaluate.price import pipeline_of
 from ...options import PipelineOptions, StageSeconds, parsed
-from ...task import Task
 from ..check import Again, Check, Told
 from .degrees import DegreeTable, tabulated
 from .params import MAX_DEGREE
@@ -46,8 +45,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     if passes is None or (passes.backward, passes.full_duplex) != (options.backward, options.full_duplex):
         raise CertificationError(f"passes of backward factor {options.backward}; the trace gives {passes}")
     scene = replace(task.scene, cohorts=task.scene.cohorts[:1])
-    replay = NaiveReplay(task.request.fit_fraction, task.request.step_samples)
-    ((tally,),) = replay(scene, [Journey(task.dispatch_model, task.placement)], ports=True)
+    ((tally,),) = task.replay(scene, [Journey(task.dispatch_model, task.placement)], ports=True)
     pipeline = pipeline_of(tally, scene, passes, decision.capacity_factor)
     table = tabulated(pipeline, options.max_degree, joint=options.joint)
     yield from _outcome(plan, options, pipeline, table)
@@ -155,17 +153,16 @@ def _columns(claimed: StageSeconds, found: StageSeconds) -> Iterator[Check]:
                 yield Check(f"{name} of chunk {chunk} of layer {layer}", figure, theirs[layer][chunk])
 
 
-def _dropped(plan: Plan, task: Task, options: PipelineOptions, decision: PipelineDecision) -> Iterator[Check]:
+def _dropped(plan: Plan, task: Recounted, options: PipelineOptions, decision: PipelineDecision) -> Iterator[Check]:
     """Recheck of the pairs that every contender drops."""
     assert plan.evaluation is not None
-    scene, request = task.scene, task.request
-    census = take_census(scene, request.fit_fraction, request.step_samples)
+    census = task.replay.census(Source.of(task.scene))
     parts = [part for part in (plan.evaluation.fit, plan.evaluation.held_out) if part is not None]
     shape = (plan.model.num_layers, plan.cluster.num_devices, plan.model.num_experts)
     for roster, part in zip(census.rosters, parts, strict=True):
         wanted = np.zeros((roster.num_steps, *shape), np.int64)
         held_BD = np.zeros((roster.num_steps, shape[1]), np.int64)
-        for batch, unit_R, place_R in census.rows(scene):
+        for batch, unit_R, place_R in census.rows():
             rows = roster.rows(batch, unit_R, place_R)
             assert not isinstance(batch, CountTable)
             at = np.flatnonzero(rows.step >= 0)
