@@ -181,7 +181,7 @@ def _hold(name: str, claimed: Part, found: Part, certificate: Certificate, *, un
 
 def _is_timed(name: str) -> bool:
     """Whether a metric follows from a profile."""
-    return name not in METRICS or METRICS[name].unit == "seconds" or name == "dropped_share"
+    return name not in METRICS or METRICS[name].unit == "seconds"
 
 
 def _agree(what: str, claimed: Metric, found: Metric, certificate: Certificate) -> None:

@@ -23,7 +23,7 @@ from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
 from ..evaluate.samples import SampleTraffic
 from ..evaluate.scene import Scene
-from ..evaluate.tally import COUNTS, Ports, Tally, check_cells
+from ..evaluate.tally import COUNTS, Ports, Tally, check_cells, nothing_sent
 from .census import Census, Roster, Rows, Source, take_census
 
 __all__ = ["NaiveReplay"]
@@ -82,7 +82,7 @@ class NaiveReplay:
                         sheet.add(batch, rows)
         for sheet in (sheet for row in sheets for sheet in row):
             if scene.samples is not None and (moves_LI := sheet.journey.moves) is not None:
-                sheet.rehome(scene.samples.under(sheet.journey.placement), census, moves_LI)
+                sheet.rehome(scene.samples.under(sheet.journey.placement), scene.samples.experts, census, moves_LI)
         which = [next(n for n, one in enumerate(distinct) if _alike(one, journey)) for journey in journeys]
         return [[row[number].tally() for number in which] for row in sheets]
 
@@ -184,8 +184,9 @@ def _alike(one: Journey, other: Journey) -> bool:
 
 
 def _distinct(journeys: Sequence[Journey]) -> list[Journey]:
-    """Drop each journey that moves tokens as an earlier one does."""
-    return [one for n, one in enumerate(journeys) if not any(_alike(one, before) for before in journeys[:n])]
+    """Drop each journey that moves tokens as another does; one with a fixed capacity counts more, and stays."""
+    ranked = sorted(journeys, key=lambda one: one.capacity_factor is None)
+    return [one for n, one in enumerate(ranked) if not any(_alike(one, before) for before in ranked[:n])]
 
 
 def _check_moves(roster: Roster, journey: Journey, size: int) -> None:
@@ -231,6 +232,8 @@ class _Sheet:
         units = roster.num_steps if self.by_step or self.loads_alone else len(roster.members)
         self.counts = {name: np.zeros(units, np.int64) for name in COUNTS}
         self.between = np.zeros((size, size), np.int64) if (between and not self.loads_alone) or self.rehomed else None
+        fixed = journey.capacity_factor is not None
+        self.sent = nothing_sent(*shape[:2], placement.num_experts, cluster) if fixed else None
         self.classes = [kind for kind, span in enumerate((self.group, cluster.num_nodes)) if span > 1]
 
     def add(self, batch: TokenBatch | CountTable, rows: Rows) -> None:
@@ -247,7 +250,9 @@ class _Sheet:
                 for device in devices:
                     np.add.at(self.loads[:, layer, device], rows.step[here], counts_RE[:, expert] / len(devices))
 
-    def rehome(self, traffic: SampleTraffic, census: Census, moves_LI: Numbers) -> None:
+    def rehome(
+        self, traffic: SampleTraffic, experts: NDArray[np.int32] | None, census: Census, moves_LI: Numbers
+    ) -> None:
         """Add the samples of complete steps, each where it is when a layer begins and when it ends."""
         assert self.roster.step is not None
         assert self.sitting is not None
@@ -261,6 +266,8 @@ class _Sheet:
             )
             np.add.at(self.loads[:, layer], step, pairs)
             self._exchange(layer, copies, nodes, ends, step, step)
+            if self.sent is not None and experts is not None:
+                np.add.at(self.sent[:, layer], (step, ends[0]), experts[place, layer])
             self._sit(layer, ends[0], step, census.tokens[place], census.contexts[place])
 
     def _walk(self, batch: TokenBatch, rows: Rows) -> None:
@@ -284,6 +291,9 @@ class _Sheet:
             _add(self.counts["node_hops_kept"], row, hop & (before // self.group == first // self.group))
             token, choice = np.nonzero((device_RK >= 0) & (rows.step >= 0)[:, None])
             np.add.at(self.loads[:, layer], (rows.step[token], device_RK[token, choice]), 1)
+            if self.sent is not None:
+                cell = rows.step[token], here[token], batch.ids[rows.number[token], layer, choice]
+                np.add.at(self.sent[:, layer], cell, ONE)
             here, before = after, first
 
     def _exchange(
@@ -346,7 +356,7 @@ class _Sheet:
             combine = dispatch[:, :, :, ::-1] if stays else combine
             ports = Ports(dispatch, combine, *self.sitting[:, :, : 1 if stays else None])
         counts = np.stack([*self.counts.values()], axis=1)[:, : 0 if self.loads_alone else None]
-        return Tally(counts, self.loads, self.journey.placement.slots, ports, self.between, moved)
+        return Tally(counts, self.loads, self.journey.placement.slots, ports, self.between, moved, self.sent)
 
 
 def _add(to: Numbers, row_R: Numbers, number_R: NDArray[np.integer | np.bool_]) -> None:

@@ -23,7 +23,17 @@ from .intervals import Summands, difference, drawn, interval, resampled_sums
 from .price import STEP, Seconds
 from .tally import COUNTS, Tally
 
-__all__ = ["METRICS", "Context", "Figures", "MetricSpec", "Sums", "copies_metric", "figures_of", "max_over_mean"]
+__all__ = [
+    "METRICS",
+    "Context",
+    "Figures",
+    "MetricSpec",
+    "Sums",
+    "copies_metric",
+    "dropped_share",
+    "figures_of",
+    "max_over_mean",
+]
 
 Draws = NDArray[np.float64]  # [R]
 Unit = Literal["count", "share", "ratio", "bytes", "seconds"]
@@ -199,6 +209,11 @@ def max_over_mean(loads: NDArray[Any]) -> NDArray[np.float64]:
     """The busiest device over the mean in every step and layer `[B, L]`, of loads `[B, L, D]`; 0 without any."""
     mean_BL = loads.mean(axis=2)
     return np.asarray(np.divide(loads.max(axis=2), mean_BL, where=mean_BL > 0, out=np.zeros_like(mean_BL)))
+
+
+def dropped_share(sent_BLDE: NDArray[np.int32], rows_BL: NDArray[np.int64]) -> float:
+    """Share of routed pairs dropped, with buffers of `rows_BL` rows per expert and sending device."""
+    return float(np.maximum(sent_BLDE - rows_BL[:, :, None, None], 0).sum() / sent_BLDE.sum())
 
 
 def _ratios(tally: Tally) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .samples import Counter, SampleIndex, SampleTraffic
 from .splits import Cohort
-from .tally import COUNTS, Ports, Tally
+from .tally import COUNTS, Ports, Tally, nothing_sent
 
 __all__ = ["SampleCounts", "sample_tally"]
 
@@ -217,13 +217,17 @@ def _cells(
     return np.bincount(cell_KT[counted_KT], minlength=num_rows * width).reshape(num_rows, width)
 
 
-def sample_tally(counts: SampleCounts, placement: Placement, cohort: Cohort, device_LI: Numbers) -> Tally:
+def sample_tally(
+    counts: SampleCounts, placement: Placement, cohort: Cohort, device_LI: Numbers, *, fixed: bool = False
+) -> Tally:
     """Tally of the samples in a cohort's complete steps, by step.
 
     Parameters
     ----------
     device_LI
         Where every sample of the index is when each layer begins and after the last, `[L+1, I]`.
+    fixed
+        Whether buffers have a fixed capacity.
     """
     assert cohort.step is not None
     cluster, traffic, index = counts.cluster, counts.under(placement), counts.index
@@ -240,6 +244,7 @@ def sample_tally(counts: SampleCounts, placement: Placement, cohort: Cohort, dev
         Ports.empty("migrating", num_steps, num_layers, cluster),
         np.zeros((cluster.num_devices, cluster.num_devices), np.int64),
         moved_B / np.diff([*first_B, len(place)]),
+        nothing_sent(num_steps, num_layers, placement.num_experts, cluster) if fixed else None,
     )
     assert tally.ports is not None
     assert tally.between is not None
@@ -248,6 +253,8 @@ def sample_tally(counts: SampleCounts, placement: Placement, cohort: Cohort, dev
     column["tokens"] += np.add.reduceat(index.unit_tokens[place], first_B)
     for layer in range(num_layers):
         tally.loads[:, layer] = np.add.reduceat(traffic.pairs[place, layer], first_B, dtype=np.int64)
+        if tally.sent is not None and counts.experts is not None:
+            np.add.at(tally.sent[:, layer], (step, device_LI[layer]), counts.experts[place, layer])
         np.add.at(tally.ports.tokens[:, layer], (step, device_LI[layer]), index.unit_tokens[place])
         np.add.at(tally.ports.contexts[:, layer], (step, device_LI[layer]), index.contexts[place])
         dispatch_BC2D, combine_BC2D = tally.ports.dispatch[:, layer], tally.ports.combine[:, layer, :, ::-1]
