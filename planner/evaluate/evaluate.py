@@ -12,12 +12,13 @@ from ...runtime.plan import Evaluation, Part, Verdict
 from ..options import SecondsOptions
 from .homes import Homes, Staying
 from .journey import TODAY, Contender, Journey
-from .metrics import Context, Figures, dropped_share, figures_of
+from .metrics import Figures, figures_of
 from .pipelined import capacity
 from .price import STEP, cuts_of, price
 from .replay import Replay
 from .replay import replay as fast_replay
 from .scene import Scene
+from .sums import Context, dropped_share
 from .tally import Tally
 
 __all__ = ["Evaluated", "evaluate", "verdict"]

@@ -16,8 +16,7 @@ from ...moves import expert_bytes
 from ...options import EvaluationOptions, PlacementOptions, RawBalance, Redundancy, parsed
 from ..check import Again, Check, Told
 from ..placement import published
-from ..recheck import balances, check_goal, placement_options
-from ..whole_groups import check_groups
+from ..recheck import balances, check_goal, check_groups, placement_options
 
 __all__ = ["recheck"]
 

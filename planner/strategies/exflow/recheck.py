@@ -19,8 +19,7 @@ from ...certify.bounds import proven_shares, share_kept
 from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...options import PlacementOptions, Search
 from ..check import Again, Check, Told
-from ..recheck import balances, check_goal, placement_options
-from ..whole_groups import check_groups
+from ..recheck import balances, check_goal, check_groups, placement_options
 
 __all__ = ["recheck"]
 

@@ -88,7 +88,7 @@ def assert_counted_alike(one: SampleCounts, other: SampleCounts, placement: Plac
     ours, theirs = one.under(placement), other.under(placement)
     for name in ("copies", "nodes", "pairs", "linked"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
-    np.testing.assert_array_equal(one.experts, other.experts)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(one.experts, other.experts)
 
 
 def assert_same(one: Tally, other: Tally) -> None:
