@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .evaluate.costs import CostModel
 from .evaluate.loads import step_loads
-from .evaluate.samples import SampleIndex, index_samples
+from .evaluate.samples import Counter, SampleIndex, index_samples
 from .evaluate.scene import Scene
 from .evaluate.splits import Cohort, UnitIndex, index_units
 from .evaluate.traffic import SampleCounts
@@ -50,6 +50,8 @@ class Task:
     say
         Told what begins, in a few words.
     """
+
+    bounds: ClassVar[bool] = True  # whether what is decided is bounded, too
 
     request: Request
     strategy: Strategy
@@ -142,7 +144,14 @@ class Task:
         if not isinstance(self.index, SampleIndex):
             return None
         phases = self.request.phases or None
-        return SampleCounts(self.source, self.index, self.fitted, self.request.cluster, phases=phases)
+        return SampleCounts(
+            self.source, self.index, self.fitted, self.request.cluster, phases=phases, counter=self.counter
+        )
+
+    @property
+    def counter(self) -> Counter | None:
+        """What counts samples; None: evaluation's own walk."""
+        return None
 
     @cached_property
     def scene(self) -> Scene:
@@ -161,7 +170,7 @@ class Task:
         )
 
     @cached_property
-    def members(self) -> "list[tuple[float, Task]]":
+    def members(self) -> list[tuple[float, Self]]:
         """A task for each trace, with its weight; all weights together are 1.
 
         Raises

@@ -9,22 +9,54 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError
 from ...traces.count_form import CountTable, CountTrace
+from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort
 
-__all__ = ["Census", "Roster", "Rows", "take_census"]
+__all__ = ["Census", "Roster", "Rows", "Source", "take_census"]
 
 BLOCK_ROWS = 64
 Numbers = NDArray[np.int64]
 Name = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A trace whose tokens of some phases (empty: all) are counted, by unit or by step and sample."""
+
+    trace: Trace | CountTrace
+    phases: tuple[str, ...]
+    by_step: bool
+
+    @classmethod
+    def of(cls, scene: Scene) -> Self:
+        """What a scene counts."""
+        return cls(scene.source, tuple(scene.phases), scene.samples is not None)
+
+    def named(self, *, layers: bool) -> Iterator[tuple[TokenBatch | CountTable, Numbers]]:
+        """Batches or tables with the name of each row's unit, `[R, 1]`, or its step and sample, `[R, 2]`."""
+        trace, row = self.trace, 0
+        of_counts = isinstance(trace, CountTrace)
+        wanted = None if layers else ()
+        rows = trace.tables() if isinstance(trace, CountTrace) else trace.batches(wanted, phases=self.phases or None)
+        for batch in rows:
+            keys = (batch.step, batch.sample) if of_counts else (batch.sample, batch.step)
+            unit = next((key for key in keys if key is not None), None)
+            if unit is None:
+                unit = np.zeros(len(batch), int) if of_counts else (np.arange(len(batch)) + row) // BLOCK_ROWS
+            row += len(batch)
+            columns = [unit]
+            if self.by_step:
+                columns = [np.zeros(len(batch), int) if batch.step is None else batch.step, _column(batch.sample)]
+            yield batch, np.stack(columns, axis=1).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +76,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roster:
-    """One part of a trace: the places of its members, the tokens of each, and how homes and steps follow.
+    """One part of a trace: its members by place and by id, the tokens of each, and how homes and steps follow.
 
     Parameters
     ----------
@@ -55,6 +87,7 @@ class Roster:
     """
 
     members: Numbers
+    unit_ids: Numbers
     tokens: Numbers
     home: Numbers | None
     step: Numbers | None
@@ -81,6 +114,7 @@ class Roster:
     def check(self, cohort: Cohort) -> None:
         """Refuse a cohort that runs otherwise."""
         alike = {
+            "units": np.array_equal(self.unit_ids, cohort.unit_ids),
             "tokens": np.array_equal(self.tokens, cohort.unit_tokens),
             "homes": _same(self.home, cohort.home),
             "steps": self.num_steps == cohort.num_steps and self.dropped == cohort.dropped,
@@ -102,46 +136,42 @@ class Census:
         Of each, and the sum over them of 2 x position + 1, `[I]`; of counts as of whole sequences.
     rosters
         The fitted part, then the one held out where there is one.
-    unit
-        What splits.
     """
 
+    source: Source
     place_of: dict[Name, int]
     tokens: Numbers
     contexts: Numbers
     rosters: list[Roster]
-    unit: str
 
-    def rows(self, scene: Scene) -> Iterator[tuple[TokenBatch | CountTable, Numbers, Numbers]]:
+    def rows(self) -> Iterator[tuple[TokenBatch | CountTable, Numbers, Numbers]]:
         """Batches or tables of the trace, with the unit of each row and its place, `[R]`."""
-        for batch, names_RN in _named(scene, layers=True):
-            distinct, index_R = np.unique(names_RN, axis=0, return_inverse=True)
-            place_of = np.array([self.place_of[tuple(name)] for name in distinct.tolist()], np.int64)
-            yield batch, names_RN[:, -1], place_of[index_R.reshape(-1)]
+        for batch, names_RN in self.source.named(layers=True):
+            place_R = np.array([self.place_of[tuple(name)] for name in names_RN.tolist()], np.int64)
+            yield batch, names_RN[:, -1], place_R
 
 
-def take_census(scene: Scene, fraction: float, samples_per_step: int) -> Census:
-    """Everybody in a scene's trace, from its scalar columns, and who runs when and where in every part."""
-    seen, known = _Seen(), scene.source.known
-    for batch, names_RN in _named(scene, layers=False):
+def take_census(source: Source, *, seed: int, fraction: float, num_devices: int, samples_per_step: int) -> Census:
+    """Everybody in a trace, from its scalar columns, and who runs when and where in every part."""
+    seen, known, by_step = _Seen(), source.trace.known, source.by_step
+    for batch, names_RN in source.named(layers=False):
         seen.add(batch, names_RN)
-    by_step, of_counts = scene.samples is not None, isinstance(scene.source, CountTrace)
-    names = sorted(seen.tokens)
+    names, of_counts = sorted(seen.tokens), isinstance(source.trace, CountTrace)
     if of_counts:
-        seen.count_tokens(scene.model.top_k, whole=by_step)
-    unit: str = "sample" if "sample" in known else "step" if "step" in known else "block"
-    if "step" in known and (len({sample for _, sample in names}) == len(names) if by_step else of_counts):
-        unit = "step"  # whole ones where no sample is in two
-    salted = [f"{scene.seed}:{name[by_step and unit == 'sample']}" for name in names]
-    fitted_I = np.array([_hash(one) < int(fraction * 2**64) for one in salted])
-    chosen = [[*np.flatnonzero(one_I)] for one_I in (fitted_I, ~fitted_I)[: len(scene.cohorts)]]
-    sizes = scene.cluster.num_devices, samples_per_step
+        seen.count_tokens(source.trace.meta.model.top_k, whole=by_step)
+    by_sample = by_step and not ("step" in known and len({sample for _, sample in names}) == len(names))
+    fitted_I = np.array([_hash(f"{seed}:{name[by_sample]}") < int(fraction * 2**64) for name in names])
+    ranked = by_step or not of_counts
+    chosen = [np.flatnonzero(part_I).tolist() for part_I in (fitted_I, ~fitted_I) if part_I.any()]
     return Census(
+        source,
         {name: place for place, name in enumerate(names)},
         np.array([seen.tokens[name] for name in names], np.int64),
         np.array([seen.contexts[name] for name in names], np.int64),
-        [seen.roster(names, members, *sizes, by_step=by_step, ranked=by_step or not of_counts) for members in chosen],
-        unit,
+        [
+            seen.roster(names, members, num_devices, samples_per_step, by_step=by_step, ranked=ranked)
+            for members in chosen
+        ],
     )
 
 
@@ -194,30 +224,13 @@ class _Seen:
             step = np.array([step_ids.index(names[place][0]) for place in members])
         return Roster(
             np.array(members, np.int64),
+            np.array(members if by_step else [names[place][0] for place in members], np.int64),
             np.array([self.tokens[names[place]] for place in members], np.int64),
             None if recorded and not by_step else home,
             None if step_ids and not by_step else step,
             np.array(step_ids, np.int64),
             len(step_ids) or whole,
         )
-
-
-def _named(scene: Scene, *, layers: bool) -> Iterator[tuple[TokenBatch | CountTable, Numbers]]:
-    """Batches or tables of a trace with the name of each row's unit, `[R, 1]`, or its step and sample, `[R, 2]`."""
-    trace, row = scene.source, 0
-    of_counts, phases = isinstance(trace, CountTrace), scene.phases or None
-    wanted = None if layers else ()
-    source = trace.tables() if isinstance(trace, CountTrace) else trace.batches(wanted, phases=phases)
-    for batch in source:
-        keys = (batch.step, batch.sample) if of_counts else (batch.sample, batch.step)
-        unit = next((key for key in keys if key is not None), None)
-        if unit is None:
-            unit = np.zeros(len(batch), int) if of_counts else (np.arange(len(batch)) + row) // BLOCK_ROWS
-        row += len(batch)
-        columns = [unit]
-        if scene.samples is not None:
-            columns = [np.zeros(len(batch), int) if batch.step is None else batch.step, _column(batch.sample)]
-        yield batch, np.stack(columns, axis=1).astype(np.int64)
 
 
 def _same(one: Numbers | None, other: Numbers | None) -> bool:

@@ -1,7 +1,6 @@
 """A plan judged again: the task it was solved for, its contenders replayed naively, every figure held against them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from ...runtime.migrating.predictor import read_predictor
 from ...runtime.plan import Metric, Part, Plan
 from ...traces.count_form import CountTrace, open_any
 from ..evaluate.evaluate import Evaluated, evaluate, verdict
-from ..evaluate.metrics import DROPPED, METRICS
+from ..evaluate.metrics import METRICS
 from ..evaluate.scene import Scene
 from ..options import EvaluationOptions, PlacementOptions, SecondsOptions, parsed
 from ..params import flags_of
@@ -20,7 +19,7 @@ from ..strategies.registry import STRATEGIES
 from ..strategies.strategy import Strategy
 from ..task import Task
 from .certificate import Certificate
-from .naive import NaiveReplay
+from .recounted import Recounted
 from .structure import strategies_of
 
 __all__ = ["check_judged", "mixture_of", "task_of"]
@@ -29,16 +28,7 @@ MOST_CELLS = 2**29
 Mixture = tuple[tuple[str, float], ...]
 
 
-@dataclass(frozen=True)
-class Untimed(Task):
-    """A task whose profile is not at hand, so that nothing is timed."""
-
-    @property
-    def costs(self) -> None:
-        """Nothing."""
-
-
-def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixture: Mixture = ()) -> Task:
+def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixture: Mixture = ()) -> Recounted:
     """The task that one of a plan's strategies was given: on what was decided before, by the parameters it names.
 
     Raises
@@ -76,7 +66,7 @@ def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixt
         names = tuple(one.name for one in before)
         base = plan.model_copy(update={"decisions": type(plan.decisions)(**kept), "strategies": names})
     lost = plan.inputs.profile is not None and profile is None
-    return (Untimed if lost else Task)(request, chosen, base, model)
+    return Recounted(request, chosen, base, model, untimed=lost)
 
 
 def _params(plan: Plan, chosen: Strategy) -> dict[str, Any]:
@@ -114,7 +104,7 @@ def mixture_of(plan: Plan, first: str, sha256: str | None) -> Mixture | None:
 
 
 def check_judged(
-    plan: Plan, task: Task, certificate: Certificate, folder: Path, say: Callable[[str], None]
+    plan: Plan, task: Recounted, certificate: Certificate, folder: Path, say: Callable[[str], None]
 ) -> Evaluated:
     """Hold every figure of the evaluation, the seconds and the verdict against a naive replay; returns it."""
     assert plan.evaluation is not None
@@ -126,11 +116,10 @@ def check_judged(
         for _, scene in scenes:
             _check_size(scene)
         say("replaying the trace under the plan and its rivals, token by token")
-        replay = NaiveReplay(task.request.fit_fraction, task.request.step_samples)
-        evaluated = evaluate(scenes, rows, replay=replay)
+        evaluated = evaluate(scenes, rows, replay=task.replay)
     except (InputError, UsageError) as error:
         raise CertificationError(f"what the plan decides does not go with its trace: {error}") from error
-    untimed = isinstance(task, Untimed)
+    untimed = task.untimed
     _hold("fit", plan.evaluation.fit, evaluated.evaluation.fit, certificate, untimed=untimed)
     ours, theirs = plan.evaluation.held_out, evaluated.evaluation.held_out
     if (ours is None) != (theirs is None):
@@ -192,7 +181,7 @@ def _hold(name: str, claimed: Part, found: Part, certificate: Certificate, *, un
 
 def _is_timed(name: str) -> bool:
     """Whether a metric follows from a profile."""
-    return name not in METRICS or METRICS[name].unit == "seconds" or name == DROPPED
+    return name not in METRICS or METRICS[name].unit == "seconds"
 
 
 def _agree(what: str, claimed: Metric, found: Metric, certificate: Certificate) -> None:

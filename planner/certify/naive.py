@@ -2,75 +2,150 @@
 
 It gives what `planner.evaluate.replay` gives and shares nothing with it: membership matrices in place of comparisons by
 pairs, holders looked up expert by expert, homes and steps from a census of its own, which the scene's must agree with.
+Samples that are re-homed are counted one by one, once for each placement, and every journey of theirs is summed up from
+these counts.
 
-Legend: R rows, tokens or those of counts; L MoE layers; K experts a token; E experts; D devices; N nodes; B steps;
-I units.
+Legend: R rows: tokens, those of counts, or samples; L MoE layers; K experts a token; E experts; D devices; N nodes;
+B steps; I samples; M members of a part.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError, UsageError
+from ...profilers.cluster import Cluster
+from ...solvers.placement import Placement
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
+from ..evaluate.samples import SampleTraffic
 from ..evaluate.scene import Scene
-from ..evaluate.tally import COUNTS, Ports, Tally, check_cells
-from .census import Census, Roster, Rows, take_census
+from ..evaluate.tally import COUNTS, Ports, Tally, check_cells, nothing_sent
+from .census import Census, Roster, Rows, Source, take_census
 
-__all__ = ["NaiveReplay", "devices_of", "holders_of"]
+__all__ = ["NaiveReplay"]
 
 Numbers = NDArray[np.int64]
+ONE = np.int32(1)  # of the tables' dtype: added in place several times as fast
 Holders = list[list[list[int]]]  # [layer][expert] -> devices, ascending
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NaiveReplay:
     """A `Replay` by the split that a plan names: the share of units that is fitted, and those of a derived step."""
 
+    cluster: Cluster
+    seed: int
     fraction: float
     samples_per_step: int
+    _known: dict[object, Census] = field(default_factory=dict)
+
+    def census(self, source: Source) -> Census:
+        """Everybody in a trace, read once."""
+        key = (str(source.trace.path), source.phases, source.by_step)
+        if key not in self._known:
+            self._known[key] = take_census(
+                source,
+                seed=self.seed,
+                fraction=self.fraction,
+                num_devices=self.cluster.num_devices,
+                samples_per_step=self.samples_per_step,
+            )
+        return self._known[key]
 
     def __call__(
         self, scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
     ) -> list[list[Tally]]:
-        """The tally of every journey on every part, `[part][journey]`.
+        """The tally of every journey on every part, `[part][journey]`; samples as `count_samples` told the scene.
 
         Raises
         ------
         CertificationError
             The scene's parts run otherwise than the trace says, or samples move where they may not.
         """
-        census = take_census(scene, self.fraction, self.samples_per_step)
-        for roster, cohort in zip(census.rosters, scene.cohorts, strict=True):
+        census = self.census(Source.of(scene))
+        parts = [*zip(census.rosters, scene.cohorts, strict=False)]
+        for roster, cohort in parts:
             roster.check(cohort)
             for journey in journeys:
                 _check_moves(roster, journey, scene.cluster.num_devices)
-        sheets = [
-            [_Sheet(scene, roster, one, ports=ports, between=between) for one in _distinct(journeys)]
-            for roster in census.rosters
-        ]
-        for batch, unit_R, place_R in census.rows(scene):
-            for roster, row in zip(census.rosters, sheets, strict=True):
-                rows = roster.rows(batch, unit_R, place_R)
-                for sheet in row:
-                    sheet.add(batch, rows)
-        which = [next(n for n, one in enumerate(_distinct(journeys)) if _alike(one, journey)) for journey in journeys]
-        return [
-            [row[number].tally(census, roster) for number in which]
-            for roster, row in zip(census.rosters, sheets, strict=True)
-        ]
+        distinct = _distinct(journeys)
+        sheets = [[_Sheet(scene, roster, one, ports=ports, between=between) for one in distinct] for roster, _ in parts]
+        if any(one.moves is None for one in distinct):
+            for batch, unit_R, place_R in census.rows():
+                for row in sheets:
+                    rows = row[0].roster.rows(batch, unit_R, place_R)
+                    for sheet in row:
+                        sheet.add(batch, rows)
+        for sheet in (sheet for row in sheets for sheet in row):
+            if scene.samples is not None and (moves_LI := sheet.journey.moves) is not None:
+                sheet.rehome(scene.samples.under(sheet.journey.placement), scene.samples.experts, census, moves_LI)
+        which = [next(n for n, one in enumerate(distinct) if _alike(one, journey)) for journey in journeys]
+        return [[row[number].tally() for number in which] for row in sheets]
+
+    def count_samples(
+        self, source: Source, placements: Sequence[Placement]
+    ) -> tuple[NDArray[np.int32], list[SampleTraffic]]:
+        """The pairs of samples with experts `[I, L, E]`, and their traffic under each of several placements."""
+        census, model = self.census(source), source.trace.meta.model
+        of_tokens = not isinstance(source.trace, CountTrace)
+        experts = np.zeros((len(census.tokens), model.num_layers, model.num_experts), np.int32)
+        found = [SampleTraffic.empty(one, len(census.tokens), self.cluster, linked=of_tokens) for one in placements]
+        held = [holders_of(one) for one in placements]
+        fitted_I = np.isin(np.arange(len(census.tokens)), census.rosters[0].members)
+        for batch, unit_R, place_R in census.rows():
+            if isinstance(batch, CountTable):
+                np.add.at(experts, (place_R, batch.layer), batch.counts)
+                continue
+            turn_R, fitted_R = unit_R + batch.position.astype(np.int64), fitted_I[place_R]
+            for layer in range(model.num_layers):
+                ids_RK, before_RK = batch.ids[:, layer], batch.ids[:, layer - 1] if layer else None
+                row, choice = np.nonzero(ids_RK < model.num_experts)
+                np.add.at(experts[:, layer], (place_R[row], ids_RK[row, choice]), ONE)
+                for traffic, holders in zip(found, held, strict=True):
+                    device_RK = devices_of(ids_RK, holders[layer], "even", turn_R * 0 - 1, turn_R, 1)
+                    self._visit(traffic, layer, place_R, device_RK, before_RK, fitted_R)
+        for traffic, holders in zip(found, held, strict=True):
+            for layer, held_E in enumerate(() if of_tokens else holders):  # every pair is a copy
+                for expert, (device,) in enumerate(held_E):  # counts go with no replicas
+                    traffic.copies[:, layer, device] += experts[:, layer, expert]
+                    traffic.nodes[:, layer, device // self.cluster.devices_per_node] += experts[:, layer, expert]
+        return experts, found
+
+    def _visit(
+        self,
+        traffic: SampleTraffic,
+        layer: int,
+        place_R: Numbers,
+        device_RK: Numbers,
+        before_RK: NDArray[np.integer] | None,
+        fitted_R: NDArray[np.bool_],
+    ) -> None:
+        """Add the visits of tokens to devices and nodes, and of fitted ones the experts that they come from."""
+        group, num_experts = self.cluster.devices_per_node, traffic.placement.num_experts
+        row, choice = np.nonzero(device_RK >= 0)
+        np.add.at(traffic.pairs[:, layer], (place_R[row], device_RK[row, choice]), ONE)
+        visited_DR = np.ascontiguousarray(_visited(device_RK, self.cluster.num_devices).T > 0)
+        for device, visited_R in enumerate(visited_DR):
+            traffic.copies[:, layer, device] += np.bincount(place_R[visited_R], minlength=len(traffic.copies))
+            if before_RK is not None and traffic.linked is not None:
+                before = np.minimum(before_RK[visited_R & fitted_R], num_experts)
+                linked_E = np.bincount(before.ravel(), minlength=num_experts + 1)[:num_experts]
+                traffic.linked[layer - 1, :, device] += linked_E
+        for node in range(self.cluster.num_nodes):
+            visited_R = visited_DR[node * group : (node + 1) * group].any(axis=0)
+            traffic.nodes[:, layer, node] += np.bincount(place_R[visited_R], minlength=len(traffic.nodes))
 
 
-def holders_of(journey: Journey) -> Holders:
+def holders_of(placement: Placement) -> Holders:
     """The devices that hold each expert."""
-    device_P = [device for device, width in enumerate(journey.placement.slots.tolist()) for _ in range(width)]
+    device_P = [device for device, width in enumerate(placement.slots.tolist()) for _ in range(width)]
     layers: Holders = []
-    for row in journey.placement.physical_to_logical.tolist():
-        held: list[list[int]] = [[] for _ in range(journey.placement.num_experts)]
+    for row in placement.physical_to_logical.tolist():
+        held: list[list[int]] = [[] for _ in range(placement.num_experts)]
         for device, expert in zip(device_P, row, strict=True):
             held[expert].append(device)
         layers.append(held)
@@ -109,8 +184,9 @@ def _alike(one: Journey, other: Journey) -> bool:
 
 
 def _distinct(journeys: Sequence[Journey]) -> list[Journey]:
-    """Drop each journey that moves tokens as an earlier one does."""
-    return [one for n, one in enumerate(journeys) if not any(_alike(one, before) for before in journeys[:n])]
+    """Drop each journey that moves tokens as another does; one with a fixed capacity counts more, and stays."""
+    ranked = sorted(journeys, key=lambda one: one.capacity_factor is None)
+    return [one for n, one in enumerate(ranked) if not any(_alike(one, before) for before in ranked[:n])]
 
 
 def _check_moves(roster: Roster, journey: Journey, size: int) -> None:
@@ -133,12 +209,15 @@ class _Sheet:
 
     def __init__(self, scene: Scene, roster: Roster, journey: Journey, *, ports: bool, between: bool) -> None:
         cluster, placement, size = scene.cluster, journey.placement, scene.cluster.num_devices
-        self.journey, self.group, self.rehomed = journey, cluster.devices_per_node, journey.moves is not None
-        self.counted, self.of_counts = scene.samples is not None, isinstance(scene.source, CountTrace)
+        self.journey, self.roster, self.group, self.rehomed = (
+            journey, roster, cluster.devices_per_node, journey.moves is not None,
+        )  # fmt: skip
+        self.by_step, self.loads_alone = scene.samples is not None, isinstance(scene.source, CountTrace)
+        self.loads_alone &= not self.rehomed
         self.rule = str(placement.replica_rule if journey.replica_rule is None else journey.replica_rule)
-        self.holders, shape = holders_of(journey), (roster.num_steps, placement.num_layers, size)
-        self.loads_alone = self.of_counts and not self.rehomed
-        if placement.has_replicas and self.of_counts and self.rule != "even":
+        shape = (roster.num_steps, placement.num_layers, size)
+        self.holders = [] if self.rehomed else holders_of(placement)
+        if placement.has_replicas and self.loads_alone and self.rule != "even":
             raise CertificationError(f"counts do not say which replica serves a token by the rule {self.rule}")
         if self.rule not in ("even", "nearest"):
             raise UsageError(f"replicas by the rule {self.rule}; expected even or nearest")
@@ -149,59 +228,72 @@ class _Sheet:
             self.ports = np.zeros((2, shape[0], shape[1], 2, 2, size), np.int64)
             self.sitting = np.zeros((2, *shape), np.int64)
         check_cells("a recount", cluster, **lengths)
-        self.loads = np.zeros(shape, np.float64 if self.of_counts else np.int64)
-        units = roster.num_steps if self.counted or self.loads_alone else len(roster.members)
+        self.loads = np.zeros(shape, np.float64 if self.loads_alone else np.int64)
+        units = roster.num_steps if self.by_step or self.loads_alone else len(roster.members)
         self.counts = {name: np.zeros(units, np.int64) for name in COUNTS}
-        self.between = np.zeros((size, size), np.int64) if (between and not self.of_counts) or self.rehomed else None
+        self.between = np.zeros((size, size), np.int64) if (between and not self.loads_alone) or self.rehomed else None
+        fixed = journey.capacity_factor is not None
+        self.sent = nothing_sent(*shape[:2], placement.num_experts, cluster) if fixed else None
         self.classes = [kind for kind, span in enumerate((self.group, cluster.num_nodes)) if span > 1]
 
     def add(self, batch: TokenBatch | CountTable, rows: Rows) -> None:
-        """Add the rows of this part in a batch or a table."""
-        if isinstance(batch, CountTable):
-            for layer in range(self.journey.placement.num_layers):
-                here = (batch.layer[rows.number] == layer) & (rows.step >= 0)
-                self._add_counts(batch.counts[rows.number[here]], rows.step[here], rows.place[here], layer)
-        else:
+        """Add the rows of this part in a batch or a table, where samples do not move."""
+        if self.rehomed:
+            return
+        if not isinstance(batch, CountTable):
             self._walk(batch, rows)
+            return
+        for layer, holders in enumerate(self.holders):
+            here = (batch.layer[rows.number] == layer) & (rows.step >= 0)
+            counts_RE = batch.counts[rows.number[here]]
+            for expert, devices in enumerate(holders):
+                for device in devices:
+                    np.add.at(self.loads[:, layer, device], rows.step[here], counts_RE[:, expert] / len(devices))
 
-    def _add_counts(self, counts_RE: Numbers, step_R: Numbers, place_R: Numbers, layer: int) -> None:
-        """Share counts among the holders of each expert; where samples move, every pair is a copy."""
-        pairs_RD = np.zeros((len(counts_RE), self.loads.shape[2]))
-        for expert, devices in enumerate(self.holders[layer]):
-            for device in devices:
-                pairs_RD[:, device] += counts_RE[:, expert] / len(devices)
-        np.add.at(self.loads[:, layer], step_R, pairs_RD)
-        if self.journey.moves is not None:
-            ends = self.journey.moves[layer, place_R], self.journey.moves[layer + 1, place_R]
-            copies_RD = pairs_RD.astype(np.int64)
-            nodes_RN = np.add.reduceat(copies_RD, np.arange(0, copies_RD.shape[1], self.group), axis=1)
-            self._exchange(layer, copies_RD, nodes_RN, ends, step_R, step_R)
+    def rehome(
+        self, traffic: SampleTraffic, experts: NDArray[np.int32] | None, census: Census, moves_LI: Numbers
+    ) -> None:
+        """Add the samples of complete steps, each where it is when a layer begins and when it ends."""
+        assert self.roster.step is not None
+        assert self.sitting is not None
+        counts = self.roster.step >= 0
+        place, step = self.roster.members[counts], self.roster.step[counts]
+        _add(self.counts["tokens"], step, census.tokens[place])
+        for layer in range(self.loads.shape[1]):
+            ends = moves_LI[layer, place], moves_LI[layer + 1, place]
+            copies, nodes, pairs = (
+                table[place, layer].astype(np.int64) for table in (traffic.copies, traffic.nodes, traffic.pairs)
+            )
+            np.add.at(self.loads[:, layer], step, pairs)
+            self._exchange(layer, copies, nodes, ends, step, step)
+            if self.sent is not None and experts is not None:
+                np.add.at(self.sent[:, layer], (step, ends[0]), experts[place, layer])
+            self._sit(layer, ends[0], step, census.tokens[place], census.contexts[place])
 
     def _walk(self, batch: TokenBatch, rows: Rows) -> None:
         """Take tokens through every layer."""
         position, size = batch.position[rows.number].astype(np.int64), self.loads.shape[2]
-        turn, context = rows.unit + position, 2 * position + 1
-        row = rows.step if self.counted else rows.ordinal
+        turn, once = rows.unit + position, np.ones_like(position)
+        row = rows.step if self.by_step else rows.ordinal
         here, before = rows.home, np.full(len(rows.home), -1)
-        _add(self.counts["tokens"], row, 1)
+        _add(self.counts["tokens"], row, once)
         for layer, holders in enumerate(self.holders):
-            here = here if self.journey.moves is None else self.journey.moves[layer, rows.place]
-            ids_RK = batch.ids[rows.number, layer]
-            device_RK = devices_of(ids_RK, holders, self.rule, here, turn, self.group)
+            device_RK = devices_of(batch.ids[rows.number, layer], holders, self.rule, here, turn, self.group)
             first = device_RK[:, 0]
-            after = here if self.journey.moves is None else self.journey.moves[layer + 1, rows.place]
-            if self.journey.dispatch_model == "coherent":
-                after = _first(device_RK, here)
+            after = _first(device_RK, here) if self.journey.dispatch_model == "coherent" else here
             visits_RD = _visited(device_RK, size)
-            visits_RN = _visited(np.where(device_RK < 0, -1, device_RK // self.group), size // self.group)
+            visits_RN = _on_nodes(visits_RD, self.group).clip(max=1)
             self._exchange(layer, visits_RD, visits_RN, (here, after), rows.step, row)
-            self._sit(layer, here, rows.step, context)
-            hop = (before >= 0) & (first >= 0) & (not self.rehomed)
+            self._sit(layer, here, rows.step, once, 2 * position + 1)
+            hop = (before >= 0) & (first >= 0)
             _add(self.counts["hops"], row, hop)
             _add(self.counts["hops_kept"], row, hop & (before == first))
             _add(self.counts["node_hops_kept"], row, hop & (before // self.group == first // self.group))
             token, choice = np.nonzero((device_RK >= 0) & (rows.step >= 0)[:, None])
             np.add.at(self.loads[:, layer], (rows.step[token], device_RK[token, choice]), 1)
+            if self.sent is not None:
+                cell = rows.step[token], here[token], batch.ids[rows.number[token], layer, choice]
+                np.add.at(self.sent[:, layer], cell, ONE)
             here, before = after, first
 
     def _exchange(
@@ -245,50 +337,32 @@ class _Sheet:
                 if len(phases) == 1:
                     np.add.at(self.between, (reaches, leaves), number)
 
-    def _sit(self, layer: int, here_R: Numbers, step_R: Numbers, context_R: Numbers) -> None:
+    def _sit(self, layer: int, here_R: Numbers, step_R: Numbers, tokens_R: Numbers, contexts_R: Numbers) -> None:
         """Add tokens and their contexts where they are before a layer."""
         if self.sitting is not None:
             at = step_R >= 0
-            np.add.at(self.sitting[0, :, layer], (step_R[at], here_R[at]), 1)
-            np.add.at(self.sitting[1, :, layer], (step_R[at], here_R[at]), context_R[at])
+            for table, number_R in zip(self.sitting, (tokens_R, contexts_R), strict=True):
+                np.add.at(table[:, layer], (step_R[at], here_R[at]), number_R[at])
 
-    def tally(self, census: Census, roster: Roster) -> Tally:
+    def tally(self) -> Tally:
         """Tally of the recount, in the form that evaluation takes."""
-        moved = None
-        if self.journey.moves is not None and roster.step is not None:
-            moves_LM = self.journey.moves[:, roster.members]
-            leaves_M = (moves_LM[1:] != moves_LM[:-1]).mean(axis=0)
+        moved, moves_LI, roster = None, self.journey.moves, self.roster
+        if moves_LI is not None and roster.step is not None:
+            leaves_M = (moves_LI[1:] != moves_LI[:-1])[:, roster.members].mean(axis=0)
             moved = np.array([leaves_M[roster.step == step].mean() for step in range(roster.num_steps)])
-            if self.of_counts and self.sitting is not None:
-                self._seat(census, roster, moves_LM)
         ports, stays = None, self.journey.dispatch_model == "standard" and not self.rehomed
         if self.ports is not None and self.sitting is not None:
             dispatch, combine = self.ports[:, :, :, self.classes]
             combine = dispatch[:, :, :, ::-1] if stays else combine
             ports = Ports(dispatch, combine, *self.sitting[:, :, : 1 if stays else None])
         counts = np.stack([*self.counts.values()], axis=1)[:, : 0 if self.loads_alone else None]
-        return Tally(counts, self.loads, self.journey.placement.slots, ports, self.between, moved)
-
-    def _seat(self, census: Census, roster: Roster, moves_LM: Numbers) -> None:
-        """Add the tokens of samples that are known by their counts alone."""
-        assert roster.step is not None
-        assert self.sitting is not None
-        tokens, contexts = census.tokens[roster.members], census.contexts[roster.members]
-        self.counts["tokens"][:] = 0
-        self.sitting[:] = 0
-        _add(self.counts["tokens"], roster.step, tokens)
-        at = roster.step >= 0
-        for layer in range(len(moves_LM) - 1):
-            cell = (roster.step[at], moves_LM[layer, at])
-            np.add.at(self.sitting[0, :, layer], cell, tokens[at])
-            np.add.at(self.sitting[1, :, layer], cell, contexts[at])
+        return Tally(counts, self.loads, self.journey.placement.slots, ports, self.between, moved, self.sent)
 
 
-def _add(to: Numbers, row_R: Numbers, number: NDArray[np.integer | np.bool_] | int) -> None:
+def _add(to: Numbers, row_R: Numbers, number_R: NDArray[np.integer | np.bool_]) -> None:
     """Add numbers to the rows that count."""
     counts = row_R >= 0
-    weights = np.full(counts.sum(), number) if isinstance(number, int) else number[counts]
-    to += np.bincount(row_R[counts], weights, len(to)).astype(np.int64)
+    to += np.bincount(row_R[counts], number_R[counts], len(to)).astype(np.int64)
 
 
 def _first(device_RK: Numbers, here_R: Numbers) -> Numbers:
@@ -304,3 +378,8 @@ def _visited(device_RK: Numbers, size: int) -> Numbers:
     visited = np.zeros((len(device_RK), size + 1), np.int64)
     visited[np.arange(len(device_RK))[:, None], device_RK] = 1  # the last column is for cells not routed, -1
     return visited[:, :size]
+
+
+def _on_nodes(copies_RD: Numbers, group: int) -> Numbers:
+    """What goes to the devices of each node, `[R, N]`."""
+    return np.add.reduceat(copies_RD, np.arange(0, copies_RD.shape[1], group), axis=1)

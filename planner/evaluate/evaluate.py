@@ -10,14 +10,15 @@ from ...errors import InputError, UsageError
 from ...runtime.plan import Contender as Row
 from ...runtime.plan import Evaluation, Part, Verdict
 from ..options import SecondsOptions
-from .dropped import dropped_share, sent_pairs
 from .homes import Homes, Staying
 from .journey import TODAY, Contender, Journey
-from .metrics import Context, Figures, figures_of
-from .price import STEP, cuts_of, pipeline_of, price
+from .metrics import Figures, figures_of
+from .pipelined import capacity
+from .price import STEP, cuts_of, price
 from .replay import Replay
 from .replay import replay as fast_replay
 from .scene import Scene
+from .sums import Context, dropped_share
 from .tally import Tally
 
 __all__ = ["Evaluated", "evaluate", "verdict"]
@@ -141,9 +142,8 @@ class _Judged:
     def of(cls, scene: Scene, contenders: Sequence[Contender], replay: Replay, *, between: bool) -> "_Judged":
         moving = _moving(scene, contenders)
         journeys = [journey for journey, _ in moving]
-        tallies = replay(scene, journeys, ports=scene.costs is not None, between=between)
         fixed = any(journey.capacity_factor is not None for journey in journeys)
-        sent = sent_pairs(scene) if fixed else [None] * len(scene.cohorts)
+        tallies = replay(scene, journeys, ports=fixed or scene.costs is not None, between=between)
         contexts = [
             [
                 Context(
@@ -152,30 +152,28 @@ class _Judged:
                     journey.dispatch_model,
                     scene.model,
                     cohort.tokens_per_step,
-                    _dropped(scene, one, journey, tally, sent_BLDE),
+                    _dropped(scene, one, journey, tally),
                 )
                 for one, journey, tally in zip(contenders, journeys, row, strict=True)
             ]
-            for cohort, row, sent_BLDE in zip(scene.cohorts, tallies, sent, strict=True)
+            for cohort, row in zip(scene.cohorts, tallies, strict=True)
         ]
         homes = {one.label: of for one, (_, of) in zip(contenders, moving, strict=True) if of}
         return cls(scene, homes, contexts)
 
 
-def _dropped(
-    scene: Scene, contender: Contender, journey: Journey, tally: Tally, sent_BLDE: NDArray[np.int32] | None
-) -> float | None:
+def _dropped(scene: Scene, contender: Contender, journey: Journey, tally: Tally) -> float | None:
     """The share of pairs that a fixed capacity drops; None without one."""
-    if journey.capacity_factor is None or sent_BLDE is None or scene.passes is None or tally.ports is None:
+    if tally.sent is None or journey.capacity_factor is None or scene.passes is None:
         return None
-    capacity_BL = pipeline_of(tally, scene, scene.passes, journey.capacity_factor).capacity
+    capacity_BL = capacity(tally, scene.model, journey.capacity_factor)
     if not capacity_BL[tally.loads.any(axis=2)].all():
         raise UsageError(
             f"{contender.name}: its fixed capacity holds no row in some step of this trace, so that nothing is computed"
             " there; judge it with more --samples-per-step, or on longer samples"
         )
     cuts = cuts_of(journey, scene.passes, scene.model.num_layers)
-    return dropped_share(sent_BLDE, cuts.forward.padded(capacity_BL))
+    return dropped_share(tally.sent, cuts.forward.padded(capacity_BL))
 
 
 def _settled(scene: Scene, journey: Journey) -> Journey:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ...runtime.migrating.predictor import Predictor
 from ...solvers import netmoe
 from ...solvers.placement import Placement
+from .samples import SampleTraffic
 from .splits import Cohort
-from .traffic import SampleCounts, SampleTraffic
+from .traffic import SampleCounts
 
 __all__ = ["Dealt", "HomeRule", "Homes", "Rehoming", "Staying", "Totals", "steps_of"]
 

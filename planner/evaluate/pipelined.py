@@ -24,7 +24,7 @@ from .chunks import Cut, Cuts
 from .costs import CostModel
 from .tally import Tally
 
-__all__ = ["ChunkSeconds", "Pipeline", "by_class"]
+__all__ = ["ChunkSeconds", "Pipeline", "by_class", "capacity"]
 
 Stages = tuple[Prediction, Prediction, Prediction]
 
@@ -129,20 +129,6 @@ class Pipeline:
         middle_L: NDArray[np.float64] = taken_QL[len(taken_QL) // 2]
         return middle_L
 
-    @property
-    def capacity(self) -> NDArray[np.int64]:
-        """Rows of an expert from one device, `[B, L]`, where the capacity is fixed.
-
-        Notes
-        -----
-        As Tutel has it (`extract_critical` in tutel/impls/fast_dispatch.py): K int(F ceil(T / E)), T the tokens of the
-        fullest device, E experts, K a token.
-        """
-        assert self.tally.ports is not None
-        mean_BL = -(-self.tally.ports.tokens.max(axis=2) // self.model.num_experts)
-        rows_BL = np.floor((self.capacity_factor or 0.0) * mean_BL).astype(np.int64)
-        return np.broadcast_to(self.model.top_k * rows_BL, self.tally.loads.shape[:2])
-
     def _work(self, cut: Cut) -> Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Work per chunk: copies of dispatch, pairs per call of experts, copies of combine, as in `solvers.seconds`."""
         ports, slots_D, group = self.tally.ports, self.tally.slots, self.cluster.devices_per_node
@@ -153,7 +139,7 @@ class Pipeline:
             return [*zip(dispatch, cut.call_sizes(self.tally.loads), combine, strict=True)]
         peers = {"intra": group - 1, "inter": len(slots_D) - group}
         slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.cluster)])
-        rows = cut.padded_sizes(self.capacity)
+        rows = cut.padded_sizes(capacity(self.tally, self.model, self.capacity_factor))
         copies = [(one[:, :, None] * slots_C)[..., None, None] for one in rows]
         pairs = [(one // cut.calls)[:, :, None] * slots_D * len(slots_D) for one in rows]
         return [*zip(copies, pairs, copies, strict=True)]
@@ -171,6 +157,20 @@ class Pipeline:
         first, middle, last = (np.stack([one.low, one.seconds, one.high]) for one in stages)
         found = cut.taken(first[:, None], middle[None], last[:, None], full_duplex=self.full_duplex)
         return found.reshape(-1, *found.shape[2:])
+
+
+def capacity(tally: Tally, model: ModelSpec, factor: float) -> NDArray[np.int64]:
+    """Rows of an expert from one device, `[B, L]`, where the capacity is fixed.
+
+    Notes
+    -----
+    As Tutel has it (`extract_critical` in tutel/impls/fast_dispatch.py): K int(F ceil(T / E)), T the tokens of the
+    fullest device, E experts, K a token.
+    """
+    assert tally.ports is not None
+    mean_BL = -(-tally.ports.tokens.max(axis=2) // model.num_experts)
+    rows_BL = np.floor(factor * mean_BL).astype(np.int64)
+    return np.broadcast_to(model.top_k * rows_BL, tally.loads.shape[:2])
 
 
 def by_class(name: str, seconds: list[Prediction], cluster: Cluster) -> dict[str, Prediction]:

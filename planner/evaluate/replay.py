@@ -69,6 +69,8 @@ def _walk_of(journey: Journey, walks: list[Journey]) -> int:
     for number, one in enumerate(walks):
         alike = (one.dispatch_model, one.replica_rule) == (journey.dispatch_model, journey.replica_rule)
         if alike and one.placement.sends_as(journey.placement):
+            if journey.capacity_factor is not None:
+                walks[number] = journey  # with the pairs that it sends
             return number
     walks.append(journey)
     return len(walks) - 1
@@ -77,7 +79,8 @@ def _walk_of(journey: Journey, walks: list[Journey]) -> int:
 def _rehomed(scene: Scene, journey: Journey, cohort: Cohort) -> Tally:
     assert scene.samples is not None
     assert journey.moves is not None
-    return sample_tally(scene.samples, journey.placement, cohort, journey.moves)
+    fixed = journey.capacity_factor is not None
+    return sample_tally(scene.samples, journey.placement, cohort, journey.moves, fixed=fixed)
 
 
 def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: bool) -> list[list[Tally]]:
@@ -91,7 +94,15 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
     walkers = [_Walker(journey, cluster) for journey in journeys]
     tallies = [
         [
-            Tally.empty(journey.placement, journey.dispatch_model, cohort, cluster, ports=ports, between=between)
+            Tally.empty(
+                journey.placement,
+                journey.dispatch_model,
+                cohort,
+                cluster,
+                ports=ports,
+                between=between,
+                fixed=journey.capacity_factor is not None,
+            )
             for journey in journeys
         ]
         for cohort in cohorts
@@ -167,6 +178,9 @@ class _Walker:
                 pairs_DD, counted_T = tally.between, window.step >= 0
                 _add_pairs(out_KT & counted_T, device_TK, here_T, pairs_DD)
                 _add_pairs((out_KT if back_KT is None else back_KT) & counted_T, device_TK, after_T, pairs_DD.T)
+            if tally.sent is not None:
+                token, choice = np.nonzero((ids_TK < tally.sent.shape[3]) & (at.step >= 0)[:, None])
+                np.add.at(tally.sent[:, layer], (at.step[token], here_T[token], ids_TK[token, choice]), 1)
             self._count_hops(before_T, device_TK[:, 0], counts)
             window.add(device_TK.T, tally.loads[:, layer])
             before_T, here_T = device_TK[:, 0], after_T

@@ -1,23 +1,26 @@
-"""The samples of a trace, step by step: the units that a sample policy moves.
+"""The samples of a trace, step by step: the units that a sample policy moves, and their traffic.
 
-Legend: I samples (one in two steps counts twice); R rows of the trace; T tokens; B steps; L MoE layers; D devices.
+Legend: I samples (one in two steps counts twice); R rows of the trace; T tokens; B steps; L MoE layers; D devices;
+E experts; N nodes.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
+from ...profilers.cluster import Cluster
+from ...solvers.placement import Placement
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ...traces.split import Unit, fitted
 from .splits import Cohort, refuse_phases, steps_in_order
 
-__all__ = ["SampleIndex", "index_samples"]
+__all__ = ["Counter", "SampleIndex", "SampleTraffic", "index_samples"]
 
 Numbers = NDArray[np.int64]
 
@@ -98,6 +101,54 @@ class SampleIndex:
             here = step_R == step
             place_R[here] = first_B[step] + np.searchsorted(self.sample[first_B[step] : end], table.sample[here])
         return place_R
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleTraffic:
+    """Traffic of every sample under one placement.
+
+    Parameters
+    ----------
+    placement
+        Its replicas, if any, are used evenly.
+    copies, nodes
+        Copies of each sample to every device, one a token and distinct device, and tokens that visit each node,
+        int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
+    pairs
+        Token-expert pairs of each sample on every device, int32 `[I, L, D]`.
+    linked
+        How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
+        only counts are known.
+    """
+
+    placement: Placement
+    copies: NDArray[np.int32]
+    nodes: NDArray[np.int32]
+    pairs: NDArray[np.int32]
+    linked: Numbers | None
+
+    @classmethod
+    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> Self:
+        """Table of zeros for one placement."""
+        shape = (num_samples, placement.num_layers)
+        by_device = (placement.num_layers - 1, placement.num_experts, cluster.num_devices)
+        copies = np.zeros((*shape, cluster.num_devices), np.int32)
+        return cls(
+            placement,
+            copies,
+            np.zeros((*shape, cluster.num_nodes), np.int32),
+            np.zeros_like(copies) if linked else copies,
+            np.zeros(by_device, np.int64) if linked else None,
+        )
+
+    def following(self, layer: int, place: Numbers) -> NDArray[np.float64] | None:
+        """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
+        after = layer + 1
+        return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None
+
+
+# Counts samples: their pairs with experts, `[I, L, E]`, and their traffic under each of several placements.
+Counter = Callable[[Sequence[Placement]], tuple[NDArray[np.int32], list[SampleTraffic]]]
 
 
 def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> SampleIndex:

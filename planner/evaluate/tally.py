@@ -1,6 +1,6 @@
 """A tally: what a journey did with a cohort of a trace, by unit and by step.
 
-Legend: L MoE layers; U units; B steps; C link classes; D devices.
+Legend: L MoE layers; U units; B steps; C link classes; D devices; E experts.
 """
 
 import math
@@ -17,7 +17,7 @@ from ...solvers.placement import Placement
 from ...solvers.ports import link_classes
 from .splits import Cohort
 
-__all__ = ["COUNTS", "Ports", "Tally", "check_cells"]
+__all__ = ["COUNTS", "Ports", "Tally", "check_cells", "nothing_sent"]
 
 MAX_CELLS = 2**27
 COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
@@ -76,6 +76,8 @@ class Tally:
     moved
         The share of samples that change their device in a combine, mean over layers, by step `[B]`; None where none
         can.
+    sent
+        Token-expert pairs from every device to every expert, `[B, L, D, E]`; None where no buffer has a fixed capacity.
     """
 
     counts: NDArray[np.int64]
@@ -84,6 +86,7 @@ class Tally:
     ports: Ports | None = None
     between: NDArray[np.int64] | None = None
     moved: NDArray[np.float64] | None = None
+    sent: NDArray[np.int32] | None = None
 
     @classmethod
     def empty(
@@ -95,6 +98,7 @@ class Tally:
         *,
         ports: bool,
         between: bool = False,
+        fixed: bool = False,
     ) -> Self:
         """A tally of nothing."""
         shape = (cohort.num_steps, placement.num_layers, cluster.num_devices)
@@ -105,6 +109,7 @@ class Tally:
             placement.slots,
             Ports.empty(dispatch_model, *shape[:2], cluster) if ports else None,
             np.zeros((cluster.num_devices, cluster.num_devices), np.int64) if between else None,
+            sent=nothing_sent(*shape[:2], placement.num_experts, cluster) if fixed else None,
         )
 
     def by_step(self, cohort: Cohort) -> Self:
@@ -113,6 +118,14 @@ class Tally:
         counts_BC, kept_U = np.zeros((cohort.num_steps, len(COUNTS)), np.int64), cohort.step >= 0
         np.add.at(counts_BC, cohort.step[kept_U], self.counts[kept_U])
         return replace(self, counts=counts_BC)
+
+
+def nothing_sent(num_steps: int, num_layers: int, num_experts: int, cluster: Cluster) -> NDArray[np.int32]:
+    """Pairs from every device to every expert, none yet, `[B, L, D, E]`."""
+    shape = (num_steps, num_layers, cluster.num_devices, num_experts)
+    lengths = dict(zip(("steps", "layers", "devices", "experts"), shape, strict=True))
+    check_cells("pairs under --capacity-factor", cluster, **lengths)
+    return np.zeros(shape, np.int32)
 
 
 def check_cells(what: str, cluster: Cluster, **lengths: int) -> None:

@@ -4,7 +4,7 @@ Legend: I samples of the index; R rows, U of them different samples; T tokens; L
 token; D devices; N nodes.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,59 +18,15 @@ from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
 from ...traces.reader import Trace
-from .samples import SampleIndex
+from .samples import Counter, SampleIndex, SampleTraffic
 from .splits import Cohort
-from .tally import COUNTS, Ports, Tally
+from .tally import COUNTS, Ports, Tally, nothing_sent
 
-__all__ = ["SampleCounts", "SampleTraffic", "sample_tally"]
+__all__ = ["SampleCounts", "sample_tally"]
 
 MAX_CELLS = 2**28  # of 4 bytes
 MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleTraffic:
-    """Traffic of every sample under one placement.
-
-    Parameters
-    ----------
-    placement
-        Its replicas, if any, are used evenly.
-    copies, nodes
-        Copies of each sample to every device, one a token and distinct device, and tokens that visit each node,
-        int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
-    pairs
-        Token-expert pairs of each sample on every device, int32 `[I, L, D]`.
-    linked
-        How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
-        only counts are known.
-    """
-
-    placement: Placement
-    copies: NDArray[np.int32]
-    nodes: NDArray[np.int32]
-    pairs: NDArray[np.int32]
-    linked: Numbers | None
-
-    @classmethod
-    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> "SampleTraffic":
-        """Table of zeros for one placement."""
-        shape = (num_samples, placement.num_layers)
-        by_device = (placement.num_layers - 1, placement.num_experts, cluster.num_devices)
-        copies = np.zeros((*shape, cluster.num_devices), np.int32)
-        return cls(
-            placement,
-            copies,
-            np.zeros((*shape, cluster.num_nodes), np.int32),
-            np.zeros_like(copies) if linked else copies,
-            np.zeros(by_device, np.int64) if linked else None,
-        )
-
-    def following(self, layer: int, place: Numbers) -> NDArray[np.float64] | None:
-        """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
-        after = layer + 1
-        return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None
 
 
 class SampleCounts:
@@ -80,6 +36,8 @@ class SampleCounts:
     ----------
     fitted
         The samples whose tokens link two layers (`SampleTraffic.linked`), `[I]`.
+    counter
+        What counts, `experts` and the traffic under each of several placements; None: a walk of all tokens.
 
     Attributes
     ----------
@@ -95,18 +53,18 @@ class SampleCounts:
         cluster: Cluster,
         *,
         phases: Collection[str] | None = None,
+        counter: Counter | None = None,
     ) -> None:
         self.trace, self.index, self.cluster, self.phases = trace, index, cluster, phases
         self._fitted_I, self._known = fitted, list[SampleTraffic]()
-        model = trace.meta.model
-        self._shape = (len(index.sample), model.num_layers, model.num_experts)
+        self._counter = counter or self._walked
         self.experts: NDArray[np.int32] | None = None
 
-    def under(self, placement: Placement, *, name: str = "plan's") -> "SampleTraffic":
+    def under(self, placement: Placement, *, name: str = "plan's") -> SampleTraffic:
         """Traffic under one placement. Errors are those of `count`."""
         return self.count({name: placement})[0]
 
-    def count(self, placements: Mapping[str, Placement]) -> "list[SampleTraffic]":
+    def count(self, placements: Mapping[str, Placement]) -> list[SampleTraffic]:
         """Traffic under each of several placements. New placements are counted in one pass over the trace.
 
         Raises
@@ -116,38 +74,38 @@ class SampleCounts:
         """
         new = {name: one for name, one in placements.items() if self._traffic(one) is None}
         if new:
-            self._count(new)
+            model, tokens = self.trace.meta.model, isinstance(self.trace, Trace)
+            _check(model, len(self.index.sample), new, len(self._known), self.cluster, tokens=tokens)
+            self.experts, known = self._counter([*new.values()])
+            self._known += known
         return [traffic for one in placements.values() if (traffic := self._traffic(one)) is not None]
 
-    def _traffic(self, placement: Placement) -> "SampleTraffic | None":
+    def _traffic(self, placement: Placement) -> SampleTraffic | None:
         return next((traffic for traffic in self._known if traffic.placement.sends_as(placement)), None)
 
-    def _count(self, placements: Mapping[str, Placement]) -> None:
+    def _walked(self, placements: Sequence[Placement]) -> tuple[NDArray[np.int32], list[SampleTraffic]]:
+        """The pairs of samples with experts, and their traffic, by a walk of all tokens."""
         trace, index, model = self.trace, self.index, self.trace.meta.model
-        tokens = isinstance(trace, Trace)
-        _check(model, self._shape[0], placements, len(self._known), self.cluster, tokens=tokens)
-        new = [SampleTraffic.empty(one, self._shape[0], self.cluster, linked=tokens) for one in placements.values()]
-        experts_ILE = np.zeros(self._shape, np.int32) if self.experts is None else None
+        shape, tokens = (len(index.sample), model.num_layers, model.num_experts), isinstance(trace, Trace)
+        new = [SampleTraffic.empty(one, shape[0], self.cluster, linked=tokens) for one in placements]
         if isinstance(trace, CountTrace):
-            self.experts = experts_ILE = _table_counts(trace, index) if self.experts is None else self.experts
+            experts_ILE = _table_counts(trace, index)
             for traffic in new:
                 _map_counts(experts_ILE, traffic, self.cluster)
-        else:
-            visitors = [_Visitor(traffic, self.cluster) for traffic in new]
-            for batch, place_T in index.batches(trace, self.phases):
-                assert batch.sample is not None
-                rows = _Rows.of(place_T, self._fitted_I[place_T], batch.sample + batch.position)
-                before_TK = None
-                for layer in range(model.num_layers):
-                    ids_TK = batch.ids[:, layer].astype(np.int64)
-                    if experts_ILE is not None:
-                        routed_KT = (ids_TK < model.num_experts).T
-                        experts_ILE[rows.places, layer] += rows.cells(ids_TK, routed_KT, model.num_experts)
-                    for visitor in visitors:
-                        visitor.add(layer, ids_TK, before_TK, rows)
-                    before_TK = ids_TK
-            self.experts = self.experts if experts_ILE is None else experts_ILE
-        self._known += new
+            return experts_ILE, new
+        experts_ILE = np.zeros(shape, np.int32)
+        visitors = [_Visitor(traffic, self.cluster) for traffic in new]
+        for batch, place_T in index.batches(trace, self.phases):
+            assert batch.sample is not None
+            rows = _Rows.of(place_T, self._fitted_I[place_T], batch.sample + batch.position)
+            before_TK = None
+            for layer in range(model.num_layers):
+                ids_TK = batch.ids[:, layer].astype(np.int64)
+                experts_ILE[rows.places, layer] += rows.cells(ids_TK, (ids_TK < shape[2]).T, shape[2])
+                for visitor in visitors:
+                    visitor.add(layer, ids_TK, before_TK, rows)
+                before_TK = ids_TK
+        return experts_ILE, new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,13 +217,17 @@ def _cells(
     return np.bincount(cell_KT[counted_KT], minlength=num_rows * width).reshape(num_rows, width)
 
 
-def sample_tally(counts: SampleCounts, placement: Placement, cohort: Cohort, device_LI: Numbers) -> Tally:
+def sample_tally(
+    counts: SampleCounts, placement: Placement, cohort: Cohort, device_LI: Numbers, *, fixed: bool = False
+) -> Tally:
     """Tally of the samples in a cohort's complete steps, by step.
 
     Parameters
     ----------
     device_LI
         Where every sample of the index is when each layer begins and after the last, `[L+1, I]`.
+    fixed
+        Whether buffers have a fixed capacity.
     """
     assert cohort.step is not None
     cluster, traffic, index = counts.cluster, counts.under(placement), counts.index
@@ -282,6 +244,7 @@ def sample_tally(counts: SampleCounts, placement: Placement, cohort: Cohort, dev
         Ports.empty("migrating", num_steps, num_layers, cluster),
         np.zeros((cluster.num_devices, cluster.num_devices), np.int64),
         moved_B / np.diff([*first_B, len(place)]),
+        nothing_sent(num_steps, num_layers, placement.num_experts, cluster) if fixed else None,
     )
     assert tally.ports is not None
     assert tally.between is not None
@@ -290,6 +253,8 @@ def sample_tally(counts: SampleCounts, placement: Placement, cohort: Cohort, dev
     column["tokens"] += np.add.reduceat(index.unit_tokens[place], first_B)
     for layer in range(num_layers):
         tally.loads[:, layer] = np.add.reduceat(traffic.pairs[place, layer], first_B, dtype=np.int64)
+        if tally.sent is not None and counts.experts is not None:
+            np.add.at(tally.sent[:, layer], (step, device_LI[layer]), counts.experts[place, layer])
         np.add.at(tally.ports.tokens[:, layer], (step, device_LI[layer]), index.unit_tokens[place])
         np.add.at(tally.ports.contexts[:, layer], (step, device_LI[layer]), index.contexts[place])
         dispatch_BC2D, combine_BC2D = tally.ports.dispatch[:, layer], tally.ports.combine[:, layer, :, ::-1]

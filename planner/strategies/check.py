@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..certify.recounted import Recounted
     from ..evaluate.evaluate import Evaluated
-    from ..task import Task
 
 __all__ = ["Again", "Check", "Told"]
 
@@ -18,14 +18,14 @@ class Again:
     Parameters
     ----------
     task
-        The one that the strategy was given.
+        The one that the strategy was given, counted anew.
     evaluated
         The plan and its rivals judged by the naive replay; None of a decision that the plan's last one stands on.
     folder
         Where the plan's sidecars are.
     """
 
-    task: "Task"
+    task: "Recounted"
     evaluated: "Evaluated | None"
     folder: Path
 

@@ -1,4 +1,4 @@
-"""Rechecks common to all strategies that place experts: the options are its own, the objective is recomputed.
+"""Rechecks common to all strategies that place experts: options are its own, groups whole, the objective recomputed.
 
 Legend: B steps; L MoE layers; E experts; D devices.
 """
@@ -14,7 +14,7 @@ from ...runtime.plan import Plan
 from ..options import PlacementOptions, parsed
 from .check import Again, Check, Told
 
-__all__ = ["balances", "check_goal", "placement_options", "rechecked_balance"]
+__all__ = ["balances", "check_goal", "check_groups", "placement_options", "rechecked_balance"]
 
 Loads = NDArray[Any]
 
@@ -71,3 +71,16 @@ def rechecked_balance(plan: Plan, again: Again | None, name: str) -> Iterator[Ch
         equal = np.ones((1, plan.model.num_layers, plan.model.num_experts))
         yield Check("objective", plan.outcome["placement"].objective.value, float(balances(plan, equal).mean()))
         yield Told("objective", checked=True)
+
+
+def check_groups(plan: Plan) -> None:
+    """Refuse a placement that splits a group: each is in one block of slots of its own."""
+    decision, groups = plan.decisions.placement, plan.model.num_expert_groups
+    assert decision is not None
+    if not groups or plan.model.num_experts % groups:
+        raise CertificationError("whole expert groups of a model without such groups")
+    size = plan.model.num_experts // groups
+    for layer, row in enumerate(decision.physical_to_logical):
+        blocks = [{expert // size for expert in row[first : first + size]} for first in range(0, len(row), size)]
+        if len(row) != plan.model.num_experts or max(map(len, blocks)) > 1:
+            raise CertificationError(f"layer {layer}: an expert group is split; expected one in every {size} slots")

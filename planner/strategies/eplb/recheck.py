@@ -11,15 +11,13 @@ import numpy as np
 from ....errors import CertificationError
 from ....runtime.plan import Plan
 from ....solvers import eplb
-from ...certify.fitted import Fitted, count_fitted
+from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...evaluate.metrics import BALANCE, TAIL
 from ...moves import expert_bytes
 from ...options import EvaluationOptions, PlacementOptions, RawBalance, Redundancy, parsed
-from ...task import Task
 from ..check import Again, Check, Told
 from ..placement import published
-from ..recheck import balances, check_goal, placement_options
-from ..whole_groups import check_groups
+from ..recheck import balances, check_goal, check_groups, placement_options
 
 __all__ = ["recheck"]
 
@@ -88,7 +86,7 @@ def _objective(plan: Plan, options: PlacementOptions, fitted: Fitted) -> float:
     return float(ratios_BL[math.ceil(options.quantile * (len(ratios_BL) - 1))].mean())
 
 
-def _raw(plan: Plan, raw: RawBalance, fitted: Fitted, task: Task) -> Iterator[Check | Told]:
+def _raw(plan: Plan, raw: RawBalance, fitted: Fitted, task: Recounted) -> Iterator[Check | Told]:
     """Recheck of EPLB as published, unrepaired and repaired, and of the plan's own balance beside it."""
     assert plan.placement is not None
     slots, groups = plan.placement.slots, plan.model.num_expert_groups

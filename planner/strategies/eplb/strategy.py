@@ -20,9 +20,8 @@ from ..check import Again, Check, Told
 from ..placement import PlacementStrategy, published
 from ..strategy import Solution
 from . import sections
-from .phase_swaps import phase_swaps
 from .redundancy import slots_of, weighed
-from .solve import params_of, place
+from .solve import params_of, phase_swaps, place
 
 __all__ = ["STRATEGY"]
 

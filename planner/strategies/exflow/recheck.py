@@ -16,12 +16,10 @@ from ....solvers.cost import inter_ratio
 from ....solvers.outcome import Outcome
 from ....solvers.placement import Placement
 from ...certify.bounds import proven_shares, share_kept
-from ...certify.fitted import Fitted, count_fitted
+from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...options import PlacementOptions, Search
-from ...task import Task
 from ..check import Again, Check, Told
-from ..recheck import balances, check_goal, placement_options
-from ..whole_groups import check_groups
+from ..recheck import balances, check_goal, check_groups, placement_options
 
 __all__ = ["recheck"]
 
@@ -62,7 +60,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
                 f"a device holds {highest:.6g} times a layer's mean; the cap is {search.cap.max_load}"
             )
         yield Told("cap on loads", checked=True)
-        yield Told("what the cap costs", checked=False)
+        yield Told("that the cap is what was asked for, and what it costs", checked=False)
     if options.replanned is not None:
         yield Check("experts held", options.replanned.experts_held, placement.num_slots * placement.num_layers)
         yield Told("moves from the plan in force and the gain over it", checked=False)
@@ -81,7 +79,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         yield _bound(plan, tables, outcome, outcome.bound, search, again.folder)
 
 
-def _fitted(task: Task, search: Search, options: PlacementOptions) -> Fitted:
+def _fitted(task: Recounted, search: Search, options: PlacementOptions) -> Fitted:
     """The counts that the objective is about: followers of first choices, all of them where copies count under
     coherent dispatch, none where tokens return home.
     """

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....runtime.migrating.predictor import Predictor
-from ...evaluate.traffic import SampleTraffic
+from ...evaluate.samples import SampleTraffic
 
 __all__ = ["fit_predictor"]
 

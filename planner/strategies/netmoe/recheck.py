@@ -4,7 +4,6 @@ Legend: I samples, or those of a step; L MoE layers; E experts; D devices; X exc
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +15,15 @@ from ....runtime.plan import Plan
 from ....solvers.cost import link_cost
 from ....solvers.netmoe import METHODS, Traffic, port_bound
 from ....solvers.netmoe.bottleneck import Channels
-from ....traces.count_form import CountTable, CountTrace
-from ...certify.census import Census, take_census
-from ...certify.naive import NaiveReplay, devices_of, holders_of
-from ...evaluate.evaluate import evaluate, verdict
-from ...evaluate.homes import Rehoming
-from ...evaluate.journey import Contender, Journey
+from ....traces.count_form import CountTrace
+from ...certify.recounted import Recounted
+from ...evaluate.evaluate import verdict
+from ...evaluate.homes import steps_of
 from ...evaluate.metrics import EXCHANGE
-from ...evaluate.price import SOURCES
-from ...evaluate.traffic import SampleTraffic
 from ...options import parsed
-from ...task import Task
 from ..check import Again, Check, Told
 from .policy import SamplePolicyOptions
-from .predictor import fit_predictor
-from .strategy import PLAN, TRIED
+from .strategy import PLAN, TRIED, fitted_predictor, tried
 
 __all__ = ["recheck"]
 
@@ -50,14 +43,12 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     task, evaluated = again.task, again.evaluated
     if (options.copies == "pairs") != isinstance(task.source, CountTrace):
         raise CertificationError(f"copies are {options.copies}; expected pairs of a trace of counts alone")
-    traffic, census = _counted(task)
     predictor = None
     if decision.predictor is not None:
-        predictor = _predictor(read_predictor(again.folder / decision.predictor.file), plan, traffic, census, task)
+        predictor = _predictor(read_predictor(again.folder / decision.predictor.file), task)
         yield Told("predictor", checked=True)
-    device_LM = evaluated.homes[PLAN][0].device
-    yield from _outcome(plan, decision, _Seen(traffic, census, predictor), device_LM)
-    blind, least = _locality(plan, traffic.copies, census)
+    yield from _outcome(plan, task, predictor, evaluated.homes[PLAN][0].device)
+    blind, least = _locality(task)
     yield Check("blind copies", options.blind_copies, blind)
     yield Check("least copies", options.least_copies, least)
     yield Told("samples, split and locality", checked=True)
@@ -69,7 +60,12 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
             yield Check(f"gain over dealt {name}", getattr(options.over_dealt, name), getattr(over, name))
     else:
         yield Told("the gain over samples dealt by length", checked=False)
-    yield from _tried(options, task, predictor)
+    if options.tried_s and task.costs is None:
+        yield Told("seconds of the methods tried", checked=False)
+    elif options.tried_s:
+        for name, seconds in tried(task, predictor, task.replay).items():
+            yield Check(f"tried {name}", options.tried_s[name], seconds)
+        yield Told("methods tried", checked=True)
     if options.asked:
         yield Told("that the method was asked for", checked=False)
     if decision.method == "bottleneck":
@@ -113,64 +109,10 @@ def _check_structure(plan: Plan, decision: SamplePolicyDecision, options: Sample
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sent:
-    """Traffic of every sample under the plan's placement: copies and pairs `[I, L, D]`, pairs with experts `[I, L, E]`,
-    and how often fitted tokens go from an expert to a device `[L-1, E, D]` (None for counts).
-    """
-
-    copies: NDArray[np.int64]
-    pairs: NDArray[np.int64]
-    experts: NDArray[np.int64]
-    linked: NDArray[np.int64] | None
-
-
-def _counted(task: Task) -> tuple[_Sent, Census]:
-    scene, model, size = task.scene, task.model, task.request.cluster.num_devices
-    census = take_census(scene, task.request.fit_fraction, task.request.step_samples)
-    holders, shape = holders_of(Journey("migrating", task.placement)), (len(census.tokens), model.num_layers)
-    copies, pairs = (np.zeros((*shape, size), np.int64) for _ in range(2))
-    experts = np.zeros((*shape, model.num_experts), np.int64)
-    linked = np.zeros((shape[1] - 1, model.num_experts, size), np.int64)
-    fitted_I = np.isin(np.arange(shape[0]), census.rosters[0].members)
-    for batch, unit_R, place_R in census.rows(scene):
-        if isinstance(batch, CountTable):
-            np.add.at(experts, (place_R, batch.layer), batch.counts)
-            continue
-        turn_R, nowhere_R = unit_R + batch.position.astype(np.int64), np.full(len(place_R), -1)
-        for layer in range(shape[1]):
-            ids_RK = batch.ids[:, layer]
-            device_RK = devices_of(ids_RK, holders[layer], "even", nowhere_R, turn_R, 1)
-            row, choice = np.nonzero(device_RK >= 0)
-            np.add.at(experts[:, layer], (place_R[row], ids_RK[row, choice]), 1)
-            np.add.at(pairs[:, layer], (place_R[row], device_RK[row, choice]), 1)
-            visited_RD = np.zeros((len(place_R), size), bool)
-            visited_RD[row, device_RK[row, choice]] = True
-            row, device = np.nonzero(visited_RD)
-            np.add.at(copies[:, layer], (place_R[row], device), 1)
-            row, device = np.nonzero(visited_RD & fitted_I[place_R][:, None])
-            for before_R in batch.ids[:, layer - 1].T if layer else ():
-                known = before_R[row] < model.num_experts
-                np.add.at(linked[layer - 1], (before_R[row[known]], device[known]), 1)
-    if not isinstance(task.source, CountTrace):
-        return _Sent(copies, pairs, experts, linked), census
-    for layer, held in enumerate(holders):
-        for expert, (only,) in enumerate(held):  # counts go with no replicas
-            copies[:, layer, only] += experts[:, layer, expert]
-    return _Sent(copies, copies, experts, None), census
-
-
-def _predictor(contents: bytes, plan: Plan, sent: _Sent, census: Census, task: Task) -> Predictor:
+def _predictor(contents: bytes, task: Recounted) -> Predictor:
     """The predictor in a file, refused where the fitted samples give another one."""
-    model = plan.model
-    shape = (model.num_layers - 1, model.num_experts, plan.cluster.num_devices)
-    claimed = Predictor.from_bytes(contents, shape)
-    fitted_I = np.isin(np.arange(len(census.tokens)), census.rosters[0].members)
-    narrow = SampleTraffic(
-        task.placement, sent.copies.astype(np.int32), sent.copies[..., :1].astype(np.int32),
-        sent.pairs.astype(np.int32), sent.linked,
-    )  # fmt: skip
-    found = fit_predictor(sent.experts.astype(np.int32), narrow, fitted_I, model.top_k).per_pair
+    found = fitted_predictor(task, task.placement).per_pair
+    claimed = Predictor.from_bytes(contents, found.shape)
     off = np.abs(claimed.per_pair - found).max(initial=0.0) / max(float(np.abs(found).max(initial=0.0)), 1e-9)
     if off > CLOSE:
         raise CertificationError(
@@ -179,36 +121,29 @@ def _predictor(contents: bytes, plan: Plan, sent: _Sent, census: Census, task: T
     return claimed
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
-    """Traffic as a sample policy sees it: counted copies, and the predictor of the next layer's."""
-
-    sent: _Sent
-    census: Census
-    predictor: Predictor | None
-
-    def exchanges(self, layer: int, place: NDArray[np.int64]) -> list[Numbers]:
-        """The copies of some samples in this layer's combine and, as seen, in the next layer's dispatch, `[I, D]`."""
-        combine = self.sent.copies[place, layer].astype(np.float64)
-        if self.predictor is None or layer + 1 == self.sent.copies.shape[1]:
-            return [combine]
-        following = self.predictor.copies(layer, self.sent.experts[place, layer])
-        return [combine] if following is None else [combine, following]
+def _steps(task: Recounted) -> tuple[NDArray[np.int32], list[tuple[NDArray[np.int64], NDArray[np.int64], int]]]:
+    """Copies `[I, L, D]`, and of every fitted step its samples, their places and how many a device takes."""
+    cohort, copies = task.cohorts[0], task.samples.under(task.placement).copies if task.samples else None
+    assert cohort.step is not None
+    assert copies is not None
+    return copies, [(at, cohort.unit_ids[at], -(-len(at) // copies.shape[2])) for at in steps_of(cohort.step)]
 
 
 def _outcome(
-    plan: Plan, decision: SamplePolicyDecision, seen: _Seen, device_LM: NDArray[np.int64]
+    plan: Plan, task: Recounted, predictor: Predictor | None, device_LM: NDArray[np.int64]
 ) -> Iterator[Check | Told]:
     """Recheck of the mean cost of a re-homing, and of the bound on any homes of whole steps."""
-    channels = Channels.of(plan.cluster, plan.model.copy_bytes)
-    busiest = METHODS[decision.method].goal == "bottleneck"
-    roster, outcome, found = seen.census.rosters[0], plan.outcome["sample_policy"], []
-    assert roster.step is not None
-    for step in range(roster.num_steps):
-        at = np.flatnonzero(roster.step == step)
+    channels, outcome = Channels.of(plan.cluster, plan.model.copy_bytes), plan.outcome["sample_policy"]
+    busiest = outcome.bound_kind == "weighted ports"
+    (copies, steps), found = _steps(task), list[tuple[float, float]]()
+    for at, place, room in steps:
         for layer in range(plan.model.num_layers):
-            exchanges, home_I = seen.exchanges(layer, roster.members[at]), device_LM[layer + 1, at]
-            room = -(-len(at) // plan.cluster.num_devices)
+            exchanges, home_I = [copies[place, layer].astype(np.float64)], device_LM[layer + 1, at]
+            if predictor is not None and layer + 1 < plan.model.num_layers:
+                assert task.samples is not None
+                assert task.samples.experts is not None
+                following = predictor.copies(layer, task.samples.experts[place, layer])
+                exchanges += [] if following is None else [following]
             if busiest:
                 found.append((_busiest(exchanges, home_I, channels), _least_busiest(exchanges, room, channels)))
             else:
@@ -259,34 +194,18 @@ def _least_busiest(exchanges: Sequence[Numbers], room: int, channels: Channels) 
     return float((weights.sum(axis=(2, 3)) @ channels.alpha).sum()) + _least(cost_ID, room)
 
 
-def _locality(plan: Plan, copies: NDArray[np.int64], census: Census) -> tuple[float, float]:
+def _locality(task: Recounted) -> tuple[float, float]:
     """Blind and least copies a fitted step between nodes (on one node: devices), next layers known."""
-    group = plan.cluster.devices_per_node if plan.cluster.num_nodes > 1 else 1
+    cluster, (copies, steps) = task.request.cluster, _steps(task)
+    group = cluster.devices_per_node if cluster.num_nodes > 1 else 1
     near_ILM = np.add.reduceat(copies, np.arange(0, copies.shape[2], group), axis=2).astype(np.float64)
-    roster, blind, least = census.rosters[0], 0.0, 0.0
-    assert roster.step is not None
-    for step in range(roster.num_steps):
-        who = roster.members[roster.step == step]
-        room = -(-len(who) // plan.cluster.num_devices) * group
-        for layer in range(plan.model.num_layers):
-            near_IM = near_ILM[who, layer : layer + 2].sum(axis=1)
+    blind = least = 0.0
+    for _, place, room in steps:
+        for layer in range(copies.shape[1]):
+            near_IM = near_ILM[place, layer : layer + 2].sum(axis=1)
             cost_IM = near_IM.sum(axis=1)[:, None] - near_IM
             blind += float(cost_IM.mean(axis=1).sum())
             price_M = cost_IM.mean(axis=0).max() - cost_IM.mean(axis=0)
-            lower = [(cost_IM + p).min(axis=1).sum() - room * p.sum() for p in (0 * price_M, price_M)]
+            lower = [(cost_IM + p).min(axis=1).sum() - room * group * p.sum() for p in (0 * price_M, price_M)]
             least += max(float(max(lower)), 0.0)
-    return blind / roster.num_steps, least / roster.num_steps
-
-
-def _tried(options: SamplePolicyOptions, task: Task, predictor: Predictor | None) -> Iterator[Check | Told]:
-    """The methods that were tried on the fitted steps, again; without what times them they stay unchecked."""
-    if options.tried_s and task.costs is None:
-        yield Told("seconds of the methods tried", checked=False)
-    elif options.tried_s:
-        journeys = [Journey("migrating", task.placement, homes=Rehoming(name, predictor)) for name in options.tried_s]
-        rows = [Contender(name, one) for name, one in zip(options.tried_s, journeys, strict=True)]
-        replay = NaiveReplay(task.request.fit_fraction, task.request.step_samples)
-        for one in evaluate(task.scene, rows, replay=replay).evaluation.fit.contenders:
-            seconds = sum(one.metrics[part].value for part in SOURCES if part in one.metrics)
-            yield Check(f"tried {one.name}", options.tried_s[one.name], seconds)
-        yield Told("methods tried", checked=True)
+    return blind / len(steps), least / len(steps)

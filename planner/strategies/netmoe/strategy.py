@@ -25,6 +25,8 @@ from ...evaluate.homes import Dealt, Rehoming, Staying, Totals, steps_of
 from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.price import SOURCES
+from ...evaluate.replay import Replay
+from ...evaluate.replay import replay as fast_replay
 from ...evaluate.scene import Scene
 from ...task import Task
 from ..check import Again, Check, Told
@@ -34,7 +36,7 @@ from .params import NetmoeParams
 from .policy import SamplePolicyOptions
 from .predictor import fit_predictor
 
-__all__ = ["STRATEGY"]
+__all__ = ["PLAN", "STRATEGY", "TRIED", "fitted_predictor", "tried"]
 
 PAYS_FROM = 0.02  # of bytes, copies or their seconds: what follows a sample (labels, masks) and the solves are extra
 TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
@@ -73,11 +75,11 @@ class Netmoe(Strategy):
         asked, tried_s = task.params.method, dict[str, float]()
         several = asked is None and task.costs is not None and bool(task.costs.exchange)
         method: str = asked or TRIED[0]
-        predictor = None if method == "paper" else _fitted(task, task.placement)
+        predictor = None if method == "paper" else fitted_predictor(task, task.placement)
         compiled_s = sum(compile_rehoming(one, task.request.cluster) for one in (TRIED if several else [method]))
         if several:
             task.say(f"trying {', '.join(TRIED)} on the fitted steps")
-            tried_s = _tried(task, predictor)
+            tried_s = tried(task, predictor)
             method = min(TRIED, key=lambda one: tried_s[one])
         locality = _locality(task)
         task.say(f"locality index {locality.share:.1%}: no homes save a larger share; re-homing the samples online")
@@ -116,7 +118,7 @@ class Netmoe(Strategy):
     def own(self, task: Task, journey: Journey) -> Journey:
         """The plan's journey, bounded on the fitted steps."""
         assert isinstance(journey.homes, Rehoming)
-        return replace(journey, homes=replace(journey.homes, bounded=task.cohorts[0]))
+        return replace(journey, homes=replace(journey.homes, bounded=task.cohorts[0] if task.bounds else None))
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
         """The plan that knows the next layer (oracle), that does not look at it (unpredicted), samples dealt by length
@@ -132,7 +134,7 @@ class Netmoe(Strategy):
             rows.append(own.named("base", dispatch_model="standard", homes=Staying()))
         if plan.placement is not None:
             in_order = today(plan.model, plan.cluster).journey.placement
-            predictor = None if journey.homes.predictor is None else _fitted(task, in_order)
+            predictor = None if journey.homes.predictor is None else fitted_predictor(task, in_order)
             rehoming = Rehoming(journey.homes.method, predictor)
             rows.append(own.named("contiguous", placement=in_order, homes=rehoming))
         return [*rows, own.named("dealt", dispatch_model="standard", homes=Dealt())]
@@ -150,7 +152,7 @@ class Netmoe(Strategy):
         )
 
 
-def _fitted(task: Task, placement: Placement) -> Predictor:
+def fitted_predictor(task: Task, placement: Placement) -> Predictor:
     """The predictor of the fitted samples under a placement."""
     assert task.samples is not None
     traffic = task.samples.under(placement)
@@ -158,13 +160,13 @@ def _fitted(task: Task, placement: Placement) -> Predictor:
     return fit_predictor(task.samples.experts, traffic, task.fitted, task.model.top_k)
 
 
-def _tried(task: Task, predictor: Predictor | None) -> dict[str, float]:
+def tried(task: Task, predictor: Predictor | None, replay: Replay = fast_replay) -> dict[str, float]:
     """Seconds of the timed parts of a fitted step under each method."""
     fitted = replace(task.scene, cohorts=task.cohorts[:1])
     contenders = [
         Contender(method, Journey("migrating", task.placement, homes=Rehoming(method, predictor))) for method in TRIED
     ]
-    part = evaluate(fitted, contenders).evaluation.fit
+    part = evaluate(fitted, contenders, replay=replay).evaluation.fit
     return {
         one.name: sum(one.metrics[name].value for name in SOURCES if name in one.metrics) for one in part.contenders
     }

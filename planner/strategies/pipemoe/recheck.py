@@ -1,34 +1,34 @@
-"""Recheck of a pipemoe plan: every degree timed again on what the naive replay counts.
+"""Recheck of a pipemoe plan: every degree timed again, pair by pair, on what the naive replay counts.
 
-Legend: S scenarios; P pairs of degrees; L MoE layers; B steps; D devices; E experts.
+Legend: S scenarios (the exchanges' curves at each level with the experts' at each); L MoE layers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....errors import CertificationError, InputError, UsageError
 from ....runtime.decisions import PipelineDecision
 from ....runtime.plan import Plan
-from ....traces.count_form import CountTable
-from ...certify.census import take_census
-from ...certify.naive import NaiveReplay
+from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.journey import Journey
-from ...evaluate.metrics import DROPPED
 from ...evaluate.pipelined import Pipeline
 from ...evaluate.price import pipeline_of
 from ...options import PipelineOptions, StageSeconds, parsed
-from ...task import Task
 from ..check import Again, Check, Told
-from .degrees import DegreeTable, tabulated
 from .params import MAX_DEGREE
 from .strategy import BASELINES, stages
 
 __all__ = ["recheck"]
 
 TOLERANCE = 1e-9
+Pair = tuple[int, int]  # forward and backward degree
+Seconds = NDArray[np.float64]
 
 
 def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
@@ -37,31 +37,26 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     _check_shape(plan, options, decision)
     if again is None or "pipeline" not in plan.outcome:
         return
-    if again.evaluated is not None and decision.capacity_factor is not None:
-        yield from _dropped(plan, again.task, options, decision)
-    costs = again.task.costs
+    yield Told("that max_degree, joint and full_duplex are what was asked for", checked=False)
+    costs, scene = again.task.costs, again.task.scene
     if costs is None:
         yield Told("degrees, their objective and their bound", checked=False)
         return
-    task, passes = again.task, again.task.scene.passes
+    passes = scene.passes
     if passes is None or (passes.backward, passes.full_duplex) != (options.backward, options.full_duplex):
         raise CertificationError(f"passes of backward factor {options.backward}; the trace gives {passes}")
-    scene = replace(task.scene, cohorts=task.scene.cohorts[:1])
-    replay = NaiveReplay(task.request.fit_fraction, task.request.step_samples)
-    ((tally,),) = replay(scene, [Journey(task.dispatch_model, task.placement)], ports=True)
+    journey = Journey(again.task.dispatch_model, again.task.placement)
+    ((tally,),) = again.task.replay(replace(scene, cohorts=scene.cohorts[:1]), [journey], ports=True)
     pipeline = pipeline_of(tally, scene, passes, decision.capacity_factor)
-    table = tabulated(pipeline, options.max_degree, joint=options.joint)
-    yield from _outcome(plan, options, pipeline, table)
-    for name, claimed in options.baselines.items():
-        yield Check(f"degrees of {name}, others take fewer seconds:", claimed, table.degrees(name))
-    yield Check("a2a_ffn_overlap_degree: others take fewer seconds:", options.a2a_ffn_overlap_degree, table.tutel)
+    taken = _taken(pipeline, options)
+    yield from _outcome(plan, options, pipeline, taken)
+    _check_baselines(options, taken)
     yield Told("degrees", checked=True)
     yield from _stage_checks(options, pipeline, Cuts.of(decision))
     timing = {source.removeprefix("link ") for source in costs.sources.values()}
     for kind in sorted({*plan.cluster.links} - timing):
         yield Told(f"link {kind}, which times nothing", checked=False)
-    if options.method == "paper":
-        yield Told("that the degrees of paper are those of its algorithm", checked=False)
+    yield Told("that the degrees of paper are those of its algorithm", checked=False)
     if decision.shares is not None:
         yield Told("that no other shares of chunks take fewer seconds", checked=False)
 
@@ -105,14 +100,42 @@ def _check_shape(plan: Plan, options: PipelineOptions, decision: PipelineDecisio
         raise CertificationError("a fixed capacity without every expert once and as many on every device")
 
 
-def _outcome(plan: Plan, options: PipelineOptions, pipeline: Pipeline, table: DegreeTable) -> Iterator[Check | Told]:
+def _pairs(decision: PipelineDecision) -> list[Pair]:
+    """The degrees of every layer; without a backward pass twice the forward one."""
+    return [*zip(decision.forward, decision.backward or decision.forward, strict=True)]
+
+
+def _taken(pipeline: Pipeline, options: PipelineOptions) -> dict[Pair, Seconds]:
+    """Seconds of all passes of every layer, mean over steps, `[S, L]`, at each pair of degrees that may be chosen.
+
+    One degree divides the other. The experts of a chunk are called once for each piece that both passes make.
+    """
+    num_layers, trains = pipeline.model.num_layers, bool(options.backward)
+
+    @cache
+    def one_pass(degree: int, pieces: int, back: bool) -> Seconds:
+        chunks = pipeline.chunks(Cut.equal(degree, num_layers, pieces // degree))
+        return pipeline.taken(chunks, back=back)
+
+    degrees, alone, found = range(1, options.max_degree + 1), options.joint or not trains, dict[Pair, Seconds]()
+    for forward, backward in zip(degrees, degrees, strict=True) if alone else product(degrees, degrees):
+        pieces = max(forward, backward)
+        if pieces % min(forward, backward) == 0:
+            found[forward, backward] = one_pass(forward, pieces, False)
+            if trains:
+                found[forward, backward] = found[forward, backward] + one_pass(backward, pieces, True)
+    return found
+
+
+def _outcome(
+    plan: Plan, options: PipelineOptions, pipeline: Pipeline, taken: dict[Pair, Seconds]
+) -> Iterator[Check | Told]:
     """The objective is what the plan takes; the bound, of equal chunks, the least that any degrees take."""
     outcome, decision = plan.outcome["pipeline"], _decided(plan)
     goal = (outcome.objective.name, outcome.objective.sense, outcome.bound_kind)
     if goal != ("moe_s", "min", "full search" if decision.shares is None else None):
         raise CertificationError(f"objective and bound {goal}; expected the least moe_s by a full search")
-    taken_PL = table.taken[len(table.taken) // 2]
-    least = float(taken_PL.min(axis=0).sum())
+    least = float(_least(taken).sum())
     found = float(pipeline.both(Cuts.of(decision)).sum())
     yield Check("objective", outcome.objective.value, found)
     yield Told("objective of pipeline", checked=True)
@@ -122,18 +145,47 @@ def _outcome(plan: Plan, options: PipelineOptions, pipeline: Pipeline, table: De
         yield Check("bound", outcome.bound, least)
         yield Told("bound of pipeline", checked=True)
     if options.method == "robust":
-        _check_regret(table, decision)
+        _check_regret(taken, decision)
 
 
-def _check_regret(table: DegreeTable, decision: PipelineDecision) -> None:
+def _least(taken: dict[Pair, Seconds], most: int = MAX_DEGREE, *, alike: bool = False) -> Seconds:
+    """The fewest seconds of every layer under the curves themselves, `[L]`, by degrees of at most so many chunks."""
+    chosen = [seconds for pair, seconds in taken.items() if max(pair) <= most and (pair[0] == pair[1] or not alike)]
+    return np.asarray(np.min([_middle(one) for one in chosen], axis=0))
+
+
+def _middle(seconds: Seconds) -> Seconds:
+    """Those under the curves themselves."""
+    return np.asarray(seconds[len(seconds) // 2])
+
+
+def _check_regret(taken: dict[Pair, Seconds], decision: PipelineDecision) -> None:
     """No degrees have a smaller largest regret."""
-    places = [tuple(pair) for pair in table.pairs.tolist()]
-    pairs = zip(decision.forward, decision.backward or decision.forward, strict=True)
-    for layer, pair in enumerate(pairs):
-        taken_SP = table.taken[:, :, layer]
-        worst_P = (taken_SP - taken_SP.min(axis=1, keepdims=True)).max(axis=0)
-        if worst_P[places.index(pair)] > worst_P.min() + TOLERANCE * taken_SP.min(axis=1).max():
+    least_SL = np.min([*taken.values()], axis=0)
+    worst = {pair: (seconds - least_SL).max(axis=0) for pair, seconds in taken.items()}
+    smallest_L = np.min([*worst.values()], axis=0) + TOLERANCE * least_SL.max(axis=0)
+    for layer, pair in enumerate(_pairs(decision)):
+        if worst[pair][layer] > smallest_L[layer]:
             raise CertificationError(f"robust degrees of layer {layer}: others have a smaller largest regret")
+
+
+def _check_baselines(options: PipelineOptions, taken: dict[Pair, Seconds]) -> None:
+    """Equal degrees that take the fewest seconds, one for all layers, and the best that Tutel takes."""
+    seconds = {
+        name: sum(_middle(taken[pair])[layer] for layer, pair in enumerate(_pairs(one)))
+        for name, one in options.baselines.items()
+    }
+    alike = {pair: float(_middle(taken[pair]).sum()) for pair in taken if pair[0] == pair[1]}
+    least = {"degree_1": alike[1, 1], "one_degree": min(alike.values()), "exact": float(_least(taken).sum())}
+    for name in least.keys() & seconds.keys():
+        one_for_all = name == "exact" or len({*_pairs(options.baselines[name])}) == 1
+        if not one_for_all or seconds[name] > least[name] * (1 + TOLERANCE):
+            raise CertificationError(f"degrees of {name}, others take fewer seconds: {least[name]:.9g}")
+    tutel_L = _least(taken, TUTEL_MAX_DEGREE, alike=True)
+    for layer, degree in enumerate(options.a2a_ffn_overlap_degree):
+        within = degree <= min(TUTEL_MAX_DEGREE, options.max_degree)
+        if not within or _middle(taken[degree, degree])[layer] > tutel_L[layer] * (1 + TOLERANCE):
+            raise CertificationError(f"a2a_ffn_overlap_degree: others take fewer seconds: layer {layer}, {degree}")
 
 
 def _stage_checks(options: PipelineOptions, pipeline: Pipeline, cuts: Cuts) -> Iterator[Check]:
@@ -154,38 +206,3 @@ def _columns(claimed: StageSeconds, found: StageSeconds) -> Iterator[Check]:
         for layer, column in enumerate(ours):
             for chunk, figure in enumerate(column):
                 yield Check(f"{name} of chunk {chunk} of layer {layer}", figure, theirs[layer][chunk])
-
-
-def _dropped(plan: Plan, task: Task, options: PipelineOptions, decision: PipelineDecision) -> Iterator[Check]:
-    """Recheck of the pairs that every contender drops."""
-    assert plan.evaluation is not None
-    scene, request = task.scene, task.request
-    census = take_census(scene, request.fit_fraction, request.step_samples)
-    parts = [part for part in (plan.evaluation.fit, plan.evaluation.held_out) if part is not None]
-    shape = (plan.model.num_layers, plan.cluster.num_devices, plan.model.num_experts)
-    for roster, part in zip(census.rosters, parts, strict=True):
-        wanted = np.zeros((roster.num_steps, *shape), np.int64)
-        held_BD = np.zeros((roster.num_steps, shape[1]), np.int64)
-        for batch, unit_R, place_R in census.rows(scene):
-            rows = roster.rows(batch, unit_R, place_R)
-            assert not isinstance(batch, CountTable)
-            at = np.flatnonzero(rows.step >= 0)
-            np.add.at(held_BD, (rows.step[at], rows.home[at]), 1)
-            for layer in range(shape[0]):
-                ids_RK = batch.ids[rows.number[at], layer]
-                row, choice = np.nonzero(ids_RK < shape[2])
-                np.add.at(wanted[:, layer], (rows.step[at][row], rows.home[at][row], ids_RK[row, choice]), 1)
-        rows_B = plan.model.top_k * np.floor(decision.capacity_factor * np.ceil(held_BD.max(axis=1) / shape[2]))
-        for one in part.contenders:
-            cut = _cut_of(one.name, decision, options.baselines, shape[0])
-            pieces_L = cut.degree * cut.calls
-            room_BL = np.ceil(rows_B[:, None] / pieces_L) * pieces_L
-            fixed = one.name == "plan" or one.name in options.baselines
-            share = float(np.maximum(wanted - room_BL[:, :, None, None], 0).sum() / wanted.sum()) if fixed else None
-            metric = one.metrics.get(DROPPED)
-            yield Check(f"{one.label}: dropped_share", None if metric is None else metric.value, share)
-
-
-def _cut_of(name: str, decision: PipelineDecision, baselines: Mapping[str, PipelineDecision], num_layers: int) -> Cut:
-    one = decision if name == "plan" else baselines.get(name)
-    return Cut.equal(1, num_layers) if one is None else Cuts.of(one).forward

@@ -15,7 +15,7 @@ from ...document import Section
 from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.costs import CostModel
 from ...evaluate.journey import Contender, Journey
-from ...evaluate.pipelined import Pipeline
+from ...evaluate.pipelined import Pipeline, capacity
 from ...evaluate.price import STEP, pipeline_of
 from ...evaluate.replay import replay
 from ...evaluate.scene import Passes, Scene
@@ -139,13 +139,12 @@ def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
             f"--capacity-factor with {tally.slots.sum()} slots for {model.num_experts} experts; a fixed capacity needs"
             " every expert once and as many on every device"
         )
-    made = pipeline_of(tally, task.scene, passes, factor)
-    if factor is not None and not made.capacity[tally.loads.any(axis=2)].all():
+    if factor is not None and not capacity(tally, model, factor)[tally.loads.any(axis=2)].all():
         raise UsageError(
             f"--capacity-factor {factor}: a buffer of int({factor:g} ceil(tokens / experts)) rows holds none in some"
             " step; expected a larger one, 1 is enough in every step"
         )
-    return made
+    return pipeline_of(tally, task.scene, passes, factor)
 
 
 def _check_seconds(table: DegreeTable) -> None:

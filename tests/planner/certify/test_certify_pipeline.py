@@ -46,6 +46,7 @@ def test_every_figure_of_a_fresh_plan_is_recomputed(
         changes = {"on": tmp_path / "base.json"} | changes
     certificate = certify(make_plan(trace, profile, **changes), trace.path, profile)
     assert {"degrees", "objective of pipeline", "verdict"} <= set(certificate.checks)
+    assert "that max_degree, joint and full_duplex are what was asked for" in certificate.unchecked
     assert ("bound of pipeline" in certificate.checks) == (changes.get("method") != "unequal")
     assert certificate.largest_difference < 1e-11
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moeplan.planner.certify import prices
-from moeplan.planner.certify.prices import kept_by_prices
+from moeplan.planner.certify import bounds
+from moeplan.planner.certify.bounds import kept_by_prices
 from moeplan.solvers.bounds import thorough_bound
 
 Array = NDArray[Any]
@@ -103,10 +103,10 @@ def test_prices_so_large_that_sums_lose_their_last_digits_prove_no_less(rng: np.
 def test_more_groups_than_there_is_patience_for_prove_nothing(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prices, "MOST_GROUPS", 1000)
+    monkeypatch.setattr(bounds, "MOST_GROUPS", 1000)
     weights, table = rng.exponential(1, (3, 12, 12)), np.zeros((4, 12, 16))
     assert kept_by_prices(weights, table, 6) is None
-    monkeypatch.setattr(prices, "MOST_GROUPS", 10**6)
+    monkeypatch.setattr(bounds, "MOST_GROUPS", 10**6)
     assert kept_by_prices(weights, table, 6) is not None
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from moeplan.errors import CertificationError
 from moeplan.planner.certify import certify
-from moeplan.planner.evaluate.dropped import dropped_share
+from moeplan.planner.evaluate.sums import dropped_share
 from moeplan.runtime.plan import Plan
 from tests.planner.edits import edited
 from tests.planner.makers import make_plan, part_of, said

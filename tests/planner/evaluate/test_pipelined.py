@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.planner.evaluate.pipelined import Pipeline
+from moeplan.planner.evaluate.pipelined import capacity
 from moeplan.planner.evaluate.tally import COUNTS, Ports, Tally
-from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.pipemoe import simulate
 from moeplan.traces.model import ModelSpec
 from tests.planner.makers import make_plan, options, placed, seconds, training
@@ -79,14 +78,13 @@ def test_under_a_fixed_capacity_every_chunk_is_of_whole_padded_rows_whatever_is_
 
 def rows_of(capacity_factor: float, tokens: int) -> Any:
     """Rows of an expert where the fullest of four devices has so many tokens, each to two of eight experts."""
-    cluster, model = Cluster.parse("1x4"), ModelSpec(name="small", layer_ids=(0, 1, 2), num_experts=8, top_k=2)
+    model = ModelSpec(name="small", layer_ids=(0, 1, 2), num_experts=8, top_k=2)
     held = np.array([[[tokens, tokens - 1, 1, 0]]])
     copies = np.zeros((1, 3, 1, 2, 4), np.int64)
     tally = Tally(
         np.zeros((1, len(COUNTS)), np.int64), copies[:, :, 0, 0], np.full(4, 2), Ports(copies, copies, held, held)
     )
-    untimed: Any = None
-    return Pipeline(tally, untimed, cluster, model, 0.0, False, capacity_factor).capacity.tolist()
+    return capacity(tally, model, capacity_factor).tolist()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from safetensors.numpy import load as load_proof
 from safetensors.numpy import save
 
 from moeplan.errors import CertificationError, InputError
-from moeplan.planner.certify import certify, prices
+from moeplan.planner.certify import bounds, certify
 from moeplan.planner.request import Request
 from moeplan.planner.solve import Made, make
 from moeplan.planner.strategies.exflow.proof import Proof
@@ -110,7 +110,7 @@ def test_without_its_proof_a_bound_is_unchecked_and_it_says_why(
     assert f"no {name} beside the plan" in reason(thorough.plan)
     assert "names no proof" in reason(edited(thorough.plan, "options.placement.search.proof", None))
     thorough.save(tmp_path / "plan.json")
-    monkeypatch.setattr(prices, "MOST_GROUPS", 10)
+    monkeypatch.setattr(bounds, "MOST_GROUPS", 10)
     assert "too many groups" in reason(thorough.plan)
 
 

@@ -1,22 +1,58 @@
-"""Experts in the fitted part of a trace, counted again row by row.
+"""A plan's task again, what it reads of its trace counted anew, row by row.
 
 Legend: B steps; L MoE layers; E experts.
 """
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.count_form import CountTable
+from ..evaluate.costs import CostModel
+from ..evaluate.samples import Counter
 from ..task import Task
-from .census import take_census
+from .census import Source
+from .naive import NaiveReplay
 
-__all__ = ["Fitted", "count_fitted"]
+__all__ = ["Fitted", "Recounted", "count_fitted"]
 
 WHOLE = 2**40  # what the loads of a layer of a mixture add up to
 Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Recounted(Task):
+    """A task whose samples and units are counted naively.
+
+    Parameters
+    ----------
+    untimed
+        Whether the profile is not at hand, so that nothing is timed.
+    """
+
+    bounds: ClassVar[bool] = False  # these are proved again by the strategy's recheck
+
+    untimed: bool = False
+
+    @cached_property
+    def replay(self) -> NaiveReplay:
+        """The naive replay of its trace."""
+        request = self.request
+        return NaiveReplay(request.cluster, request.seed, request.fit_fraction, request.step_samples)
+
+    @property
+    def counter(self) -> Counter:
+        """The naive count of samples."""
+        return partial(self.replay.count_samples, Source(self.source, self.request.phases, by_step=True))
+
+    @cached_property
+    def costs(self) -> CostModel | None:
+        """Cost model of the task; None where nothing is timed."""
+        return None if self.untimed else super().costs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +67,7 @@ class Fitted:
     within: Numbers
 
 
-def count_fitted(task: Task, *, followed: int, beside: bool) -> Fitted:
+def count_fitted(task: Recounted, *, followed: int, beside: bool) -> Fitted:
     """The counts of a task's fitted units; of a mixture loads alone, each layer's of every trace by its weight.
 
     Parameters
@@ -51,13 +87,13 @@ def count_fitted(task: Task, *, followed: int, beside: bool) -> Fitted:
     return Fitted(loads_LE, parts[0][1].steps[:0], parts[0][1].between, parts[0][1].within)
 
 
-def _counted(task: Task, followed: int, beside: bool) -> Fitted:
-    model, request = task.model, task.request
-    census = take_census(task.scene, request.fit_fraction, request.step_samples)
+def _counted(task: Recounted, followed: int, beside: bool) -> Fitted:
+    model = task.model
+    census = task.replay.census(Source.of(task.scene))
     roster, layers, experts = census.rosters[0], model.num_layers, model.num_experts
     loads, steps = np.zeros((layers, experts), np.int64), np.zeros((roster.num_steps, layers, experts), np.int64)
     between, within = (np.zeros((size, experts, experts), np.int64) for size in (layers - 1, layers))
-    for batch, unit_R, place_R in census.rows(task.scene):
+    for batch, unit_R, place_R in census.rows():
         rows = roster.rows(batch, unit_R, place_R)
         counts = rows.step >= 0
         if isinstance(batch, CountTable):
