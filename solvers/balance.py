@@ -42,10 +42,10 @@ def step_ratios(loads: Floats, placement: Placement) -> Floats:
     return ratio_BL
 
 
-def max_over_mean(loads: Floats) -> Floats:
-    """The largest load along the last axis, of devices that have slots, over the mean; 1 where all are 0."""
+def max_over_mean(loads: Floats, *, idle: float = 1.0) -> Floats:
+    """The largest load along the last axis, of devices that have slots, over the mean; `idle` where all are 0."""
     mean = loads.mean(axis=-1)
-    return np.asarray(np.divide(loads.max(axis=-1), mean, out=np.ones(mean.shape), where=mean > 0))
+    return np.asarray(np.divide(loads.max(axis=-1), mean, out=np.full(mean.shape, idle), where=mean > 0))
 
 
 def replica_loads(loads: Floats, experts: NDArray[np.integer]) -> Floats:

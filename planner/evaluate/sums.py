@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.decisions import DispatchModel
-from ...solvers.load import max_over_mean
+from ...solvers.balance import max_over_mean
 from ...traces.model import ModelSpec
 from .intervals import Summands, resampled_sums
 from .price import Seconds

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from ....errors import UsageError
 from ....solvers import contiguous, eplb
-from ....solvers.balance import step_balance
-from ....solvers.load import max_over_mean
+from ....solvers.balance import max_over_mean, step_balance
 from ....solvers.outcome import PlacementResult
 from ....solvers.placement import Placement
 from ....traces.counts import Counts
