@@ -125,7 +125,7 @@ class Noise:
         verdict = "this machine is NOISY" if self.noisy else "quiet enough"
         share = math.ceil(100 * self.wide / max(1, self.sizes))
         return (
-            f"{verdict}: the median of {self.wide} of {self.sizes} sizes ({share} %) is known no better than to 20 %;"
+            f"{verdict}: {self.wide} of {self.sizes} medians ({share} %) are uncertain by 20 % or more;"
             f" a fixed reference varied {self.drift:.2f} times (10th to 90th percentile)"
         )
 

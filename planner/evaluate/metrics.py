@@ -238,7 +238,7 @@ def _timed(
     name: str, column: str, meaning: str, compute: Compute | None = None, headline: int | None = None
 ) -> MetricSpec:
     """A metric of seconds; those of that name unless computed otherwise."""
-    noun = f"time per {'step' if name == STEP else f'step for {column}'}"
+    noun = "time per step" if name == STEP else f"{column} time per step"
     made = compute or _seconds(name)
     return MetricSpec(name, column, noun, "seconds", "step", TIMED, made, meaning, headline=headline)
 

@@ -57,7 +57,7 @@ def answer(plan: Plan) -> str:
         return "not judged"
     gain = gain_words(verdict, evaluation.judging)
     if plan.strategies == ("contiguous",):
-        return f"the baseline that others are held against: {gain}, {_samples(plan)}"
+        return f"what runs today, the baseline of every verdict: {gain}, {_samples(plan)}"
     if verdict.value == "benefit":
         return f"benefit: {gain}, {_samples(plan)}"
     if verdict.gain.low is None:
@@ -69,7 +69,7 @@ def short_of(verdict: Verdict) -> str:
     """Threshold that a positive gain must reach to pay, in words. Empty where there is none."""
     if not verdict.at_least or verdict.gain.value <= 0:
         return ""
-    return f"; below {verdict.at_least:.0%} it does not pay for moving samples"
+    return f"; a gain below {verdict.at_least:.0%} does not pay for moving samples"
 
 
 def standing(verdict: Verdict, *, paid_when_solved: bool) -> str:

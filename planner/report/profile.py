@@ -89,8 +89,8 @@ def _uneven(profile: Profile) -> Iterator[tuple[str, str]]:
         if len(ratios):
             yield (
                 "uneven",
-                f"{one.key} took {np.median(ratios):.2g} times ({ratios.min():.2g} to {ratios.max():.2g}) as long as"
-                " an even exchange of the same busiest port",
+                f"{one.key} took {np.median(ratios):.2g} times as long ({ratios.min():.2g} to {ratios.max():.2g}) as an"
+                " even exchange with the same load on the busiest port",
             )
 
 

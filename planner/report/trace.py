@@ -110,7 +110,7 @@ def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> Iterator[str]:
     yield ""
     yield (
         f"layer{' hidden' if differ else ''}  {'load max/mean':<{BAR + 6}}"
-        + ("  next known by chance    bits by chance" if tokens else "")
+        + ("  next known  (chance)    bits  (chance)" if tokens else "")
         + ("  locality" if local else "")
     )
     for layer, skew in enumerate(statistics.skew.tolist()):
@@ -123,7 +123,7 @@ def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> Iterator[str]:
         yield "hidden: where the layer stands among all of the model's, dense ones included"
     if tokens:
         yield "next known: tokens whose next first choice is the likeliest, given this one"
-        yield f"bits: mutual information of the two; by chance: tokens shuffled, seed {statistics.seed}"
+        yield f"bits: mutual information of the two; chance: tokens shuffled, seed {statistics.seed}"
     if local:
         whole = "" if local.num_samples == statistics.num_samples else f" of {statistics.num_samples:,}, drawn by hash"
         yield "locality: 0 where samples choose alike, 1 where each has its own experts;"

@@ -116,11 +116,12 @@ def _chosen(weighed: Redundancy) -> str:
 
 def _weight(weighed: Redundancy, plan: Plan) -> str:
     """Memory that the replicas take, in words."""
-    one, extra = expert_bytes(plan.model), weighed.chosen.slots - weighed.candidates[0].slots
-    if one is None:
+    each = expert_bytes(plan.model)
+    more = (weighed.chosen.slots - weighed.candidates[0].slots) * plan.model.num_layers
+    if each is None:
         return "what they weigh is not known: import the trace with --hidden-size, --ffn-size and --dtype-bytes"
-    more = extra * plan.model.num_layers * one
-    return f"{megabytes(more)} MB more per device than the fewest slots take, an expert being {megabytes(one)} MB"
+    memory = f"{megabytes(each)} MB each: {megabytes(more * each)} MB"
+    return f"{more:,} more experts per device than with the fewest slots, {memory}"
 
 
 def _drawn(weighed: Redundancy) -> "Figure":

@@ -22,7 +22,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         yield _node_copies(plan, part)
     search = _search(plan)
     if search is not None and search.objective == "hops" and plan.model.top_k > 1 and ours.dispatch_model == "coherent":
-        yield f"placed by first choices alone; --objective copies counts all {plan.model.top_k} experts of a token"
+        yield f"only the first choice of each token was considered; --objective copies considers all {plan.model.top_k}"
 
 
 def search_section(plan: Plan) -> Iterator[Section]:
@@ -77,7 +77,8 @@ def _even_kv(plan: Plan, part: Part) -> Iterator[str]:
     even = (value(base, COPIES) - value(ours, COPIES)) / (plan.cluster.num_devices - 1)
     limit = f"while kv/d is below {even:.2f}" if even > 0 else "never: there are no fewer copies"
     if kv_size and hidden:
-        yield f"coherence moves fewer bytes {limit}; this model's kv/d is {kv_size / hidden:.2f}"
+        ratio = f"{kv_size / hidden:.2f}"
+        yield f"coherence moves fewer bytes {limit}; this model's kv/d (K and V over the hidden vector) is {ratio}"
     else:
         yield (
             f"coherence moves fewer bytes {limit}; this model's kv/d is not in the trace (2 for MHA, 0.5 for Mixtral's"

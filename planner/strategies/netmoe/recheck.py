@@ -69,7 +69,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     if options.asked:
         yield Told("that the method was asked for", checked=False)
     if decision.method == "bottleneck":
-        yield Told("that the swaps of bottleneck stop where they should", checked=False)
+        yield Told("that bottleneck swapped until no swap helps", checked=False)
 
 
 def _check_structure(plan: Plan, decision: SamplePolicyDecision, options: SamplePolicyOptions) -> None:

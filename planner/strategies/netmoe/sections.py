@@ -29,7 +29,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     yield from _saved(plan, part, pairs=_options(plan).copies == "pairs")
     yield (
         f"a combine delivers {value(find(part, 'plan/migrating'), MOVED):.0%} of the samples to another"
-        " device; no figure holds the solves, or the labels and positions that go along"
+        " device; not included: the time to solve, and the labels and positions that move along"
     )
     if _options(plan).copies == "pairs":
         yield (
@@ -93,14 +93,14 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
         contender.label: 1 - value(contender, metric) / value(base, metric) if value(base, metric) else 0.0
         for contender in part.contenders
     }
-    blind = f"{saved[BLIND]:.1%} without a prediction, " if BLIND in saved else ""
+    blind = f"{saved[BLIND]:.1%} without predicting the next layer, " if BLIND in saved else ""
     yield (
         f"{saved['plan/migrating']:z.1%} fewer {SAVED[metric]} than {base.name}, {base.dispatch_model}:"
-        f" {blind}{saved['oracle/migrating']:.1%} if the next layer were known"
+        f" {blind}at most {saved['oracle/migrating']:.1%} if it were known"
     )
     if metric != NODE_COPIES and plan.cluster.num_nodes > 1 and not pairs:
         once = 1 - value(find(part, "plan/migrating"), NODE_COPIES) / max(value(base, NODE_COPIES), 1e-9)
-        yield f"where a dispatch sends a node one copy per token, for all its devices, {once:.1%} are saved"
+        yield f"with one copy per token and node (DeepEP) {once:.1%} are saved"
     if base.name == "base":
         yield from _jointly(part, [metric, *([EXCHANGE] if EXCHANGE in base.metrics else [])])
 

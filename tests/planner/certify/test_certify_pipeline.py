@@ -296,4 +296,4 @@ def test_a_link_that_times_nothing_is_listed_as_unchecked(make_trace: Any, make_
     measured = make_profile("1x4")
     cluster = Cluster.parse("1x4", ["intra=10:5"])
     plan = make_plan(trace, measured, samples_per_step=8, cluster=cluster)
-    assert "link intra, which times nothing" in certify(plan, trace.path, measured).unchecked
+    assert "link intra: no figure depends on it" in certify(plan, trace.path, measured).unchecked
