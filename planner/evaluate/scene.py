@@ -8,7 +8,8 @@ from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .costs import CostModel
-from .splits import Cohort, Index
+from .samples import SampleIndex
+from .splits import Cohort, UnitIndex
 from .traffic import SampleCounts
 
 __all__ = ["Passes", "Scene"]
@@ -36,6 +37,8 @@ class Scene:
 
     Parameters
     ----------
+    index
+        The units of the trace, by which it is fitted, judged and resampled.
     cohorts
         The parts of the trace: fitted units, then those held out where there are any; or those that judge.
     model
@@ -51,7 +54,7 @@ class Scene:
     """
 
     source: Trace | CountTrace
-    index: Index
+    index: UnitIndex | SampleIndex
     cohorts: Sequence[Cohort]
     cluster: Cluster
     model: ModelSpec

@@ -5,7 +5,7 @@ Legend: T tokens; U units; B steps; D devices; R rows of counts.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from ...traces.reader import Trace
 from ...traces.schema import PHASES, TokenBatch
 from ...traces.split import Unit, fitted, unit_kind, with_units
 
-__all__ = ["Cohort", "Index", "Located", "UnitIndex", "index_units", "table_units"]
+__all__ = ["Cohort", "Located", "UnitIndex", "index_units", "table_units"]
 
 Numbers = NDArray[np.int64]
 
@@ -96,45 +96,6 @@ class Cohort:
         return np.searchsorted(_column(self.step_ids), _column(batch.step))
 
 
-class Index(Protocol):
-    """The units of a trace, by which it is fitted, judged and resampled."""
-
-    @property
-    def kind(self) -> Unit:
-        """Kind of the units."""
-
-    @property
-    def split_kind(self) -> Unit:
-        """Unit of the held-out split, fitted or held out as a whole."""
-
-    @property
-    def unit_tokens(self) -> Numbers:
-        """The tokens of each unit, `[U]`."""
-
-    @property
-    def by_step(self) -> bool:
-        """Whether figures are resampled over steps, because the units of a step depend on each other."""
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether steps were recorded."""
-
-    def recorded_home(self, num_devices: int) -> bool:
-        """Whether units start on their source ranks: the recording had as many."""
-
-    def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
-        """Whether each unit is fitted, `[U]`."""
-
-    def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
-        """The chosen units as they run: on source ranks, else on ordinal mod D; in recorded steps, else in order."""
-
-    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
-        """The batches of the trace, with the unit of each token."""
-
-    def rows(self, table: CountTable) -> Numbers:
-        """The unit of each row of a table of counts."""
-
-
 @dataclass(frozen=True, slots=True)
 class UnitIndex:
     """The units of a trace, from one pass over its scalar columns.
@@ -142,7 +103,7 @@ class UnitIndex:
     Parameters
     ----------
     kind
-        What the trace splits by.
+        What the trace splits by, and is resampled by.
     unit_ids, unit_tokens
         int64 `[U]`: the units, ascending, and the tokens of each.
     steps
@@ -160,7 +121,7 @@ class UnitIndex:
     num_source_ranks: int | None
     phases: tuple[str, ...] = ()
 
-    by_step: ClassVar[bool] = False
+    by_step: ClassVar[bool] = False  # figures are not resampled over steps: units of a step do not depend on each other
 
     @property
     def split_kind(self) -> Unit:
