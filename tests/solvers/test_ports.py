@@ -34,9 +34,9 @@ def test_ports_are_the_distinct_remote_devices_of_every_token(seed: int, name: s
 
 
 def test_the_dispatch_models_differ_in_where_a_combine_ends() -> None:
-    here, devices = np.array([0, 1, 2]), np.array([[1, 0], [-1, 3], [-1, -1]])
-    assert combined_at("standard", here, devices).tolist() == [0, 1, 2]
-    assert combined_at("coherent", here, devices).tolist() == [1, 3, 2]
+    here, devices = np.array([0, 1, 2, 3]), np.array([[1, 0], [-1, 3], [-1, -1], [0, 1]])
+    assert combined_at("standard", here, devices).tolist() == [0, 1, 2, 3]
+    assert combined_at("coherent", here, devices).tolist() == [1, 3, 2, 0]
 
 
 @settings(max_examples=40)
