@@ -60,6 +60,7 @@ def certify(
         return certificate
     opened = check_trace(plan, trace, certificate)
     if plan.evaluation is None:
+        certificate.unchecked.append("decisions, objective and bound: the plan has no evaluation to recompute")
         return certificate
     last = strategies_of(plan)[-1]
     mixture = mixture_of(plan, str(opened.path), opened.sha256)

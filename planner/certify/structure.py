@@ -173,7 +173,11 @@ def seconds_names(plan: Plan, one: Contender) -> set[str]:
             f"options.seconds: sources of {sorted(timed)}, missing {sorted(seconds.missing)}; expected each of"
             f" {', '.join(PARTS)} once"
         )
-    cluster, num_layers = plan.cluster, plan.model.num_layers
+    cluster, num_layers, passes = plan.cluster, plan.model.num_layers, passes_of(plan)
+    if passes is not None and plan.model.copy_bytes is None:
+        raise CertificationError(
+            "chunks are timed, but the model has no hidden_size or dtype_bytes; expected both; re-run moeplan solve"
+        )
     classes = (cluster.devices_per_node > 1) + (cluster.num_nodes > 1)
     costs = CostModel(
         [_free] * classes if "dispatch" in timed else None,
@@ -184,7 +188,7 @@ def seconds_names(plan: Plan, one: Contender) -> set[str]:
         {},
         (),
     )
-    scene = Scene(cast(Any, None), cast(Any, None), (), cluster, plan.model, costs, 0, passes=passes_of(plan))
+    scene = Scene(cast(Any, None), cast(Any, None), (), cluster, plan.model, costs, 0, passes=passes)
     counts, placement = np.zeros((1, len(COUNTS)), np.int64), today(plan.model, cluster).journey.placement
     counts[0, 0] = 1
     tally = Tally(

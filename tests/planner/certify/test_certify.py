@@ -43,6 +43,12 @@ def test_every_figure_of_a_fresh_plan_is_recomputed(make_trace: Any, changes: An
     assert "verdict" in certificate.checks
 
 
+def test_a_plan_without_evaluation_lists_its_decisions_as_unchecked(make_trace: Any) -> None:
+    trace = make_trace(samples=40)
+    bare = make_plan(trace).model_copy(update={"evaluation": None, "verdict": None})
+    assert any(line.startswith("decisions, objective and bound") for line in certify(bare, trace.path).unchecked)
+
+
 @pytest.mark.parametrize("dispatch", ["coherent", "standard"])
 def test_an_expert_that_a_token_names_twice_is_no_pair(make_trace: Any, tmp_path: Path, dispatch: Any) -> None:
     plain = make_trace(samples=40)

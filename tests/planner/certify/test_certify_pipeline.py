@@ -275,6 +275,7 @@ def test_without_a_trace_only_the_structure_is_checked(made: Any) -> None:
         (f"{HELD}/3/metrics/moe_s/value", -1.0, "rising interval"),
         (f"{HELD}/0/metrics/moe_s", lambda x: {**x, "low": x["high"], "high": x["low"]}, "rising interval"),
         ("options/seconds/missing", lambda x: x | {"experts": "lost"}, "expected each of"),
+        ("model/dtype_bytes", None, "no hidden_size or dtype_bytes"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
