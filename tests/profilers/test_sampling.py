@@ -92,7 +92,7 @@ def test_a_machine_is_noisy_when_a_fifth_of_the_medians_is_loose_or_the_referenc
     tight, loose, few = sized(*[1.0] * 6), sized(1.0, 1.0, 1.0, 1.0, 1.0, 1.3), sized(1.0)
     quiet = Noise.of([tight] * 4 + [loose], [1e-3, 1.1e-3])
     assert (quiet.sizes, quiet.wide, quiet.noisy) == (5, 1, False)
-    assert "quiet enough: the median of 1 of 5 sizes (20 %)" in str(quiet)
+    assert "quiet enough: 1 of 5 medians (20 %)" in str(quiet)
     noisy = Noise.of([tight] * 3 + [loose, few], [1e-3, 1.1e-3])
     assert (noisy.wide, noisy.noisy) == (2, True)
     assert "NOISY: the median of 2 of 5 sizes (40 %)" in str(noisy)

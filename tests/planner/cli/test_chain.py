@@ -113,7 +113,7 @@ def test_record_import_info_and_count_from_a_users_own_files(moeplan: Any, tmp_p
     moeplan("trace", "count", "plain", "-o", "counts", cwd=tmp_path)
     done = moeplan("solve", "--trace", "plain", "--cluster", "1x2", "--verbose", cwd=tmp_path)
     assert "blocks" in done.stdout
-    assert "kv/d is 0.25" in " ".join(done.stdout.split())
+    assert "kv/d (K and V over the hidden vector) is 0.25" in " ".join(done.stdout.split())
 
 
 def test_ctrl_c_during_profile_ends_with_130_and_keeps_only_a_profile_that_says_it_is_incomplete(

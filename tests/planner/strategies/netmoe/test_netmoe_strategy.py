@@ -244,7 +244,7 @@ def test_a_gain_that_must_reach_a_share_is_told_as_one(plan: Plan, gain: Any, wo
     told = edited(plan, "verdict.gain", {"value": value, "low": low, "high": high})
     screen = said(edited(told, "verdict.value", "benefit" if gain[1] > 0.02 else "none"))
     assert words in screen
-    assert ("; below 2% it does not pay for moving samples" in screen) == (0 < gain[1] < 0.02)
+    assert ("; a gain below 2% does not pay for moving samples" in screen) == (0 < gain[1] < 0.02)
 
 
 def test_few_steps_are_told(tmp_path: Path) -> None:
