@@ -95,7 +95,7 @@ def test_a_machine_is_noisy_when_a_fifth_of_the_medians_is_loose_or_the_referenc
     assert "quiet enough: 1 of 5 medians (20 %)" in str(quiet)
     noisy = Noise.of([tight] * 3 + [loose, few], [1e-3, 1.1e-3])
     assert (noisy.wide, noisy.noisy) == (2, True)
-    assert "NOISY: the median of 2 of 5 sizes (40 %)" in str(noisy)
+    assert "NOISY: 2 of 5 medians (40 %)" in str(noisy)
     drifting = Noise.of([tight], [1e-3] * 5 + [9e-3] * 5)
     assert drifting.noisy
     assert "varied 9.00 times" in str(drifting)
