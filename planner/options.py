@@ -91,7 +91,7 @@ class Search(Record):
     Parameters
     ----------
     objective
-        What it kept together: `planner.exflow.objective`.
+        What it kept together: the exflow flag `--objective`.
     proof, simple
         Of a thorough bound: the file that proves it, and why it is simple nonetheless, by "device" or "node".
     stages
