@@ -150,7 +150,7 @@ class Task:
 
     @property
     def counter(self) -> Counter | None:
-        """What counts samples; None: evaluation's own walk."""
+        """Counter of samples; None: evaluation's own walk."""
         return None
 
     @cached_property

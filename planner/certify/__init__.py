@@ -1,9 +1,10 @@
-"""Certification: everything a plan claims, recomputed from its trace by a replay that shares no code with the solvers.
+"""Certification: everything a plan claims, recomputed from its trace.
 
-The file was not edited, and is of this trace and this profile; its decisions are replayed token by token (`naive`); the
-same prices and metrics then give the same figures; bounds are proved again (`bounds`); every strategy rechecks its own
-objective from its definition. Baselines come from their solvers: a baseline *is* that algorithm's output. What is not
-recomputed is listed in the certificate.
+The file was not edited, and is of this trace and this profile. Its decisions are replayed token by token by `naive`,
+which takes nothing of the solvers but placements; samples that move are counted so once per placement. The same prices
+and metrics then give the same figures; bounds are proved again (`bounds`); every strategy rechecks its own objective
+from its definition. Baselines come from their solvers: a baseline *is* that algorithm's output. What is not recomputed
+is listed in the certificate.
 """
 
 import os

@@ -38,7 +38,7 @@ class Source:
 
     @classmethod
     def of(cls, scene: Scene) -> Self:
-        """What a scene counts."""
+        """Source of a scene."""
         return cls(scene.source, tuple(scene.phases), scene.samples is not None)
 
     def named(self, *, layers: bool) -> Iterator[tuple[TokenBatch | CountTable, Numbers]]:
@@ -221,7 +221,7 @@ class _Seen:
         if recorded and by_step:
             home = np.array([self.rank[names[place]] for place in members])
         if step_ids and by_step:
-            step = np.array([step_ids.index(names[place][0]) for place in members])
+            step = np.searchsorted(step_ids, [names[place][0] for place in members])
         return Roster(
             np.array(members, np.int64),
             np.array(members if by_step else [names[place][0] for place in members], np.int64),

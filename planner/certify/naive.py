@@ -106,7 +106,7 @@ class NaiveReplay:
                 row, choice = np.nonzero(ids_RK < model.num_experts)
                 np.add.at(experts[:, layer], (place_R[row], ids_RK[row, choice]), ONE)
                 for traffic, holders in zip(found, held, strict=True):
-                    device_RK = devices_of(ids_RK, holders[layer], "even", turn_R * 0 - 1, turn_R, 1)
+                    device_RK = devices_of(ids_RK, holders[layer], "even", np.full_like(turn_R, -1), turn_R, 1)
                     self._visit(traffic, layer, place_R, device_RK, before_RK, fitted_R)
         for traffic, holders in zip(found, held, strict=True):
             for layer, held_E in enumerate(() if of_tokens else holders):  # every pair is a copy
@@ -209,11 +209,9 @@ class _Sheet:
 
     def __init__(self, scene: Scene, roster: Roster, journey: Journey, *, ports: bool, between: bool) -> None:
         cluster, placement, size = scene.cluster, journey.placement, scene.cluster.num_devices
-        self.journey, self.roster, self.group, self.rehomed = (
-            journey, roster, cluster.devices_per_node, journey.moves is not None,
-        )  # fmt: skip
-        self.by_step, self.loads_alone = scene.samples is not None, isinstance(scene.source, CountTrace)
-        self.loads_alone &= not self.rehomed
+        self.journey, self.roster, self.group = journey, roster, cluster.devices_per_node
+        self.rehomed, self.by_step = journey.moves is not None, scene.samples is not None
+        self.loads_alone = isinstance(scene.source, CountTrace) and not self.rehomed
         self.rule = str(placement.replica_rule if journey.replica_rule is None else journey.replica_rule)
         shape = (roster.num_steps, placement.num_layers, size)
         self.holders = [] if self.rehomed else holders_of(placement)
@@ -381,5 +379,5 @@ def _visited(device_RK: Numbers, size: int) -> Numbers:
 
 
 def _on_nodes(copies_RD: Numbers, group: int) -> Numbers:
-    """What goes to the devices of each node, `[R, N]`."""
+    """Copies to the devices of each node, `[R, N]`."""
     return np.add.reduceat(copies_RD, np.arange(0, copies_RD.shape[1], group), axis=1)

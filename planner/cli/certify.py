@@ -18,7 +18,7 @@ def certify(
     profile: Annotated[str | None, optional("The profile it was made from; without: seconds unchecked.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Recompute what a plan claims, by code that shares nothing with the solvers; what it cannot, it lists.
+    """Recompute what a plan claims by a replay of its trace, token by token; what it cannot, it lists.
 
     Exits with 5 when a figure differs and with 4 when the trace or the profile is another one.
 

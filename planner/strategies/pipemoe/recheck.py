@@ -155,7 +155,7 @@ def _least(taken: dict[Pair, Seconds], most: int = MAX_DEGREE, *, alike: bool = 
 
 
 def _middle(seconds: Seconds) -> Seconds:
-    """Those under the curves themselves."""
+    """Seconds under the curves themselves, between the low and the high ones."""
     return np.asarray(seconds[len(seconds) // 2])
 
 
