@@ -101,7 +101,7 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
     if metric != NODE_COPIES and plan.cluster.num_nodes > 1 and not pairs:
         once = 1 - value(find(part, "plan/migrating"), NODE_COPIES) / max(value(base, NODE_COPIES), 1e-9)
         yield f"with one copy per token and node (DeepEP) {once:.1%} are saved"
-    if base.name == "base":
+    if plan.placement is not None:
         yield from _jointly(part, [metric, *([EXCHANGE] if EXCHANGE in base.metrics else [])])
 
 
