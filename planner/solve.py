@@ -77,7 +77,7 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
     )
     task.say("replaying the trace under the plan and its rivals")
     rivals = contenders(task, decided, solution.sidecars)
-    evaluated = evaluate(task.scenes, rivals, aside=solution.aside)
+    evaluated = evaluate(task.scenes, rivals, aside=solution.aside, replay=task.replay)
     solution = chosen.finished(task, solution, evaluated)
     plan = decided.model_copy(
         update={
@@ -202,12 +202,20 @@ def _options(task: Task, solution: Solution, evaluated: Evaluated | None) -> dic
 
 
 def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
-    """The base's outcomes where they are of the very units that are fitted here, so that they can be certified here."""
-    base, trace = task.base, inputs.trace
-    if base is None or base.inputs.trace is None or trace is None:
+    """The base's outcomes where they are of the very units that are fitted here, so that they can be certified here.
+
+    Those that depend on steps, profile and links are kept where these are the base's, too.
+    """
+    base, request = task.base, task.request
+    if base is None or base.options.get("placement", {}).get("mixture"):
         return {}
-    if base.options.get("placement", {}).get("mixture"):
+    before, judged = base.inputs, base.options.get("evaluation", {})
+    units, units_now = (one and (one.sha256, one.split) for one in (before.trace, inputs.trace))
+    if units != units_now or judged.get("phases") != list(request.phases):
         return {}
-    alike = (base.inputs.trace.sha256, base.inputs.trace.split) == (trace.sha256, trace.split)
-    phases = base.options.get("evaluation", {}).get("phases")
-    return dict(base.outcome) if alike and phases == list(task.request.phases) else {}
+    profile, profile_now = (file and file.sha256 for file in (before.profile, inputs.profile))
+    same_steps = judged.get("samples_per_step") == request.step_samples
+    if same_steps and profile == profile_now and base.cluster == request.cluster:
+        return dict(base.outcome)
+    by_steps = {chosen.decides for chosen in map(strategy, base.strategies) if chosen.by_steps}
+    return {name: outcome for name, outcome in base.outcome.items() if name not in by_steps}

@@ -25,6 +25,7 @@ from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .evaluate.costs import CostModel
 from .evaluate.loads import step_loads
+from .evaluate.replay import RememberingReplay, Replay
 from .evaluate.samples import Counter, SampleIndex, index_samples
 from .evaluate.scene import Scene
 from .evaluate.splits import Cohort, UnitIndex, index_units
@@ -168,6 +169,11 @@ class Task:
             self.samples,
             self.strategy.passes(self),
         )
+
+    @cached_property
+    def replay(self) -> Replay:
+        """Tallies journeys, each once."""
+        return RememberingReplay()
 
     @cached_property
     def members(self) -> list[tuple[float, Self]]:

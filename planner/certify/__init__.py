@@ -78,6 +78,8 @@ def certify(
         on_progress(f"rechecking {chosen.name}")
         own = task if chosen is last else task_of(plan, chosen, str(opened.path), timed_by)
         again = Again(own, evaluated if chosen is last else None, place)
+        if chosen.decides not in plan.outcome:
+            certificate.unchecked.append(f"objective of {chosen.decides}, decided for other samples, steps or seconds")
         _recheck(chosen, plan, again, certificate)
     if plan.inputs.profile is not None and profile is None:
         certificate.unchecked.append("the profile's hash")

@@ -83,7 +83,7 @@ class NaiveReplay:
         for sheet in (sheet for row in sheets for sheet in row):
             if scene.samples is not None and (moves_LI := sheet.journey.moves) is not None:
                 sheet.rehome(scene.samples.under(sheet.journey.placement), scene.samples.experts, census, moves_LI)
-        which = [next(n for n, one in enumerate(distinct) if _alike(one, journey)) for journey in journeys]
+        which = [next(n for n, one in enumerate(distinct) if one.sends_as(journey)) for journey in journeys]
         return [[row[number].tally() for number in which] for row in sheets]
 
     def count_samples(
@@ -174,19 +174,10 @@ def _offered(holders: list[int], here: int, group: int) -> list[int]:
     return [device for device in holders if device // group == here // group] or holders
 
 
-def _alike(one: Journey, other: Journey) -> bool:
-    """Whether tokens go the same way: chunks and capacities change none."""
-    ways = [(way.dispatch_model, way.replica_rule, way.moves is None) for way in (one, other)]
-    moved = one.moves is other.moves
-    if one.moves is not None and other.moves is not None:
-        moved = np.array_equal(one.moves, other.moves)
-    return ways[0] == ways[1] and moved and one.placement.sends_as(other.placement)
-
-
 def _distinct(journeys: Sequence[Journey]) -> list[Journey]:
     """Drop each journey that moves tokens as another does; one with a fixed capacity counts more, and stays."""
     ranked = sorted(journeys, key=lambda one: one.capacity_factor is None)
-    return [one for n, one in enumerate(ranked) if not any(_alike(one, before) for before in ranked[:n])]
+    return [one for n, one in enumerate(ranked) if not any(one.sends_as(before) for before in ranked[:n])]
 
 
 def _check_moves(roster: Roster, journey: Journey, size: int) -> None:

@@ -60,13 +60,18 @@ class Journey:
     cuts: Cuts | None = None
     capacity_factor: float | None = None
 
+    def sends_as(self, other: "Journey") -> bool:
+        """Whether tokens and samples go the same way as on another journey; chunks and capacities change none."""
+        alike = (self.dispatch_model, self.replica_rule) == (other.dispatch_model, other.replica_rule)
+        moved = self.moves is other.moves
+        if self.moves is not None and other.moves is not None:
+            moved = np.array_equal(self.moves, other.moves)
+        return alike and moved and self.placement.sends_as(other.placement)
+
     def goes_as(self, other: "Journey") -> bool:
         """Whether tokens and samples do the same as on another journey."""
-        alike = all(
-            getattr(self, name) == getattr(other, name)
-            for name in ("dispatch_model", "replica_rule", "homes", "cuts", "capacity_factor")
-        )
-        return alike and self.placement.sends_as(other.placement)
+        names = ("homes", "cuts", "capacity_factor")
+        return self.sends_as(other) and all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,7 +26,7 @@ from .splits import Cohort, Located
 from .tally import COUNTS, Ports, Tally, check_cells
 from .traffic import sample_tally
 
-__all__ = ["Replay", "replay"]
+__all__ = ["RememberingReplay", "Replay", "replay"]
 
 
 class Replay(Protocol):
@@ -64,11 +64,36 @@ def replay(
     ]
 
 
+class RememberingReplay:
+    """A replay that keeps its tallies, so that a strategy and the evaluation of its plan walk a trace once."""
+
+    def __init__(self) -> None:
+        self._known = list[tuple[Scene, Journey, tuple[bool, bool], list[Tally]]]()
+
+    def __call__(
+        self, scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
+    ) -> list[list[Tally]]:
+        """As `replay`."""
+        asked = (ports, between)
+        new = [journey for journey in journeys if self._tallied(scene, journey, asked) is None]
+        for journey, *tallies in zip(new, *replay(scene, new, ports=ports, between=between), strict=True):
+            self._known.append((scene, journey, asked, tallies))
+        rows = [self._tallied(scene, journey, asked) or [] for journey in journeys]
+        return [list(row) for row in zip(*rows, strict=True)]
+
+    def _tallied(self, scene: Scene, journey: Journey, asked: tuple[bool, bool]) -> list[Tally] | None:
+        """The tallies of a journey on every cohort, where they hold what is asked for."""
+        for place, known, kept, tallies in self._known:
+            fixed = known.capacity_factor is not None or journey.capacity_factor is None
+            if place is scene and fixed and kept == asked and known.sends_as(journey):
+                return tallies
+        return None
+
+
 def _walk_of(journey: Journey, walks: list[Journey]) -> int:
     """The number of the walk that gives a journey's tally, a new one where none does: chunks change no way."""
     for number, one in enumerate(walks):
-        alike = (one.dispatch_model, one.replica_rule) == (journey.dispatch_model, journey.replica_rule)
-        if alike and one.placement.sends_as(journey.placement):
+        if one.sends_as(journey):
             if journey.capacity_factor is not None:
                 walks[number] = journey  # with the pairs that it sends
             return number

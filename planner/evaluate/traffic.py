@@ -147,10 +147,10 @@ class _Visitor:
         traffic.pairs[rows.places, layer] += rows.cells(device_TK, device_TK.T >= 0, cluster.num_devices)
         traffic.copies[rows.places, layer] += rows.cells(device_TK, visits_KT, cluster.num_devices)
         traffic.nodes[rows.places, layer] += rows.cells(node_TK, remote_visits(node_TK, nowhere_T), cluster.num_nodes)
-        if before_TK is not None and traffic.linked is not None:
-            num_experts = traffic.placement.num_experts
+        if before_TK is not None and traffic.linked is not None and rows.fitted.any():
+            num_experts, fitted_KT = traffic.placement.num_experts, visits_KT & rows.fitted
             for before_T in before_TK.T:
-                known_KT = visits_KT & rows.fitted & (before_T < num_experts)
+                known_KT = fitted_KT & (before_T < num_experts)
                 found = _cells(before_T, device_TK.T, known_KT, num_experts, cluster.num_devices)
                 traffic.linked[layer - 1] += found
 

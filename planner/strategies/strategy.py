@@ -55,6 +55,8 @@ class Strategy:
         Those it makes sense under, the default first.
     beside
         The decisions that its base (`--on`) may hold.
+    by_steps
+        Whether its outcome depends on the steps, the profile and the links, not on the fitted units alone.
     moves_samples
         Whether samples may be re-homed, so that they are counted one by one.
     pays_from
@@ -66,6 +68,7 @@ class Strategy:
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
     beside: ClassVar[frozenset[str]] = frozenset()
     pays_from: ClassVar[float] = 0.0
+    by_steps: ClassVar[bool] = False
     moves_samples: ClassVar[bool] = False
 
     def check(self, task: "Task") -> None:

@@ -50,6 +50,7 @@ class Netmoe(Strategy):
     decides = "sample_policy"
     dispatch_models = ("migrating",)
     beside = frozenset({"placement", "pipeline"})
+    by_steps = True
     pays_from = PAYS_FROM
     moves_samples = True
 

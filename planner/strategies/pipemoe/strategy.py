@@ -17,7 +17,6 @@ from ...evaluate.costs import CostModel
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.pipelined import Pipeline, capacity
 from ...evaluate.price import STEP, pipeline_of
-from ...evaluate.replay import replay
 from ...evaluate.scene import Passes, Scene
 from ...evaluate.tally import Tally
 from ...options import MAX_SECONDS, PipelineOptions, StageSeconds, parsed
@@ -44,6 +43,7 @@ class Pipemoe(Strategy):
     name = "pipemoe"
     decides = "pipeline"
     beside = frozenset({"placement"})
+    by_steps = True
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds, all that degrees change."""
@@ -67,7 +67,7 @@ class Pipemoe(Strategy):
         _check_costs(task)
         task.say("replaying the trace under the placement")
         journey = Journey(task.dispatch_model, task.placement)
-        pipelines = [_pipeline(task, tally, trace.path) for (tally,) in replay(task.scene, [journey], ports=True)]
+        pipelines = [_pipeline(task, tally, trace.path) for (tally,) in task.replay(task.scene, [journey], ports=True)]
         task.say("solving pipemoe")
         started = time.perf_counter()
         table = tabulated(pipelines[0], params.max_degree or TUTEL_MAX_DEGREE, joint=params.joint)

@@ -10,7 +10,11 @@ import pytest
 
 from moeplan.errors import CertificationError, InputError
 from moeplan.planner.certify import Certificate, certify
-from moeplan.planner.solve import Made
+from moeplan.planner.request import Request
+from moeplan.planner.solve import Made, make, solve
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.profile import load as load_profile
+from moeplan.runtime.plan import save
 from moeplan.solvers.netmoe import port_bound, strategy
 from moeplan.traces.count_form import CountTrace
 from moeplan.traces.reader import Trace
@@ -65,6 +69,26 @@ def test_a_plan_of_counts_with_a_profile_is_certified_with_its_seconds(
     assert made.plan.inputs.trace is not None
     tables = np.concatenate([table.counts for table in trace.tables()]).reshape(120, 3, 8)
     assert made.plan.inputs.trace.num_tokens == (tables.sum(axis=2) // model.top_k).max(axis=1).sum()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [({}, True), ({"samples_per_step": 3}, False), ({"profile": None}, False), ({"cluster": "2x2"}, False)],
+    ids=["as before", "other steps", "no profile", "no links"],
+)
+def test_degrees_made_for_other_steps_or_seconds_keep_no_outcome_and_are_told_as_unchecked(
+    make_trace: MakeTrace, make_profile: Callable[..., Path], tmp_path: Path, changes: dict[str, Any], kept: bool
+) -> None:
+    trace, profile, base = make_trace(samples=70, tokens=5), make_profile("2x2"), tmp_path / "base.json"
+    asked: dict[str, Any] = {"trace": trace.path, "cluster": load_profile(profile).cluster, "profile": profile}
+    save(solve(Request.of(strategy="pipemoe", **asked)), base)
+    asked |= changes
+    if isinstance(asked["cluster"], str):
+        asked["cluster"] = Cluster.parse(asked["cluster"])
+    made = make(Request.of(strategy="netmoe", on=base, **asked))
+    unchecked = certificate_of(made, trace, tmp_path, asked["profile"]).unchecked
+    assert ("pipeline" in made.plan.outcome) is kept
+    assert any(what.startswith("objective of pipeline, decided for") for what in unchecked) is not kept
 
 
 def test_steps_without_attention_do_not_judge_and_hidden_seconds_are_refused(
