@@ -70,7 +70,7 @@ class TimeUnit:
     def text(self, seconds: float) -> str:
         """A figure, three digits at least."""
         number = seconds * self.per_s
-        return f"{number:,.0f}" if abs(number) >= 100 else f"{number:#.3g}"
+        return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:#.3g}"
 
 
 def shown(spec: MetricSpec, number: float) -> str:
@@ -82,7 +82,7 @@ def shown(spec: MetricSpec, number: float) -> str:
 
 def megabytes(number: float) -> str:
     """Bytes in MB, three digits or whole."""
-    return f"{number / 1e6:.3g}" if number < 1e9 else f"{number / 1e6:,.0f}"
+    return f"{number / 1e6:.3g}" if number < 999.5e6 else f"{number / 1e6:,.0f}"
 
 
 def contender_table(

@@ -12,6 +12,7 @@ import moeplan.planner
 from moeplan.planner.cli.hanging import HangingConsole
 from moeplan.planner.document import GAP, Column, Section, Table, Text, to_console
 from moeplan.planner.evaluate.metrics import METRICS
+from moeplan.planner.figures import TimeUnit, megabytes
 from moeplan.planner.report.answer import gain_words
 from moeplan.planner.report.plan import show_report
 from moeplan.planner.request import Request
@@ -103,6 +104,21 @@ def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
     gain = Metric(value=theirs - ours, low=ends[0], high=ends[1])
     verdict = Verdict(value="none", metric=metric, against="contiguous/standard", gain=gain, at_least=0.0)
     assert gain_words(verdict, part(metric, ours, theirs)) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(99.94e-3, "99.9 ms"), (99.96e-3, "100 ms"), (9.9996, "10,000 ms"), (10.0, "10.0 s"), (9.9951e-6, "10.0 us")],
+)
+def test_seconds_have_three_digits_and_no_bare_point(seconds: float, words: str) -> None:
+    assert TimeUnit.worded(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(999.4e6, "999"), (999.6e6, "1,000"), (1.2345e9, "1,234"), (2e3, "0.002")]
+)
+def test_megabytes_are_never_written_with_an_exponent(number: float, words: str) -> None:
+    assert megabytes(number) == words
 
 
 def test_every_metric_has_words_of_its_own_for_sentences_and_for_docs() -> None:
