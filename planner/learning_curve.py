@@ -17,9 +17,9 @@ from ..solvers.exflow.budget import layer_work
 from ..solvers.outcome import PlacementResult, Status
 from ..solvers.placement import Placement
 from .evaluate.evaluate import evaluate
-from .evaluate.intervals import DRAWS, interval
 from .evaluate.journey import Contender, Journey, contiguous_in, today
 from .evaluate.metrics import Figures, copies_metric
+from .evaluate.sums import DRAWS, interval
 from .request import Request
 from .solve import task_for
 from .strategies.exflow.solve import params_of, place

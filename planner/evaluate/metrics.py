@@ -16,9 +16,8 @@ from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel
 from ...runtime.plan import Metric
-from .intervals import Summands, difference, drawn, interval
 from .price import STEP
-from .sums import Context, Draws, Sums, device_ratios, summed
+from .sums import Context, Draws, Summands, Sums, device_ratios, difference, drawn, interval, summed
 
 __all__ = ["METRICS", "Context", "Figures", "MetricSpec", "Sums", "copies_metric", "figures_of"]
 

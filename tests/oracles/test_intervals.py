@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from moeplan.planner.evaluate.intervals import DRAWS, difference, interval, resampled_sums
+from moeplan.planner.evaluate.sums import DRAWS, difference, interval, resampled_sums
 
 VALUES = arrays.arrays(np.float64, st.tuples(st.integers(2, 9), st.just(2)), elements=st.floats(0, 1e6))
 
