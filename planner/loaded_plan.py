@@ -89,7 +89,7 @@ class LoadedPlan:
         return BALANCE if by_loads else self.strategy.judged_on(scene, self.contender.journey.dispatch_model)
 
     def unseen(self, index: UnitIndex | SampleIndex, sha256: str) -> NDArray[np.bool_]:
-        """Which units of a trace it was not fitted to, `[U]`: all of another trace's."""
+        """Whether each unit of a trace was not fitted, `[U]`: all of another trace's."""
         split = self._split_of(sha256)
         if split is None:
             return np.ones(len(index.unit_tokens), np.bool_)

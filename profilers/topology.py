@@ -17,7 +17,7 @@ MIN_RATIO = 2.0  # between the slowest pair of one class and the fastest of the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Where the ranks of a measured world lie.
+    """Nodes and devices of the ranks of a measured world.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ def hops_kept(transitions: Floats, placement: Placement, devices_per_node: int) 
 
 
 def _arrive(want_ED: Floats, held_ED: Bools, devices_per_node: int) -> Floats:
-    """Where an expert's tokens end when each goes to its nearest replica, `[E, D]`, rows sum to 1."""
+    """Share of an expert's tokens that ends on each device when each goes to its nearest replica, `[E, D]`."""
     stay_ED = np.where(held_ED, want_ED, 0.0)
     leave_EN = _by_node(want_ED - stay_ED, devices_per_node)
     holders_EN = _by_node(held_ED, devices_per_node)

@@ -1,4 +1,4 @@
-"""Which experts move when one placement replaces another, and how to name devices so that few do.
+"""Experts that move when one placement replaces another, and names of devices under which few do.
 
 Legend: L MoE layers; D devices, S slots of each; N nodes of G devices.
 """

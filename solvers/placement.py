@@ -1,4 +1,4 @@
-"""Where experts live: the placement arrays and the rules that make them valid; expert groups kept whole.
+"""Placements of experts: their arrays and the rules that make them valid; expert groups kept whole.
 
 A whole group is in a contiguous block of slots, as routing limited to groups by their position needs.
 
@@ -32,7 +32,7 @@ Groups = Literal["split", "whole"]
 
 
 class ReplicaRule(StrEnum):
-    """Which replica of an expert a token uses (`solvers/replicas.py` carries it out)."""
+    """Rule by which a token chooses a replica of an expert (`solvers/replicas.py` carries it out)."""
 
     NEAREST = "nearest"
     EVEN = "even"

@@ -1,4 +1,4 @@
-"""Which replica of an expert a token uses: the replica rules as lookup tables.
+"""Replica rules as lookup tables: the device of the replica that a token uses.
 
 Legend: E experts; D devices; N nodes; R most candidates; T tokens; K experts a token.
 """

@@ -18,7 +18,7 @@ __all__ = ["transport", "two_sinks"]
 
 
 class _Sinks(NamedTuple):
-    """Where items are, and the cheapest item of every move u -> v.
+    """Sinks of items, and the cheapest item of every move u -> v.
 
     `members[base[u] : base[u] + load[u]]` are on u, item i at `base[u] + place[i]`. `first[u, v]` is the item that goes
     from u to v at least cost `step[u, v]`, among equals the latest; -1: none. The last four are the search's own.

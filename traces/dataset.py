@@ -229,7 +229,7 @@ def _check_sizes(metadata: Any, width: int, file_bytes: int) -> None:
 
 
 def _filled(part: Any) -> frozenset[str]:
-    """Which nullable columns are filled in the first rows; that the others are alike is held where they are read."""
+    """Nullable columns that are filled in the first rows; that the others are alike is held where they are read."""
     for batch in part.iter_batches(1, columns=list(KEYS)):
         return frozenset(name for name in KEYS if not batch.column(name).null_count)
     return frozenset()

@@ -1,4 +1,4 @@
-"""Who is in a trace, which part each belongs to, and where and when it runs: counted again by DESIGN's rules.
+"""Census of a trace: its units, the part each belongs to, where and when it runs, counted again by DESIGN's rules.
 
 Units are samples, else recorded steps, else blocks of rows; where samples may be re-homed, each sample in each step.
 

@@ -45,7 +45,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Homes:
-    """Where the samples of a cohort are when each layer begins and after the last, int64 `[L+1, I]`."""
+    """Devices of a cohort's samples when each layer begins and after the last, int64 `[L+1, I]`."""
 
     device: Numbers
     totals: Totals = field(default_factory=Totals)

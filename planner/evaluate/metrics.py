@@ -150,7 +150,7 @@ def figures_of(contexts: Sequence[Context], *, seed: int) -> list[Figures]:
 
 
 def copies_metric(dispatch_model: DispatchModel, cluster: Cluster) -> str:
-    """Which copies say what a placement saves: where tokens return home to several nodes, those to nodes.
+    """The copies that a placement saves: to nodes where tokens return home to several nodes, else to devices.
 
     Engines for such clusters (DeepEP) send a token once to each node; inside nodes links are several times faster.
     """

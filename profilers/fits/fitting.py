@@ -72,7 +72,7 @@ def fit_arrays(size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Arr
 
 
 def _tried(sizes: Sizes) -> tuple[Mask, dict[str, Array]]:
-    """Which sizes were held out, `[S]`, and measured / predicted seconds of each kind on these."""
+    """Whether each size was held out, `[S]`, and measured / predicted seconds of each kind on these."""
     held = folds(sizes)
     parts = [sizes, *(sizes.where(~unseen) for unseen in held)] if held else []
     kinds = [kind for kind in FITTERS if parts and all(_suits(kind, part) for part in parts)]

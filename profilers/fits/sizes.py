@@ -65,7 +65,7 @@ class Sizes:
 
 
 def folds(sizes: Sizes) -> list[NDArray[np.bool_]]:
-    """Which sizes to hold out, `[S]` in each of F folds; no size is in two.
+    """Sizes to hold out, `[S]` in each of F folds; no size is in two.
 
     Notes
     -----

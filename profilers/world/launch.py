@@ -170,7 +170,7 @@ def _slurm_step() -> dict[str, str]:
 
 
 def _absent(store: "Store", keys: Sequence[str], rank: int) -> str:
-    """Who did not join, when waiting for all failed."""
+    """Ranks that did not join, when waiting for all failed."""
     try:
         absent = [peer for peer, name in enumerate(keys) if not store.check([name])]
     except RuntimeError:

@@ -193,7 +193,7 @@ def _pulp(programme: Programme, start: Layout, budget: Budget, seed: int) -> Ilp
 
 
 def _layout(x: list[list[list[Any]]], value: Callable[[Any], Any]) -> Layout:
-    """Where every expert is, in layers that may have none."""
+    """Device of every expert, in layers that may have none."""
     return [np.array([np.argmax([value(on) for on in expert]) for expert in layer], np.int64) for layer in x]
 
 

@@ -71,12 +71,12 @@ class Programme:
         return [self.places[:size].copy() for size in self.sizes]
 
     def of_nodes(self) -> "Programme":
-        """Which node each expert lives on, to keep the most weight on nodes."""
+        """Programme of nodes: each expert on one, to keep the most weight on nodes."""
         slots_N = self.slots.reshape(-1, self.devices_per_node).sum(axis=1)
         return Programme(self.weights, self.sizes, slots_N, np.eye(len(slots_N)), 1)
 
     def inside(self, node: int, members: Layout) -> "Programme":
-        """Which device of a node each of its experts lives on, to keep the most weight on devices.
+        """Programme of a node's devices: each of its experts on one, to keep the most weight on devices.
 
         Parameters
         ----------

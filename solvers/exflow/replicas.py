@@ -107,7 +107,7 @@ def _fill_by_load(held_ED: Bools, slots_D: Ints, load_E: Floats, worth_ED: Float
 def _cheapest_move(
     held_ED: Bools, expert: int, room_D: Bools, slots_D: Ints, worth_ED: Floats
 ) -> tuple[int, int, int] | None:
-    """Which other expert to move from which device to which with room, so that `expert` can take its place."""
+    """Cheapest move of another expert to a device with room, so that `expert` can take its place."""
     sources = np.flatnonzero(~held_ED[expert] & (slots_D > 0))
     targets = np.flatnonzero(room_D)
     movable_EUV = held_ED[:, sources, None] & ~held_ED[:, None, targets]

@@ -120,7 +120,7 @@ def compile_rehoming(method: str, cluster: Cluster) -> float:
 
 
 def _rounds(pairs_I: NDArray[np.integer], size: int, way: Way) -> list[Ints]:
-    """Which of the samples are dealt together: all, or D at a time."""
+    """Samples that are dealt together: all, or D at a time."""
     if not way.even:
         return [np.arange(len(pairs_I))]
     longest = np.argsort(-pairs_I, kind="stable")

@@ -234,7 +234,7 @@ def printed_degree(a_a: float, b_a: float, a_e: float, b_e: float, n_d: float, n
 
 
 def _solve(objective: Function, *constraints: Function) -> int:
-    """Where SLSQP stops, rounded, on its way to the least objective over r >= 2 and constraints > 0."""
+    """Degree at which SLSQP stops, rounded, on its way to the least objective over r >= 2 and constraints > 0."""
     from scipy.optimize import minimize
 
     strict = [{"type": "ineq", "fun": lambda x, f=f: f(x[0]) - STRICT} for f in constraints]

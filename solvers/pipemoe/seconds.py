@@ -106,7 +106,7 @@ def pass_arms(
 
 
 def turning_points(arms: Arms[float]) -> list[float]:
-    """Where an arm is least and where the arms cross, over the reals; points that are neither do no harm."""
+    """Degrees at which an arm is least or arms cross, over the reals; points that are neither do no harm."""
     p1, q1, s1, p2, q2, s2 = arms
     points = [math.sqrt(s / q) if q else math.inf for q, s in ((q1, s1), (q2, s2)) if s]
     a, b, c = q1 - q2, p1 - p2, s1 - s2  # the arms cross where a r^2 + b r + c = 0

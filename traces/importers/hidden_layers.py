@@ -1,4 +1,4 @@
-"""Which hidden layers of a recording are MoE layers.
+"""Hidden layers of a recording that are MoE layers.
 
 Engines record dense layers as rows of zeros, which look like tokens that all go to expert 0, and number some layers
 beyond the hidden ones. The model's config.json tells them apart; without one nothing is guessed of tokens.

@@ -1,4 +1,4 @@
-"""Which importer reads a set of files: the first that recognises one of them by its beginning."""
+"""Choice of the importer for a set of files: the first that recognises one of them by its beginning."""
 
 import codecs
 import os
