@@ -7,14 +7,17 @@ of them, only when it leaves. To be imported in the call that needs it.
 Legend: I items; N sinks.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .arrays import Bools, Ints
 from .compiled import compiled
 
 __all__ = ["transport", "two_sinks"]
+
+Costs = NDArray[Any]  # int64 or float64
 
 
 class _Sinks(NamedTuple):
@@ -24,22 +27,22 @@ class _Sinks(NamedTuple):
     from u to v at least cost `step[u, v]`, among equals the latest; -1: none. The last four are the search's own.
     """
 
-    cost: Ints
+    cost: Costs
     sink: Ints
     load: Ints
     base: Ints
     members: Ints
     place: Ints
     first: Ints
-    step: Ints
-    distance: Ints
+    step: Costs
+    distance: Costs
     parent: Ints
     reached: Bools
     done: Bools
 
 
 @compiled
-def transport(cost: Ints, capacity: Ints) -> Ints:
+def transport(cost: Costs, capacity: Ints) -> Ints:
     """The sink of every item `[I]` at the least cost; costs `[I, N]` whose sums of 2 N do not overflow."""
     num_items, num_sinks = cost.shape
     sink, load = np.empty(num_items, np.int64), np.zeros(num_sinks, np.int64)
@@ -55,8 +58,9 @@ def transport(cost: Ints, capacity: Ints) -> Ints:
         return sink
     most = load + np.minimum(np.maximum(capacity - load, 0), excess)
     base, members, place = np.cumsum(most) - most, np.empty(most.sum(), np.int64), np.empty_like(sink)
-    first, step = np.full((num_sinks, num_sinks), -1), np.zeros((num_sinks, num_sinks), np.int64)
-    price, distance, parent = np.zeros_like(load), np.zeros_like(load), np.zeros_like(load)
+    first, step = np.full((num_sinks, num_sinks), -1), np.zeros((num_sinks, num_sinks), cost.dtype)
+    price, distance = np.zeros(num_sinks, cost.dtype), np.zeros(num_sinks, cost.dtype)
+    parent = np.zeros_like(load)
     flags = np.zeros((2, num_sinks), np.bool_)
     load[:] = 0
     sinks = _Sinks(cost, sink, load, base, members, place, first, step, distance, parent, flags[0], flags[1])
@@ -68,7 +72,7 @@ def transport(cost: Ints, capacity: Ints) -> Ints:
 
 
 @compiled
-def _relieve(sinks: _Sinks, capacity: Ints, price: Ints) -> None:
+def _relieve(sinks: _Sinks, capacity: Ints, price: Costs) -> None:
     """One item less on the overfull sinks, one more on a sink that had room, along the cheapest chain of moves."""
     end = _search(sinks, capacity, price)
     for n in range(len(price)):
@@ -82,7 +86,7 @@ def _relieve(sinks: _Sinks, capacity: Ints, price: Ints) -> None:
 
 
 @compiled
-def _search(sinks: _Sinks, capacity: Ints, price: Ints) -> int:
+def _search(sinks: _Sinks, capacity: Ints, price: Costs) -> int:
     """The sink with room that is nearest to the overfull ones (Dijkstra).
 
     With the prices, no move costs less than nothing: cost[i, v] - cost[i, u] + price[v] - price[u] >= 0 for i on u.
@@ -138,8 +142,8 @@ def _leave(sinks: _Sinks, i: int) -> None:
 
 
 @compiled
-def two_sinks(cost: Ints, capacity: Ints) -> Ints:
-    """The sink, 0 or 1, of every item `[I]` at the least cost, and among equals the first in lexicographic order.
+def two_sinks(cost: Costs, capacity: Ints) -> Ints:
+    """The sink, 0 or 1, of every item `[I]` at the least cost.
 
     Parameters
     ----------
@@ -154,7 +158,7 @@ def two_sinks(cost: Ints, capacity: Ints) -> Ints:
     and its equals the latest.
     """
     left = len(cost)
-    dearer, sink, gains = np.empty(left, np.int64), np.zeros(left, np.int64), 0
+    dearer, sink, gains = np.empty(left, cost.dtype), np.zeros(left, np.int64), 0
     for i in range(left):
         dearer[i] = cost[i, 1] - cost[i, 0]
         gains += dearer[i] < 0
@@ -174,7 +178,7 @@ def two_sinks(cost: Ints, capacity: Ints) -> Ints:
 
 
 @compiled
-def _selected(values: Ints, place: int) -> int:
+def _selected(values: Costs, place: int) -> Any:
     """Value at this place in sorted order, by Hoare's quickselect. The values are rearranged."""
     low, high = 0, len(values) - 1
     while low < high:
@@ -191,4 +195,4 @@ def _selected(values: Ints, place: int) -> int:
         if j < place < i:
             break
         low, high = (low, j) if place <= j else (i, high)
-    return int(values[place])
+    return values[place]

@@ -126,7 +126,7 @@ def solve(
     objective, stages
         As the module says.
     method
-        Of `assignment.balanced_assignment`; all give the same homes, ties included.
+        Of `assignment.balanced_assignment`; among equal optima each has its own.
     copy_bytes
         Of a copy, for "bottleneck" in seconds.
     bounded

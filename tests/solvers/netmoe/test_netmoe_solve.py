@@ -159,13 +159,14 @@ def test_the_first_stage_leaves_as_few_copies_between_nodes_as_any_homes(case: C
 
 
 @settings(deadline=None, max_examples=25)
-@given(cases(), st.booleans(), st.sampled_from(["sum", "bottleneck"]), st.sampled_from([1, 2]))
-def test_every_method_finds_the_homes_of_kuhn_munkres(case: Case, shares: bool, objective: Any, stages: Any) -> None:
-    options = {"objective": objective, "stages": stages}
+@given(cases(), st.booleans(), st.sampled_from([1, 2]))
+def test_every_method_finds_homes_as_good_as_those_of_kuhn_munkres(case: Case, shares: bool, stages: Any) -> None:
+    options: dict[str, Any] = {"stages": stages}
     if case.next_counts is not None and shares:
         options["next_counts"] = case.next_counts / 3
-    homes = [solve(case, method=m, **options).device_of_sample.tolist() for m in ("km", "flow", "transport")]
-    assert homes[0] == homes[1] == homes[2]
+    found = [solve(case, method=method, **options) for method in ("km", "flow", "transport")]
+    least = [one.outcome.objective.value if stages == 1 else inter_copies(one) for one in found]
+    assert least == pytest.approx([least[0]] * 3, rel=1e-9)
 
 
 def renamed(case: Case, seed: int) -> Case:
