@@ -10,9 +10,9 @@ import numpy as np
 import scipy.optimize  # noqa: F401  imports are not part of the times
 
 from moeplan.solvers.pipemoe import optimal_degree, optimal_degrees, unequal_chunks
-from moeplan.solvers.pipemoe.presets import PRESETS, Preset, table_iv
 from moeplan.solvers.pipemoe.seconds import layer_seconds
 
+from ..pipemoe_presets import PRESETS, Preset, table_iv
 from ..race import Call, race
 from ..study import Row, Settings, Study
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.pipemoe_presets import PRESETS, Preset, table_iv
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.pipemoe import TUTEL_MAX_DEGREE, optimal_degree, optimal_degrees
-from moeplan.solvers.pipemoe.presets import PRESETS, Preset, table_iv
 
 Array = NDArray[Any]
 BruteForce = Callable[..., Array]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.pipemoe_presets import PRESETS, Preset, table_iv
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.pipemoe import optimal_degree
-from moeplan.solvers.pipemoe.presets import PRESETS, Preset, table_iv
 
 Array = NDArray[Any]
 positive = st.floats(-7, -1).map(lambda x: 10**x)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.solvers.pipemoe.presets import PRESETS, table_iv
+from benchmarks.pipemoe_presets import PRESETS, table_iv
 from moeplan.solvers.pipemoe.seconds import Stage, chunk_seconds, layer_seconds, pass_arms, simulate
 
 Simulated = Callable[[Sequence[float], Sequence[float], Sequence[float], bool], float]
