@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError, UsageError
+from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.decisions import SidecarFile
@@ -127,7 +128,7 @@ def load_plans(paths: Sequence[str | os.PathLike[str]]) -> list[LoadedPlan]:
 
 
 def common_cluster(plans: Sequence[LoadedPlan], profile: str | os.PathLike[str] | None) -> Cluster:
-    """The one cluster that all plans are for, with the first one's links, or the profile's where it has some."""
+    """The one cluster that all plans are for, with the first one's links, or those of a profile that is not its own."""
     for one in plans:
         if str(one.plan.cluster) != str(plans[0].plan.cluster):
             raise UsageError(
@@ -137,7 +138,10 @@ def common_cluster(plans: Sequence[LoadedPlan], profile: str | os.PathLike[str] 
         if one.plan.decisions.pipeline is not None and profile is None:
             raise UsageError(f"{one.path}: its pipeline degrees change seconds only; name a profile with --profile")
     cluster = plans[0].plan.cluster
-    known = {} if profile is None else load_profile(profile).cluster.links
+    own = plans[0].plan.inputs.profile
+    if profile is None or (own is not None and own.sha256 == sha256_file(profile)):
+        return cluster
+    known = load_profile(profile).cluster.links
     links = {kind: link for kind, link in known.items() if kind != "inter" or cluster.num_nodes > 1}
     return replace(cluster, links={**cluster.links, **links})
 

@@ -30,8 +30,9 @@ def save_with(sidecars: Mapping[str, bytes], plan: Plan, path: Path) -> None:
                     appearing.append(path.parent / name)
                 _write_beside(path, name, contents)
     except BaseException:
-        for sidecar in appearing:
-            sidecar.unlink(missing_ok=True)
+        for sidecar in appearing:  # a plan that names it is there where only the end of this call was cut off
+            if not _is_named(sidecar):
+                sidecar.unlink(missing_ok=True)
         raise
     for old in replaced:
         if old.name not in sidecars and not _is_named(old):

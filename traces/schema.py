@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KEYS",
+    "MAX_COUNT",
     "METADATA_KEY",
     "PHASES",
     "RANK_BITS",
@@ -38,6 +39,7 @@ __all__ = [
 
 METADATA_KEY = b"moeplan"
 MAX_METADATA_BYTES = 2**20
+MAX_COUNT = 2**40  # of the count form: leaves room to add them up
 PHASES = ("prefill", "decode", "train")
 FLOAT16_EXPONENT = 0x7C00  # all exponent bits set: infinite or NaN
 RANK_BITS = 40  # sample ids that ranks need not agree on are rank << 40 | ordinal
@@ -143,9 +145,10 @@ def check_tokens(batch: TokenBatch, num_experts: int, first_row: int) -> None:
 
 
 def check_counts(layer: NDArray[np.int32], counts: NDArray[np.int64], num_layers: int) -> None:
-    """Hold rows of the count form against its rules: layers `[R]` of the model, counts `[R, E]` of at least 0."""
+    """Hold rows of the count form against its rules: layers `[R]` of the model, counts `[R, E]` of 0 to `MAX_COUNT`."""
     _refuse_where((layer < 0) | (layer >= num_layers), f"names a layer outside 0 to {num_layers - 1}", 0)
     _refuse_where(counts < 0, "has a negative count; expected 0 or more", 0)
+    _refuse_where(counts > MAX_COUNT, f"has a count above {MAX_COUNT:,}; expected at most that", 0)
 
 
 def token_schema(meta: TraceMeta, *, weights: bool) -> "pa.Schema":

@@ -73,7 +73,7 @@ def certify(
     timed_by, place = None if profile is None else Path(profile), Path(folder or ".")
     task = task_of(plan, last, str(opened.path), timed_by, mixture)
     evaluated = check_judged(plan, task, certificate, place, on_progress)
-    certificate.unchecked.append("solver seconds, method and backend")
+    certificate.unchecked += ["solver seconds, status, method and backend", "that options are what was asked for"]
     for chosen in strategies_of(plan):
         on_progress(f"rechecking {chosen.name}")
         own = task if chosen is last else task_of(plan, chosen, str(opened.path), timed_by)

@@ -201,13 +201,13 @@ class _Seen:
                 self.steps[name].add(step)
 
     def count_tokens(self, top_k: int, *, whole: bool) -> None:
-        """Tell tokens by the layer that counts most, a token `top_k` times; of whole samples, rounded down."""
+        """Tell tokens by the layer that counts most, a token `top_k` times; of whole samples rounded down."""
         most = Counter[Name]()
         for (name, _), pairs in self.pairs.items():
             most[name] = max(most[name], pairs)
         for name, pairs in most.items():
             self.tokens[name] = pairs // top_k if whole else -(-pairs // top_k)
-            self.contexts[name] = self.tokens[name] ** 2
+            self.contexts[name] = self.tokens[name] ** 2 if whole else 0
 
     def roster(
         self, names: list[Name], members: list[int], size: int, each: int, *, by_step: bool, ranked: bool

@@ -33,8 +33,8 @@ def check_trace(plan: Plan, path: str | os.PathLike[str], certificate: Certifica
 
 
 def check_profile(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -> None:
-    """Refuse a profile that is none, or not the plan's."""
-    load(path)
+    """Refuse a profile that is none, or not the plan's; links that are not its own are told as unchecked."""
+    known = load(path).cluster.links
     claimed, sha256 = plan.inputs.profile, sha256_file(path)
     if claimed is None or sha256 != claimed.sha256:
         expected = f"{claimed.sha256[:12]}.." if claimed else "no profile"
@@ -42,6 +42,9 @@ def check_profile(plan: Plan, path: str | os.PathLike[str], certificate: Certifi
             f"{path}: hash {sha256[:12]}.., the plan was made from {expected}; give the profile it was made from"
         )
     certificate.checks.append("profile hash")
+    for kind in sorted(plan.cluster.links):
+        if plan.cluster.links[kind] != known.get(kind):
+            certificate.unchecked.append(f"link {kind}, which is not the profile's")
 
 
 def certifiable_profile(plan: Plan, folder: str | os.PathLike[str] = "") -> str | None:

@@ -95,6 +95,11 @@ def _check_evidence(plan: Plan) -> None:
     """Outcome, parts, contenders and verdict belong to the strategies and to one another."""
     last, evaluation, verdict = strategies_of(plan)[-1], plan.evaluation, plan.verdict
     assert evaluation is not None
+    if (plan.inputs.base is None) != (len(plan.strategies) == 1):
+        raise CertificationError(f"strategies {[*plan.strategies]} {'with' if plan.inputs.base else 'without'} a base")
+    model = plan.dispatch_model if last.decides == "placement" else "standard"
+    if plan.options.get("placement", {}).get("dispatch_model", model) != model:
+        raise CertificationError(f"options.placement.dispatch_model: expected {model}, under which it was decided")
     if verdict is None or last.decides not in plan.outcome or not {*plan.outcome} <= {*plan.decisions.names}:
         raise CertificationError(
             f"an evaluation with outcomes of {sorted(plan.outcome)}, verdict {verdict and verdict.value};"

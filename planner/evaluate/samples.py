@@ -22,6 +22,7 @@ from .splits import Cohort, refuse_phases, steps_in_order
 
 __all__ = ["Counter", "SampleIndex", "SampleTraffic", "index_samples"]
 
+MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 Numbers = NDArray[np.int64]
 
 
@@ -172,6 +173,8 @@ def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None =
             sums_of[key] = sums_of[key] + row if key in sums_of else row
     keys = np.array(sorted(sums_of), np.int64)
     sums = np.array([sums_of[key] for key in map(tuple, keys.tolist())])
+    if isinstance(trace, CountTrace) and sums.max() > MAX_PAIRS:
+        raise UsageError(f"{trace.path}: a sample with over {MAX_PAIRS:,} counts in a layer; expected single samples")
     if len(np.unique(keys[:, :2], axis=0)) < len(keys):
         raise InputError(f"{trace.path}: a sample is on two source ranks in one step; expected it whole on one")
     tokens_I = sums.max(axis=1) // trace.meta.model.top_k if isinstance(trace, CountTrace) else sums[:, 0]

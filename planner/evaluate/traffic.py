@@ -25,7 +25,6 @@ from .tally import COUNTS, Ports, Tally, nothing_sent
 __all__ = ["SampleCounts", "sample_tally"]
 
 MAX_CELLS = 2**28  # of 4 bytes
-MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 Numbers = NDArray[np.int64]
 
 
@@ -193,12 +192,10 @@ def _check(
 def _table_counts(trace: CountTrace, index: SampleIndex) -> NDArray[np.int32]:
     """The pairs of each sample with every expert, `[I, L, E]`."""
     model = trace.meta.model
-    total_ILE = np.zeros((len(index.sample), model.num_layers, model.num_experts), np.int64)
+    total_ILE = np.zeros((len(index.sample), model.num_layers, model.num_experts), np.int32)
     for table in trace.tables():
-        np.add.at(total_ILE, (index.rows(table), table.layer), table.counts)
-    if total_ILE.sum(axis=2, dtype=np.float64).max() > MAX_PAIRS:
-        raise UsageError(f"{trace.path}: a sample with over {MAX_PAIRS:,} counts in a layer; expected single samples")
-    return total_ILE.astype(np.int32)
+        np.add.at(total_ILE, (index.rows(table), table.layer), table.counts.astype(np.int32))
+    return total_ILE
 
 
 def _map_counts(experts_ILE: NDArray[np.int32], traffic: SampleTraffic, cluster: Cluster) -> None:

@@ -66,6 +66,23 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(
     assert (tmp_path / "plan.json").read_text() == "the old plan"
 
 
+def test_an_interruption_once_the_plan_is_there_leaves_its_predictor(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced = Path.replace
+
+    def interrupted(self: Path, target: Path) -> Path:
+        done = replaced(self, target)
+        if target.name == "plan.json":
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.save(tmp_path / "plan.json")
+    assert names(tmp_path) == {"plan.json", *made.sidecars}
+
+
 def test_a_predictor_that_was_there_survives_a_failed_write(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..model import NOT_ROUTED
+from ..schema import MAX_COUNT
 
 __all__ = ["UNORDERED", "by_weight", "check_counted", "expert_ids", "gates", "largest", "repeated"]
 
-MAX_COUNT = 2**40  # leaves room to add them up
 UNORDERED = "no gate weights: a token's experts stay in the engine's order, the first taken as its highest"
 
 

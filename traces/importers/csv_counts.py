@@ -17,7 +17,7 @@ from ...errors import InputError
 from ..count_form import CountTable
 from ..loads import CountRows
 from ..model import MAX_LAYERS, NOT_ROUTED
-from ..schema import KEYS
+from ..schema import KEYS, MAX_COUNT
 from .source import CountSource, Given
 
 __all__ = ["CsvSource", "open_source", "recognises"]
@@ -28,7 +28,7 @@ FREE_CELLS = 2**28  # of the count form, which has one for every expert
 MAX_EXPANSION = 512  # cells a row of the file, allowed beyond FREE_CELLS
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 LIMITS = {  # a count of 2^40 leaves room to add them up
-    "layer": (0, INT32), "expert": (0, NOT_ROUTED - 2), "count": (0, 2**40),
+    "layer": (0, INT32), "expert": (0, NOT_ROUTED - 2), "count": (0, MAX_COUNT),
     "step": (-INT32 - 1, INT32), "sample": (-INT64 - 1, INT64), "source_rank": (-INT32 - 1, INT32),
 }  # fmt: skip
 Block = dict[str, NDArray[np.int64]]

@@ -291,10 +291,10 @@ def test_a_negative_time_of_solving_is_refused_where_a_plan_is_read(made: Any) -
         edited(made[2], "outcome/pipeline/wall_s", -1.0)
 
 
-def test_a_link_that_times_nothing_is_listed_as_unchecked(make_trace: Any, make_profile: Any, made: Any) -> None:
+def test_a_link_that_is_not_the_profiles_is_listed_as_unchecked(make_trace: Any, make_profile: Any, made: Any) -> None:
     trace, profile, plan = made
     assert not [one for one in certify(plan, trace.path, profile).unchecked if one.startswith("link")]
     measured = make_profile("1x4")
     cluster = Cluster.parse("1x4", ["intra=10:5"])
     plan = make_plan(trace, measured, samples_per_step=8, cluster=cluster)
-    assert "link intra: no figure depends on it" in certify(plan, trace.path, measured).unchecked
+    assert "link intra, which is not the profile's" in certify(plan, trace.path, measured).unchecked

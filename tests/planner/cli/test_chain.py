@@ -49,7 +49,7 @@ def test_apply_certifies_against_the_plans_own_trace_and_profile(moeplan: Any, h
     said = " ".join(moeplan("apply", "plan.json", cwd=home).stdout.split())
     assert "against traces" in said
     assert "predicted seconds, verdict" in said
-    assert "unchecked solver seconds, method and backend" in said
+    assert "unchecked solver seconds, status, method and backend" in said
     verdict = json.loads((home / "plan.json").read_text())["verdict"]
     assert {"benefit": "benefit: ", "none": "no benefit"}[verdict["value"]] in said
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.planner.compare import Comparison, compare
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.profile import load as load_profile
 from moeplan.runtime.plan import Metric, load, save
 from moeplan.traces.reader import Trace
 from tests.planner.edits import edited
@@ -109,6 +110,19 @@ def test_where_steps_cannot_be_held_against_a_first_pipeline_copies_are(
 def test_samples_that_a_placement_was_fitted_to_are_left_out_beside_a_policy(trace: Trace, shelf: Shelf) -> None:
     alone, both = (compare(paths, trace.path) for paths in ([shelf("moving")], [shelf("moving"), shelf("even")]))
     assert (both.num_fitted, both.seen) == (alone.num_fitted, False)
+
+
+def test_links_are_the_plans_own_beside_the_profile_that_it_was_made_with_and_those_of_another_one(
+    trace: Trace, make_profile: Callable[..., Path], planned: Planned, tmp_path: Path
+) -> None:
+    profile, cluster = make_profile("2x2"), Cluster.parse("2x2", ["intra=100:3", "inter=10:12"])
+    path = planned(trace, "linked.json", strategy="netmoe", profile=profile, cluster=cluster)
+    here = compare([path], trace.path, profile=profile)
+    assert here.cluster.links == cluster.links
+    assert here.compared[0].claimed == here.compared[0].verdict.gain
+    again = tmp_path / "again.json"
+    again.write_text(profile.read_text() + "\n")
+    assert compare([path], trace.path, profile=again).cluster.links == load_profile(profile).cluster.links
 
 
 def test_a_plan_for_one_node_takes_no_links_between_nodes_from_a_profile(

@@ -143,6 +143,13 @@ def test_recorded_steps_are_balanced_one_by_one_and_the_plan_says_how(tmp_path: 
         certify(edited(plan, "outcome.placement.objective.value", lambda x: x * 0.999), trace.path)
 
 
+def test_counts_as_large_as_a_trace_may_hold_are_certified(tmp_path: Path) -> None:
+    counts = np.random.default_rng(0).integers(2**39, 2**40, (12, 3, 8))
+    trace = stored(tmp_path / "trace", counts)
+    plan = solve(Request.of(strategy="eplb", trace=trace.path, cluster=Cluster.parse("1x4")))
+    assert certify(plan, trace.path).largest_difference < 1e-9
+
+
 def test_a_quantile_is_of_recorded_steps_alone(tmp_path: Path) -> None:
     trace, _ = tallied(tmp_path / "t", keys=("sample",))
     with pytest.raises(UsageError, match=r"--quantile of steps, and .* has none recorded"):
