@@ -1,24 +1,24 @@
 """The seam between `parallelize` and a dispatch model: what a row of the registry does.
 
-Legend: B samples of this rank; S positions; V vocabulary.
+Legend: B samples of this rank; S positions; T tokens of these, padding left out; V vocabulary.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import UsageError
-from ..coherent.forward import Coherent
-from ..coherent.resident import Resident
+from ..coherent.ways import Coherent, Resident
 from ..engine.traffic import Traffic
 from ..models.huggingface import view
 from ..models.protocols import LanguageModel
 from ..plan import Plan
 
-__all__ = ["Dispatch", "Forwarded", "view_of_whole"]
+__all__ = ["Dispatch", "Forwarded", "padded", "real_tokens", "view_of_whole"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,18 @@ class Dispatch(Protocol):
         mask_BS: Tensor | None,
         group: dist.ProcessGroup | None,
     ) -> Forwarded:
-        """The forward of this rank's samples; all ranks call it together."""
+        """The forward of this rank's samples; all ranks call it together.
+
+        Parameters
+        ----------
+        model
+            The experts of its routed blocks are `ParallelExperts`.
+        sample_B
+            Global sample ids, int64.
+        mask_BS
+            True, or 1, at tokens, which count their positions from 0; padding is left out, and its logits are 0. None:
+            there is none.
+        """
         ...
 
     def follow(self, rows: Tensor) -> Tensor:
@@ -80,6 +91,20 @@ class Dispatch(Protocol):
             There is none.
         """
         ...
+
+
+def real_tokens(tokens_BS: Tensor, mask_BS: Tensor | None) -> Tensor:
+    """Whether each position holds a token, not padding, bool `[B, S]`."""
+    return torch.ones_like(tokens_BS, dtype=torch.bool) if mask_BS is None else mask_BS.bool()
+
+
+def padded(logits_TV: Tensor, real_BS: Tensor) -> Tensor:
+    """Logits `[B, S, V]`, 0 where there is padding."""
+    if len(logits_TV) == real_BS.numel():
+        return logits_TV.view(*real_BS.shape, logits_TV.shape[1])
+    logits_BSV = logits_TV.new_zeros(*real_BS.shape, logits_TV.shape[1])
+    logits_BSV[real_BS] = logits_TV
+    return logits_BSV
 
 
 def view_of_whole(model: nn.Module, how: str) -> LanguageModel:

@@ -6,7 +6,7 @@ from typing import Self
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..coherent.resident import Resident
+from ..coherent.ways import Resident
 from ..plan import Plan
 from .dispatch import Forwarded
 

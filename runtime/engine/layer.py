@@ -5,6 +5,7 @@ Legend: T tokens; K experts a token; M hidden size; E experts; n rows that arriv
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +19,28 @@ from .copies import Copies, select, select_buffers
 from .experts import applied, partial_sums, say_number
 from .layer_placement import LayerPlacement
 from .rebinding import move_experts
-from .routing import RoutedTokens
-from .sent import Sent
 from .stopwatch import lap
-from .traffic import Traffic
+from .traffic import Sent, Traffic
 from .trip import Gradients, Trip
 
-__all__ = ["ParallelExperts"]
+__all__ = ["ParallelExperts", "RoutedTokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTokens:
+    """Experts that one layer's router chose for the tokens that this rank held.
+
+    Parameters
+    ----------
+    sample, position
+        Which tokens, int64 `[T]`.
+    ids
+        Their experts, int64 `[T, K]`, largest gate weight first.
+    """
+
+    sample: Tensor
+    position: Tensor
+    ids: Tensor
 
 
 class _Last:

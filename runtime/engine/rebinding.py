@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .copies import Slots
-from .layer_placement import LayerPlacement
+from .layer_placement import LayerPlacement, Slots
 from .payload import Columns
 from .route import Route
 

@@ -14,8 +14,7 @@ from torch import nn
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.coherent.forward import coherent_forward
-from moeplan.runtime.models.huggingface import view
+from moeplan.runtime.dispatch.coherent import CoherentDispatch
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement
 from moeplan.traces.model import ModelSpec
@@ -139,7 +138,7 @@ def _forward(model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tenso
     for row, prompt in enumerate(prompts):
         mask[row, width - len(prompt) :] = True
         tokens[row, width - len(prompt) :] = prompt
-    logits = coherent_forward(view(model), tokens, samples, None, mask_BS=mask).logits
+    logits = CoherentDispatch().forward(model, tokens, samples, mask, None).logits
     assert not logits[~mask].any()
     return [found[real].numpy() for found, real in zip(logits, mask, strict=True)]
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.runtime.engine.chunks import Chunks
-from moeplan.runtime.engine.copies import Slots, select_buffers
+from moeplan.runtime.engine.copies import select_buffers
+from moeplan.runtime.engine.layer_placement import Slots
 from moeplan.solvers.placement import Placement
 from tests.runtime.engine.alive import Alive
 from tests.runtime.engine.engine_cases import CASE, HIDDEN, NUM_TOKENS, experts, found_by_four, inputs

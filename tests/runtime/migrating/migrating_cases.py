@@ -17,11 +17,10 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PipelineDecision, SamplePolicyDecision
-from moeplan.runtime.engine.blocks import routed_blocks
-from moeplan.runtime.migrating.forward import migrating_forward
+from moeplan.runtime.dispatch.migrating import MigratingDispatch
+from moeplan.runtime.engine.experts import routed_blocks
 from moeplan.runtime.migrating.homes import SamplePolicy
 from moeplan.runtime.migrating.predictor import Predictor
-from moeplan.runtime.models.huggingface import view
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
 from tests.runtime.models.huggingface_models import make_model
@@ -177,15 +176,16 @@ def _once(rank: int, case: Case) -> Answer:
     tokens, samples, mask, upstream = case.tokens(), case.samples(), case.mask(), case.upstream()
     given = mask[mine] if case.padding else None
     torch.manual_seed(case.seed)
-    found = migrating_forward(view(model.model), case.policy(), tokens[mine], samples[mine], given, None)
-    torch.autograd.backward((found.logits * found.guests.follow(upstream[mine])).sum())
+    dispatch = MigratingDispatch(case.policy())
+    result = dispatch.forward(model.model, tokens[mine], samples[mine], given, None)
+    torch.autograd.backward((result.logits * dispatch.follow(upstream[mine])).sum())
     return Answer(
-        logits=found.logits.detach().numpy(),
-        samples=found.guests.follow(samples[mine]).numpy(),
-        followed=[found.guests.follow(kind[mine]).numpy() for kind in (tokens, mask, upstream[:, 0, 0].half())],
+        logits=result.logits.detach().numpy(),
+        samples=dispatch.follow(samples[mine]).numpy(),
+        followed=[dispatch.follow(kind[mine]).numpy() for kind in (tokens, mask, upstream[:, 0, 0].half())],
         routed=[(r.sample.numpy(), r.position.numpy(), r.ids.numpy()) for r in (b.routed for b in model.blocks)],
         gradients=_gradients(model.model),
-        traffic=found.traffic,
+        traffic=result.traffic,
     )
 
 
@@ -233,26 +233,24 @@ def _family(rank: int, family: str) -> Answer:
     plan = made_plan(Cluster(2, 1), spec, sample_policy=policy, pipeline=pipeline)
     spread = parallelize(model, plan, gradients="sum")
     tokens, mask, upstream = (kind[mine] for kind in family_batch())
-    found = migrating_forward(
-        view(spread.model), SamplePolicy.of(plan, None), tokens, torch.arange(7)[mine], mask, None
-    )
-    torch.autograd.backward((found.logits * found.guests.follow(upstream)).sum())
-    samples = found.guests.follow(torch.arange(7)[mine]).numpy()
+    logits = spread(tokens, torch.arange(7)[mine], mask)
+    torch.autograd.backward((logits * spread.follow(upstream)).sum())
+    samples = spread.follow(torch.arange(7)[mine]).numpy()
     held = [np.array(block.held) for block in spread.blocks]
-    return Answer(found.logits.detach().numpy(), samples, held, [], _gradients(model), found.traffic)
+    return Answer(logits.detach().numpy(), samples, held, [], _gradients(model), spread.traffic)
 
 
 def _refusals(world: World) -> list[str]:
     if world.size != 4:
         return []
     case = Case()
-    model, policy, told = view(parallelize(case.model(), case.plan()).model), case.policy(), []
-    tokens, samples = case.tokens()[:2], case.samples()[:2]
-    guests = migrating_forward(model, policy, tokens, samples, None, None).guests
+    model, told = parallelize(case.model(), case.plan()), []
+    tokens, samples, dispatch = case.tokens()[:2], case.samples()[:2], MigratingDispatch(case.policy())
+    model(tokens, samples)
     attempts: list[Callable[[], object]] = [
-        lambda: migrating_forward(model, policy, tokens[:, : 4 + (world.rank == 2)], samples, None, None),
-        lambda: migrating_forward(model, policy, tokens[:, :4], samples, torch.ones(2, 3), None),
-        lambda: guests.follow(torch.zeros(3)),
+        lambda: model(tokens[:, : 4 + (world.rank == 2)], samples),
+        lambda: dispatch.forward(model.model, tokens[:, :4], samples, torch.ones(2, 3), None),
+        lambda: model.follow(torch.zeros(3)),
     ]
     for attempt in attempts:
         try:

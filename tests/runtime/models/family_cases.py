@@ -11,7 +11,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PipelineDecision
-from moeplan.runtime.engine.blocks import routed_blocks
+from moeplan.runtime.engine.experts import routed_blocks
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from moeplan.errors import InputError, UsageError
 from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
 from moeplan.profilers.world import World, run_world
 from moeplan.runtime import parallelize
-from moeplan.runtime.models.checkpoint import load_checkpoint
+from moeplan.runtime.models.checkpoint import fill_model, read_checkpoint
 from tests.runtime.models.huggingface_models import make_model, names_of_experts, on_meta
 from tests.runtime.rank_cases import Case
 
@@ -52,7 +52,7 @@ def mixtral(tmp_path: Path) -> tuple[nn.Module, Path]:
 def test_a_model_on_meta_gets_its_own_experts_in_order_and_everything_else_whole(saved: tuple[Any, Path]) -> None:
     model, folder = saved
     loaded, held = on_meta(model), _held(model)
-    load_checkpoint(loaded, folder, held)
+    load(loaded, folder, held)
     _assert_loaded(loaded, model, held)
 
 
@@ -66,7 +66,7 @@ def test_only_the_rows_of_held_experts_are_read(saved: tuple[Any, Path], tmp_pat
         {name: tensor for name, tensor in spoiled.items() if tensor is not None}, tmp_path / "spoiled.safetensors"
     )
     loaded = on_meta(model)
-    load_checkpoint(loaded, tmp_path / "spoiled.safetensors", held)
+    load(loaded, tmp_path / "spoiled.safetensors", held)
     _assert_loaded(loaded, model, held)
 
 
@@ -80,7 +80,7 @@ def test_shards_are_found_by_their_index(saved: tuple[Any, Path], tmp_path: Path
     index = {"weight_map": {name: file for file, held_names in shards.items() for name in held_names}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     loaded, held = on_meta(model), _held(model)
-    load_checkpoint(loaded, tmp_path, held)
+    load(loaded, tmp_path, held)
     _assert_loaded(loaded, model, held)
 
 
@@ -91,7 +91,7 @@ def test_stacked_tensors_and_tensors_by_expert_are_the_same_checkpoint(family: s
     for original in (True, False):
         model.save_pretrained(tmp_path / str(original), save_original_format=original)
         loaded, held = on_meta(model), _held(model)
-        load_checkpoint(loaded, tmp_path / str(original), held)
+        load(loaded, tmp_path / str(original), held)
         _assert_loaded(loaded, model, held)
     layouts = [set(load_file(tmp_path / str(original) / "model.safetensors")) for original in (True, False)]
     assert layouts[0] != layouts[1]
@@ -103,7 +103,7 @@ def test_a_model_built_on_meta_and_loaded_whole_has_the_logits_of_the_one_saved(
     model: Any = make_model(family, tie_word_embeddings=True)
     model.save_pretrained(tmp_path)
     loaded: Any = on_meta(model)
-    load_checkpoint(loaded, tmp_path, {name: range(6) for name in names_of_experts(model)})
+    load(loaded, tmp_path, {name: range(6) for name in names_of_experts(model)})
     tokens = torch.arange(1, 21).view(2, 10)
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
@@ -113,7 +113,7 @@ def test_weights_become_of_the_models_type_and_keep_whether_they_train(mixtral: 
     model, folder = mixtral
     loaded: Any = on_meta(model).to(torch.bfloat16)
     loaded.model.norm.weight.requires_grad_(False)
-    load_checkpoint(loaded, folder, _held(model))
+    load(loaded, folder, _held(model))
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
     assert [name for name, weight in loaded.named_parameters() if not weight.requires_grad] == ["model.norm.weight"]
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.bfloat16())
@@ -124,7 +124,7 @@ def test_weights_that_were_real_are_replaced_and_the_file_may_go_or_change_after
 ) -> None:
     model, folder = mixtral
     loaded, held, file = make_model("mixtral", seed=1), _held(model), folder / "model.safetensors"
-    load_checkpoint(loaded, file, held)
+    load(loaded, file, held)
     with open(file, "r+b") as stream:
         stream.write(b"\xff" * file.stat().st_size)
     _assert_loaded(loaded, model, held)
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_nothing_was_changed(
     save_file(tensors, folder / "model.safetensors")
     loaded = on_meta(model)
     with pytest.raises(InputError, match=message):
-        load_checkpoint(loaded, folder, _held(model))
+        load(loaded, folder, _held(model))
     assert all(parameter.is_meta for parameter in loaded.parameters())
 
 
@@ -176,7 +176,7 @@ def test_a_damaged_file_is_refused_in_one_line(problem: str, mixtral: tuple[Any,
     file.write_bytes(FILES[problem](content))
     assert file.read_bytes() != content
     with pytest.raises(InputError, match=r"model\.safetensors: damaged .*expected a safetensors checkpoint") as refusal:
-        load_checkpoint(on_meta(model), file.parent, _held(model))
+        load(on_meta(model), file.parent, _held(model))
     assert "\n" not in str(refusal.value)
 
 
@@ -197,7 +197,7 @@ def test_a_wrong_index_is_refused_and_no_file_outside_its_directory_opened(
     model, _ = mixtral
     (tmp_path / "model.safetensors.index.json").write_text(content)
     with pytest.raises(InputError, match=INDICES[content]):
-        load_checkpoint(on_meta(model), tmp_path, _held(model))
+        load(on_meta(model), tmp_path, _held(model))
 
 
 def test_a_tensor_that_its_shard_lacks_is_refused(mixtral: tuple[Any, Path]) -> None:
@@ -208,7 +208,7 @@ def test_a_tensor_that_its_shard_lacks_is_refused(mixtral: tuple[Any, Path]) -> 
     index = {"weight_map": dict.fromkeys(tensors, "one.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(InputError, match=r"one\.safetensors: damaged .*model\.norm\.weight"):
-        load_checkpoint(on_meta(model), folder, _held(model))
+        load(on_meta(model), folder, _held(model))
 
 
 def test_a_directory_without_weights_is_refused(mixtral: tuple[Any, Path], tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_directory_without_weights_is_refused(mixtral: tuple[Any, Path], tmp_p
     shutil.rmtree(folder)
     for path in (tmp_path, folder):
         with pytest.raises(InputError, match="cannot be read as a safetensors checkpoint"):
-            load_checkpoint(on_meta(model), path, _held(model))
+            load(on_meta(model), path, _held(model))
 
 
 def spread_from_own_folder(world: World, folders: tuple[Path, Path]) -> tuple[str, bool]:
@@ -250,7 +250,11 @@ def test_a_buffer_on_meta_that_nobody_can_make_is_refused_by_name(tmp_path: Path
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     model[0].register_buffer("table", torch.empty(2, device="meta"), persistent=False)
     with pytest.raises(UsageError, match=r"buffer 0\.table is on the meta device"):
-        load_checkpoint(model, tmp_path, {})
+        load(model, tmp_path, {})
+
+
+def load(model: nn.Module, path: Path, held: Mapping[str, Sequence[int]]) -> None:
+    fill_model(model, read_checkpoint(model, path, held), "cpu")
 
 
 def _held(model: nn.Module) -> dict[str, list[int]]:

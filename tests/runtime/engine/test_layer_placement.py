@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.runtime.engine.routing import Replicas
+from moeplan.runtime.engine.layer_placement import Replicas
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.solvers.replicas import ReplicaTable
 

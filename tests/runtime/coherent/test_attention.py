@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.planner.demo.model import Attention, ModelConfig
-from moeplan.runtime.coherent import context_attention
-from moeplan.runtime.coherent.cache import STEPS, Cache
-from moeplan.runtime.coherent.context_attention import attend_contexts, batches
-from moeplan.runtime.coherent.contexts import Contexts
-from moeplan.runtime.coherent.held import Held
+from moeplan.runtime.coherent import attention as attention_module
+from moeplan.runtime.coherent.attention import attend_contexts, batches
+from moeplan.runtime.coherent.contexts import Contexts, Held
+from moeplan.runtime.coherent.generation import STEPS, Cache
 
 CONFIG = ModelConfig(hidden_size=16, num_heads=4, num_kv_heads=2)
 LENGTHS = (9, 1, 4, 12, 4)
@@ -40,7 +39,7 @@ def test_scattered_tokens_see_what_they_see_alone(
     window: int | None, bounds: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, bound in zip(("QUERIES", "KEYS", "PAIRS"), bounds or (), strict=False):
-        monkeypatch.setattr(context_attention, name, bound)
+        monkeypatch.setattr(attention_module, name, bound)
     torch.manual_seed(0)
     attention, whole = Attention(CONFIG).double().eval(), contexts()
     attention.window = window
