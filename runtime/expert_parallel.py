@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..traces.schema import RANK_BITS
-from .coherent.generation import generate
-from .coherent.request import Request
+from .coherent.generation import Request, generate
 from .decisions import DispatchModel
-from .dispatch.dispatch import Dispatch, view_of_whole
+from .dispatch.dispatch import Batch, Dispatch, view_of_whole
 from .engine.layer import ParallelExperts, RoutedTokens
 from .engine.traffic import Sent, Traffic
 from .gradients import check_wrapper, spread_experts
@@ -94,7 +93,7 @@ class ExpertParallelModel(nn.Module):
             raise UsageError(f"tokens, samples and mask of shapes {shapes}; expected [B, S], [B] and [B, S]")
         self._samples = samples
         try:
-            done = self.dispatcher.forward(self.model, tokens, samples, mask, self.group)
+            done = self.dispatcher.forward(self.model, Batch(tokens, samples, mask), self.group)
         finally:
             self._samples = None
         self._traffic = [block.sent for block in self.blocks] if done.traffic is None else done.traffic

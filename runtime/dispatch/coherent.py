@@ -16,7 +16,7 @@ from ..coherent.contexts import Held
 from ..coherent.ways import Coherent
 from ..models.protocols import LanguageModel
 from ..plan import Plan
-from .dispatch import Forwarded, padded, real_tokens, view_of_whole
+from .dispatch import Batch, Forwarded, padded, view_of_whole
 
 __all__ = ["CoherentDispatch"]
 
@@ -33,22 +33,14 @@ class CoherentDispatch:
             )
         return cls()
 
-    def forward(
-        self,
-        model: nn.Module,
-        tokens_BS: Tensor,
-        sample_B: Tensor,
-        mask_BS: Tensor | None,
-        group: dist.ProcessGroup | None,
-    ) -> Forwarded:
+    def forward(self, model: nn.Module, batch: Batch, group: dist.ProcessGroup | None) -> Forwarded:
         """Logits `[B, S, V]` of this rank's samples, without gradients."""
         if model.training and torch.is_grad_enabled():
             raise UsageError(
                 "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
                 " dispatch='standard'"
             )
-        whole = view_of_whole(model, "coherent dispatch")
-        return _forward(whole, tokens_BS, sample_B, real_tokens(tokens_BS, mask_BS), Coherent(group))
+        return _forward(view_of_whole(model, "coherent dispatch"), batch, Coherent(group))
 
     def follow(self, rows: Tensor) -> Tensor:
         """The rows as they are: logits return to where their sample started."""
@@ -60,9 +52,10 @@ class CoherentDispatch:
 
 
 @torch.no_grad()
-def _forward(model: LanguageModel, tokens_BS: Tensor, sample_B: Tensor, real_BS: Tensor, way: Coherent) -> Forwarded:
-    cache_bytes, contexts = 0, way.contexts(sample_B, real_BS.sum(dim=1))
-    held = Held(model.embed(tokens_BS[real_BS]), contexts.own())
+def _forward(model: LanguageModel, batch: Batch, way: Coherent) -> Forwarded:
+    real_BS, cache_bytes = batch.real, 0
+    contexts = way.contexts(batch.samples, real_BS.sum(dim=1))
+    held = Held(model.embed(batch.tokens[real_BS]), contexts.own())
     for layer in model.layers:
         q, kv_T2 = held.projected(layer, contexts)
         kv_G2 = way.shared(kv_T2, held)

@@ -18,7 +18,30 @@ from ..models.huggingface import view
 from ..models.protocols import LanguageModel
 from ..plan import Plan
 
-__all__ = ["Dispatch", "Forwarded", "padded", "real_tokens", "view_of_whole"]
+__all__ = ["Batch", "Dispatch", "Forwarded", "padded", "view_of_whole"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Tokens of this rank's samples, int64 `[B, S]`.
+
+    Parameters
+    ----------
+    samples
+        Global sample ids, int64 `[B]`.
+    mask
+        True, or 1, at tokens, which count their positions from 0; padding is left out, and its logits are 0. None:
+        there is none.
+    """
+
+    tokens: Tensor
+    samples: Tensor
+    mask: Tensor | None = None
+
+    @property
+    def real(self) -> Tensor:
+        """Whether each position holds a token, not padding, bool `[B, S]`."""
+        return torch.ones_like(self.tokens, dtype=torch.bool) if self.mask is None else self.mask.bool()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,26 +79,8 @@ class Dispatch(Protocol):
         """
         ...
 
-    def forward(
-        self,
-        model: nn.Module,
-        tokens_BS: Tensor,
-        sample_B: Tensor,
-        mask_BS: Tensor | None,
-        group: dist.ProcessGroup | None,
-    ) -> Forwarded:
-        """The forward of this rank's samples; all ranks call it together.
-
-        Parameters
-        ----------
-        model
-            The experts of its routed blocks are `ParallelExperts`.
-        sample_B
-            Global sample ids, int64.
-        mask_BS
-            True, or 1, at tokens, which count their positions from 0; padding is left out, and its logits are 0. None:
-            there is none.
-        """
+    def forward(self, model: nn.Module, batch: Batch, group: dist.ProcessGroup | None) -> Forwarded:
+        """The forward of a model whose routed blocks have `ParallelExperts`; all ranks call it together."""
         ...
 
     def follow(self, rows: Tensor) -> Tensor:
@@ -91,11 +96,6 @@ class Dispatch(Protocol):
             There is none.
         """
         ...
-
-
-def real_tokens(tokens_BS: Tensor, mask_BS: Tensor | None) -> Tensor:
-    """Whether each position holds a token, not padding, bool `[B, S]`."""
-    return torch.ones_like(tokens_BS, dtype=torch.bool) if mask_BS is None else mask_BS.bool()
 
 
 def padded(logits_TV: Tensor, real_BS: Tensor) -> Tensor:

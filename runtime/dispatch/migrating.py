@@ -22,11 +22,10 @@ from ..engine.gather import Gather
 from ..engine.layer import ParallelExperts
 from ..engine.traffic import Traffic
 from ..gradients import check_wrapper
-from ..migrating.guests import Guests
-from ..migrating.homes import Homes, SamplePolicy
+from ..migrating.homes import Guests, Homes, SamplePolicy
 from ..models.protocols import LanguageModel, Layer
 from ..plan import Plan
-from .dispatch import Forwarded, padded, real_tokens, view_of_whole
+from .dispatch import Batch, Forwarded, padded, view_of_whole
 
 __all__ = ["MigratingDispatch"]
 
@@ -60,29 +59,21 @@ class MigratingDispatch:
         return cls(SamplePolicy.of(plan, folder))
 
     @_disable_dynamo
-    def forward(
-        self,
-        model: nn.Module,
-        tokens_BS: Tensor,
-        sample_B: Tensor,
-        mask_BS: Tensor | None,
-        group: dist.ProcessGroup | None,
-    ) -> Forwarded:
+    def forward(self, model: nn.Module, batch: Batch, group: dist.ProcessGroup | None) -> Forwarded:
         """Logits `[C, S, V]` of the samples that ended here, differentiable.
 
         Raises
         ------
         UsageError
-            Ranks pad to different lengths, or a mask is of another shape than its tokens.
+            Ranks pad to different lengths.
         """
         check_wrapper(model, group)
         whole = view_of_whole(model, "migrating dispatch")
-        width = _common_width(tokens_BS, mask_BS, group)
-        real_BS = real_tokens(tokens_BS, mask_BS)
-        contexts = Contexts.gather(sample_B, real_BS.sum(dim=1), group)
+        width, real_BS = _common_width(batch, group), batch.real
+        contexts = Contexts.gather(batch.samples, real_BS.sum(dim=1), group)
         guests, traffic, ordinal = Guests.of(contexts, contexts.rank.cpu().numpy()), Traffic(), 0
-        seed_I = _seeds(whole, sample_B, contexts)
-        x_TM = whole.embed(tokens_BS[real_BS])
+        seed_I = _seeds(whole, batch.samples, contexts)
+        x_TM = whole.embed(batch.tokens[real_BS])
         for depth, layer in enumerate(whole.layers):
             position_T, seeds = contexts.position[guests.token], [seed_I[i] + depth for i in guests.here if seed_I]
             x_TM = x_TM + attended(layer.attention, layer.attention_norm(x_TM), position_T, guests.lengths, seeds)
@@ -161,12 +152,10 @@ def _seeds(model: LanguageModel, sample_B: Tensor, contexts: Contexts) -> list[i
     return seeds
 
 
-def _common_width(tokens_BS: Tensor, mask_BS: Tensor | None, group: dist.ProcessGroup | None) -> int:
+def _common_width(batch: Batch, group: dist.ProcessGroup | None) -> int:
     """S, which all ranks with samples agree on."""
-    if mask_BS is not None and mask_BS.shape != tokens_BS.shape:
-        raise UsageError(f"a mask {list(mask_BS.shape)} of tokens {list(tokens_BS.shape)}; expected one a token")
-    batch, width = tokens_BS.shape
-    ends = torch.tensor([width, -width] if batch else [0, -(2**31)], device=tokens_BS.device)
+    size, width = batch.tokens.shape
+    ends = torch.tensor([width, -width] if size else [0, -(2**31)], device=batch.tokens.device)
     dist.all_reduce(ends, dist.ReduceOp.MAX, group)
     most, least = int(ends[0]), -int(ends[1])
     if most > least:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import UsageError
 
-__all__ = ["RoutedBlock", "applied", "keep_experts", "partial_sums", "routed_blocks", "say_number"]
+__all__ = ["RoutedBlock", "applied", "keep_experts", "partial_sums", "routed_blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,6 @@ def keep_experts(experts: nn.Module, held: list[int]) -> None:
     """Drop from the stacked parameters of `experts` all but those `held`, in this order; the memory is freed."""
     for name, stacked in list(experts.named_parameters()):
         setattr(experts, name, nn.Parameter(stacked.detach()[held], requires_grad=stacked.requires_grad))
-
-
-def say_number(experts: nn.Module, num_experts: int) -> None:
-    """Tell a module that keeps count of its experts, as those of transformers do, how many it has."""
-    if "num_experts" in vars(experts):
-        experts.num_experts = num_experts  # type: ignore[assignment]
 
 
 def applied(experts: nn.Module, x_PM: Tensor, slot_P1: Tensor, weight_P1: Tensor) -> Tensor:

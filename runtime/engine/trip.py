@@ -163,15 +163,11 @@ class Trip:
             return [torch.zeros_like(piece.x), torch.zeros_like(piece.weight)]
         trained = [number for number, parameter in enumerate(self.parameters) if parameter.requires_grad]
         inputs = [piece.x, piece.weight, *(self.parameters[number] for number in trained)]
-        x, weight, *gradients = torch.autograd.grad(piece.y, inputs, grad, allow_unused=True)
+        x, weight, *gradients = torch.autograd.grad(piece.y, inputs, grad, materialize_grads=True)
         for number, gradient in zip(trained, gradients, strict=True):
             total = sums[number]
-            if gradient is not None:
-                sums[number] = gradient.clone() if total is None else total.add_(gradient)
-        return [
-            torch.zeros_like(inputs[0]) if x is None else x,
-            torch.zeros_like(inputs[1]) if weight is None else weight,
-        ]
+            sums[number] = gradient.clone() if total is None else total.add_(gradient)
+        return [x, weight]
 
     def _onward(self) -> Route:
         """The route of the partial sums; where they go elsewhere, each sender tells both ends what it causes."""

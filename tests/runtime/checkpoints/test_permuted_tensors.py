@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.runtime.checkpoints import copying, permute, undo
+from moeplan.runtime.checkpoints import permute, rewriting, undo
 from tests.runtime.checkpoints.made_checkpoints import (
     CONFIG,
     Tensors,
@@ -77,7 +77,7 @@ def test_tensors_that_number_experts_hold_the_new_numbers(tmp_path: Path) -> Non
 
 
 def test_what_is_copied_in_many_pieces_is_put_together_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "BUFFER_BYTES", 24)
+    monkeypatch.setattr(rewriting, "BUFFER_BYTES", 24)
     tensors = {"layers.0.ffn.gate.tid2eid": torch.randint(0, 4, (7, 3)), "embed.weight": torch.randn(5, 5)}
     for layer in (0, 1):
         tensors[f"layers.{layer}.ffn.experts.down_proj"] = _drawn(4, 5, 7, dtype=torch.uint8)

@@ -14,7 +14,7 @@ import pytest
 
 import moeplan
 from moeplan.errors import InputError, StorageError, UsageError
-from moeplan.runtime.checkpoints import copying, partial, permute, undo
+from moeplan.runtime.checkpoints import partial, permute, rewriting, undo
 from moeplan.runtime.plan import save
 from tests.runtime.checkpoints import interrupted_run
 from tests.runtime.checkpoints.made_checkpoints import (
@@ -129,7 +129,7 @@ def test_interrupted_before_a_file_is_complete_it_leaves_nothing(
     def interrupted(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(copying.Copy, "make", interrupted)
+    monkeypatch.setattr(rewriting.Copy, "make", interrupted)
     with pytest.raises(KeyboardInterrupt):
         permute(PLAN, source, tmp_path / "permuted")
     assert [file.name for file in tmp_path.iterdir()] == ["source"]
@@ -161,16 +161,16 @@ def test_a_disk_that_fills_up_keeps_what_is_complete(
         raise OSError(28, "No space left on device")
 
     last = max(source.glob("model-*.safetensors"))
-    make = copying.Copy.make
+    make = rewriting.Copy.make
 
-    def filled(self: copying.Copy, path: Path, *args: object, **named: object) -> str:
+    def filled(self: rewriting.Copy, path: Path, *args: object, **named: object) -> str:
         with monkeypatch.context() as patch:
             if path == last:
                 patch.setattr(os, "fsync", full)
             return make(self, path, *args, **named)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying.Copy, "make", filled)
+        patch.setattr(rewriting.Copy, "make", filled)
         with pytest.raises(StorageError, match=r"No space left on device\); what is complete is kept in .*run again"):
             permute(PLAN, source, tmp_path / "permuted")
     permute(PLAN, source, tmp_path / "permuted")

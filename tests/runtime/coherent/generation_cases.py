@@ -15,6 +15,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.dispatch.coherent import CoherentDispatch
+from moeplan.runtime.dispatch.dispatch import Batch
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement
 from moeplan.traces.model import ModelSpec
@@ -138,7 +139,7 @@ def _forward(model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tenso
     for row, prompt in enumerate(prompts):
         mask[row, width - len(prompt) :] = True
         tokens[row, width - len(prompt) :] = prompt
-    logits = CoherentDispatch().forward(model, tokens, samples, mask, None).logits
+    logits = CoherentDispatch().forward(model, Batch(tokens, samples, mask), None).logits
     assert not logits[~mask].any()
     return [found[real].numpy() for found, real in zip(logits, mask, strict=True)]
 

@@ -17,6 +17,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PipelineDecision, SamplePolicyDecision
+from moeplan.runtime.dispatch.dispatch import Batch
 from moeplan.runtime.dispatch.migrating import MigratingDispatch
 from moeplan.runtime.engine.experts import routed_blocks
 from moeplan.runtime.migrating.homes import SamplePolicy
@@ -177,7 +178,7 @@ def _once(rank: int, case: Case) -> Answer:
     given = mask[mine] if case.padding else None
     torch.manual_seed(case.seed)
     dispatch = MigratingDispatch(case.policy())
-    result = dispatch.forward(model.model, tokens[mine], samples[mine], given, None)
+    result = dispatch.forward(model.model, Batch(tokens[mine], samples[mine], given), None)
     torch.autograd.backward((result.logits * dispatch.follow(upstream[mine])).sum())
     return Answer(
         logits=result.logits.detach().numpy(),
@@ -245,11 +246,11 @@ def _refusals(world: World) -> list[str]:
         return []
     case = Case()
     model, told = parallelize(case.model(), case.plan()), []
-    tokens, samples, dispatch = case.tokens()[:2], case.samples()[:2], MigratingDispatch(case.policy())
+    tokens, samples = case.tokens()[:2], case.samples()[:2]
     model(tokens, samples)
     attempts: list[Callable[[], object]] = [
         lambda: model(tokens[:, : 4 + (world.rank == 2)], samples),
-        lambda: dispatch.forward(model.model, tokens[:, :4], samples, torch.ones(2, 3), None),
+        lambda: model(tokens[:, :4], samples, torch.ones(2, 3)),
         lambda: model.follow(torch.zeros(3)),
     ]
     for attempt in attempts:

@@ -248,6 +248,6 @@ def test_what_cannot_be_carried_out_is_told_on_every_rank(
     for _, told in worlds[4]:
         assert told == [
             "UsageError: samples of 4 to 5 positions on different ranks; pad them to one length",
-            "UsageError: a mask [2, 3] of tokens [2, 4]; expected one a token",
+            "UsageError: tokens, samples and mask of shapes [[2, 4], [2], [2, 3]]; expected [B, S], [B] and [B, S]",
             "UsageError: 3 rows to follow the 2 samples that the last forward took here",
         ]
