@@ -5,7 +5,7 @@ from typing import Any
 
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.decisions import Decisions, PlacementDecision
-from moeplan.runtime.plan import Inputs, Plan
+from moeplan.runtime.plan import Inputs, Plan, Verdict
 from moeplan.solvers.placement import Placement
 from moeplan.traces.model import ModelSpec
 
@@ -17,6 +17,7 @@ def made_plan(
     *,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    verdict: Verdict | None = None,
     **decisions: Any,
 ) -> Plan:
     """A plan of these decisions, made from nothing and judged by nobody."""
@@ -29,4 +30,5 @@ def made_plan(
         inputs=Inputs(),
         decisions=Decisions(placement=placed, **decisions),
         options=options or {},
+        verdict=verdict,
     )

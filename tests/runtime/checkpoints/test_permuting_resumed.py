@@ -5,22 +5,20 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import moeplan
 from moeplan.errors import InputError, StorageError, UsageError
 from moeplan.runtime.checkpoints import partial, permute, rewriting, undo
-from moeplan.runtime.plan import save
-from tests.runtime.checkpoints import interrupted_run
 from tests.runtime.checkpoints.made_checkpoints import (
+    PLAN,
     expert_tensors,
     files_of,
     permuted_by_hand,
+    permuting,
     plan_of,
     read_tensors,
     spec,
@@ -28,7 +26,6 @@ from tests.runtime.checkpoints.made_checkpoints import (
 )
 
 SHARDS = 4
-PLAN = plan_of(spec(), [[2, 0, 3, 1], [3, 1, 0, 2]])
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -192,17 +189,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_of_two_megabytes_takes_a_small_checkpoint_and_refuses_a_larger(
-    source: Path, small_disk: Path, tmp_path: Path
-) -> None:
-    permute(PLAN, source, small_disk / "permuted")
-    shutil.rmtree(small_disk / "permuted")
-    (source / "large.txt").write_bytes(bytes(3 * 2**20))
-    with pytest.raises(StorageError, match="are missing; free them"):
-        permute(PLAN, source, small_disk / "permuted")
-    assert not list(small_disk.iterdir())
-
-
 def test_a_destination_with_something_in_it_is_left_alone(source: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     permute(PLAN, source, tmp_path / "there")
@@ -297,17 +283,8 @@ def _bytes(folder: Path) -> int:
 
 def _end(ended_by: signal.Signals, source: Path, tmp_path: Path, *, after: int) -> None:
     """Begin to permute into `permuted` and end the process once so many bytes are written."""
-    save(PLAN, tmp_path / "plan.json")
-    words = [tmp_path / "plan.json", source, tmp_path / "permuted", after]
-    paths = os.pathsep.join([str(Path(moeplan.__file__).parents[1]), str(Path(__file__).parents[3])])
-    child = subprocess.Popen(
-        [sys.executable, interrupted_run.__file__, *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": paths},
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"there\n"
-    child.send_signal(ended_by)
-    child.wait(timeout=30)
-    child.stdout.close()
+    with permuting(PLAN, source, tmp_path / "permuted", "", after) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "there\n"
+        child.send_signal(ended_by)
+        child.wait(timeout=30)

@@ -1,5 +1,6 @@
 """What two ranks of a generating test world run beside their jobs; imported by spawned processes too."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,14 +8,13 @@ from unittest import mock
 
 import torch
 
-from moeplan.errors import MoeplanError
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.dispatch.migrating import MigratingDispatch
 from moeplan.runtime.engine.gather import Count, Gather
-from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.models.huggingface import view
 from tests.runtime.coherent.generation_cases import Job, Reply, run_jobs
+from tests.runtime.worlds import told
 
 
 @dataclass
@@ -77,16 +77,8 @@ def _refusals(rank: int, job: Job) -> dict[str, str]:
         "other lengths": (good, 4 + rank),
         "other ends": (good, 4, rank),
     }
-    told = {name: _told(model, *arguments) for name, arguments in attempts.items()}
+    refusals = {name: told(functools.partial(model.generate, *given)) for name, given in attempts.items()}
     model.model.train()
-    told["training"] = _told(model, good, 4)
+    refusals["training"] = told(lambda: model.generate(good, 4))
     model.dispatcher = MigratingDispatch(mock.Mock())
-    return told | {"migrating": _told(model, good, 4)}
-
-
-def _told(model: ExpertParallelModel, *arguments: Any) -> str:
-    try:
-        model.generate(*arguments)
-    except MoeplanError as error:
-        return f"{type(error).__name__}: {error}"
-    return "accepted"
+    return refusals | {"migrating": told(lambda: model.generate(good, 4))}

@@ -10,6 +10,7 @@ import torch
 from moeplan.runtime.engine.traffic import Traffic
 from tests.runtime.coherent.generation_cases import Job
 from tests.runtime.test_parallel import device_of
+from tests.runtime.worlds import Watched
 
 NO_TIE = 1e-6
 
@@ -30,15 +31,13 @@ def reference(job: Job) -> Reference:
 
 @functools.cache
 def _reference(job: Job) -> Reference:
-    model, routed = job.model(), list[torch.Tensor]()
-    for name, module in model.named_modules():
-        if name.endswith(("moe.router", "mlp.router", "mlp.gate")) and not list(module.children())[1:]:
-            module.register_forward_hook(lambda _module, _inputs, output: routed.append(output[-1]))
+    model = job.model()
+    watched = Watched(model)
     tokens, logits, ids = [], [], []
     for prompt in job.tokens():
         text, new = prompt, list[int]()
         while len(new) < job.new and job.eos not in new:
-            routed.clear()
+            watched.ids = []
             with torch.no_grad():
                 found = getattr(model(text[None]), "logits", None)
                 found = (model(text[None]) if found is None else found)[0]
@@ -48,7 +47,7 @@ def _reference(job: Job) -> Reference:
             new.append(int(found[-1].argmax()))
             text = torch.cat([text, torch.tensor(new[-1:])])
         tokens.append(new)
-        ids.append(torch.stack(routed[-job.case().num_layers :], dim=1).numpy())
+        ids.append(torch.stack(watched.ids[-job.case().num_layers :], dim=1).numpy())
     return Reference(tokens, logits, ids)
 
 

@@ -13,14 +13,15 @@ import torch
 
 from moeplan.errors import InputError, MoeplanError, UsageError
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.world import World, run_world
+from moeplan.profilers.world import World
 from moeplan.runtime.decisions import SamplePolicyDecision, SidecarFile
 from moeplan.runtime.migrating.homes import Homes, SamplePolicy
 from moeplan.runtime.migrating.predictor import Predictor
 from moeplan.runtime.plan import Plan
 from moeplan.solvers import netmoe
-from tests.runtime.migrating.migrating_cases import Case
+from tests.runtime.migrating.migrating_cases import Moving
 from tests.runtime.plans import made_plan
+from tests.runtime.worlds import by_rank
 
 HOMES = {
     "even": [0, 1, 2, 3, 0, 1, 2, 3],
@@ -67,18 +68,16 @@ def solve_all(world: World, homes: Sequence[list[int]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def found() -> list[list[Any]]:
-    by_rank = run_world(4, solve_all, list(HOMES.values()), timeout_s=120)
-    assert by_rank is not None
-    return by_rank
+    return by_rank(4, solve_all, list(HOMES.values()))
 
 
 def test_every_rank_finds_the_homes_that_one_process_finds_from_all_counts(found: list[list[Any]]) -> None:
-    for by_rank in (iter(one) for one in found):
+    for answers in map(iter, found):
         for home in HOMES.values():
             copies, pairs = (kind.numpy() for kind in counts(len(home)))
             for method in netmoe.METHODS:
                 for predicted in (True, False):
-                    device, _ = next(by_rank)
+                    device, _ = next(answers)
                     predictor = policy(method, predicted=predicted).predictor
                     expected = np.zeros(0, np.int64)
                     if len(home):
@@ -112,7 +111,7 @@ def plan_with(predictor: Predictor | None, method: str = "even") -> Plan:
     if predictor is not None and contents is not None:
         named = SidecarFile(file=predictor.file_name, sha256=hashlib.sha256(contents).hexdigest())
     policy = SamplePolicyDecision(method=method, layers=(0, 2), predictor=named)
-    return made_plan(Cluster(2, 2), Case().config.spec(), sample_policy=policy)
+    return made_plan(Cluster(2, 2), Moving().config.spec(), sample_policy=policy)
 
 
 def test_a_policy_is_what_the_plan_decides_with_the_predictor_beside_it(tmp_path: Path) -> None:
