@@ -14,14 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ..errors import UsageError
 from .engine.layer import ParallelExperts
 
-__all__ = [
-    "check_wrapper",
-    "clip_grad_norm_",
-    "expert_parameters",
-    "leave_out_experts",
-    "spread_experts",
-    "unsharded",
-]
+__all__ = ["check_wrapper", "clip_grad_norm_", "expert_parameters", "leave_out_experts", "spread_experts", "unsharded"]
 
 T = TypeVar("T")
 
@@ -80,13 +73,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
 
 
 def check_wrapper(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Raise where DistributedDataParallel averages over ranks that have no part in the experts' gradients.
-
-    Raises
-    ------
-    UsageError
-        The wrapper whose forward runs does.
-    """
+    """Refuse a forward in a DistributedDataParallel that averages over more ranks than share experts (UsageError)."""
     wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if wrapper is None or not torch.is_grad_enabled():
         return

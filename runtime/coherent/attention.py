@@ -23,11 +23,7 @@ PAIRS = 2**21  # of queries and keys at once, for each of which and each head th
 
 
 def attended(
-    attention: Attention,
-    x_TM: Tensor,
-    position_T: Tensor,
-    lengths: Sequence[int],
-    seeds: Sequence[int] = (),
+    attention: Attention, x_TM: Tensor, position_T: Tensor, lengths: Sequence[int], seeds: Sequence[int] = ()
 ) -> Tensor:
     """Attention's output for normed tokens, `[T, M]`.
 

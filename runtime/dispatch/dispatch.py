@@ -88,13 +88,7 @@ class Dispatch(Protocol):
         ...
 
     def generation(self, group: dist.ProcessGroup | None) -> Coherent | Resident:
-        """The way of tokens through a generation.
-
-        Raises
-        ------
-        UsageError
-            There is none.
-        """
+        """The way of tokens through a generation; a UsageError where there is none."""
         ...
 
 

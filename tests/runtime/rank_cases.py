@@ -14,8 +14,8 @@ from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import ChunkShares, PipelineDecision
 from moeplan.runtime.plan import Plan
-from moeplan.solvers.placement import Placement, ReplicaRule
-from tests.runtime.plans import made_plan
+from moeplan.solvers.placement import Placement
+from tests.runtime.plans import made_plan, random_placement
 from tests.runtime.worlds import own, told
 
 
@@ -67,9 +67,7 @@ class Case:
 
     def placement(self) -> Placement:
         """Random experts on every device, each at least once, no two replicas on a device."""
-        rng = np.random.default_rng(self.seed)
-        rows = [_random_row(rng, self.slots, self.num_experts) for _ in range(self.num_routed)]
-        return Placement.from_sets(rows, self.num_experts, ReplicaRule(self.rule))
+        return random_placement(self.num_routed, self.num_experts, self.slots, rule=self.rule, seed=self.seed)
 
     def plan(self, **decisions: Any) -> Plan:
         if self.forward:
@@ -171,12 +169,3 @@ def answer(rank: int, case: Case) -> Answer:
         },
         num_parameters=sum(p.numel() for p in model.parameters()),
     )
-
-
-def _random_row(rng: np.random.Generator, slots: tuple[int, ...], num_experts: int) -> list[list[int]]:
-    while True:
-        row = [rng.choice(num_experts, size, replace=False).tolist() for size in slots]
-        if sum(slots) == num_experts:
-            row = [list(part) for part in np.split(rng.permutation(num_experts), np.cumsum(slots)[:-1])]
-        if len(set().union(*row)) == num_experts:
-            return [[int(e) for e in part] for part in row]

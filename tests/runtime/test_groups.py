@@ -110,10 +110,7 @@ def ranks() -> list[Answer]:
 @pytest.mark.parametrize(
     ("attempt", "refusal"),
     [
-        (
-            "two dimensions",
-            f"{MESH}; expected one dimension; name one: group=mesh[",
-        ),
+        ("two dimensions", f"{MESH}; expected one dimension; name one: group=mesh["),
         ("one dimension", "accepted"),
         ("ddp over the world", DRIFT),
         ("ddp over the world, the model within", DRIFT),
@@ -143,9 +140,7 @@ def test_each_group_gives_what_one_process_gives(name: str, ranks: list[Answer])
         torch.testing.assert_close(left[name], expected[[rank % 2]])
 
 
-def test_the_whole_model_sharded_gives_what_one_process_gives(
-    ranks: list[Answer],
-) -> None:
+def test_the_whole_model_sharded_gives_what_one_process_gives(ranks: list[Answer]) -> None:
     expected = FOUR.model()(FOUR.tokens())
     for rank, (_, left) in enumerate(ranks):
         torch.testing.assert_close(left["coherent"], expected[[rank]].detach())

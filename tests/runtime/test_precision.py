@@ -165,9 +165,7 @@ def test_logits_gradients_and_types_are_those_of_one_process(
         assert found.dtypes == dtypes
 
 
-def test_gradients_of_blocks_that_run_again_are_the_same_and_other_turns_are_refused(
-    variants: list[Variants],
-) -> None:
+def test_gradients_of_blocks_that_run_again_are_the_same_and_other_turns_are_refused(variants: list[Variants]) -> None:
     for _, (count, agree, laps, refusal, (before, after)) in variants:
         assert sum(before.loads) > 0 or before.copies > 0
         assert before == after

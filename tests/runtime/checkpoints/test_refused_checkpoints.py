@@ -111,10 +111,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a header with a name twice": (_bytes(lambda _: packed('{"a": {}, "a": {}}')), "a name twice"),
     "a header with another kind of object": (_bytes(lambda _: packed('{"a": 3}')), "something else than dtype"),
     "an unknown type": (_described(dtype="F7"), "a tensor of type 'F7'"),
-    "a shape with a fraction": (
-        _described(shape=[1.5]),
-        r"a tensor of shape \[1.5\]",
-    ),
+    "a shape with a fraction": (_described(shape=[1.5]), r"a tensor of shape \[1.5\]"),
     "a shape below zero": (_described(shape=[-1, -8]), "a tensor of shape"),
     "a shape that is too large": (_described(shape=[2**61, 8]), "in bytes"),
     "offsets that overlap": (
@@ -125,10 +122,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         _header(lambda header: _first(header).update(data_offsets=[2**40, 2**40 + _first(header)["data_offsets"][1]])),
         "begins at byte",
     ),
-    "offsets backwards": (
-        _header(lambda header: _first(header)["data_offsets"].reverse()),
-        "a tensor of|in bytes",
-    ),
+    "offsets backwards": (_header(lambda header: _first(header)["data_offsets"].reverse()), "a tensor of|in bytes"),
     "a header of more values than tensors have": (
         _bytes(lambda _: packed('{"a": [' + "[]," * 300_000 + "1]}")),
         r"300,001 times '\[', at most 200,000 are read",
@@ -182,10 +176,7 @@ UNKNOWN: dict[str, tuple[Callable[[Tensors], object], str]] = {
         _with("model.layers.0.mlp.experts.down_proj", 5, 4),
         r"has shape \[5, 4\], where 4 experts were expected first",
     ),
-    "a router of other experts": (
-        _with(GATE, 5, 8),
-        r"gate.weight has shape \[5, 8\], where 4",
-    ),
+    "a router of other experts": (_with(GATE, 5, 8), r"gate.weight has shape \[5, 8\], where 4"),
     "a router transposed": (_with(GATE, 8, 4), r"has shape \[8, 4\]"),
     "no router": (_without(GATE), "no router of hidden layer 1"),
     "an expert missing": (_without(UP), "hidden layer 0 lacks up_proj of expert 2"),
@@ -193,14 +184,8 @@ UNKNOWN: dict[str, tuple[Callable[[Tensors], object], str]] = {
         lambda tensors: tensors.update({UP.replace("experts.2", "experts.4"): tensors[UP].clone()}),
         "hidden layer 0 has up_proj of expert 4; expected experts 0 to 3",
     ),
-    "a layer without experts": (
-        _without("layers.1."),
-        r"no experts of hidden layer 1 .*\(1 of 2 layers",
-    ),
-    "no layer of experts": (
-        _without("layers"),
-        r"no experts of hidden layer 0 .*\(2 of 2 layers",
-    ),
+    "a layer without experts": (_without("layers.1."), r"no experts of hidden layer 1 .*\(1 of 2 layers"),
+    "no layer of experts": (_without("layers"), r"no experts of hidden layer 0 .*\(2 of 2 layers"),
     "two models": (
         lambda tensors: tensors.update(expert_tensors((0, 1), 4, stem="draft.layers")),
         "layers of experts under draft.layers and model.layers; expected one model",

@@ -53,9 +53,7 @@ def test_scattered_tokens_see_what_they_see_alone(
 
 
 @given(st.lists(st.tuples(st.integers(1, 1024), st.integers(0, 5000)), min_size=1, max_size=40))
-def test_runs_that_attend_at_once_are_each_there_once_and_less_than_half_padding(
-    sizes: list[tuple[int, int]],
-) -> None:
+def test_runs_that_attend_at_once_are_each_there_once_and_less_than_half_padding(sizes: list[tuple[int, int]]) -> None:
     count_C, more_C = torch.tensor(sizes).unbind(1)
     keys_C = count_C + more_C
     found = list(batches(count_C, keys_C))

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.coherent.generation_cases import Job, Reply, run_jobs
-from tests.runtime.coherent.generation_pair import Pair, run_two
+from tests.runtime.coherent.generation_cases import Job, Pair, Reply, run_jobs, run_two
 from tests.runtime.coherent.generation_reference import kv_bytes, recount, reference
 from tests.runtime.worlds import by_case, by_rank, close
 
