@@ -16,7 +16,7 @@ from moeplan.runtime.decisions import ChunkShares, PipelineDecision
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement
 from tests.runtime.plans import made_plan, random_placement
-from tests.runtime.worlds import own, told
+from tests.runtime.worlds import own, refusal_of
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Answer:
 
 def run_pair(world: World, cases: Sequence[Case]) -> tuple[list[Answer], dict[str, str]]:
     """The answers of this rank of two, and what it was told when it asked for what cannot be."""
-    return run_cases(world, cases), {name: told(attempt) for name, attempt in _attempts(world.rank).items()}
+    return run_cases(world, cases), {name: refusal_of(attempt) for name, attempt in _attempts(world.rank).items()}
 
 
 def _attempts(rank: int) -> dict[str, Callable[[], object]]:

@@ -19,7 +19,7 @@ from moeplan.runtime import parallelize
 from moeplan.runtime.gradients import clip_grad_norm_, expert_parameters
 from moeplan.runtime.whole import full_optimizer_state, full_state_dict, keep_held
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import by_rank, close, own, told
+from tests.runtime.worlds import by_rank, close, own, refusal_of
 
 CASES = {
     "even": Case("standard", (4, 4), (2, 3), seed=1, gradients=True),
@@ -121,7 +121,7 @@ def reload() -> Reloaded:
     """Whether a rank's own state fills an empty model, with experts and without, and what it is told elsewhere."""
     saved = parallelize(SAVED.model(), SAVED.plan()).model.state_dict()
     elsewhere = parallelize(SAVED.model(), OTHER.plan()).model
-    return fills(SAVED), fills(ON_ONE), told(lambda: elsewhere.load_state_dict(saved))
+    return fills(SAVED), fills(ON_ONE), refusal_of(lambda: elsewhere.load_state_dict(saved))
 
 
 def fills(case: Case) -> bool:
@@ -135,22 +135,22 @@ def fills(case: Case) -> bool:
 @pytest.mark.parametrize("index", range(len(WORK)), ids=map(str, WORK))
 def test_a_loop_over_spread_experts_is_that_of_one_process(index: int, trained: list[list[Trained]]) -> None:
     name, _, max_norm = WORK[index]
-    expected, (found, other) = alone(CASES[name], max_norm), trained[index]
-    assert found.norms == other.norms == pytest.approx(expected.norms, rel=1e-10)
-    assert list(found.state) == list(expected.state)
-    assert all(close(found.state[key], value, 1e-9) for key, value in expected.state.items())
+    expected, (whole, other) = alone(CASES[name], max_norm), trained[index]
+    assert whole.norms == other.norms == pytest.approx(expected.norms, rel=1e-10)
+    assert list(whole.state) == list(expected.state)
+    assert all(close(whole.state[key], value, 1e-9) for key, value in expected.state.items())
     assert not other.state
     assert not other.optimizer
 
 
 @pytest.mark.parametrize("index", range(len(WORK)), ids=map(str, WORK))
 def test_the_whole_state_of_the_optimizer_is_that_of_one_process(index: int, trained: list[list[Trained]]) -> None:
-    expected, found = alone(CASES[WORK[index][0]], WORK[index][2]).optimizer, trained[index][0].optimizer
-    assert found["param_groups"] == expected["param_groups"]
-    assert list(found["state"]) == list(expected["state"])
+    expected, whole = alone(CASES[WORK[index][0]], WORK[index][2]).optimizer, trained[index][0].optimizer
+    assert whole["param_groups"] == expected["param_groups"]
+    assert list(whole["state"]) == list(expected["state"])
     for number, state in expected["state"].items():
-        assert set(found["state"][number]) == set(state)
-        assert all(close(found["state"][number][name], value, 1e-9) for name, value in state.items())
+        assert set(whole["state"][number]) == set(state)
+        assert all(close(whole["state"][number][name], value, 1e-9) for name, value in state.items())
 
 
 def test_the_state_of_one_rank_is_loaded_under_its_own_placement_only(left: Left) -> None:

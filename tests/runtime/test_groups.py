@@ -15,7 +15,7 @@ from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.gradients import clip_grad_norm_, expert_parameters
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import by_rank, told
+from tests.runtime.worlds import by_rank, refusal_of
 
 DRIFT = "UsageError: gradients averaged over 4 ranks beside experts trained by a group of 2, which would drift"
 MESH = "UsageError: a device mesh [2, 2] ['dp', 'ep'] as group"
@@ -28,7 +28,7 @@ Answer = tuple[dict[str, str], dict[str, Tensor]]
 def in_groups(world: World, _payload: None) -> Answer:
     """What each attempt was told, "accepted" where nothing, and the tensors that some left."""
     left, mesh = dict[str, Tensor](), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
-    return {name: told(attempt) for name, attempt in _attempts(world, mesh, left).items()}, left
+    return {name: refusal_of(attempt) for name, attempt in _attempts(world, mesh, left).items()}, left
 
 
 def _attempts(world: World, mesh: Any, left: dict[str, Tensor]) -> dict[str, Callable[[], object]]:

@@ -170,9 +170,9 @@ def pair() -> list[tuple[list[Answer], dict[str, str]]]:
 
 
 def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], dict[str, str]]]) -> None:
-    for case, *found in zip(PAIR, *(answers for answers, _ in pair), strict=True):
-        assert close(np.concatenate([a.logits for a in found]), reference(case).logits)
-        assert [a.traffic for a in found] == recount(case, reference(case).ids)
+    for case, *ranks in zip(PAIR, *(answers for answers, _ in pair), strict=True):
+        assert close(np.concatenate([a.logits for a in ranks]), reference(case).logits)
+        assert [a.traffic for a in ranks] == recount(case, reference(case).ids)
 
 
 @pytest.mark.parametrize(
@@ -215,13 +215,13 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("case", ALONE, ids=["standard", "coherent", "degrees"])
 def test_one_rank_gives_what_no_group_gives_and_sends_nothing(case: Case) -> None:
-    found = answer(0, case)
-    assert close(found.logits, reference(case).logits)
-    assert found.traffic == replace(recount(case, reference(case).ids)[0], ids_bytes=0)
-    assert found.traffic.copies == 0
-    for name, gradient in found.gradients.items():
-        assert close(gradient, summed_gradient(case, [found], name))
-        assert close(summed_gradient(case, [found], name), reference(case).gradients[name])
+    alone = answer(0, case)
+    assert close(alone.logits, reference(case).logits)
+    assert alone.traffic == replace(recount(case, reference(case).ids)[0], ids_bytes=0)
+    assert alone.traffic.copies == 0
+    for name, gradient in alone.gradients.items():
+        assert close(gradient, summed_gradient(case, [alone], name))
+        assert close(summed_gradient(case, [alone], name), reference(case).gradients[name])
 
 
 def test_without_a_process_group_parallelize_says_how_to_get_one() -> None:
@@ -230,14 +230,14 @@ def test_without_a_process_group_parallelize_says_how_to_get_one() -> None:
         parallelize(case.model(), case.plan())
 
 
-def summed_gradient(case: Case, found: list[Answer], name: str) -> np.ndarray:
+def summed_gradient(case: Case, ranks: list[Answer], name: str) -> np.ndarray:
     if ".experts." not in name:
-        summed: np.ndarray = np.add.reduce([a.gradients[name] for a in found])
+        summed: np.ndarray = np.add.reduce([a.gradients[name] for a in ranks])
         return summed
     layer, placement = int(name.split(".")[1]), case.placement()
     total: np.ndarray = np.zeros_like(reference(case).gradients[name])
     seen: dict[int, np.ndarray] = {}
-    for rank, held in enumerate(found):
+    for rank, held in enumerate(ranks):
         for slot, expert in enumerate(placement.physical_to_logical[layer, placement.device_of_slot == rank]):
             found_before = seen.setdefault(int(expert), held.gradients[name][slot])
             assert np.array_equal(found_before, held.gradients[name][slot])  # replicas never drift apart

@@ -19,7 +19,7 @@ from moeplan.runtime.engine.stopwatch import stopwatch
 from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import by_rank, told
+from tests.runtime.worlds import by_rank, refusal_of
 
 CASE = Case("standard", (5, 5), (2, 2), gradients=True, rule="even", seed=40, forward=(2, 2, 2), dtype=torch.float32)
 EMPTY = Case("standard", (8, 0), (2, 2), gradients=True, seed=40, forward=(2, 2, 2), top_k=1)
@@ -64,8 +64,8 @@ def _compared(kind: str, case: Case, rank: int) -> Compared:
         for layer in spread.model.layers:  # type: ignore[union-attr]
             layer.forward = _checkpointed(layer.forward)
     with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
-        expected, found = models[0](tokens), models[1](tokens[mine])
-    for logits, upstream in ((expected, case.upstream()), (found, case.upstream()[mine])):
+        expected, actual = models[0](tokens), models[1](tokens[mine])
+    for logits, upstream in ((expected, case.upstream()), (actual, case.upstream()[mine])):
         (logits.float() * upstream).sum().backward()
     own, held = _gradients(spread.model), [block.held for block in spread.blocks]
     experts, routers = list[float](), list[float]()
@@ -76,19 +76,19 @@ def _compared(kind: str, case: Case, rank: int) -> Compared:
         elif ".router." in name:
             dist.all_reduce(own[name])
             routers.append(_off(own[name], gradient, gradient))
-    dtypes = str(found.dtype), str(next(spread.blocks[0].local.parameters()).grad.dtype)  # type: ignore[union-attr]
-    return Compared(_off(found, expected[mine], expected), max(experts), max(routers), dtypes)
+    dtypes = str(actual.dtype), str(next(spread.blocks[0].local.parameters()).grad.dtype)  # type: ignore[union-attr]
+    return Compared(_off(actual, expected[mine], expected), max(experts), max(routers), dtypes)
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def _off(found: Tensor, expected: Tensor, whole: Tensor) -> float:
-    assert found.shape == expected.shape
-    if not found.numel():
+def _off(actual: Tensor, expected: Tensor, whole: Tensor) -> float:
+    assert actual.shape == expected.shape
+    if not actual.numel():
         return 0.0
-    return float((found - expected).abs().max() / whole.abs().max())
+    return float((actual - expected).abs().max() / whole.abs().max())
 
 
 def _checkpointed(forward: Any) -> Any:
@@ -138,7 +138,7 @@ def _told(mine: slice) -> str:
         model(tokens).square().sum().backward()
         model(tokens)
     both = model(tokens).square().sum() + model(tokens[:, :4]).square().sum()
-    return told(both.backward)
+    return refusal_of(both.backward)
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +160,9 @@ def test_logits_gradients_and_types_are_those_of_one_process(
     kind: str, tolerance: float, dtypes: tuple[str, str], variants: list[Variants]
 ) -> None:
     for answers, _ in variants:
-        found = answers[kind]
-        assert max(found.logits, found.experts, found.routers) < tolerance, found
-        assert found.dtypes == dtypes
+        compared = answers[kind]
+        assert max(compared.logits, compared.experts, compared.routers) < tolerance, compared
+        assert compared.dtypes == dtypes
 
 
 def test_gradients_of_blocks_that_run_again_are_the_same_and_other_turns_are_refused(variants: list[Variants]) -> None:

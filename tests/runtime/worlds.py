@@ -31,7 +31,7 @@ def own(batches: Sequence[int], rank: int) -> slice:
     return slice(sum(batches[:rank]), sum(batches[: rank + 1]))
 
 
-def told(attempt: Callable[[], object]) -> str:
+def refusal_of(attempt: Callable[[], object]) -> str:
     """The kind and the message of our error, "accepted" where there is none."""
     try:
         attempt()
@@ -40,10 +40,10 @@ def told(attempt: Callable[[], object]) -> str:
     return "accepted"
 
 
-def close(found: Any, expected: Any, rtol: float = 1e-12) -> bool:
+def close(actual: Any, expected: Any, rtol: float = 1e-12) -> bool:
     """Whether shapes are equal, and values up to rounding of the largest."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    difference = np.abs(found - expected).max(initial=0) if found.shape == expected.shape else np.inf
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    difference = np.abs(actual - expected).max(initial=0) if actual.shape == expected.shape else np.inf
     return bool(difference <= rtol * np.abs(expected).max(initial=1e-300))
 
 

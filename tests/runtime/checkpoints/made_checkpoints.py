@@ -153,12 +153,12 @@ def permuted_by_hand(tensors: Tensors, plan: Plan) -> Tensors:
     return expected
 
 
-def assert_same(found: Tensors, expected: Tensors) -> None:
+def assert_same(actual: Tensors, expected: Tensors) -> None:
     """The same names, and of each the same type, shape and bytes."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
-        assert torch.equal(found[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
+        assert (actual[name].dtype, actual[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(actual[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
 
 
 def assert_refused(

@@ -88,12 +88,12 @@ def test_layers_that_predict_further_tokens_stay_as_they_are(tmp_path: Path) -> 
     tensors = expert_tensors((0, 1, 2), 4) | expert_tensors((0,), 4, stem="mtp.layers", seed=1)
     source = write_checkpoint(tmp_path / "source", tensors)
     made = permute(PLAN, source, tmp_path / "permuted")
-    found = read_tensors(tmp_path / "permuted")
-    assert_same(found, permuted_by_hand(tensors, PLAN))
+    after = read_tensors(tmp_path / "permuted")
+    assert_same(after, permuted_by_hand(tensors, PLAN))
     assert made.left_alone == ("model.layers.2", "mtp.layers.0")
     for name in tensors:
         if "layers.2." in name or "mtp." in name:
-            assert torch.equal(found[name], tensors[name])
+            assert torch.equal(after[name], tensors[name])
 
 
 def test_one_number_for_all_experts_stays_and_biases_with_a_leading_one_are_put_in_order(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_one_number_for_all_experts_stays_and_biases_with_a_leading_one_are_put_
         tmp_path / "source", tensors | {"model.layers.1.mlp.moe_statics.e_score_correction_bias": bias}
     )
     permute(PLAN, source, tmp_path / "permuted")
-    found = read_tensors(tmp_path / "permuted")
-    assert found["model.layers.1.mlp.moe_statics.e_score_correction_bias"].tolist() == [[1, 3, 0, 2]]
-    assert found["model.layers.0.mlp.experts.down_proj_input_scale"] == 3
+    after = read_tensors(tmp_path / "permuted")
+    assert after["model.layers.1.mlp.moe_statics.e_score_correction_bias"].tolist() == [[1, 3, 0, 2]]
+    assert after["model.layers.0.mlp.experts.down_proj_input_scale"] == 3
 
 
 def test_quantised_experts_of_any_suffix_are_renamed_whole(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from moeplan.traces.model import ModelSpec
 from tests.runtime.models.huggingface_models import make_model
 from tests.runtime.plans import made_plan
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import told
+from tests.runtime.worlds import refusal_of
 
 Family = Literal["embedded", "mixtral", "qwen3_moe", "olmoe", "gpt_oss"]
 NUM_EXPERTS = 8
@@ -147,7 +147,7 @@ def _forward(model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tenso
         tokens[row, width - len(prompt) :] = prompt
     logits = CoherentDispatch().forward(model, Batch(tokens, samples, mask), None).logits
     assert not logits[~mask].any()
-    return [found[real].numpy() for found, real in zip(logits, mask, strict=True)]
+    return [sample_logits[real].numpy() for sample_logits, real in zip(logits, mask, strict=True)]
 
 
 @contextlib.contextmanager
@@ -230,8 +230,8 @@ def _refusals(rank: int, job: Job) -> dict[str, str]:
         "other lengths": (good, 4 + rank),
         "other ends": (good, 4, rank),
     }
-    refusals = {name: told(functools.partial(model.generate, *given)) for name, given in attempts.items()}
+    refusals = {name: refusal_of(functools.partial(model.generate, *given)) for name, given in attempts.items()}
     model.model.train()
-    refusals["training"] = told(lambda: model.generate(good, 4))
+    refusals["training"] = refusal_of(lambda: model.generate(good, 4))
     model.dispatcher = MigratingDispatch(mock.Mock())
-    return refusals | {"migrating": told(lambda: model.generate(good, 4))}
+    return refusals | {"migrating": refusal_of(lambda: model.generate(good, 4))}

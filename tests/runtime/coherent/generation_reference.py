@@ -39,12 +39,12 @@ def _reference(job: Job) -> Reference:
         while len(new) < job.new and job.eos not in new:
             watched.ids = []
             with torch.no_grad():
-                found = getattr(model(text[None]), "logits", None)
-                found = (model(text[None]) if found is None else found)[0]
-            logits += [found.numpy()] if not new else []
-            best, second = found[-1].topk(2).values
+                logits_SV = getattr(model(text[None]), "logits", None)
+                logits_SV = (model(text[None]) if logits_SV is None else logits_SV)[0]
+            logits += [logits_SV.numpy()] if not new else []
+            best, second = logits_SV[-1].topk(2).values
             assert best - second > NO_TIE
-            new.append(int(found[-1].argmax()))
+            new.append(int(logits_SV[-1].argmax()))
             text = torch.cat([text, torch.tensor(new[-1:])])
         tokens.append(new)
         ids.append(torch.stack(watched.ids[-job.case().num_layers :], dim=1).numpy())
@@ -57,10 +57,10 @@ def recount(job: Job) -> list[Traffic]:
     routed = [0, None, 1] if job.family == "qwen3_moe" else [0, 1, 2]
     dispatched, combined, returned, told = (Counter[int]() for _ in range(4))
     rows, loads = Counter[tuple[int, int]](), Counter[tuple[int, int]]()  # by step (prompts: -1), and rank
-    coherent, found = job.dispatch == "coherent", reference(job)
+    coherent, expected = job.dispatch == "coherent", reference(job)
     for sample, (source, length) in enumerate(zip(job.source, job.lengths, strict=True)):
         home = source
-        for position, ids in enumerate(found.ids[sample]):
+        for position, ids in enumerate(expected.ids[sample]):
             step = max(-1, position - length)
             home = source if step < 0 else home
             for ordinal in routed:

@@ -68,9 +68,9 @@ def test_an_end_comes_in_the_middle_and_not_to_all() -> None:
 
 @coherent_job
 def test_logits_of_padded_prompts_are_those_of_a_single_process(index: int, replies: list[list[Reply]]) -> None:
-    found = [logits for reply in replies[index] for logits in reply.logits]
-    assert all(map(close, found, reference(JOBS[index]).logits))
-    assert len(found) == len(JOBS[index].lengths)
+    by_sample = [logits for reply in replies[index] for logits in reply.logits]
+    assert all(map(close, by_sample, reference(JOBS[index]).logits))
+    assert len(by_sample) == len(JOBS[index].lengths)
 
 
 @every_job

@@ -16,7 +16,7 @@ from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.whole import full_state_dict
 from moeplan.solvers.placement import Placement
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import own, told
+from tests.runtime.worlds import own, refusal_of
 
 CASES = {
     "in chunks": Case(
@@ -110,7 +110,7 @@ def _refusal(case: Case, spread: ExpertParallelModel, mine: slice, other_slots: 
     if other_slots:
         placement = replace(case, slots=tuple(slots + 1 for slots in case.slots)).placement()
     output = None if other_slots else spread(case.tokens()[mine])
-    refusal = told(lambda: _rebind(case, spread, placement))
+    refusal = refusal_of(lambda: _rebind(case, spread, placement))
     del output
     return refusal
 

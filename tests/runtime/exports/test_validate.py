@@ -105,8 +105,8 @@ def test_a_model_that_the_engine_would_not_place_is_a_finding(
     engine: str, model_type: str, sound: dict[str, Any], tmp_path: Path
 ) -> None:
     path = written(engine, sound[engine], tmp_path)
-    (found,) = validate(path, engine, expected(engine, model_type=model_type))
-    assert "permute" in found
+    (finding,) = validate(path, engine, expected(engine, model_type=model_type))
+    assert "permute" in finding
     assert validate(path, engine, expected(engine, model_type="deepseek_v3")) == []
 
 

@@ -27,7 +27,7 @@ from moeplan.runtime.plan import Plan
 from tests.runtime.models.huggingface_models import make_model
 from tests.runtime.plans import made_plan
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import own, told
+from tests.runtime.worlds import own, refusal_of
 
 EXPERTS, VOCABULARY = 8, 50
 
@@ -228,4 +228,4 @@ def _refusals(world: World) -> list[str]:
         lambda: model(tokens[:, :4], samples, torch.ones(2, 3)),
         lambda: model.follow(torch.zeros(3)),
     ]
-    return [told(attempt) for attempt in attempts]
+    return [refusal_of(attempt) for attempt in attempts]

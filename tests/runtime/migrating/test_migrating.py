@@ -107,9 +107,9 @@ def test_labels_masks_and_whatever_else_belongs_to_a_sample_follow_it(
     _, order = in_order(case, answers[name])
     expected = case.tokens(), case.mask(), case.upstream()[:, 0, 0].half()
     for kind, whole in enumerate(expected):
-        found = np.concatenate([answer.followed[kind] for answer in answers[name]])[order]
-        assert found.dtype == whole.numpy().dtype
-        assert np.array_equal(found, whole.numpy())
+        rows = np.concatenate([answer.followed[kind] for answer in answers[name]])[order]
+        assert rows.dtype == whole.numpy().dtype
+        assert np.array_equal(rows, whole.numpy())
 
 
 @every_case
@@ -148,7 +148,7 @@ def test_homes_are_those_that_the_policy_solves_for_from_the_routing(
 ) -> None:
     case, home = CASES[name], starts(CASES[name])
     policy = case.policy()
-    for layer, found in enumerate(homes(case, answers[name])[1:]):
+    for layer, place in enumerate(homes(case, answers[name])[1:]):
         if layer in case.layers and len(home):
             copies, pairs = counts(case, layer, home)
             following = None
@@ -163,37 +163,37 @@ def test_homes_are_those_that_the_policy_solves_for_from_the_routing(
                 copy_bytes=policy.copy_bytes,
                 bounded=False,
             ).device_of_sample
-        known = found >= 0
-        assert np.array_equal(found[known], home[known])
+        known = place >= 0
+        assert np.array_equal(place[known], home[known])
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.method in ("sum", "paper")])
 def test_no_other_homes_have_fewer_copies_between_nodes(name: str, answers: dict[str, list[Moved]]) -> None:
-    case, found = CASES[name], homes(CASES[name], answers[name])
+    case, places = CASES[name], homes(CASES[name], answers[name])
     for layer in case.layers if sum(case.batches) and case.padding != "holes" else ():
-        copies, pairs = counts(case, layer, found[layer])
+        copies, pairs = counts(case, layer, places[layer])
         total = copies.astype(float)
         predictor = case.policy().predictor
         if predictor is not None and layer + 1 < case.num_routed:
             total += np.maximum(pairs @ predictor.per_pair[layer], 0)
         room = -(-len(copies) // len(case.slots))
-        assert np.bincount(found[layer + 1]).max() <= room
+        assert np.bincount(places[layer + 1]).max() <= room
         group = len(case.slots) // case.nodes
         near = total.reshape(len(total), case.nodes, group).sum(axis=2)
         cost = near.sum(axis=1, keepdims=True) - near
-        node = found[layer + 1] // group
+        node = places[layer + 1] // group
         reached = cost[np.arange(len(cost)), node].sum()
         assert reached == pytest.approx(least(cost, room * group), abs=1e-3)
         for one in range(case.nodes):
             inside = total[node == one, one * group : (one + 1) * group]
             cost = inside.sum(axis=1, keepdims=True) - inside
-            reached = cost[np.arange(len(cost)), found[layer + 1][node == one] - one * group].sum()
+            reached = cost[np.arange(len(cost)), places[layer + 1][node == one] - one * group].sum()
             assert reached == pytest.approx(least(cost, room), abs=1e-3)
 
 
 def test_samples_do_move_and_stay_where_the_policy_leaves_them(answers: dict[str, list[Moved]]) -> None:
-    found = homes(CASES["two nodes, predicted"], answers["two nodes, predicted"])
-    assert all((before != after).any() for before, after in itertools.pairwise(found))
+    places = homes(CASES["two nodes, predicted"], answers["two nodes, predicted"])
+    assert all((before != after).any() for before, after in itertools.pairwise(places))
     first, second, third, last = homes(CASES["one layer only"], answers["one layer only"])
     assert np.array_equal(first, second)
     assert (second != third).any()
@@ -203,13 +203,13 @@ def test_samples_do_move_and_stay_where_the_policy_leaves_them(answers: dict[str
 
 @every_case
 def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers: dict[str, list[Moved]]) -> None:
-    case, found = CASES[name], homes(CASES[name], answers[name])
+    case, places = CASES[name], homes(CASES[name], answers[name])
     size = len(case.slots)
     sent, beside = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for layer in range(case.num_routed):
-        known = np.flatnonzero(found[layer] >= 0)
+        known = np.flatnonzero(places[layer] >= 0)
         for sample in known.tolist():
-            here, there = int(found[layer][sample]), int(found[layer + 1][sample])
+            here, there = int(places[layer][sample]), int(places[layer + 1][sample])
             there = there if there >= 0 else here
             for visited in devices_of(case, layer, sample, here):
                 sent[here] += len(visited - {here})
@@ -218,7 +218,7 @@ def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers
                     sent[device] += 1
                     beside[device] += 4
         if layer in case.layers and case.padding != "holes":
-            beside += np.bincount(found[layer], minlength=size) * (size - 1) * 4 * (size + EXPERTS)
+            beside += np.bincount(places[layer], minlength=size) * (size - 1) * 4 * (size + EXPERTS)
     for rank, answer in enumerate(answers[name]):
         assert answer.traffic.copies == sent[rank]
         assert answer.traffic.payload_bytes == sent[rank] * 16 * 8
@@ -234,15 +234,15 @@ def test_a_model_of_transformers_gives_what_it_gives_alone(family: str, answers:
     position = (mask.cumsum(dim=1) - 1).clamp(min=0)
     logits = model(tokens, attention_mask=mask.long(), position_ids=position, use_cache=False).logits
     torch.autograd.backward((logits * upstream).sum())
-    found = answers[family]
-    order = np.argsort(np.concatenate([answer.samples for answer in found]))
-    assert [len(answer.samples) for answer in found] != [2, 5]
-    assert close(np.concatenate([a.logits for a in found])[order], (logits.detach() * mask[:, :, None]).numpy())
+    ranks = answers[family]
+    order = np.argsort(np.concatenate([answer.samples for answer in ranks]))
+    assert [len(answer.samples) for answer in ranks] != [2, 5]
+    assert close(np.concatenate([a.logits for a in ranks])[order], (logits.detach() * mask[:, :, None]).numpy())
     names = [name for name, _ in model.named_modules() if name.endswith(".experts")]
     for weight, parameter in model.named_parameters():
         whole = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()
         layer = next((layer for layer, name in enumerate(names) if weight.startswith(f"{name}.")), None)
-        for answer in found:
+        for answer in ranks:
             expected = whole if layer is None else whole[answer.followed[layer]]
             off = np.abs(answer.gradients[weight] - expected).max(initial=0)
             assert off <= 2e-6 * np.abs(whole).max(), weight  # its norms compute in float32

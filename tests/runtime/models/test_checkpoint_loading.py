@@ -19,7 +19,7 @@ from moeplan.runtime import parallelize
 from moeplan.runtime.models.checkpoint import fill_model, read_checkpoint
 from tests.runtime.models.huggingface_models import FAMILIES, make_model, names_of_experts, on_meta
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import by_rank, told
+from tests.runtime.worlds import by_rank, refusal_of
 
 HELD: tuple[list[int], ...] = ([4, 0], [], [5, 2, 2])
 CASE = Case("standard", (4, 4), (1, 1))
@@ -215,7 +215,7 @@ def spread_from_own_folder(world: World, folders: tuple[Path, Path]) -> tuple[st
     """What a rank is told that spreads a whole model with the weights of its folder, and whether that changed it."""
     model = CASE.model()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    refusal = told(lambda: parallelize(model, CASE.plan(), checkpoint=folders[world.rank]))
+    refusal = refusal_of(lambda: parallelize(model, CASE.plan(), checkpoint=folders[world.rank]))
     after = model.state_dict()
     return refusal, list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
 

@@ -83,8 +83,8 @@ def _run(rank: int, family: Family) -> Outcome:
     model = parallelize(family.model(), family.plan(), gradients="sum")
     logits = model(family.tokens()[mine])
     (logits * family.upstream()[mine]).sum().backward()
-    found = {name.replace("experts.local", "experts"): p.grad for name, p in model.model.named_parameters()}
-    return Outcome(logits.detach().numpy(), {name: g.numpy() for name, g in found.items() if g is not None})
+    grads = {name.replace("experts.local", "experts"): p.grad for name, p in model.model.named_parameters()}
+    return Outcome(logits.detach().numpy(), {name: g.numpy() for name, g in grads.items() if g is not None})
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,8 @@ def reference(case: Family) -> Outcome:
 
 @every_case
 def test_logits_equal_those_of_one_process(index: int, outcomes: list[list[Outcome]]) -> None:
-    found = np.concatenate([outcome.logits for outcome in outcomes[index]])
-    assert close(found, reference(CASES[index]).logits)
+    logits = np.concatenate([outcome.logits for outcome in outcomes[index]])
+    assert close(logits, reference(CASES[index]).logits)
 
 
 @every_case
@@ -115,10 +115,10 @@ def test_gradients_equal_those_of_one_process(index: int, outcomes: list[list[Ou
     layers: dict[str, int] = {}
     for name, expected in reference(case).gradients.items():
         if ".experts." not in name:
-            found = sum(outcome.gradients[name] for outcome in outcomes[index])
+            total = sum(outcome.gradients[name] for outcome in outcomes[index])
         else:
             layer = layers.setdefault(name.split(".experts.")[0], len(layers))
-            found = np.zeros_like(expected)
+            total = np.zeros_like(expected)
             for rank, outcome in enumerate(outcomes[index]):
-                found[table.physical_to_logical[layer, table.device_of_slot == rank]] = outcome.gradients[name]
-        assert close(found, expected)
+                total[table.physical_to_logical[layer, table.device_of_slot == rank]] = outcome.gradients[name]
+        assert close(total, expected)
