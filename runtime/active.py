@@ -22,11 +22,6 @@ class LoadedPlan(Plan):
 
     folder: Path = Field(exclude=True)
 
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "LoadedPlan":
-        """The plan in a JSON file; raises as `plan.load`."""
-        return cls.model_construct(**dict(load(path)), folder=Path(path).parent)
-
 
 def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str] = "") -> Path:
     """Make a byte copy of `plan_path` the directory's active plan, with the files it names beside it; where it is.
@@ -66,7 +61,7 @@ def load_plan(path: str | os.PathLike[str] | None = None) -> LoadedPlan:
             f"no plan: none given, {VARIABLE} is not set, and no {ACTIVE} in {Path.cwd()} or above;"
             " run moeplan apply plan.json here"
         )
-    return LoadedPlan.read(chosen)
+    return LoadedPlan.model_construct(**dict(load(chosen)), folder=Path(chosen).parent)
 
 
 def _copy_sidecar(source: Path, sidecar: SidecarFile, target: Path) -> None:

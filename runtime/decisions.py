@@ -10,14 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import to_json
 
 from ..errors import InputError
@@ -204,7 +197,7 @@ class PipelineDecision(Decision):
         for name, (degrees, shares) in passes.items():
             if degrees != (None if shares is None else tuple(map(len, shares))):
                 raise ValueError(f"{name} shares of other chunks than the degrees; expected one a chunk of every layer")
-            if wrong := [sum(one) for one in shares or () if not math.isclose(sum(one), 1)]:
+            if wrong := [total for total in map(sum, shares or ()) if not math.isclose(total, 1)]:
                 raise ValueError(f"{name} shares of a layer sum to {wrong[0]:.6g}; expected 1")
         return self
 

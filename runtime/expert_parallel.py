@@ -13,15 +13,12 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..traces.schema import RANK_BITS
-from .coherent.generation import generate
-from .coherent.request import Request
+from .coherent.generation import Request, generate
 from .decisions import DispatchModel
-from .dispatch.dispatch import Dispatch, view_of_whole
-from .engine.layer import ParallelExperts
-from .engine.routing import RoutedTokens
-from .engine.sent import Sent
-from .engine.traffic import Traffic
-from .gradients import check_wrapper
+from .dispatch.dispatch import Batch, Dispatch, view_of_whole
+from .engine.layer import ParallelExperts, RoutedTokens
+from .engine.traffic import Sent, Traffic
+from .gradients import check_wrapper, spread_experts
 from .plan import Plan
 
 __all__ = ["ExpertParallelModel"]
@@ -69,7 +66,7 @@ class ExpertParallelModel(nn.Module):
     @functools.cached_property
     def blocks(self) -> list[ParallelExperts]:
         """The experts of each MoE layer; never replaced, and to find them takes as long as a layer."""
-        return [module for module in self.model.modules() if isinstance(module, ParallelExperts)]
+        return list(spread_experts(self.model).values())
 
     def forward(self, tokens: Tensor, samples: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Logits `[B, S, V]` of this rank's tokens, int64 `[B, S]`; all ranks call it together, B may be 0.
@@ -92,11 +89,11 @@ class ExpertParallelModel(nn.Module):
         if samples is None:
             samples = self._numbered(len(tokens), tokens.device)
         if tokens.ndim != 2 or samples.shape != tokens.shape[:1] or (mask is not None and mask.shape != tokens.shape):
-            shapes = [list(one.shape) for one in (tokens, samples, mask) if one is not None]
+            shapes = [list(given.shape) for given in (tokens, samples, mask) if given is not None]
             raise UsageError(f"tokens, samples and mask of shapes {shapes}; expected [B, S], [B] and [B, S]")
         self._samples = samples
         try:
-            done = self.dispatcher.forward(self.model, tokens, samples, mask, self.group)
+            done = self.dispatcher.forward(self.model, Batch(tokens, samples, mask), self.group)
         finally:
             self._samples = None
         self._traffic = [block.sent for block in self.blocks] if done.traffic is None else done.traffic

@@ -14,15 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ..errors import UsageError
 from .engine.layer import ParallelExperts
 
-__all__ = [
-    "check_ranks",
-    "check_wrapper",
-    "clip_grad_norm_",
-    "expert_parameters",
-    "leave_out_experts",
-    "spread_experts",
-    "unsharded",
-]
+__all__ = ["check_wrapper", "clip_grad_norm_", "expert_parameters", "leave_out_experts", "spread_experts", "unsharded"]
 
 T = TypeVar("T")
 
@@ -69,9 +61,9 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     experts = expert_parameters(model)
     ours = set(experts)
     others = [parameter for parameter in model.parameters() if parameter not in ours]
-    norm = get_total_norm([one.grad for one in others if one.grad is not None])
+    norm = get_total_norm([parameter.grad for parameter in others if parameter.grad is not None])
     if experts and hasattr(norm, "device_mesh"):
-        check_ranks(norm.device_mesh.size(), next(iter(spread_experts(model).values())).group)
+        _check_ranks(norm.device_mesh.size(), next(iter(spread_experts(model).values())).group)
     norm = unsharded(norm)
     if experts:
         norm = (norm.to(experts[0].device).double().square() + _squares(model)).sqrt().to(norm.dtype)
@@ -80,39 +72,27 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     return norm
 
 
-def check_ranks(num_averaging: int, group: dist.ProcessGroup | None) -> None:
-    """Raise where gradients are averaged over more ranks than the group that shares experts: each would train its own.
-
-    Raises
-    ------
-    UsageError
-        They are.
-    """
-    if num_averaging > (size := dist.get_world_size(group)):
-        raise UsageError(
-            f"gradients averaged over {num_averaging} ranks beside experts trained by a group of {size}, which would"
-            " drift from those of other groups; parallelize over all these ranks, or average over the group only"
-        )
-
-
 def check_wrapper(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Raise where DistributedDataParallel averages over ranks that have no part in the experts' gradients.
-
-    Raises
-    ------
-    UsageError
-        The wrapper whose forward runs does.
-    """
+    """Refuse a forward in a DistributedDataParallel that averages over more ranks than share experts (UsageError)."""
     wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if wrapper is None or not torch.is_grad_enabled():
         return
     if any(parameter.requires_grad for parameter in expert_parameters(model)):
-        check_ranks(dist.get_world_size(wrapper.process_group), group)
+        _check_ranks(dist.get_world_size(wrapper.process_group), group)
 
 
 def unsharded(value: T) -> T:
     """A tensor that FSDP2 keeps in parts, as one; anything else as it is."""
     return cast("T", value.full_tensor()) if hasattr(value, "full_tensor") else value
+
+
+def _check_ranks(num_averaging: int, group: dist.ProcessGroup | None) -> None:
+    """Refuse gradients averaged over more ranks than the group that shares experts: each would train its own."""
+    if num_averaging > (size := dist.get_world_size(group)):
+        raise UsageError(
+            f"gradients averaged over {num_averaging} ranks beside experts trained by a group of {size}, which would"
+            " drift from those of other groups; parallelize over all these ranks, or average over the group only"
+        )
 
 
 def _squares(model: nn.Module) -> Tensor:

@@ -20,9 +20,8 @@ from .active import LoadedPlan
 from .decisions import DispatchModel
 from .dispatch import DISPATCHES
 from .dispatch.dispatch import Dispatch
-from .engine.blocks import RoutedBlock, routed_blocks
 from .engine.chunks import Chunks
-from .engine.experts import keep_experts
+from .engine.experts import RoutedBlock, keep_experts, routed_blocks
 from .engine.gather import gathered
 from .engine.layer import ParallelExperts
 from .engine.layer_placement import LayerPlacement

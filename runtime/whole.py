@@ -99,7 +99,7 @@ def take_held(layer: ParallelExperts, state: dict[str, Any], prefix: str, *_unus
 
 @dataclass(frozen=True, slots=True)
 class _Holders:
-    """Experts of each device, `[D]` lists by the name of the layer, as all ranks told."""
+    """Experts of each device, `[D]` lists by the name of the layer, as all ranks say."""
 
     held: Mapping[str, tuple[list[int], ...]]
     rank: int
@@ -108,8 +108,8 @@ class _Holders:
     @classmethod
     def of(cls, layers: Mapping[str, ParallelExperts]) -> "_Holders":
         group = next(iter(layers.values())).group
-        told: list[Any] = gathered([layer.held for layer in layers.values()], group)
-        return cls(dict(zip(layers, zip(*told, strict=True), strict=True)), dist.get_rank(group), group)
+        by_rank: list[Any] = gathered([layer.held for layer in layers.values()], group)
+        return cls(dict(zip(layers, zip(*by_rank, strict=True), strict=True)), dist.get_rank(group), group)
 
     def gather(self, layer: str, rows: Tensor) -> Tensor | None:
         """The rows of all experts, in their order, `[E, ...]` on rank 0's CPU, from this rank's `[S, ...]`."""
@@ -132,14 +132,14 @@ class _Holders:
         """The optimizer's state of all experts of a stacked parameter; a device without experts may have none."""
         stacked = {name for name, value in state.items() if _is_stacked(value, parameter)}
         mine = {name: value.dtype if name in stacked else value for name, value in state.items()}
-        told: dict[str, Any] = {}
-        for one in reversed(gathered(mine, self.group)):
-            told |= one
-        for name, value in told.items():
+        whole: dict[str, Any] = {}
+        for theirs in reversed(gathered(mine, self.group)):
+            whole |= theirs
+        for name, value in whole.items():
             if isinstance(value, torch.dtype):
                 rows = state[name] if name in stacked else parameter.new_empty(parameter.shape, dtype=value)
-                told[name] = self.gather(layer, rows)
-        return told
+                whole[name] = self.gather(layer, rows)
+        return whole
 
 
 def _few(ids: list[int]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.coherent.context_attention import batches
+from moeplan.runtime.coherent.attention import batches
 from moeplan.solvers import netmoe
 from moeplan.solvers.placement import Placement
 from moeplan.solvers.ports import link_classes, port_copies, remote_visits

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...files import size_of
-from .header import read_header
-from .texts import read_bounded
+from .header import read_bounded, read_header
 
 __all__ = ["INDEX", "SINGLE", "Directory", "indexed", "read_directory"]
 
@@ -85,17 +84,17 @@ def read_directory(path: str | os.PathLike[str]) -> Directory:
     elif INDEX in names:
         ours = {INDEX, *_shards(folder)}
     else:
-        there = next((name for name in names if name.endswith(WEIGHTS)), "no weights")
+        weights = next((name for name in names if name.endswith(WEIGHTS)), "no weights")
         raise InputError(
-            f"{folder}: {there}, but no {SINGLE} nor {INDEX}; only safetensors are read: load and"
+            f"{folder}: {weights}, but no {SINGLE} nor {INDEX}; only safetensors are read: load and"
             " save_pretrained the model first"
         )
-    weights = {name for name in names if name.endswith((*WEIGHTS, OF_WEIGHTS))}
+    foreign = {name for name in names if name.endswith((*WEIGHTS, OF_WEIGHTS))} - ours
     return Directory(
         folder,
         shards=tuple(sorted(ours - {INDEX})),
-        others=tuple(name for name in names if name not in weights or name in ours & {INDEX}),
-        left_out=tuple(sorted(weights - ours)),
+        others=tuple(name for name in names if name not in foreign | ours - {INDEX}),
+        left_out=tuple(sorted(foreign)),
     )
 
 

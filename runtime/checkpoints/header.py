@@ -1,20 +1,22 @@
-"""The header of a safetensors file, checked before anything is believed, its text kept as it was written.
+"""JSON texts of a checkpoint: headers of safetensors files, bounds before any is read, and strings changed in place.
 
-A file is 8 bytes that hold N, N bytes of JSON padded with spaces, then the bytes of all tensors without a gap.
+A safetensors file is 8 bytes that hold N, N bytes of JSON padded with spaces, then the bytes of all tensors without a
+gap. Nothing of a header is believed before it was checked, and its text is kept as it was written.
 """
 
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import InputError
-from ...files import size_of
-from .texts import check_crowd
+from ...files import read_json, read_text, size_of
 
-__all__ = ["Header", "Tensor", "packed", "read_header"]
+__all__ = ["Header", "Tensor", "packed", "read_bounded", "read_header", "with_strings"]
 
 WHAT = "a safetensors file"
 MAX_BYTES = 24 * 2**20
@@ -26,6 +28,7 @@ BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_
 BITS |= dict.fromkeys(("U16", "I16", "F16", "BF16"), 16)
 BITS |= dict.fromkeys(("U32", "I32", "F32"), 32)
 BITS |= dict.fromkeys(("U64", "I64", "F64", "C64"), 64)
+LITERAL = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"')  # possessive: else it remembers every character of a long one
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
             if length > MAX_BYTES:
                 _refuse(f"a header of {length:,} bytes, at most {MAX_BYTES:,} are read")
             text = stream.read(length).decode()
-        check_crowd(text, path, objects=MAX_TENSORS, commas=6 * MAX_TENSORS)
+        _check_crowd(text, path, objects=MAX_TENSORS, commas=6 * MAX_TENSORS)
         tensors = _tensors(text, size - LENGTH_BYTES - length)
     except (OSError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:160]
@@ -85,6 +88,43 @@ def packed(text: str, *, at_least: int = 0) -> bytes:
     if length > at_least - LENGTH_BYTES:
         length += -length % ALIGNMENT
     return length.to_bytes(LENGTH_BYTES, "little") + content.ljust(length)
+
+
+def read_bounded(path: Path, *, what: str, max_bytes: int, objects: int, commas: int) -> Any:
+    """The value in a JSON file, as `files.read_json`, of a bounded number of values, else an InputError."""
+    _check_crowd(read_text(path, what=what, max_bytes=max_bytes), path, objects=objects, commas=commas)
+    return read_json(path, what=what, max_bytes=max_bytes)
+
+
+def with_strings(text: str, change: Callable[[str], str], *, source: Path) -> str:
+    """JSON text with `change` applied to each key and each string, every other byte left as it was written.
+
+    Changed back by the inverse of `change`, it is what it was, byte for byte.
+
+    Raises
+    ------
+    InputError
+        A string that changes is written with escapes.
+    """
+    parts, end = [], 0
+    for match in LITERAL.finditer(text):
+        written = match[1]
+        value = json.loads(match[0]) if "\\" in written else written
+        after = change(value)
+        if after == value:
+            continue
+        if value != written:
+            raise InputError(f"{source}: {written[:120]} is written with escapes; expected a name in plain letters")
+        parts += [text[end : match.start(1)], after]
+        end = match.end(1)
+    return "".join([*parts, text[end:]])
+
+
+def _check_crowd(text: str, path: str | os.PathLike[str], *, objects: int, commas: int) -> None:
+    """Refuse, before it is read, JSON of more objects, lists (two an object) or commas than fit in memory."""
+    for sign, most in (("{", objects), ("[", 2 * objects), (",", commas)):
+        if (count := text.count(sign)) > most:
+            raise InputError(f"{path}: {count:,} times {sign!r}, at most {most:,} are read; expected fewer tensors")
 
 
 def _tensors(text: str, num_bytes: int) -> dict[str, Tensor]:

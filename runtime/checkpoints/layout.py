@@ -169,8 +169,8 @@ def _stem(folder: Path, blocks: Blocks, layers: Collection[int]) -> str:
         return complete[0]
     if complete:
         raise InputError(f"{folder}: layers of experts under {' and '.join(sorted(complete))}; expected one model")
-    there = max((set(blocks[stem]) for stem in stems), key=len, default=set())
-    absent = sorted(set(layers) - there)
+    most = max((set(blocks[stem]) for stem in stems), key=len, default=set())
+    absent = sorted(set(layers) - most)
     raise InputError(
         f"{folder}: no experts of hidden layer {absent[0]} under a name known here ({len(absent)} of {len(layers)}"
         " layers of the plan have none); expected the model that the plan is of"
@@ -193,9 +193,9 @@ def _check(shards: Sequence[Path], layout: Layout) -> None:
             elif place and role is Role.ROWS and place[1].startswith(("gate.", "router.")):
                 routed.add(place[0])
     folder = shards[0].parent
-    for (layer, part), there in experts.items():
-        if wrong := sorted(there.symmetric_difference(range(layout.num_experts))):
-            lack = "lacks" if wrong[0] not in there else "has"
+    for (layer, part), numbers in experts.items():
+        if wrong := sorted(numbers.symmetric_difference(range(layout.num_experts))):
+            lack = "lacks" if wrong[0] not in numbers else "has"
             raise InputError(
                 f"{folder}: hidden layer {layer} {lack} {part} of expert {wrong[0]};"
                 f" expected experts 0 to {layout.num_experts - 1}"

@@ -1,7 +1,7 @@
-"""Contexts: whose every token is, on every rank.
+"""Contexts: whose every token is, on every rank; and the tokens that a rank holds at some point of a forward.
 
 Legend: B samples of this rank; I samples of all ranks; D devices; G tokens of all ranks, numbered by rank, then sample,
-then position.
+then position; T tokens that this rank holds, their numbers ascending; M hidden size.
 """
 
 from dataclasses import dataclass, replace
@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..engine.gather import Count, Gather
+from ..models.protocols import Layer
 
-__all__ = ["Contexts"]
+__all__ = ["Contexts", "Held"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +81,28 @@ class Contexts:
         """
         step = position - self.length[context]
         return torch.where(step < 0, self.begin[context] + position, self.first[-1] + step * len(self.rank) + context)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Tokens that a rank holds: their hidden vectors, or other rows, `[T, ...]`, and their numbers, int64 `[T]`."""
+
+    x: Tensor
+    token: Tensor
+
+    @classmethod
+    def ascending(cls, x: Tensor, token: Tensor) -> "Held":
+        """Tokens in any order."""
+        order = token.argsort()
+        return cls(x[order], token[order].long())
+
+    @classmethod
+    def summed(cls, y_nM: Tensor, token_n: Tensor) -> "Held":
+        """Tokens of which there are several partial sums."""
+        token, row_n = torch.unique(token_n, return_inverse=True)
+        return cls(y_nM.new_zeros(len(token), y_nM.shape[1]).index_add(0, row_n, y_nM), token)
+
+    def projected(self, layer: Layer, contexts: Contexts) -> tuple[Tensor, Tensor]:
+        """Queries `[T, heads, d]`; keys and values together `[T, 2, kv heads, d]`."""
+        q, k, v = layer.attention.project(layer.attention_norm(self.x), contexts.position[self.token])
+        return q, torch.stack([k, v], dim=1)

@@ -1,25 +1,84 @@
 """Greedy generation with a cache of keys and values, on all ranks in step.
 
-Legend: B samples of this rank; I samples whose keys and values it holds; T tokens that it holds; L layers.
+Legend: B samples of this rank; I samples whose keys and values it holds; G tokens of prompts; T tokens of a step that
+this rank holds; R rows of a layer; L layers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..engine.gather import Count, Gather
+from ...errors import UsageError
+from ..engine.gather import Count, Gather, gathered
 from ..engine.traffic import Traffic
 from ..models.protocols import LanguageModel
-from .cache import Cache
-from .context_attention import attend_contexts
-from .forward import Coherent
-from .held import Held
-from .request import Request
-from .resident import Resident
+from .attention import attend_contexts
+from .contexts import Contexts, Held
+from .ways import Coherent, Resident
 
-__all__ = ["Generated", "generate"]
+__all__ = ["Cache", "Generated", "Request", "generate"]
+
+STEPS = 32  # for which a cache has room at first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """Prompts of this rank and the ends of their continuations.
+
+    Parameters
+    ----------
+    prompts, samples
+        Tokens, int64, one dimension and at least one token each, `[B]` of them; their global ids, int64 `[B]`.
+    max_new_tokens, eos
+        At least 1; a token that ends its sample, itself included, None: none does.
+    num_tokens
+        Of the model's vocabulary; None where it is not known.
+    """
+
+    prompts: Sequence[Tensor]
+    samples: Tensor
+    max_new_tokens: int
+    eos: int | None
+    num_tokens: int | None
+
+    def agree(self, group: dist.ProcessGroup | None) -> None:
+        """See that all ranks ask for as much, and can be answered; a collective call.
+
+        Raises
+        ------
+        UsageError
+            On every rank, what is wrong with the request of any.
+        """
+        mine = self.max_new_tokens, self.eos, self._problem()
+        stated = gathered(mine, group)
+        for rank, (most, eos, problem) in enumerate(stated):
+            if problem is not None:
+                raise UsageError(f"rank {rank}: {problem}")
+            if (most, eos) != stated[0][:2]:
+                raise UsageError(
+                    f"rank {rank} asks for {most} new tokens until {eos}, rank 0 for {stated[0][0]} until"
+                    f" {stated[0][1]}; ask for the same on every rank"
+                )
+
+    def _problem(self) -> str | None:
+        """Why this rank's request cannot be answered."""
+        if self.max_new_tokens < 1:
+            return f"{self.max_new_tokens} new tokens; expected 1 or more"
+        for place, prompt in enumerate(self.prompts):
+            if prompt.ndim != 1 or not len(prompt) or prompt.dtype != torch.int64:
+                return (
+                    f"prompt {place} is {prompt.dtype} {list(prompt.shape)}; expected int64 tokens in one dimension, at"
+                    " least one"
+                )
+            low, high = int(prompt.min()), int(prompt.max())
+            if low < 0 or (self.num_tokens is not None and high >= self.num_tokens):
+                return f"prompt {place} has tokens {low} to {high}; expected 0 to {(self.num_tokens or 0) - 1}"
+        if self.samples.shape != (len(self.prompts),):
+            return f"sample ids {list(self.samples.shape)} for {len(self.prompts)} prompts; expected one each"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +113,47 @@ def generate(model: LanguageModel, way: Coherent | Resident, request: Request) -
         if not run.goes_on(step):
             break
     return Generated(run.ended(), run.traffic.then(way.traffic), run.cache.num_bytes)
+
+
+class Cache:
+    """Keys and values `[R, 2, kv heads, d]` of each layer, where `contexts.row` says; room for steps doubles.
+
+    Parameters
+    ----------
+    contexts
+        The prompts of the samples that are kept.
+    most_steps
+        For which room is ever needed.
+
+    Attributes
+    ----------
+    layers
+        One tensor a layer, at first of the prompts alone, `[G, ...]`.
+    """
+
+    layers: list[Tensor]
+
+    def __init__(self, contexts: Contexts, most_steps: int) -> None:
+        self.contexts, self.most_steps, self.steps, self.layers = contexts, most_steps, 0, []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all keys and values held, with the room for steps to come."""
+        return sum(rows.numel() * rows.element_size() for rows in self.layers)
+
+    def make_room(self, step: int) -> None:
+        """See to room for the rows of a step, counted from 0."""
+        if step < self.steps:
+            return
+        self.steps = min(max(STEPS, 2 * self.steps), self.most_steps)
+        num_rows = self.contexts.first[-1] + self.steps * len(self.contexts.rank)
+        for layer, before in enumerate(self.layers):  # one after another: at most one layer is there twice
+            self.layers[layer] = before.new_empty(num_rows, *before.shape[1:])
+            self.layers[layer][: len(before)] = before
+
+    def write(self, layer: int, context_T: Tensor, step: int, kv_T2: Tensor) -> None:
+        """Keep the keys and values of a step's tokens, one a sample."""
+        self.layers[layer][self.contexts.first[-1] + step * len(self.contexts.rank) + context_T] = kv_T2
 
 
 class _Run:
@@ -97,7 +197,7 @@ class _Run:
 
     def goes_on(self, step: int) -> bool:
         """Choose the next token of each sample that has not ended; whether any rank had one."""
-        contexts, final, told = self.contexts.after(step), step + 2 == self.request.max_new_tokens, list[Held]()
+        contexts, final, kept = self.contexts.after(step), step + 2 == self.request.max_new_tokens, list[Held]()
         count: Count | None = None
         self.cache.make_room(step)
         held = Held(self.model.embed(self.newest.x.flatten()), self.newest.token)
@@ -106,14 +206,14 @@ class _Run:
             if ordinal == 0:
                 self._learn(step - 1)
             self.cache.write(ordinal, held.token, step, kv_T2)
-            told.append(Held(kv_T2, ordinal * len(contexts.rank) + held.token))
+            kept.append(Held(kv_T2, ordinal * len(contexts.rank) + held.token))
             if ordinal + 1 == len(self.model.layers) and not final and (self._coherent or self.request.eos is not None):
-                count = Count.start(sum(len(rows.token) for rows in told), held.x.device, contexts.group)
+                count = Count.start(sum(len(rows.token) for rows in kept), held.x.device, contexts.group)
             held = attend_contexts(layer.attention, q, self.cache.layers[ordinal], held, contexts)
             held = self.way.through(layer, held, contexts)
         counts = [1] if count is None else count.wait()
         if self._coherent and not final:
-            rows = torch.cat([rows.x for rows in told]), torch.cat([rows.token for rows in told])
+            rows = torch.cat([rows.x for rows in kept]), torch.cat([rows.token for rows in kept])
             self.news = self._coherent.sent(counts, *rows)
         self._choose(held, step + 1)
         return sum(counts) > 0

@@ -1,4 +1,7 @@
-"""Coherent dispatch (ExFlow): a token stays where its highest-weight expert is; for inference."""
+"""Coherent dispatch (ExFlow), for inference: a token lives at its highest-weight expert, and attention comes to it.
+
+Legend: B samples of this rank; S positions; G tokens of all ranks; T tokens that this rank holds; V vocabulary.
+"""
 
 from pathlib import Path
 from typing import Self
@@ -8,9 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import UsageError
-from ..coherent.forward import Coherent, coherent_forward
+from ..coherent.attention import attend_contexts
+from ..coherent.contexts import Held
+from ..coherent.ways import Coherent
+from ..models.protocols import LanguageModel
 from ..plan import Plan
-from .dispatch import Forwarded, view_of_whole
+from .dispatch import Batch, Forwarded, padded, view_of_whole
 
 __all__ = ["CoherentDispatch"]
 
@@ -21,28 +27,20 @@ class CoherentDispatch:
     @classmethod
     def of(cls, plan: Plan, _folder: Path | None) -> Self:
         """The dispatch of a plan whose decisions all go with it."""
-        if beside := [made.key for made in plan.decisions.made if "coherent" not in made.dispatch_models]:
+        if beside := [decision.key for decision in plan.decisions.made if "coherent" not in decision.dispatch_models]:
             raise UsageError(
                 f"{' and '.join(beside)} beside coherent dispatch, which knows of neither; take one of them"
             )
         return cls()
 
-    def forward(
-        self,
-        model: nn.Module,
-        tokens_BS: Tensor,
-        sample_B: Tensor,
-        mask_BS: Tensor | None,
-        group: dist.ProcessGroup | None,
-    ) -> Forwarded:
+    def forward(self, model: nn.Module, batch: Batch, group: dist.ProcessGroup | None) -> Forwarded:
         """Logits `[B, S, V]` of this rank's samples, without gradients."""
         if model.training and torch.is_grad_enabled():
             raise UsageError(
                 "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
                 " dispatch='standard'"
             )
-        done = coherent_forward(view_of_whole(model, "coherent dispatch"), tokens_BS, sample_B, group, mask_BS=mask_BS)
-        return Forwarded(done.logits, done.traffic, done.cache_bytes)
+        return _forward(view_of_whole(model, "coherent dispatch"), batch, Coherent(group))
 
     def follow(self, rows: Tensor) -> Tensor:
         """The rows as they are: logits return to where their sample started."""
@@ -51,3 +49,17 @@ class CoherentDispatch:
     def generation(self, group: dist.ProcessGroup | None) -> Coherent:
         """Tokens stay where their first expert is, in each step anew."""
         return Coherent(group)
+
+
+@torch.no_grad()
+def _forward(model: LanguageModel, batch: Batch, way: Coherent) -> Forwarded:
+    real_BS, cache_bytes = batch.real, 0
+    contexts = way.contexts(batch.samples, real_BS.sum(dim=1))
+    held = Held(model.embed(batch.tokens[real_BS]), contexts.own())
+    for layer in model.layers:
+        q, kv_T2 = held.projected(layer, contexts)
+        kv_G2 = way.shared(kv_T2, held)
+        held = way.through(layer, attend_contexts(layer.attention, q, kv_G2, held, contexts), contexts)
+        cache_bytes = max(cache_bytes, kv_G2.numel() * kv_G2.element_size())
+    logits_TV = model.head(model.norm(way.home(held, contexts.source[held.token]).x))
+    return Forwarded(padded(logits_TV, real_BS), way.traffic, cache_bytes)

@@ -1,24 +1,47 @@
 """The seam between `parallelize` and a dispatch model: what a row of the registry does.
 
-Legend: B samples of this rank; S positions; V vocabulary.
+Legend: B samples of this rank; S positions; T tokens of these, padding left out; V vocabulary.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import UsageError
-from ..coherent.forward import Coherent
-from ..coherent.resident import Resident
+from ..coherent.ways import Coherent, Resident
 from ..engine.traffic import Traffic
 from ..models.huggingface import view
 from ..models.protocols import LanguageModel
 from ..plan import Plan
 
-__all__ = ["Dispatch", "Forwarded", "view_of_whole"]
+__all__ = ["Batch", "Dispatch", "Forwarded", "padded", "view_of_whole"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Tokens of this rank's samples, int64 `[B, S]`.
+
+    Parameters
+    ----------
+    samples
+        Global sample ids, int64 `[B]`.
+    mask
+        True, or 1, at tokens, which count their positions from 0; padding is left out, and its logits are 0. None:
+        there is none.
+    """
+
+    tokens: Tensor
+    samples: Tensor
+    mask: Tensor | None = None
+
+    @property
+    def real(self) -> Tensor:
+        """Whether each position holds a token, not padding, bool `[B, S]`."""
+        return torch.ones_like(self.tokens, dtype=torch.bool) if self.mask is None else self.mask.bool()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,15 +79,8 @@ class Dispatch(Protocol):
         """
         ...
 
-    def forward(
-        self,
-        model: nn.Module,
-        tokens_BS: Tensor,
-        sample_B: Tensor,
-        mask_BS: Tensor | None,
-        group: dist.ProcessGroup | None,
-    ) -> Forwarded:
-        """The forward of this rank's samples; all ranks call it together."""
+    def forward(self, model: nn.Module, batch: Batch, group: dist.ProcessGroup | None) -> Forwarded:
+        """The forward of a model whose routed blocks have `ParallelExperts`; all ranks call it together."""
         ...
 
     def follow(self, rows: Tensor) -> Tensor:
@@ -72,14 +88,17 @@ class Dispatch(Protocol):
         ...
 
     def generation(self, group: dist.ProcessGroup | None) -> Coherent | Resident:
-        """The way of tokens through a generation.
-
-        Raises
-        ------
-        UsageError
-            There is none.
-        """
+        """The way of tokens through a generation; a UsageError where there is none."""
         ...
+
+
+def padded(logits_TV: Tensor, real_BS: Tensor) -> Tensor:
+    """Logits `[B, S, V]`, 0 where there is padding."""
+    if len(logits_TV) == real_BS.numel():
+        return logits_TV.view(*real_BS.shape, logits_TV.shape[1])
+    logits_BSV = logits_TV.new_zeros(*real_BS.shape, logits_TV.shape[1])
+    logits_BSV[real_BS] = logits_TV
+    return logits_BSV
 
 
 def view_of_whole(model: nn.Module, how: str) -> LanguageModel:

@@ -1,18 +1,31 @@
-"""Migrating dispatch (NetMoE): a layer's combine delivers every sample to the rank of its next attention."""
+"""Migrating dispatch (NetMoE): a layer's combine delivers every sample to the rank that runs its next attention.
 
+Legend: B samples that started on this rank; S positions, padding included; I samples of all ranks; C samples now here,
+ascending; T tokens now here, by sample, then position; K experts a token; M hidden size; D devices; E experts;
+V vocabulary.
+"""
+
+import functools
+import hashlib
 from pathlib import Path
 from typing import NoReturn, Self
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable loads the compiler, 1.4 s a rank
 
 from ...errors import UsageError
+from ..coherent.attention import attended
+from ..coherent.contexts import Contexts
+from ..engine.gather import Gather
+from ..engine.layer import ParallelExperts
+from ..engine.traffic import Traffic
 from ..gradients import check_wrapper
-from ..migrating.forward import migrating_forward
-from ..migrating.guests import Guests
-from ..migrating.homes import SamplePolicy
+from ..migrating.homes import Guests, Homes, SamplePolicy
+from ..models.protocols import LanguageModel, Layer
 from ..plan import Plan
-from .dispatch import Forwarded, view_of_whole
+from .dispatch import Batch, Forwarded, padded, view_of_whole
 
 __all__ = ["MigratingDispatch"]
 
@@ -45,20 +58,34 @@ class MigratingDispatch:
             )
         return cls(SamplePolicy.of(plan, folder))
 
-    def forward(
-        self,
-        model: nn.Module,
-        tokens_BS: Tensor,
-        sample_B: Tensor,
-        mask_BS: Tensor | None,
-        group: dist.ProcessGroup | None,
-    ) -> Forwarded:
-        """Logits `[C, S, V]` of the samples that ended here."""
+    @_disable_dynamo
+    def forward(self, model: nn.Module, batch: Batch, group: dist.ProcessGroup | None) -> Forwarded:
+        """Logits `[C, S, V]` of the samples that ended here, differentiable.
+
+        Raises
+        ------
+        UsageError
+            Ranks pad to different lengths.
+        """
         check_wrapper(model, group)
         whole = view_of_whole(model, "migrating dispatch")
-        done = migrating_forward(whole, self.policy, tokens_BS, sample_B, mask_BS, group)
-        self._guests = done.guests
-        return Forwarded(done.logits, done.traffic)
+        width, real_BS = _common_width(batch, group), batch.real
+        contexts = Contexts.gather(batch.samples, real_BS.sum(dim=1), group)
+        guests, traffic, ordinal = Guests.of(contexts, contexts.rank.cpu().numpy()), Traffic(), 0
+        seed_I = _seeds(whole, batch.samples, contexts)
+        x_TM = whole.embed(batch.tokens[real_BS])
+        for depth, layer in enumerate(whole.layers):
+            position_T, seeds = contexts.position[guests.token], [seed_I[i] + depth for i in guests.here if seed_I]
+            x_TM = x_TM + attended(layer.attention, layer.attention_norm(x_TM), position_T, guests.lengths, seeds)
+            if isinstance(getattr(layer.moe, "experts", None), ParallelExperts):
+                x_TM, guests, sent = _delivered(layer, ordinal, x_TM, guests, self.policy)
+                traffic, ordinal = traffic + sent, ordinal + 1
+            else:
+                x_TM = x_TM + layer.moe(layer.moe_norm(x_TM))
+        self._guests = guests
+        padding = contexts.first[-1] < len(guests.home) * width
+        real_CS = guests.follow(real_BS) if padding else real_BS.new_ones(len(guests.here), width)
+        return Forwarded(padded(whole.head(whole.norm(x_TM)), real_CS), traffic)
 
     def follow(self, rows: Tensor) -> Tensor:
         """Rows of the samples that the last forward took here, where they ended; a collective call."""
@@ -70,3 +97,67 @@ class MigratingDispatch:
             "generation with dispatch model 'migrating', which moves samples; parallelize with dispatch='standard' or"
             " 'coherent'"
         )
+
+
+def _delivered(
+    layer: Layer, ordinal: int, x_TM: Tensor, guests: Guests, policy: SamplePolicy
+) -> tuple[Tensor, Guests, Traffic]:
+    """The tokens here after a routed block, whose samples are those, and what was sent."""
+    experts, contexts, token_T = layer.moe.experts, guests.contexts, guests.token
+    assert isinstance(experts, ParallelExperts)
+    experts.begin(contexts.sample[token_T], contexts.position[token_T])
+    weight_TK, ids_TK = layer.moe.router(layer.moe_norm(x_TM))
+    device_TK = experts.devices(ids_TK)
+    homes = None
+    if ordinal in policy.layers:
+        homes = Homes(policy, ordinal, *_counts(ids_TK, device_TK, experts, guests), guests.home, contexts.group)
+
+    @functools.cache
+    def after() -> Guests:
+        return guests if homes is None else Guests.of(contexts, homes.result())
+
+    y_nM, token_n = experts.carry(
+        x_TM, ids_TK, weight_TK, device_TK, token_T, layer.moe_norm, lambda _first, token: after().home_of(token)
+    )
+    here = after()
+    row_n = torch.searchsorted(here.token, token_n)
+    x_TM = y_nM.new_zeros(len(here.token), x_TM.shape[1]).index_add(0, row_n, y_nM)
+    return x_TM, here, experts.traffic + Traffic(ids_bytes=0 if homes is None else homes.sent_bytes)
+
+
+def _counts(ids_TK: Tensor, device_TK: Tensor, experts: ParallelExperts, guests: Guests) -> tuple[Tensor, Tensor]:
+    """The copies of each sample here to every device `[C, D]`, and its pairs with every expert `[C, E]`."""
+    size, num_experts = dist.get_world_size(guests.contexts.group), experts.placement.num_experts
+    length_C = torch.tensor(guests.lengths, device=ids_TK.device, dtype=torch.int64)
+    row_T = torch.arange(len(length_C), device=ids_TK.device).repeat_interleave(length_C, output_size=len(ids_TK))
+    visits_TD = ids_TK.new_zeros(len(ids_TK), size).scatter_(1, device_TK, 1)
+    copies_CD = ids_TK.new_zeros(len(length_C), size).index_add_(0, row_T, visits_TD)
+    cell_TK = row_T[:, None] * num_experts + ids_TK
+    pairs_CE = cell_TK.flatten().bincount(minlength=len(length_C) * num_experts)
+    return copies_CD, pairs_CE.view(len(length_C), num_experts)
+
+
+def _seeds(model: LanguageModel, sample_B: Tensor, contexts: Contexts) -> list[int]:
+    """Seeds of all samples, `[I]`, each from its id and a number of its first rank's generator; none without need.
+
+    Ranks that were seeded alike give what one process does that holds all samples.
+    """
+    if not any(layer.attention.dropout for layer in model.layers):
+        return []
+    drawn = int(torch.randint(2**62, ()))
+    keys = (hashlib.sha256(f"{drawn}:{sample}".encode()).digest() for sample in sample_B.tolist())
+    seed_B = torch.tensor([int.from_bytes(key[:7]) for key in keys], dtype=torch.int64, device=sample_B.device)
+    counts = contexts.rank.bincount(minlength=dist.get_world_size(contexts.group)).tolist()
+    seeds: list[int] = Gather.start(counts, contexts.group, seed_B[:, None]).wait()[0].flatten().tolist()
+    return seeds
+
+
+def _common_width(batch: Batch, group: dist.ProcessGroup | None) -> int:
+    """S, which all ranks with samples agree on."""
+    size, width = batch.tokens.shape
+    ends = torch.tensor([width, -width] if size else [0, -(2**31)], device=batch.tokens.device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group)
+    most, least = int(ends[0]), -int(ends[1])
+    if most > least:
+        raise UsageError(f"samples of {least} to {most} positions on different ranks; pad them to one length")
+    return most or width

@@ -6,9 +6,9 @@ from typing import Self
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..coherent.resident import Resident
+from ..coherent.ways import Resident
 from ..plan import Plan
-from .dispatch import Forwarded
+from .dispatch import Batch, Forwarded
 
 __all__ = ["StandardDispatch"]
 
@@ -21,16 +21,9 @@ class StandardDispatch:
         """The dispatch of any plan; what moves samples is left out."""
         return cls()
 
-    def forward(
-        self,
-        model: nn.Module,
-        tokens_BS: Tensor,
-        _sample_B: Tensor,
-        mask_BS: Tensor | None,
-        _group: dist.ProcessGroup | None,
-    ) -> Forwarded:
+    def forward(self, model: nn.Module, batch: Batch, _group: dist.ProcessGroup | None) -> Forwarded:
         """Logits `[B, S, V]` of this rank's samples."""
-        output = model(tokens_BS) if mask_BS is None else model(tokens_BS, attention_mask=mask_BS)
+        output = model(batch.tokens) if batch.mask is None else model(batch.tokens, attention_mask=batch.mask)
         return Forwarded(getattr(output, "logits", output))
 
     def follow(self, rows: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...solvers.placement import Placement
+from .layer_placement import Slots
 
-__all__ = ["Copies", "Slots", "select", "select_buffers"]
+__all__ = ["Copies", "select", "select_buffers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +41,18 @@ class Copies:
     place: Tensor
     counts: Tensor
 
-    def hidden(self, x_TM: Tensor, rows: slice | None = None) -> Tensor:
-        """The hidden vectors of some, or of all, `[n, M]`, zero where a buffer is padded."""
-        row_n = self.row if rows is None else self.row[rows]
+    def hidden(self, x_TM: Tensor, rows: slice) -> Tensor:
+        """Hidden vectors of some copies, `[n, M]`, zero where a buffer is padded."""
         if self.choice is None:
-            return x_TM[row_n]
-        return torch.cat([x_TM, x_TM.new_zeros(1, x_TM.shape[1])])[row_n]
+            return x_TM[self.row[rows]]
+        return torch.cat([x_TM, x_TM.new_zeros(1, x_TM.shape[1])])[self.row[rows]]
 
-    def weights(self, weight_TK: Tensor, rows: slice | None = None) -> Tensor:
-        """The gate weights of some, or of all, `[n, K]` or, in buffers, `[n, 1]`."""
-        row_n = self.row if rows is None else self.row[rows]
+    def weights(self, weight_TK: Tensor, rows: slice) -> Tensor:
+        """Gate weights of some copies, `[n, K]` or, in buffers, `[n, 1]`."""
         if self.choice is None:
-            return weight_TK[row_n]
-        choice_n = self.choice if rows is None else self.choice[rows]
+            return weight_TK[self.row[rows]]
         padded_TK = torch.cat([weight_TK, weight_TK.new_zeros(1, weight_TK.shape[1])])
-        return padded_TK[row_n, choice_n, None]
+        return padded_TK[self.row[rows], self.choice[rows], None]
 
     def summed(self, y_nM: Tensor, num_tokens: int) -> Tensor:
         """The sum over the copies of each token, `[T, M]`."""
@@ -70,26 +67,6 @@ class Copies:
         place_n = self.row * shape[1] + self.choice
         total = weight_nK.new_zeros((shape[0] + 1) * shape[1]).index_add_(0, place_n, weight_nK[:, 0])
         return total.view(-1, shape[1])[: shape[0]]
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """The slots of a layer by device: the expert in each and its device, int64 `[S]`, and the slot of an expert on a
-    device, int64 `[E, D]`.
-    """
-
-    expert: Tensor
-    device: Tensor
-    number: Tensor
-
-    @classmethod
-    def of(cls, placement: Placement, layer: int, device: torch.device) -> "Slots":
-        """The slots of a layer of a placement, as tensors on `device`."""
-        expert_S = torch.from_numpy(placement.physical_to_logical[layer]).to(device, torch.int64)
-        device_S = torch.from_numpy(placement.device_of_slot).to(device)
-        number_ED = expert_S.new_zeros(placement.num_experts, placement.num_devices)
-        number_ED[expert_S, device_S] = torch.arange(len(expert_S), device=device)
-        return cls(expert_S, device_S, number_ED)
 
 
 def select(

@@ -1,34 +1,72 @@
-"""The experts that a device holds, and what they contribute to each token.
+"""Routed blocks of a model, the stacked experts that a device holds of them, and what these add to each token.
 
 Legend: E experts; S slots; m tokens; K experts a token; M hidden size; P token-expert pairs.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-__all__ = ["applied", "keep_experts", "partial_sums", "say_number", "stacked_experts"]
+from ...errors import UsageError
+
+__all__ = ["RoutedBlock", "applied", "keep_experts", "partial_sums", "routed_blocks"]
 
 
-def stacked_experts(module: object) -> int:
-    """E, where a module holds nothing but stacked weights `[E, ...]` of all experts of a layer; else 0."""
-    if not isinstance(module, nn.Module):
-        return 0
-    lengths = {len(parameter) if parameter.ndim else 0 for parameter in module.parameters()}
-    own = list(module.parameters(recurse=False))
-    whole = len(lengths) == 1 and len(own) == len(list(module.parameters())) and any(p.ndim == 3 for p in own)
-    return lengths.pop() if whole else 0
+@dataclass(frozen=True, slots=True)
+class RoutedBlock:
+    """A block whose `experts` are called as `experts(x_TM, ids_TK, weights_TK)`.
+
+    Parameters
+    ----------
+    name
+        Of the block in the model, "" for the model itself.
+    top_k
+        None where its router does not say.
+    """
+
+    name: str
+    module: nn.Module
+    num_experts: int
+    top_k: int | None
+
+    @property
+    def experts(self) -> nn.Module:
+        """The module of its experts."""
+        experts: nn.Module = self.module.get_submodule("experts")
+        return experts
+
+    @property
+    def experts_name(self) -> str:
+        """The path of its experts in the model."""
+        return f"{self.name}.experts" if self.name else "experts"
+
+
+def routed_blocks(model: nn.Module) -> list[RoutedBlock]:
+    """The routed blocks of a model.
+
+    Raises
+    ------
+    UsageError
+        There are none, or it was parallelized before.
+    """
+    blocks = []
+    for name, module in model.named_modules():
+        if num_experts := _stacked_experts(getattr(module, "experts", None)):
+            router = getattr(module, "router", None) or getattr(module, "gate", None)
+            blocks.append(RoutedBlock(name, module, num_experts, getattr(router, "top_k", None)))
+    if not blocks:
+        raise UsageError(
+            f"{type(model).__name__} has no routed blocks (a router beside `experts` with stacked weights, as in"
+            " transformers 5), or was parallelized before; give a whole Mixture-of-Experts model"
+        )
+    return blocks
 
 
 def keep_experts(experts: nn.Module, held: list[int]) -> None:
     """Drop from the stacked parameters of `experts` all but those `held`, in this order; the memory is freed."""
     for name, stacked in list(experts.named_parameters()):
         setattr(experts, name, nn.Parameter(stacked.detach()[held], requires_grad=stacked.requires_grad))
-
-
-def say_number(experts: nn.Module, num_experts: int) -> None:
-    """Tell a module that keeps count of its experts, as those of transformers do, how many it has."""
-    if "num_experts" in vars(experts):
-        experts.num_experts = num_experts  # type: ignore[assignment]
 
 
 def applied(experts: nn.Module, x_PM: Tensor, slot_P1: Tensor, weight_P1: Tensor) -> Tensor:
@@ -52,3 +90,13 @@ def partial_sums(experts: nn.Module, x_mM: Tensor, slot_mK: Tensor, weight_mK: T
     row_P = pair_P // slot_mK.shape[1]
     y_PM = applied(experts, x_mM[row_P], slot_P[pair_P, None], weight_mK.flatten()[pair_P, None])
     return torch.zeros_like(x_mM).index_add_(0, row_P, y_PM), len(pair_P)
+
+
+def _stacked_experts(module: object) -> int:
+    """E, where a module holds nothing but stacked weights `[E, ...]` of all experts of a layer; else 0."""
+    if not isinstance(module, nn.Module):
+        return 0
+    lengths = {len(parameter) if parameter.ndim else 0 for parameter in module.parameters()}
+    own = list(module.parameters(recurse=False))
+    whole = len(lengths) == 1 and len(own) == len(list(module.parameters())) and any(p.ndim == 3 for p in own)
+    return lengths.pop() if whole else 0

@@ -84,9 +84,9 @@ class Gather:
 
 def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
     """The values of all ranks, by rank; pickled, a collective call that waits."""
-    told = [value] * dist.get_world_size(group)
-    dist.all_gather_object(told, value, group=group)
-    return told
+    values = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def _all_gather(arrived: Tensor, sent: Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:

@@ -5,6 +5,7 @@ Legend: T tokens; K experts a token; M hidden size; E experts; n rows that arriv
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,16 +16,31 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable loads the c
 from ...errors import UsageError
 from .chunks import Chunks
 from .copies import Copies, select, select_buffers
-from .experts import applied, partial_sums, say_number
+from .experts import applied, partial_sums
 from .layer_placement import LayerPlacement
 from .rebinding import move_experts
-from .routing import RoutedTokens
-from .sent import Sent
 from .stopwatch import lap
-from .traffic import Traffic
+from .traffic import Sent, Traffic
 from .trip import Gradients, Trip
 
-__all__ = ["ParallelExperts"]
+__all__ = ["ParallelExperts", "RoutedTokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTokens:
+    """Experts that one layer's router chose for the tokens that this rank held.
+
+    Parameters
+    ----------
+    sample, position
+        Which tokens, int64 `[T]`.
+    ids
+        Their experts, int64 `[T, K]`, largest gate weight first.
+    """
+
+    sample: Tensor
+    position: Tensor
+    ids: Tensor
 
 
 class _Last:
@@ -84,7 +100,8 @@ class ParallelExperts(nn.Module):
         self.placement, self.group, self.chunks = placement, group, chunks or Chunks.whole()
         self.gradient_share = gradient_share
         self.local = experts
-        say_number(experts, len(placement.held))
+        if "num_experts" in vars(experts):  # as those of transformers count them
+            experts.num_experts = len(placement.held)  # type: ignore[assignment]
         self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=placement.slot_of_expert.device)
         self._last = _Last()
 
@@ -263,7 +280,8 @@ class ParallelExperts(nn.Module):
     def _settled(self, gradients: Gradients) -> Gradients:
         """The experts' gradients, which come first, over all ranks; others as they are."""
         mine = len(list(self.parameters()))
-        return [*(None if one is None else self._over_ranks(one) for one in gradients[:mine]), *gradients[mine:]]
+        summed = [None if gradient is None else self._over_ranks(gradient) for gradient in gradients[:mine]]
+        return summed + gradients[mine:]
 
     def _over_ranks(self, gradient: Tensor) -> Tensor:
         summed = gradient if self.placement.sums is None else self.placement.sums.summed(gradient)
@@ -272,7 +290,7 @@ class ParallelExperts(nn.Module):
 
 def _differentiable(*modules: nn.Module) -> list[nn.Parameter]:
     """The parameters that gradients may be asked of: a walk, which inference spares."""
-    return [one for module in modules for one in module.parameters()] if torch.is_grad_enabled() else []
+    return [parameter for module in modules for parameter in module.parameters()] if torch.is_grad_enabled() else []
 
 
 def _in_backward() -> bool:

@@ -1,6 +1,7 @@
-"""The placement of one layer, as a rank carries it out.
+"""The placement of one layer, as a rank carries it out: slots, devices for its tokens, gradients of replicas.
 
-Legend: E experts; S slots of this rank; P slots of all devices.
+Legend: E experts; D devices; S slots of this rank; P slots of all devices; R most candidates; T tokens; K experts a
+token.
 """
 
 from dataclasses import dataclass
@@ -11,11 +12,100 @@ from torch import Tensor
 
 from ...solvers.placement import Placement
 from ...solvers.replicas import ReplicaTable
-from .copies import Slots
-from .replicated import ReplicaSums
-from .routing import Replicas
+from .route import Route
 
-__all__ = ["LayerPlacement"]
+__all__ = ["LayerPlacement", "ReplicaSums", "Replicas", "Slots"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots of a layer by device: the expert in each and its device, int64 `[S]`, and the slot of an expert on a
+    device, int64 `[E, D]`.
+    """
+
+    expert: Tensor
+    device: Tensor
+    number: Tensor
+
+    @classmethod
+    def of(cls, placement: Placement, layer: int, device: torch.device) -> "Slots":
+        """The slots of a layer of a placement, as tensors on `device`."""
+        expert_S = torch.from_numpy(placement.physical_to_logical[layer]).to(device, torch.int64)
+        device_S = torch.from_numpy(placement.device_of_slot).to(device)
+        number_ED = expert_S.new_zeros(placement.num_experts, placement.num_devices)
+        number_ED[expert_S, device_S] = torch.arange(len(expert_S), device=device)
+        return cls(expert_S, device_S, number_ED)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The devices that a token held by one device may use for each expert of a layer.
+
+    Parameters
+    ----------
+    devices
+        int64 `[E, R]`, ascending, padded with -1.
+    count
+        int64 `[E]`, at least 1.
+    only
+        The device of each expert, int64 `[E]`, where all have but one candidate.
+    """
+
+    devices: Tensor
+    count: Tensor
+    only: Tensor | None
+
+    @classmethod
+    def seen_from(cls, home: int, table: ReplicaTable, device: torch.device) -> "Replicas":
+        """The candidates that `table` offers to tokens at `home`, as tensors on `device`."""
+        devices_ER, count_E = map(torch.from_numpy, table.seen_from(home))
+        devices_ER = devices_ER.to(device, torch.int64)
+        only = devices_ER.flatten() if devices_ER.shape[1] == 1 else None
+        return cls(devices_ER, count_E.to(device, torch.int64), only)
+
+    def choose(self, ids_TK: Tensor, sample_T: Tensor, position_T: Tensor) -> Tensor:
+        """The device of each token's experts, int64 `[T, K]`: candidates take turns by sample + position."""
+        if self.only is not None:
+            return self.only[ids_TK]
+        return self.devices[ids_TK, (sample_T + position_T)[:, None] % self.count[ids_TK]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSums:
+    """Slots of this device whose experts other devices hold, too.
+
+    Parameters
+    ----------
+    shared
+        The slots whose experts each device holds as well, int64, by device, in the order of the experts; for this
+        device all that any other shares.
+    """
+
+    shared: tuple[Tensor, ...]
+    group: dist.ProcessGroup | None
+
+    @classmethod
+    def of(
+        cls, placement: Placement, layer: int, group: dist.ProcessGroup | None, device: torch.device
+    ) -> "ReplicaSums":
+        """The shared slots of this rank in a layer."""
+        rank, held_ED = dist.get_rank(group), torch.from_numpy(placement.holds(layer))
+        here_S = held_ED[:, rank].nonzero().flatten()  # experts ascend on a device, so that slots do, too
+        also_SD = held_ED[here_S]
+        also_SD[:, rank] = also_SD.sum(dim=1) > 1
+        return cls(tuple(also_S.nonzero().flatten().to(device) for also_S in also_SD.T), group)
+
+    def summed(self, gradient: Tensor) -> Tensor:
+        """A gradient `[S, ...]` with the rows of replicated experts summed over their holders, in rank order."""
+        rank = dist.get_rank(self.group)
+        counts = [len(slots) if peer != rank else 0 for peer, slots in enumerate(self.shared)]
+        theirs = [slots for peer, slots in enumerate(self.shared) if peer != rank]
+        rows = torch.split(Route([counts], [counts], self.group).move(gradient[torch.cat(theirs)]), counts)
+        total = gradient.clone()
+        total[self.shared[rank]] = 0
+        for peer, slots in enumerate(self.shared):
+            total.index_add_(0, slots, gradient[slots] if peer == rank else rows[peer])
+        return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)

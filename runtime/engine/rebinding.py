@@ -3,6 +3,7 @@
 Legend: D devices; S slots of this rank; n rows that this rank sends or receives.
 """
 
+import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .copies import Slots
-from .layer_placement import LayerPlacement
+from .layer_placement import LayerPlacement, Slots
 from .payload import Columns
 from .route import Route
 
@@ -86,7 +86,7 @@ def move_experts(experts: nn.Module, old: LayerPlacement, new: LayerPlacement, g
 def _stacked(experts: nn.Module, group: dist.ProcessGroup | None) -> list[Tensor]:
     """The parameters `[S, ...]`, and the gradients of those that have one on any rank, zero where they had none."""
     parameters = list(experts.parameters())
-    graded = torch.tensor([int(one.grad is not None) for one in parameters], device=parameters[0].device)
+    graded = torch.tensor([int(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
     dist.all_reduce(graded, dist.ReduceOp.MAX, group)
     gradients = []
     for parameter, has_one in zip(parameters, graded.tolist(), strict=True):
@@ -117,4 +117,4 @@ def _distance(device: int, target: int, devices_per_node: int) -> tuple[bool, bo
 def _by_device(slots: dict[int, list[int]], size: int) -> tuple[list[int], list[int]]:
     """Slots by device, one list behind the other, and how many each has."""
     lists = [slots.get(device, []) for device in range(size)]
-    return [slot for one in lists for slot in one], [len(one) for one in lists]
+    return list(itertools.chain(*lists)), list(map(len, lists))

@@ -1,4 +1,4 @@
-"""The route of rows between devices, in pieces: how many go where, and the exchange of some pieces at a time.
+"""The route of rows between devices, in pieces, and shipments on it: how many go where, some pieces at a time.
 
 Rows are kept piece by piece, and within a piece by device. A chunk, some pieces in a row that are exchanged together,
 travels device by device, as an all-to-all must.
@@ -6,13 +6,17 @@ travels device by device, as an all-to-all must.
 Legend: P pieces; D devices; n rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Pending", "Route"]
+from .payload import Columns
+from .stopwatch import Part, lap
+
+__all__ = ["Pending", "Route", "Shipment", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,38 @@ class Pending:
         if len(self.received) == 1:
             return [self.arrived]
         return _transposed(self.arrived, [list(counts) for counts in zip(*self.received, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """Columns under way."""
+
+    columns: Columns
+    pending: Pending
+
+    @classmethod
+    def send(cls, part: Part, route: Route, pieces: range, columns: Columns, rows: Tensor) -> "Shipment":
+        """Send the packed rows of some pieces, in kept order; a collective call, which waits only where it is timed."""
+        with lap(part) as timed:
+            pending = route.start(rows, pieces)
+            if timed:
+                pending.wait()
+        return cls(columns, pending)
+
+    @classmethod
+    def gather(cls, part: Part, route: Route, pieces: range, kinds: Sequence[Sequence[Tensor]]) -> "Shipment":
+        """Send columns that lie piece by piece, as `send` does."""
+        columns = Columns.of(*kinds[0])
+        return cls.send(part, route, pieces, columns, columns.pack(*joined(kinds)))
+
+    def wait(self) -> Sequence[Sequence[Tensor]]:
+        """The columns of each piece that arrived."""
+        return [self.columns.unpack(rows) for rows in self.pending.wait()]
+
+
+def joined(pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The columns of pieces, one behind the other."""
+    return [kind[0] if len(kind) == 1 else torch.cat(kind) for kind in zip(*pieces, strict=True)]
 
 
 def _transposed(rows: Tensor, counts: list[list[int]]) -> list[Tensor]:

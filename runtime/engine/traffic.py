@@ -1,12 +1,16 @@
-"""Traffic between devices during one forward."""
+"""Traffic between devices during one forward, and the routes of a trip that it is summed up from."""
 
 import itertools
 import operator
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
+from typing import NamedTuple
 
-__all__ = ["Traffic"]
+from .payload import Columns
+from .route import Route
+
+__all__ = ["Sent", "Traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +53,37 @@ class Traffic:
     def total(cls, parts: Iterable["Traffic"]) -> "Traffic":
         """The sum of traffic in order; loads are joined."""
         return reduce(operator.add, parts, cls())
+
+
+class Sent(NamedTuple):
+    """Routes of one trip and what travelled on them, kept small until somebody asks for the traffic.
+
+    Parameters
+    ----------
+    out, on
+        Of copies, and of their partial sums; None: these stayed where they were computed.
+    columns
+        Of a copy, the hidden vector first.
+    tag_bytes
+        Beside each partial sum.
+    pairs
+        Of tokens and experts, which this rank computed.
+    """
+
+    out: Route
+    on: Route | None
+    columns: Columns
+    tag_bytes: int
+    pairs: int
+
+    @property
+    def traffic(self) -> Traffic:
+        """Traffic from this rank to other devices."""
+        x_bytes, *beside_bytes = self.columns.sizes
+        out, on = self.out.crossing, 0 if self.on is None else self.on.crossing
+        return Traffic(
+            copies=out + on,
+            payload_bytes=(out + on) * x_bytes,
+            ids_bytes=out * sum(beside_bytes) + on * self.tag_bytes,
+            loads=(self.pairs,),
+        )

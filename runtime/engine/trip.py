@@ -18,9 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from .chunks import Chunks
 from .copies import Copies
 from .payload import Columns
-from .route import Route
-from .sent import Sent
-from .shipment import Awaited, Landed, Shipment, joined
+from .route import Route, Shipment, joined
+from .traffic import Sent
 from .watch import naming_lost_ranks
 
 __all__ = ["Gradients", "Trip"]
@@ -94,18 +93,19 @@ class Trip:
         """The partial sums that arrive here."""
         self.shape = (len(weight_TK), weight_TK.shape[1])
         self.out = Route.agree(self.copies.counts, self.group)
-        self.columns = self._columns(x_TM, weight_TK)
-        sent = [
-            Shipment.send("dispatch", self.out, chunk, self.columns, self._packed(x_TM, weight_TK, chunk))
-            for chunk in self.chunks.forward
-        ]
-        moved: list[Awaited] = []
-        for chunk in self.chunks.forward:
-            made = [self._made(*piece) for piece in sent.pop(0).wait()]  # what arrived is let go once computed
-            if not moved:  # as late as can be: whoever names destinations may still be at it
+        sent = [self._sent(x_TM, weight_TK, chunk) for chunk in self.chunks.forward]
+        self.columns = sent[0].columns
+        partial_sums, moved = list[Sequence[Tensor]](), list[Shipment]()
+        for number, chunk in enumerate(self.chunks.forward):
+            pieces = [self._computed(*piece) for piece in sent.pop(0).wait()]  # what arrived is let go once computed
+            if number == 0:  # as late as can be: whoever names destinations may still be at it
                 self.back = self._onward()
-            moved.append(Landed(made) if self.stays else Shipment.gather("combine", self.back, chunk, made))
-        y, *tag = joined([piece for shipment in moved for piece in shipment.wait()])
+            if self.stays:
+                partial_sums += pieces
+            else:
+                moved.append(Shipment.gather("combine", self.back, chunk, pieces))
+        partial_sums += [piece for shipment in moved for piece in shipment.wait()]
+        y, *tag = joined(partial_sums)
         self.tag = tag[0].flatten() if tag else None
         return y
 
@@ -123,29 +123,21 @@ class Trip:
         returning = []
         for chunk in self.chunks.backward:
             pieces, arrived = self.pieces[chunk.start : chunk.stop], sent.pop(0).wait()
-            made = [self._gradients(piece, y, sums) for piece, (y,) in zip(pieces, arrived, strict=True)]
-            returning.append(Shipment.gather("dispatch", self.out.reversed(), chunk, made))
+            gradients = [self._gradients(piece, y, sums) for piece, (y,) in zip(pieces, arrived, strict=True)]
+            returning.append(Shipment.gather("dispatch", self.out.reversed(), chunk, gradients))
         self.pieces.clear()
         x_nM, weight_nK = joined([piece for shipment in returning for piece in shipment.wait()])
         inputs = [self.copies.summed(x_nM, self.shape[0]), self.copies.summed_weights(weight_nK, self.shape)]
         met = zip(sums, self.parameters, strict=True)
-        return inputs, self.settle([_zeros(parameter) if one is None else one for one, parameter in met])
+        return inputs, self.settle([_zeros(parameter) if total is None else total for total, parameter in met])
 
-    def _columns(self, x_TM: Tensor, weight_TK: Tensor) -> Columns:
-        """The columns of what goes out: x, gate weights, and what travels beside."""
-        width = weight_TK.shape[1] if self.copies.choice is None else 1
-        beside = self.copies.beside
-        kinds = ((x_TM.shape[1], x_TM.dtype), (width, weight_TK.dtype), (beside.shape[1], beside.dtype))
-        return Columns(kinds)
-
-    def _packed(self, x_TM: Tensor, weight_TK: Tensor, chunk: range) -> Tensor:
-        copies, columns = self.copies, self.columns
-        if len(self.chunks.forward) == 1:
-            return columns.pack(copies.hidden(x_TM), copies.weights(weight_TK), copies.beside)
+    def _sent(self, x_TM: Tensor, weight_TK: Tensor, chunk: range) -> Shipment:
+        """Copies of a chunk on their way: x, gate weights, and what travels beside."""
         rows = self.out.rows(chunk)
-        return columns.pack(copies.hidden(x_TM, rows), copies.weights(weight_TK, rows), copies.beside[rows])
+        kinds = self.copies.hidden(x_TM, rows), self.copies.weights(weight_TK, rows), self.copies.beside[rows]
+        return Shipment.gather("dispatch", self.out, chunk, [kinds])
 
-    def _made(self, x: Tensor, weight: Tensor, beside: Tensor) -> list[Tensor]:
+    def _computed(self, x: Tensor, weight: Tensor, beside: Tensor) -> list[Tensor]:
         """The partial sums of a piece, in the order in which they go on, with the last tag of each if need be."""
         if not self.recording:
             return self._ordered(self.compute(x, weight, beside), beside)
@@ -171,15 +163,11 @@ class Trip:
             return [torch.zeros_like(piece.x), torch.zeros_like(piece.weight)]
         trained = [number for number, parameter in enumerate(self.parameters) if parameter.requires_grad]
         inputs = [piece.x, piece.weight, *(self.parameters[number] for number in trained)]
-        x, weight, *gradients = torch.autograd.grad(piece.y, inputs, grad, allow_unused=True)
-        for number, one in zip(trained, gradients, strict=True):
+        x, weight, *gradients = torch.autograd.grad(piece.y, inputs, grad, materialize_grads=True)
+        for number, gradient in zip(trained, gradients, strict=True):
             total = sums[number]
-            if one is not None:
-                sums[number] = one.clone() if total is None else total.add_(one)
-        return [
-            torch.zeros_like(inputs[0]) if x is None else x,
-            torch.zeros_like(inputs[1]) if weight is None else weight,
-        ]
+            sums[number] = gradient.clone() if total is None else total.add_(gradient)
+        return [x, weight]
 
     def _onward(self) -> Route:
         """The route of the partial sums; where they go elsewhere, each sender tells both ends what it causes."""

@@ -16,8 +16,7 @@ from .engine import SIDECAR, Engine, Expected, Exported
 from .sglang import SGLang
 from .tensorrt_llm import TensorRTLLM
 from .tutel import Tutel
-from .vllm import VLLM
-from .vllm_ascend import VLLMAscend
+from .vllm import VLLM, VLLMAscend
 
 __all__ = ["ENGINES", "SIDECAR", "Engine", "Expected", "Exported", "engine_named", "export", "validate"]
 
@@ -66,10 +65,10 @@ def export(plan: Plan, engine: str, directory: str | os.PathLike[str], *, config
     chosen, target = engine_named(engine), Path(directory).absolute()
     if not str(target).isprintable():
         raise UsageError(f"{target}: a path that does not print cannot be pasted; choose another directory")
-    made = chosen.export(plan, described(plan, config), target)
+    exported = chosen.export(plan, described(plan, config), target)
     if chosen.replica_rule is not None and plan.decisions.pipeline is not None:
-        made = replace(made, conditions=(*made.conditions, UNCARRIED))
-    exported = replace(made, files={**made.files, SIDECAR: _sidecar(plan, chosen, made)})
+        exported = replace(exported, conditions=(*exported.conditions, UNCARRIED))
+    exported = replace(exported, files={**exported.files, SIDECAR: _sidecar(plan, chosen, exported)})
     with atomic_directory(target) as folder:
         for name, text in exported.files.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -98,7 +97,7 @@ def validate(path: str | os.PathLike[str], engine: str, expected: Expected) -> l
     return findings if len(findings) <= MAX_FINDINGS else [*findings[:MAX_FINDINGS], "and more"]
 
 
-def _sidecar(plan: Plan, engine: Engine, made: Exported) -> str:
+def _sidecar(plan: Plan, engine: Engine, exported: Exported) -> str:
     """Description of the files and of their use, as JSON; the plugin for vLLM reads the devices from it."""
     said = {
         "engine": engine.name,
@@ -108,7 +107,7 @@ def _sidecar(plan: Plan, engine: Engine, made: Exported) -> str:
         "moeplan_version": plan.moeplan_version,
         "model": plan.model.name,
         "num_devices": plan.cluster.num_devices,
-        "command": made.command,
-        "conditions": made.conditions,
+        "command": exported.command,
+        "conditions": exported.conditions,
     }
     return json.dumps(said, indent=1) + "\n"

@@ -75,13 +75,7 @@ def described(plan: Plan, config: ModelSpec | None) -> ModelSpec:
 
 
 def num_hidden_layers(model: ModelSpec, engine: str) -> int:
-    """The hidden layers of a model.
-
-    Raises
-    ------
-    UsageError
-        Not known.
-    """
+    """Number of hidden layers of a model; a UsageError where it is not known."""
     if model.num_hidden_layers is None:
         raise UsageError(
             f"{engine} counts hidden layers, dense ones too, and the plan does not say how many {model.name!r} has;"

@@ -1,17 +1,23 @@
-"""An engine that takes files of a plan: what it is asked, and what it answers."""
+"""An engine that takes files of a plan: what it is asked and answers, and the rules of its rows of expert ids.
 
+Legend: E experts; R redundant slots; P = E + R slots of a layer; D devices (expert-parallel ranks).
+"""
+
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...traces.model import ModelSpec
 from ..plan import Plan
 
-__all__ = ["MAX_BYTES", "SIDECAR", "Engine", "Expected", "Exported"]
+__all__ = ["MAX_BYTES", "SIDECAR", "Engine", "Expected", "Exported", "listed", "row_findings", "shown"]
 
 SIDECAR = "moeplan.json"  # beside the files: what they are of, and for what
 MAX_BYTES = 8 * 2**20  # of a JSON file; 61 layers of 288 slots take 85 kB
+MOST_NAMED = 4  # ids named in a line
+MOST_ID = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +92,80 @@ class Engine(Protocol):
         InputError
             It cannot be read as a file of this kind at all.
         """
+
+
+def row_findings(rows: Mapping[str, Any], expected: Expected, *, width: int | None = None) -> Iterator[str]:
+    """Faults of rows, by the name of their layer.
+
+    Parameters
+    ----------
+    width
+        P; None: that of the expected redundancy, else of the first row.
+    """
+    if width is None and expected.redundant is not None:
+        width = expected.model.num_experts + expected.redundant
+    if width is None:
+        width = next((len(row) for row in rows.values() if isinstance(row, list)), expected.model.num_experts)
+    yield from _of_slots(width, expected)
+    for name, row in rows.items():
+        yield from _of_row(name, row, expected, width)
+
+
+def shown(value: Any) -> str:
+    """A value of a foreign file, short enough for a line."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    if isinstance(value, int) and abs(value) > MOST_ID:  # whose digits may be too many to print
+        return "a number out of all range"
+    return repr(value[:40] if isinstance(value, str) else value)[:60]
+
+
+def _of_slots(num_slots: int, expected: Expected) -> Iterator[str]:
+    """Faults of P slots a layer."""
+    num_experts, num_devices = expected.model.num_experts, expected.num_devices
+    if expected.redundant is not None and num_slots != num_experts + expected.redundant:
+        yield (
+            f"{num_slots} slots a layer; expected {num_experts + expected.redundant}: {num_experts} experts and"
+            f" {expected.redundant} redundant"
+        )
+    if num_slots < num_experts:
+        yield f"{num_slots} slots a layer for {num_experts} experts; every expert needs one"
+    if num_devices is not None and num_slots % num_devices:
+        yield f"{num_slots} slots a layer do not divide by {num_devices} devices"
+    if num_devices is not None and num_slots > num_experts * num_devices:
+        yield f"{num_slots} slots a layer on {num_devices} devices; some hold an expert twice, whichever way"
+
+
+def _of_row(name: str, row: Any, expected: Expected, width: int) -> Iterator[str]:
+    num_experts = expected.model.num_experts
+    if not isinstance(row, list):
+        yield f"{name}: {shown(row)}; expected a list of {width} expert ids"
+        return
+    if len(row) != width:
+        yield f"{name}: {len(row)} slots; expected {width}"
+        return
+    if strange := [slot for slot, expert in enumerate(row) if type(expert) is not int]:
+        yield f"{name}: slot {strange[0]} holds {shown(row[strange[0]])}; expected the id of an expert, an integer"
+        return
+    if outside := sorted({expert for expert in row if not 0 <= expert < num_experts}):
+        yield f"{name}: names expert {listed(outside)}; expected 0 to {num_experts - 1}"
+    if absent := sorted(set(range(num_experts)).difference(row)):
+        yield f"{name}: leaves out expert {listed(absent)} ({len(absent)} of {num_experts} are nowhere)"
+    if expected.num_devices is not None and width % expected.num_devices == 0:
+        yield from _twice(name, row, expected.num_devices)
+
+
+def _twice(name: str, row: list[int], num_devices: int) -> Iterator[str]:
+    """The first device that holds an expert more than once."""
+    slots = len(row) // num_devices
+    for device in range(num_devices):
+        held = Counter(row[device * slots : (device + 1) * slots])
+        if again := sorted(expert for expert, times in held.items() if times > 1):
+            yield f"{name}: device {device} holds expert {listed(again)} twice; the second is never served, or wrong"
+            return
+
+
+def listed(ids: list[int]) -> str:
+    """Ids of experts or layers, the first of many."""
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return ", ".join(map(shown, ids[:MOST_NAMED])) + more

@@ -10,8 +10,7 @@ from ...files import read_json
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
-from .engine import MAX_BYTES, Expected, Exported
-from .rows import row_findings, shown
+from .engine import MAX_BYTES, Expected, Exported, row_findings, shown
 
 __all__ = ["SGLang", "check_hook"]
 

@@ -13,8 +13,7 @@ from ...files import read_yaml
 from ...traces.model import MAX_SIZE, ModelSpec
 from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
-from .engine import Expected, Exported
-from .rows import listed, row_findings, shown
+from .engine import Expected, Exported, listed, row_findings, shown
 
 __all__ = ["TensorRTLLM"]
 

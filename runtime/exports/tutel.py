@@ -8,8 +8,7 @@ from ...errors import UsageError
 from ...files import read_json
 from ...traces.model import ModelSpec
 from ..plan import Plan
-from .engine import MAX_BYTES, Expected, Exported
-from .rows import shown
+from .engine import MAX_BYTES, Expected, Exported, shown
 
 __all__ = ["Tutel"]
 

@@ -19,7 +19,7 @@ TESTED = "0.33.0"
 POLICY = "default"  # the only one that vLLM's configuration admits
 
 logger = logging.getLogger("vllm.moeplan")  # below vLLM's own, whose handlers print it
-told: set[tuple[int, ...]] = set()
+answered: set[tuple[int, ...]] = set()
 
 
 def register() -> None:
@@ -38,13 +38,14 @@ def register() -> None:
 
 
 def planned(stock: Any, rows: torch.Tensor, num_ranks: int) -> Any:
-    """A policy that answers with `rows` `[L, P]` where the question is of their model, as `stock` does elsewhere."""
+    """The policy that answers with `rows` `[L, P]` where the question is of their model, as `stock` does elsewhere."""
     num_layers, num_slots = rows.shape
     mine = (num_layers, int(rows.max()) + 1, num_slots, num_ranks)
 
     def rebalance_experts(
         weight: torch.Tensor, num_replicas: int, num_groups: int, num_nodes: int, num_ranks: int, *old: Any
     ) -> Any:
+        """Rows of the plan, or the stock policy's where another model is asked about."""
         asked = (*weight.shape, num_replicas, num_ranks)
         if asked == mine:
             _tell(asked, logging.INFO, "moeplan: placement of the plan for layers, experts, slots, ranks %s", asked)
@@ -57,6 +58,6 @@ def planned(stock: Any, rows: torch.Tensor, num_ranks: int) -> Any:
 
 def _tell(asked: tuple[int, ...], level: int, *message: Any) -> None:
     """Say what was answered, once for each question."""
-    if asked not in told:
-        told.add(asked)
+    if asked not in answered:
+        answered.add(asked)
         logger.log(level, *message)

@@ -1,8 +1,12 @@
-"""The homes that a layer's combine delivers the samples to (NetMoE), solved for while its dispatch and experts go on.
+"""Homes of a step's samples: where they are now, and where a layer's combine delivers them to (NetMoE).
 
-Legend: B samples now on this rank; I samples of the step; C columns, D devices and E experts.
+The new ones are solved for while the layer's dispatch and experts go on.
+
+Legend: B samples that started on this rank or, of counts, are on it now; I samples of all ranks; C samples now here,
+ascending, or columns of counts; T tokens now here, by sample, then position; D devices; E experts.
 """
 
+import math
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,11 +21,63 @@ from torch import Tensor
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...solvers import netmoe
+from ..coherent.contexts import Contexts
 from ..engine.gather import Gather
+from ..engine.route import Route
 from ..plan import Plan
 from .predictor import Predictor, predictor_of
 
-__all__ = ["Homes", "SamplePolicy"]
+__all__ = ["Guests", "Homes", "SamplePolicy"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guests:
+    """The samples of a step and the ranks that they are on at one point of a forward, known to every rank.
+
+    Parameters
+    ----------
+    home
+        The rank that each sample is on, int64 `[I]`; `home_on_device` is the same where the model computes.
+    token
+        The numbers of the tokens here, int64 `[T]`.
+    here, lengths
+        The samples here, in 0..I-1, and their tokens, `[C]`.
+    """
+
+    contexts: Contexts
+    home: NDArray[np.int64]
+    home_on_device: Tensor
+    token: Tensor
+    here: list[int]
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, contexts: Contexts, home_I: NDArray[np.int64]) -> "Guests":
+        """The samples at these homes."""
+        rank, first = dist.get_rank(contexts.group), contexts.first
+        home = torch.from_numpy(home_I).to(contexts.rank.device)
+        token_T = (home[contexts.context] == rank).nonzero().flatten()
+        here = np.flatnonzero(home_I == rank).tolist()
+        return cls(contexts, home_I, home, token_T, here, [first[i + 1] - first[i] for i in here])
+
+    def home_of(self, token: Tensor) -> Tensor:
+        """The rank that tokens are on, int64, by their numbers."""
+        return self.home_on_device[self.contexts.context[token]]
+
+    def follow(self, rows: Tensor) -> Tensor:
+        """Rows of the samples that started here, `[B, ...]` of any type, where they are: `[C, ...]`, ascending.
+
+        A collective call outside autograd; all but B must be alike on all ranks.
+        """
+        rank, size = dist.get_rank(self.contexts.group), dist.get_world_size(self.contexts.group)
+        to_B = self.home_on_device[self.contexts.rank == rank]
+        from_C = self.contexts.rank[self.home_on_device == rank]
+        if len(rows) != len(to_B):
+            raise UsageError(f"{len(rows)} rows to follow the {len(to_B)} samples that the last forward took here")
+        sent, received = ([ranks.bincount(minlength=size).tolist()] for ranks in (to_B, from_C))
+        flat = rows.detach()[to_B.argsort(stable=True)].reshape(len(rows), math.prod(rows.shape[1:]))
+        arrived = Route(sent, received, self.contexts.group).move(flat.view(torch.uint8))
+        return arrived.view(rows.dtype).view(len(from_C), *rows.shape[1:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,19 +149,19 @@ class Homes:
         rows_BC = torch.cat([copies_BD, pairs_BE], dim=1).to(torch.int32)
         held, size = np.bincount(home_I, minlength=policy.cluster.num_devices).tolist(), policy.cluster.num_devices
         self.sent_bytes = (size - 1) * rows_BC.numel() * rows_BC.element_size()
-        self.told = Gather.start(held, group, rows_BC)
-        self._found: Future[NDArray[np.int64]] = Future()
+        self.counts = Gather.start(held, group, rows_BC)
+        self._homes: Future[NDArray[np.int64]] = Future()
         threading.Thread(target=self._run, name="moeplan-homes", daemon=True).start()
 
     def result(self) -> NDArray[np.int64]:
         """The home of every sample, int64 `[I]`, once it is found; what went wrong is raised here."""
-        return self._found.result()
+        return self._homes.result()
 
     def _run(self) -> None:
         try:
-            self._found.set_result(self._solved())
+            self._homes.set_result(self._solved())
         except Exception as error:  # noqa: BLE001  belongs to whoever asks for the result
-            self._found.set_exception(error)
+            self._homes.set_exception(error)
 
     def _solved(self) -> NDArray[np.int64]:
         policy, size = self.policy, self.policy.cluster.num_devices
@@ -125,10 +181,10 @@ class Homes:
 
     def _gathered(self) -> NDArray[np.int64]:
         """The counts of all samples in order, int64 `[I, C]`."""
-        sent = self.told.sent  # kept until it is sent, which the stream that it was made in knows nothing of
+        sent = self.counts.sent  # kept until it is sent, which the stream that it was made in knows nothing of
         stream = torch.cuda.Stream(sent.device) if sent.is_cuda else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):  # of its own: the thread waits for the counts, not for the experts
-            by_home_IC = self.told.wait()[0].cpu().numpy()
+            by_home_IC = self.counts.wait()[0].cpu().numpy()
         counts_IC = np.empty(by_home_IC.shape, np.int64)
         counts_IC[np.argsort(self.home, kind="stable")] = by_home_IC
         return counts_IC

@@ -18,7 +18,7 @@ from ...errors import InputError, UsageError
 from ...files import size_of
 from ..checkpoints.directory import INDEX, SINGLE, indexed
 
-__all__ = ["fill_model", "load_checkpoint", "read_checkpoint"]
+__all__ = ["fill_model", "read_checkpoint"]
 
 WHAT = "a safetensors checkpoint"
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -27,17 +27,6 @@ PARTS = {  # a stacked parameter: the tensors of one expert that make up its row
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
-
-
-def load_checkpoint(
-    model: nn.Module,
-    path: str | os.PathLike[str],
-    held: Mapping[str, Sequence[int]],
-    *,
-    device: torch.device | str = "cpu",
-) -> None:
-    """Fill a model from a checkpoint; as `read_checkpoint` and `fill_model`, one after the other."""
-    fill_model(model, read_checkpoint(model, path, held, device=device), device)
 
 
 def read_checkpoint(

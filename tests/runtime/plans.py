@@ -1,26 +1,29 @@
-"""The builder of plans that tests of the runtime make by hand."""
+"""Plans that tests of the runtime make by hand, and random placements for them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.decisions import Decisions, PlacementDecision
-from moeplan.runtime.plan import Inputs, Plan
-from moeplan.solvers.placement import Placement
+from moeplan.runtime.plan import Inputs, Plan, Verdict
+from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
 
 
 def made_plan(
     cluster: Cluster,
     model: ModelSpec,
-    placement: Placement | None = None,
+    placement: Placement | PlacementDecision | None = None,
     *,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    verdict: Verdict | None = None,
     **decisions: Any,
 ) -> Plan:
     """A plan of these decisions, made from nothing and judged by nobody."""
-    placed = None if placement is None else PlacementDecision.of(placement)
+    placed = PlacementDecision.of(placement) if isinstance(placement, Placement) else placement
     return Plan.make(
         strategies=(),
         seed=seed,
@@ -29,4 +32,18 @@ def made_plan(
         inputs=Inputs(),
         decisions=Decisions(placement=placed, **decisions),
         options=options or {},
+        verdict=verdict,
     )
+
+
+def random_placement(
+    num_layers: int, num_experts: int, slots: Sequence[int], *, rule: str = "even", seed: int = 0
+) -> Placement:
+    """All experts in random order, then slots that remain filled with experts that their device lacks."""
+    rng, rows = np.random.default_rng(seed), []
+    for _ in range(num_layers):
+        row = [part.tolist() for part in np.split(rng.permutation(num_experts), np.cumsum(slots)[:-1])]
+        for part, size in zip(row, slots, strict=True):
+            part += rng.permutation(np.setdiff1d(np.arange(num_experts), part))[: size - len(part)].tolist()
+        rows.append(row)
+    return Placement.from_sets(rows, num_experts, ReplicaRule(rule))

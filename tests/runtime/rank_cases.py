@@ -7,15 +7,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from moeplan.errors import MoeplanError, UsageError
+from moeplan.errors import UsageError
 from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import ChunkShares, PipelineDecision
 from moeplan.runtime.plan import Plan
-from moeplan.solvers.placement import Placement, ReplicaRule
-from tests.runtime.plans import made_plan
+from moeplan.solvers.placement import Placement
+from tests.runtime.plans import made_plan, random_placement
+from tests.runtime.worlds import own, refusal_of
 
 
 @dataclass(frozen=True)
@@ -55,36 +56,31 @@ class Case:
             max_positions=32,
         )
 
+    @property
+    def num_routed(self) -> int:
+        """Layers with experts."""
+        return self.num_layers
+
     def model(self) -> MoELanguageModel:
         torch.manual_seed(self.seed)
         return MoELanguageModel(self.config).to(self.dtype).train(self.gradients)
 
     def placement(self) -> Placement:
         """Random experts on every device, each at least once, no two replicas on a device."""
-        rng = np.random.default_rng(self.seed)
-        rows = [_random_row(rng, self.slots, self.num_experts) for _ in range(self.num_layers)]
-        return Placement.from_sets(rows, self.num_experts, ReplicaRule(self.rule))
+        return random_placement(self.num_routed, self.num_experts, self.slots, rule=self.rule, seed=self.seed)
 
-    def pipeline(self) -> PipelineDecision | None:
-        if not self.forward:
-            return None
-        return PipelineDecision(
-            forward=self.forward, backward=self.backward, shares=self.shares, capacity_factor=self.capacity_factor
-        )
+    def plan(self, **decisions: Any) -> Plan:
+        if self.forward:
+            decisions["pipeline"] = PipelineDecision(
+                forward=self.forward, backward=self.backward, shares=self.shares, capacity_factor=self.capacity_factor
+            )
+        cluster = Cluster(self.nodes, len(self.slots) // self.nodes)
+        spec = replace(self.config.spec(), layer_ids=tuple(range(self.num_routed)))
+        return made_plan(cluster, spec, self.placement(), seed=self.seed, **decisions)
 
-    def plan(self) -> Plan:
-        size = len(self.slots)
-        return made_plan(
-            Cluster(self.nodes, size // self.nodes),
-            self.config.spec(),
-            self.placement(),
-            seed=self.seed,
-            pipeline=self.pipeline(),
-        )
-
-    def tokens(self) -> torch.Tensor:
+    def tokens(self, step: int = 0) -> torch.Tensor:
         """The tokens of all ranks, `[I, S]`."""
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed + step)
         return torch.randint(50, (sum(self.batches), self.length), generator=generator)
 
     def upstream(self) -> torch.Tensor:
@@ -92,11 +88,11 @@ class Case:
         generator = torch.Generator().manual_seed(self.seed + 1)
         return torch.randn(sum(self.batches), self.length, 50, generator=generator).to(self.dtype)
 
-    def samples(self) -> torch.Tensor:
+    def samples(self, step: int = 0) -> torch.Tensor:
         """Global sample ids `[I]`."""
         if self.default_samples:
             return torch.tensor([rank << 40 | i for rank, batch in enumerate(self.batches) for i in range(batch)])
-        return 5 + 3 * torch.arange(sum(self.batches))
+        return 5 + 3 * torch.arange(sum(self.batches)) + 1000 * step
 
 
 @dataclass
@@ -112,7 +108,7 @@ class Answer:
 
 def run_pair(world: World, cases: Sequence[Case]) -> tuple[list[Answer], dict[str, str]]:
     """The answers of this rank of two, and what it was told when it asked for what cannot be."""
-    return run_cases(world, cases), {name: _refusal(attempt) for name, attempt in _attempts(world.rank).items()}
+    return run_cases(world, cases), {name: refusal_of(attempt) for name, attempt in _attempts(world.rank).items()}
 
 
 def _attempts(rank: int) -> dict[str, Callable[[], object]]:
@@ -122,18 +118,15 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
     def attempt(model: torch.nn.Module = whole, plan: Plan = plan, dispatch: Any = "standard") -> Callable[[], object]:
         return lambda: parallelize(model, plan, dispatch=dispatch)
 
-    no_placement = made_plan(plan.cluster, plan.model)
-    pipelined = replace(case, forward=(2, 2, 2)).plan()
     migrating = plan.model_copy(update={"options": {"placement": {"dispatch_model": "migrating"}}})
-    wide = MoELanguageModel(replace(case.config, hidden_size=32))
     return {
         "world size": attempt(plan=replace(case, slots=(2, 2, 2, 2)).plan()),
         "layers": attempt(replace(case, num_layers=2).model()),
         "experts": attempt(replace(case, num_experts=16).model()),
         "top-k": attempt(replace(case, top_k=3).model()),
-        "hidden size": attempt(wide),
-        "no sample policy": attempt(plan=no_placement, dispatch="migrating"),
-        "degrees in coherent": attempt(plan=pipelined, dispatch="coherent"),
+        "hidden size": attempt(MoELanguageModel(replace(case.config, hidden_size=32))),
+        "no sample policy": attempt(plan=made_plan(plan.cluster, plan.model), dispatch="migrating"),
+        "degrees in coherent": attempt(plan=replace(case, forward=(2, 2, 2)).plan(), dispatch="coherent"),
         "other plan on rank 1": attempt(plan=replace(case, seed=rank).plan()),
         "other dispatch on rank 1": attempt(dispatch=("standard", "coherent")[rank]),
         "wrong model on rank 1": attempt(whole if rank == 0 else replace(case, num_layers=2).model()),
@@ -151,14 +144,6 @@ def _check_whole(model: MoELanguageModel, case: Case) -> None:
     raise UsageError("whole")
 
 
-def _refusal(attempt: Callable[[], object]) -> str:
-    try:
-        attempt()
-    except MoeplanError as error:
-        return f"{type(error).__name__}: {error}"
-    return "accepted"
-
-
 def run_cases(world: World, cases: Sequence[Case]) -> list[Answer]:
     """The answers of this rank, one a case."""
     return [answer(world.rank, case) for case in cases]
@@ -166,7 +151,7 @@ def run_cases(world: World, cases: Sequence[Case]) -> list[Answer]:
 
 def answer(rank: int, case: Case) -> Answer:
     """The answer of a rank; all ranks call it together."""
-    mine = slice(sum(case.batches[:rank]), sum(case.batches[: rank + 1]))
+    mine = own(case.batches, rank)
     model = parallelize(case.model(), case.plan(), dispatch=case.dispatch, gradients=case.share_of_gradients)  # type: ignore[arg-type]
     samples = None if case.default_samples else case.samples()[mine]
     with torch.set_grad_enabled(case.gradients):
@@ -184,12 +169,3 @@ def answer(rank: int, case: Case) -> Answer:
         },
         num_parameters=sum(p.numel() for p in model.parameters()),
     )
-
-
-def _random_row(rng: np.random.Generator, slots: tuple[int, ...], num_experts: int) -> list[list[int]]:
-    while True:
-        row = [rng.choice(num_experts, size, replace=False).tolist() for size in slots]
-        if sum(slots) == num_experts:
-            row = [list(part) for part in np.split(rng.permutation(num_experts), np.cumsum(slots)[:-1])]
-        if len(set().union(*row)) == num_experts:
-            return [[int(e) for e in part] for part in row]

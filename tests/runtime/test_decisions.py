@@ -21,6 +21,8 @@ from moeplan.traces.model import ModelSpec
 from tests.runtime.plans import made_plan
 
 SHARES = ((1.0,), (1.0,), (0.4, 0.6))
+POLICY = {"method": "sum", "layers": (0, 2)}
+COHERENT = {"options": {"placement": {"dispatch_model": "coherent"}}}
 MODEL = ModelSpec(name="small", layer_ids=(0, 1, 2), num_experts=4, top_k=2)
 
 
@@ -28,32 +30,26 @@ def made(**decisions: Any) -> Plan:
     return made_plan(Cluster.parse("1x2"), MODEL, **decisions)
 
 
-def shared(forward: Any, backward: Any = None) -> dict[str, Any]:
+def cut(forward: Any = (1, 1, 2), backward: Any = None, **more: Any) -> dict[str, Any]:
+    """A pipeline of these degrees."""
+    return {"pipeline": {"forward": forward, "backward": backward} | more}
+
+
+def shared(forward: Any, backward: Any = None, degrees: Any = None) -> dict[str, Any]:
     """A pipeline of one, one and two chunks of these shares."""
-    return {"forward": (1, 1, 2), "backward": None, "shares": {"forward": forward, "backward": backward}}
+    return cut(backward=degrees, shares={"forward": forward, "backward": backward})
 
 
 def policy(**changes: Any) -> SamplePolicyDecision:
-    return SamplePolicyDecision(**{"method": "sum", "layers": (0, 2)} | changes)
+    return SamplePolicyDecision(**POLICY | changes)
 
 
-def test_degrees_and_policies_survive_the_disk_and_are_part_of_the_hash(tmp_path: Path) -> None:
-    hashes = set()
-    for forward, backward in (((1, 2, 3), None), ((1, 2, 3), (1, 1, 1)), ((1, 2, 4), None)):
-        plan = made(pipeline=PipelineDecision(forward=forward, backward=backward))
-        save(plan, tmp_path / "plan.json")
-        assert load(tmp_path / "plan.json") == plan
-        hashes.add(plan.plan_sha256)
-    plan = made(sample_policy=policy(predictor=SidecarFile(file="p.safetensors", sha256="a" * 64)))
-    assert load_again(plan, tmp_path) == plan
-    assert len({*hashes, plan.plan_sha256, made().plan_sha256}) == 5
-
-
-def test_shares_and_a_capacity_survive_the_disk_and_are_part_of_the_hash(tmp_path: Path) -> None:
-    plain = {"forward": (1, 1, 2), "backward": None}
+def test_decisions_survive_the_disk_and_are_part_of_the_hash(tmp_path: Path) -> None:
     other = shared(((1.0,), (1.0,), (0.3, 0.7)))
-    choices = [plain, shared(SHARES), other, plain | {"capacity_factor": 1.25}, plain | {"capacity_factor": 1.5}]
-    plans = [made(pipeline=choice) for choice in choices]
+    choices = [{}, cut(), cut((1, 1, 4)), cut(backward=(1, 1, 1)), shared(SHARES), other]
+    choices += [cut(capacity_factor=1.25), cut(capacity_factor=1.5)]
+    choices += [{"sample_policy": policy(predictor=SidecarFile(file="p.safetensors", sha256="a" * 64))}]
+    plans = [made(**choice) for choice in choices]
     assert all(load_again(plan, tmp_path) == plan for plan in plans)
     assert len({plan.plan_sha256 for plan in plans}) == len(plans)
 
@@ -69,48 +65,32 @@ def test_a_decision_that_is_absent_is_not_written(tmp_path: Path) -> None:
     assert plan.decisions.names == ("pipeline",)
 
 
-def test_a_sample_policy_makes_the_dispatch_migrating(tmp_path: Path) -> None:
-    assert made(sample_policy=policy()).dispatch_model == "migrating"
-    assert made().dispatch_model == "standard"
-
-
 @pytest.mark.parametrize(
     ("decisions", "words"),
     [
-        ({"pipeline": {"forward": (1, 2), "backward": None}}, "expected 3"),
-        ({"pipeline": {"forward": (1, 2, 3), "backward": (1,)}}, "backward"),
-        ({"pipeline": {"forward": (1, 0, 3), "backward": None}}, "greater than or equal to 1"),
-        ({"pipeline": {"forward": (1, 10**9, 3), "backward": None}}, "less than or equal"),
-        ({"pipeline": shared(((0.5,), (1.0,), (0.4, 0.6)))}, "forward shares of a layer sum to 0.5; expected 1"),
-        ({"pipeline": shared(((1.0,), (1.0,), (1.0,)))}, "forward shares of other chunks than the degrees"),
-        ({"pipeline": shared(((1.0,), (0.4, 0.6)))}, "forward shares of other chunks than the degrees"),
-        ({"pipeline": shared(SHARES) | {"backward": (1, 1, 1)}}, "backward shares of other chunks than the degrees"),
-        ({"pipeline": shared(SHARES, SHARES)}, "backward shares of other chunks than the degrees"),
-        ({"pipeline": shared(((1.0,), (1.0,), (1e-9, 1 - 1e-9)))}, "greater than or equal to 0.00000001"),
-        ({"pipeline": {"forward": (1, 1, 2), "backward": None, "capacity_factor": 0.0}}, "greater than 0"),
-        ({"pipeline": {"forward": (1, 1, 2), "backward": None, "capacity_factor": 1025}}, "less than or equal to 1024"),
+        (cut((1, 2)), "expected 3"),
+        (cut((1, 2, 3), (1,)), "backward"),
+        (cut((1, 0, 3)), "greater than or equal to 1"),
+        (cut((1, 10**9, 3)), "less than or equal"),
+        (shared(((0.5,), (1.0,), (0.4, 0.6))), "forward shares of a layer sum to 0.5; expected 1"),
+        (shared(((1.0,), (1.0,), (1.0,))), "forward shares of other chunks than the degrees"),
+        (shared(((1.0,), (0.4, 0.6))), "forward shares of other chunks than the degrees"),
+        (shared(SHARES, degrees=(1, 1, 1)), "backward shares of other chunks than the degrees"),
+        (shared(SHARES, SHARES), "backward shares of other chunks than the degrees"),
+        (shared(((1.0,), (1.0,), (1e-9, 1 - 1e-9))), "greater than or equal to 0.00000001"),
+        (cut(capacity_factor=0.0), "greater than 0"),
+        (cut(capacity_factor=1025), "less than or equal to 1024"),
         ({"sample_policy": {"method": "sum", "layers": (2, 0)}}, "ascending"),
         ({"sample_policy": {"method": "sum", "layers": (0, 0)}}, "ascending"),
         ({"sample_policy": {"method": "sum", "layers": (3,)}}, "below 3"),
-        (
-            {"sample_policy": {"method": "sum", "layers": (0,), "predictor": {"file": "../x", "sha256": "a" * 64}}},
-            "file",
-        ),
-        ({"sample_policy": {"method": "sum", "layers": (0,), "predictor": {"file": "x", "sha256": "short"}}}, "sha256"),
-        (
-            {
-                "pipeline": {"forward": (1, 2, 3), "backward": None},
-                "options": {"placement": {"dispatch_model": "coherent"}},
-            },
-            "coherent",
-        ),
-        (
-            {
-                "sample_policy": {"method": "sum", "layers": (0,)},
-                "options": {"placement": {"dispatch_model": "coherent"}},
-            },
-            "coherent",
-        ),
+        ({"sample_policy": POLICY | {"predictor": {"file": "../x", "sha256": "a" * 64}}}, "file"),
+        ({"sample_policy": POLICY | {"predictor": {"file": "x", "sha256": "short"}}}, "sha256"),
+        (cut() | COHERENT, "coherent"),
+        ({"sample_policy": POLICY} | COHERENT, "coherent"),
+        (cut() | {"dispatch": "coherent"}, "pipeline beside coherent dispatch; expected standard or migrating"),
+        ({"dispatch": "coherent", "sample_policy": POLICY}, "sample_policy beside coherent dispatch"),
+        ({"dispatch": "standard", "sample_policy": POLICY}, "sample_policy beside standard dispatch"),
+        ({"dispatch": "teleport"}, "standard"),
     ],
     ids=str,
 )
@@ -230,32 +210,14 @@ def test_the_dispatch_decided_is_bound_by_the_hash_and_no_kind_of_decision() -> 
     assert made(dispatch="coherent").decisions.names == ()
 
 
-@pytest.mark.parametrize(
-    ("decisions", "words"),
-    [
-        (
-            {"dispatch": "coherent", "pipeline": {"forward": (1, 1, 1), "backward": None}},
-            "pipeline beside coherent dispatch; expected standard or migrating",
-        ),
-        ({"dispatch": "coherent", "sample_policy": policy()}, "sample_policy beside coherent dispatch"),
-        ({"dispatch": "standard", "sample_policy": policy()}, "sample_policy beside standard dispatch"),
-        ({"dispatch": "teleport"}, "standard"),
-    ],
-    ids=str,
-)
-def test_a_dispatch_that_contradicts_a_decision_is_refused(decisions: Any, words: str) -> None:
-    with pytest.raises((InputError, ValueError), match=words):
-        made(**decisions)
-
-
 def test_every_kind_is_a_field_by_its_key() -> None:
     fields = {name: field.annotation for name, field in Decisions.model_fields.items() if name != "dispatch"}
     assert fields == {key: kind | None for key, kind in DECISIONS.items()}
 
 
 def test_files_that_a_plan_names_are_found_at_any_depth() -> None:
-    one, other = (SidecarFile(file=name, sha256=name * 64) for name in "ab")
-    part = {"x": [{"y": one}, "file", 1.0], "z": {"deep": ({"file": "b", "sha256": "b" * 64},)}}
-    assert [*sidecars_in(part)] == [one, other]
-    assert [*sidecars_in(made(sample_policy=policy(predictor=one)))] == [one]
+    first, other = (SidecarFile(file=name, sha256=name * 64) for name in "ab")
+    part = {"x": [{"y": first}, "file", 1.0], "z": {"deep": ({"file": "b", "sha256": "b" * 64},)}}
+    assert [*sidecars_in(part)] == [first, other]
+    assert [*sidecars_in(made(sample_policy=policy(predictor=first)))] == [first]
     assert not [*sidecars_in(made(sample_policy=policy()))]

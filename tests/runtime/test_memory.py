@@ -11,12 +11,13 @@ import torch._dynamo  # optimizers load it, each rank for itself where its nurse
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from moeplan.profilers.world import World, run_world
+from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.engine.watch import watch
 from moeplan.runtime.gradients import clip_grad_norm_
 from tests.runtime.engine.alive import Alive
 from tests.runtime.rank_cases import Case
+from tests.runtime.worlds import by_rank, own
 
 WARM_UP, STEPS = 4, 16
 CASES = {
@@ -43,7 +44,7 @@ def _left(world: World, case: Case) -> Left:
     spread = parallelize(case.model(), case.plan(), dispatch=case.dispatch)  # type: ignore[arg-type]
     loop = DistributedDataParallel(spread) if case.gradients else spread
     optimizer = torch.optim.AdamW(loop.parameters(), lr=0.0)  # routing, and so what is kept of it, stays
-    tokens = case.tokens()[world.rank * 4 : world.rank * 4 + 4]
+    tokens = case.tokens()[own(case.batches, world.rank)]
 
     def step() -> tuple[int, int]:
         with torch.set_grad_enabled(case.gradients):
@@ -73,9 +74,7 @@ def _left(world: World, case: Case) -> Left:
 @pytest.fixture(scope="module")
 def left() -> list[list[Left]]:
     """By rank, then case."""
-    by_rank = run_world(2, stepped, list(CASES.values()), timeout_s=120)
-    assert by_rank is not None
-    return by_rank
+    return by_rank(2, stepped, list(CASES.values()))
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=CASES)

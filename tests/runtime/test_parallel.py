@@ -12,13 +12,12 @@ import torch
 import torch.distributed as dist
 
 from moeplan.errors import UsageError
-from moeplan.planner.demo.model import Router
-from moeplan.profilers.world import run_world
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import ChunkShares
 from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.engine.watch import watch
 from tests.runtime.rank_cases import Answer, Case, answer, run_cases, run_pair
+from tests.runtime.worlds import Watched, by_case, by_rank, close
 
 NO_TIE = 1e-6  # between the gates of the experts chosen, and the next
 EVEN_4 = (2, 2, 2, 2)
@@ -93,45 +92,30 @@ class Reference:
 
 @functools.cache
 def reference(case: Case) -> Reference:
-    model, seen, tokens = case.model(), list[torch.Tensor](), case.tokens()
-
-    def see(router: torch.nn.Module, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-        assert isinstance(router, Router)
-        gates = router.gate(inputs[0]).sort(descending=True).values
-        assert (gates[:, : case.top_k + 1].diff(dim=1) < -NO_TIE).all()
-        seen.append(output[1])
-
-    for router in model.routers:
-        router.register_forward_hook(see)
+    model, tokens = case.model(), case.tokens()
+    watched = Watched(model)
     if not len(tokens):
         shape = (0, case.num_layers, case.top_k)
         return Reference(np.zeros((0, case.length, 50)), np.zeros(shape, dtype=np.int64), {})
     logits = model(tokens)
+    assert watched.gap > NO_TIE
     (logits * case.upstream()).sum().backward()
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
-    return Reference(logits.detach().numpy(), torch.stack(seen, dim=1).numpy(), gradients)
+    return Reference(logits.detach().numpy(), torch.stack(watched.ids, dim=1).numpy(), gradients)
 
 
 @pytest.fixture(scope="module")
 def answers() -> list[list[Answer]]:
     """One world of 4 ranks for all cases: answers by case, then rank."""
-    by_rank = run_world(4, run_cases, CASES, timeout_s=60)
-    assert by_rank is not None
-    return [list(ranks) for ranks in zip(*by_rank, strict=True)]
-
-
-def close(found: np.ndarray, expected: np.ndarray, dtype: torch.dtype = torch.float64) -> bool:
-    tolerance = 1e-12 if dtype is torch.float64 else 1e-5
-    return found.shape == expected.shape and bool(
-        np.abs(found - expected).max(initial=0) <= tolerance * np.abs(expected).max(initial=1e-300)
-    )
+    return by_case(4, run_cases, CASES)
 
 
 @every_case
 def test_logits_equal_those_of_a_single_process(index: int, answers: list[list[Answer]]) -> None:
     case = CASES[index]
     assert [len(answer.logits) for answer in answers[index]] == list(case.batches)
-    assert close(np.concatenate([a.logits for a in answers[index]]), reference(case).logits, case.dtype)
+    rtol = 1e-12 if case.dtype is torch.float64 else 1e-5
+    assert close(np.concatenate([a.logits for a in answers[index]]), reference(case).logits, rtol)
 
 
 @every_case
@@ -182,15 +166,13 @@ def test_a_rank_keeps_its_own_experts_only(answers: list[list[Answer]]) -> None:
 @pytest.fixture(scope="module")
 def pair() -> list[tuple[list[Answer], dict[str, str]]]:
     """One world of 2 ranks: answers to `PAIR` and refusals, by rank."""
-    by_rank = run_world(2, run_pair, PAIR, timeout_s=60)
-    assert by_rank is not None
-    return by_rank
+    return by_rank(2, run_pair, PAIR)
 
 
 def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], dict[str, str]]]) -> None:
-    for case, *found in zip(PAIR, *(answers for answers, _ in pair), strict=True):
-        assert close(np.concatenate([a.logits for a in found]), reference(case).logits)
-        assert [a.traffic for a in found] == recount(case, reference(case).ids)
+    for case, *ranks in zip(PAIR, *(answers for answers, _ in pair), strict=True):
+        assert close(np.concatenate([a.logits for a in ranks]), reference(case).logits)
+        assert [a.traffic for a in ranks] == recount(case, reference(case).ids)
 
 
 @pytest.mark.parametrize(
@@ -233,13 +215,13 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("case", ALONE, ids=["standard", "coherent", "degrees"])
 def test_one_rank_gives_what_no_group_gives_and_sends_nothing(case: Case) -> None:
-    found = answer(0, case)
-    assert close(found.logits, reference(case).logits)
-    assert found.traffic == replace(recount(case, reference(case).ids)[0], ids_bytes=0)
-    assert found.traffic.copies == 0
-    for name, gradient in found.gradients.items():
-        assert close(gradient, summed_gradient(case, [found], name))
-        assert close(summed_gradient(case, [found], name), reference(case).gradients[name])
+    alone = answer(0, case)
+    assert close(alone.logits, reference(case).logits)
+    assert alone.traffic == replace(recount(case, reference(case).ids)[0], ids_bytes=0)
+    assert alone.traffic.copies == 0
+    for name, gradient in alone.gradients.items():
+        assert close(gradient, summed_gradient(case, [alone], name))
+        assert close(summed_gradient(case, [alone], name), reference(case).gradients[name])
 
 
 def test_without_a_process_group_parallelize_says_how_to_get_one() -> None:
@@ -248,14 +230,14 @@ def test_without_a_process_group_parallelize_says_how_to_get_one() -> None:
         parallelize(case.model(), case.plan())
 
 
-def summed_gradient(case: Case, found: list[Answer], name: str) -> np.ndarray:
+def summed_gradient(case: Case, ranks: list[Answer], name: str) -> np.ndarray:
     if ".experts." not in name:
-        summed: np.ndarray = np.add.reduce([a.gradients[name] for a in found])
+        summed: np.ndarray = np.add.reduce([a.gradients[name] for a in ranks])
         return summed
     layer, placement = int(name.split(".")[1]), case.placement()
     total: np.ndarray = np.zeros_like(reference(case).gradients[name])
     seen: dict[int, np.ndarray] = {}
-    for rank, held in enumerate(found):
+    for rank, held in enumerate(ranks):
         for slot, expert in enumerate(placement.physical_to_logical[layer, placement.device_of_slot == rank]):
             found_before = seen.setdefault(int(expert), held.gradients[name][slot])
             assert np.array_equal(found_before, held.gradients[name][slot])  # replicas never drift apart

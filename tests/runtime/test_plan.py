@@ -167,11 +167,6 @@ def test_the_hash_binds_decisions_cluster_and_model_and_nothing_else() -> None:
     assert a_plan(model=other).plan_sha256 != plan.plan_sha256
 
 
-def test_dispatch_is_what_the_placements_options_say_else_standard() -> None:
-    assert a_plan().dispatch_model == "standard"
-    assert a_plan(options={"placement": {"dispatch_model": "coherent"}}).dispatch_model == "coherent"
-
-
 @pytest.mark.parametrize("option", [float("nan"), float("inf"), object()], ids=["nan", "infinity", "object"])
 def test_a_plan_that_could_not_be_saved_cannot_be_made(option: object) -> None:
     with pytest.raises(ValueError, match=r"JSON|serialize"):
@@ -240,8 +235,8 @@ FILES: dict[str, tuple[bytes, str]] = {
 
 
 def decision(plan: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = plan["decisions"]["placement"]
-    return found
+    placement: dict[str, Any] = plan["decisions"]["placement"]
+    return placement
 
 
 def placed(plan: dict[str, Any], layer: int, row: list[Any]) -> None:
@@ -256,13 +251,10 @@ def empty_trace() -> dict[str, Any]:
     return {"path": "", "sha256": "0" * 64, "num_tokens": 0, "split": {"fit_fraction": 0.5, "seed": 0}}
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
+def assert_refused(path: Path, said: str) -> None:
+    with pytest.raises(InputError) as refused:
         load(path)
-    return str(caught.value)
-
-
-def check_one_line(message: str, path: Path, said: str) -> None:
+    message = str(refused.value)
     assert message.startswith(f"{path}: ")
     assert said in message
     assert "\n" not in message
@@ -278,7 +270,7 @@ def test_a_plan_that_breaks_a_rule_is_refused_in_one_line_that_names_it(name: st
         plan["plan_sha256"] = sha256_json({part: plan[part] for part in ("decisions", "cluster", "model")})
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan).replace("Infinity", "1e999"))
-    check_one_line(refusal(path), path, said)
+    assert_refused(path, said)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -286,7 +278,7 @@ def test_a_file_that_is_no_plan_is_refused_in_one_line(name: str, tmp_path: Path
     content, said = FILES[name]
     path = tmp_path / "plan.json"
     path.write_bytes(content)
-    check_one_line(refusal(path), path, said)
+    assert_refused(path, said)
 
 
 @pytest.mark.parametrize("part", ["decisions", "cluster", "model"])
@@ -299,7 +291,7 @@ def test_a_plan_edited_after_it_was_written_is_refused(part: str, tmp_path: Path
     }
     edits[part]()
     path.write_text(json.dumps(plan))
-    check_one_line(refusal(path), path, "the file was changed after it was written")
+    assert_refused(path, "the file was changed after it was written")
 
 
 def test_a_plan_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
@@ -308,19 +300,19 @@ def test_a_plan_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes().rstrip()
     for size in range(0, len(whole), max(1, len(whole) // 40)):
         path.write_bytes(whole[:size])
-        check_one_line(refusal(path), path, "not a plan")
+        assert_refused(path, "not a plan")
 
 
 def test_a_missing_plan_and_a_folder_are_refused(tmp_path: Path) -> None:
-    check_one_line(refusal(tmp_path / "none.json"), tmp_path / "none.json", "No such file")
-    check_one_line(refusal(tmp_path), tmp_path, "directory")
+    assert_refused(tmp_path / "none.json", "No such file")
+    assert_refused(tmp_path, "directory")
 
 
 def test_a_plan_beyond_the_size_limit_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     with path.open("wb") as stream:
         stream.truncate(2**31)  # sparse
-    check_one_line(refusal(path), path, "2,147,483,648 bytes")
+    assert_refused(path, "2,147,483,648 bytes")
 
 
 def test_a_failed_save_leaves_the_old_plan(tmp_path: Path) -> None:

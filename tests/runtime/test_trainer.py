@@ -37,8 +37,8 @@ class Run:
     def weights(self, name: str) -> dict[str, np.ndarray]:
         from safetensors.numpy import load_file
 
-        found: dict[str, np.ndarray] = load_file(self.folder / name / "model.safetensors")
-        return found
+        tensors: dict[str, np.ndarray] = load_file(self.folder / name / "model.safetensors")
+        return tensors
 
 
 def plan(**options: Any) -> Plan:
@@ -84,9 +84,9 @@ def spread(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(tmp_path_factory.mktemp("trainer") / "spread", 2)
 
 
-def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
-    return list(found) == list(expected) and all(
-        np.allclose(found[name], expected[name], rtol=0, atol=1e-13) for name in expected
+def same(weights: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    return list(weights) == list(expected) and all(
+        np.allclose(weights[name], expected[name], rtol=0, atol=1e-13) for name in expected
     )
 
 

@@ -1,7 +1,11 @@
 """Checkpoints of random tensors under the names that families have, plans for them, and the permutation by hand."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import moeplan
 from moeplan.errors import MoeplanError
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.checkpoints import permute
-from moeplan.runtime.decisions import Decisions, PlacementDecision
-from moeplan.runtime.plan import Inputs, Plan
+from moeplan.runtime.plan import Plan, save
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
+from tests.runtime.checkpoints import permute_run
+from tests.runtime.plans import made_plan
 
 INDEX = "model.safetensors.index.json"
 CONFIG: dict[str, Any] = {
@@ -29,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "moe_intermediate_size": 6,
     "num_attention_heads": 2,
 }
-ROWS = {"experts", "gate", "router", "input_linear", "output_linear", "e_score_correction_bias", "expert_bias"}
+STACKED = {"experts", "gate", "router", "input_linear", "output_linear", "e_score_correction_bias", "expert_bias"}
 Tensors = dict[str, Tensor]
 
 
@@ -94,15 +100,7 @@ def plan_of(model: ModelSpec, rows: Sequence[Sequence[int]], num_devices: int = 
     rows_LE = np.array([_ascending(row, num_devices) for row in rows], dtype=np.int32)
     slots_D = np.full(num_devices, rows_LE.shape[1] // num_devices)
     placement = Placement(rows_LE, slots_D, model.num_experts, ReplicaRule.EVEN)
-    made: dict[str, Any] = {
-        "strategies": ("exflow",),
-        "seed": 0,
-        "cluster": Cluster(1, num_devices),
-        "model": model,
-        "inputs": Inputs(),
-        "decisions": Decisions(placement=PlacementDecision.of(placement)),
-    }
-    return Plan.make(**made | fields)
+    return made_plan(Cluster(1, num_devices), model, placement, **fields)
 
 
 def random_plan(model: ModelSpec, seed: int = 0) -> Plan:
@@ -116,8 +114,19 @@ def random_plan(model: ModelSpec, seed: int = 0) -> Plan:
 
 def spec(num_experts: int = 4, layers: Sequence[int] = (0, 1), **fields: Any) -> ModelSpec:
     """A model with these layers of experts."""
-    made: dict[str, Any] = {"name": "tiny", "layer_ids": tuple(layers), "num_experts": num_experts, "top_k": 2}
-    return ModelSpec(**made | {"num_hidden_layers": 2} | fields)
+    facts: dict[str, Any] = {"name": "tiny", "layer_ids": tuple(layers), "num_experts": num_experts, "top_k": 2}
+    return ModelSpec(**facts | {"num_hidden_layers": 2} | fields)
+
+
+@contextmanager
+def permuting(plan: Plan, source: Path, *words: object) -> Iterator[subprocess.Popen[str]]:
+    """A process of its own that permutes, with what `permute_run` takes after plan and source."""
+    save(plan, source.parent / "plan.json")
+    paths = os.pathsep.join([str(Path(moeplan.__file__).parents[1]), str(Path(__file__).parents[3])])
+    command = [sys.executable, permute_run.__file__, *map(str, (source.parent / "plan.json", source, *words))]
+    pipe, env = subprocess.PIPE, os.environ | {"PYTHONPATH": paths}
+    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, env=env, text=True) as child:
+        yield child
 
 
 def permuted_by_hand(tensors: Tensors, plan: Plan) -> Tensors:
@@ -137,19 +146,19 @@ def permuted_by_hand(tensors: Tensors, plan: Plan) -> Tensors:
             expected[".".join(words)] = tensor
         elif "tid2eid" in words:
             expected[name] = torch.tensor([[rows[layer].index(e) for e in ids] for ids in tensor.tolist()]).to(tensor)
-        elif ROWS & set(words):
+        elif STACKED & set(words):
             expected[name] = torch.stack([tensor[old] for old in rows[layer]])
         else:
             expected[name] = tensor
     return expected
 
 
-def assert_same(found: Tensors, expected: Tensors) -> None:
+def assert_same(actual: Tensors, expected: Tensors) -> None:
     """The same names, and of each the same type, shape and bytes."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
-        assert torch.equal(found[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
+        assert (actual[name].dtype, actual[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(actual[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)), name
 
 
 def assert_refused(
@@ -158,7 +167,7 @@ def assert_refused(
     """A plan, or one of ours, is refused in one line, and nothing is left behind."""
     before = sorted(tmp_path.iterdir())
     with pytest.raises(kind, match=message) as refused:
-        permute(plan or plan_of(spec(), [[2, 0, 3, 1], [3, 1, 0, 2]]), source, tmp_path / "permuted")
+        permute(plan or PLAN, source, tmp_path / "permuted")
     assert "\n" not in str(refused.value)
     assert sorted(tmp_path.iterdir()) == before
 
@@ -166,3 +175,7 @@ def assert_refused(
 def _ascending(row: Sequence[int], num_devices: int) -> list[int]:
     """The row with the experts of each device ascending, as plans have it."""
     return np.sort(np.reshape(row, (num_devices, -1)), axis=1).ravel().tolist()
+
+
+ROWS = [[2, 0, 3, 1], [3, 1, 0, 2]]
+PLAN = plan_of(spec(), ROWS)

@@ -75,8 +75,8 @@ def logits_of(model: Any) -> Tensor:
     """The logits of two random texts."""
     tokens = torch.randint(5, VOCABULARY, (2, 24), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
-        found: Tensor = model(input_ids=tokens).logits
-    return found
+        logits: Tensor = model(input_ids=tokens).logits
+    return logits
 
 
 def _biases(model: Any) -> list[tuple[str, Tensor]]:

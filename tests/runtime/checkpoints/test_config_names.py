@@ -8,14 +8,7 @@ import pytest
 
 from moeplan.errors import InputError
 from moeplan.runtime.checkpoints import permute, undo
-from tests.runtime.checkpoints.made_checkpoints import (
-    CONFIG,
-    expert_tensors,
-    files_of,
-    plan_of,
-    spec,
-    write_checkpoint,
-)
+from tests.runtime.checkpoints.made_checkpoints import CONFIG, expert_tensors, files_of, plan_of, spec, write_checkpoint
 
 ROWS = [[2, 3, 0, 1], [1, 3, 0, 2]]  # old expert 0 of layer 0 is the new 2, of layer 1 also the new 2
 PLAN = plan_of(spec(), ROWS)

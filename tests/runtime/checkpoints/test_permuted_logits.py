@@ -53,8 +53,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_the_logits_are_those_of_the_original(case: Case) -> None:
-    found = logits_of(case.loaded(case.permuted.directory))
-    torch.testing.assert_close(found, logits_of(case.model), atol=1e-5, rtol=0)
+    logits = logits_of(case.loaded(case.permuted.directory))
+    torch.testing.assert_close(logits, logits_of(case.model), atol=1e-5, rtol=0)
 
 
 def test_a_router_left_in_the_old_order_changes_the_logits(case: Case) -> None:

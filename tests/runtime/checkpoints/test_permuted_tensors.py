@@ -1,5 +1,6 @@
 """Tensors of layouts that no small model is saved in, in any order: where a permutation puts each, byte for byte."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.runtime.checkpoints import copying, permute, undo
+from moeplan.runtime.checkpoints import permute, rewriting, undo
 from tests.runtime.checkpoints.made_checkpoints import (
     CONFIG,
+    PLAN,
     Tensors,
     assert_same,
     expert_tensors,
@@ -25,8 +27,6 @@ from tests.runtime.checkpoints.made_checkpoints import (
     write_checkpoint,
 )
 
-ROWS = [[2, 0, 3, 1], [3, 1, 0, 2]]
-
 
 def _drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Random bytes as a tensor of any type."""
@@ -37,9 +37,8 @@ def _drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def _assert_permuted(tensors: Tensors, tmp_path: Path, config: dict[str, object] = CONFIG, shards: int = 2) -> None:
     """Permuting gives what is expected by hand, and undoing every byte."""
     source = write_checkpoint(tmp_path / "source", tensors, config, shards=shards)
-    plan = plan_of(spec(), ROWS)
-    permute(plan, source, tmp_path / "permuted")
-    assert_same(read_tensors(tmp_path / "permuted"), permuted_by_hand(tensors, plan))
+    permute(PLAN, source, tmp_path / "permuted")
+    assert_same(read_tensors(tmp_path / "permuted"), permuted_by_hand(tensors, PLAN))
     assert undo(tmp_path / "permuted", tmp_path / "restored").changed == ()
     assert files_of(tmp_path / "restored") == files_of(source)
 
@@ -77,7 +76,7 @@ def test_tensors_that_number_experts_hold_the_new_numbers(tmp_path: Path) -> Non
 
 
 def test_what_is_copied_in_many_pieces_is_put_together_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "BUFFER_BYTES", 24)
+    monkeypatch.setattr(rewriting, "BUFFER_BYTES", 24)
     tensors = {"layers.0.ffn.gate.tid2eid": torch.randint(0, 4, (7, 3)), "embed.weight": torch.randn(5, 5)}
     for layer in (0, 1):
         tensors[f"layers.{layer}.ffn.experts.down_proj"] = _drawn(4, 5, 7, dtype=torch.uint8)
@@ -88,13 +87,13 @@ def test_what_is_copied_in_many_pieces_is_put_together_right(tmp_path: Path, mon
 def test_layers_that_predict_further_tokens_stay_as_they_are(tmp_path: Path) -> None:
     tensors = expert_tensors((0, 1, 2), 4) | expert_tensors((0,), 4, stem="mtp.layers", seed=1)
     source = write_checkpoint(tmp_path / "source", tensors)
-    made = permute(plan_of(spec(), ROWS), source, tmp_path / "permuted")
-    found = read_tensors(tmp_path / "permuted")
-    assert_same(found, permuted_by_hand(tensors, plan_of(spec(), ROWS)))
+    made = permute(PLAN, source, tmp_path / "permuted")
+    after = read_tensors(tmp_path / "permuted")
+    assert_same(after, permuted_by_hand(tensors, PLAN))
     assert made.left_alone == ("model.layers.2", "mtp.layers.0")
     for name in tensors:
         if "layers.2." in name or "mtp." in name:
-            assert torch.equal(found[name], tensors[name])
+            assert torch.equal(after[name], tensors[name])
 
 
 def test_one_number_for_all_experts_stays_and_biases_with_a_leading_one_are_put_in_order(tmp_path: Path) -> None:
@@ -105,10 +104,10 @@ def test_one_number_for_all_experts_stays_and_biases_with_a_leading_one_are_put_
     source = write_checkpoint(
         tmp_path / "source", tensors | {"model.layers.1.mlp.moe_statics.e_score_correction_bias": bias}
     )
-    permute(plan_of(spec(), ROWS), source, tmp_path / "permuted")
-    found = read_tensors(tmp_path / "permuted")
-    assert found["model.layers.1.mlp.moe_statics.e_score_correction_bias"].tolist() == [[1, 3, 0, 2]]
-    assert found["model.layers.0.mlp.experts.down_proj_input_scale"] == 3
+    permute(PLAN, source, tmp_path / "permuted")
+    after = read_tensors(tmp_path / "permuted")
+    assert after["model.layers.1.mlp.moe_statics.e_score_correction_bias"].tolist() == [[1, 3, 0, 2]]
+    assert after["model.layers.0.mlp.experts.down_proj_input_scale"] == 3
 
 
 def test_quantised_experts_of_any_suffix_are_renamed_whole(tmp_path: Path) -> None:
@@ -127,9 +126,9 @@ def test_links_into_a_cache_are_followed_and_written_as_files(tmp_path: Path) ->
     for number, file in enumerate(sorted(whole.iterdir())):
         shutil.copy(file, tmp_path / "models--x" / "blobs" / str(number))
         (snapshot / file.name).symlink_to(os.path.join("..", "..", "blobs", str(number)))
-    permute(plan_of(spec(), ROWS), snapshot, tmp_path / "permuted")
+    permute(PLAN, snapshot, tmp_path / "permuted")
     assert not any(file.is_symlink() for file in (tmp_path / "permuted").iterdir())
-    permute(plan_of(spec(), ROWS), whole, tmp_path / "other")
+    permute(PLAN, whole, tmp_path / "other")
     assert files_of(tmp_path / "permuted") == files_of(tmp_path / "other")
 
 
@@ -140,7 +139,7 @@ def test_other_files_are_copied_and_weights_in_another_form_are_not(tmp_path: Pa
         (source / name).write_text("{}")
     (source / "extra").mkdir()
     (source / "extra" / "chat.jinja").write_text("text")
-    made = permute(plan_of(spec(), ROWS), source, tmp_path / "permuted")
+    made = permute(PLAN, source, tmp_path / "permuted")
     assert made.left_out == ("model.safetensors.index.json", "original/model.safetensors", "pytorch_model.bin")
     there = files_of(tmp_path / "permuted")
     assert there.keys() == {
@@ -154,23 +153,20 @@ def test_other_files_are_copied_and_weights_in_another_form_are_not(tmp_path: Pa
 
 
 def test_the_permutation_is_stored_with_the_hashes_of_plan_and_source(tmp_path: Path) -> None:
-    import hashlib
-
     source = write_checkpoint(tmp_path / "source", expert_tensors((0, 1), 4), shards=2)
-    plan = plan_of(spec(), ROWS)
-    permute(plan, source, tmp_path / "permuted")
+    permute(PLAN, source, tmp_path / "permuted")
     record = json.loads((tmp_path / "permuted" / "moeplan-permutation.json").read_text())
-    assert record["plan_sha256"] == plan.plan_sha256
+    assert record["plan_sha256"] == PLAN.plan_sha256
     assert record["permutation"] == {"0": [0, 2, 1, 3], "1": [1, 3, 0, 2]}
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files_of(source).items()}
     assert {name: file["sha256"] for name, file in record["files"].items()} == hashes
 
 
 def test_weights_trained_since_are_put_back_too_and_told(tmp_path: Path) -> None:
-    tensors, plan = expert_tensors((0, 1), 4), plan_of(spec(), ROWS)
-    permute(plan, write_checkpoint(tmp_path / "source", tensors), tmp_path / "permuted")
+    tensors = expert_tensors((0, 1), 4)
+    permute(PLAN, write_checkpoint(tmp_path / "source", tensors), tmp_path / "permuted")
     trained = {name: tensor + 1 for name, tensor in tensors.items()}
-    by_hand = permuted_by_hand(trained, plan)
+    by_hand = permuted_by_hand(trained, PLAN)
     shutil.move(tmp_path / "permuted" / "moeplan-permutation.json", tmp_path)
     shutil.rmtree(tmp_path / "permuted")
     write_checkpoint(tmp_path / "permuted", by_hand, shards=3)

@@ -2,18 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
-import moeplan
 from moeplan.files import sha256_file
 from moeplan.runtime.checkpoints.header import packed
-from moeplan.runtime.plan import Plan, save
-from tests.runtime.checkpoints import memory_run
-from tests.runtime.checkpoints.made_checkpoints import CONFIG, plan_of, spec
+from moeplan.runtime.plan import Plan
+from tests.runtime.checkpoints.made_checkpoints import CONFIG, permuting, plan_of, spec
 
 LIMIT_MIB = 256
 ROW_BYTES = 80 * 2**20
@@ -86,10 +82,5 @@ def _write(folder: Path, tensors: dict[str, tuple[str, list[int]]], config: dict
 
 
 def _peak_mib(plan: Plan, source: Path, *targets: Path) -> float:
-    save(plan, source.parent / "plan.json")
-    paths = os.pathsep.join([str(Path(moeplan.__file__).parents[1]), str(Path(__file__).parents[3])])
-    words = map(str, (memory_run.__file__, source.parent / "plan.json", source, *targets))
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, check=True, env=os.environ | {"PYTHONPATH": paths}
-    )
-    return float(done.stdout)
+    with permuting(plan, source, *targets) as child:
+        return float(child.communicate()[0])

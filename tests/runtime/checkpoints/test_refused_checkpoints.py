@@ -27,7 +27,6 @@ from tests.runtime.checkpoints.made_checkpoints import (
     write_checkpoint,
 )
 
-ROWS = [[2, 0, 3, 1], [3, 1, 0, 2]]
 GATE = "model.layers.1.mlp.gate.weight"
 UP = "model.layers.0.mlp.experts.2.up_proj.weight"
 FIRST, SECOND = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
@@ -62,8 +61,12 @@ def _text(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
 
 def _first(described: dict[str, Any]) -> dict[str, Any]:
     tensors = {name: tensor for name, tensor in described.items() if name != "__metadata__"}
-    found: dict[str, Any] = min(tensors.values(), key=lambda tensor: tensor["data_offsets"][0])
-    return found
+    first: dict[str, Any] = min(tensors.values(), key=lambda tensor: tensor["data_offsets"][0])
+    return first
+
+
+def _described(**changes: Any) -> Callable[[Path], None]:
+    return _header(lambda header: _first(header).update(changes))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -107,22 +110,19 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a header nested deeply": (_bytes(lambda _: packed("[" * 100_000)), "nested too deeply|damaged"),
     "a header with a name twice": (_bytes(lambda _: packed('{"a": {}, "a": {}}')), "a name twice"),
     "a header with another kind of object": (_bytes(lambda _: packed('{"a": 3}')), "something else than dtype"),
-    "an unknown type": (_header(lambda found: _first(found).update(dtype="F7")), "a tensor of type 'F7'"),
-    "a shape with a fraction": (_header(lambda found: _first(found).update(shape=[1.5])), r"a tensor of shape \[1.5\]"),
-    "a shape below zero": (_header(lambda found: _first(found).update(shape=[-1, -8])), "a tensor of shape"),
-    "a shape that is too large": (_header(lambda found: _first(found).update(shape=[2**61, 8])), "in bytes"),
+    "an unknown type": (_described(dtype="F7"), "a tensor of type 'F7'"),
+    "a shape with a fraction": (_described(shape=[1.5]), r"a tensor of shape \[1.5\]"),
+    "a shape below zero": (_described(shape=[-1, -8]), "a tensor of shape"),
+    "a shape that is too large": (_described(shape=[2**61, 8]), "in bytes"),
     "offsets that overlap": (
-        _header(lambda found: _first(found).update(data_offsets=[4, 4 + _first(found)["data_offsets"][1]])),
+        _header(lambda header: _first(header).update(data_offsets=[4, 4 + _first(header)["data_offsets"][1]])),
         "begins at byte 4, where 0 was expected",
     ),
     "offsets out of range": (
-        _header(lambda found: _first(found).update(data_offsets=[2**40, 2**40 + _first(found)["data_offsets"][1]])),
+        _header(lambda header: _first(header).update(data_offsets=[2**40, 2**40 + _first(header)["data_offsets"][1]])),
         "begins at byte",
     ),
-    "offsets backwards": (
-        _header(lambda found: _first(found)["data_offsets"].reverse()),
-        "a tensor of|in bytes",
-    ),
+    "offsets backwards": (_header(lambda header: _first(header)["data_offsets"].reverse()), "a tensor of|in bytes"),
     "a header of more values than tensors have": (
         _bytes(lambda _: packed('{"a": [' + "[]," * 300_000 + "1]}")),
         r"300,001 times '\[', at most 200,000 are read",
@@ -135,7 +135,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "caf\udce9.txt").write_text("x"),
         r"a file called 'caf\\udce9.txt'; expected a printable name",
     ),
-    "one offset": (_header(lambda found: _first(found).update(data_offsets=[0])), "a tensor of shape"),
+    "one offset": (_described(data_offsets=[0]), "a tensor of shape"),
 }
 
 
@@ -147,52 +147,51 @@ def test_a_damaged_checkpoint_is_refused_in_one_line_and_nothing_written(damage:
     assert_refused(InputError, message, source, tmp_path)
 
 
+def _with(name: str, *shape: int) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: torch.zeros(shape)})
+
+
+def _without(word: str) -> Callable[[Tensors], object]:
+    return lambda tensors: [tensors.pop(name) for name in list(tensors) if word in name]
+
+
 UNKNOWN: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "a fused tensor of another kind": (
-        lambda tensors: tensors.update({"model.layers.0.mlp.experts.mlp.w1": torch.zeros(24, 8)}),
+        _with("model.layers.0.mlp.experts.mlp.w1", 24, 8),
         "model.layers.0.mlp.experts.mlp.w1 is no part of a layer of experts that is known here",
     ),
     "a router of all layers": (
-        lambda tensors: tensors.update({"model.router_bias": torch.zeros(2, 4)}),
+        _with("model.router_bias", 2, 4),
         "model.router_bias mentions experts or a router outside of the layers",
     ),
     "experts beside their block": (
-        lambda tensors: tensors.update({"model.layers.0.expert_gate.weight": torch.zeros(4, 8)}),
+        _with("model.layers.0.expert_gate.weight", 4, 8),
         "model.layers.0.expert_gate.weight mentions experts or a router beside the block",
     ),
     "experts in two blocks": (
-        lambda tensors: tensors.update({"model.layers.0.moe.experts.down_proj": torch.zeros(4, 8)}),
+        _with("model.layers.0.moe.experts.down_proj", 4, 8),
         "hidden layer 0 has experts in mlp and moe",
     ),
     "a fused tensor of other experts": (
-        lambda tensors: tensors.update({"model.layers.0.mlp.experts.down_proj": torch.zeros(5, 4)}),
+        _with("model.layers.0.mlp.experts.down_proj", 5, 4),
         r"has shape \[5, 4\], where 4 experts were expected first",
     ),
-    "a router of other experts": (
-        lambda tensors: tensors.update({GATE: torch.zeros(5, 8)}),
-        r"gate.weight has shape \[5, 8\], where 4",
-    ),
-    "a router transposed": (lambda tensors: tensors.update({GATE: torch.zeros(8, 4)}), r"has shape \[8, 4\]"),
-    "no router": (lambda tensors: tensors.pop(GATE), "no router of hidden layer 1"),
-    "an expert missing": (lambda tensors: tensors.pop(UP), "hidden layer 0 lacks up_proj of expert 2"),
+    "a router of other experts": (_with(GATE, 5, 8), r"gate.weight has shape \[5, 8\], where 4"),
+    "a router transposed": (_with(GATE, 8, 4), r"has shape \[8, 4\]"),
+    "no router": (_without(GATE), "no router of hidden layer 1"),
+    "an expert missing": (_without(UP), "hidden layer 0 lacks up_proj of expert 2"),
     "an expert too many": (
         lambda tensors: tensors.update({UP.replace("experts.2", "experts.4"): tensors[UP].clone()}),
         "hidden layer 0 has up_proj of expert 4; expected experts 0 to 3",
     ),
-    "a layer without experts": (
-        lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.1." in name],
-        r"no experts of hidden layer 1 .*\(1 of 2 layers",
-    ),
-    "no layer of experts": (
-        lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers" in name],
-        r"no experts of hidden layer 0 .*\(2 of 2 layers",
-    ),
+    "a layer without experts": (_without("layers.1."), r"no experts of hidden layer 1 .*\(1 of 2 layers"),
+    "no layer of experts": (_without("layers"), r"no experts of hidden layer 0 .*\(2 of 2 layers"),
     "two models": (
         lambda tensors: tensors.update(expert_tensors((0, 1), 4, stem="draft.layers")),
         "layers of experts under draft.layers and model.layers; expected one model",
     ),
     "numbers of experts as fractions": (
-        lambda tensors: tensors.update({"model.layers.0.mlp.gate.tid2eid": torch.zeros(3, 2)}),
+        _with("model.layers.0.mlp.gate.tid2eid", 3, 2),
         "tid2eid numbers experts by F32, where I64 or",
     ),
     "numbers of experts that are none": (

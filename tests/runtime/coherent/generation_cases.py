@@ -1,10 +1,12 @@
 """What the ranks of a generating test world run, and the case that says it; imported by spawned processes too."""
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,7 +16,10 @@ from torch import nn
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.coherent.forward import coherent_forward
+from moeplan.runtime.dispatch.coherent import CoherentDispatch
+from moeplan.runtime.dispatch.dispatch import Batch
+from moeplan.runtime.dispatch.migrating import MigratingDispatch
+from moeplan.runtime.engine.gather import Count, Gather
 from moeplan.runtime.models.huggingface import view
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement
@@ -22,6 +27,7 @@ from moeplan.traces.model import ModelSpec
 from tests.runtime.models.huggingface_models import make_model
 from tests.runtime.plans import made_plan
 from tests.runtime.rank_cases import Case
+from tests.runtime.worlds import refusal_of
 
 Family = Literal["embedded", "mixtral", "qwen3_moe", "olmoe", "gpt_oss"]
 NUM_EXPERTS = 8
@@ -139,9 +145,9 @@ def _forward(model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tenso
     for row, prompt in enumerate(prompts):
         mask[row, width - len(prompt) :] = True
         tokens[row, width - len(prompt) :] = prompt
-    logits = coherent_forward(view(model), tokens, samples, None, mask_BS=mask).logits
+    logits = CoherentDispatch().forward(model, Batch(tokens, samples, mask), None).logits
     assert not logits[~mask].any()
-    return [found[real].numpy() for found, real in zip(logits, mask, strict=True)]
+    return [sample_logits[real].numpy() for sample_logits, real in zip(logits, mask, strict=True)]
 
 
 @contextlib.contextmanager
@@ -162,3 +168,70 @@ def _counted() -> Iterator[Counter[str]]:
     yield calls
     for name, call in before.items():
         setattr(dist, name, call)
+
+
+@dataclass
+class Pair:
+    """What a rank of two has: replies, what it was told when it asked for what cannot be, uneven gathers, events."""
+
+    replies: list[Reply]
+    refusals: dict[str, str]
+    gathered: list[list[int]]
+    events: list[str]
+
+
+def run_two(world: World, jobs: Sequence[Job]) -> Pair:
+    """What this rank of two has."""
+    gathered = [_gathered(world.rank, num_rows) for num_rows in (0, 1, 3)]
+    return Pair(run_jobs(world, jobs), _refusals(world.rank, jobs[0]), gathered, _events(jobs[-1]))
+
+
+def _gathered(rank: int, num_rows: int) -> list[int]:
+    """What is gathered where rank 0 has `num_rows` rows and rank 1 has one less than twice that, or none."""
+    mine = [num_rows, max(0, 2 * num_rows - 1)][rank]
+    rows = 10 * rank + torch.arange(mine)[:, None]
+    counts = Count.start(mine, torch.device("cpu"), None).wait()
+    wide, narrow = Gather.start(counts, None, rows.double().repeat(1, 3), rows.int()).wait()
+    assert (wide == narrow).all()
+    gathered: list[int] = narrow.flatten().tolist()
+    return gathered
+
+
+def _events(job: Job) -> list[str]:
+    """What happens in turn in a generation: "sent" and "arrived" of keys and values, and calls of these modules."""
+    model, events = parallelize(job.model(), job.plan(), dispatch="coherent"), list[str]()
+
+    def noted(event: str, call: Any) -> Any:
+        def called(*args: Any) -> Any:
+            events.append(event)
+            return call(*args)
+
+        return called
+
+    seen: Any = view(model.model)
+    for name, module in (("head", seen.head), ("embed", seen.embed), ("norm", seen.layers[0].attention_norm)):
+        module.register_forward_hook(noted(name, lambda *_: None))
+    sent, arrived = noted("sent", Gather.start), noted("arrived", Gather.wait)
+    with mock.patch.object(Gather, "start", sent), mock.patch.object(Gather, "wait", arrived):
+        model.generate([torch.arange(3)], job.new)
+    return events
+
+
+def _refusals(rank: int, job: Job) -> dict[str, str]:
+    model = parallelize(job.model(), job.plan(), dispatch=job.dispatch)
+    good = [torch.arange(3)]
+    attempts: dict[str, tuple[Any, ...]] = {
+        "no new token": (good, 0),
+        "an empty prompt on rank 1": ([torch.arange(3 - 3 * rank)], 4),
+        "floats on rank 0": ([torch.zeros(3) if rank == 0 else torch.arange(3)], 4),
+        "a token beyond the vocabulary on rank 1": ([torch.tensor([3, 10_000 * rank])], 4),
+        "two dimensions": ([torch.zeros(2, 2, dtype=torch.int64)], 4),
+        "too few sample ids": (good, 4, None, torch.arange(2)),
+        "other lengths": (good, 4 + rank),
+        "other ends": (good, 4, rank),
+    }
+    refusals = {name: refusal_of(functools.partial(model.generate, *given)) for name, given in attempts.items()}
+    model.model.train()
+    refusals["training"] = refusal_of(lambda: model.generate(good, 4))
+    model.dispatcher = MigratingDispatch(mock.Mock())
+    return refusals | {"migrating": refusal_of(lambda: model.generate(good, 4))}

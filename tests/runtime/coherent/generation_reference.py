@@ -10,6 +10,7 @@ import torch
 from moeplan.runtime.engine.traffic import Traffic
 from tests.runtime.coherent.generation_cases import Job
 from tests.runtime.test_parallel import device_of
+from tests.runtime.worlds import Watched
 
 NO_TIE = 1e-6
 
@@ -30,25 +31,23 @@ def reference(job: Job) -> Reference:
 
 @functools.cache
 def _reference(job: Job) -> Reference:
-    model, routed = job.model(), list[torch.Tensor]()
-    for name, module in model.named_modules():
-        if name.endswith(("moe.router", "mlp.router", "mlp.gate")) and not list(module.children())[1:]:
-            module.register_forward_hook(lambda _module, _inputs, output: routed.append(output[-1]))
+    model = job.model()
+    watched = Watched(model)
     tokens, logits, ids = [], [], []
     for prompt in job.tokens():
         text, new = prompt, list[int]()
         while len(new) < job.new and job.eos not in new:
-            routed.clear()
+            watched.ids = []
             with torch.no_grad():
-                found = getattr(model(text[None]), "logits", None)
-                found = (model(text[None]) if found is None else found)[0]
-            logits += [found.numpy()] if not new else []
-            best, second = found[-1].topk(2).values
+                logits_SV = getattr(model(text[None]), "logits", None)
+                logits_SV = (model(text[None]) if logits_SV is None else logits_SV)[0]
+            logits += [logits_SV.numpy()] if not new else []
+            best, second = logits_SV[-1].topk(2).values
             assert best - second > NO_TIE
-            new.append(int(found[-1].argmax()))
+            new.append(int(logits_SV[-1].argmax()))
             text = torch.cat([text, torch.tensor(new[-1:])])
         tokens.append(new)
-        ids.append(torch.stack(routed[-job.case().num_layers :], dim=1).numpy())
+        ids.append(torch.stack(watched.ids[-job.case().num_layers :], dim=1).numpy())
     return Reference(tokens, logits, ids)
 
 
@@ -58,10 +57,10 @@ def recount(job: Job) -> list[Traffic]:
     routed = [0, None, 1] if job.family == "qwen3_moe" else [0, 1, 2]
     dispatched, combined, returned, told = (Counter[int]() for _ in range(4))
     rows, loads = Counter[tuple[int, int]](), Counter[tuple[int, int]]()  # by step (prompts: -1), and rank
-    coherent, found = job.dispatch == "coherent", reference(job)
+    coherent, expected = job.dispatch == "coherent", reference(job)
     for sample, (source, length) in enumerate(zip(job.source, job.lengths, strict=True)):
         home = source
-        for position, ids in enumerate(found.ids[sample]):
+        for position, ids in enumerate(expected.ids[sample]):
             step = max(-1, position - length)
             home = source if step < 0 else home
             for ordinal in routed:

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from moeplan.profilers.world import run_world
-from tests.runtime.coherent.generation_cases import Job, Reply, run_jobs
-from tests.runtime.coherent.generation_pair import Pair, run_two
+from tests.runtime.coherent.generation_cases import Job, Pair, Reply, run_jobs, run_two
 from tests.runtime.coherent.generation_reference import kv_bytes, recount, reference
-from tests.runtime.test_parallel import close
+from tests.runtime.worlds import by_case, by_rank, close
 
 pytest.importorskip("transformers")
 
@@ -47,17 +45,13 @@ coherent_job = pytest.mark.parametrize("index", range(len(COHERENT)), ids=COHERE
 @pytest.fixture(scope="module")
 def replies() -> list[list[Reply]]:
     """One world of 4 ranks for all jobs: replies by job, then rank."""
-    by_rank = run_world(4, run_jobs, JOBS, timeout_s=120)
-    assert by_rank is not None
-    return [list(ranks) for ranks in zip(*by_rank, strict=True)]
+    return by_case(4, run_jobs, JOBS)
 
 
 @pytest.fixture(scope="module")
 def two() -> list[Pair]:
     """One world of 2 ranks: by rank, replies to `TWO`, refusals, and gathers."""
-    by_rank = run_world(2, run_two, TWO, timeout_s=120)
-    assert by_rank is not None
-    return by_rank
+    return by_rank(2, run_two, TWO)
 
 
 @every_job
@@ -74,9 +68,9 @@ def test_an_end_comes_in_the_middle_and_not_to_all() -> None:
 
 @coherent_job
 def test_logits_of_padded_prompts_are_those_of_a_single_process(index: int, replies: list[list[Reply]]) -> None:
-    found = [logits for reply in replies[index] for logits in reply.logits]
-    assert all(map(close, found, reference(JOBS[index]).logits))
-    assert len(found) == len(JOBS[index].lengths)
+    by_sample = [logits for reply in replies[index] for logits in reply.logits]
+    assert all(map(close, by_sample, reference(JOBS[index]).logits))
+    assert len(by_sample) == len(JOBS[index].lengths)
 
 
 @every_job

@@ -9,7 +9,7 @@ import torch
 
 from moeplan.planner.demo.model import Experts
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.world import World, run_world
+from moeplan.profilers.world import World
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.layer import ParallelExperts
 from moeplan.runtime.engine.layer_placement import LayerPlacement
@@ -19,6 +19,7 @@ from tests.runtime.engine.alive import Alive
 from tests.runtime.engine.plain import PlainLayer
 from tests.runtime.engine.rebind_cases import Moved, moved
 from tests.runtime.rank_cases import Case
+from tests.runtime.worlds import by_rank
 
 CASE = Case("standard", (3, 2, 2, 2), (0, 0, 0, 0), top_k=2, rule="even", seed=3, num_layers=1)
 TOKENS = (9, 4, 0, 6)
@@ -42,9 +43,7 @@ class Found:
 @functools.cache
 def found_by_four() -> list[Found]:
     """By rank."""
-    by_rank = run_world(4, _find, timeout_s=120)
-    assert by_rank is not None
-    return by_rank
+    return by_rank(4, _find)
 
 
 def _find(world: World, _payload: None) -> Found:

@@ -8,7 +8,6 @@ import torch._dynamo  # optimizers load it, each rank for itself where its nurse
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from moeplan.errors import UsageError
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.engine.layer_placement import LayerPlacement
@@ -17,6 +16,7 @@ from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.whole import full_state_dict
 from moeplan.solvers.placement import Placement
 from tests.runtime.rank_cases import Case
+from tests.runtime.worlds import own, refusal_of
 
 CASES = {
     "in chunks": Case(
@@ -73,7 +73,7 @@ def moved(world: World) -> list[Moved]:
 
 def _moved(world: World, case: Case) -> Moved:
     """Train while experts change places before every micro-batch, between two of one step with their gradients."""
-    mine = slice(sum(case.batches[: world.rank]), sum(case.batches[: world.rank + 1]))
+    mine = own(case.batches, world.rank)
     spread = parallelize(case.model(), case.plan())
     model = DistributedDataParallel(spread)
     optimizer = torch.optim.SGD(model.parameters(), RATE)
@@ -110,13 +110,9 @@ def _refusal(case: Case, spread: ExpertParallelModel, mine: slice, other_slots: 
     if other_slots:
         placement = replace(case, slots=tuple(slots + 1 for slots in case.slots)).placement()
     output = None if other_slots else spread(case.tokens()[mine])
-    try:
-        _rebind(case, spread, placement)
-    except UsageError as error:
-        return str(error)
-    finally:
-        del output
-    return "accepted"
+    refusal = refusal_of(lambda: _rebind(case, spread, placement))
+    del output
+    return refusal
 
 
 def _backward(case: Case, model: nn.Module, tokens: Tensor, mine: slice) -> Tensor:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.runtime.engine.chunks import Chunks
-from moeplan.runtime.engine.copies import Slots, select_buffers
+from moeplan.runtime.engine.copies import select_buffers
+from moeplan.runtime.engine.layer_placement import Slots
 from moeplan.solvers.placement import Placement
 from tests.runtime.engine.alive import Alive
 from tests.runtime.engine.engine_cases import CASE, HIDDEN, NUM_TOKENS, experts, found_by_four, inputs
@@ -31,7 +32,7 @@ def test_buffers_hold_first_choices_before_second_ones_in_token_order(data: st.D
     device = np.array([[rng.choice(np.flatnonzero(placement.holds(0)[e])) for e in row] for row in ids]).reshape(-1, 2)
     chunks = Chunks.of([1 / pieces] * pieces, [1.0])
     piece = chunks.piece_of(capacity, torch.device("cpu"))
-    found = select_buffers(torch.from_numpy(ids).long(), torch.from_numpy(device).long(), piece, (pieces, 4), slots)
+    copies = select_buffers(torch.from_numpy(ids).long(), torch.from_numpy(device).long(), piece, (pieces, 4), slots)
     expected, place = [], Counter[tuple[int, int]]()
     for k in range(2):
         for token in range(num_tokens):
@@ -39,20 +40,20 @@ def test_buffers_hold_first_choices_before_second_ones_in_token_order(data: st.D
             if place[key] < capacity:
                 expected.append((int(piece[place[key]]), key[1], key[0], token, k))
             place[key] += 1
-    assert found.choice is not None
-    rows = torch.stack([found.place, found.beside[:, 0], found.row, found.choice], dim=1).tolist()
+    assert copies.choice is not None
+    rows = torch.stack([copies.place, copies.beside[:, 0], copies.row, copies.choice], dim=1).tolist()
     filled = [(at // 4, at % 4, expert, token, k) for at, expert, token, k in rows if token < num_tokens]
     assert Counter(filled) == Counter(expected)
-    assert len(found.row) == capacity * placement.num_slots
-    assert found.place.tolist() == sorted(found.place.tolist())
-    assert found.counts.sum().item() == capacity * placement.num_slots
+    assert len(copies.row) == capacity * placement.num_slots
+    assert copies.place.tolist() == sorted(copies.place.tolist())
+    assert copies.counts.sum().item() == capacity * placement.num_slots
     assert all(expert == -1 for _, expert, token, _ in rows if token == num_tokens)
 
 
 def test_what_exceeds_the_capacity_is_dropped_whatever_the_degree() -> None:
     capacities = [2 * 2, 2 * 2, 2 * 2, 6]  # K int(F ceil(9 / 8)) rows, to a multiple of both degrees
-    for rank, found in enumerate(found_by_four()):
-        for capacity, (y, gradient) in zip(capacities, found.buffers, strict=True):
+    for rank, answer in enumerate(found_by_four()):
+        for capacity, (y, gradient) in zip(capacities, answer.buffers, strict=True):
             expected, expected_gradient = in_token_order(rank, capacity)
             np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-13)
             np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-12, atol=1e-13)
@@ -93,18 +94,18 @@ def test_the_tracker_sees_what_is_alive_at_once() -> None:
 
 
 def test_buffers_stay_within_one_and_a_half_of_the_plain_all_to_alls() -> None:
-    plain, *ours = np.moveaxis(np.array([found.peaks for found in found_by_four()]), -1, 0)
+    plain, *ours = np.moveaxis(np.array([answer.peaks for answer in found_by_four()]), -1, 0)
     assert plain.min() > NUM_TOKENS * HIDDEN * 4
     assert (np.array(ours) <= 1.5 * plain).all()
 
 
 def test_waiting_for_a_rank_that_comes_late_is_not_counted() -> None:
-    assert max(found.lap_s for found in found_by_four()) < 0.25
+    assert max(answer.lap_s for answer in found_by_four()) < 0.25
 
 
 @every_case
 def test_outputs_and_training_under_two_placements_in_turn_are_those_of_a_single_process(index: int) -> None:
-    case, ranks = [*CASES.values()][index], [found.moved[index] for found in found_by_four()]
+    case, ranks = [*CASES.values()][index], [answer.moved[index] for answer in found_by_four()]
     logits, state = in_one_process(case)
     for step, part in itertools.product(range(STEPS), range(MICRO)):
         together = torch.cat([rank.logits[step][part] for rank in ranks])
@@ -117,7 +118,7 @@ def test_outputs_and_training_under_two_placements_in_turn_are_those_of_a_single
 
 @every_case
 def test_only_experts_that_are_new_to_a_device_travel(index: int) -> None:
-    case, ranks = [*CASES.values()][index], [found.moved[index] for found in found_by_four()]
+    case, ranks = [*CASES.values()][index], [answer.moved[index] for answer in found_by_four()]
     first, second = placements(case)
     there, back = _new(first, second), _new(second, first)
     turns = [there, *itertools.islice(itertools.cycle([back, there]), STEPS * MICRO - 1)]
@@ -136,7 +137,7 @@ def _new(old: Placement, new: Placement) -> int:
 @every_case
 def test_a_move_before_the_backward_pass_or_to_other_numbers_of_slots_is_refused(index: int) -> None:
     case = [*CASES.values()][index]
-    for rank, slots in zip([found.moved[index] for found in found_by_four()], case.slots, strict=True):
+    for rank, slots in zip([answer.moved[index] for answer in found_by_four()], case.slots, strict=True):
         early, other = rank.refused
-        assert early.startswith("experts moved between a forward and its backward pass")
-        assert other.startswith(f"a placement with {slots + 1} slots on this rank in place of one with {slots}")
+        assert early.startswith("UsageError: experts moved between a forward and its backward pass")
+        assert f"a placement with {slots + 1} slots on this rank in place of one with {slots}" in other

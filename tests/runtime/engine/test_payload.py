@@ -16,9 +16,9 @@ def test_columns_come_back_as_they_were(num_rows: int, kinds: list[tuple[int, to
     columns = Columns.of(*sent)
     rows = columns.pack(*sent)
     assert columns.kinds == tuple(kinds)
-    for found, expected in zip(columns.unpack(rows), sent, strict=True):
-        assert found.dtype == expected.dtype
-        assert torch.equal(found, expected)
+    for unpacked, expected in zip(columns.unpack(rows), sent, strict=True):
+        assert unpacked.dtype == expected.dtype
+        assert torch.equal(unpacked, expected)
 
 
 def test_what_has_no_rows_travels_whatever_its_strides() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeplan.runtime.engine.copies import Slots
+from moeplan.runtime.engine.layer_placement import Slots
 from moeplan.runtime.engine.rebinding import Moves
 from moeplan.solvers.placement import Placement
 from tests.runtime.rank_cases import Case

@@ -82,11 +82,7 @@ def lines(text: str) -> list[str]:
         ("killed", 0, "rank N cannot reach rank 0, which keeps the store of this world"),
         ("stopped", 0, f"rank 0 did not answer within {TIMEOUT_S:g} s (noticed by rank N)"),
         ("ends", 1, "rank 1 ended while others need it (noticed by rank N); check that all take as many steps"),
-        (
-            "ends",
-            0,
-            "rank 0, which kept the store, ended before others; check that all take as many steps (N)",
-        ),
+        ("ends", 0, "rank 0, which kept the store, ended before others; check that all take as many steps (N)"),
         ("raises", 1, f"rank 1: failed at {SCRIPT}:N: ValueError: a bad batch"),
         ("raises beside a slow rank", 1, f"rank 1: failed at {SCRIPT}:N: ValueError: a bad batch"),
     ],

@@ -3,15 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
 from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision
+from moeplan.runtime.decisions import PipelineDecision
 from moeplan.runtime.exports import Expected
-from moeplan.runtime.plan import Inputs, Plan
-from moeplan.solvers.placement import Placement, ReplicaRule
+from moeplan.runtime.plan import Plan
 from moeplan.traces.model import ModelSpec
+from tests.runtime.plans import made_plan, random_placement
 
 ENGINES_OF_PLACEMENTS = ("sglang", "vllm", "vllm-ascend", "tensorrt-llm")
 
@@ -20,24 +19,6 @@ def model_of(*, layers: int = 3, experts: int = 8, dense: int = 1, mtp: int | No
     """A model whose first `dense` hidden layers have no experts."""
     told = {"num_hidden_layers": dense + layers, "num_mtp_layers": mtp, "top_k": 2} | known
     return ModelSpec(name="random", layer_ids=tuple(range(dense, dense + layers)), num_experts=experts, **told)
-
-
-def random_placement(rng: np.random.Generator, layers: int, experts: int, slots: list[int]) -> Placement:
-    """All experts dealt round, the slots that remain filled with experts that their device lacks."""
-    rows = []
-    for _ in range(layers):
-        held: list[set[int]] = [set() for _ in slots]
-        device = 0
-        for expert in rng.permutation(experts).tolist():
-            while len(held[device % len(slots)]) == slots[device % len(slots)]:
-                device += 1
-            held[device % len(slots)].add(expert)
-            device += 1
-        for have, number in zip(held, slots, strict=True):
-            lacking = [expert for expert in range(experts) if expert not in have]
-            have.update(rng.choice(lacking, size=number - len(have), replace=False).tolist() if lacking else ())
-        rows.append([sorted(have) for have in held])
-    return Placement.from_sets(rows, experts, ReplicaRule.EVEN)
 
 
 def plan_of(
@@ -52,12 +33,9 @@ def plan_of(
     """A plan of a random placement, or of what is `decided` instead."""
     spec, where = model or model_of(), Cluster.parse(cluster)
     each = [slots] * where.num_devices if isinstance(slots, int) else slots
-    placement = random_placement(np.random.default_rng(seed), spec.num_layers, spec.num_experts, each)
+    placement = random_placement(spec.num_layers, spec.num_experts, each, seed=seed)
     options = decided.pop("options", {"placement": {"dispatch_model": dispatch}})
-    decisions = Decisions(**({"placement": PlacementDecision.of(placement)} | decided))
-    return Plan.make(
-        strategies=("eplb",), seed=0, cluster=where, model=spec, inputs=Inputs(), decisions=decisions, options=options
-    )
+    return made_plan(where, spec, options=options, **{"placement": placement} | decided)
 
 
 def degrees_plan(degrees: tuple[int, ...] = (1, 2, 4), **decided: Any) -> Plan:
@@ -84,9 +62,6 @@ def plans(draw: st.DrawFn) -> Plan:
     least = -(-experts // (nodes * local))
     slots = draw(st.integers(least, experts))
     model = model_of(
-        layers=draw(st.integers(1, 4)),
-        experts=experts,
-        dense=draw(st.integers(0, 2)),
-        mtp=draw(st.integers(0, 2)),
+        layers=draw(st.integers(1, 4)), experts=experts, dense=draw(st.integers(0, 2)), mtp=draw(st.integers(0, 2))
     )
     return plan_of(cluster=f"{nodes}x{local}", slots=slots, model=model, seed=draw(st.integers(0, 99)))

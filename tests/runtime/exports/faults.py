@@ -56,10 +56,7 @@ SGLANG: dict[str, tuple[Change, str]] = {
     "the MTP layer": (lambda value: value["physical_to_logical_map"].append([0] * 12), "list of 4 rows"),
     "an object of rows": (lambda _: {"physical_to_logical_map": {"0": []}}, "is an object of 1; expected a list"),
     "a row of nothing": (lambda value: value["physical_to_logical_map"].__setitem__(2, None), "None; expected a list"),
-    "no redundant slots": (
-        lambda _: {"physical_to_logical_map": [list(range(8))] * 4},
-        "8 slots; expected 12",
-    ),
+    "no redundant slots": (lambda _: {"physical_to_logical_map": [list(range(8))] * 4}, "8 slots; expected 12"),
     "rows alone": (lambda value: value["physical_to_logical_map"], "without the key"),
 }
 VLLM: dict[str, tuple[Change, str]] = {
@@ -112,10 +109,7 @@ ASCEND: dict[str, tuple[Change, str]] = {
     "another number of devices": (_layer("device_count", 5), "device_count 5 and 4 devices"),
     "a device too few": (lambda value: value["layer_list"][1]["device_list"].pop() and None, "3 devices; expected 4"),
     "no devices": (_layer("device_list", None), "without device_list"),
-    "devices out of place": (
-        lambda value: value["layer_list"][1]["device_list"].reverse(),
-        "device_id 3 in place 0",
-    ),
+    "devices out of place": (lambda value: value["layer_list"][1]["device_list"].reverse(), "device_id 3 in place 0"),
     "a device of nothing": (
         lambda value: value["layer_list"][1]["device_list"].__setitem__(0, None),
         "device 0 has no list",

@@ -7,25 +7,27 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
-from moeplan.errors import MoeplanError
-from moeplan.planner.demo.model import Attention, Layer, ModelConfig, MoELanguageModel, Router
+from moeplan.planner.demo.model import Attention, Layer, MoELanguageModel, Router
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PipelineDecision, SamplePolicyDecision
-from moeplan.runtime.engine.blocks import routed_blocks
-from moeplan.runtime.migrating.forward import migrating_forward
+from moeplan.runtime.dispatch.dispatch import Batch
+from moeplan.runtime.dispatch.migrating import MigratingDispatch
+from moeplan.runtime.engine.experts import routed_blocks
 from moeplan.runtime.migrating.homes import SamplePolicy
 from moeplan.runtime.migrating.predictor import Predictor
-from moeplan.runtime.models.huggingface import view
 from moeplan.runtime.plan import Plan
-from moeplan.solvers.placement import Placement, ReplicaRule
 from tests.runtime.models.huggingface_models import make_model
 from tests.runtime.plans import made_plan
+from tests.runtime.rank_cases import Case
+from tests.runtime.worlds import own, refusal_of
 
 EXPERTS, VOCABULARY = 8, 50
 
@@ -48,47 +50,29 @@ class Dropping(Attention):
 
 
 @dataclass(frozen=True)
-class Case:
-    """A random model under a random placement, and where its samples start."""
+class Moving(Case):
+    """A random model under a random placement and a sample policy."""
 
-    batches: tuple[int, ...] = (2, 3, 1, 2)
+    dispatch: str = "migrating"
     slots: tuple[int, ...] = (2, 2, 2, 2)
+    batches: tuple[int, ...] = (2, 3, 1, 2)
     nodes: int = 2
-    top_k: int = 2
-    rule: str = "nearest"
+    gradients: bool = True
     method: str = "sum"
     layers: tuple[int, ...] = (0, 1, 2)
     predicted: bool = False
     padding: str = ""  # "right", "left" or "holes"
-    degrees: int = 1
     window: int | None = None
     dense: int | None = None
     dropping: bool = False
-    length: int = 7
     steps: int = 0
-    seed: int = 0
-
-    @property
-    def config(self) -> ModelConfig:
-        return ModelConfig(
-            vocab_size=VOCABULARY,
-            num_layers=3,
-            num_experts=EXPERTS,
-            top_k=self.top_k,
-            hidden_size=16,
-            ffn_size=12,
-            num_heads=4,
-            num_kv_heads=2,
-            max_positions=32,
-        )
 
     @property
     def num_routed(self) -> int:
-        return 3 - (self.dense is not None)
+        return self.num_layers - (self.dense is not None)
 
     def model(self) -> MoELanguageModel:
-        torch.manual_seed(self.seed)
-        model = MoELanguageModel(self.config).double()
+        model = super().model()
         for ordinal, layer in enumerate(cast("list[Layer]", model.layers)):
             layer.moe.router.__class__ = SigmoidRouter
             layer.attention.window = self.window
@@ -98,25 +82,9 @@ class Case:
                 layer.moe = nn.Linear(16, 16).double()  # type: ignore[assignment]
         return model
 
-    def placement(self) -> Placement:
-        rng, rows = np.random.default_rng(self.seed), []
-        for _ in range(self.num_routed):
-            row = [part.tolist() for part in np.split(rng.permutation(EXPERTS), np.cumsum(self.slots)[:-1])]
-            for part, size in zip(row, self.slots, strict=True):
-                part += rng.permutation(np.setdiff1d(np.arange(EXPERTS), part))[: size - len(part)].tolist()
-            rows.append(row)
-        return Placement.from_sets(rows, EXPERTS, ReplicaRule(self.rule))
-
-    def plan(self) -> Plan:
-        degrees = (self.degrees,) * self.num_routed
-        return made_plan(
-            Cluster(self.nodes, len(self.slots) // self.nodes),
-            replace(self.config.spec(), layer_ids=tuple(range(self.num_routed))),
-            self.placement(),
-            seed=self.seed,
-            pipeline=PipelineDecision(forward=degrees, backward=None) if self.degrees > 1 else None,
-            sample_policy=SamplePolicyDecision(method=self.method, layers=self.layers),
-        )
+    def plan(self, **decisions: Any) -> Plan:
+        policy = SamplePolicyDecision(method=self.method, layers=self.layers)
+        return super().plan(sample_policy=policy, **decisions)
 
     def policy(self) -> SamplePolicy:
         plan, predictor = self.plan(), None
@@ -125,11 +93,6 @@ class Case:
             predictor = Predictor(np.random.default_rng(self.seed).random(shape, np.float32))
         copy_bytes = plan.model.copy_bytes
         return SamplePolicy(self.method, frozenset(self.layers), predictor, plan.cluster, copy_bytes)
-
-    def tokens(self, step: int = 0) -> torch.Tensor:
-        """The tokens of all ranks, `[I, S]`."""
-        generator = torch.Generator().manual_seed(self.seed + step)
-        return torch.randint(VOCABULARY, (sum(self.batches), self.length), generator=generator)
 
     def mask(self) -> torch.Tensor:
         """Where they are tokens, `[I, S]`; the last sample of several has none where there are holes."""
@@ -142,18 +105,9 @@ class Case:
             return real
         return {"": place >= 0 * length, "right": place < length, "left": place >= self.length - length}[self.padding]
 
-    def samples(self, step: int = 0) -> torch.Tensor:
-        """Global sample ids `[I]`."""
-        return 5 + 3 * torch.arange(sum(self.batches)) + 1000 * step
-
-    def upstream(self) -> torch.Tensor:
-        """A fixed gradient of the loss by the logits, `[I, S, V]`."""
-        generator = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randn(sum(self.batches), self.length, VOCABULARY, generator=generator).double()
-
 
 @dataclass
-class Answer:
+class Moved:
     """What a rank has after a case; rows are of the samples that ended here."""
 
     logits: np.ndarray
@@ -164,28 +118,37 @@ class Answer:
     traffic: Any
 
 
-def run_cases(world: World, asked: tuple[Sequence[Case], Sequence[str]]) -> tuple[list[Answer], list[str]]:
-    """The answers of this rank, one a case and family, and what it was told when it asked for what cannot be."""
-    cases, families = asked
-    answers = [_once(world.rank, case) for case in cases]
-    return [*answers, *(_family(world.rank, family) for family in families)], _refusals(world)
+@dataclass
+class Answers:
+    """What a rank of a world has: answers by case, then family; of training; and what it was told of what cannot be."""
+
+    moved: list[Moved]
+    losses: list[float]
+    refusals: list[str]
 
 
-def _once(rank: int, case: Case) -> Answer:
-    mine = slice(sum(case.batches[:rank]), sum(case.batches[: rank + 1]))
-    model = parallelize(case.model(), case.plan(), gradients="sum")
+def run_cases(world: World, work: tuple[Sequence[Moving], Sequence[str], Moving | None]) -> Answers:
+    """What this rank has of cases, families and, in training, of another case."""
+    cases, families, training = work
+    moved = [_moved(world.rank, case) for case in cases] + [_family(world.rank, family) for family in families]
+    return Answers(moved, *([], []) if training is None else (_trained(world, training), _refusals(world)))
+
+
+def _moved(rank: int, case: Moving) -> Moved:
+    mine = own(case.batches, rank)
+    model, dispatch = parallelize(case.model(), case.plan(), gradients="sum"), MigratingDispatch(case.policy())
     tokens, samples, mask, upstream = case.tokens(), case.samples(), case.mask(), case.upstream()
     given = mask[mine] if case.padding else None
     torch.manual_seed(case.seed)
-    found = migrating_forward(view(model.model), case.policy(), tokens[mine], samples[mine], given, None)
-    torch.autograd.backward((found.logits * found.guests.follow(upstream[mine])).sum())
-    return Answer(
-        logits=found.logits.detach().numpy(),
-        samples=found.guests.follow(samples[mine]).numpy(),
-        followed=[found.guests.follow(kind[mine]).numpy() for kind in (tokens, mask, upstream[:, 0, 0].half())],
+    result = dispatch.forward(model.model, Batch(tokens[mine], samples[mine], given), None)
+    torch.autograd.backward((result.logits * dispatch.follow(upstream[mine])).sum())
+    return Moved(
+        logits=result.logits.detach().numpy(),
+        samples=dispatch.follow(samples[mine]).numpy(),
+        followed=[dispatch.follow(kind[mine]).numpy() for kind in (tokens, mask, upstream[:, 0, 0].half())],
         routed=[(r.sample.numpy(), r.position.numpy(), r.ids.numpy()) for r in (b.routed for b in model.blocks)],
         gradients=_gradients(model.model),
-        traffic=found.traffic,
+        traffic=result.traffic,
     )
 
 
@@ -209,6 +172,23 @@ def loss_of(logits_BSV: torch.Tensor, tokens_BS: torch.Tensor, mask_BS: torch.Te
     return functional.cross_entropy(logits_BSV[mask_BS], labels[mask_BS], reduction="sum") / 50
 
 
+def _trained(world: World, case: Moving) -> list[float]:
+    """The mean loss over ranks of every step, by public calls alone."""
+    mine, losses = own(case.batches, world.rank), []
+    spread = parallelize(case.model(), case.plan())
+    model, optimizer = DistributedDataParallel(spread), torch.optim.AdamW(spread.parameters(), lr=3e-3)
+    for step in range(case.steps):
+        tokens, mask = case.tokens(step)[mine], case.mask()[mine]
+        optimizer.zero_grad()
+        loss = loss_of(model(tokens, case.samples(step)[mine], mask), spread.follow(tokens), spread.follow(mask))
+        torch.autograd.backward(loss)
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item() / world.size)
+    return losses
+
+
 def family_model(family: str) -> nn.Module:
     return make_model(family, seed=3)
 
@@ -222,41 +202,30 @@ def family_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens, mask, torch.randn(7, 9, 64, generator=generator).double() * mask[:, :, None]
 
 
-def _family(rank: int, family: str) -> Answer:
+def _family(rank: int, family: str) -> Moved:
     """The answer of a model of transformers, two of its seven samples on one rank, five on the other."""
-    model, mine = family_model(family), slice(*((0, 2, 7)[rank : rank + 2]))
-    spec = replace(
-        Case().config.spec(), num_experts=6, hidden_size=32, layer_ids=tuple(range(len(routed_blocks(model))))
-    )
-    policy = SamplePolicyDecision(method="sum", layers=spec.layer_ids)
-    pipeline = PipelineDecision(forward=(2,) * spec.num_layers, backward=None)
+    model, mine = family_model(family), own((2, 5), rank)
+    layer_ids = tuple(range(len(routed_blocks(model))))
+    spec = replace(Moving().config.spec(), num_experts=6, hidden_size=32, layer_ids=layer_ids)
+    policy = SamplePolicyDecision(method="sum", layers=layer_ids)
+    pipeline = PipelineDecision(forward=(2,) * len(layer_ids), backward=None)
     plan = made_plan(Cluster(2, 1), spec, sample_policy=policy, pipeline=pipeline)
     spread = parallelize(model, plan, gradients="sum")
     tokens, mask, upstream = (kind[mine] for kind in family_batch())
-    found = migrating_forward(
-        view(spread.model), SamplePolicy.of(plan, None), tokens, torch.arange(7)[mine], mask, None
-    )
-    torch.autograd.backward((found.logits * found.guests.follow(upstream)).sum())
-    samples = found.guests.follow(torch.arange(7)[mine]).numpy()
+    logits = spread(tokens, torch.arange(7)[mine], mask)
+    torch.autograd.backward((logits * spread.follow(upstream)).sum())
+    samples = spread.follow(torch.arange(7)[mine]).numpy()
     held = [np.array(block.held) for block in spread.blocks]
-    return Answer(found.logits.detach().numpy(), samples, held, [], _gradients(model), found.traffic)
+    return Moved(logits.detach().numpy(), samples, held, [], _gradients(model), spread.traffic)
 
 
 def _refusals(world: World) -> list[str]:
-    if world.size != 4:
-        return []
-    case = Case()
-    model, policy, told = view(parallelize(case.model(), case.plan()).model), case.policy(), []
-    tokens, samples = case.tokens()[:2], case.samples()[:2]
-    guests = migrating_forward(model, policy, tokens, samples, None, None).guests
+    case = Moving()
+    model, tokens, samples = parallelize(case.model(), case.plan()), case.tokens()[:2], case.samples()[:2]
+    model(tokens, samples)
     attempts: list[Callable[[], object]] = [
-        lambda: migrating_forward(model, policy, tokens[:, : 4 + (world.rank == 2)], samples, None, None),
-        lambda: migrating_forward(model, policy, tokens[:, :4], samples, torch.ones(2, 3), None),
-        lambda: guests.follow(torch.zeros(3)),
+        lambda: model(tokens[:, : 4 + (world.rank == 2)], samples),
+        lambda: model(tokens[:, :4], samples, torch.ones(2, 3)),
+        lambda: model.follow(torch.zeros(3)),
     ]
-    for attempt in attempts:
-        try:
-            attempt()
-        except MoeplanError as error:
-            told.append(f"{type(error).__name__}: {error}")
-    return told
+    return [refusal_of(attempt) for attempt in attempts]

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from moeplan.planner.demo.model import MoELanguageModel, Router
-from tests.runtime.migrating.migrating_cases import EXPERTS, VOCABULARY, Answer, Case, loss_of
+from moeplan.planner.demo.model import MoELanguageModel
+from tests.runtime.migrating.migrating_cases import EXPERTS, VOCABULARY, Moved, Moving, loss_of
+from tests.runtime.test_parallel import device_of
+from tests.runtime.worlds import Watched
 
 
 @dataclass(frozen=True)
@@ -21,64 +23,37 @@ class Reference:
     gradients: dict[str, np.ndarray]
 
 
-@dataclass
-class Watched:
-    """A model whose routers tell what they chose, and how near the next gate was to the last that was chosen."""
-
-    model: MoELanguageModel
-    ids: list[np.ndarray]
-    gap: float = float("inf")
-
-    @classmethod
-    def of(cls, case: Case) -> "Watched":
-        watched = cls(case.model(), [])
-        for name, module in watched.model.named_modules():
-            if name.endswith("moe.router"):
-                module.register_forward_hook(watched.see)
-        return watched
-
-    def see(self, router: Router, inputs: tuple[torch.Tensor], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-        self.ids.append(output[1].numpy())
-        gates = router.gate(inputs[0]).detach().sort(descending=True).values
-        if gates.shape[0]:
-            self.gap = min(
-                self.gap, float((gates[:, : output[1].shape[1]] - gates[:, 1 : output[1].shape[1] + 1]).min())
-            )
-
-
 @functools.cache
-def reference(case: Case) -> Reference:
-    watched, logits, ids = Watched.of(case), [], []
+def reference(case: Moving) -> Reference:
+    model, logits, ids = case.model(), [], []
+    watched = Watched(model)
     torch.manual_seed(case.seed)
     drawn = int(torch.randint(2**62, ()))
     for sample, tokens, mask in zip(case.samples().tolist(), case.tokens(), case.mask(), strict=True):
         watched.ids = []
         whole = torch.zeros(case.length, VOCABULARY, dtype=torch.float64)
-        whole[mask] = alone(watched.model, tokens[mask], case.window, f"{drawn}:{sample}")
+        whole[mask] = alone(model, tokens[mask], case.window, f"{drawn}:{sample}")
         logits.append(whole)
-        ids.append(watched.ids)
+        ids.append([chosen.numpy() for chosen in watched.ids])
     assert watched.gap > 1e-6
-    found = torch.stack([*logits, torch.zeros(case.length, VOCABULARY, dtype=torch.float64)])[:-1]
-    if found.requires_grad:
-        torch.autograd.backward((found * case.upstream()).sum())
-    gradients = {
-        name: np.zeros(p.shape) if p.grad is None else p.grad.numpy() for name, p in watched.model.named_parameters()
-    }
-    return Reference(found.detach().numpy(), ids, gradients)
+    together = torch.stack([*logits, torch.zeros(case.length, VOCABULARY, dtype=torch.float64)])[:-1]
+    if together.requires_grad:
+        torch.autograd.backward((together * case.upstream()).sum())
+    gradients = {name: np.zeros(p.shape) if p.grad is None else p.grad.numpy() for name, p in model.named_parameters()}
+    return Reference(together.detach().numpy(), ids, gradients)
 
 
-def trained(case: Case, share: float = 1.0) -> list[float]:
-    """The losses of training in one process, sample by sample, by `share` of the gradients."""
-    watched, losses = Watched.of(case), []
-    optimizer = torch.optim.AdamW(watched.model.parameters(), lr=3e-3)
+def trained(case: Moving) -> list[float]:
+    """The losses of training in one process, sample by sample, over the number of ranks."""
+    model, losses = case.model(), []
+    watched, optimizer = Watched(model), torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(case.steps):
         optimizer.zero_grad()
         tokens, mask = case.tokens(step), case.mask()
-        parts = [alone(watched.model, one[real]) for one, real in zip(tokens, mask, strict=True)]
         logits = torch.zeros(*tokens.shape, VOCABULARY, dtype=torch.float64)
-        logits[mask] = torch.cat(parts)
-        loss = loss_of(logits, tokens, mask)
-        torch.autograd.backward(share * loss)
+        logits[mask] = torch.cat([alone(model, sample[real]) for sample, real in zip(tokens, mask, strict=True)])
+        loss = loss_of(logits, tokens, mask) / len(case.slots)
+        torch.autograd.backward(loss)
         optimizer.step()
         losses.append(loss.item())
     assert watched.gap > 1e-7
@@ -99,42 +74,34 @@ def alone(model: MoELanguageModel, tokens_S: torch.Tensor, window: int | None = 
     return logits
 
 
-def in_order(case: Case, found: list[Answer]) -> tuple[np.ndarray, np.ndarray]:
+def in_order(case: Moving, ranks: list[Moved]) -> tuple[np.ndarray, np.ndarray]:
     """Which samples ended where, and their rows in the order of the samples."""
-    samples = np.concatenate([answer.samples for answer in found])
+    samples = np.concatenate([answer.samples for answer in ranks])
     order = np.argsort(samples)
     assert np.array_equal(samples[order], case.samples().numpy())
-    return np.repeat(np.arange(len(found)), [len(answer.samples) for answer in found])[order], order
+    return np.repeat(np.arange(len(ranks)), [len(answer.samples) for answer in ranks])[order], order
 
 
-def homes(case: Case, found: list[Answer]) -> list[np.ndarray]:
+def homes(case: Moving, ranks: list[Moved]) -> list[np.ndarray]:
     """Where samples are at each layer, -1 those without tokens, and at the end."""
     by_layer = []
     for layer in range(case.num_routed):
         home = np.full(sum(case.batches), -1)
-        for rank, answer in enumerate(found):
+        for rank, answer in enumerate(ranks):
             home[np.isin(case.samples().numpy(), answer.routed[layer][0])] = rank
         by_layer.append(home)
-    return [*by_layer, in_order(case, found)[0]]
+    return [*by_layer, in_order(case, ranks)[0]]
 
 
-def devices_of(case: Case, layer: int, sample: int, home: int) -> list[set[int]]:
-    """The devices that each token of a sample visits, by the replica rule in words."""
-    placement, group, found = case.placement(), len(case.slots) // case.nodes, []
-    slots = list(zip(placement.device_of_slot.tolist(), placement.physical_to_logical[layer].tolist(), strict=True))
-    for position, experts in enumerate(reference(case).ids[sample][layer].tolist()):
-        visited = set()
-        for expert in experts:
-            offered = sorted(device for device, held in slots if held == expert)
-            if case.rule == "nearest":
-                near = [device for device in offered if device // group == home // group]
-                offered = [home] if home in offered else near or offered
-            visited.add(offered[(int(case.samples()[sample]) + position) % len(offered)])
-        found.append(visited)
-    return found
+def devices_of(case: Moving, layer: int, sample: int, home: int) -> list[set[int]]:
+    """The devices that each token of a sample visits."""
+    return [
+        {device_of(case, layer, expert, home, int(case.samples()[sample]) + position) for expert in experts}
+        for position, experts in enumerate(reference(case).ids[sample][layer].tolist())
+    ]
 
 
-def counts(case: Case, layer: int, home: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def counts(case: Moving, layer: int, home: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Copies of each sample to every device, and pairs with every expert, counted one by one."""
     copies, pairs = np.zeros((len(home), len(case.slots)), np.int64), np.zeros((len(home), EXPERTS), np.int64)
     for sample, here in enumerate(home.tolist()):
@@ -151,5 +118,5 @@ def least(cost: np.ndarray, capacity: int) -> float:
     return float(repeated[linear_sum_assignment(repeated)].sum())
 
 
-def starts(case: Case) -> np.ndarray:
+def starts(case: Moving) -> np.ndarray:
     return np.repeat(np.arange(len(case.batches)), case.batches)

@@ -13,14 +13,15 @@ import torch
 
 from moeplan.errors import InputError, MoeplanError, UsageError
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.world import World, run_world
+from moeplan.profilers.world import World
 from moeplan.runtime.decisions import SamplePolicyDecision, SidecarFile
 from moeplan.runtime.migrating.homes import Homes, SamplePolicy
 from moeplan.runtime.migrating.predictor import Predictor
 from moeplan.runtime.plan import Plan
 from moeplan.solvers import netmoe
-from tests.runtime.migrating.migrating_cases import Case
+from tests.runtime.migrating.migrating_cases import Moving
 from tests.runtime.plans import made_plan
+from tests.runtime.worlds import by_rank
 
 HOMES = {
     "even": [0, 1, 2, 3, 0, 1, 2, 3],
@@ -45,8 +46,8 @@ def counts(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def solve_all(world: World, homes: Sequence[list[int]]) -> list[Any]:
-    """The homes found by every method with and without a predictor, the bytes sent, and how a thread's error shows."""
-    found: list[Any] = []
+    """Homes by every method with and without a predictor, the bytes sent, and how a thread's error shows."""
+    answers: list[Any] = []
     for home in map(np.array, homes):
         copies, pairs = counts(len(home))
         here = torch.from_numpy(home.astype(np.int64) == world.rank)
@@ -54,7 +55,7 @@ def solve_all(world: World, homes: Sequence[list[int]]) -> list[Any]:
             for predicted in (True, False):
                 asked = policy(method, predicted=predicted)
                 solving = Homes(asked, LAYER, copies[here], pairs[here], home.astype(np.int64), None)
-                found.append((solving.result(), solving.sent_bytes))
+                answers.append((solving.result(), solving.sent_bytes))
     broken = replace(policy("sum", predicted=False), method="no such method")
     copies, pairs = counts(4)
     for _ in range(2):
@@ -62,23 +63,21 @@ def solve_all(world: World, homes: Sequence[list[int]]) -> list[Any]:
         for _ in range(2):
             with pytest.raises(KeyError, match="no such method"):
                 failing.result()
-    return [*found, threading.active_count()]
+    return [*answers, threading.active_count()]
 
 
 @pytest.fixture(scope="module")
-def found() -> list[list[Any]]:
-    by_rank = run_world(4, solve_all, list(HOMES.values()), timeout_s=120)
-    assert by_rank is not None
-    return by_rank
+def ranks() -> list[list[Any]]:
+    return by_rank(4, solve_all, list(HOMES.values()))
 
 
-def test_every_rank_finds_the_homes_that_one_process_finds_from_all_counts(found: list[list[Any]]) -> None:
-    for by_rank in (iter(one) for one in found):
+def test_every_rank_finds_the_homes_that_one_process_finds_from_all_counts(ranks: list[list[Any]]) -> None:
+    for answers in map(iter, ranks):
         for home in HOMES.values():
             copies, pairs = (kind.numpy() for kind in counts(len(home)))
             for method in netmoe.METHODS:
                 for predicted in (True, False):
-                    device, _ = next(by_rank)
+                    device, _ = next(answers)
                     predictor = policy(method, predicted=predicted).predictor
                     expected = np.zeros(0, np.int64)
                     if len(home):
@@ -90,20 +89,20 @@ def test_every_rank_finds_the_homes_that_one_process_finds_from_all_counts(found
                     assert np.array_equal(device, expected)
 
 
-def test_the_prediction_has_a_say(found: list[list[Any]]) -> None:
-    devices = [device for device, _ in found[0][:-1]]
+def test_the_prediction_has_a_say(ranks: list[list[Any]]) -> None:
+    devices = [device for device, _ in ranks[0][:-1]]
     assert any(not np.array_equal(*pair) for pair in zip(devices[::2], devices[1::2], strict=True))
 
 
-def test_a_rank_sends_the_counts_of_its_samples_to_all_others(found: list[list[Any]]) -> None:
-    for rank, answers in enumerate(found):
+def test_a_rank_sends_the_counts_of_its_samples_to_all_others(ranks: list[list[Any]]) -> None:
+    for rank, answers in enumerate(ranks):
         sent = [sent_bytes for _, sent_bytes in answers[:-1]]
         assert sent == [home.count(rank) * (4 + 8) * 4 * 3 for home in HOMES.values() for _ in range(8)]
 
 
-def test_no_thread_is_left(found: list[list[Any]]) -> None:
-    assert all(answers[-1] <= found[0][-1] for answers in found)
-    assert found[0][-1] < 5
+def test_no_thread_is_left(ranks: list[list[Any]]) -> None:
+    assert all(answers[-1] <= ranks[0][-1] for answers in ranks)
+    assert ranks[0][-1] < 5
 
 
 def plan_with(predictor: Predictor | None, method: str = "even") -> Plan:
@@ -112,17 +111,17 @@ def plan_with(predictor: Predictor | None, method: str = "even") -> Plan:
     if predictor is not None and contents is not None:
         named = SidecarFile(file=predictor.file_name, sha256=hashlib.sha256(contents).hexdigest())
     policy = SamplePolicyDecision(method=method, layers=(0, 2), predictor=named)
-    return made_plan(Cluster(2, 2), Case().config.spec(), sample_policy=policy)
+    return made_plan(Cluster(2, 2), Moving().config.spec(), sample_policy=policy)
 
 
 def test_a_policy_is_what_the_plan_decides_with_the_predictor_beside_it(tmp_path: Path) -> None:
     predictor = Predictor(np.random.default_rng(0).random((2, 8, 4), np.float32))
     (tmp_path / predictor.file_name).write_bytes(predictor.to_bytes())
-    found = SamplePolicy.of(plan_with(predictor), tmp_path)
-    assert found.predictor is not None
-    assert np.array_equal(found.predictor.per_pair, predictor.per_pair)
-    assert (found.method, found.layers, found.cluster) == ("even", frozenset({0, 2}), Cluster(2, 2))
-    assert found.copy_bytes == 16 * 4
+    decided = SamplePolicy.of(plan_with(predictor), tmp_path)
+    assert decided.predictor is not None
+    assert np.array_equal(decided.predictor.per_pair, predictor.per_pair)
+    assert (decided.method, decided.layers, decided.cluster) == ("even", frozenset({0, 2}), Cluster(2, 2))
+    assert decided.copy_bytes == 16 * 4
     assert SamplePolicy.of(plan_with(None), None).predictor is None
 
 

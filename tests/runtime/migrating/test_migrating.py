@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from moeplan.profilers.world import run_world
 from moeplan.runtime.engine.traffic import Traffic
 from moeplan.solvers import netmoe
 from tests.runtime.migrating.migrating_cases import (
     EXPERTS,
-    Answer,
-    Case,
+    Answers,
+    Moved,
+    Moving,
     family_batch,
     family_model,
     run_cases,
@@ -26,88 +26,94 @@ from tests.runtime.migrating.migrating_reference import (
     least,
     reference,
     starts,
+    trained,
 )
+from tests.runtime.models.huggingface_models import FAMILIES
+from tests.runtime.worlds import by_rank, close
 
 CASES = {
-    "two nodes, predicted": Case(predicted=True),
-    "one node": Case(nodes=1, predicted=True, seed=2),
-    "top-1": Case(top_k=1, predicted=True, seed=3),
-    "top-3, padded right": Case(top_k=3, padding="right", seed=4),
-    "top-4, padded left, even": Case(top_k=4, padding="left", method="even", predicted=True, seed=5),
-    "holes": Case(padding="holes", predicted=True, seed=6),
-    "bottleneck": Case(batches=(4, 4, 4, 4), method="bottleneck", predicted=True, seed=7),
-    "paper": Case(method="paper", seed=8),
-    "one layer only": Case(layers=(1,), predicted=True, seed=9),
-    "no layer": Case(layers=(), seed=10),
-    "replicas, even": Case(slots=(3, 3, 3, 3), rule="even", predicted=True, seed=11),
-    "replicas, nearest": Case(slots=(4, 2, 3, 3), seed=12),
-    "unequal slots": Case(slots=(1, 4, 0, 3), predicted=True, seed=13),
-    "one sample": Case(batches=(0, 1, 0, 0), seed=14),
-    "an empty rank": Case(batches=(5, 0, 3, 1), predicted=True, seed=15),
-    "no sample at all": Case(batches=(0, 0, 0, 0), seed=16),
-    "in chunks": Case(degrees=3, predicted=True, padding="right", seed=17),
-    "a window": Case(window=3, seed=18),
-    "dropout": Case(dropping=True, predicted=True, padding="right", seed=22),
-    "two ranks": Case(batches=(2, 5), slots=(5, 4), rule="even", predicted=True, seed=23),
-    "eight ranks": Case(
-        batches=(2, 0, 1, 1, 2, 1, 0, 1), slots=(1,) * 8, predicted=True, padding="left", length=3, seed=24
+    "two nodes, predicted": Moving(predicted=True),
+    "one node": Moving(nodes=1, predicted=True, seed=2),
+    "top-1": Moving(top_k=1, predicted=True, seed=3),
+    "top-3, padded right": Moving(top_k=3, padding="right", seed=4),
+    "top-4, padded left, even": Moving(top_k=4, padding="left", method="even", predicted=True, seed=5),
+    "holes": Moving(padding="holes", predicted=True, seed=6),
+    "bottleneck": Moving(batches=(4, 4, 4, 4), method="bottleneck", predicted=True, seed=7),
+    "paper": Moving(method="paper", seed=8),
+    "one layer only": Moving(layers=(1,), predicted=True, seed=9),
+    "no layer": Moving(layers=(), seed=10),
+    "replicas, even": Moving(slots=(3, 3, 3, 3), rule="even", predicted=True, seed=11),
+    "replicas, nearest": Moving(slots=(4, 2, 3, 3), seed=12),
+    "unequal slots": Moving(slots=(1, 4, 0, 3), predicted=True, seed=13),
+    "one sample": Moving(batches=(0, 1, 0, 0), seed=14),
+    "an empty rank": Moving(batches=(5, 0, 3, 1), predicted=True, seed=15),
+    "no sample at all": Moving(batches=(0, 0, 0, 0), seed=16),
+    "in chunks": Moving(forward=(3, 3, 3), predicted=True, padding="right", seed=17),
+    "a window": Moving(window=3, seed=18),
+    "dropout": Moving(dropping=True, predicted=True, padding="right", seed=22),
+    "two ranks": Moving(batches=(2, 5), slots=(5, 4), rule="even", predicted=True, seed=23),
+    "eight ranks": Moving(
+        batches=(2, 0, 1, 1, 2, 1, 0, 1),
+        slots=(1,) * 8,
+        predicted=True,
+        padding="left",
+        length=3,
+        seed=24,
+        forward=(2,) * 3,
     ),
-    "a dense layer": Case(dense=1, layers=(0, 1), predicted=True, seed=19),
+    "a dense layer": Moving(dense=1, layers=(0, 1), predicted=True, seed=19),
 }
-FAMILIES = ["mixtral", "qwen3_moe", "olmoe", "gpt_oss"]
+TRAINED = Moving(
+    steps=20, slots=(3, 3, 3, 3), rule="even", padding="right", forward=(2, 2, 2), top_k=3, method="even", seed=37
+)
 every_case = pytest.mark.parametrize("name", CASES)
 
 
 @pytest.fixture(scope="module")
-def worlds() -> dict[int, list[tuple[list[Answer], list[str]]]]:
-    """One world a number of ranks for all its cases: answers and refusals, by rank."""
-    found = {}
+def worlds() -> dict[int, list[Answers]]:
+    """One world a number of ranks for all its cases: answers by rank."""
+    answers = {}
     for size in (2, 4, 8):
         cases = [case for case in CASES.values() if len(case.slots) == size]
-        families = FAMILIES if size == 2 and find_spec("transformers") else []
-        by_rank = run_world(size, run_cases, (cases, families), timeout_s=240)
-        assert by_rank is not None
-        found[size] = by_rank
-    return found
+        families = [*FAMILIES] if size == 2 and find_spec("transformers") else []
+        work = cases, families, TRAINED if size == 4 else None
+        answers[size] = by_rank(size, run_cases, work, timeout_s=240)
+    return answers
 
 
 @pytest.fixture(scope="module")
-def answers(worlds: dict[int, list[tuple[list[Answer], list[str]]]]) -> dict[str, list[Answer]]:
-    found: dict[str, list[Answer]] = {}
-    for size, by_rank in worlds.items():
+def answers(worlds: dict[int, list[Answers]]) -> dict[str, list[Moved]]:
+    """By name of the case or family, then rank."""
+    named: dict[str, list[Moved]] = {}
+    for size, ranks in worlds.items():
         names = [name for name, case in CASES.items() if len(case.slots) == size]
-        by_case = map(list, zip(*(answers for answers, _ in by_rank), strict=True))
-        found.update(zip([*names, *FAMILIES], by_case, strict=False))
-    return found
-
-
-def close(found: np.ndarray, expected: np.ndarray) -> bool:
-    return found.shape == expected.shape and bool(
-        np.abs(found - expected).max(initial=0) <= 1e-12 * np.abs(expected).max(initial=1e-300)
-    )
+        named.update(
+            zip([*names, *FAMILIES], map(list, zip(*(rank.moved for rank in ranks), strict=True)), strict=False)
+        )
+    return named
 
 
 @every_case
-def test_logits_equal_those_of_a_single_process(name: str, answers: dict[str, list[Answer]]) -> None:
+def test_logits_equal_those_of_a_single_process(name: str, answers: dict[str, list[Moved]]) -> None:
     _, order = in_order(CASES[name], answers[name])
     assert close(np.concatenate([a.logits for a in answers[name]])[order], reference(CASES[name]).logits)
 
 
 @every_case
 def test_labels_masks_and_whatever_else_belongs_to_a_sample_follow_it(
-    name: str, answers: dict[str, list[Answer]]
+    name: str, answers: dict[str, list[Moved]]
 ) -> None:
     case = CASES[name]
     _, order = in_order(case, answers[name])
     expected = case.tokens(), case.mask(), case.upstream()[:, 0, 0].half()
     for kind, whole in enumerate(expected):
-        found = np.concatenate([answer.followed[kind] for answer in answers[name]])[order]
-        assert found.dtype == whole.numpy().dtype
-        assert np.array_equal(found, whole.numpy())
+        rows = np.concatenate([answer.followed[kind] for answer in answers[name]])[order]
+        assert rows.dtype == whole.numpy().dtype
+        assert np.array_equal(rows, whole.numpy())
 
 
 @every_case
-def test_gradients_equal_those_of_a_single_process(name: str, answers: dict[str, list[Answer]]) -> None:
+def test_gradients_equal_those_of_a_single_process(name: str, answers: dict[str, list[Moved]]) -> None:
     case, placement = CASES[name], CASES[name].placement()
     routed = [ordinal for ordinal in range(3) if ordinal != case.dense]
     for weight, expected in reference(case).gradients.items():
@@ -120,7 +126,7 @@ def test_gradients_equal_those_of_a_single_process(name: str, answers: dict[str,
 
 
 @every_case
-def test_every_layer_routes_whole_samples_as_a_single_process_does(name: str, answers: dict[str, list[Answer]]) -> None:
+def test_every_layer_routes_whole_samples_as_a_single_process_does(name: str, answers: dict[str, list[Moved]]) -> None:
     case = CASES[name]
     for layer in range(case.num_routed):
         seen = {}
@@ -138,11 +144,11 @@ def test_every_layer_routes_whole_samples_as_a_single_process_does(name: str, an
 
 @every_case
 def test_homes_are_those_that_the_policy_solves_for_from_the_routing(
-    name: str, answers: dict[str, list[Answer]]
+    name: str, answers: dict[str, list[Moved]]
 ) -> None:
     case, home = CASES[name], starts(CASES[name])
     policy = case.policy()
-    for layer, found in enumerate(homes(case, answers[name])[1:]):
+    for layer, place in enumerate(homes(case, answers[name])[1:]):
         if layer in case.layers and len(home):
             copies, pairs = counts(case, layer, home)
             following = None
@@ -157,37 +163,37 @@ def test_homes_are_those_that_the_policy_solves_for_from_the_routing(
                 copy_bytes=policy.copy_bytes,
                 bounded=False,
             ).device_of_sample
-        known = found >= 0
-        assert np.array_equal(found[known], home[known])
+        known = place >= 0
+        assert np.array_equal(place[known], home[known])
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.method in ("sum", "paper")])
-def test_no_other_homes_have_fewer_copies_between_nodes(name: str, answers: dict[str, list[Answer]]) -> None:
-    case, found = CASES[name], homes(CASES[name], answers[name])
+def test_no_other_homes_have_fewer_copies_between_nodes(name: str, answers: dict[str, list[Moved]]) -> None:
+    case, places = CASES[name], homes(CASES[name], answers[name])
     for layer in case.layers if sum(case.batches) and case.padding != "holes" else ():
-        copies, pairs = counts(case, layer, found[layer])
+        copies, pairs = counts(case, layer, places[layer])
         total = copies.astype(float)
         predictor = case.policy().predictor
         if predictor is not None and layer + 1 < case.num_routed:
             total += np.maximum(pairs @ predictor.per_pair[layer], 0)
         room = -(-len(copies) // len(case.slots))
-        assert np.bincount(found[layer + 1]).max() <= room
+        assert np.bincount(places[layer + 1]).max() <= room
         group = len(case.slots) // case.nodes
         near = total.reshape(len(total), case.nodes, group).sum(axis=2)
         cost = near.sum(axis=1, keepdims=True) - near
-        node = found[layer + 1] // group
+        node = places[layer + 1] // group
         reached = cost[np.arange(len(cost)), node].sum()
         assert reached == pytest.approx(least(cost, room * group), abs=1e-3)
         for one in range(case.nodes):
             inside = total[node == one, one * group : (one + 1) * group]
             cost = inside.sum(axis=1, keepdims=True) - inside
-            reached = cost[np.arange(len(cost)), found[layer + 1][node == one] - one * group].sum()
+            reached = cost[np.arange(len(cost)), places[layer + 1][node == one] - one * group].sum()
             assert reached == pytest.approx(least(cost, room), abs=1e-3)
 
 
-def test_samples_do_move_and_stay_where_the_policy_leaves_them(answers: dict[str, list[Answer]]) -> None:
-    found = homes(CASES["two nodes, predicted"], answers["two nodes, predicted"])
-    assert all((before != after).any() for before, after in itertools.pairwise(found))
+def test_samples_do_move_and_stay_where_the_policy_leaves_them(answers: dict[str, list[Moved]]) -> None:
+    places = homes(CASES["two nodes, predicted"], answers["two nodes, predicted"])
+    assert all((before != after).any() for before, after in itertools.pairwise(places))
     first, second, third, last = homes(CASES["one layer only"], answers["one layer only"])
     assert np.array_equal(first, second)
     assert (second != third).any()
@@ -196,14 +202,14 @@ def test_samples_do_move_and_stay_where_the_policy_leaves_them(answers: dict[str
 
 
 @every_case
-def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers: dict[str, list[Answer]]) -> None:
-    case, found = CASES[name], homes(CASES[name], answers[name])
+def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers: dict[str, list[Moved]]) -> None:
+    case, places = CASES[name], homes(CASES[name], answers[name])
     size = len(case.slots)
     sent, beside = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for layer in range(case.num_routed):
-        known = np.flatnonzero(found[layer] >= 0)
+        known = np.flatnonzero(places[layer] >= 0)
         for sample in known.tolist():
-            here, there = int(found[layer][sample]), int(found[layer + 1][sample])
+            here, there = int(places[layer][sample]), int(places[layer + 1][sample])
             there = there if there >= 0 else here
             for visited in devices_of(case, layer, sample, here):
                 sent[here] += len(visited - {here})
@@ -212,7 +218,7 @@ def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers
                     sent[device] += 1
                     beside[device] += 4
         if layer in case.layers and case.padding != "holes":
-            beside += np.bincount(found[layer], minlength=size) * (size - 1) * 4 * (size + EXPERTS)
+            beside += np.bincount(places[layer], minlength=size) * (size - 1) * 4 * (size + EXPERTS)
     for rank, answer in enumerate(answers[name]):
         assert answer.traffic.copies == sent[rank]
         assert answer.traffic.payload_bytes == sent[rank] * 16 * 8
@@ -222,32 +228,39 @@ def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_of_transformers_gives_what_it_gives_alone(family: str, answers: dict[str, list[Answer]]) -> None:
+def test_a_model_of_transformers_gives_what_it_gives_alone(family: str, answers: dict[str, list[Moved]]) -> None:
     pytest.importorskip("transformers")
     model, (tokens, mask, upstream) = family_model(family), family_batch()
     position = (mask.cumsum(dim=1) - 1).clamp(min=0)
     logits = model(tokens, attention_mask=mask.long(), position_ids=position, use_cache=False).logits
     torch.autograd.backward((logits * upstream).sum())
-    found = answers[family]
-    order = np.argsort(np.concatenate([answer.samples for answer in found]))
-    assert [len(answer.samples) for answer in found] != [2, 5]
-    assert close(np.concatenate([a.logits for a in found])[order], (logits.detach() * mask[:, :, None]).numpy())
+    ranks = answers[family]
+    order = np.argsort(np.concatenate([answer.samples for answer in ranks]))
+    assert [len(answer.samples) for answer in ranks] != [2, 5]
+    assert close(np.concatenate([a.logits for a in ranks])[order], (logits.detach() * mask[:, :, None]).numpy())
     names = [name for name, _ in model.named_modules() if name.endswith(".experts")]
     for weight, parameter in model.named_parameters():
         whole = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()
         layer = next((layer for layer, name in enumerate(names) if weight.startswith(f"{name}.")), None)
-        for answer in found:
+        for answer in ranks:
             expected = whole if layer is None else whole[answer.followed[layer]]
             off = np.abs(answer.gradients[weight] - expected).max(initial=0)
             assert off <= 2e-6 * np.abs(whole).max(), weight  # its norms compute in float32
 
 
-def test_what_cannot_be_carried_out_is_told_on_every_rank(
-    worlds: dict[int, list[tuple[list[Answer], list[str]]]],
+def test_losses_under_a_sample_policy_replicas_and_degrees_equal_those_of_one_process(
+    worlds: dict[int, list[Answers]],
 ) -> None:
-    for _, told in worlds[4]:
-        assert told == [
+    expected = trained(TRAINED)
+    for rank in worlds[4]:
+        np.testing.assert_allclose(rank.losses, expected, rtol=1e-9)
+    assert expected[-1] < 0.95 * expected[0]
+
+
+def test_what_cannot_be_carried_out_is_told_on_every_rank(worlds: dict[int, list[Answers]]) -> None:
+    for rank in worlds[4]:
+        assert rank.refusals == [
             "UsageError: samples of 4 to 5 positions on different ranks; pad them to one length",
-            "UsageError: a mask [2, 3] of tokens [2, 4]; expected one a token",
+            "UsageError: tokens, samples and mask of shapes [[2, 4], [2], [2, 3]]; expected [B, S], [B] and [B, S]",
             "UsageError: 3 rows to follow the 2 samples that the last forward took here",
         ]

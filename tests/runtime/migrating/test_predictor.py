@@ -14,9 +14,9 @@ SHAPES = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))
 
 def test_copies_are_predicted_layer_by_layer_and_never_negative() -> None:
     predictor = Predictor(np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32))
-    found = predictor.copies(0, np.array([[2, 4], [0, 1]]))
-    assert found is not None
-    assert found.tolist() == [[4, 0], [0.5, 0]]
+    predicted = predictor.copies(0, np.array([[2, 4], [0, 1]]))
+    assert predicted is not None
+    assert predicted.tolist() == [[4, 0], [0.5, 0]]
     assert predictor.copies(1, np.array([[2, 4]])) is None
 
 
@@ -38,11 +38,11 @@ def test_a_damaged_file_is_refused_or_a_predictor_of_the_shape(data: st.DataObje
     else:
         contents[data.draw(st.integers(0, len(contents) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = Predictor.from_bytes(bytes(contents), (1, 2, 3))
+        predictor = Predictor.from_bytes(bytes(contents), (1, 2, 3))
     except InputError:
         return
-    assert found.per_pair.shape == (1, 2, 3)
-    assert np.isfinite(found.per_pair).all()
+    assert predictor.per_pair.shape == (1, 2, 3)
+    assert np.isfinite(predictor.per_pair).all()
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:
@@ -57,8 +57,8 @@ def test_copies_are_the_same_sums_in_any_order_and_of_any_part() -> None:
     rng = np.random.default_rng(0)
     per_pair, pairs = rng.normal(size=(1, 64, 8)).astype(np.float32), rng.integers(0, 2**20, (40, 64))
     order = rng.permutation(64)
-    found = Predictor(per_pair).copies(0, pairs)
-    assert found is not None
-    np.testing.assert_array_equal(found, Predictor(per_pair[:, order]).copies(0, pairs[:, order]))
-    np.testing.assert_array_equal(found[7:9], Predictor(per_pair).copies(0, pairs[7:9]))
-    np.testing.assert_allclose(found, np.maximum(pairs @ per_pair[0].astype(float), 0), rtol=1e-5, atol=2)
+    predicted = Predictor(per_pair).copies(0, pairs)
+    assert predicted is not None
+    np.testing.assert_array_equal(predicted, Predictor(per_pair[:, order]).copies(0, pairs[:, order]))
+    np.testing.assert_array_equal(predicted[7:9], Predictor(per_pair).copies(0, pairs[7:9]))
+    np.testing.assert_allclose(predicted, np.maximum(pairs @ per_pair[0].astype(float), 0), rtol=1e-5, atol=2)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -20,7 +21,7 @@ SIZES: dict[str, Any] = {
 WINDOW = 5  # shorter than the texts of the tests
 
 with contextlib.suppress(ImportError):  # here, not in every rank
-    for name in ("mixtral", "qwen3_moe", "olmoe", "gpt_oss"):
+    for name in FAMILIES:
         import_module(f"transformers.models.{name}.modeling_{name}")
 
 

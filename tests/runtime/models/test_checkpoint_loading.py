@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
-from moeplan.profilers.world import World, run_world
+from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.models.checkpoint import load_checkpoint
-from tests.runtime.models.huggingface_models import make_model, names_of_experts, on_meta
+from moeplan.runtime.models.checkpoint import fill_model, read_checkpoint
+from tests.runtime.models.huggingface_models import FAMILIES, make_model, names_of_experts, on_meta
 from tests.runtime.rank_cases import Case
+from tests.runtime.worlds import by_rank, refusal_of
 
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
 HELD: tuple[list[int], ...] = ([4, 0], [], [5, 2, 2])
 CASE = Case("standard", (4, 4), (1, 1))
 Change = Callable[[dict[str, Tensor]], object]
@@ -51,9 +51,7 @@ def mixtral(tmp_path: Path) -> tuple[nn.Module, Path]:
 
 def test_a_model_on_meta_gets_its_own_experts_in_order_and_everything_else_whole(saved: tuple[Any, Path]) -> None:
     model, folder = saved
-    loaded, held = on_meta(model), _held(model)
-    load_checkpoint(loaded, folder, held)
-    _assert_loaded(loaded, model, held)
+    _assert_loads(on_meta(model), folder, model)
 
 
 def test_only_the_rows_of_held_experts_are_read(saved: tuple[Any, Path], tmp_path: Path) -> None:
@@ -65,9 +63,7 @@ def test_only_the_rows_of_held_experts_are_read(saved: tuple[Any, Path], tmp_pat
     save_file(
         {name: tensor for name, tensor in spoiled.items() if tensor is not None}, tmp_path / "spoiled.safetensors"
     )
-    loaded = on_meta(model)
-    load_checkpoint(loaded, tmp_path / "spoiled.safetensors", held)
-    _assert_loaded(loaded, model, held)
+    _assert_loads(on_meta(model), tmp_path / "spoiled.safetensors", model)
 
 
 def test_shards_are_found_by_their_index(saved: tuple[Any, Path], tmp_path: Path) -> None:
@@ -79,9 +75,7 @@ def test_shards_are_found_by_their_index(saved: tuple[Any, Path], tmp_path: Path
         save_file({name: tensors[name] for name in held_names}, tmp_path / file)
     index = {"weight_map": {name: file for file, held_names in shards.items() for name in held_names}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    loaded, held = on_meta(model), _held(model)
-    load_checkpoint(loaded, tmp_path, held)
-    _assert_loaded(loaded, model, held)
+    _assert_loads(on_meta(model), tmp_path, model)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
@@ -90,9 +84,7 @@ def test_stacked_tensors_and_tensors_by_expert_are_the_same_checkpoint(family: s
     model: Any = make_model(family)
     for original in (True, False):
         model.save_pretrained(tmp_path / str(original), save_original_format=original)
-        loaded, held = on_meta(model), _held(model)
-        load_checkpoint(loaded, tmp_path / str(original), held)
-        _assert_loaded(loaded, model, held)
+        _assert_loads(on_meta(model), tmp_path / str(original), model)
     layouts = [set(load_file(tmp_path / str(original) / "model.safetensors")) for original in (True, False)]
     assert layouts[0] != layouts[1]
 
@@ -103,7 +95,7 @@ def test_a_model_built_on_meta_and_loaded_whole_has_the_logits_of_the_one_saved(
     model: Any = make_model(family, tie_word_embeddings=True)
     model.save_pretrained(tmp_path)
     loaded: Any = on_meta(model)
-    load_checkpoint(loaded, tmp_path, {name: range(6) for name in names_of_experts(model)})
+    load(loaded, tmp_path, {name: range(6) for name in names_of_experts(model)})
     tokens = torch.arange(1, 21).view(2, 10)
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
@@ -113,7 +105,7 @@ def test_weights_become_of_the_models_type_and_keep_whether_they_train(mixtral: 
     model, folder = mixtral
     loaded: Any = on_meta(model).to(torch.bfloat16)
     loaded.model.norm.weight.requires_grad_(False)
-    load_checkpoint(loaded, folder, _held(model))
+    load(loaded, folder, _held(model))
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
     assert [name for name, weight in loaded.named_parameters() if not weight.requires_grad] == ["model.norm.weight"]
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.bfloat16())
@@ -123,11 +115,11 @@ def test_weights_that_were_real_are_replaced_and_the_file_may_go_or_change_after
     mixtral: tuple[Any, Path],
 ) -> None:
     model, folder = mixtral
-    loaded, held, file = make_model("mixtral", seed=1), _held(model), folder / "model.safetensors"
-    load_checkpoint(loaded, file, held)
+    loaded, file = make_model("mixtral", seed=1), folder / "model.safetensors"
+    _assert_loads(loaded, file, model)
     with open(file, "r+b") as stream:
         stream.write(b"\xff" * file.stat().st_size)
-    _assert_loaded(loaded, model, held)
+    _assert_loaded(loaded, model, _held(model))
 
 
 GATE = "model.layers.0.block_sparse_moe.experts.4.w1.weight"
@@ -156,7 +148,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_nothing_was_changed(
     save_file(tensors, folder / "model.safetensors")
     loaded = on_meta(model)
     with pytest.raises(InputError, match=message):
-        load_checkpoint(loaded, folder, _held(model))
+        load(loaded, folder, _held(model))
     assert all(parameter.is_meta for parameter in loaded.parameters())
 
 
@@ -176,7 +168,7 @@ def test_a_damaged_file_is_refused_in_one_line(problem: str, mixtral: tuple[Any,
     file.write_bytes(FILES[problem](content))
     assert file.read_bytes() != content
     with pytest.raises(InputError, match=r"model\.safetensors: damaged .*expected a safetensors checkpoint") as refusal:
-        load_checkpoint(on_meta(model), file.parent, _held(model))
+        load(on_meta(model), file.parent, _held(model))
     assert "\n" not in str(refusal.value)
 
 
@@ -197,7 +189,7 @@ def test_a_wrong_index_is_refused_and_no_file_outside_its_directory_opened(
     model, _ = mixtral
     (tmp_path / "model.safetensors.index.json").write_text(content)
     with pytest.raises(InputError, match=INDICES[content]):
-        load_checkpoint(on_meta(model), tmp_path, _held(model))
+        load(on_meta(model), tmp_path, _held(model))
 
 
 def test_a_tensor_that_its_shard_lacks_is_refused(mixtral: tuple[Any, Path]) -> None:
@@ -208,7 +200,7 @@ def test_a_tensor_that_its_shard_lacks_is_refused(mixtral: tuple[Any, Path]) -> 
     index = {"weight_map": dict.fromkeys(tensors, "one.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(InputError, match=r"one\.safetensors: damaged .*model\.norm\.weight"):
-        load_checkpoint(on_meta(model), folder, _held(model))
+        load(on_meta(model), folder, _held(model))
 
 
 def test_a_directory_without_weights_is_refused(mixtral: tuple[Any, Path], tmp_path: Path) -> None:
@@ -216,19 +208,16 @@ def test_a_directory_without_weights_is_refused(mixtral: tuple[Any, Path], tmp_p
     shutil.rmtree(folder)
     for path in (tmp_path, folder):
         with pytest.raises(InputError, match="cannot be read as a safetensors checkpoint"):
-            load_checkpoint(on_meta(model), path, _held(model))
+            load(on_meta(model), path, _held(model))
 
 
 def spread_from_own_folder(world: World, folders: tuple[Path, Path]) -> tuple[str, bool]:
     """What a rank is told that spreads a whole model with the weights of its folder, and whether that changed it."""
-    model, told = CASE.model(), "accepted"
+    model = CASE.model()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    try:
-        parallelize(model, CASE.plan(), checkpoint=folders[world.rank])
-    except InputError as error:
-        told = str(error)
+    refusal = refusal_of(lambda: parallelize(model, CASE.plan(), checkpoint=folders[world.rank]))
     after = model.state_dict()
-    return told, list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
+    return refusal, list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
 
 
 def test_a_file_damaged_for_one_rank_is_refused_on_both_and_nothing_was_changed(tmp_path: Path) -> None:
@@ -238,10 +227,8 @@ def test_a_file_damaged_for_one_rank_is_refused_on_both_and_nothing_was_changed(
         save_file(replace(CASE, seed=1).model().state_dict(), folder / "model.safetensors")
     file = folders[1] / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    by_rank = run_world(2, spread_from_own_folder, folders, timeout_s=60)
-    assert by_rank is not None
-    for told, unchanged in by_rank:
-        assert told.startswith(f"rank 1: {file}: damaged")
+    for refusal, unchanged in by_rank(2, spread_from_own_folder, folders):
+        assert refusal.startswith(f"InputError: rank 1: {file}: damaged")
         assert unchanged
 
 
@@ -250,7 +237,11 @@ def test_a_buffer_on_meta_that_nobody_can_make_is_refused_by_name(tmp_path: Path
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     model[0].register_buffer("table", torch.empty(2, device="meta"), persistent=False)
     with pytest.raises(UsageError, match=r"buffer 0\.table is on the meta device"):
-        load_checkpoint(model, tmp_path, {})
+        load(model, tmp_path, {})
+
+
+def load(model: nn.Module, path: Path, held: Mapping[str, Sequence[int]]) -> None:
+    fill_model(model, read_checkpoint(model, path, held), "cpu")
 
 
 def _held(model: nn.Module) -> dict[str, list[int]]:
@@ -269,6 +260,12 @@ def _spoiled(name: str, tensor: Tensor, held: dict[str, list[int]]) -> Tensor | 
     spoiled = torch.full_like(tensor, torch.nan)
     spoiled[kept] = tensor[kept]
     return spoiled
+
+
+def _assert_loads(empty: nn.Module, path: Path, model: nn.Module) -> None:
+    """A checkpoint gives this model what the whole one has."""
+    load(empty, path, _held(model))
+    _assert_loaded(empty, model, _held(model))
 
 
 def _assert_loaded(loaded: nn.Module, model: nn.Module, held: dict[str, list[int]]) -> None:

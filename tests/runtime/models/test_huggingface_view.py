@@ -16,12 +16,12 @@ from moeplan.errors import UsageError
 from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
 from moeplan.runtime.models.huggingface import view
 from moeplan.runtime.models.protocols import LanguageModel
-from tests.runtime.models.huggingface_models import WINDOW, make_model
+from tests.runtime.models.huggingface_models import FAMILIES, WINDOW, make_model
 
 pytest.importorskip("transformers")
 
 EAGER = "mixtral, eager"
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {}),
     "mixtral without window": ("mixtral", {"sliding_window": None}),
     EAGER: ("mixtral", {"attn_implementation": "eager"}),
@@ -35,10 +35,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss, top-4": ("gpt_oss", {"num_experts_per_tok": 4}),
 }
 LENGTHS = [9, 1, 14]
-Cache = list[tuple[Tensor, Tensor]]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_flat_tokens_through_the_view_have_the_logits_of_the_models_own_forward(name: str) -> None:
     model = _model(name)
     seen, samples = view(model), _samples()
@@ -50,18 +49,7 @@ def test_flat_tokens_through_the_view_have_the_logits_of_the_models_own_forward(
         assert torch.equal(seen(sample[None]), model(sample[None]).logits)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_tokens_one_at_a_time_after_a_prefix_see_its_cached_keys_as_the_full_forward_does(name: str) -> None:
-    model = _model(name)
-    sample = _samples()[-1]
-    expected, cache = model(sample[None]).logits[0], [(torch.empty(0), torch.empty(0))] * 3
-    for start, end in [(0, 7), *((at, at + 1) for at in range(7, len(sample)))]:
-        position = torch.arange(start, end)
-        got = _run(view(model), sample[start:end], position, torch.zeros_like(position), cache)
-        _assert_close(got, expected[start:end], name)
-
-
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe", "gpt_oss"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_through_the_view_are_those_of_the_models_own_forward(family: str) -> None:
     model = make_model(family).train()
     sample = _samples()[0]
@@ -75,7 +63,7 @@ def test_gradients_through_the_view_are_those_of_the_models_own_forward(family: 
 
 
 @pytest.mark.parametrize("queries", [1, 4])
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe", "gpt_oss"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_contexts_that_attend_at_once_do_what_each_does_alone_under_a_mask_of_its_own_or_a_shared_one(
     family: str, queries: int
 ) -> None:
@@ -92,7 +80,7 @@ def test_contexts_that_attend_at_once_do_what_each_does_alone_under_a_mask_of_it
             _assert_close(together[row], attention.attend(q_S[:queries], k_S, v_S, masks[row]), family)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe", "gpt_oss"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_part_takes_no_tokens(family: str) -> None:
     seen, nothing = view(make_model(family)), torch.empty(0, dtype=torch.int64)
     assert _run(seen, nothing, nothing, nothing).shape == (0, 64)
@@ -101,10 +89,7 @@ def test_every_part_takes_no_tokens(family: str) -> None:
 
 
 def test_the_windows_are_those_of_each_layer() -> None:
-    windows = {
-        family: [layer.attention.window for layer in view(make_model(family)).layers]
-        for family in ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
-    }
+    windows = {family: [layer.attention.window for layer in view(make_model(family)).layers] for family in FAMILIES}
     assert windows == {
         "mixtral": [WINDOW] * 3,
         "qwen3_moe": [WINDOW] * 3,
@@ -172,16 +157,16 @@ def test_dropout_is_drawn_in_training_only_and_from_the_generator(family: str) -
     model = make_model(family, attention_dropout=0.5)
     attention = view(model).layers[0].attention
     q, k, v = attention.project(torch.randn(6, 32, dtype=torch.float64), torch.arange(6))
-    mask, found = torch.ones(6, 6, dtype=torch.bool).tril(), []
+    mask, drawn = torch.ones(6, 6, dtype=torch.bool).tril(), []
     for training, seed in ((False, 0), (False, 1), (True, 0), (True, 0), (True, 1)):
         model.train(training)
         assert attention.dropout == 0.5 * training
         torch.manual_seed(seed)
-        found.append(attention.attend(q, k, v, mask))
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[1], found[2])
-    assert torch.equal(found[2], found[3])
-    assert not torch.equal(found[3], found[4])
+        drawn.append(attention.attend(q, k, v, mask))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+    assert torch.equal(drawn[2], drawn[3])
+    assert not torch.equal(drawn[3], drawn[4])
 
 
 def test_importing_the_view_and_viewing_our_own_model_load_no_transformers() -> None:
@@ -193,21 +178,12 @@ def test_importing_the_view_and_viewing_our_own_model_load_no_transformers() -> 
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def _run(
-    seen: LanguageModel, tokens_T: Tensor, position_T: Tensor, context_T: Tensor, cache: Cache | None = None
-) -> Tensor:
-    """Logits of flat tokens, each seeing those of its context; a cache has one context and grows."""
-    x_TM = seen.embed(tokens_T)
-    for index, layer in enumerate(seen.layers):
+def _run(seen: LanguageModel, tokens_T: Tensor, position_T: Tensor, context_T: Tensor) -> Tensor:
+    """Logits of flat tokens, each seeing those of its context."""
+    x_TM, distance = seen.embed(tokens_T), position_T[:, None] - position_T
+    for layer in seen.layers:
         q, k, v = layer.attention.project(layer.attention_norm(x_TM), position_T)
-        key_position, key_context = position_T, context_T
-        if cache is not None:
-            earlier = [past.view(-1, *states.shape[1:]) for past, states in zip(cache[index], (k, v), strict=True)]
-            k, v = torch.cat([earlier[0], k]), torch.cat([earlier[1], v])
-            cache[index] = k, v
-            key_position, key_context = torch.arange(len(k)), torch.zeros(len(k), dtype=torch.int64)
-        distance = position_T[:, None] - key_position
-        mask = (context_T[:, None] == key_context) & (distance >= 0)
+        mask = (context_T[:, None] == context_T) & (distance >= 0)
         if layer.attention.window is not None:
             mask &= distance < layer.attention.window
         x_TM = x_TM + layer.attention.attend(q, k, v, mask)
@@ -225,7 +201,7 @@ def _moe(moe: Any, x_TM: Tensor) -> Tensor:
 
 
 def _model(name: str) -> nn.Module:
-    family, changes = FAMILIES[name]
+    family, changes = VARIANTS[name]
     return make_model(family, **changes)
 
 

@@ -1,10 +1,8 @@
-"""Context-coherent dispatch (ExFlow): a token lives where its highest-weight expert is, and attention comes to it.
+"""Ways of tokens between attentions, which say whose keys and values a rank holds.
 
-Legend: B samples of this rank; S positions; G tokens of all ranks, numbered by rank, then sample, then position;
-T tokens that this rank holds, their numbers ascending; K experts a token; M hidden size; n rows; V vocabulary.
+Legend: B samples of this rank; G tokens of all ranks, numbered by rank, then sample, then position; T tokens that this
+rank holds, their numbers ascending; K experts a token; M hidden size; n rows.
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -15,61 +13,14 @@ from ..engine.layer import ParallelExperts
 from ..engine.payload import Columns
 from ..engine.route import Route
 from ..engine.traffic import Traffic
-from ..models.protocols import LanguageModel, Layer
-from .context_attention import attend_contexts
-from .contexts import Contexts
-from .held import Held
+from ..models.protocols import Layer
+from .contexts import Contexts, Held
 
-__all__ = ["Coherent", "CoherentLogits", "coherent_forward"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CoherentLogits:
-    """A coherent forward's logits `[B, S, V]`, what crossed devices, and the most bytes of K and V held at once."""
-
-    logits: Tensor
-    traffic: Traffic
-    cache_bytes: int
-
-
-@torch.no_grad()
-def coherent_forward(
-    model: LanguageModel,
-    tokens_BS: Tensor,
-    sample_B: Tensor,
-    group: dist.ProcessGroup | None,
-    *,
-    mask_BS: Tensor | None = None,
-) -> CoherentLogits:
-    """The forward of this rank's samples; all ranks call it together.
-
-    Parameters
-    ----------
-    model
-        Its `layers[i].moe.experts` are `ParallelExperts`.
-    sample_B
-        Global sample ids, int64.
-    mask_BS
-        True, or 1, at tokens, which count their positions from 0; padding is left out, and its logits are 0. None:
-        there is none.
-    """
-    real_BS = torch.ones_like(tokens_BS, dtype=torch.bool) if mask_BS is None else mask_BS.bool()
-    way, cache_bytes = Coherent(group), 0
-    contexts = way.contexts(sample_B, real_BS.sum(dim=1))
-    held = Held(model.embed(tokens_BS[real_BS]), contexts.own())
-    for layer in model.layers:
-        q, kv_T2 = held.projected(layer, contexts)
-        kv_G2 = way.shared(kv_T2, held)
-        held = way.through(layer, attend_contexts(layer.attention, q, kv_G2, held, contexts), contexts)
-        cache_bytes = max(cache_bytes, kv_G2.numel() * kv_G2.element_size())
-    logits_TV = model.head(model.norm(way.home(held, contexts.source[held.token]).x))
-    logits_BSV = logits_TV.new_zeros(*tokens_BS.shape, logits_TV.shape[1])
-    logits_BSV[real_BS] = logits_TV
-    return CoherentLogits(logits_BSV, way.traffic, cache_bytes)
+__all__ = ["Coherent", "Resident"]
 
 
 class Coherent:
-    """The way of tokens between attentions where every rank holds the keys and values of all samples.
+    """Context-coherent dispatch (ExFlow): a token lives where its first expert is; every rank holds all samples.
 
     Attributes
     ----------
@@ -134,3 +85,34 @@ class Coherent:
         x, token = columns.unpack(route.move(columns.pack(*kinds)))
         self.traffic = self.traffic + Traffic(return_bytes=route.crossing * sum(columns.sizes))
         return Held.ascending(x, token.flatten())
+
+
+class Resident:
+    """Standard dispatch: tokens live where their sample started and return to it; a rank holds its own samples only.
+
+    Attributes
+    ----------
+    traffic
+        What it took so far.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group, self.traffic = group, Traffic()
+
+    def contexts(self, sample_B: Tensor, length_B: Tensor) -> Contexts:
+        """The samples whose keys and values this rank holds: its own."""
+        return Contexts.of(sample_B, length_B, torch.full_like(sample_B, dist.get_rank(self.group)), self.group)
+
+    def shared(self, kv_T2: Tensor, _held: Held) -> Tensor:
+        """The keys and values as they are."""
+        return kv_T2
+
+    def through(self, layer: Layer, held: Held, contexts: Contexts) -> Held:
+        """Tokens after a layer's block, on the ranks where they were."""
+        experts = getattr(layer.moe, "experts", None)
+        if isinstance(experts, ParallelExperts):
+            experts.begin(contexts.sample[held.token], contexts.position[held.token])
+        y_TM = layer.moe(layer.moe_norm(held.x))
+        if isinstance(experts, ParallelExperts):
+            self.traffic = self.traffic + experts.traffic
+        return Held(held.x + y_TM, held.token)

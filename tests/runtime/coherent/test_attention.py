@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.planner.demo.model import Attention, ModelConfig
-from moeplan.runtime.coherent import context_attention
-from moeplan.runtime.coherent.cache import STEPS, Cache
-from moeplan.runtime.coherent.context_attention import attend_contexts, batches
-from moeplan.runtime.coherent.contexts import Contexts
-from moeplan.runtime.coherent.held import Held
+from moeplan.runtime.coherent import attention as attention_module
+from moeplan.runtime.coherent.attention import attend_contexts, batches
+from moeplan.runtime.coherent.contexts import Contexts, Held
+from moeplan.runtime.coherent.generation import STEPS, Cache
 
 CONFIG = ModelConfig(hidden_size=16, num_heads=4, num_kv_heads=2)
 LENGTHS = (9, 1, 4, 12, 4)
@@ -40,7 +39,7 @@ def test_scattered_tokens_see_what_they_see_alone(
     window: int | None, bounds: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, bound in zip(("QUERIES", "KEYS", "PAIRS"), bounds or (), strict=False):
-        monkeypatch.setattr(context_attention, name, bound)
+        monkeypatch.setattr(attention_module, name, bound)
     torch.manual_seed(0)
     attention, whole = Attention(CONFIG).double().eval(), contexts()
     attention.window = window
@@ -48,20 +47,18 @@ def test_scattered_tokens_see_what_they_see_alone(
     for token in (torch.rand(sum(LENGTHS)).argsort()[:17].sort().values, torch.arange(sum(LENGTHS)), torch.arange(0)):
         held = Held(torch.randn(len(token), 16, dtype=torch.float64), token)
         q = torch.randn(len(token), 4, 4, dtype=torch.float64)
-        found = attend_contexts(attention, q, kv, held, whole)
-        assert torch.equal(found.token, token)
-        torch.testing.assert_close(found.x, naive(attention, q, kv, held, whole), rtol=1e-12, atol=1e-12)
+        result = attend_contexts(attention, q, kv, held, whole)
+        assert torch.equal(result.token, token)
+        torch.testing.assert_close(result.x, naive(attention, q, kv, held, whole), rtol=1e-12, atol=1e-12)
 
 
 @given(st.lists(st.tuples(st.integers(1, 1024), st.integers(0, 5000)), min_size=1, max_size=40))
-def test_runs_that_attend_at_once_are_each_there_once_and_less_than_half_padding(
-    sizes: list[tuple[int, int]],
-) -> None:
+def test_runs_that_attend_at_once_are_each_there_once_and_less_than_half_padding(sizes: list[tuple[int, int]]) -> None:
     count_C, more_C = torch.tensor(sizes).unbind(1)
     keys_C = count_C + more_C
-    found = list(batches(count_C, keys_C))
-    assert sorted(torch.cat(found).tolist()) == list(range(len(sizes)))
-    for run_b in found:
+    at_once = list(batches(count_C, keys_C))
+    assert sorted(torch.cat(at_once).tolist()) == list(range(len(sizes)))
+    for run_b in at_once:
         queries, keys = int(count_C[run_b].max()), int(keys_C[run_b].max())
         assert len(run_b) * queries < 2 * int(count_C[run_b].sum())
         assert len(run_b) == 1 or len(run_b) * keys <= min(2**16, 2**21 // queries)
@@ -80,9 +77,9 @@ def test_tokens_of_a_step_see_the_prompt_and_the_steps_before(window: int | None
         cache.write(0, everyone, step, torch.randn(len(LENGTHS), 2, 2, 4, dtype=torch.float64))
         held = Held(torch.randn(3, 16, dtype=torch.float64), torch.tensor([0, 2, 3]))
         q = torch.randn(3, 4, 4, dtype=torch.float64)
-        found = attend_contexts(attention, q, cache.layers[0], held, prompts.after(step))
+        result = attend_contexts(attention, q, cache.layers[0], held, prompts.after(step))
         torch.testing.assert_close(
-            found.x, naive(attention, q, cache.layers[0], held, prompts.after(step)), rtol=1e-12, atol=1e-12
+            result.x, naive(attention, q, cache.layers[0], held, prompts.after(step)), rtol=1e-12, atol=1e-12
         )
 
 
@@ -109,5 +106,5 @@ def test_a_cache_keeps_what_was_written_while_its_room_doubles_up_to_the_steps_t
     for layer, rows in enumerate(cache.layers):
         assert (rows[:5] == -1 - layer).all()
         for step in range(most):
-            found = rows[of.row(torch.tensor([0, 1]), of.length + step), 1, 0, 0]
-            assert found.tolist() == [10 + step, 20 + step]
+            written = rows[of.row(torch.tensor([0, 1]), of.length + step), 1, 0, 0]
+            assert written.tolist() == [10 + step, 20 + step]

@@ -1,0 +1,64 @@
+"""What tests of ranks share: worlds, this rank's samples, refusals, routers that are watched, and how near is equal."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from moeplan.errors import MoeplanError
+from moeplan.planner.demo.model import Router
+from moeplan.profilers.world import run_world
+
+ROUTERS = ("moe.router", "mlp.router", "mlp.gate")
+
+
+def by_rank(num_ranks: int, target: Callable[..., Any], payload: Any = None, *, timeout_s: float = 120) -> list[Any]:
+    """What every rank of a world answers."""
+    answers = run_world(num_ranks, target, payload, timeout_s=timeout_s)
+    assert answers is not None
+    return answers
+
+
+def by_case(num_ranks: int, target: Callable[..., Any], cases: Sequence[Any]) -> list[list[Any]]:
+    """Answers by case, then rank, of a target that answers with one item a case."""
+    return [list(ranks) for ranks in zip(*by_rank(num_ranks, target, cases), strict=True)]
+
+
+def own(batches: Sequence[int], rank: int) -> slice:
+    """The samples of a rank among those of all."""
+    return slice(sum(batches[:rank]), sum(batches[: rank + 1]))
+
+
+def refusal_of(attempt: Callable[[], object]) -> str:
+    """The kind and the message of our error, "accepted" where there is none."""
+    try:
+        attempt()
+    except MoeplanError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def close(actual: Any, expected: Any, rtol: float = 1e-12) -> bool:
+    """Whether shapes are equal, and values up to rounding of the largest."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    difference = np.abs(actual - expected).max(initial=0) if actual.shape == expected.shape else np.inf
+    return bool(difference <= rtol * np.abs(expected).max(initial=1e-300))
+
+
+class Watched:
+    """The experts that a model's routers choose, call by call, and the least gap between gates down to the next one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.ids, self.gap = list[torch.Tensor](), float("inf")
+        for name, module in model.named_modules():
+            if name.endswith(ROUTERS) and not list(module.children())[1:]:
+                module.register_forward_hook(self._see)
+
+    def _see(self, router: nn.Module, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+        self.ids.append(output[-1])
+        if isinstance(router, Router):
+            gates = router.gate(inputs[0]).detach().sort(descending=True).values
+            gaps = -gates[:, : output[-1].shape[1] + 1].diff(dim=1)
+            self.gap = min([self.gap, *gaps.flatten().tolist()])
