@@ -10,8 +10,8 @@ from ...solvers import contiguous
 from ...solvers.outcome import PlacementResult
 from ...traces.counts import Counts
 from ..task import Task
-from .check import Again, Check, Told
 from .placement import PlacementStrategy
+from .strategy import Again, Check, Told
 
 __all__ = ["STRATEGY"]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...errors import CertificationError
 from ...runtime.plan import Plan
 from ..options import PlacementOptions, parsed
-from .check import Again, Check, Told
+from .strategy import Again, Check, Told
 
 __all__ = ["balances", "check_goal", "check_groups", "placement_options", "rechecked_balance"]
 

@@ -12,7 +12,7 @@ from moeplan.planner.report.learning_curve import curve_report
 from moeplan.planner.report.plan import show_report, solve_report
 from moeplan.planner.report.profile import profile_report
 from moeplan.planner.report.trace import trace_report
-from moeplan.planner.strategies.exflow.params import ExflowParams
+from moeplan.planner.strategies.registry import ExflowParams
 from moeplan.profilers.profile import load as load_profile
 from moeplan.traces.reader import open_trace
 from moeplan.traces.statistics import describe

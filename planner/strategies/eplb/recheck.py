@@ -15,9 +15,9 @@ from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...evaluate.metrics import BALANCE, TAIL
 from ...moves import expert_bytes
 from ...options import EvaluationOptions, PlacementOptions, RawBalance, Redundancy, parsed
-from ..check import Again, Check, Told
 from ..placement import published
 from ..recheck import balances, check_goal, check_groups, placement_options
+from ..strategy import Again, Check, Told
 
 __all__ = ["recheck"]
 

@@ -16,7 +16,7 @@ from ...evaluate.loads import device_loads, step_loads
 from ...options import PhaseSwap
 from ...request import Phase
 from ...task import Task
-from .params import EplbParams
+from ..registry import EplbParams
 
 __all__ = ["params_of", "phase_swaps", "place"]
 

@@ -16,9 +16,8 @@ from ...evaluate.metrics import BALANCE
 from ...evaluate.scene import Scene
 from ...options import Member, RawBalance
 from ...task import Task
-from ..check import Again, Check, Told
 from ..placement import PlacementStrategy, published
-from ..strategy import Solution
+from ..strategy import Again, Check, Solution, Told
 from . import sections
 from .redundancy import slots_of, weighed
 from .solve import params_of, phase_swaps, place

@@ -18,8 +18,8 @@ from ....solvers.placement import Placement
 from ...certify.bounds import proven_shares, share_kept
 from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...options import PlacementOptions, Search
-from ..check import Again, Check, Told
 from ..recheck import balances, check_goal, check_groups, placement_options
+from ..strategy import Again, Check, Told
 
 __all__ = ["recheck"]
 

@@ -16,7 +16,7 @@ from ....solvers.placement import Placement
 from ....traces.counts import Counts
 from ...options import Cap
 from ...task import Task
-from .params import ExflowParams, Objective
+from ..registry import ExflowParams, Objective
 
 __all__ = ["load_cap", "objective", "params_of", "place", "searched", "sought"]
 

@@ -15,9 +15,8 @@ from ...document import Section
 from ...evaluate.evaluate import Evaluated
 from ...options import PlacementOptions, Search, StageHops
 from ...task import Task
-from ..check import Again, Check, Told
 from ..placement import PlacementStrategy
-from ..strategy import Solution
+from ..strategy import Again, Check, Solution, Told
 from . import sections
 from .proof import Proof
 from .replan import previous_contender, reconsidered, replanned, vectors_a_move

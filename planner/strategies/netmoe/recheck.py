@@ -21,7 +21,7 @@ from ...evaluate.evaluate import verdict
 from ...evaluate.homes import steps_of
 from ...evaluate.metrics import EXCHANGE
 from ...options import parsed
-from ..check import Again, Check, Told
+from ..strategy import Again, Check, Told
 from .policy import SamplePolicyOptions
 from .strategy import PLAN, TRIED, fitted_predictor, tried
 

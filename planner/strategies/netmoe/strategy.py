@@ -29,10 +29,9 @@ from ...evaluate.replay import Replay
 from ...evaluate.replay import replay as fast_replay
 from ...evaluate.scene import Scene
 from ...task import Task
-from ..check import Again, Check, Told
-from ..strategy import Solution, Strategy
+from ..registry import NetmoeParams
+from ..strategy import Again, Check, Solution, Strategy, Told
 from . import sections
-from .params import NetmoeParams
 from .policy import SamplePolicyOptions
 from .predictor import fit_predictor
 

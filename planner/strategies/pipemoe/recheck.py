@@ -20,8 +20,8 @@ from ...evaluate.journey import Journey
 from ...evaluate.pipelined import Pipeline
 from ...evaluate.price import pipeline_of
 from ...options import PipelineOptions, StageSeconds, parsed
-from ..check import Again, Check, Told
-from .params import MAX_DEGREE
+from ..registry import MAX_DEGREE
+from ..strategy import Again, Check, Told
 from .strategy import BASELINES, stages
 
 __all__ = ["recheck"]

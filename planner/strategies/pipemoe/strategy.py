@@ -22,11 +22,10 @@ from ...evaluate.scene import Passes, Scene
 from ...evaluate.tally import Tally
 from ...options import MAX_SECONDS, PipelineOptions, StageSeconds, parsed
 from ...task import Task
-from ..check import Again, Check, Told
-from ..strategy import Solution, Strategy
+from ..registry import PipemoeParams
+from ..strategy import Again, Check, Solution, Strategy, Told
 from . import sections
 from .degrees import DegreeTable, tabulated, unequal
-from .params import PipemoeParams
 
 __all__ = ["BACKWARD", "BASELINES", "STRATEGY", "stages"]
 
