@@ -17,7 +17,7 @@ from ..document import Section, Text, to_console
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit, contender_table, headlines, legend
-from ..options import SecondsOptions, parsed
+from ..options import SecondsOptions
 from ..strategies.registry import STRATEGIES, strategy
 from ..strategies.strategy import Strategy
 from .answer import answer, remark_sections, remarks
@@ -61,7 +61,6 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
 
 
 def _strategies(plan: Plan) -> list[Strategy]:
-    """Strategies that made the plan, the last one first."""
     return [strategy(name) for name in reversed(plan.strategies) if name in STRATEGIES]
 
 
@@ -72,7 +71,6 @@ def _next(plan: Plan, path: Path) -> tuple[Text]:
 
 
 def _about(plan: Plan) -> Iterator[str]:
-    """Headline of the plan: strategies, model, cluster and slots."""
     model, placed = plan.model, plan.placement
     slots = "" if placed is None else _slots(placed)
     yield (
@@ -82,7 +80,6 @@ def _about(plan: Plan) -> Iterator[str]:
 
 
 def _slots(placement: Placement) -> str:
-    """Replicas per layer and their extra memory, in words. Empty without replicas."""
     if not placement.has_replicas:
         return ""
     extra = placement.num_slots - placement.num_experts
@@ -91,7 +88,6 @@ def _slots(placement: Placement) -> str:
 
 
 def _figures(plan: Plan, part: Part) -> Section:
-    """Every metric with its interval, and what each column says."""
     names = [name for name in METRICS if name not in SECONDS]
     table = contender_table(part, names, today=plan.verdict.against if plan.verdict else "", ranged=True)
     return Section("All figures (95 % intervals)", (table, Text(("", *legend(part, names)))), verbose=True)
@@ -101,7 +97,7 @@ def _seconds(plan: Plan, part: Part) -> Iterator[Section]:
     """The parts of a step of every contender, and what times them."""
     if "seconds" not in plan.options:
         return
-    options = parsed(SecondsOptions, dict(plan.options["seconds"]), "seconds")
+    options = SecondsOptions.of(plan)
     today = plan.verdict.against if plan.verdict else ""
     body = [contender_table(part, [STEP, *(name for name in SECONDS if name != STEP)], today=today, ranged=True)]
     lines = [
@@ -130,7 +126,7 @@ def _solved(plan: Plan) -> Iterator[str]:
 
 
 def _members(part: Part | None, unit: str) -> str:
-    """How many units a part has; of whole steps, their samples beside."""
+    """Number of units in a part; of whole steps, their samples beside."""
     if part is None:
         return ""
     if unit == "step" and part.num_samples > part.num_steps:
@@ -154,7 +150,7 @@ def _objective(outcome: Outcome) -> str:
 
 
 def _placement_picture(plan: Plan, width: int) -> Iterator[str]:
-    """Where experts live: one sign an expert where each has one device, else the experts of every device."""
+    """Map of the experts: a sign per expert where each has one device, else the experts of every device."""
     placement = plan.placement
     if placement is None:
         return

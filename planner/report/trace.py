@@ -31,7 +31,7 @@ COLOURS = "Viridis"
 
 
 def trace_report(trace: Trace | CountTrace, statistics: Statistics, console: "Console") -> None:
-    """How much of what there is and is not, and a line a layer."""
+    """Print what a trace holds and lacks, and a line per layer."""
     model = trace.meta.model
     limit = f" within {model.top_k_groups} of {model.num_expert_groups} groups" if model.top_k_groups else ""
     console.print(
@@ -171,7 +171,6 @@ def _sections(statistics: Statistics, names: Sequence[str]) -> Iterator[Section]
 
 
 def _loads(statistics: Statistics, names: Sequence[str]) -> Section:
-    """Every expert's load over its layer's mean."""
     import plotly.graph_objects as go
 
     share_LE = statistics.loads / np.maximum(statistics.loads.mean(1, keepdims=True), 1)
@@ -187,7 +186,6 @@ def _layer_names(layer_ids: Sequence[int]) -> list[str]:
 
 
 def _layer_axis(names: Sequence[str]) -> dict[str, Any]:
-    """An axis with ticks at whole layers."""
     at = range(0, len(names), ceil(len(names) / MAX_TICKS))
     hidden = any("(" in name for name in names)
     title = "layer (hidden layer)" if hidden else "layer"
@@ -195,7 +193,6 @@ def _layer_axis(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _lines(values: dict[str, NDArray[np.float64]], unit: str, names: Sequence[str]) -> "Figure":
-    """A line a name over layers."""
     import plotly.graph_objects as go
 
     figure = go.Figure([go.Scatter(y=line, name=name, mode="lines+markers") for name, line in values.items()])

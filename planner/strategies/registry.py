@@ -226,7 +226,7 @@ STRATEGIES = {
     "pipemoe": Row(PipemoeParams, f"{__package__}.pipemoe.strategy"),
     "netmoe": Row(NetmoeParams, f"{__package__}.netmoe.strategy"),
     "eplb": Row(EplbParams, f"{__package__}.eplb.strategy"),
-    "contiguous": Row(PlacementParams, f"{__package__}.contiguous"),
+    "contiguous": Row(PlacementParams, f"{__package__}.placement"),
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moeplan.planner
-from moeplan.planner.cli.hanging import HangingConsole
+from moeplan.planner.cli.screen import HangingConsole
 from moeplan.planner.document import GAP, Column, Section, Table, Text, to_console
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.report.answer import gain_words

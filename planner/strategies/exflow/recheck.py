@@ -18,7 +18,7 @@ from ....solvers.placement import Placement
 from ...certify.bounds import proven_shares, share_kept
 from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...options import PlacementOptions, Search
-from ..recheck import balances, check_goal, check_groups, placement_options
+from ..placement import balances, check_goal, check_groups, placement_options
 from ..strategy import Again, Check, Told
 
 __all__ = ["recheck"]
@@ -34,7 +34,7 @@ Tables = NDArray[np.float64]
 
 
 def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-    """As `Strategy.recheck`."""
+    """Recheck a plan as `Strategy.recheck` says."""
     options = placement_options(plan, "exflow", ("groups", "search", "replanned"))
     search, placement = options.search, plan.placement
     assert placement is not None

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from moeplan.errors import InputError
-from moeplan.planner.strategies.pipemoe.timeline import timeline_picture
-from moeplan.planner.strategies.pipemoe.timeline_page import write_timeline
+from moeplan.planner.strategies.pipemoe.timeline import timeline_picture, write_timeline
 from moeplan.runtime.plan import Plan
 from tests.planner.edits import edited
 from tests.planner.makers import make_plan
