@@ -25,6 +25,7 @@ __all__ = [
     "SecondsOptions",
     "StageHops",
     "StageSeconds",
+    "TimedMetric",
     "parsed",
 ]
 
@@ -33,6 +34,7 @@ MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Ordinal = Annotated[int, Field(ge=0)]
 Reason = Annotated[str, Field(max_length=256)]
+TimedMetric = Literal["step_s", "experts_s"]
 NEAR = 1.02  # of the best: as good
 
 Share0 = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9)]  # or none, up to rounding
@@ -185,7 +187,7 @@ class Redundancy(Record):
         What the fewest within 2 % of the best were chosen by.
     """
 
-    metric: Literal["step_s", "experts_s", "balance"]
+    metric: TimedMetric | Literal["balance"]
     held_out: bool
     candidates: tuple[Candidate, ...] = Field(min_length=1)
 

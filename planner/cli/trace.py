@@ -75,7 +75,9 @@ def record(
             from ...traces.huggingface.checkpoint import load_model
             from ...traces.huggingface.record import record_model
 
-            directory = _model_directory(model)
+            directory = Path(model)
+            if not directory.is_dir():
+                raise UsageError(f"model {model!r}; expected {EMBEDDED}, or the directory of a Hugging Face model")
             prompts, tokenizer = _prompts(directory, text, dataset, sample_tokens)
             say(f"loading {directory}")
             loaded = load_model(directory, dtype=dtype, device=device)
@@ -93,12 +95,6 @@ def record(
         print(f"wrote     {output}    next: moeplan solve --strategy exflow --trace {output} --cluster 1x4")
     if interrupted:
         end_interrupted(f"{num_tokens:,} tokens were recorded until then")
-
-
-def _model_directory(model: str) -> Path:
-    if not Path(model).is_dir():
-        raise UsageError(f"model {model!r}; expected {EMBEDDED}, or the directory of a Hugging Face model")
-    return Path(model)
 
 
 def _prompts(directory: Path, text: Path | None, dataset: Path | None, sample_tokens: int) -> "tuple[Prompts, str]":

@@ -31,7 +31,9 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     spec, gain = METRICS[verdict.metric], verdict.gain
     ours = part.contenders[0] if of is None else find(part, of)
     base = value(find(part, verdict.against), verdict.metric)
-    against = "today" if is_today(verdict.against) else verdict.against.replace("/", ", ")
+    name, _, dispatch_model = verdict.against.rpartition("/")
+    alive = dispatch_model == "standard" and name.startswith("contiguous without ")  # dead devices
+    against = "today" if alive or verdict.against == TODAY else verdict.against.replace("/", ", ")
     figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)}"
     less = "more" if gain.value < 0 else "less" if spec.unit in ("seconds", "ratio") else "fewer"
     if not base or not gain.value:
@@ -42,12 +44,6 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
         low, high = sorted((sign * gain.low, sign * gain.high))
         ends = f"95 %: {100 * low / base:.1f} to {100 * high / base:.1f} %"
     return f"{100 * abs(gain.value) / base:.1f} % {less} {spec.noun} than {against} ({figures}; {ends})"
-
-
-def is_today(label: str) -> bool:
-    """Whether a label is that of what runs without a plan."""
-    name, _, dispatch_model = label.rpartition("/")
-    return label == TODAY or (dispatch_model == "standard" and name.startswith("contiguous without "))
 
 
 def answer(plan: Plan) -> str:

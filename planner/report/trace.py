@@ -76,7 +76,8 @@ def write_trace_page(trace: Trace | CountTrace, statistics: Statistics, path: Pa
     """Write what is known of a trace as a page of figures; errors as in `write_page`."""
     model = trace.meta.model
     text = f"{model.num_layers} MoE layers x {model.num_experts} experts, top-{model.top_k}, from {trace.path}"
-    write_page(path, f"Routing of {model.name}", text, _sections(statistics, _layer_names(model.layer_ids)))
+    names = [f"{layer}" if layer == hidden else f"{layer} ({hidden})" for layer, hidden in enumerate(model.layer_ids)]
+    write_page(path, f"Routing of {model.name}", text, _sections(statistics, names))
 
 
 def _contents(trace: Trace | CountTrace, statistics: Statistics) -> Iterator[str]:
@@ -115,7 +116,8 @@ def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> Iterator[str]:
     )
     for layer, skew in enumerate(statistics.skew.tolist()):
         hidden = f"{layer_ids[layer]:>7}" if differ else ""
-        line = f"{layer:>5}{hidden}  {skew:5.2f} {_bar(skew / widest)}"
+        filled = round(skew / widest * BAR)
+        line = f"{layer:>5}{hidden}  {skew:5.2f} {'#' * filled:.<{BAR}}"
         if tokens:
             line += f"  {_next(tokens, layer):<38}"
         yield line + (f"  {local.index[layer]:8.3f}" if local else "")
@@ -141,11 +143,6 @@ def _next(tokens: TokenStatistics, layer: int) -> str:
 
 def _information_json(information: Information) -> dict[str, list[float]]:
     return {name: getattr(information, name).tolist() for name in ("bits", "shuffled", "spread")}
-
-
-def _bar(share: float) -> str:
-    filled = round(share * BAR)
-    return "#" * filled + "." * (BAR - filled)
 
 
 def _sections(statistics: Statistics, names: Sequence[str]) -> Iterator[Section]:
@@ -178,11 +175,6 @@ def _loads(statistics: Statistics, names: Sequence[str]) -> Section:
     figure.update_layout(xaxis_title="expert", yaxis=_layer_axis(names), height=max(350, 16 * len(share_LE)))
     text = "Token-expert pairs of each expert, over the mean of its layer: 1 everywhere is perfect balance."
     return drawn("Loads", text, figure)
-
-
-def _layer_names(layer_ids: Sequence[int]) -> list[str]:
-    """Each layer's ordinal, with the hidden layer that it is in brackets where they differ."""
-    return [f"{layer}" if layer == hidden else f"{layer} ({hidden})" for layer, hidden in enumerate(layer_ids)]
 
 
 def _layer_axis(names: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Legend: B steps; L MoE layers; E experts; D devices.
 """
 
 from collections import Counter
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, Figures
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
 from ...moves import expert_bytes
-from ...options import Candidate, Member, PhaseSwap, RawBalance, Redundancy
+from ...options import Candidate, Member, PhaseSwap, RawBalance, Redundancy, TimedMetric
 from ...request import Phase
 from ...task import Task
 from ..placement import PlacementStrategy, published
@@ -36,7 +35,7 @@ __all__ = ["STRATEGY"]
 
 TRIAL_LAYERS = 8
 MOST_EXTRA = 4  # slots a device beyond the fewest
-TIMES: tuple[Literal["step_s", "experts_s"], ...] = (STEP, EXPERTS)
+TIMES: tuple[TimedMetric, ...] = (STEP, EXPERTS)
 PAIR: tuple[Phase, Phase] = ("prefill", "decode")
 
 
@@ -200,7 +199,7 @@ def _fewest(task: Task) -> int:
     return min(max(-(-replicas // len(task.alive)), *on_device.values(), 1), num_experts)
 
 
-def _candidate(slots: int, figures: Figures, timed: list[Literal["step_s", "experts_s"]], task: Task) -> Candidate:
+def _candidate(slots: int, figures: Figures, timed: list[TimedMetric], task: Task) -> Candidate:
     if BALANCE not in figures.value:
         raise UsageError("--redundant auto: no step that judges routes a token; expected some: record more")
     each = expert_bytes(task.model)

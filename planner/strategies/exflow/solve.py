@@ -204,7 +204,8 @@ def replanned(decision: PlacementDecision, evaluated: Evaluated, task: Task) -> 
     new = dataclasses.replace(
         old, physical_to_logical=np.array(decision.physical_to_logical, np.int32), slots=task.slots
     )
-    moves = Moves.between(old, new, model)
+    moves, copies = Moves.between(old, new, model), ours.gain(COPIES, evaluated.judged[label]).value
+    saved = copies * model.num_layers if model.ffn_size is not None and copies > 0 else None
     return Replanned(
         plan_sha256=plan.plan_sha256,
         experts_moved=moves.experts,
@@ -212,7 +213,7 @@ def replanned(decision: PlacementDecision, evaluated: Evaluated, task: Task) -> 
         bytes_moved=moves.num_bytes,
         horizon_tokens=params_of(task).horizon_tokens,
         verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), against=label),
-        paid_back_tokens=_paid_back(moves.experts, ours.gain(COPIES, evaluated.judged[label]).value, model),
+        paid_back_tokens=None if saved is None else moves.experts * vectors_a_move(model) / saved,
     )
 
 
@@ -221,10 +222,3 @@ def vectors_a_move(model: ModelSpec) -> int:
     if model.ffn_size is None:
         raise UsageError("--horizon weighs experts, and the trace does not say their ffn_size; import with --ffn-size")
     return MATRICES * model.ffn_size
-
-
-def _paid_back(moved: int, copies: float, model: ModelSpec) -> float | None:
-    """Tokens whose copies, so many fewer a token and layer, weigh as much as the experts moved."""
-    if model.ffn_size is None or copies <= 0:
-        return None
-    return moved * vectors_a_move(model) / (copies * model.num_layers)

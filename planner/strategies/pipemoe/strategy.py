@@ -97,15 +97,15 @@ def _check_costs(task: Task) -> None:
             " one with --profile"
         )
     curves = {"dispatch": costs.exchange, "experts": costs.experts}
-    lacking = [_lacking(part, costs.missing[part]) for part, curve in curves.items() if curve is None]
+    lacking = []
+    for part in (part for part, curve in curves.items() if curve is None):
+        remedy = next((words for whose, words in REMEDIES.items() if costs.missing[part].startswith(whose)), "")
+        lacking.append(f"none of {part}: {costs.missing[part]}{remedy}")
     if lacking:
-        told = "; and ".join(lacking)
-        raise InputError(f"{task.request.profile}: pipemoe needs the seconds of dispatch and experts; there are {told}")
-
-
-def _lacking(part: str, reason: str) -> str:
-    remedy = next((words for whose, words in REMEDIES.items() if reason.startswith(whose)), "")
-    return f"none of {part}: {reason}{remedy}"
+        raise InputError(
+            f"{task.request.profile}: pipemoe needs the seconds of dispatch and experts; there are"
+            f" {'; and '.join(lacking)}"
+        )
 
 
 def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
