@@ -76,8 +76,7 @@ def write_trace_page(trace: Trace | CountTrace, statistics: Statistics, path: Pa
     """Write what is known of a trace as a page of figures; errors as in `write_page`."""
     model = trace.meta.model
     text = f"{model.num_layers} MoE layers x {model.num_experts} experts, top-{model.top_k}, from {trace.path}"
-    names = [f"{layer}" if layer == hidden else f"{layer} ({hidden})" for layer, hidden in enumerate(model.layer_ids)]
-    write_page(path, f"Routing of {model.name}", text, _sections(statistics, names))
+    write_page(path, f"Routing of {model.name}", text, _sections(statistics, _layer_names(model.layer_ids)))
 
 
 def _contents(trace: Trace | CountTrace, statistics: Statistics) -> Iterator[str]:
@@ -175,6 +174,11 @@ def _loads(statistics: Statistics, names: Sequence[str]) -> Section:
     figure.update_layout(xaxis_title="expert", yaxis=_layer_axis(names), height=max(350, 16 * len(share_LE)))
     text = "Token-expert pairs of each expert, over the mean of its layer: 1 everywhere is perfect balance."
     return drawn("Loads", text, figure)
+
+
+def _layer_names(layer_ids: Sequence[int]) -> list[str]:
+    """Each layer's ordinal, with the hidden layer that it is in brackets where they differ."""
+    return [f"{layer}" if layer == hidden else f"{layer} ({hidden})" for layer, hidden in enumerate(layer_ids)]
 
 
 def _layer_axis(names: Sequence[str]) -> dict[str, Any]:
