@@ -1,19 +1,20 @@
 """Schemas of a plan's `options`, from which its figures can be made again."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
 from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
-from ..runtime.plan import Verdict
+from ..runtime.plan import Plan, Verdict
 
 __all__ = [
     "Candidate",
     "Cap",
     "EvaluationOptions",
     "Member",
+    "Options",
     "PhaseSwap",
     "PipelineOptions",
     "PlacementOptions",
@@ -24,6 +25,7 @@ __all__ = [
     "SecondsOptions",
     "StageHops",
     "StageSeconds",
+    "TimedMetric",
     "parsed",
 ]
 
@@ -32,9 +34,38 @@ MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Ordinal = Annotated[int, Field(ge=0)]
 Reason = Annotated[str, Field(max_length=256)]
+TimedMetric = Literal["step_s", "experts_s"]
 NEAR = 1.02  # of the best: as good
 
 Share0 = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9)]  # or none, up to rounding
+
+
+Parsed = TypeVar("Parsed", bound=Record)
+
+
+def parsed(kind: type[Parsed], options: Any, name: str) -> Parsed:
+    """Options of a plan under `options.name`, parsed.
+
+    Raises
+    ------
+    InputError
+        Values are missing or wrong.
+    """
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        raise InputError(f"options.{name}: {error.error_count()} values missing or wrong; re-run solve") from error
+
+
+class Options(Record):
+    """Options that a plan keeps under `key`."""
+
+    key: ClassVar[str]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Read them of a plan; errors as of `parsed`."""
+        return parsed(cls, dict(plan.options.get(cls.key, {})), cls.key)
 
 
 class Replanned(Record):
@@ -86,7 +117,7 @@ class Cap(Record):
 
 
 class Search(Record):
-    """How exflow searched.
+    """The search of exflow.
 
     Parameters
     ----------
@@ -127,7 +158,7 @@ class RawBalance(Record):
 
 
 class Candidate(Record):
-    """So many redundant experts a layer, and what they give on the part that judges.
+    """A number of redundant experts per layer, and what they give on the part that judges.
 
     Parameters
     ----------
@@ -148,7 +179,7 @@ class Candidate(Record):
 
 
 class Redundancy(Record):
-    """How many redundant experts were weighed, and by what.
+    """Numbers of redundant experts weighed against each other, and by what.
 
     Parameters
     ----------
@@ -156,7 +187,7 @@ class Redundancy(Record):
         What the fewest within 2 % of the best were chosen by.
     """
 
-    metric: Literal["step_s", "experts_s", "balance"]
+    metric: TimedMetric | Literal["balance"]
     held_out: bool
     candidates: tuple[Candidate, ...] = Field(min_length=1)
 
@@ -164,7 +195,7 @@ class Redundancy(Record):
     def chosen(self) -> Candidate:
         """The one with the fewest whose metric is within 2 % of the best."""
         figures = [one.balance if self.metric == "balance" else one.seconds or 0.0 for one in self.candidates]
-        good = [one for one, found in zip(self.candidates, figures, strict=True) if found <= NEAR * min(figures)]
+        good = [one for one, figure in zip(self.candidates, figures, strict=True) if figure <= NEAR * min(figures)]
         return min(good, key=lambda one: one.redundant)
 
 
@@ -192,8 +223,8 @@ class PhaseSwap(Record):
     in_order: float = Field(ge=1 - 1e-9)
 
 
-class PlacementOptions(Record):
-    """How the placement was decided.
+class PlacementOptions(Options):
+    """Record of how the placement was decided.
 
     Parameters
     ----------
@@ -204,6 +235,8 @@ class PlacementOptions(Record):
     raw, redundancy, swaps, mixture
         Of eplb; figures of a mixture are weighted means over its traces.
     """
+
+    key = "placement"
 
     strategy: str
     dispatch_model: DispatchModel
@@ -234,8 +267,8 @@ class StageSeconds(Record):
     combine_s: tuple[tuple[Seconds, ...], ...]
 
 
-class PipelineOptions(Record):
-    """How the degrees were decided, and what they make of a layer.
+class PipelineOptions(Options):
+    """Record of how the degrees were decided, and what they make of a layer.
 
     Parameters
     ----------
@@ -251,6 +284,8 @@ class PipelineOptions(Record):
         The stages of a layer in one piece, and at the plan's degrees.
     """
 
+    key = "pipeline"
+
     method: str
     max_degree: Degree
     joint: bool
@@ -264,8 +299,10 @@ class PipelineOptions(Record):
     backward_pass: StageSeconds | None
 
 
-class EvaluationOptions(Record):
-    """How it was judged: what splits, which phases count, and how homes (none: counts) and steps were found."""
+class EvaluationOptions(Options):
+    """Record of how a plan was judged: what splits, which phases count, how homes (none: counts) and steps arise."""
+
+    key = "evaluation"
 
     unit: Literal["sample", "step", "block"]
     phases: tuple[Literal["prefill", "decode", "train"], ...]
@@ -274,8 +311,8 @@ class EvaluationOptions(Record):
     step: Literal["recorded", "derived"]
 
 
-class SecondsOptions(Record):
-    """How seconds were predicted.
+class SecondsOptions(Options):
+    """Record of how seconds were predicted.
 
     Parameters
     ----------
@@ -289,24 +326,9 @@ class SecondsOptions(Record):
         Parts timed in a dtype of another width than the model's.
     """
 
+    key = "seconds"
+
     sources: Mapping[str, str]
     missing: Mapping[str, Reason]
     extrapolated: Mapping[str, Annotated[float, Field(ge=0, le=1)]]
     other_dtype: tuple[str, ...]
-
-
-Options = TypeVar("Options", bound=Record)
-
-
-def parsed(kind: type[Options], found: Any, name: str) -> Options:
-    """Options of a plan under `options.name`, parsed.
-
-    Raises
-    ------
-    InputError
-        Values are missing or wrong.
-    """
-    try:
-        return kind.model_validate(found)
-    except ValidationError as error:
-        raise InputError(f"options.{name}: {error.error_count()} values missing or wrong; re-run solve") from error

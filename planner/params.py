@@ -14,7 +14,7 @@ __all__ = ["Flag", "Params", "choices", "flag", "flags_of", "option_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """How a field stands on the command line.
+    """The flag that a field is on the command line.
 
     Parameters
     ----------

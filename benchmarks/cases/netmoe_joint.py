@@ -17,7 +17,7 @@ from moeplan.planner.evaluate.homes import Rehoming, Staying
 from moeplan.planner.evaluate.samples import SampleIndex, index_samples
 from moeplan.planner.evaluate.tally import COUNTS
 from moeplan.planner.evaluate.traffic import SampleCounts, sample_tally
-from moeplan.planner.strategies.netmoe.predictor import fit_predictor
+from moeplan.planner.strategies.netmoe.policy import fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow, netmoe
 from moeplan.solvers.placement import Placement

@@ -14,8 +14,7 @@ from pathlib import Path
 from ...errors import CertificationError, InputError
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
-from ..strategies.check import Again, Check, Told
-from ..strategies.strategy import Strategy
+from ..strategies.strategy import Again, Check, Strategy, Told
 from .certificate import Certificate
 from .inputs import certifiable_profile, certifiable_trace, check_profile, check_trace
 from .judged import check_judged, mixture_of, task_of

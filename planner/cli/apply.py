@@ -1,19 +1,20 @@
-"""`moeplan apply`: certify a plan and make it the directory's active plan."""
+"""`moeplan apply`: certify a plan and make it the active plan, or write it for an engine or into a checkpoint."""
 
 import os
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import UsageError
-from .apply_checkpoint import permute_checkpoint, undo_checkpoint
 from .flags import Json, optional
-from .screen import console, print_json, progress
+from .screen import GIGA, byte_progress, console, print_json, progress
 
 if TYPE_CHECKING:
+    from ...runtime.checkpoints import Permuted
     from ...runtime.plan import Plan
 
 __all__ = ["apply"]
@@ -63,10 +64,10 @@ def apply(
     """
     _check_flags(plan, command, trace or profile, engine, output, hf_config, checkpoint, undo)
     if undo is not None and output is not None:
-        undo_checkpoint(undo, output, as_json=as_json)
+        _undo(undo, output, as_json=as_json)
         return
     if checkpoint is not None and output is not None:
-        permute_checkpoint(plan, checkpoint, output, as_json=as_json)
+        _permute(plan, checkpoint, output, as_json=as_json)
         return
     from ...runtime.plan import load
 
@@ -129,7 +130,7 @@ def _certified(loaded: "Plan", plan: Path, trace: str | None, profile: str | Non
 
 
 def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
-    """Where a plan is active, as JSON and as lines."""
+    """Path of the active plan, as JSON and as lines."""
     from ...runtime.active import activate
     from ..report.answer import answer
 
@@ -162,3 +163,66 @@ def _exported(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
     lines += [f"note      {condition}" for condition in conditions]
     directory = {"engine": engine, "directory": str(output), "files": files, "replica_rule": rule}
     return {**directory, "command": exported.command, "conditions": conditions}, lines
+
+
+def _permute(plan_path: Path, checkpoint: Path, output: Path, *, as_json: bool) -> None:
+    """Carry a plan into a checkpoint, and print what an engine makes of it."""
+    from ...runtime.checkpoints import permute
+    from ...runtime.plan import load
+
+    plan = load(plan_path)
+    with byte_progress() as update:
+        result = permute(plan, checkpoint, output, on_progress=update)
+    notes = _notes(plan, result)
+    if as_json:
+        print_json({"plan": str(plan_path)} | _plain(result) | {"notes": notes})
+        return
+    layers = f"{result.num_experts} experts of {len(result.layers)} layers in the plan's order"
+    print(f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB: {layers}")
+    for note in notes:
+        print(f"note      {note}")
+    print(f"undo      moeplan apply --undo {output} -o DIR")
+
+
+def _undo(directory: Path, output: Path, *, as_json: bool) -> None:
+    from ...runtime.checkpoints import undo
+
+    with byte_progress() as update:
+        result = undo(directory, output, on_progress=update)
+    if as_json:
+        print_json(_plain(result))
+        return
+    print(f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB in their first order")
+    if result.changed:
+        names = ", ".join(result.changed[:3]) + (", ..." if len(result.changed) > 3 else "")
+        print(f"note      {len(result.changed)} files are not what was permuted ({names}): trained or changed since")
+    else:
+        print("note      byte for byte what was permuted")
+
+
+def _notes(plan: "Plan", result: "Permuted") -> list[str]:
+    """Notes to read before the checkpoint is served, a line each."""
+    num_devices = plan.cluster.num_devices
+    notes = [
+        f"start the engine with expert parallelism over {num_devices} ranks,"
+        f" {result.num_experts // num_devices} experts"
+        " each in order of number; not under this plan in moeplan.runtime, which would move them again"
+    ]
+    if plan.dispatch_model != "standard":
+        notes.append(
+            f"the plan is for {plan.dispatch_model} dispatch; an engine's standard dispatch returns tokens home after"
+            " each layer, so only balance and distinct devices count: see the plan's figures for standard"
+        )
+    if beside := [name.replace("_", " ") for name in plan.decisions.names if name != "placement"]:
+        notes.append(f"a checkpoint carries the placement, not the plan's {' and '.join(beside)}")
+    if plan.verdict is not None and plan.verdict.value == "none":
+        notes.append("no benefit expected: the plan's own figures do not show one")
+    if result.left_alone:
+        notes.append(f"left as they are, outside the plan: {', '.join(result.left_alone)}")
+    if result.left_out:
+        notes.append(f"not copied, weights in another form and the old order: {', '.join(result.left_out)}")
+    return notes
+
+
+def _plain(result: Any) -> dict[str, Any]:
+    return asdict(result) | {"directory": str(result.directory)}

@@ -1,12 +1,12 @@
 """`moeplan compare`: hold plans against one another on any trace."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ...errors import NoBenefitError
-from .flags import Json, Phases, ReplicaRule, Verbose, optional
+from .flags import Json, Phases, ReplicaRule, Verbose, optional, phases
 from .screen import console, print_json, progress
 
 __all__ = ["compare"]
@@ -48,7 +48,6 @@ def compare(
     from ..report.compare import as_dict, compare_report, write_matrices
     from ..request import profile_for
 
-    rule: Any = replica_rule and replica_rule.value
     if output is not None:
         check_page(output, "; expected a page of the bytes between devices")
     with progress() as say:
@@ -56,9 +55,9 @@ def compare(
             plans,
             trace,
             profile=profile_for(profile),
-            phases=tuple(chosen.value for chosen in phase or ()),
+            phases=phases(phase),
             samples_per_step=samples_per_step,
-            replica_rule=rule,
+            replica_rule=replica_rule,
             between=output is not None,
             seed=seed,
             on_progress=say,

@@ -25,13 +25,19 @@ def demo(
 
     from ..demo.job import run_demo
     from ..demo.report import demo_report
+    from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
     from ..report.plan import solve_report
     from ..report.profile import profile_report
 
     with progress() as say:
         done = run_demo(output, on_progress=say)
     if as_json:
-        runs = [asdict(run) | one.as_json() for run, one in zip(done.runs, done.replayed, strict=True)]
+        runs = []
+        for run, one in zip(done.runs, done.replayed, strict=True):
+            predicted = {
+                name: (metric := one.metrics.get(name)) and metric.model_dump() for name in (EXCHANGE, EXPERTS)
+            }
+            runs.append(asdict(run) | {"replayed": one.metrics[COPIES].value, "predicted": predicted})
         print_json({"folder": str(output), "plan_sha256": done.plan.plan_sha256, "runs": runs})
         return
     screen = console()

@@ -1,36 +1,35 @@
-"""Flags that commands share, and the words a user may choose from."""
+"""Flags that commands share, and those of `moeplan solve` that are fields of the strategies' parameters."""
 
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from functools import wraps
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
-__all__ = ["Dispatch", "Json", "Phase", "Phases", "ReplicaRule", "Verbose", "optional"]
+from ..params import Flag, choices, flags_of, option_of
+from ..request import Phase
+from ..strategies.registry import STRATEGIES
 
+__all__ = [
+    "Dispatch",
+    "Json",
+    "Phases",
+    "ReplicaRule",
+    "StrategyFlags",
+    "Verbose",
+    "optional",
+    "phases",
+    "with_strategy_flags",
+]
 
-class ReplicaRule(StrEnum):
-    """Which replica of an expert a token uses."""
-
-    EVEN = "even"
-    NEAREST = "nearest"
-    STATIC = "static"
-    ROUND_ROBIN = "round_robin"
-
-
-class Dispatch(StrEnum):
-    """The dispatch models there are."""
-
-    STANDARD = "standard"
-    COHERENT = "coherent"
-    MIGRATING = "migrating"
-
-
-class Phase(StrEnum):
-    """The phases of tokens."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    TRAIN = "train"
+# As `runtime.decisions` and `solvers.replicas` have them, which load numpy.
+Dispatch = Literal["standard", "coherent", "migrating"]
+ReplicaRule = Literal["even", "nearest", "static", "round_robin"]
+StrategyFlags = dict[str, Any]
 
 
 def optional(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002  what typer calls it
@@ -40,4 +39,82 @@ def optional(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002  wha
 
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print all figures, bounds and details.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-Phases = Annotated[list[Phase] | None, optional("Only tokens of this phase; may repeat.")]
+# typer takes lists of words from an enum only.
+PhaseWord = StrEnum("PhaseWord", {word: word for word in get_args(Phase)})  # type: ignore[misc]  # mypy reads literals
+Phases = Annotated[list[PhaseWord] | None, optional("Only tokens of this phase; may repeat.")]
+
+
+def phases(words: list[PhaseWord] | None) -> tuple[Any, ...]:
+    """Phases as the planner has them."""
+    return tuple(word.value for word in words or ())
+
+
+def with_strategy_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Spread the parameter `flags` of a command into one flag for each field that any strategy has, once each.
+
+    It is given those that were set, by field name, as the parameters take them.
+    """
+    signature, derived = inspect.signature(command), _derived()
+
+    @wraps(command)
+    def with_flags(**given: Any) -> None:
+        """Call the command with the flags that were set."""
+        flags = {}
+        for name, (_, one, _) in derived.items():
+            value = given.pop(name)
+            if value is not None and value is not False and value != []:  # 0 was said, and equals False
+                flags[name] = value if one.parse is None else one.parse(value)
+        command(**given, flags=flags)
+
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in signature.parameters.items()
+        if name != "flags"
+    ]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotated(name, *of))
+        for name, of in derived.items()
+    ]
+    with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_flags
+
+
+def _derived() -> dict[str, tuple[dict[str, Any], Flag, Any]]:
+    """Every field that is a flag: its type under each strategy that has it, the flag, and its default in the first.
+
+    Those of most strategies come first.
+    """
+    derived: dict[str, tuple[dict[str, Any], Flag, Any]] = {}
+    for strategy, row in STRATEGIES.items():
+        hints = get_type_hints(row.params)
+        defaults = {field.name: field.default for field in dataclasses.fields(row.params)}
+        for name, one in flags_of(row.params):
+            kinds, _, _ = derived.setdefault(name, ({}, one, defaults[name]))
+            kinds[strategy] = hints[name]
+    return dict(sorted(derived.items(), key=lambda item: -len(item[1][0])))
+
+
+def _annotated(name: str, kinds: Mapping[str, Any], one: Flag, default: Any) -> Any:
+    silent = default in (None, (), False, 0) or len(kinds) > 1
+    return Annotated[
+        _typed(kinds, one) | None,
+        optional(
+            one.help if silent else f"{one.help}  [default: {default}]",
+            option_of(name, one),
+            metavar=one.metavar,
+            rich_help_panel=", ".join(kinds),
+        ),
+    ]
+
+
+def _typed(kinds: Mapping[str, Any], one: Flag) -> Any:
+    """Type of a flag for typer: all strategies' choices, text to be parsed later, or the field's type."""
+    words = tuple(dict.fromkeys(word for kind in kinds.values() for word in choices(kind)))
+    if one.parse is not None:
+        return list[int] if one.repeats and one.metavar == "RANK" else list[str] if one.repeats else str
+    if words:
+        return Literal[words]
+    plain = next(iter(kinds.values()))
+    return next(kind for kind in get_args(plain) or (plain,) if kind is not NoneType)

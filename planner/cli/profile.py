@@ -173,8 +173,7 @@ def _record_embedded() -> str | None:
 
     if Path("traces").exists() or found_launch() is not None:
         return None
-    from ..demo.record import record_embedded
-    from ..demo.text import record_text
+    from ..demo.text import record_embedded, record_text
 
     with progress() as say:
         say("recording the embedded model")

@@ -1,31 +1,62 @@
-"""Output of commands: results to stdout as text or JSON, progress to stderr."""
+"""Output of commands: results to stdout as text, wide lines hung, or as JSON; progress to stderr."""
 
 import contextlib
 import json
 import os
+import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+from rich.console import Console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ...profilers.harness import Step
 
-__all__ = ["byte_progress", "console", "end_interrupted", "print_json", "progress", "step_progress"]
+__all__ = [
+    "HangingConsole",
+    "byte_progress",
+    "console",
+    "end_interrupted",
+    "hung",
+    "print_json",
+    "progress",
+    "step_progress",
+]
 
 LINE_S = 10.0
 GIGA = 1e9
+LABEL = re.compile(r"(?=.{9} \S)(?:\w+(?: \w+)? {2,}|unchecked |not there )")
+APART = re.compile(r"(?<=\S) {4}(?=\S)")
 
 
-def console() -> "Console":
+class HangingConsole(Console):
+    """A rich console without markup, highlighting and emoji, whose plain text is `hung`."""
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, width=width)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does, text hung."""
+        if objects and all(isinstance(one, str) for one in objects):
+            objects, options = tuple(hung(one, self.width) for one in objects), {"soft_wrap": True} | options
+        super().print(*objects, **options)
+
+
+def hung(text: str, width: int) -> str:
+    """Text as wide as `width`: what is four spaces apart on a line of its own, the rest where words end.
+
+    What goes on is below a label's text, else indented by two. Words, such as paths without spaces, stay whole.
+    """
+    return "\n".join(line if len(line) <= width else _hung(line, max(width, 1)) for line in text.split("\n"))
+
+
+def console() -> HangingConsole:
     """Stdout as a rich console: as wide as the terminal, 100 columns in a pipe."""
-    from .hanging import HangingConsole
-
     screen, columns = HangingConsole(), os.environ.get("COLUMNS", "")
     piped = int(columns) if columns.isdecimal() and int(columns) else 100
     return screen if screen.is_terminal else HangingConsole(piped)
@@ -87,7 +118,6 @@ def byte_progress() -> Iterator[Callable[[int, int], None]]:
 @contextlib.contextmanager
 def _bar(*columns: Any) -> Iterator[Callable[..., None]]:
     """Yield what updates a bar on stderr, which is gone afterwards."""
-    from rich.console import Console
     from rich.progress import Progress
 
     with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as bar:
@@ -110,3 +140,17 @@ def _slow_lines() -> Callable[[str], None]:
 def _left(step: "Step") -> str:
     minutes, seconds = divmod(round(step.remaining_s), 60)
     return f"{step.done} of {step.total} sizes, {minutes}:{seconds:02} left"
+
+
+def _hung(line: str, width: int) -> str:
+    label = LABEL.match(line)
+    head = label.group() if label else ""
+    first, *others = APART.split(line.removeprefix(head))
+    indent = " " * (len(head) or 2)
+    return "\n".join([_filled(first, width, head, indent), *(_filled(one, width, indent, indent) for one in others)])
+
+
+def _filled(text: str, width: int, first: str, others: str) -> str:
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
+    )

@@ -35,8 +35,7 @@ def show(
     from ...runtime.plan import load
     from ..report.plan import show_report
     from ..strategies.eplb.sections import write_redundancy
-    from ..strategies.pipemoe.timeline import BASIS, timeline_picture, timelines
-    from ..strategies.pipemoe.timeline_page import trace_events, write_timeline
+    from ..strategies.pipemoe.timeline import BASIS, timeline_picture, timelines, trace_events, write_timeline
 
     loaded = load(plan)
     if output is not None and timeline is None:

@@ -1,30 +1,25 @@
 """`moeplan solve`: compute a plan from a trace."""
 
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ..strategies.registry import STRATEGIES
-from .flags import Dispatch, Json, Phases, Verbose, optional
+from .flags import Dispatch, Json, Phases, StrategyFlags, Verbose, optional, phases, with_strategy_flags
 from .screen import console, end_interrupted, print_json, progress
-from .strategy_flags import StrategyFlags, with_strategy_flags
 
 if TYPE_CHECKING:
     from ..request import Request
 
 __all__ = ["solve"]
 
-Strategy = StrEnum("Strategy", {name: name for name in STRATEGIES})  # type: ignore[misc]  # mypy reads literals
-DEFAULT = Strategy("exflow")
-
 
 @with_strategy_flags
 def solve(
     flags: StrategyFlags,
-    strategy: Annotated[Strategy, typer.Option(help="What to plan by.")] = DEFAULT,
+    strategy: Annotated[Literal[tuple(STRATEGIES)], typer.Option(help="What to plan by.")] = "exflow",  # type: ignore[valid-type]
     trace: Annotated[
         list[str] | None,
         optional(
@@ -66,15 +61,15 @@ def solve(
     traces = [_weighted(text) for text in trace or ["traces"]]
     alone = len(traces) == 1 and traces[0][1] is None
     request = Request.of(
-        strategy=strategy.value,
+        strategy=strategy,
         trace=traces[0][0],
         mixture=() if alone else tuple((path, 1.0 if weight is None else weight) for path, weight in traces),
         profile=known,
         cluster=cluster_for(cluster, known, link or (), on=on or previous),
         on=on,
         previous=previous,
-        dispatch_model=dispatch and dispatch.value,
-        phases=tuple(one.value for one in phase or ()),
+        dispatch_model=dispatch,
+        phases=phases(phase),
         fit_fraction=fit_fraction,
         samples_per_step=samples_per_step,
         seed=seed,
@@ -98,10 +93,8 @@ def solve(
 
 
 def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None:
-    """The learning curve on stdout, and as a page where one is asked for."""
     from ..document import check_page
-    from ..learning_curve import learning_curve
-    from ..report.learning_curve import as_dict, curve_report, write_curve
+    from ..strategies.exflow.learning_curve import as_dict, curve_report, learning_curve, write_curve
 
     if page is not None:
         check_page(page, " with --learning-curve; it writes no plan, expected a page")

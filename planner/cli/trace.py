@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import UsageError
+from ..request import Phase
 from .commands import LazyGroup
-from .flags import Json, Phase, Phases, optional
+from .flags import Json, Phases, optional, phases
 from .screen import console, end_interrupted, print_json, progress
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def record(
     interrupted, num_empty = False, 0
     with progress(lines=True) as say:
         if model == EMBEDDED:
-            from ..demo.record import record_embedded
+            from ..demo.text import record_embedded
 
             if dataset is not None or (*run.values(), dtype, device) != (0, None, 8, "auto", "auto"):
                 raise UsageError(
@@ -74,7 +75,9 @@ def record(
             from ...traces.huggingface.checkpoint import load_model
             from ...traces.huggingface.record import record_model
 
-            directory = _model_directory(model)
+            directory = Path(model)
+            if not directory.is_dir():
+                raise UsageError(f"model {model!r}; expected {EMBEDDED}, or the directory of a Hugging Face model")
             prompts, tokenizer = _prompts(directory, text, dataset, sample_tokens)
             say(f"loading {directory}")
             loaded = load_model(directory, dtype=dtype, device=device)
@@ -92,12 +95,6 @@ def record(
         print(f"wrote     {output}    next: moeplan solve --strategy exflow --trace {output} --cluster 1x4")
     if interrupted:
         end_interrupted(f"{num_tokens:,} tokens were recorded until then")
-
-
-def _model_directory(model: str) -> Path:
-    if not Path(model).is_dir():
-        raise UsageError(f"model {model!r}; expected {EMBEDDED}, or the directory of a Hugging Face model")
-    return Path(model)
 
 
 def _prompts(directory: Path, text: Path | None, dataset: Path | None, sample_tokens: int) -> "tuple[Prompts, str]":
@@ -133,7 +130,7 @@ def import_(
     num_experts: Annotated[int | None, optional("Experts a layer, where the file does not say.", min=1)] = None,
     top_k: Annotated[int | None, optional("Experts a token, where the file does not say.", min=1)] = None,
     name: Annotated[str | None, optional("The model's name; the file's.")] = None,
-    phase: Annotated[Phase, typer.Option(help="The phase of tokens that the file does not say it of.")] = Phase.DECODE,
+    phase: Annotated[Phase, typer.Option(help="The phase of tokens that the file does not say it of.")] = "decode",
     hidden_size: Annotated[int | None, optional("The model's hidden size, to predict bytes.", min=1)] = None,
     ffn_size: Annotated[int | None, optional("An expert's FFN size, to predict seconds.", min=1)] = None,
     kv_size: Annotated[int | None, optional("Elements of K and V, a token and layer.", min=1)] = None,
@@ -176,7 +173,7 @@ def import_(
             num_experts=num_experts,
             top_k=top_k,
             name=name,
-            phase=phase.value,
+            phase=phase,
             hidden_size=hidden_size,
             ffn_size=ffn_size,
             kv_size=kv_size,
@@ -199,7 +196,7 @@ def import_(
 
 
 def _what(summary: "ImportSummary") -> str:
-    """How much was imported, of what is known."""
+    """Amounts imported, as far as they are known."""
     known = {"tokens": summary.num_tokens, "samples": summary.num_samples}
     amounts = " of ".join(f"{number:,} {name}" for name, number in known.items() if number is not None)
     return f"counts{amounts and f' of {amounts}'}" if summary.is_counts else amounts
@@ -257,14 +254,13 @@ def count(
     from ...traces.model import MAX_NAME
 
     opened = open_any(trace)
-    phases = [chosen.value for chosen in phase or ()] or None
-    if isinstance(opened, CountTrace) and phases:
+    if isinstance(opened, CountTrace) and phase:
         raise UsageError(f"{trace}: counts do not say the phase of their tokens; leave --phase out")
     with progress() as say:
         say("counting")
         recorder = f"count of {opened.meta.recorder}"[:MAX_NAME]
         meta = opened.meta.model_copy(update={"form": "counts", "recorder": recorder})
-        tables = condense(opened) if isinstance(opened, CountTrace) else tabulate(opened, phases=phases)
+        tables = condense(opened) if isinstance(opened, CountTrace) else tabulate(opened, phases=phases(phase) or None)
         parts = write_counts(output, meta, tables)
     keys = sorted(opened.known)
     if as_json:

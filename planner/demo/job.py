@@ -1,9 +1,8 @@
 """The main job on the embedded model: profile, record, solve, apply, run, and hold the run against the prediction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,49 +12,23 @@ from ...profilers.cluster import Cluster
 from ...profilers.profile import Profile
 from ...runtime import plan as plans
 from ...runtime.active import activate
-from ...runtime.plan import Metric, Plan
+from ...runtime.plan import Plan
 from ...solvers.outcome import Status
-from ...solvers.placement import Placement
 from ...traces.reader import Trace
 from ..certify import Certificate, certify
 from ..evaluate.costs import CostModel
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, Journey
-from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from ..evaluate.scene import Scene
 from ..evaluate.splits import index_units
 from ..request import Request
 from ..solve import solve
-from .record import SAMPLE_TOKENS, record_embedded
 from .run import Measured, Trial, run_trials
-from .text import other_text, record_text, samples
+from .text import SAMPLE_TOKENS, other_text, record_embedded, record_text, samples
 
-__all__ = ["Demo", "Replayed", "run_demo"]
+__all__ = ["Demo", "run_demo"]
 
 NUM_RANKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """Prediction for one run, from a replay of the text that ran.
-
-    Parameters
-    ----------
-    copies
-        A token and layer.
-    exchange, experts
-        Seconds of a forward's dispatches and combines, and of its experts, by the profile; None where it lacks them.
-    """
-
-    copies: float
-    exchange: Metric | None
-    experts: Metric | None
-
-    def as_json(self) -> dict[str, Any]:
-        """As `moeplan demo --json` prints it beside what was measured."""
-        seconds = {EXCHANGE: self.exchange, EXPERTS: self.experts}
-        dumped = {name: None if metric is None else metric.model_dump() for name, metric in seconds.items()}
-        return {"replayed": self.copies, "predicted": dumped}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +44,7 @@ class Demo:
     runs
         Contiguous and plan, coherent and standard, measured on the other half.
     replayed
-        What replaying the other half's routing gives for each run.
+        Each run as a replay of the other half's routing predicts it; seconds where the profile has them.
     num_samples, num_tokens
         Of the other half.
     """
@@ -81,7 +54,7 @@ class Demo:
     plan: Plan
     certificate: Certificate
     runs: list[Measured]
-    replayed: list[Replayed]
+    replayed: Sequence[plans.Contender]
     num_samples: int
     num_tokens: int
 
@@ -152,7 +125,7 @@ def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
     )
 
 
-def _replay(trace: Trace, trials: list[Trial], profile: Profile) -> list[Replayed]:
+def _replay(trace: Trace, trials: list[Trial], profile: Profile) -> Sequence[plans.Contender]:
     """Replay every run on a trace that is one step."""
     index, cluster = index_units(trace), trials[0].plan.cluster
     everything = index.cohort(
@@ -162,13 +135,8 @@ def _replay(trace: Trace, trials: list[Trial], profile: Profile) -> list[Replaye
     )
     costs = CostModel.of(profile, cluster, trace.model, samples=True)
     scene = Scene(trace, index, [everything], cluster, trace.model, costs, seed=0)
-    contenders = [Contender(trial.name, Journey(trial.dispatch_model, _placement(trial.plan))) for trial in trials]
-    return [
-        Replayed(one.metrics[COPIES].value, one.metrics.get(EXCHANGE), one.metrics.get(EXPERTS))
-        for one in evaluate(scene, contenders).evaluation.fit.contenders
-    ]
-
-
-def _placement(plan: Plan) -> Placement:
-    assert plan.placement is not None
-    return plan.placement
+    contenders = []
+    for trial in trials:
+        assert trial.plan.placement is not None
+        contenders.append(Contender(trial.name, Journey(trial.dispatch_model, trial.plan.placement)))
+    return evaluate(scene, contenders).evaluation.fit.contenders

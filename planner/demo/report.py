@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..document import Column, Section, Table, Text, to_console
-from ..evaluate.metrics import COPIES
+from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from .job import Demo
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _copies(demo: Demo) -> Table:
     columns = {
         "measured": _names(demo),
         "copies": [f"{run.copies:.3f}" for run in demo.runs],
-        "replayed": [f"{one.copies:.3f}" for one in demo.replayed],
+        "replayed": [f"{one.metrics[COPIES].value:.3f}" for one in demo.replayed],
         "predicted": [f"{predicted[label]:.3f}" if label in predicted else "-" for label in labels],
         "MB crossed": [_megabytes(run.payload_bytes) for run in demo.runs],
         "K/V MB": [_megabytes(run.kv_bytes) if run.kv_bytes else "-" for run in demo.runs],
@@ -52,7 +52,9 @@ def _copies(demo: Demo) -> Table:
 def _seconds(demo: Demo) -> tuple[Table, Text]:
     """Predicted and measured milliseconds of the exchanges and the experts of a forward, explained."""
     both = zip(demo.runs, demo.replayed, strict=True)
-    rows = [((run.exchange_s, one.exchange), (run.experts_s, one.experts)) for run, one in both]
+    rows = [
+        ((run.exchange_s, one.metrics.get(EXCHANGE)), (run.experts_s, one.metrics.get(EXPERTS))) for run, one in both
+    ]
     pairs = [(seconds, foretold) for row in rows for seconds, foretold in row if foretold is not None]
     inside = sum((foretold.low or 0) <= seconds <= (foretold.high or 0) for seconds, foretold in pairs)
     columns = [Column("ms a forward", _names(demo))]

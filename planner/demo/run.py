@@ -130,7 +130,6 @@ def _run_rank(world: World, job: _Job) -> list[_Share]:
 
 
 def _timed(model: ExpertParallelModel, tokens_BS: torch.Tensor, sample_B: torch.Tensor) -> list[Laps]:
-    """The laps of some more forwards."""
     timed = []
     for _ in range(REPEATS):
         with stopwatch() as laps:
@@ -158,6 +157,5 @@ def _measured(trial: Trial, shares: list[_Share], num_tokens: int) -> Measured:
 
 
 def _seconds(shares: list[_Share], part: Literal["dispatch", "experts", "combine"]) -> float:
-    """Seconds of a part in one forward."""
     laps_DRL = np.array([[laps[part] for laps in share.laps] for share in shares])
     return float(np.median(laps_DRL.max(axis=0), axis=0).sum())

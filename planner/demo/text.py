@@ -1,4 +1,6 @@
-"""The text of the embedded model: Python's own documentation, as every installation carries it in `pydoc_data.topics`.
+"""The text of the embedded model, and its routing recorded on text.
+
+The text is Python's own documentation, as every installation carries it in `pydoc_data.topics`.
 
 Topics repeat each other, so each paragraph counts once, by its words. `heldout.txt` ships: of the blocks of consecutive
 paragraphs (2,048 characters and more) in Python 3.11, every sixth, alternately to its first and its second half.
@@ -7,14 +9,25 @@ What other Pythons carry differs a little; none of the shipped paragraphs is eve
 Legend: I samples; S positions.
 """
 
+import os
 from importlib.resources import files
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...files import atomic_directory
+from ...traces.reader import Trace, open_trace
+from ...traces.recording.kept import Kept, chosen_samples
+from ...traces.recording.recorder import recording
+from ...traces.schema import TraceMeta
+from .model import load_embedded
 
-__all__ = ["other_text", "record_text", "samples", "training_text"]
+__all__ = ["SAMPLE_TOKENS", "other_text", "record_embedded", "record_text", "samples", "training_text"]
+
+SAMPLE_TOKENS = 128
+BATCH_SAMPLES = 16
 
 
 def training_text() -> str:
@@ -33,12 +46,12 @@ def training_text() -> str:
 
 def record_text() -> str:
     """The half of the held-out text that traces are recorded on."""
-    return _held_out()[: _middle()]
+    return _halves()[0]
 
 
 def other_text() -> str:
     """The half of the held-out text that neither training nor recording sees."""
-    return _held_out()[_middle() :].lstrip("\n")
+    return _halves()[1].lstrip("\n")
 
 
 def samples(text: str, length: int) -> NDArray[np.int64]:
@@ -58,14 +71,65 @@ def samples(text: str, length: int) -> NDArray[np.int64]:
     return tokens[: len(tokens) // length * length].reshape(-1, length)
 
 
+def record_embedded(
+    text: str,
+    destination: str | os.PathLike[str],
+    *,
+    sample_tokens: int = SAMPLE_TOKENS,
+    weights: bool = False,
+    sample_rate: float = 1.0,
+    max_tokens: int | None = None,
+    embeddings: str = "",
+) -> Trace:
+    """Run the embedded model over a text cut into samples, and write where its tokens go as a trace.
+
+    Parameters
+    ----------
+    sample_tokens
+        Bytes of a sample; a rest at the end is left out.
+    sample_rate, max_tokens
+        See `Kept`.
+    embeddings
+        Layers whose inputs go to a sidecar (`embedded_layers`).
+
+    Raises
+    ------
+    UsageError
+        The text does not fill one sample, or the destination is there and not empty.
+    StorageError
+        The destination cannot be written; it appears whole or not at all.
+    """
+    model = load_embedded()
+    spec = model.config.spec()
+    tokens_IS = torch.from_numpy(samples(text, sample_tokens))
+    kept = Kept(sample_rate=sample_rate, max_tokens=max_tokens)
+    chosen = chosen_samples(len(tokens_IS), sample_rate)
+    meta = TraceMeta(form="tokens", model=spec, tokenizer="bytes", recorder="moeplan router hooks")
+    position_S = np.arange(sample_tokens, dtype=np.int32)
+    with (
+        atomic_directory(destination) as directory,
+        recording(model, directory, meta, kept=kept, weights=weights, embeddings=embeddings) as recorder,
+        torch.inference_mode(),
+    ):
+        for start in range(0, len(chosen), BATCH_SAMPLES):
+            if recorder.full:
+                break
+            batch_B = chosen[start : start + BATCH_SAMPLES]
+            position_T = np.tile(position_S, len(batch_B))
+            with recorder.tokens(sample=batch_B.repeat(sample_tokens), position=position_T, phase="prefill"):
+                model(tokens_IS[batch_B])
+    return open_trace(destination)
+
+
 def _held_out() -> str:
     return (files(__package__) / "heldout.txt").read_text(encoding="utf-8")
 
 
-def _middle() -> int:
-    """The paragraph end nearest behind the middle of the held-out text."""
+def _halves() -> tuple[str, str]:
+    """The held-out text, cut at the paragraph end nearest behind its middle."""
     text = _held_out()
-    return text.index("\n\n", len(text) // 2)
+    middle = text.index("\n\n", len(text) // 2)
+    return text[:middle], text[middle:]
 
 
 def _paragraphs(text: str) -> list[str]:

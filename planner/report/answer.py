@@ -8,7 +8,7 @@ from ..evaluate.journey import TODAY
 from ..evaluate.metrics import BALANCE, COMBINE, DISPATCH, KV, METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit, find, megabytes, shown, value
-from ..options import SecondsOptions, parsed
+from ..options import SecondsOptions
 from ..strategies.strategy import Strategy
 
 __all__ = ["answer", "copies_remarks", "gain_words", "remark_sections", "remarks", "short_of", "standing"]
@@ -21,7 +21,7 @@ MOST_STEPS = 10  # an interval from fewer says little of others
 
 
 def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
-    """How much less, or more, of its metric there is than in what it is held against, with its interval.
+    """A verdict's gain in words: percent less, or more, than what the plan is held against, with its interval.
 
     Parameters
     ----------
@@ -31,7 +31,9 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     spec, gain = METRICS[verdict.metric], verdict.gain
     ours = part.contenders[0] if of is None else find(part, of)
     base = value(find(part, verdict.against), verdict.metric)
-    against = "today" if is_today(verdict.against) else verdict.against.replace("/", ", ")
+    name, _, dispatch_model = verdict.against.rpartition("/")
+    alive = dispatch_model == "standard" and name.startswith("contiguous without ")  # dead devices
+    against = "today" if alive or verdict.against == TODAY else verdict.against.replace("/", ", ")
     figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)}"
     less = "more" if gain.value < 0 else "less" if spec.unit in ("seconds", "ratio") else "fewer"
     if not base or not gain.value:
@@ -42,12 +44,6 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
         low, high = sorted((sign * gain.low, sign * gain.high))
         ends = f"95 %: {100 * low / base:.1f} to {100 * high / base:.1f} %"
     return f"{100 * abs(gain.value) / base:.1f} % {less} {spec.noun} than {against} ({figures}; {ends})"
-
-
-def is_today(label: str) -> bool:
-    """Whether a label is that of what runs without a plan."""
-    name, _, dispatch_model = label.rpartition("/")
-    return label == TODAY or (dispatch_model == "standard" and name.startswith("contiguous without "))
 
 
 def answer(plan: Plan) -> str:
@@ -82,7 +78,6 @@ def standing(verdict: Verdict, *, paid_when_solved: bool) -> str:
 
 
 def _samples(plan: Plan) -> str:
-    """Who judges."""
     assert plan.evaluation is not None
     part, unit = plan.evaluation.judging, plan.options.get("evaluation", {}).get("unit", "sample")
     number = part.num_steps if unit == "step" else part.num_samples
@@ -163,7 +158,7 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     """Warn of seconds that are missing, extrapolated, in another dtype, or not what the verdict is on."""
     if "seconds" not in plan.options or plan.verdict is None:
         return
-    options = parsed(SecondsOptions, dict(plan.options["seconds"]), "seconds")
+    options = SecondsOptions.of(plan)
     if stretched := ", ".join(f"{name} {share:.0%}" for name, share in options.extrapolated.items()):
         yield f"beyond the sizes measured, share of layers: {stretched}; profile larger sizes"
     if options.other_dtype:

@@ -101,7 +101,6 @@ def _plan(one: Compared) -> dict[str, Any]:
 
 
 def _on(comparison: Comparison) -> str:
-    """On what the plans are judged."""
     part, unit = comparison.part, comparison.unit
     seen = "fitted" if comparison.seen else "unseen"
     steps = f"{part.num_steps} complete step{'s' * (part.num_steps != 1)}"
@@ -113,7 +112,6 @@ def _on(comparison: Comparison) -> str:
 
 
 def _answers(comparison: Comparison) -> Iterator[str]:
-    """Whether each plan pays."""
     for one in comparison.compared:
         stands = standing(one.verdict, paid_when_solved=one.paid_when_solved)
         gain = gain_words(one.verdict, comparison.part, of=one.label)
@@ -141,7 +139,6 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
 
 
 def _moved(one: Compared) -> str:
-    """Number of experts, and their bytes, that move to replace the first plan."""
     if one.moves is None:
         return ""
     size = "" if one.moves.num_bytes is None else f" ({megabytes(one.moves.num_bytes)} MB)"
@@ -158,7 +155,7 @@ def _claim(one: Compared) -> str | None:
 
 
 def _between(between_DD: NDArray[np.float64], unit: str, comparison: Comparison) -> str:
-    """How much in all, between nodes, and over the busiest pair."""
+    """Totals of a matrix in words: in all, between nodes, and over the busiest pair."""
     node_D = np.arange(len(between_DD)) // comparison.cluster.devices_per_node
     far = float(between_DD[node_D[:, None] != node_D].sum())
     source, target = np.unravel_index(int(between_DD.argmax()), between_DD.shape)

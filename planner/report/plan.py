@@ -12,12 +12,11 @@ import numpy as np
 
 from ...runtime.plan import Part, Plan
 from ...solvers.outcome import Objective, Outcome
-from ...solvers.placement import Placement
 from ..document import Section, Text, to_console
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit, contender_table, headlines, legend
-from ..options import SecondsOptions, parsed
+from ..options import SecondsOptions
 from ..strategies.registry import STRATEGIES, strategy
 from ..strategies.strategy import Strategy
 from .answer import answer, remark_sections, remarks
@@ -33,7 +32,10 @@ SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
 
 def solve_report(plan: Plan, path: Path, console: "Console", *, verbose: bool = False) -> None:
     """Print a plan that was just solved, where it is, and what to do next."""
-    to_console([*plan_sections(plan, console.width), Section("", _next(plan, path))], console, verbose=verbose)
+    pays = plan.verdict is None or plan.verdict.value == "benefit"
+    pays = pays and all(one.to_apply(plan) for one in _strategies(plan))
+    wrote = Text.of(f"wrote {path}" + (f"    next: moeplan apply {path}" if pays else ""))
+    to_console([*plan_sections(plan, console.width), Section("", (wrote,))], console, verbose=verbose)
 
 
 def show_report(plan: Plan, path: Path, console: "Console", *, verbose: bool = False) -> None:
@@ -44,7 +46,7 @@ def show_report(plan: Plan, path: Path, console: "Console", *, verbose: bool = F
 
 def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
     """The document of a plan."""
-    sections = [Section("Answer", (Text.of(answer(plan), *_about(plan)),))]
+    sections = [Section("Answer", (Text.of(answer(plan), _about(plan)),))]
     strategies = _strategies(plan)
     if plan.evaluation is not None and plan.verdict is not None:
         part, verdict = plan.evaluation.judging, plan.verdict
@@ -61,37 +63,22 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
 
 
 def _strategies(plan: Plan) -> list[Strategy]:
-    """Strategies that made the plan, the last one first."""
     return [strategy(name) for name in reversed(plan.strategies) if name in STRATEGIES]
 
 
-def _next(plan: Plan, path: Path) -> tuple[Text]:
-    pays = plan.verdict is None or plan.verdict.value == "benefit"
-    pays = pays and all(one.to_apply(plan) for one in _strategies(plan))
-    return (Text.of(f"wrote {path}" + (f"    next: moeplan apply {path}" if pays else "")),)
-
-
-def _about(plan: Plan) -> Iterator[str]:
-    """Headline of the plan: strategies, model, cluster and slots."""
-    model, placed = plan.model, plan.placement
-    slots = "" if placed is None else _slots(placed)
-    yield (
+def _about(plan: Plan) -> str:
+    model, placement, replicas = plan.model, plan.placement, ""
+    if placement is not None and placement.has_replicas:
+        extra = placement.num_slots - placement.num_experts
+        more = extra / placement.num_experts
+        replicas = f"; {extra} replica{'s' * (extra > 1)} per layer, {more:.0%} more expert memory"
+    return (
         f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch; {model.name}: {model.num_layers} MoE layers x"
-        f" {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}{slots}"
+        f" {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}{replicas}"
     )
 
 
-def _slots(placement: Placement) -> str:
-    """Replicas per layer and their extra memory, in words. Empty without replicas."""
-    if not placement.has_replicas:
-        return ""
-    extra = placement.num_slots - placement.num_experts
-    more = extra / placement.num_experts
-    return f"; {extra} replica{'s' * (extra > 1)} per layer, {more:.0%} more expert memory"
-
-
 def _figures(plan: Plan, part: Part) -> Section:
-    """Every metric with its interval, and what each column says."""
     names = [name for name in METRICS if name not in SECONDS]
     table = contender_table(part, names, today=plan.verdict.against if plan.verdict else "", ranged=True)
     return Section("All figures (95 % intervals)", (table, Text(("", *legend(part, names)))), verbose=True)
@@ -101,7 +88,7 @@ def _seconds(plan: Plan, part: Part) -> Iterator[Section]:
     """The parts of a step of every contender, and what times them."""
     if "seconds" not in plan.options:
         return
-    options = parsed(SecondsOptions, dict(plan.options["seconds"]), "seconds")
+    options = SecondsOptions.of(plan)
     today = plan.verdict.against if plan.verdict else ""
     body = [contender_table(part, [STEP, *(name for name in SECONDS if name != STEP)], today=today, ranged=True)]
     lines = [
@@ -130,7 +117,7 @@ def _solved(plan: Plan) -> Iterator[str]:
 
 
 def _members(part: Part | None, unit: str) -> str:
-    """How many units a part has; of whole steps, their samples beside."""
+    """Number of units in a part; of whole steps, their samples beside."""
     if part is None:
         return ""
     if unit == "step" and part.num_samples > part.num_steps:
@@ -154,7 +141,7 @@ def _objective(outcome: Outcome) -> str:
 
 
 def _placement_picture(plan: Plan, width: int) -> Iterator[str]:
-    """Where experts live: one sign an expert where each has one device, else the experts of every device."""
+    """Map of the experts: a sign per expert where each has one device, else the experts of every device."""
     placement = plan.placement
     if placement is None:
         return

@@ -29,7 +29,7 @@ def profile_report(profile: Profile, path: Path, console: "Console") -> None:
     for kind, link in profile.cluster.links.items():
         source = profile.link_origins[kind] + 1
         origin = f", from [{source}]" if len(profile.origins) > 1 else ""
-        console.print(f"link      {kind}: {1e-9 / link.s_per_byte:.3g} GB/s, {time_text(link.latency_s)}{origin}")
+        console.print(f"link      {kind}: {_three(1e-9 / link.s_per_byte)} GB/s, {time_text(link.latency_s)}{origin}")
     for label, text in _uneven(profile):
         console.print(f"{label:10}{text}")
     if not profile.complete:
@@ -77,7 +77,7 @@ def _noticed(origin: Origin) -> list[tuple[str, str]]:
 
 
 def _uneven(profile: Profile) -> Iterator[tuple[str, str]]:
-    """How far uneven exchanges took longer than even ones whose ports pass as much as the busiest: once, if at all."""
+    """Ratio of uneven exchanges to even ones whose ports pass as much as the busiest, where both were measured."""
     for one in profile.series.values():
         even = profile.series.get(series_key("all_to_all", one.dtype, one.ranks, one.link))
         if one.case != "uneven_all_to_all" or one.ranks < 2 or even is None or even.fit is None:
@@ -115,7 +115,7 @@ def _times(series: Series) -> tuple[str, str]:
     medians = [one.median_s for one in series.measurements]
     rate = max(one.work / one.median_s for one in series.measurements)
     if series.unit == "bytes":
-        peak = f"{rate * 1e-9:.0f} GB/s" if rate >= 1e11 else f"{rate * 1e-9:.2g} GB/s"
+        peak = f"{rate * 1e-9:.0f} GB/s" if rate >= 1e10 else f"{rate * 1e-9:.2g} GB/s"
     else:
         peak = f"{_digits(rate * 2e-12)} TFLOP/s" if rate > 5e11 else f"{_digits(rate * 2e-9)} GFLOP/s"
     return f"{_time(min(medians))}-{_time(max(medians))}", peak
@@ -135,17 +135,22 @@ def time_text(seconds: float) -> str:
     """Three digits: 12.5 us, 1.33 ms, 2 s."""
     for unit, per_s in (("s", 1.0), ("ms", 1e3)):
         if seconds * per_s >= 0.9995:
-            return f"{seconds * per_s:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+            return f"{_three(seconds * per_s)} {unit}"
+    return f"{_three(seconds * 1e6)} us"
+
+
+def _three(value: float) -> str:
+    """Three digits, or a whole number of more."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _time(seconds: float) -> str:
     """Two digits and a unit: 120ns, 12us, 1.2ms."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
+        if seconds >= 0.9995 * scale:
             return f"{_digits(seconds / scale)}{unit}"
     return f"{_digits(seconds / 1e-9)}ns"
 
 
 def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"

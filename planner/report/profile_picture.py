@@ -141,7 +141,10 @@ def _section(series: Series, fit: Fit) -> Section:
     several = bool(along.fixed) and bool(series.measurements)
     figure = make_subplots(cols=2 + several, horizontal_spacing=0.1)
     _draw_seconds(figure, along)
-    _draw_rate(figure, along, "GB/s (busbw)" if series.unit == "bytes" else "TFLOP/s")
+    _add(figure, 2, along.curve_at, along.curve_rate, **FIT)
+    _add(figure, 2, along.at, along.rate, name="measured", **POINTS)
+    unit = "GB/s (busbw)" if series.unit == "bytes" else "TFLOP/s"
+    figure.update_xaxes(title_text=along.axis, col=2).update_yaxes(title_text=unit, col=2)
     if several:
         _draw_predicted(figure, series, fit)
     figure.update_xaxes(type="log").update_yaxes(type="log").update_layout(height=380, showlegend=False)
@@ -159,12 +162,6 @@ def _draw_seconds(figure: "Figure", along: Slice) -> None:
     off = [f"off by {error:.1%}" for error in along.error[held]]
     _add(figure, 1, along.at[held], along.seconds[held], name="held out", text=off, **{**POINTS, "marker_color": RED})
     figure.update_xaxes(title_text=along.axis, col=1).update_yaxes(title_text="seconds", col=1)
-
-
-def _draw_rate(figure: "Figure", along: Slice, unit: str) -> None:
-    _add(figure, 2, along.curve_at, along.curve_rate, **FIT)
-    _add(figure, 2, along.at, along.rate, name="measured", **POINTS)
-    figure.update_xaxes(title_text=along.axis, col=2).update_yaxes(title_text=unit, col=2)
 
 
 def _draw_predicted(figure: "Figure", series: Series, fit: Fit) -> None:

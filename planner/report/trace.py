@@ -31,7 +31,7 @@ COLOURS = "Viridis"
 
 
 def trace_report(trace: Trace | CountTrace, statistics: Statistics, console: "Console") -> None:
-    """How much of what there is and is not, and a line a layer."""
+    """Print what a trace holds and lacks, and a line per layer."""
     model = trace.meta.model
     limit = f" within {model.top_k_groups} of {model.num_expert_groups} groups" if model.top_k_groups else ""
     console.print(
@@ -115,7 +115,8 @@ def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> Iterator[str]:
     )
     for layer, skew in enumerate(statistics.skew.tolist()):
         hidden = f"{layer_ids[layer]:>7}" if differ else ""
-        line = f"{layer:>5}{hidden}  {skew:5.2f} {_bar(skew / widest)}"
+        filled = round(skew / widest * BAR)
+        line = f"{layer:>5}{hidden}  {skew:5.2f} {'#' * filled:.<{BAR}}"
         if tokens:
             line += f"  {_next(tokens, layer):<38}"
         yield line + (f"  {local.index[layer]:8.3f}" if local else "")
@@ -143,11 +144,6 @@ def _information_json(information: Information) -> dict[str, list[float]]:
     return {name: getattr(information, name).tolist() for name in ("bits", "shuffled", "spread")}
 
 
-def _bar(share: float) -> str:
-    filled = round(share * BAR)
-    return "#" * filled + "." * (BAR - filled)
-
-
 def _sections(statistics: Statistics, names: Sequence[str]) -> Iterator[Section]:
     yield _loads(statistics, names)
     if statistics.locality is not None:
@@ -171,7 +167,6 @@ def _sections(statistics: Statistics, names: Sequence[str]) -> Iterator[Section]
 
 
 def _loads(statistics: Statistics, names: Sequence[str]) -> Section:
-    """Every expert's load over its layer's mean."""
     import plotly.graph_objects as go
 
     share_LE = statistics.loads / np.maximum(statistics.loads.mean(1, keepdims=True), 1)
@@ -187,7 +182,6 @@ def _layer_names(layer_ids: Sequence[int]) -> list[str]:
 
 
 def _layer_axis(names: Sequence[str]) -> dict[str, Any]:
-    """An axis with ticks at whole layers."""
     at = range(0, len(names), ceil(len(names) / MAX_TICKS))
     hidden = any("(" in name for name in names)
     title = "layer (hidden layer)" if hidden else "layer"
@@ -195,7 +189,6 @@ def _layer_axis(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _lines(values: dict[str, NDArray[np.float64]], unit: str, names: Sequence[str]) -> "Figure":
-    """A line a name over layers."""
     import plotly.graph_objects as go
 
     figure = go.Figure([go.Scatter(y=line, name=name, mode="lines+markers") for name, line in values.items()])

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...runtime.decisions import Decision, DispatchModel, Record
 from ...runtime.plan import Part, Plan
@@ -13,12 +14,12 @@ from ..evaluate.evaluate import Evaluated
 from ..evaluate.journey import Contender, Journey, passes_of
 from ..evaluate.metrics import copies_metric
 from ..evaluate.scene import Passes, Scene
-from .check import Again, Check, Told
 
 if TYPE_CHECKING:
+    from ..certify.recounted import Recounted
     from ..task import Task
 
-__all__ = ["Solution", "Strategy"]
+__all__ = ["Again", "Check", "Solution", "Strategy", "Told"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,42 @@ class Solution:
     outcome: Outcome
     aside: Sequence[Contender] = ()
     sidecars: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A plan that is certified on its trace.
+
+    Parameters
+    ----------
+    task
+        The one that the strategy was given, counted anew.
+    evaluated
+        The plan and its rivals judged by the naive replay; None of a decision that the plan's last one stands on.
+    folder
+        Where the plan's sidecars are.
+    """
+
+    task: "Recounted"
+    evaluated: Evaluated | None
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A figure that a plan claims beside the one found again: numbers alike up to rounding, all else equal."""
+
+    what: str
+    claimed: Any
+    found: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Item of a certificate's list: checked, or unchecked."""
+
+    what: str
+    checked: bool
 
 
 class Strategy:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moeplan.planner.cli.hanging import HangingConsole
+from moeplan.planner.cli.screen import HangingConsole
 from moeplan.planner.report.plan import solve_report
 from tests.golden.cases import COMPARES, SOLVES
 from tests.golden.record import SHOWN, differences, load

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeplan.planner.cli.hanging import HangingConsole
+from moeplan.planner.cli.screen import HangingConsole
 from moeplan.planner.document import Drawing, Section
 from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.samples import index_samples

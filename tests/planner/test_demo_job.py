@@ -11,6 +11,7 @@ from moeplan.errors import UsageError
 from moeplan.planner.demo import job
 from moeplan.planner.demo.job import Demo, run_demo
 from moeplan.planner.demo.report import demo_report
+from moeplan.planner.evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.active import load_plan
 from moeplan.solvers.outcome import Status
@@ -52,14 +53,16 @@ def test_every_run_gives_the_outputs_and_the_routing_of_the_single_process(demo:
 
 
 def test_measured_copies_are_those_of_a_replay_to_the_last_one(demo: Demo) -> None:
-    assert [run.copies for run in demo.runs] == pytest.approx([one.copies for one in demo.replayed], rel=1e-12)
+    assert [run.copies for run in demo.runs] == pytest.approx(
+        [one.metrics[COPIES].value for one in demo.replayed], rel=1e-12
+    )
 
 
 def test_predicted_seconds_stand_beside_what_the_run_took(demo: Demo) -> None:
     for run, foretold in zip(demo.runs, demo.replayed, strict=True):
         assert run.exchange_s > 0
         assert run.experts_s > 0
-        for found in (foretold.exchange, foretold.experts):
+        for found in map(foretold.metrics.get, (EXCHANGE, EXPERTS)):
             assert found is not None
             assert found.low is not None
             assert found.high is not None

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import train_demo as train_module
+from benchmarks.train_demo import Recipe, expert_loads, held_out_loss, train
 from moeplan.errors import UsageError
-from moeplan.planner.demo import train as train_module
 from moeplan.planner.demo.model import Experts, Layer, ModelConfig, MoELanguageModel, Router, load_embedded
-from moeplan.planner.demo.record import record_embedded
-from moeplan.planner.demo.text import other_text, record_text, samples, training_text
-from moeplan.planner.demo.train import Recipe, expert_loads, held_out_loss, train
+from moeplan.planner.demo.text import other_text, record_embedded, record_text, samples, training_text
 from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import PHASES
 

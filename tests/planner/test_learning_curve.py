@@ -11,15 +11,23 @@ import pytest
 from rich.console import Console
 
 from moeplan.errors import UsageError
-from moeplan.planner.learning_curve import LearningCurve, Point, learning_curve
-from moeplan.planner.report.learning_curve import as_dict, curve_report, write_curve
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
+from moeplan.planner.strategies.exflow.learning_curve import (
+    LearningCurve,
+    Point,
+    as_dict,
+    curve_report,
+    learning_curve,
+    write_curve,
+)
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Metric
 from moeplan.traces.schema import TokenBatch
 from tests.builders import model
 from tests.planner.makers import figure_in, stored_tokens
+
+CURVE = "moeplan.planner.strategies.exflow.learning_curve"
 
 
 def request(trace: Any, **changes: Any) -> Request:
@@ -37,7 +45,7 @@ def request(trace: Any, **changes: Any) -> Request:
 def little_work_each() -> Iterator[None]:
     """Solves that end soon."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeplan.planner.learning_curve.WORK", 2e8)
+        patch.setattr(f"{CURVE}.WORK", 2e8)
         yield
 
 
@@ -105,7 +113,7 @@ def test_enough_is_where_the_curve_stays_above_the_share_and_more_helps_while_it
 
 def test_a_bar_that_ends_at_0_is_drawn_to_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = list[Any]()
-    monkeypatch.setattr("moeplan.planner.report.learning_curve.write_page", lambda *given: drawn.extend(given[-1]))
+    monkeypatch.setattr(f"{CURVE}.write_page", lambda *given: drawn.extend(given[-1]))
     curve = points(-1.0, 5.0)
     unbounded = dataclasses.replace(curve.points[1], gain=Metric(value=5.0))
     write_curve(dataclasses.replace(curve, points=(curve.points[0], unbounded)), tmp_path / "curve.html")
@@ -194,7 +202,7 @@ def test_ctrl_c_in_a_solve_ends_the_curve(trace: Any, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr("moeplan.solvers.exflow.methods.Run._improve", interrupted)
-    monkeypatch.setattr("moeplan.planner.learning_curve._subsets", lambda *_: iter([np.arange(8), np.arange(4)]))
+    monkeypatch.setattr(f"{CURVE}._subsets", lambda *_: iter([np.arange(8), np.arange(4)]))
     with pytest.raises(KeyboardInterrupt):
         learning_curve(request(trace))
     assert solves == 1

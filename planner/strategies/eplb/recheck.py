@@ -14,10 +14,9 @@ from ....solvers import eplb
 from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...evaluate.metrics import BALANCE, TAIL
 from ...moves import expert_bytes
-from ...options import EvaluationOptions, PlacementOptions, RawBalance, Redundancy, parsed
-from ..check import Again, Check, Told
-from ..placement import published
-from ..recheck import balances, check_goal, check_groups, placement_options
+from ...options import EvaluationOptions, PlacementOptions, RawBalance, Redundancy
+from ..placement import balances, check_goal, check_groups, placement_options, published
+from ..strategy import Again, Check, Told
 
 __all__ = ["recheck"]
 
@@ -25,7 +24,7 @@ OWN = ("groups", "dead", "pins", "quantile", "raw", "redundancy", "swaps", "mixt
 
 
 def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-    """As `Strategy.recheck`."""
+    """Recheck a plan as `Strategy.recheck` says."""
     options = placement_options(plan, "eplb", OWN)
     _check_wishes(plan, options)
     if options.redundancy is not None:
@@ -71,7 +70,7 @@ def _names(plan: Plan, options: PlacementOptions) -> tuple[str, ...]:
     """Objectives that eplb may have minimised: balance over recorded steps, or of all loads together."""
     if options.quantile is not None:
         return (f"step_balance_p{100 * options.quantile:g}",)
-    evaluation = parsed(EvaluationOptions, dict(plan.options.get("evaluation", {})), "evaluation")
+    evaluation = EvaluationOptions.of(plan)
     by_step = options.method == "refined" and not options.mixture and evaluation.step == "recorded"
     return ("step_balance", "balance") if by_step else ("balance",)
 

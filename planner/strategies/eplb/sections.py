@@ -11,7 +11,7 @@ from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
 from ...evaluate.price import STEP
 from ...figures import TimeUnit, find, megabytes, value
 from ...moves import expert_bytes
-from ...options import PlacementOptions, Redundancy, parsed
+from ...options import PlacementOptions, Redundancy
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -23,7 +23,7 @@ WEIGHED_BY = {STEP: "predicted step", EXPERTS: "predicted time of experts", BALA
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
     """Replicas chosen, EPLB more even, phases that want plans of their own, what was kept."""
-    options = _options(plan)
+    options = PlacementOptions.of(plan)
     if options.redundancy is not None:
         yield _chosen(options.redundancy)
         yield _weight(options.redundancy, plan)
@@ -49,9 +49,9 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         yield f"figures are weighted means over traces: {named}"
 
 
-def sections(plan: Plan) -> Iterator[Section]:
+def sections(plan: Plan, width: int) -> Iterator[Section]:
     """The numbers of replicas that were weighed, and EPLB as published on the fitted loads."""
-    options = _options(plan)
+    options = PlacementOptions.of(plan)
     if (weighed := options.redundancy) is not None:
         yield Section("Replicas weighed", (_table(weighed), Drawing(lambda: _drawn(weighed))), True)
     if (raw := options.raw) is not None:
@@ -74,7 +74,7 @@ def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:
     StorageError
         It cannot be written.
     """
-    weighed = _options(plan).redundancy if "placement" in plan.options else None
+    weighed = PlacementOptions.of(plan).redundancy if "placement" in plan.options else None
     if weighed is None:
         raise UsageError(
             f"-o {path}: expected --timeline, or a plan of --redundant auto; it says where a layer's timeline goes, or"
@@ -85,10 +85,6 @@ def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:
     said = Text.of(_chosen(weighed), _weight(weighed, plan))
     section = Section("Redundant experts", (said, Drawing(lambda: _drawn(weighed))))
     write_page(path, "How many redundant experts serve", title, [section])
-
-
-def _options(plan: Plan) -> PlacementOptions:
-    return parsed(PlacementOptions, dict(plan.options.get("placement", {})), "placement")
 
 
 def _table(weighed: Redundancy) -> Table:

@@ -27,7 +27,7 @@ class Proof:
     levels: Mapping[str, NDArray[np.float64]]
 
     def to_bytes(self) -> bytes:
-        """It as a safetensors file, the same bytes every time."""
+        """Dump as a safetensors file, the same bytes every time."""
         from safetensors.numpy import save
 
         return save({name: np.ascontiguousarray(table) for name, table in self.levels.items()})

@@ -18,8 +18,8 @@ from ....solvers.placement import Placement
 from ...certify.bounds import proven_shares, share_kept
 from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...options import PlacementOptions, Search
-from ..check import Again, Check, Told
-from ..recheck import balances, check_goal, check_groups, placement_options
+from ..placement import balances, check_goal, check_groups, placement_options
+from ..strategy import Again, Check, Told
 
 __all__ = ["recheck"]
 
@@ -30,11 +30,11 @@ PAIRS = {"transportation", "spectral", "row"}  # of layers: what is proved again
 TIGHTER = {"transportation", "spectral", "two-layer", "three-layer"}
 KINDS = PAIRS | TIGHTER | {"assignment", "ilp"}
 STAGES = ("nodes", "devices", "joint")
-Tables = NDArray[np.float64]
+Tables = NDArray[np.float64]  # between layers, then inside them, [L-1 or 2L-1, E, E]
 
 
 def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-    """As `Strategy.recheck`."""
+    """Recheck a plan as `Strategy.recheck` says."""
     options = placement_options(plan, "exflow", ("groups", "search", "replanned"))
     search, placement = options.search, plan.placement
     assert placement is not None
@@ -52,7 +52,9 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         return
     yield Check("slots repaired", plan.decisions.placement.repaired if plan.decisions.placement else 0, 0)
     fitted = _fitted(again.task, search, options)
-    tables = _tables(fitted, copies=search.objective == "copies")
+    tables = fitted.between.astype(np.float64)
+    if search.objective == "copies":
+        tables = np.concatenate([tables, fitted.within / 2])  # both ends see a pair
     if search.cap is not None:
         highest = float(balances(plan, fitted.loads[None]).max())
         if highest > search.cap.max_load * (1 + TOLERANCE):
@@ -86,12 +88,6 @@ def _fitted(task: Recounted, search: Search, options: PlacementOptions) -> Fitte
     copies = search.objective == "copies"
     followed = 1 if not copies else 0 if options.dispatch_model == "standard" else task.model.top_k
     return count_fitted(task, followed=followed, beside=copies)
-
-
-def _tables(fitted: Fitted, *, copies: bool) -> Tables:
-    """Affinity tables of the objective: between layers, then inside them, `[L-1 or 2L-1, E, E]`."""
-    between = fitted.between.astype(np.float64)
-    return np.concatenate([between, fitted.within / 2]) if copies else between  # both ends see a pair
 
 
 def _apart(placement: Placement, tables: Tables, group: int) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from ...evaluate.metrics import COPIES, NODE_COPIES
 from ...figures import find, megabytes, value
 from ...options import Replanned, Search, parsed
 
-__all__ = ["remarks", "search_section", "stays_in_force"]
+__all__ = ["remarks", "sections", "stays_in_force"]
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -25,7 +25,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         yield f"only the first choice of each token was considered; --objective copies considers all {plan.model.top_k}"
 
 
-def search_section(plan: Plan) -> Iterator[Section]:
+def sections(plan: Plan, width: int) -> Iterator[Section]:
     """The hops after each stage of the search, why a bound is not thorough, and what a cap costs."""
     if (search := _search(plan)) is None:
         return
@@ -87,7 +87,7 @@ def _even_kv(plan: Plan, part: Part) -> Iterator[str]:
 
 
 def _node_copies(plan: Plan, part: Part) -> str:
-    """Which engines save what, where tokens return home over several nodes."""
+    """Savings by kind of engine, where tokens return home over several nodes."""
     assert plan.verdict is not None
     ours, base = part.contenders[0], find(part, plan.verdict.against)
     if plan.verdict.metric == NODE_COPIES:
@@ -123,6 +123,5 @@ def stays_in_force(plan: Plan) -> bool:
 
 
 def _replanning(plan: Plan) -> Replanned | None:
-    """The record of a plan that replaces another."""
     record = plan.options.get("placement", {}).get("replanned")
     return None if record is None else parsed(Replanned, record, "placement.replanned")

@@ -1,4 +1,4 @@
-"""How exflow is solved for a task: its objective, its cap, and what the cap costs.
+"""Solving exflow for a task: its objective, its cap and what that costs, and few moves from the plan in force.
 
 Legend: L MoE layers; E experts; K experts a token; D devices.
 """
@@ -8,20 +8,39 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from ....errors import UsageError
+from ....runtime.decisions import PlacementDecision
 from ....solvers import eplb, exflow
 from ....solvers.balance import balance
+from ....solvers.exflow.replan import reconsider
 from ....solvers.exflow.strategy import ExflowResult
-from ....solvers.outcome import Status
+from ....solvers.outcome import PlacementResult, Status
 from ....solvers.placement import Placement
 from ....traces.counts import Counts
-from ...options import Cap
+from ....traces.model import ModelSpec
+from ...evaluate.evaluate import Evaluated, verdict
+from ...evaluate.journey import Contender, Journey
+from ...evaluate.metrics import COPIES, copies_metric
+from ...moves import MATRICES, Moves
+from ...options import Cap, Replanned
 from ...task import Task
-from .params import ExflowParams, Objective
+from ..registry import ExflowParams, Objective
 
-__all__ = ["load_cap", "objective", "params_of", "place", "searched", "sought"]
+__all__ = [
+    "objective",
+    "params_of",
+    "place",
+    "previous_contender",
+    "reconsidered",
+    "replanned",
+    "searched",
+    "vectors_a_move",
+]
 
 FREE_SHARE = 0.2  # of the time limit, to see what a cap costs
+MOVES_SHARE = 0.1  # of the time limit, after it, to weigh moves from the plan in force
 EVEN = 1.05
+PREVIOUS = "previous"  # the contender of the plan in force
 
 
 def objective(task: Task) -> Objective:
@@ -133,3 +152,73 @@ def params_of(task: Task) -> ExflowParams:
     """Parameters of exflow in a task."""
     assert isinstance(task.params, ExflowParams)
     return task.params
+
+
+def reconsidered(placed: PlacementResult, counts: Counts, task: Task) -> PlacementResult:
+    """The placement, or one near the plan in force that is worth about as much, or less where moves cost.
+
+    Notes
+    -----
+    A move takes 3 M H elements, with M the ffn_size and H the hidden_size. What stays saves one vector, under standard
+    dispatch of copies a vector there and one back. With T fitted tokens standing for the `horizon` to come, a move
+    costs as much as 3 M T / horizon vectors are worth.
+    """
+    request, old = task.request, None if task.previous is None else task.previous.placement
+    if old is None:
+        return placed
+    price, horizon = 0.0, params_of(task).horizon_tokens
+    if horizon is not None:
+        saved = 2 if task.dispatch_model == "standard" and objective(task) == "copies" else 1
+        price = vectors_a_move(task.model) * counts.num_tokens / horizon / saved
+    task.say("weighing moves from the plan in force")
+    transitions, coactivation = sought(counts, task)
+    return reconsider(
+        transitions,
+        request.cluster,
+        placed,
+        old,
+        coactivation=coactivation,
+        loads=counts.loads,
+        max_load=load_cap(counts, task, placed.placement.slots),
+        price=price,
+        time_limit_s=MOVES_SHARE * params_of(task).time_limit_s,
+        seed=request.seed,
+    )
+
+
+def previous_contender(task: Task) -> list[Contender]:
+    """The plan in force, to be judged beside the new one."""
+    plan = task.previous
+    if plan is None or plan.placement is None:
+        return []
+    return [Contender(PREVIOUS, Journey(plan.dispatch_model, plan.placement))]
+
+
+def replanned(decision: PlacementDecision, evaluated: Evaluated, task: Task) -> Replanned | None:
+    """Cost and gain of replacing the plan in force. None where there is none."""
+    plan, model = task.previous, task.model
+    if plan is None or (old := plan.placement) is None:
+        return None
+    label = f"{PREVIOUS}/{plan.dispatch_model}"
+    ours = next(iter(evaluated.judged.values()))
+    new = dataclasses.replace(
+        old, physical_to_logical=np.array(decision.physical_to_logical, np.int32), slots=task.slots
+    )
+    moves, copies = Moves.between(old, new, model), ours.gain(COPIES, evaluated.judged[label]).value
+    saved = copies * model.num_layers if model.ffn_size is not None and copies > 0 else None
+    return Replanned(
+        plan_sha256=plan.plan_sha256,
+        experts_moved=moves.experts,
+        experts_held=moves.held,
+        bytes_moved=moves.num_bytes,
+        horizon_tokens=params_of(task).horizon_tokens,
+        verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), against=label),
+        paid_back_tokens=None if saved is None else moves.experts * vectors_a_move(model) / saved,
+    )
+
+
+def vectors_a_move(model: ModelSpec) -> int:
+    """Hidden vectors that weigh as much as an expert."""
+    if model.ffn_size is None:
+        raise UsageError("--horizon weighs experts, and the trace does not say their ffn_size; import with --ffn-size")
+    return MATRICES * model.ffn_size

@@ -1,27 +1,30 @@
 """ExFlow: experts that follow each other, or serve the same tokens, live together (solvers/exflow)."""
 
 import dataclasses
-from collections.abc import Iterator
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ....errors import UsageError
 from ....runtime.decisions import PlacementDecision
-from ....runtime.plan import Part, Plan
+from ....runtime.plan import Plan
 from ....solvers.outcome import PlacementResult
-from ....traces.counts import Counts, Pairs
-from ...document import Section
+from ....traces.counts import Pairs
 from ...evaluate.evaluate import Evaluated
 from ...options import PlacementOptions, Search, StageHops
 from ...task import Task
-from ..check import Again, Check, Told
 from ..placement import PlacementStrategy
 from ..strategy import Solution
-from . import sections
 from .proof import Proof
-from .replan import previous_contender, reconsidered, replanned, vectors_a_move
-from .solve import objective, params_of, place, searched
+from .recheck import recheck
+from .sections import remarks, sections, stays_in_force
+from .solve import (
+    objective,
+    params_of,
+    place,
+    previous_contender,
+    reconsidered,
+    replanned,
+    searched,
+    vectors_a_move,
+)
 
 __all__ = ["STRATEGY"]
 
@@ -31,6 +34,10 @@ class Exflow(PlacementStrategy):
 
     name = "exflow"
     dispatch_models = ("coherent", "standard")
+    place = staticmethod(place)
+    recheck = staticmethod(recheck)
+    remarks = staticmethod(remarks)
+    sections = staticmethod(sections)
 
     def check(self, task: Task) -> None:
         """Refuse a horizon without a plan in force, or where nothing says what experts weigh; before the search."""
@@ -47,27 +54,9 @@ class Exflow(PlacementStrategy):
         copies = objective(task) == "copies"
         return "first" if copies and task.dispatch_model == "coherent" else "top1", copies
 
-    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-        """Recheck what the placement keeps together, the cap, the stages and the bound."""
-        from .recheck import recheck
-
-        return recheck(plan, again)
-
     def to_apply(self, plan: Plan) -> bool:
         """Whether no plan in force is better kept."""
-        return not sections.stays_in_force(plan)
-
-    def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
-        """Whether to replace the plan in force, what saves how much, and what would save more."""
-        yield from sections.remarks(plan, part)
-
-    def sections(self, plan: Plan, width: int) -> Iterator[Section]:
-        """The search."""
-        yield from sections.search_section(plan)
-
-    def place(self, counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
-        """Place by the task's objective, within its cap."""
-        return place(counts, task, slots)
+        return not stays_in_force(plan)
 
     def solve(self, task: Task) -> Solution:
         """Place the fitted units' experts, near the plan in force where there is one."""
@@ -95,8 +84,8 @@ class Exflow(PlacementStrategy):
         """The solution with what replacing the plan in force takes and gives."""
         assert isinstance(solution.options, PlacementOptions)
         assert isinstance(solution.decision, PlacementDecision)
-        told = replanned(solution.decision, evaluated, task)
-        return dataclasses.replace(solution, options=solution.options.model_copy(update={"replanned": told}))
+        cost = replanned(solution.decision, evaluated, task)
+        return dataclasses.replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 
 
 STRATEGY = Exflow()

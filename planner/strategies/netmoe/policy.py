@@ -1,19 +1,40 @@
-"""Schema of a plan's `options.sample_policy`, from which its figures can be made again."""
+"""A sample policy: its options, its predictor, the methods tried, and what homes could save at most.
+
+Legend: I fitted samples; L MoE layers; E experts; D devices.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from ....runtime.decisions import Record
+from ....runtime.migrating.predictor import Predictor
 from ....runtime.plan import Metric
-from ....solvers.netmoe import Locality
+from ....solvers import netmoe
+from ....solvers.placement import Placement
+from ...evaluate.evaluate import evaluate
+from ...evaluate.homes import Rehoming, steps_of
+from ...evaluate.journey import Contender, Journey
+from ...evaluate.price import SOURCES
+from ...evaluate.replay import Replay
+from ...evaluate.replay import replay as fast_replay
+from ...evaluate.samples import SampleTraffic
+from ...options import Options
+from ...task import Task
 
-__all__ = ["SamplePolicyOptions"]
+__all__ = ["PLAN", "TRIED", "SamplePolicyOptions", "fit_predictor", "fitted_predictor", "locality", "tried"]
+
+PLAN = "plan/migrating"
+TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
+RIDGE = 0.03  # of the mean square of an expert's pairs
+Numbers = NDArray[np.float64]
 
 
-class SamplePolicyOptions(Record):
-    """How samples were re-homed, and what that could save at most.
+class SamplePolicyOptions(Options):
+    """Record of how samples were re-homed, and what that could save at most.
 
     Parameters
     ----------
@@ -31,6 +52,8 @@ class SamplePolicyOptions(Record):
         parts of a fitted step. The plan has the fastest.
     """
 
+    key = "sample_policy"
+
     copies: Literal["devices", "pairs"]
     blind_copies: float = Field(ge=0)
     least_copies: float = Field(ge=0)
@@ -41,4 +64,82 @@ class SamplePolicyOptions(Record):
     @property
     def locality_index(self) -> float:
         """No homes save more than this share of the blind copies."""
-        return Locality(self.blind_copies, self.least_copies).share
+        return netmoe.Locality(self.blind_copies, self.least_copies).share
+
+
+def fitted_predictor(task: Task, placement: Placement) -> Predictor:
+    """The predictor of the fitted samples under a placement."""
+    assert task.samples is not None
+    traffic = task.samples.under(placement)
+    assert task.samples.experts is not None
+    return fit_predictor(task.samples.experts, traffic, task.fitted, task.model.top_k)
+
+
+def tried(task: Task, predictor: Predictor | None, replay: Replay = fast_replay) -> dict[str, float]:
+    """Seconds of the timed parts of a fitted step under each method."""
+    fitted = replace(task.scene, cohorts=task.cohorts[:1])
+    contenders = [
+        Contender(method, Journey("migrating", task.placement, homes=Rehoming(method, predictor))) for method in TRIED
+    ]
+    part = evaluate(fitted, contenders, replay=replay).evaluation.fit
+    return {
+        one.name: sum(one.metrics[name].value for name in SOURCES if name in one.metrics) for one in part.contenders
+    }
+
+
+def locality(task: Task) -> netmoe.Locality:
+    """Blind and least copies per fitted step, next layers known."""
+    assert task.samples is not None
+    cluster, traffic, cohort = task.request.cluster, task.samples.under(task.placement), task.cohorts[0]
+    assert cohort.step is not None
+    here_D = np.arange(cluster.num_devices)
+    blind = least = 0.0
+    for at in steps_of(cohort.step):
+        place = cohort.unit_ids[at]
+        room_D = np.full(len(here_D), -(-len(at) // len(here_D)))
+        for layer in range(task.model.num_layers):
+            following = traffic.following(layer, place)
+            crossing = netmoe.traffic_of(traffic.copies[place, layer], here_D, cluster, next_counts=following)
+            index = netmoe.locality(crossing, room_D, cluster)
+            blind, least = blind + index.blind, least + max(index.least, 0.0)
+    return netmoe.Locality(blind / cohort.num_steps, least / cohort.num_steps)
+
+
+def fit_predictor(
+    experts: NDArray[np.int32], traffic: SampleTraffic, fitted_I: NDArray[np.bool_], top_k: int
+) -> Predictor:
+    """Fit the predictor of samples with these pairs with experts `[I, L, E]` under a placement.
+
+    Notes
+    -----
+    num(l) A(l -> l+1), where A[e, d] is the share of the tokens at expert e that visit device d next, over K because
+    each of a token's K choices says so; it is then corrected by what it leaves of the fitted samples, by ridge
+    regression towards no correction. With x_i, y_i a sample's pairs and next copies, over the root of its pairs,
+
+        A + argmin_B sum_i |y_i - x_i (A + B)|^2 + lambda |B|^2,      lambda = RIDGE mean_e sum_i x_i[e]^2        (1)
+
+    Where only counts are known nothing links two layers, and A is the same for all experts: the mean.
+    """
+    shape = (experts.shape[1] - 1, experts.shape[2], traffic.copies.shape[2])
+    per_pair = np.zeros(shape, np.float32)
+    for layer in range(shape[0]):
+        pairs_IE = experts[fitted_I, layer].astype(np.float64)
+        next_ID = traffic.copies[fitted_I, layer + 1].astype(np.float64)
+        prior_ED = _prior(pairs_IE, next_ID, None if traffic.linked is None else traffic.linked[layer], top_k)
+        scale_I1 = np.sqrt(np.maximum(pairs_IE.sum(axis=1, keepdims=True), 1))
+        x_IE, y_ID = pairs_IE / scale_I1, next_ID / scale_I1
+        gram_EE = x_IE.T @ x_IE
+        ridge = RIDGE * max(float(np.trace(gram_EE)), 1e-9) / len(gram_EE)
+        left_ED = x_IE.T @ (y_ID - x_IE @ prior_ED)
+        per_pair[layer] = prior_ED + np.linalg.solve(gram_EE + ridge * np.eye(len(gram_EE)), left_ED)  # (1)
+    return Predictor(per_pair)
+
+
+def _prior(pairs_IE: Numbers, next_ID: Numbers, linked_ED: NDArray[np.int64] | None, top_k: int) -> Numbers:
+    """A, `[E, D]`: by expert where tokens link the layers and the expert was met, else the mean of all."""
+    mean_D = next_ID.sum(axis=0) / max(float(pairs_IE.sum()), 1.0)
+    met_E1 = pairs_IE.sum(axis=0)[:, None]
+    mean_ED = np.tile(mean_D, (len(met_E1), 1))
+    if linked_ED is None:
+        return mean_ED
+    return np.asarray(np.divide(linked_ED, top_k * met_E1, out=mean_ED, where=met_E1 > 0))

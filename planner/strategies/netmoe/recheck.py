@@ -20,10 +20,8 @@ from ...certify.recounted import Recounted
 from ...evaluate.evaluate import verdict
 from ...evaluate.homes import steps_of
 from ...evaluate.metrics import EXCHANGE
-from ...options import parsed
-from ..check import Again, Check, Told
-from .policy import SamplePolicyOptions
-from .strategy import PLAN, TRIED, fitted_predictor, tried
+from ..strategy import Again, Check, Told
+from .policy import PLAN, TRIED, SamplePolicyOptions, fitted_predictor, locality, tried
 
 __all__ = ["recheck"]
 
@@ -32,8 +30,8 @@ Numbers = NDArray[np.float64]
 
 
 def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-    """As `Strategy.recheck`."""
-    options = parsed(SamplePolicyOptions, dict(plan.options.get("sample_policy", {})), "sample_policy")
+    """Recheck a plan as `Strategy.recheck` says."""
+    options = SamplePolicyOptions.of(plan)
     decision = plan.decisions.sample_policy
     assert decision is not None
     _check_structure(plan, decision, options)
@@ -48,9 +46,9 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         predictor = _predictor(read_predictor(again.folder / decision.predictor.file), task)
         yield Told("predictor", checked=True)
     yield from _outcome(plan, task, predictor, evaluated.homes[PLAN][0].device)
-    blind, least = _locality(task)
-    yield Check("blind copies", options.blind_copies, blind)
-    yield Check("least copies", options.least_copies, least)
+    index = locality(task)
+    yield Check("blind copies", options.blind_copies, index.blind)
+    yield Check("least copies", options.least_copies, index.least)
     yield Told("samples, split and locality", checked=True)
     assert plan.verdict is not None
     if plan.verdict.metric in evaluated.judged[PLAN].value and options.over_dealt is not None:
@@ -111,22 +109,14 @@ def _check_structure(plan: Plan, decision: SamplePolicyDecision, options: Sample
 
 def _predictor(contents: bytes, task: Recounted) -> Predictor:
     """The predictor in a file, refused where the fitted samples give another one."""
-    found = fitted_predictor(task, task.placement).per_pair
-    claimed = Predictor.from_bytes(contents, found.shape)
-    off = np.abs(claimed.per_pair - found).max(initial=0.0) / max(float(np.abs(found).max(initial=0.0)), 1e-9)
+    fitted = fitted_predictor(task, task.placement).per_pair
+    claimed = Predictor.from_bytes(contents, fitted.shape)
+    off = np.abs(claimed.per_pair - fitted).max(initial=0.0) / max(float(np.abs(fitted).max(initial=0.0)), 1e-9)
     if off > CLOSE:
         raise CertificationError(
             f"predictor off by {off:.2g} from what the fitted samples give; it was fitted on others. Re-run solve"
         )
     return claimed
-
-
-def _steps(task: Recounted) -> tuple[NDArray[np.int32], list[tuple[NDArray[np.int64], NDArray[np.int64], int]]]:
-    """Copies `[I, L, D]`, and of every fitted step its samples, their places and how many a device takes."""
-    cohort, copies = task.cohorts[0], task.samples.under(task.placement).copies if task.samples else None
-    assert cohort.step is not None
-    assert copies is not None
-    return copies, [(at, cohort.unit_ids[at], -(-len(at) // copies.shape[2])) for at in steps_of(cohort.step)]
 
 
 def _outcome(
@@ -135,21 +125,24 @@ def _outcome(
     """Recheck of the mean cost of a re-homing, and of the bound on any homes of whole steps."""
     channels, outcome = Channels.of(plan.cluster, plan.model.copy_bytes), plan.outcome["sample_policy"]
     busiest = outcome.bound_kind == "weighted ports"
-    (copies, steps), found = _steps(task), list[tuple[float, float]]()
-    for at, place, room in steps:
+    cohort, samples, reached = task.cohorts[0], task.samples, list[tuple[float, float]]()
+    assert cohort.step is not None
+    assert samples is not None
+    copies = samples.under(task.placement).copies
+    for at in steps_of(cohort.step):
+        place, room = cohort.unit_ids[at], -(-len(at) // copies.shape[2])
         for layer in range(plan.model.num_layers):
             exchanges, home_I = [copies[place, layer].astype(np.float64)], device_LM[layer + 1, at]
             if predictor is not None and layer + 1 < plan.model.num_layers:
-                assert task.samples is not None
-                assert task.samples.experts is not None
-                following = predictor.copies(layer, task.samples.experts[place, layer])
+                assert samples.experts is not None
+                following = predictor.copies(layer, samples.experts[place, layer])
                 exchanges += [] if following is None else [following]
             if busiest:
-                found.append((_busiest(exchanges, home_I, channels), _least_busiest(exchanges, room, channels)))
+                reached.append((_busiest(exchanges, home_I, channels), _least_busiest(exchanges, room, channels)))
             else:
                 price_ID = sum(exchanges) @ link_cost(plan.cluster)
-                found.append((float(price_ID[np.arange(len(at)), home_I].sum()), _least(price_ID, room)))
-    value, bound = np.mean(found, axis=0).tolist()
+                reached.append((float(price_ID[np.arange(len(at)), home_I].sum()), _least(price_ID, room)))
+    value, bound = np.mean(reached, axis=0).tolist()
     yield Check("objective's name", outcome.objective.name, channels.name if busiest else "link_cost")
     yield Check("objective", outcome.objective.value, value)
     yield Check("bound", outcome.bound, value if value <= bound * (1 + 1e-9) else bound)
@@ -192,20 +185,3 @@ def _least_busiest(exchanges: Sequence[Numbers], room: int, channels: Channels) 
         weight_CDD = sent_CD[:, :, None] + received_CD[:, None, :]
         cost_ID += copies_ID @ np.einsum("c,cde,cde->ed", channels.beta, ports, weight_CDD)
     return float((weights.sum(axis=(2, 3)) @ channels.alpha).sum()) + _least(cost_ID, room)
-
-
-def _locality(task: Recounted) -> tuple[float, float]:
-    """Blind and least copies a fitted step between nodes (on one node: devices), next layers known."""
-    cluster, (copies, steps) = task.request.cluster, _steps(task)
-    group = cluster.devices_per_node if cluster.num_nodes > 1 else 1
-    near_ILM = np.add.reduceat(copies, np.arange(0, copies.shape[2], group), axis=2).astype(np.float64)
-    blind = least = 0.0
-    for _, place, room in steps:
-        for layer in range(copies.shape[1]):
-            near_IM = near_ILM[place, layer : layer + 2].sum(axis=1)
-            cost_IM = near_IM.sum(axis=1)[:, None] - near_IM
-            blind += float(cost_IM.mean(axis=1).sum())
-            price_M = cost_IM.mean(axis=0).max() - cost_IM.mean(axis=0)
-            lower = [(cost_IM + p).min(axis=1).sum() - room * group * p.sum() for p in (0 * price_M, price_M)]
-            least += max(float(max(lower)), 0.0)
-    return blind / len(steps), least / len(steps)

@@ -8,10 +8,9 @@ from ...document import Section, Text
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, MOVED, NODE_COPIES
 from ...evaluate.price import STEP
 from ...figures import TimeUnit, find, value
-from ...options import parsed
 from .policy import SamplePolicyOptions
 
-__all__ = ["remarks", "section"]
+__all__ = ["remarks", "sections"]
 
 SAVED = {
     FAR_BYTES: "bytes between nodes",
@@ -26,21 +25,23 @@ TIMED = (EXCHANGE, STEP)
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
     """Whether dealing by length does as well, shares saved with and without a prediction, moves."""
     yield from _dealt(plan, part)
-    yield from _saved(plan, part, pairs=_options(plan).copies == "pairs")
+    yield from _saved(plan, part, pairs=SamplePolicyOptions.of(plan).copies == "pairs")
     yield (
         f"a combine delivers {value(find(part, 'plan/migrating'), MOVED):.0%} of the samples to another"
         " device; not included: the time to solve, and the labels and positions that move along"
     )
-    if _options(plan).copies == "pairs":
+    if SamplePolicyOptions.of(plan).copies == "pairs":
         yield (
             "the trace holds counts only: a copy is a token-expert pair, where engines send a device one copy per"
             " token; contexts are taken as whole sequences"
         )
 
 
-def section(plan: Plan, part: Part) -> Section:
+def sections(plan: Plan, width: int) -> Iterator[Section]:
     """The locality index, what copies cost, and the methods tried."""
-    decision, options = plan.decisions.sample_policy, _options(plan)
+    if plan.evaluation is None:
+        return
+    decision, options = plan.decisions.sample_policy, SamplePolicyOptions.of(plan)
     assert decision is not None
     between = "nodes" if plan.cluster.num_nodes > 1 else "devices"
     lines = [
@@ -54,12 +55,12 @@ def section(plan: Plan, part: Part) -> Section:
     if options.tried_s:
         tried = ", ".join(f"{method} {seconds * 1e3:.4g}" for method, seconds in options.tried_s.items())
         lines.append(f"tried     {tried} ms of timed parts per fitted step: {decision.method} is the plan's")
-    return Section("Sample policy", (Text((*lines, *_exchanges(plan, part))),), verbose=True)
+    yield Section("Sample policy", (Text((*lines, *_exchanges(plan, plan.evaluation.judging))),), verbose=True)
 
 
 def _dealt(plan: Plan, part: Part) -> Iterator[str]:
     """Compare a verdict on seconds with a data loader that deals samples by length."""
-    verdict, over = plan.verdict, _options(plan).over_dealt
+    verdict, over = plan.verdict, SamplePolicyOptions.of(plan).over_dealt
     if verdict is None or verdict.metric not in TIMED or over is None:
         return
     home = _home(plan, part)
@@ -77,10 +78,6 @@ def _dealt(plan: Plan, part: Part) -> Iterator[str]:
 def _home(plan: Plan, part: Part) -> Contender:
     """The same experts and chunks with samples that stay."""
     return find(part, "contiguous/standard" if plan.decisions.names == ("sample_policy",) else "base/standard")
-
-
-def _options(plan: Plan) -> SamplePolicyOptions:
-    return parsed(SamplePolicyOptions, dict(plan.options.get("sample_policy", {})), "sample_policy")
 
 
 def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
@@ -129,7 +126,7 @@ def _exchanges(plan: Plan, part: Part) -> Iterator[str]:
     unit = TimeUnit.up_to(max(mine, theirs))
     summed = f"{unit.text(mine)} {unit.name} per step, {unit.text(theirs)} of {base.name}, {base.dispatch_model}"
     if mine > theirs:
-        hint = "" if _options(plan).tried_s else " (without --method, the fastest of several is taken)"
+        hint = "" if SamplePolicyOptions.of(plan).tried_s else " (without --method, the fastest of several is taken)"
         yield (
             f"costs time: dispatch and combine take {mine / theirs - 1:.1%} longer ({summed}), since the busiest port"
             f" carries more although all together carry less{hint}"

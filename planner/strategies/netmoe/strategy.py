@@ -5,42 +5,30 @@ Legend: I samples; L MoE layers; D devices.
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ....runtime.decisions import DispatchModel, SamplePolicyDecision, SidecarFile
-from ....runtime.migrating.predictor import Predictor
-from ....runtime.plan import Part, Plan
-from ....solvers import netmoe
+from ....runtime.plan import Plan
 from ....solvers.assignment import backend_of
 from ....solvers.netmoe import METHODS, compile_rehoming
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
-from ....solvers.placement import Placement
 from ....traces.count_form import CountTrace
-from ...document import Section
-from ...evaluate.evaluate import Evaluated, evaluate, verdict
-from ...evaluate.homes import Dealt, Rehoming, Staying, Totals, steps_of
+from ...evaluate.evaluate import Evaluated, verdict
+from ...evaluate.homes import Dealt, Rehoming, Staying, Totals
 from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
-from ...evaluate.price import SOURCES
-from ...evaluate.replay import Replay
-from ...evaluate.replay import replay as fast_replay
 from ...evaluate.scene import Scene
 from ...task import Task
-from ..check import Again, Check, Told
+from ..registry import NetmoeParams
 from ..strategy import Solution, Strategy
-from . import sections
-from .params import NetmoeParams
-from .policy import SamplePolicyOptions
-from .predictor import fit_predictor
+from .policy import PLAN, TRIED, SamplePolicyOptions, fitted_predictor, locality, tried
+from .recheck import recheck
+from .sections import remarks, sections
 
-__all__ = ["PLAN", "STRATEGY", "TRIED", "fitted_predictor", "tried"]
+__all__ = ["STRATEGY"]
 
 PAYS_FROM = 0.02  # of bytes, copies or their seconds: what follows a sample (labels, masks) and the solves are extra
-TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
-PLAN = "plan/migrating"
 
 
 class Netmoe(Strategy):
@@ -53,6 +41,9 @@ class Netmoe(Strategy):
     by_steps = True
     pays_from = PAYS_FROM
     moves_samples = True
+    recheck = staticmethod(recheck)
+    remarks = staticmethod(remarks)
+    sections = staticmethod(sections)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds of both exchanges; where nothing times them, bytes between nodes, copies where bytes are not known;
@@ -82,39 +73,26 @@ class Netmoe(Strategy):
             task.say(f"trying {', '.join(TRIED)} on the fitted steps")
             tried_s = tried(task, predictor)
             method = min(TRIED, key=lambda one: tried_s[one])
-        locality = _locality(task)
-        task.say(f"locality index {locality.share:.1%}: no homes save a larger share; re-homing the samples online")
+        index = locality(task)
+        task.say(f"locality index {index.share:.1%}: no homes save a larger share; re-homing the samples online")
+        sidecars = {} if predictor is None else {predictor.file_name: predictor.to_bytes()}
+        files = [SidecarFile(file=name, sha256=hashlib.sha256(data).hexdigest()) for name, data in sidecars.items()]
         return Solution(
             decision=SamplePolicyDecision(
                 method=method,
                 layers=tuple(range(task.model.num_layers)),
-                predictor=None if predictor is None else SidecarFile(file=predictor.file_name, sha256=_sha(predictor)),
+                predictor=files[0] if files else None,
             ),
             options=SamplePolicyOptions(
                 copies="pairs" if isinstance(task.source, CountTrace) else "devices",
-                blind_copies=locality.blind,
-                least_copies=locality.least,
+                blind_copies=index.blind,
+                least_copies=index.least,
                 asked=asked is not None,
                 tried_s=tried_s,
             ),
             outcome=_outcome(Totals(), method, compiled_s),
-            sidecars={} if predictor is None else {predictor.file_name: predictor.to_bytes()},
+            sidecars=sidecars,
         )
-
-    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-        """Predictor, homes' costs and bounds, locality, and the methods tried."""
-        from .recheck import recheck
-
-        return recheck(plan, again)
-
-    def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
-        """Remarks on samples moved, what that saves, and what does as well."""
-        yield from sections.remarks(plan, part)
-
-    def sections(self, plan: Plan, width: int) -> Iterator[Section]:
-        """The locality index, costs and methods tried."""
-        if plan.evaluation is not None:
-            yield sections.section(plan, plan.evaluation.judging)
 
     def own(self, task: Task, journey: Journey) -> Journey:
         """The plan's journey, bounded on the fitted steps."""
@@ -153,44 +131,6 @@ class Netmoe(Strategy):
         )
 
 
-def fitted_predictor(task: Task, placement: Placement) -> Predictor:
-    """The predictor of the fitted samples under a placement."""
-    assert task.samples is not None
-    traffic = task.samples.under(placement)
-    assert task.samples.experts is not None
-    return fit_predictor(task.samples.experts, traffic, task.fitted, task.model.top_k)
-
-
-def tried(task: Task, predictor: Predictor | None, replay: Replay = fast_replay) -> dict[str, float]:
-    """Seconds of the timed parts of a fitted step under each method."""
-    fitted = replace(task.scene, cohorts=task.cohorts[:1])
-    contenders = [
-        Contender(method, Journey("migrating", task.placement, homes=Rehoming(method, predictor))) for method in TRIED
-    ]
-    part = evaluate(fitted, contenders, replay=replay).evaluation.fit
-    return {
-        one.name: sum(one.metrics[name].value for name in SOURCES if name in one.metrics) for one in part.contenders
-    }
-
-
-def _locality(task: Task) -> netmoe.Locality:
-    """Blind and least copies per fitted step, next layers known."""
-    assert task.samples is not None
-    cluster, traffic, cohort = task.request.cluster, task.samples.under(task.placement), task.cohorts[0]
-    assert cohort.step is not None
-    here_D = np.arange(cluster.num_devices)
-    blind = least = 0.0
-    for at in steps_of(cohort.step):
-        place = cohort.unit_ids[at]
-        room_D = np.full(len(here_D), -(-len(at) // len(here_D)))
-        for layer in range(task.model.num_layers):
-            following = traffic.following(layer, place)
-            crossing = netmoe.traffic_of(traffic.copies[place, layer], here_D, cluster, next_counts=following)
-            index = netmoe.locality(crossing, room_D, cluster)
-            blind, least = blind + index.blind, least + max(index.least, 0.0)
-    return netmoe.Locality(blind / cohort.num_steps, least / cohort.num_steps)
-
-
 def _outcome(totals: Totals, method: str, compiled_s: float) -> Outcome:
     """The mean over the re-homings of the fitted steps of what was reached, next layers as predicted."""
     value, bound = (total / max(totals.layers, 1) for total in (totals.value, totals.bound))
@@ -204,10 +144,6 @@ def _outcome(totals: Totals, method: str, compiled_s: float) -> Outcome:
         backend=backend_of(METHODS[method].assignment),
     )
     return replace(outcome, compiled_s=compiled_s)
-
-
-def _sha(predictor: Predictor) -> str:
-    return hashlib.sha256(predictor.to_bytes()).hexdigest()
 
 
 STRATEGY = Netmoe()

@@ -24,11 +24,13 @@ from ....runtime.decisions import ChunkShares, PipelineDecision
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE, nested_pairs, optimal_degree, robust_choice, unequal_chunks
 from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.pipelined import Pipeline
+from ...options import StageSeconds
 
-__all__ = ["DegreeTable", "tabulated", "unequal"]
+__all__ = ["BASELINES", "DegreeTable", "stages", "tabulated", "unequal"]
 
 Seconds = NDArray[np.float64]
 Shares = tuple[float, ...]
+BASELINES = ("degree_1", "one_degree", "paper", "exact")  # methods, whose degrees a plan is held against
 LEAST_SHARE = 1e-6  # of a chunk; one below it is none
 
 
@@ -64,23 +66,40 @@ class DegreeTable:
 
     def degrees(self, method: str) -> PipelineDecision:
         """The decision by a method's name, equal chunks all."""
-        alike = self._alike(self.max_degree)
+        alike = self.alike(self.max_degree)
         num_layers = self.taken.shape[2]
         if method == "degree_1":
             return self._decision(np.zeros(num_layers, np.int64))
         if method == "one_degree":
-            return self._decision(np.full(num_layers, alike[_middle(self.taken)[alike].sum(axis=1).argmin()]))
+            return self._decision(np.full(num_layers, alike[self.middle[alike].sum(axis=1).argmin()]))
         if method == "paper":
-            return self._decision(alike[[self._printed(layer) - 1 for layer in range(num_layers)]])
+            printed = [
+                optimal_degree(**self.line(n), max_degree=self.max_degree, method="paper") for n in range(num_layers)
+            ]
+            return self._decision(alike[[one.forward - 1 for one in printed]])
         if method == "robust":
-            return self._decision(_robust(self.taken))
-        return self._decision(_middle(self.taken).argmin(axis=0))
+            return self._decision(np.array([robust_choice(self.taken[:, :, n]).choice for n in range(num_layers)]))
+        return self._decision(self.middle.argmin(axis=0))
+
+    @property
+    def middle(self) -> Seconds:
+        """Seconds under the curves themselves, the middle scenario, `[P, L]`."""
+        middle: Seconds = self.taken[len(self.taken) // 2]
+        return middle
+
+    def alike(self, most: int) -> NDArray[np.int64]:
+        """Indices of the pairs (1, 1) to (most, most)."""
+        same = self.pairs[:, 0] == self.pairs[:, 1]
+        return np.flatnonzero(same & (self.pairs[:, 0] <= most))
+
+    def chosen(self, degrees: PipelineDecision) -> list[int]:
+        """Index of the pair of every layer."""
+        where = {pair: at for at, pair in enumerate(map(tuple, self.pairs.tolist()))}
+        return [where[pair] for pair in zip(degrees.forward, degrees.backward or degrees.forward, strict=True)]
 
     def seconds(self, degrees: PipelineDecision) -> float:
         """Seconds of a step's MoE layers in all passes."""
-        chosen = zip(degrees.forward, degrees.backward or degrees.forward, strict=True)
-        where = {pair: at for at, pair in enumerate(map(tuple, self.pairs.tolist()))}
-        return float(sum(_middle(self.taken)[where[pair], layer] for layer, pair in enumerate(chosen)))
+        return float(sum(self.middle[pair, layer] for layer, pair in enumerate(self.chosen(degrees))))
 
     def line(self, layer: int) -> dict[str, Any]:
         """The lines through both curves of a layer over the share in a chunk, as `optimal_degree` takes them."""
@@ -90,22 +109,12 @@ class DegreeTable:
     @property
     def tutel(self) -> tuple[int, ...]:
         """`a2a_ffn_overlap_degree` of every layer: the best that Tutel takes, which has one for both passes."""
-        alike = self._alike(TUTEL_MAX_DEGREE)
-        return tuple((_middle(self.taken)[alike].argmin(axis=0) + 1).tolist())
-
-    def _alike(self, most: int) -> NDArray[np.int64]:
-        """Where the pairs (1, 1) to (most, most) are."""
-        same = self.pairs[:, 0] == self.pairs[:, 1]
-        return np.flatnonzero(same & (self.pairs[:, 0] <= most))
+        return tuple((self.middle[self.alike(TUTEL_MAX_DEGREE)].argmin(axis=0) + 1).tolist())
 
     def _decision(self, pair_L: NDArray[np.int64]) -> PipelineDecision:
-        """The decision of these pairs."""
         forward, backward = self.pairs[pair_L].T.tolist()
         back = backward if self.trains else None
         return PipelineDecision(forward=forward, backward=back, capacity_factor=self.capacity_factor)
-
-    def _printed(self, layer: int) -> int:
-        return optimal_degree(**self.line(layer), max_degree=self.max_degree, method="paper").forward
 
 
 def tabulated(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTable:
@@ -134,8 +143,8 @@ def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:
     """
     exact = table.degrees("exact")
     backward = exact.backward or exact.forward
-    chosen = [(_equal(there), _equal(back)) for there, back in zip(exact.forward, backward, strict=True)]
-    least_L = _middle(table.taken).min(axis=0)
+    chosen = [((1 / there,) * there, (1 / back,) * back) for there, back in zip(exact.forward, backward, strict=True)]
+    least_L = table.middle.min(axis=0)
     for factor in (1.0, pipeline.backward) if table.trains else (1.0,):
         offered = [_offered(table, layer, factor, pipeline.full_duplex) for layer in range(len(chosen))]
         cut = Cut.of(offered)
@@ -152,28 +161,23 @@ def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:
     )
 
 
-def _equal(degree: int) -> Shares:
-    return (1 / degree,) * degree
+def stages(pipeline: Pipeline, cut: Cut, factor: float) -> StageSeconds:
+    """Seconds of the stages of each chunk on the fitted steps, mean over steps."""
+    dispatch, experts, combine = (one.seconds.mean(axis=1).T for one in pipeline.chunks(cut).stages)
+
+    def column(seconds_LC: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(row[:degree]) for row, degree in zip(seconds_LC.tolist(), cut.degree.tolist(), strict=True))
+
+    return StageSeconds(dispatch_s=column(dispatch), experts_s=column(factor * experts), combine_s=column(combine))
 
 
 def _offered(table: DegreeTable, layer: int, factor: float, full_duplex: bool) -> Shares:
     """The shares that are best under lines where the experts take `factor` times as long."""
     line = table.line(layer)
     slower = line | {name: factor * line[name] for name in ("a_e", "b_e")}
-    found = unequal_chunks(**slower, max_degree=table.max_degree, full_duplex=full_duplex).shares
-    kept = [share for share in found if share >= LEAST_SHARE]
+    shares = unequal_chunks(**slower, max_degree=table.max_degree, full_duplex=full_duplex).shares
+    kept = [share for share in shares if share >= LEAST_SHARE]
     return tuple(share / sum(kept) for share in kept)
-
-
-def _middle(seconds: Seconds) -> Seconds:
-    """Seconds under the unshifted curves, the middle scenario of `[S, ...]`."""
-    middle: Seconds = seconds[len(seconds) // 2]
-    return middle
-
-
-def _robust(seconds_SPL: Seconds) -> NDArray[np.int64]:
-    """The pair of every layer that is least wrong, `[L]`."""
-    return np.array([robust_choice(seconds_SPL[:, :, layer]).choice for layer in range(seconds_SPL.shape[2])])
 
 
 def _line(seconds_R: Seconds) -> tuple[float, float]:

@@ -1,15 +1,10 @@
 """Recheck of a pipemoe plan: every degree timed again, pair by pair, on what the naive replay counts.
 
-Legend: S scenarios (the exchanges' curves at each level with the experts' at each); L MoE layers.
+Legend: P pairs of degrees; R degrees; L MoE layers; S scenarios, as in `degrees`.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from itertools import product
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ....errors import CertificationError, InputError, UsageError
 from ....runtime.decisions import PipelineDecision
@@ -19,21 +14,19 @@ from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.journey import Journey
 from ...evaluate.pipelined import Pipeline
 from ...evaluate.price import pipeline_of
-from ...options import PipelineOptions, StageSeconds, parsed
-from ..check import Again, Check, Told
-from .params import MAX_DEGREE
-from .strategy import BASELINES, stages
+from ...options import PipelineOptions, StageSeconds
+from ..registry import MAX_DEGREE
+from ..strategy import Again, Check, Told
+from .degrees import BASELINES, DegreeTable, stages, tabulated
 
 __all__ = ["recheck"]
 
 TOLERANCE = 1e-9
-Pair = tuple[int, int]  # forward and backward degree
-Seconds = NDArray[np.float64]
 
 
 def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-    """As `Strategy.recheck`."""
-    options, decision = parsed(PipelineOptions, dict(plan.options.get("pipeline", {})), "pipeline"), _decided(plan)
+    """Recheck a plan as `Strategy.recheck` says."""
+    options, decision = PipelineOptions.of(plan), _decided(plan)
     _check_shape(plan, options, decision)
     if again is None or "pipeline" not in plan.outcome:
         return
@@ -48,9 +41,9 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     journey = Journey(again.task.dispatch_model, again.task.placement)
     ((tally,),) = again.task.replay(replace(scene, cohorts=scene.cohorts[:1]), [journey], ports=True)
     pipeline = pipeline_of(tally, scene, passes, decision.capacity_factor)
-    taken = _taken(pipeline, options)
-    yield from _outcome(plan, options, pipeline, taken)
-    _check_baselines(options, taken)
+    table = tabulated(pipeline, options.max_degree, joint=options.joint)
+    yield from _outcome(plan, options, pipeline, table)
+    _check_baselines(options, table)
     yield Told("degrees", checked=True)
     yield from _stage_checks(options, pipeline, Cuts.of(decision))
     timing = {source.removeprefix("link ") for source in costs.sources.values()}
@@ -100,91 +93,52 @@ def _check_shape(plan: Plan, options: PipelineOptions, decision: PipelineDecisio
         raise CertificationError("a fixed capacity without every expert once and as many on every device")
 
 
-def _pairs(decision: PipelineDecision) -> list[Pair]:
-    """The degrees of every layer; without a backward pass twice the forward one."""
-    return [*zip(decision.forward, decision.backward or decision.forward, strict=True)]
-
-
-def _taken(pipeline: Pipeline, options: PipelineOptions) -> dict[Pair, Seconds]:
-    """Seconds of all passes of every layer, mean over steps, `[S, L]`, at each pair of degrees that may be chosen.
-
-    One degree divides the other. The experts of a chunk are called once for each piece that both passes make.
-    """
-    num_layers, trains = pipeline.model.num_layers, bool(options.backward)
-
-    @cache
-    def one_pass(degree: int, pieces: int, back: bool) -> Seconds:
-        chunks = pipeline.chunks(Cut.equal(degree, num_layers, pieces // degree))
-        return pipeline.taken(chunks, back=back)
-
-    degrees, alone, found = range(1, options.max_degree + 1), options.joint or not trains, dict[Pair, Seconds]()
-    for forward, backward in zip(degrees, degrees, strict=True) if alone else product(degrees, degrees):
-        pieces = max(forward, backward)
-        if pieces % min(forward, backward) == 0:
-            found[forward, backward] = one_pass(forward, pieces, False)
-            if trains:
-                found[forward, backward] = found[forward, backward] + one_pass(backward, pieces, True)
-    return found
-
-
-def _outcome(
-    plan: Plan, options: PipelineOptions, pipeline: Pipeline, taken: dict[Pair, Seconds]
-) -> Iterator[Check | Told]:
-    """The objective is what the plan takes; the bound, of equal chunks, the least that any degrees take."""
+def _outcome(plan: Plan, options: PipelineOptions, pipeline: Pipeline, table: DegreeTable) -> Iterator[Check | Told]:
+    """Recheck that the objective is what the plan takes, and the bound, of equal chunks, the least any degrees take."""
     outcome, decision = plan.outcome["pipeline"], _decided(plan)
     goal = (outcome.objective.name, outcome.objective.sense, outcome.bound_kind)
     if goal != ("moe_s", "min", "full search" if decision.shares is None else None):
         raise CertificationError(f"objective and bound {goal}; expected the least moe_s by a full search")
-    least = float(_least(taken).sum())
-    found = float(pipeline.both(Cuts.of(decision)).sum())
-    yield Check("objective", outcome.objective.value, found)
+    least = float(table.middle.min(axis=0).sum())
+    reached = float(pipeline.both(Cuts.of(decision)).sum())
+    yield Check("objective", outcome.objective.value, reached)
     yield Told("objective of pipeline", checked=True)
-    if options.method in ("exact", "unequal") and found > least * (1 + TOLERANCE):
+    if options.method in ("exact", "unequal") and reached > least * (1 + TOLERANCE):
         raise CertificationError(f"degrees of plan: others take fewer seconds, {least:.9g}")
     if decision.shares is None:
         yield Check("bound", outcome.bound, least)
         yield Told("bound of pipeline", checked=True)
     if options.method == "robust":
-        _check_regret(taken, decision)
+        _check_regret(table, decision)
 
 
-def _least(taken: dict[Pair, Seconds], most: int = MAX_DEGREE, *, alike: bool = False) -> Seconds:
-    """The fewest seconds of every layer under the curves themselves, `[L]`, by degrees of at most so many chunks."""
-    chosen = [seconds for pair, seconds in taken.items() if max(pair) <= most and (pair[0] == pair[1] or not alike)]
-    return np.asarray(np.min([_middle(one) for one in chosen], axis=0))
-
-
-def _middle(seconds: Seconds) -> Seconds:
-    """Seconds under the curves themselves, between the low and the high ones."""
-    return np.asarray(seconds[len(seconds) // 2])
-
-
-def _check_regret(taken: dict[Pair, Seconds], decision: PipelineDecision) -> None:
-    """No degrees have a smaller largest regret."""
-    least_SL = np.min([*taken.values()], axis=0)
-    worst = {pair: (seconds - least_SL).max(axis=0) for pair, seconds in taken.items()}
-    smallest_L = np.min([*worst.values()], axis=0) + TOLERANCE * least_SL.max(axis=0)
-    for layer, pair in enumerate(_pairs(decision)):
-        if worst[pair][layer] > smallest_L[layer]:
+def _check_regret(table: DegreeTable, decision: PipelineDecision) -> None:
+    """Refuse robust degrees where others have a smaller largest regret."""
+    least_SL = table.taken.min(axis=1)
+    worst_PL = (table.taken - least_SL[:, None]).max(axis=0)
+    smallest_L = worst_PL.min(axis=0) + TOLERANCE * least_SL.max(axis=0)
+    for layer, pair in enumerate(table.chosen(decision)):
+        if worst_PL[pair, layer] > smallest_L[layer]:
             raise CertificationError(f"robust degrees of layer {layer}: others have a smaller largest regret")
 
 
-def _check_baselines(options: PipelineOptions, taken: dict[Pair, Seconds]) -> None:
-    """Equal degrees that take the fewest seconds, one for all layers, and the best that Tutel takes."""
-    seconds = {
-        name: sum(_middle(taken[pair])[layer] for layer, pair in enumerate(_pairs(one)))
-        for name, one in options.baselines.items()
+def _check_baselines(options: PipelineOptions, table: DegreeTable) -> None:
+    """Refuse baselines and Tutel's degrees where others of their kind take fewer seconds."""
+    alike_RL = table.middle[table.alike(table.max_degree)]
+    least = {
+        "degree_1": float(alike_RL[0].sum()),
+        "one_degree": float(alike_RL.sum(axis=1).min()),
+        "exact": float(table.middle.min(axis=0).sum()),
     }
-    alike = {pair: float(_middle(taken[pair]).sum()) for pair in taken if pair[0] == pair[1]}
-    least = {"degree_1": alike[1, 1], "one_degree": min(alike.values()), "exact": float(_least(taken).sum())}
-    for name in least.keys() & seconds.keys():
-        one_for_all = name == "exact" or len({*_pairs(options.baselines[name])}) == 1
-        if not one_for_all or seconds[name] > least[name] * (1 + TOLERANCE):
+    for name in least.keys() & options.baselines.keys():
+        baseline = options.baselines[name]
+        one_for_all = name == "exact" or len({*table.chosen(baseline)}) == 1
+        if not one_for_all or table.seconds(baseline) > least[name] * (1 + TOLERANCE):
             raise CertificationError(f"degrees of {name}, others take fewer seconds: {least[name]:.9g}")
-    tutel_L = _least(taken, TUTEL_MAX_DEGREE, alike=True)
+    tutel_L = alike_RL[:TUTEL_MAX_DEGREE].min(axis=0)
     for layer, degree in enumerate(options.a2a_ffn_overlap_degree):
         within = degree <= min(TUTEL_MAX_DEGREE, options.max_degree)
-        if not within or _middle(taken[degree, degree])[layer] > tutel_L[layer] * (1 + TOLERANCE):
+        if not within or alike_RL[degree - 1, layer] > tutel_L[layer] * (1 + TOLERANCE):
             raise CertificationError(f"a2a_ffn_overlap_degree: others take fewer seconds: layer {layer}, {degree}")
 
 

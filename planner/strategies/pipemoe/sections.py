@@ -2,7 +2,7 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +14,16 @@ from ....solvers.pipemoe.seconds import chunk_seconds
 from ...document import Section, Text
 from ...evaluate.metrics import COMBINE, DISPATCH, DROPPED, EXPERTS
 from ...figures import TimeUnit, find, value
-from ...options import PipelineOptions, StageSeconds, parsed
+from ...options import PipelineOptions, StageSeconds
 
-__all__ = [
-    "curve_gain",
-    "degree_section",
-    "degree_summary",
-    "pipeline_options",
-    "remarks",
-]
+__all__ = ["curve_gain", "degree_choices", "degree_summary", "pipeline_options", "remarks", "sections", "stage_seconds"]
 
 Seconds = NDArray[np.float64]
 LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
 
 
 def pipeline_options(plan: Plan) -> PipelineOptions:
-    """How the plan's degrees were decided.
+    """Record of how the plan's degrees were decided.
 
     Raises
     ------
@@ -38,10 +32,11 @@ def pipeline_options(plan: Plan) -> PipelineOptions:
     """
     if plan.decisions.pipeline is None:
         raise InputError("the plan decides no pipeline; solve one with moeplan solve --strategy pipemoe")
-    found = parsed(PipelineOptions, dict(plan.options.get("pipeline", {})), "pipeline")
+    options = PipelineOptions.of(plan)
     degrees, num_layers = plan.decisions.pipeline, plan.model.num_layers
     whole = (1,) * num_layers
-    cuts = ((found.whole, whole), (found.forward, degrees.forward), (found.backward_pass, degrees.backward or whole))
+    back = degrees.backward or whole
+    cuts = ((options.whole, whole), (options.forward, degrees.forward), (options.backward_pass, back))
     for stages, counts in cuts:
         for _, column in stages or ():
             if len(column) != num_layers or any(
@@ -50,11 +45,11 @@ def pipeline_options(plan: Plan) -> PipelineOptions:
                 raise InputError(
                     f"options.pipeline: stages of other than the chunks of {num_layers} layers; re-run solve"
                 )
-    return found
+    return options
 
 
 def degree_summary(plan: Plan) -> str:
-    """How many layers have which degree in each pass."""
+    """Counts of layers by degree in each pass, in words."""
     pipeline = plan.decisions.pipeline
     assert pipeline is not None
     words = f"forward {_tallied(pipeline.forward)}"
@@ -64,7 +59,7 @@ def degree_summary(plan: Plan) -> str:
 
 
 def degree_choices(plan: Plan) -> str:
-    """From what the degrees were chosen, and what channels were assumed."""
+    """Limits of the choice of degrees, and the channels assumed, in words."""
     options = pipeline_options(plan)
     words = [f"up to {options.max_degree}", "full duplex" if options.full_duplex else "half duplex"]
     if options.joint:
@@ -72,7 +67,7 @@ def degree_choices(plan: Plan) -> str:
     return ", ".join(words)
 
 
-def degree_section(plan: Plan, width: int) -> Section:
+def sections(plan: Plan, width: int) -> Iterator[Section]:
     """The degree of every layer in each pass, and what Tutel takes."""
     options, pipeline = pipeline_options(plan), plan.decisions.pipeline
     assert pipeline is not None
@@ -82,10 +77,10 @@ def degree_section(plan: Plan, width: int) -> Section:
     for name, degrees in rows.items():
         wrapped = textwrap.wrap(" ".join(map(str, degrees or ())), max(width - 12, 16))
         lines += [f"{name if number == 0 else '':<10}  {line}" for number, line in enumerate(wrapped)]
-    return Section("Pipeline degrees", (Text(tuple(lines)),), verbose=True)
+    yield Section("Pipeline degrees", (Text(tuple(lines)),), verbose=True)
 
 
-def remarks(plan: Plan, part: Part) -> Iterable[str]:
+def remarks(plan: Plan, part: Part) -> Iterator[str]:
     """Remarks on the most that overlap could save, and on limits of the figures.
 
     Notes
@@ -137,10 +132,10 @@ def remarks(plan: Plan, part: Part) -> Iterable[str]:
 
 
 def _tallied(degrees: Sequence[int]) -> str:
-    found = Counter(degrees)
-    if len(found) == 1:
+    layers = Counter(degrees)
+    if len(layers) == 1:
         return f"{degrees[0]} in every layer"
-    return ", ".join(f"{degree} in {number} layer{'s' * (number > 1)}" for degree, number in sorted(found.items()))
+    return ", ".join(f"{degree} in {number} layer{'s' * (number > 1)}" for degree, number in sorted(layers.items()))
 
 
 def curve_gain(plan: Plan, options: PipelineOptions) -> tuple[float, float]:
@@ -157,34 +152,35 @@ def curve_gain(plan: Plan, options: PipelineOptions) -> tuple[float, float]:
 
     where curve(i) is of all calls of the chunk's experts.
     """
-    gained = lifted = 0.0
-    for shares, stages, whole in _layers(plan, options):
-        slower = np.maximum(stages[1], shares * whole[1][0])  # (1)
-        taken, honest = (
-            float(chunk_seconds(stages[0], experts, stages[2], full_duplex=options.full_duplex))
-            for experts in (stages[1], slower)
-        )
-        gained += float(sum(stage[0] for stage in whole)) - taken
-        lifted += honest - taken
-    return gained, lifted
-
-
-def _layers(plan: Plan, options: PipelineOptions) -> Iterator[tuple[Seconds, list[Seconds], list[Seconds]]]:
-    """The shares of the chunks, their seconds in three stages, and those of the whole, `[C]` each."""
     decision = plan.decisions.pipeline
     assert decision is not None
     there, back = (None, None) if decision.shares is None else (decision.shares.forward, decision.shares.backward)
-    passes = (
-        (decision.forward, options.forward, there, 1, 1.0),
-        (decision.backward, options.backward_pass, back, -1, options.backward),
-    )
-    for degrees, stages, uneven, order, slower in passes:
+    gained = lifted = 0.0
+    for degrees, stages, uneven, slower in (
+        (decision.forward, options.forward, there, None),
+        (decision.backward, options.backward_pass, back, options.backward),
+    ):
         for layer, degree in enumerate(degrees or () if stages is not None else ()):
-            share_C = np.full(degree, 1 / degree) if uneven is None else np.array(uneven[layer])
             assert stages is not None
-            dispatch, experts, combine = _columns(options.whole, layer, 1)
-            yield share_C, _columns(stages, layer, degree)[::order], [dispatch, slower * experts, combine][::order]
+            share_C = np.full(degree, 1 / degree) if uneven is None else np.array(uneven[layer])
+            whole = stage_seconds(options.whole, layer, 1, backward=slower)
+            first_C, experts_C, last_C = stage_seconds(stages, layer, degree, backward=None if slower is None else 1.0)
+            taken, honest = (
+                float(chunk_seconds(first_C, busy_C, last_C, full_duplex=options.full_duplex))
+                for busy_C in (experts_C, np.maximum(experts_C, share_C * whole[1]))  # (1)
+            )
+            gained += float(np.sum(whole)) - taken
+            lifted += honest - taken
+    return gained, lifted
 
 
-def _columns(stages: StageSeconds, layer: int, degree: int) -> list[Seconds]:
-    return [np.resize(np.array(column[layer]), degree) for _, column in stages]
+def stage_seconds(stages: StageSeconds, layer: int, degree: int, *, backward: float | None) -> list[Seconds]:
+    """Seconds of a layer's chunks in each stage of a pass, one after the other, `[C]` each.
+
+    Parameters
+    ----------
+    backward
+        How many times as long the experts take in a backward pass; None: a forward pass.
+    """
+    dispatch, experts, combine = (np.resize(np.array(column[layer]), degree) for _, column in stages)
+    return [dispatch, experts, combine] if backward is None else [combine, backward * experts, dispatch]

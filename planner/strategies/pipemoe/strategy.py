@@ -1,17 +1,13 @@
 """PipeMoE: how deep to pipeline each MoE layer under a placement (solvers/pipemoe)."""
 
 import time
-from collections.abc import Iterator, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
 from ....errors import InputError, UsageError
 from ....runtime.decisions import DispatchModel, PipelineDecision
-from ....runtime.plan import Part, Plan
+from ....runtime.plan import Plan
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
-from ...document import Section
 from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.costs import CostModel
 from ...evaluate.journey import Contender, Journey
@@ -19,22 +15,21 @@ from ...evaluate.pipelined import Pipeline, capacity
 from ...evaluate.price import STEP, pipeline_of
 from ...evaluate.scene import Passes, Scene
 from ...evaluate.tally import Tally
-from ...options import MAX_SECONDS, PipelineOptions, StageSeconds, parsed
+from ...options import MAX_SECONDS, PipelineOptions
 from ...task import Task
-from ..check import Again, Check, Told
+from ..registry import PipemoeParams
 from ..strategy import Solution, Strategy
-from . import sections
-from .degrees import DegreeTable, tabulated, unequal
-from .params import PipemoeParams
+from .degrees import BASELINES, DegreeTable, stages, tabulated, unequal
+from .recheck import recheck
+from .sections import remarks, sections
 
-__all__ = ["BACKWARD", "BASELINES", "STRATEGY", "stages"]
+__all__ = ["STRATEGY"]
 
 BACKWARD = 2.0  # the gradients of inputs and of weights are two products for each of forward
 REMEDIES = {
     "the profile": "; join it with one that has, by moeplan profile --merge",
     "the model": "; say it at moeplan trace import",
 }
-BASELINES = ("degree_1", "one_degree", "paper", "exact")
 
 
 class Pipemoe(Strategy):
@@ -44,6 +39,9 @@ class Pipemoe(Strategy):
     decides = "pipeline"
     beside = frozenset({"placement"})
     by_steps = True
+    recheck = staticmethod(recheck)
+    remarks = staticmethod(remarks)
+    sections = staticmethod(sections)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds, all that degrees change."""
@@ -72,36 +70,17 @@ class Pipemoe(Strategy):
         started = time.perf_counter()
         table = tabulated(pipelines[0], params.max_degree or TUTEL_MAX_DEGREE, joint=params.joint)
         _check_seconds(table)
-        uneven = params.method == "unequal"
-        decision = unequal(pipelines[0], table) if uneven else table.degrees(params.method)
-        cuts = Cuts.of(decision)
+        decision = unequal(pipelines[0], table) if params.method == "unequal" else table.degrees(params.method)
         return Solution(
             decision=decision,
-            options=_options(task, pipelines[0], table, cuts),
-            outcome=_unbounded(pipelines[0], cuts, started) if uneven else _outcome(table, decision, started),
+            options=_options(task, pipelines[0], table, Cuts.of(decision)),
+            outcome=_outcome(pipelines[0], table, decision, started),
         )
-
-    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-        """Degrees held against all degrees timed again, and the stages that they make."""
-        from .recheck import recheck
-
-        return recheck(plan, again)
-
-    def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
-        """Remarks on the time that overlap hides, and on limits of the figures."""
-        yield from sections.remarks(plan, part)
-
-    def sections(self, plan: Plan, width: int) -> Iterator[Section]:
-        """The degree of every layer."""
-        yield sections.degree_section(plan, width)
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
         """The same placement at other degrees."""
-        options = parsed(PipelineOptions, dict(plan.options.get("pipeline", {})), "pipeline")
-        return [
-            Contender("plan", journey).named(name, cuts=Cuts.of(decision))
-            for name, decision in options.baselines.items()
-        ]
+        own, baselines = Contender("plan", journey), PipelineOptions.of(plan).baselines
+        return [own.named(name, cuts=Cuts.of(decision)) for name, decision in baselines.items()]
 
 
 def _params(task: Task) -> PipemoeParams:
@@ -118,15 +97,15 @@ def _check_costs(task: Task) -> None:
             " one with --profile"
         )
     curves = {"dispatch": costs.exchange, "experts": costs.experts}
-    lacking = [_lacking(part, costs.missing[part]) for part, curve in curves.items() if curve is None]
+    lacking = []
+    for part in (part for part, curve in curves.items() if curve is None):
+        remedy = next((words for whose, words in REMEDIES.items() if costs.missing[part].startswith(whose)), "")
+        lacking.append(f"none of {part}: {costs.missing[part]}{remedy}")
     if lacking:
-        told = "; and ".join(lacking)
-        raise InputError(f"{task.request.profile}: pipemoe needs the seconds of dispatch and experts; there are {told}")
-
-
-def _lacking(part: str, reason: str) -> str:
-    remedy = next((words for whose, words in REMEDIES.items() if reason.startswith(whose)), "")
-    return f"none of {part}: {reason}{remedy}"
+        raise InputError(
+            f"{task.request.profile}: pipemoe needs the seconds of dispatch and experts; there are"
+            f" {'; and '.join(lacking)}"
+        )
 
 
 def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
@@ -157,8 +136,14 @@ def _check_seconds(table: DegreeTable) -> None:
         )
 
 
-def _outcome(table: DegreeTable, degrees: PipelineDecision, started: float) -> Outcome:
-    """How near the degrees are to the best there are, which a search of all of them finds."""
+def _outcome(pipeline: Pipeline, table: DegreeTable, degrees: PipelineDecision, started: float) -> Outcome:
+    """Outcome of the degrees beside the best there are, which a search of all of them finds.
+
+    Nothing bounds unequal chunks: other shares, under curves of any form, may take fewer seconds.
+    """
+    if degrees.shares is not None:
+        objective = Objective("moe_s", float(pipeline.both(Cuts.of(degrees)).sum()), "min")
+        return Outcome.of(status=Status.FEASIBLE, objective=objective, started=started, backend="scipy highs")
     value, bound = table.seconds(degrees), table.seconds(table.degrees("exact"))
     return Outcome.of(
         status=Status.FEASIBLE,
@@ -169,13 +154,6 @@ def _outcome(table: DegreeTable, degrees: PipelineDecision, started: float) -> O
         started=started,
         backend="moeplan",
     )
-
-
-def _unbounded(pipeline: Pipeline, cuts: Cuts, started: float) -> Outcome:
-    """Outcome of unequal chunks, without a bound: nothing is proven of other shares under curves of any form."""
-    value = float(pipeline.both(cuts).sum())
-    objective = Objective("moe_s", value, "min")
-    return Outcome.of(status=Status.FEASIBLE, objective=objective, started=started, backend="scipy highs")
 
 
 def _options(task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts) -> PipelineOptions:
@@ -193,16 +171,6 @@ def _options(task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts) -> 
         forward=stages(pipeline, cuts.forward, 1.0),
         backward_pass=None if cuts.backward is None else stages(pipeline, cuts.backward, pipeline.backward),
     )
-
-
-def stages(pipeline: Pipeline, cut: Cut, factor: float) -> StageSeconds:
-    """Seconds of the stages of each chunk on the fitted steps, mean over steps."""
-    dispatch, experts, combine = (one.seconds.mean(axis=1).T for one in pipeline.chunks(cut).stages)
-
-    def column(seconds_LC: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(row[:degree]) for row, degree in zip(seconds_LC.tolist(), cut.degree.tolist(), strict=True))
-
-    return StageSeconds(dispatch_s=column(dispatch), experts_s=column(factor * experts), combine_s=column(combine))
 
 
 STRATEGY = Pipemoe()

@@ -1,32 +1,42 @@
-"""The timeline of a pipelined layer: when each chunk is dispatched, computed and combined, as a picture of text.
+"""The timeline of a pipelined layer: when each chunk is dispatched, computed and combined.
 
-Seconds are those of the plan: of one chunk in each stage, mean over the fitted steps, at the layer's degrees.
+A picture of text, a page of figures, or a trace for Chrome or Perfetto. Seconds are the plan's: of one chunk in each
+stage, mean over the fitted steps, at the layer's degrees.
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ....errors import UsageError
+from ....files import write_json
 from ....runtime.plan import Plan
 from ....solvers.pipemoe import simulate
 from ....solvers.pipemoe.seconds import Event, Stage
+from ...document import drawn, write_page
 from ...figures import TimeUnit
 from ...options import StageSeconds
-from .sections import degree_choices, pipeline_options
+from .sections import degree_choices, pipeline_options, stage_seconds
 
-__all__ = ["BASIS", "SIGNS", "Timeline", "timeline_picture", "timelines"]
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["BASIS", "Timeline", "timeline_picture", "timelines", "trace_events", "write_timeline"]
 
 SIGNS = "0123456789"  # of the chunks, where they are few
 SHADES = " ░▒▓█"  # of a column, by the share of it that is busy
 BASIS = "means over the fitted steps"
 LABEL = 14
 SLACK = 1e-9  # of a column, that rounding may leave busy
+COLOURS = ("#1f77b4", "#6baed6")  # of chunks in turn
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One pass of one layer.
+    """A pass of a layer, simulated.
 
     Parameters
     ----------
@@ -43,7 +53,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first dispatch to the last combine."""
+        """Seconds from the first dispatch to the last combine."""
         return self.events[-1].end_s
 
     @property
@@ -77,60 +87,116 @@ def timelines(plan: Plan, layer: int) -> list[Timeline]:
     if not 0 <= layer < plan.model.num_layers:
         raise UsageError(f"--timeline {layer}; expected an MoE layer, 0 to {plan.model.num_layers - 1}")
 
-    def run(degree: int, stages: StageSeconds, *, back: bool, slower: float = 1.0) -> tuple[Event, ...]:
-        columns = (column[layer] for _, column in stages)
-        dispatch, experts, combine = (one * degree if len(one) == 1 else one for one in columns)
-        lasting = [slower * seconds for seconds in experts]
-        chunks = (combine, lasting, dispatch) if back else (dispatch, lasting, combine)
+    def run(stages: StageSeconds, degree: int, backward: float | None) -> tuple[Event, ...]:
+        """Simulate one pass of the layer."""
+        chunks = [stage.tolist() for stage in stage_seconds(stages, layer, degree, backward=backward)]
         return simulate(*chunks, full_duplex=options.full_duplex)
 
-    found: list[Timeline] = []
-    for name, degrees, stages, back in (
-        ("forward", pipeline.forward, options.forward, False),
-        ("backward", pipeline.backward, options.backward_pass, True),
+    passes: list[Timeline] = []
+    for name, degrees, stages, slower in (
+        ("forward", pipeline.forward, options.forward, None),
+        ("backward", pipeline.backward, options.backward_pass, options.backward),
     ):
         if degrees is None or stages is None:
             continue
-        whole = run(1, options.whole, back=back, slower=options.backward if back else 1.0)
-        found.append(Timeline(f"{name} in one piece", 1, whole, whole[-1].end_s))
-        if degrees[layer] > 1:
-            found.append(Timeline(name, degrees[layer], run(degrees[layer], stages, back=back), whole[-1].end_s))
-    return found
+        whole = run(options.whole, 1, slower)
+        passes.append(Timeline(f"{name} in one piece", 1, whole, whole[-1].end_s))
+        if (degree := degrees[layer]) > 1:
+            cut = run(stages, degree, None if slower is None else 1.0)
+            passes.append(Timeline(name, degree, cut, whole[-1].end_s))
+    return passes
 
 
 def timeline_picture(plan: Plan, layer: int, width: int) -> Iterable[str]:
     """A lane a stage, all passes on one scale: a sign a chunk, or shades where chunks are too many for signs."""
     passes = timelines(plan, layer)
     columns = max(width - LABEL - 1, 20)
-    longest_s = max(found.seconds for found in passes)
-    pictures = [_lanes(found, longest_s, columns) for found in passes]
+    longest_s = max(one.seconds for one in passes)
+    pictures = [_lanes(one, longest_s, columns) for one in passes]
     shaded = any({*SHADES[1:]} & {*lane} for lanes in pictures for lane in lanes)
     yield f"layer {layer}, {BASIS}; {degree_choices(plan)}"
     yield f"a column = {TimeUnit.worded(longest_s / columns)}, digit = chunk, % = share of the pass it is busy"
     if shaded:
         yield f"{SHADES[1:]} = share of a column that is busy, where chunks are too many for digits"
-    for found, lanes in zip(passes, pictures, strict=True):
+    for one, lanes in zip(passes, pictures, strict=True):
         yield ""
-        yield found.title
-        for (stage, _, busy), lane in zip(found.lanes(), lanes, strict=True):
+        yield one.title
+        for (stage, _, busy), lane in zip(one.lanes(), lanes, strict=True):
             yield f"{stage.value:<{LABEL - 5}}{busy:>4.0%} |{lane}"
 
 
-def _lanes(found: Timeline, longest_s: float, columns: int) -> list[str]:
+def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None:
+    """Write the timeline of a layer, as a page to `.html` or as trace events to `.json`, atomically.
+
+    Raises
+    ------
+    UsageError
+        Another ending; no such layer.
+    StorageError
+        It cannot be written.
+    """
+    suffix = Path(path).suffix
+    if suffix not in (".html", ".json"):
+        raise UsageError(f"-o {path}; expected a name that ends in .html (a page) or .json (a Chrome trace)")
+    passes = timelines(plan, layer)
+    if suffix == ".json":
+        about = {"model": plan.model.name, "layer": layer, "plan_sha256": plan.plan_sha256, "seconds": BASIS}
+        events = trace_events(passes, layer)
+        write_json(path, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about})
+        return
+    text = (
+        f"{plan.model.name}, {', '.join(plan.strategies)} ({degree_choices(plan)}); seconds of a chunk are {BASIS}, and"
+        " all figures have one scale. A bar is a chunk, numbered where they are few; point at one for its seconds."
+    )
+    longest_s = max(one.seconds for one in passes)
+    sections = []
+    for one in passes:
+        busy = ", ".join(f"{stage.value} {share:.0%}" for stage, _, share in one.lanes())
+        sections.append(drawn(one.title, f"{busy} of the pass busy", _figure(one, longest_s)))
+    write_page(path, f"Layer {layer}: how its chunks overlap", text, sections)
+
+
+def trace_events(passes: list[Timeline], layer: int) -> list[dict[str, Any]]:
+    """The passes as trace events in microseconds: a process a pass, a thread a stage, an event a chunk; none is 0."""
+    trace: list[dict[str, Any]] = []
+
+    def name(kind: str, process: int, thread: int, text: str) -> None:
+        """Add the name of a process or thread, and its place."""
+        for key, args in ((f"{kind}_name", {"name": text}), (f"{kind}_sort_index", {"sort_index": thread or process})):
+            trace.append({"name": key, "ph": "M", "pid": process, "tid": thread, "args": args})
+
+    for process, one in enumerate(passes, start=1):
+        name("process", process, 0, f"layer {layer}, {one.title}")
+        for thread, (stage, events, _) in enumerate(one.lanes(), start=1):
+            name("thread", process, thread, stage.value)
+            trace += [
+                {
+                    "name": f"{stage.value} {event.chunk}",
+                    "cat": stage.value,
+                    "ph": "X",
+                    "ts": event.start_s * 1e6,
+                    "dur": (event.end_s - event.start_s) * 1e6,
+                    "pid": process,
+                    "tid": thread,
+                    "args": {"chunk": event.chunk},
+                }
+                for event in events
+            ]
+    return trace
+
+
+def _lanes(timeline: Timeline, longest_s: float, columns: int) -> list[str]:
     """The stages of a pass: by signs if every chunk that takes time can be seen, else by shades."""
+    whole_s = longest_s or 1.0
     spans = [
-        [tuple(_column(at, longest_s, columns) for at in (event.start_s, event.end_s)) for event in events]
-        for _, events, _ in found.lanes()
+        [(event.start_s / whole_s * columns, event.end_s / whole_s * columns) for event in events]
+        for _, events, _ in timeline.lanes()
     ]
-    if found.degree <= len(SIGNS):
+    if timeline.degree <= len(SIGNS):
         lanes = [_signed(one, columns) for one in spans]
-        if all(len({*lane} - {" "}) == found.degree for lane in lanes):
+        if all(len({*lane} - {" "}) == timeline.degree for lane in lanes):
             return lanes
     return [_shaded(one, columns) for one in spans]
-
-
-def _column(at_s: float, longest_s: float, columns: int) -> float:
-    return at_s / longest_s * columns if longest_s else 0.0
 
 
 def _signed(spans: Sequence[tuple[float, ...]], columns: int) -> str:
@@ -147,6 +213,32 @@ def _signed(spans: Sequence[tuple[float, ...]], columns: int) -> str:
 
 
 def _shaded(spans: Sequence[tuple[float, ...]], columns: int) -> str:
-    """How much of each column a stage works, rounded up."""
     busy = [sum(max(min(last, at + 1) - max(first, at), 0.0) for first, last in spans) for at in range(columns)]
     return "".join(SHADES[min(math.ceil(share * 4 - SLACK), 4)] for share in busy).rstrip()
+
+
+def _figure(one: Timeline, longest_s: float) -> "Figure":
+    import plotly.graph_objects as go
+
+    events, few = one.events, one.degree <= len(SIGNS)
+    figure = go.Figure(
+        go.Bar(
+            y=[event.stage.value for event in events],
+            base=[event.start_s * 1e6 for event in events],
+            x=[(event.end_s - event.start_s) * 1e6 for event in events],
+            customdata=[event.chunk for event in events],
+            text=[str(event.chunk) if few else "" for event in events],
+            marker={
+                "color": [COLOURS[event.chunk % 2] for event in events],
+                "line": {"color": "#fff", "width": int(few)},
+            },
+            orientation="h",
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            hovertemplate="%{y} %{customdata}: from %{base:.1f} us, %{x:.1f} us<extra></extra>",
+        )
+    )
+    figure.update_yaxes(categoryorder="array", categoryarray=[stage.value for stage in reversed(Stage)])
+    figure.update_xaxes(title_text="us", range=[0, longest_s * 1.01e6])
+    return figure.update_layout(height=220, barmode="overlay")

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from moeplan.errors import UsageError
 from moeplan.planner.cli.commands import PanelCommand
-from moeplan.planner.cli.flags import Dispatch, Phase, ReplicaRule
-from moeplan.planner.cli.solve import Strategy, solve
+from moeplan.planner.cli.flags import Dispatch, ReplicaRule
+from moeplan.planner.cli.solve import solve
 from moeplan.planner.params import Flag, choices, flags_of, option_of
-from moeplan.planner.request import Request
+from moeplan.planner.request import Phase, Request
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
 from moeplan.runtime.decisions import DISPATCH_MODELS
 from moeplan.solvers.netmoe import METHODS
@@ -170,11 +170,9 @@ def test_a_weight_follows_the_last_colon_unless_that_is_a_traces_name(given: lis
 
 
 def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:
-    assert [word.value for word in Strategy] == list(STRATEGIES)
-    assert {word.value for word in Dispatch} == {
-        model for name in STRATEGIES for model in strategy(name).dispatch_models
-    }
-    assert tuple(word.value for word in Dispatch) == DISPATCH_MODELS
-    assert tuple(word.value for word in Phase) == PHASES
-    assert tuple(word.value for word in ReplicaRule) == get_args(ReplayRule)
+    assert get_args(get_type_hints(solve)["strategy"]) == tuple(STRATEGIES)
+    assert set(get_args(Dispatch)) == {model for name in STRATEGIES for model in strategy(name).dispatch_models}
+    assert get_args(Dispatch) == DISPATCH_MODELS
+    assert get_args(Phase) == PHASES
+    assert get_args(ReplicaRule) == get_args(ReplayRule)
     assert set(choices(get_type_hints(STRATEGIES["netmoe"].params)["method"])) == set(METHODS)

@@ -112,6 +112,20 @@ def test_a_latency_of_a_millisecond_or_more_is_in_milliseconds() -> None:
     assert "inter: 1 GB/s, 1.33 ms" in text
 
 
+def test_figures_just_below_a_power_of_ten_are_rounded_to_it_in_digits() -> None:
+    text = printed(describe("2x8", ["intra=999.8:999.7", "inter=99.97:1999800"]), 80)
+    assert "intra: 1000 GB/s, 1 ms" in text
+    assert "inter: 100 GB/s, 2 s" in text
+    assert "1000 s" in printed(describe("1x2", ["intra=1:999800000"]), 80)
+    for gbps, shown in ((99.7, "100 GB/s"), (9.97, "10 GB/s"), (0.997, "1 GB/s")):
+        one = series("all_to_all", 4, "intra", a_s=0, b_s=1e-9 / gbps)
+        profile = describe("1x4").model_copy(update={"series": {one.key: one}})
+        assert f" {shown} " in printed(profile, 120)
+    one = series("all_to_all", 4, "intra", sizes=[{"bytes": 4 * 10**power} for power in (4, 5)], a_s=0, b_s=3.322e-10)
+    profile = describe("1x4").model_copy(update={"series": {one.key: one}})
+    assert " 10us-100us " in printed(profile, 120)
+
+
 class Killed(BaseException):
     """What no process hears of."""
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 
 from moeplan.planner.cli import screen
-from moeplan.planner.cli.hanging import HangingConsole, hung
+from moeplan.planner.cli.screen import HangingConsole, hung
 
 
 def read_to_end(terminal: int) -> str:

@@ -16,7 +16,7 @@ import pytest
 from moeplan.errors import MoeplanError
 from moeplan.planner.cli import screen
 from moeplan.planner.cli.trace import record
-from moeplan.planner.demo.record import record_embedded
+from moeplan.planner.demo.text import record_embedded
 from moeplan.traces.reader import open_trace
 
 TEXT = "the quick brown fox jumps over the lazy dog, again and again.\n" * 8

@@ -15,9 +15,8 @@ from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import EFFECTS, Contender, Journey, today
 from moeplan.planner.evaluate.metrics import METRICS, Context, MetricSpec, Sums
 from moeplan.planner.params import Params, flag
-from moeplan.planner.strategies.check import Again, Check, Told
 from moeplan.planner.strategies.registry import STRATEGIES, Row
-from moeplan.planner.strategies.strategy import Solution, Strategy
+from moeplan.planner.strategies.strategy import Again, Check, Solution, Strategy, Told
 from moeplan.planner.task import Task
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.decisions import DECISIONS, Decision, Record

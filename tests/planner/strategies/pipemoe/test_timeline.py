@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from moeplan.errors import InputError
-from moeplan.planner.strategies.pipemoe.timeline import timeline_picture
-from moeplan.planner.strategies.pipemoe.timeline_page import write_timeline
+from moeplan.planner.options import StageSeconds
+from moeplan.planner.strategies.pipemoe.sections import stage_seconds
+from moeplan.planner.strategies.pipemoe.timeline import timeline_picture, timelines, trace_events, write_timeline
 from moeplan.runtime.plan import Plan
 from tests.planner.edits import edited
 from tests.planner.makers import make_plan
@@ -82,3 +83,16 @@ def test_the_shortest_and_the_longest_seconds_are_drawn(plan: Plan, tmp_path: Pa
     write_timeline(extreme, 1, tmp_path / "b.json")
     write_timeline(extreme, 1, tmp_path / "b.html")
     assert "NaN" not in (tmp_path / "b.json").read_text()
+
+
+def test_a_backward_pass_runs_the_stages_of_a_forward_pass_the_other_way_its_experts_slower() -> None:
+    stages = StageSeconds(dispatch_s=((1.0,),), experts_s=((2.0,),), combine_s=((3.0,),))
+    forward, backward = (stage_seconds(stages, 0, 2, backward=factor) for factor in (None, 2.0))
+    assert [one.tolist() for one in forward] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+    assert [one.tolist() for one in backward] == [[3.0] * 2, [4.0] * 2, [1.0] * 2]
+
+
+def test_a_trace_for_chrome_keeps_passes_and_stages_in_their_order(plan: Plan) -> None:
+    events = trace_events(timelines(plan, 1), 1)
+    placed = [(one["pid"], one["tid"], one["args"]["sort_index"]) for one in events if "sort_index" in one["args"]]
+    assert placed == [(process, thread, thread or process) for process in (1, 2) for thread in range(4)]

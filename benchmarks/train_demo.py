@@ -1,4 +1,4 @@
-"""Training of the embedded model from scratch: `python -m moeplan.planner.demo.train [-o DIR]`.
+"""Training of the embedded model from scratch: `python -m benchmarks.train_demo [-o DIR]`.
 
 Deterministic up to float rounding: where the printed SHA-256 of the text equals the recorded one, the held-out loss
 comes out within 3 % of the recorded one.
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...errors import MoeplanError
-from ...files import atomic_path, write_json
-from .model import ModelConfig, MoELanguageModel
-from .text import other_text, record_text, samples, training_text
+from moeplan.errors import MoeplanError
+from moeplan.files import atomic_path, write_json
+from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
+from moeplan.planner.demo.text import other_text, record_text, samples, training_text
 
 __all__ = ["Recipe", "expert_loads", "held_out_loss", "main", "train"]
 
@@ -91,7 +91,7 @@ def expert_loads(model: MoELanguageModel, tokens_BS: NDArray[np.int64]) -> NDArr
 
 def main(arguments: list[str] | None = None) -> None:
     """Train on this Python's documentation; write `model.safetensors` and the record `model.json`."""
-    parser = argparse.ArgumentParser(prog="python -m moeplan.planner.demo.train", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_demo", description=main.__doc__)
     parser.add_argument("-o", dest="directory", type=Path, default=Path(), help="where to write (default: here)")
     directory: Path = parser.parse_args(arguments).directory
     text, config, recipe = training_text(), ModelConfig(), Recipe()

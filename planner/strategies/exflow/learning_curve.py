@@ -1,4 +1,4 @@
-"""The learning curve: what a placement fitted to fewer tokens gains on the samples held out.
+"""The learning curve of exflow: gain of a placement on held-out samples by the tokens that it was fitted to.
 
 Legend: R bootstrap draws.
 """
@@ -7,26 +7,34 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from ..errors import UsageError
-from ..runtime.plan import Metric
-from ..solvers.exflow.budget import layer_work
-from ..solvers.outcome import PlacementResult, Status
-from ..solvers.placement import Placement
-from .evaluate.evaluate import evaluate
-from .evaluate.journey import Contender, Journey, contiguous_in, today
-from .evaluate.metrics import Figures, copies_metric
-from .evaluate.sums import DRAWS, interval
-from .request import Request
-from .solve import task_for
-from .strategies.exflow.solve import params_of, place
-from .strategies.placement import PlacementStrategy
-from .task import Task
+from ....errors import UsageError
+from ....runtime.plan import Metric
+from ....solvers.exflow.budget import layer_work
+from ....solvers.outcome import PlacementResult, Status
+from ....solvers.placement import Placement
+from ...document import Column, Section, Table, Text, drawn, to_console, write_page
+from ...evaluate.evaluate import evaluate
+from ...evaluate.journey import Contender, Journey, contiguous_in, today
+from ...evaluate.metrics import NODE_COPIES, Figures, copies_metric
+from ...evaluate.sums import DRAWS, interval
+from ...request import Request
+from ...solve import task_for
+from ...task import Task
+from ..placement import PlacementStrategy
+from .solve import params_of, place
 
-__all__ = ["LearningCurve", "Point", "learning_curve"]
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from rich.console import Console
+
+__all__ = ["LearningCurve", "Point", "as_dict", "curve_report", "learning_curve", "write_curve"]
 
 SUBSETS = 3  # of every size but the largest
 HALVINGS = 7
@@ -34,6 +42,7 @@ HALVINGS = 7
 # its layers take to be assigned anew.
 WORK, ASSIGNED = 5e7, 10
 FEWEST_UNITS = 2
+SHARES = (0.95, 0.99)  # of the last gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,35 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
     return _curve(task, subsets, judged, sum(one.outcome.status is Status.TIME_LIMIT for one in placed), wall_s)
 
 
+def curve_report(curve: LearningCurve, console: "Console") -> None:
+    """The points as a table, and whether more tokens would help."""
+    points, last = curve.points, curve.points[-1].gain.value
+    columns = {
+        "fit tokens": [f"{point.num_tokens:,}".rjust(len("fit tokens")) for point in points],
+        f"{curve.unit}s": [str(point.num_units) for point in points],
+        "subsets": [str(point.num_subsets) for point in points],
+        "fewer copies held out (95 %)": [_ranged(point.gain) for point in points],
+        "of the last": [f"{point.gain.value / last:.1%}" if last > 0 else "-" for point in points],
+    }
+    places = "nodes" if curve.metric == NODE_COPIES else "devices"
+    what = f"copies to other {places}, per token and layer, fewer than contiguous, {curve.dispatch_model}"
+    table = Table([Column(header, cells) for header, cells in columns.items()], whole=True)
+    to_console([Section("", (table, Text.of(what))), Section("", (Text.of(*_words(curve)),))], console)
+
+
+def as_dict(curve: LearningCurve) -> dict[str, Any]:
+    """The curve as a JSON object."""
+    fields: dict[str, Any] = TypeAdapter(LearningCurve).dump_python(curve, mode="json")
+    return fields | {"saturated": curve.saturated}
+
+
+def write_curve(curve: LearningCurve, path: Path) -> None:
+    """The curve as a page."""
+    text = f"Copies that a placement saves on held-out {curve.unit}s, by the tokens that it was fitted to."
+    section = drawn("Learning curve", " ".join(_words(curve)), _drawn(curve))
+    write_page(path, "How many tokens are enough", text, [section])
+
+
 def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]]:
     """Places of units: all fitted ones, then random halves, quarters and so on."""
     rng, size = np.random.default_rng(seed), len(fitted)
@@ -148,10 +186,10 @@ def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]
 def _placed(task: Task, chosen: NDArray[np.int64], *, work: float) -> PlacementResult:
     """The placement that these units give; none where Ctrl-C ended its search."""
     assert isinstance(task.strategy, PlacementStrategy)
-    found = place(task.strategy.counted(task, chosen), task, task.slots, work=work)
-    if found.outcome.status is Status.INTERRUPTED:
+    placed = place(task.strategy.counted(task, chosen), task, task.slots, work=work)
+    if placed.outcome.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
-    return found
+    return placed
 
 
 def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
@@ -159,9 +197,8 @@ def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
     contenders = [
         Contender(f"subset {number}", Journey(task.dispatch_model, placed)) for number, placed in enumerate(placements)
     ]
-    in_order = contiguous_in(task.slots, task.model, task.request.cluster) or today(
-        task.model, task.request.cluster, task.slots
-    )
+    model, cluster = task.model, task.request.cluster
+    in_order = contiguous_in(task.slots, model, cluster) or today(model, cluster, task.slots)
     contenders.append(in_order.named("contiguous", dispatch_model=task.dispatch_model))
     held_out = dataclasses.replace(task.scene, cohorts=task.cohorts[1:], costs=None)
     return list(evaluate(held_out, contenders).judged.values())
@@ -170,13 +207,13 @@ def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
 def _curve(
     task: Task, subsets: Sequence[NDArray[np.int64]], judged: Sequence[Figures], num_capped: int, wall_s: float
 ) -> LearningCurve:
-    *found, base = judged
+    *judged, base = judged
     metric = copies_metric(task.dispatch_model, task.request.cluster)
     rng, by_size = np.random.default_rng(task.request.seed), {}
     for size in sorted({len(one) for one in subsets}):
         at = [number for number, one in enumerate(subsets) if len(one) == size]
-        gains = np.array([base.value[metric] - found[number].value[metric] for number in at])
-        drawn_R = np.array([_draws(base, metric) - _draws(found[number], metric) for number in at])[
+        gains = np.array([base.value[metric] - judged[number].value[metric] for number in at])
+        drawn_R = np.array([_draws(base, metric) - _draws(judged[number], metric) for number in at])[
             rng.integers(len(at), size=DRAWS), np.arange(DRAWS)
         ]
         tokens = np.mean([task.units.unit_tokens[subsets[number]].sum() for number in at])
@@ -200,6 +237,58 @@ def _metric(value: float, drawn_R: NDArray[np.float64]) -> Metric:
 
 
 def _draws(figures: Figures, metric: str) -> NDArray[np.float64]:
-    """The resampled values of a metric, `[R]`."""
     (levels_QR,) = figures.summands[metric].values()
     return levels_QR[0, 1:]
+
+
+def _words(curve: LearningCurve) -> list[str]:
+    points, step = curve.points, curve.last_doubling
+    if points[-1].gain.value <= 0:
+        return ["no gain at any size: no number of tokens is enough"]
+    lines = [_enough(curve, share) for share in SHARES]
+    doubled = f"the last doubling, to {points[-1].num_tokens:,} tokens, saved {_ranged(step)} copies more"
+    if curve.saturated:
+        more = "more tokens would hardly help"
+    elif step.low is None or step.low <= 0:
+        more = "that more tokens would help is not shown"
+    else:
+        more = "more tokens would help: record more"
+    lines.append(f"{doubled}: {more}")
+    solved = f"{curve.num_solves} solves in {curve.wall_s:.0f} s"
+    if curve.num_capped:
+        solved += f", {curve.num_capped} ended by time: another run may differ; give them more with --time-limit"
+    return [*lines, solved]
+
+
+def _enough(curve: LearningCurve, share: float) -> str:
+    """Fewest tokens that give a share of the last gain, in words; units are not divided to try fewer."""
+    point = curve.enough(share)
+    if point is curve.points[-1]:
+        return f"{share:.0%} of the last gain from all {point.num_tokens:,} tokens only"
+    if point is not curve.points[0]:
+        return f"{share:.0%} of the last gain from {point.num_tokens:,} tokens on"
+    fewest = f"{point.num_tokens:,} tokens, {point.num_units} {curve.unit}{'s' if point.num_units > 1 else ''}"
+    return f"{share:.0%} of the last gain already from the fewest tried on, {fewest}; perhaps from fewer"
+
+
+def _ranged(metric: Metric) -> str:
+    if metric.low is None or metric.high is None:
+        return f"{metric.value:.3f}"
+    return f"{metric.value:.3f} ({metric.low:.3f} to {metric.high:.3f})"
+
+
+def _drawn(curve: LearningCurve) -> "Figure":
+    import plotly.graph_objects as go
+
+    gains = [one.gain for one in curve.points]
+    above = [0.0 if gain.high is None else gain.high - gain.value for gain in gains]
+    below = [0.0 if gain.low is None else gain.value - gain.low for gain in gains]
+    figure = go.Figure(
+        go.Scatter(
+            x=[one.num_tokens for one in curve.points],
+            y=[gain.value for gain in gains],
+            error_y={"type": "data", "symmetric": False, "array": above, "arrayminus": below},
+            mode="lines+markers",
+        )
+    )
+    return figure.update_layout(xaxis={"type": "log", "title": "fit tokens"}, yaxis={"title": "copies saved"})
