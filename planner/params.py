@@ -1,4 +1,7 @@
-"""The parameters of a strategy: one declaration of a field gives its flag, help, bounds and default."""
+"""The parameters of strategies: one declaration of a field gives its flag, help, bounds and default.
+
+Every strategy's own stand in the `__init__` of its folder.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -9,7 +12,22 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
 
-__all__ = ["Flag", "Params", "choices", "flag", "flags_of", "option_of"]
+__all__ = [
+    "HOW",
+    "WHOLE",
+    "Flag",
+    "Params",
+    "PlacementParams",
+    "choices",
+    "flag",
+    "flags_of",
+    "option_of",
+    "short_number",
+]
+
+MOST_DIGITS = 9
+HOW = "How to solve; the strategy's own."  # help of flags that several strategies have
+WHOLE = "Whole keeps each expert group in one block of slots."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +111,48 @@ class Params:
 
     def check(self, cluster: Cluster) -> None:
         """Refuse what this cluster does not have."""
+
+
+def short_number(text: str) -> int | None:
+    """The number that a text is, with a few digits and a sign at most; None where it is none."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS else None
+
+
+def _slots_or_auto(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if (number := short_number(text)) is None:
+        raise UsageError(f"--redundant {text:.40}; expected a number of slots, or auto")
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementParams(Params):
+    """Parameters of a strategy that places experts: how many slots there are; without either one an expert, rounded up.
+
+    Attributes
+    ----------
+    weighs
+        Whether it may weigh how many replicas serve.
+    """
+
+    weighs: ClassVar[bool] = False
+
+    slots: int | None = flag(None, "Expert slots per device; surplus ones hold replicas.")
+    redundant: int | Literal["auto"] = flag(
+        0,
+        "Slots beyond one per expert, in all; eplb: auto weighs how many.",
+        metavar="N|auto",
+        parse=_slots_or_auto,
+        at_least=0,
+        expected="at least 0",
+    )
+    dead: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.redundant == "auto" and not self.weighs:
+            raise UsageError("--redundant auto; only eplb weighs how many: give a number, or --strategy eplb")
+        if self.slots is not None and self.redundant:
+            raise UsageError("--slots and --redundant both say how many slots there are; give one of them")

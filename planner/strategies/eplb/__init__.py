@@ -1,1 +1,67 @@
 """EPLB placements: the strategy, mixtures of traces, replicas that pay, phases exchanged, the report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ....errors import UsageError
+from ....profilers.cluster import Cluster
+from ...params import HOW, WHOLE, PlacementParams, flag, short_number
+
+__all__ = ["EplbParams"]
+
+
+def _pins(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Experts and devices of `EXPERT@DEVICE` each."""
+    pins = set()
+    for text in texts:
+        expert, _, device = text.partition("@")
+        if None in [short_number(one) if one.isdecimal() else None for one in (expert, device)]:
+            raise UsageError(f"--pin {text:.40}; expected EXPERT@DEVICE, e.g. 12@3")
+        pins.add((int(expert), int(device)))
+    return tuple(sorted(pins))
+
+
+def _ranks(ranks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(ranks)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EplbParams(PlacementParams):
+    """Parameters of eplb: how loads are made even."""
+
+    mixes: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
+
+    method: Literal["refined", "published"] = flag("refined", HOW)
+    groups: Literal["split", "whole"] = flag("split", WHOLE)
+    dead: tuple[int, ...] = flag((), "A rank without experts; may repeat.", metavar="RANK", parse=_ranks, repeats=True)
+    pins: tuple[tuple[int, int], ...] = flag(
+        (), "Held there in all layers; may repeat.", name="pin", metavar="EXPERT@DEVICE", parse=_pins, repeats=True
+    )
+    quantile: float | None = flag(
+        None,
+        "Of the recorded steps' balance, instead of its mean.",
+        above=0,
+        at_most=1,
+        expected="above 0 and at most 1 (the worst step)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method == "published" and self.quantile is not None:
+            raise UsageError("--quantile with --method published, which goes by all loads together; leave one out")
+        if self.groups == "whole" and (self.redundant or self.dead):
+            raise UsageError(
+                "--groups whole with --redundant or --dead; whole groups take one slot an expert, equally many a device"
+            )
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse devices that the cluster does not have, and none alive."""
+        size = cluster.num_devices
+        if wrong := [rank for rank in (*self.dead, *(device for _, device in self.pins)) if not 0 <= rank < size]:
+            raise UsageError(f"--dead or --pin of device {wrong[0]}; expected 0 to {size - 1} on {cluster}")
+        if len(self.dead) > size - 1:
+            raise UsageError(f"--dead {size} times; expected a device that is alive")
+        if lost := [pin for pin in self.pins if pin[1] in self.dead]:
+            raise UsageError(f"--pin {lost[0][0]}@{lost[0][1]}; device {lost[0][1]} is --dead: pin it elsewhere")

@@ -26,8 +26,8 @@ from ...options import Candidate, Member, PhaseSwap, RawBalance, Redundancy, Tim
 from ...request import Phase
 from ...task import Task
 from ..placement import PlacementStrategy, published
-from ..registry import EplbParams
 from ..strategy import Solution
+from . import EplbParams
 from .recheck import recheck
 from .sections import remarks, sections
 

@@ -1,1 +1,56 @@
 """ExFlow: experts that follow each other, or serve the same tokens, live together."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ....errors import UsageError
+from ...params import HOW, WHOLE, PlacementParams, flag
+
+__all__ = ["ExflowParams", "Objective"]
+
+Objective = Literal["hops", "copies"]
+MOST_LOAD = 4096  # of a device over the mean: all devices there may be
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExflowParams(PlacementParams):
+    """Parameters of exflow: how experts that follow each other are kept together."""
+
+    replans: ClassVar[bool] = True
+
+    method: Literal["annealing", "sweeps", "ilp", "paper"] = flag("annealing", HOW)
+    groups: Literal["split", "whole"] = flag("split", WHOLE)
+    backend: Literal["ortools", "pulp"] = flag("ortools", "What solves ilp and paper.")
+    time_limit_s: float = flag(
+        30.0, "Seconds for the search.", name="time-limit", above=0, at_most=1e7, expected="seconds above 0"
+    )
+    objective: Literal["hops", "copies"] | None = flag(None, "What to save; hops, or under standard dispatch copies.")
+    bound: Literal["simple", "thorough"] = flag(
+        "simple", "Thorough takes up to 10 minutes after the time limit, or Ctrl-C."
+    )
+    max_load: float | None = flag(
+        None,
+        "Most tokens of a device in a layer, over the mean.",
+        at_least=1,
+        at_most=MOST_LOAD,
+        expected="1 (all devices alike) or more, of the mean",
+    )
+    horizon_tokens: float | None = flag(
+        None,
+        "With --from: tokens within which a move must pay for itself.",
+        name="horizon",
+        at_least=1,
+        at_most=1e18,
+        expected="1 token or more, below 1e18, beside --from",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend != "ortools" and self.method not in ("ilp", "paper"):
+            raise UsageError(f"--backend {self.backend} without exflow's --method ilp or paper, all that it solves")
+        if self.objective == "copies" and self.method != "annealing":
+            raise UsageError(f"--objective copies with --method {self.method}; only annealing knows of it")
+        if self.groups == "whole" and self.redundant:
+            raise UsageError(
+                "--groups whole with --redundant; whole groups take one slot an expert, equally many a device"
+            )

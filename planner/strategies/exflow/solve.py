@@ -24,7 +24,7 @@ from ...evaluate.metrics import COPIES, copies_metric
 from ...moves import MATRICES, Moves
 from ...options import Cap, Replanned
 from ...task import Task
-from ..registry import ExflowParams, Objective
+from . import ExflowParams, Objective
 
 __all__ = [
     "objective",

@@ -77,7 +77,12 @@ def _dealt(plan: Plan, part: Part) -> Iterator[str]:
 
 def _home(plan: Plan, part: Part) -> Contender:
     """The same experts and chunks with samples that stay."""
-    return find(part, "contiguous/standard" if plan.decisions.names == ("sample_policy",) else "base/standard")
+    return find(part, _today(part) if plan.decisions.names == ("sample_policy",) else "base/standard")
+
+
+def _today(part: Part) -> str:
+    """Label of what runs today, the second contender; where devices are dead it says so."""
+    return part.contenders[1].label
 
 
 def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
@@ -105,7 +110,7 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
 def _jointly(part: Part, metrics: list[str]) -> Iterator[str]:
     """Savings of the placement alone, of re-homing alone and of both, over contiguous experts and homes."""
     for metric in metrics:
-        start = value(find(part, "contiguous/standard"), metric)
+        start = value(find(part, _today(part)), metric)
         alone, moved, both = (
             1 - value(find(part, label), metric) / start if start else 0.0
             for label in ("base/standard", "contiguous/migrating", "plan/migrating")

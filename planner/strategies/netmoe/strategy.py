@@ -20,8 +20,8 @@ from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
 from ...task import Task
-from ..registry import NetmoeParams
 from ..strategy import Solution, Strategy
+from . import NetmoeParams
 from .policy import PLAN, TRIED, SamplePolicyOptions, fitted_predictor, locality, tried
 from .recheck import recheck
 from .sections import remarks, sections
@@ -112,7 +112,7 @@ class Netmoe(Strategy):
         if task.base is not None and task.base.decisions.names:
             rows.append(own.named("base", dispatch_model="standard", homes=Staying()))
         if plan.placement is not None:
-            in_order = today(plan.model, plan.cluster).journey.placement
+            in_order = today(plan.model, plan.cluster, journey.placement.slots).journey.placement
             predictor = None if journey.homes.predictor is None else fitted_predictor(task, in_order)
             rehoming = Rehoming(journey.homes.method, predictor)
             rows.append(own.named("contiguous", placement=in_order, homes=rehoming))

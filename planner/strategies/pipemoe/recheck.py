@@ -15,8 +15,8 @@ from ...evaluate.journey import Journey
 from ...evaluate.pipelined import Pipeline
 from ...evaluate.price import pipeline_of
 from ...options import PipelineOptions, StageSeconds
-from ..registry import MAX_DEGREE
 from ..strategy import Again, Check, Told
+from . import MAX_DEGREE
 from .degrees import BASELINES, DegreeTable, stages, tabulated
 
 __all__ = ["recheck"]

@@ -17,8 +17,8 @@ from ...evaluate.scene import Passes, Scene
 from ...evaluate.tally import Tally
 from ...options import MAX_SECONDS, PipelineOptions
 from ...task import Task
-from ..registry import PipemoeParams
 from ..strategy import Solution, Strategy
+from . import PipemoeParams
 from .degrees import BASELINES, DegreeTable, stages, tabulated, unequal
 from .recheck import recheck
 from .sections import remarks, sections
