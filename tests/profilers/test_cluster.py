@@ -95,9 +95,7 @@ def test_impossible_words_are_a_usage_error() -> None:
         ("1x4", ["inter=1:1"], "link inter of cluster 1x4; expected two or more nodes"),
     ],
 )
-def test_a_link_twice_or_between_the_nodes_of_one_is_refused(
-    tmp_path: Path, cluster: str, links: list[str], told: str
-) -> None:
+def test_a_link_twice_or_between_one_node_is_refused(tmp_path: Path, cluster: str, links: list[str], told: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("num_nodes: {}\ndevices_per_node: {}\n".format(*cluster.split("x")))
     for described in (cluster, str(path)):

@@ -4,18 +4,18 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch import Tensor
 
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cases.point_to_point import ALL_PAIRS, pairs
 from moeplan.profilers.measurement import Size
 from moeplan.profilers.world import World, run_world
+from tests.builders import known
 
-if TYPE_CHECKING:
-    from torch import Tensor
 SIZES: dict[str, Size] = {
     "all_to_all": {"bytes": 3840},
     "uneven_all_to_all": {"bytes": 5000, "sigma_percent": 100},
@@ -77,7 +77,7 @@ def _output(inputs: Any) -> Any:
     return found[-1] if found else None
 
 
-def _corruptions(output: "Tensor | None") -> Iterator[tuple[str, "Tensor"]]:
+def _corruptions(output: Tensor | None) -> Iterator[tuple[str, Tensor]]:
     if output is None:
         return
     for kind, position in (("first element", 0), ("last element", -1)):
@@ -94,9 +94,7 @@ WAITING = 3  # ranks without a part in the point-to-point
 
 @pytest.fixture(scope="module")
 def by_rank() -> list[list[Verdicts]]:
-    found = run_world(NUM_RANKS, verdicts)
-    assert found is not None
-    return found
+    return known(run_world(NUM_RANKS, verdicts))
 
 
 @pytest.fixture(scope="module")

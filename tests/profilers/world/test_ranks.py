@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +15,9 @@ import pytest
 from moeplan.errors import InputError, MoeplanError, RankError, UsageError
 from moeplan.profilers.world import World, run_world
 from moeplan.profilers.world.local_ranks import Channel, run_ranks
+from tests.builders import known
 from tests.profilers.small_cases import by_halves
+from tests.profilers.world.test_launch import started
 
 
 def answers(rank: int, channel: Channel) -> None:
@@ -121,9 +122,7 @@ def environment_of(_rank: int, channel: Channel) -> None:
     channel.deliver((os.environ.get("MOEPLAN_LATER"), os.getcwd(), sorted(os.sched_getaffinity(0)), has_torch))
 
 
-def test_a_rank_has_the_environment_the_folder_and_the_cores_of_when_it_starts_and_torch_imported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_rank_has_environment_folder_and_cores_of_its_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     monkeypatch.setenv("MOEPLAN_LATER", "once")
     assert run_ranks(1, environment_of, timeout_s=30) == [("once", os.getcwd(), sorted(cores), True)]
@@ -185,19 +184,8 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_rank_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
-    parent = subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py")],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert parent.stdout is not None
-    assert sorted(parent.stdout.readline() for _ in range(3)) == ["up 0\n", "up 1\n", "up 2\n"]
+    parent = started(tmp_path, SCRIPT)
+    assert sorted(known(parent.stdout).readline() for _ in range(3)) == ["up 0\n", "up 1\n", "up 2\n"]
     children = _descendants(parent.pid)
     assert len(children) == 4  # the ranks, and what started them
     os.killpg(parent.pid, signal.SIGINT) if how is signal.SIGINT else parent.kill()
@@ -262,8 +250,7 @@ def adds_on_its_node(world: World, _payload: None) -> tuple[int, int, float]:
 
 def test_every_rank_runs_in_one_group_and_its_tensors_come_back() -> None:
     heard: list[int] = []
-    results = run_world(2, adds, 2.0, on_progress=heard.append)
-    assert results is not None
+    results = known(run_world(2, adds, 2.0, on_progress=heard.append))
     assert [result["rank"] for result in results] == [0, 1]
     assert [result["total"].item() for result in results] == [2.0] * 2
     assert [result["place"] for result in results] == [(2, 2, 1, "cpu")] * 2
@@ -285,13 +272,10 @@ def test_a_rank_that_dies_or_hangs_is_named_and_not_its_peers(how: Callable[[], 
         run_world(2, fails_before_a_collective, how, timeout_s=2)
 
 
-@pytest.mark.parametrize("num_ranks", [None, 0, -1, 257])
-def test_an_impossible_number_of_local_ranks_is_refused(num_ranks: int | None) -> None:
-    with pytest.raises(UsageError, match="expected 1 to 256"):
-        run_world(num_ranks, adds)
-
-
-def test_an_unknown_device_is_refused() -> None:
+def test_an_impossible_number_of_local_ranks_or_device_is_refused() -> None:
+    for num_ranks in (None, 0, -1, 257):
+        with pytest.raises(UsageError, match="expected 1 to 256"):
+            run_world(num_ranks, adds)
     with pytest.raises(UsageError, match="expected cpu or cuda"):
         run_world(1, adds, device="tpu")
 
