@@ -21,6 +21,7 @@ from benchmarks.emulated_cluster.timing import interleaved
 from moeplan.errors import RankError, UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World, run_world
+from tests.builders import known
 
 NUM_BYTES = 400_000  # 64 ms at 50 Mbit/s
 GONE = 2**22 + 1  # beyond the largest pid
@@ -111,8 +112,7 @@ def test_a_killed_rank_is_named_and_nothing_is_left() -> None:
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(by: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"1\n"
+        assert known(holder.stdout).readline() == b"1\n"
         assert len(left(holder.pid)) == 3
         holder.send_signal(by)
         holder.wait(30)
@@ -122,8 +122,7 @@ def test_a_signal_leaves_nothing(by: signal.Signals) -> None:
 @pytest.mark.usefixtures("namespaces")
 def test_what_a_killed_process_left_is_removed_by_the_next_start_and_a_living_one_keeps_its_own() -> None:
     with subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE) as killed:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == b"1\n"
+        assert known(killed.stdout).readline() == b"1\n"
         with network(1, Wire(50.0)):
             assert len(left(killed.pid)) == 3
         killed.kill()
@@ -133,15 +132,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next_start_and_a_living_on
 
 
 def test_only_namespaces_of_processes_that_are_gone_are_stale() -> None:
-    names = [
-        f"moeplan-{GONE}-hub",
-        f"moeplan-{GONE}-0",
-        f"moeplan-{os.getpid()}-0",
-        f"moeplan-{GONE}-x",
-        "moeplan",
-        "0",
-    ]
-    assert stale(names) == names[:2]
+    gone = [f"moeplan-{GONE}-hub", f"moeplan-{GONE}-0"]
+    assert stale([*gone, f"moeplan-{os.getpid()}-0", f"moeplan-{GONE}-x", "moeplan", "0"]) == gone
 
 
 def test_every_link_is_shaped_at_both_ends_at_the_rate_asked_for() -> None:
@@ -160,15 +152,13 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tool: str) -> 
         pass
 
 
-def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("nodes", "user", "told"), [(1, 1000, "not root"), (251, 0, "251 nodes")])
+def test_who_is_not_root_or_asks_too_much_is_told(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, user: int, told: str
+) -> None:
     monkeypatch.setattr("shutil.which", lambda name: name)
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(UsageError, match="not root"), network(1, Wire(1.0)):
-        pass
-
-
-def test_more_nodes_than_addresses_are_refused() -> None:
-    with pytest.raises(UsageError, match="251 nodes"), network(251, Wire(1.0)):
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    with pytest.raises(UsageError, match=told), network(nodes, Wire(1.0)):
         pass
 
 
@@ -196,8 +186,7 @@ def by_hand(world: World, _payload: Any) -> float:
 
 
 def test_the_layer_by_hand_is_the_weighted_sum_of_experts() -> None:
-    found = run_world(2, by_hand)
-    assert found is not None
+    found = known(run_world(2, by_hand))
     assert max(found) < 1e-3
 
 

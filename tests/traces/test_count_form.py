@@ -47,9 +47,9 @@ def test_tabulating_a_trace_without_keys_gives_one_row_a_layer(make_trace: MakeT
     np.testing.assert_array_equal(table.counts, count(trace).loads)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 30), st.booleans(), st.data())
-def test_what_is_written_is_read(
+def test_the_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, rows: int, stepped: bool, data: st.DataObject
 ) -> None:
     from moeplan.traces.model import ModelSpec
@@ -148,9 +148,7 @@ def test_a_trace_in_another_file_system_is_read(make_trace: MakeTrace, monkeypat
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/traces", "hdfs://host/traces", "file://host/traces"])
-def test_a_place_that_is_not_local_is_refused_as_destination(
-    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_not_local_is_no_destination(tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="written to local ones only"):
         TraceWriter(uri, META)

@@ -18,24 +18,19 @@ from moeplan.files import sha256_json
 from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import METADATA_KEY, TraceMeta
 from moeplan.traces.writer import TraceWriter
+from tests.builders import known
 from tests.traces.builders import META, MakeTrace, make_batch
 
 
-def test_chosen_layers_come_in_the_order_asked_for(make_trace: MakeTrace) -> None:
-    batch = make_batch(50)
-    (read,) = make_trace(batch).batches([2, 0], weights=True)
-    np.testing.assert_array_equal(read.ids, batch.ids[:, [2, 0]])
-    assert batch.weights is not None
-    assert read.weights is not None
-    np.testing.assert_array_equal(read.weights, batch.weights[:, [2, 0]])
-
-
-def test_no_layers_gives_scalar_columns_only(make_trace: MakeTrace) -> None:
+def test_chosen_layers_come_in_the_order_asked_for_contiguous_and_of_none_the_scalars(make_trace: MakeTrace) -> None:
     batch = make_batch(50, known=("sample", "step", "source_rank"))
-    (read,) = make_trace(batch).batches(())
-    assert read.ids.shape == (50, 0, 2)
-    assert batch.step is not None
-    np.testing.assert_array_equal(read.step, batch.step)
+    trace = make_trace(batch)
+    (read,), (scalars,) = trace.batches([2, 0], weights=True), trace.batches(())
+    np.testing.assert_array_equal(read.ids, batch.ids[:, [2, 0]])
+    np.testing.assert_array_equal(known(read.weights), known(batch.weights)[:, [2, 0]])
+    assert read.ids[:, 1].flags.c_contiguous
+    assert scalars.ids.shape == (50, 0, 2)
+    np.testing.assert_array_equal(scalars.step, known(batch.step))
 
 
 def test_only_tokens_of_the_phases_asked_for_come_out(make_trace: MakeTrace) -> None:
@@ -45,22 +40,13 @@ def test_only_tokens_of_the_phases_asked_for_come_out(make_trace: MakeTrace) -> 
     np.testing.assert_array_equal(np.concatenate([batch.ids for batch in read]), np.concatenate(wanted))
 
 
-def test_layers_are_contiguous_in_memory(make_trace: MakeTrace) -> None:
-    (read,) = make_trace(make_batch(50)).batches()
-    assert read.ids[:, 1].flags.c_contiguous
-
-
-def test_part_ten_follows_part_nine(make_trace: MakeTrace) -> None:
+def test_part_ten_follows_part_nine_and_the_hash_is_of_sorted_names_and_hashes(make_trace: MakeTrace) -> None:
     batches = [make_batch(3, seed=seed) for seed in range(12)]
-    read = np.concatenate([batch.ids for batch in make_trace(*batches).batches()])
+    trace = make_trace(*batches)
+    read = np.concatenate([batch.ids for batch in trace.batches()])
     np.testing.assert_array_equal(read, np.concatenate([batch.ids for batch in batches]))
-
-
-def test_the_hash_is_that_of_the_sorted_names_and_hashes(make_trace: MakeTrace) -> None:
-    trace = make_trace(*[make_batch(3, seed=seed) for seed in range(11)])
     paths = sorted(Path(trace.path).iterdir(), key=lambda path: path.name)
-    listed = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths]
-    assert trace.sha256 == sha256_json(listed)
+    assert trace.sha256 == sha256_json([[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths])
 
 
 def test_a_file_and_a_uri_open_like_their_directory(make_trace: MakeTrace) -> None:
@@ -98,10 +84,8 @@ def test_parts_of_two_models_are_refused_by_name(make_trace: MakeTrace) -> None:
 @pytest.mark.parametrize("difference", ["weights", "sample"])
 def test_parts_of_different_columns_are_refused(make_trace: MakeTrace, difference: str) -> None:
     one = make_trace(make_batch(5), name="one")
-    if difference == "weights":
-        two = make_trace(make_batch(5), name="two", weights=False)
-    else:
-        two = make_trace(make_batch(5, known=()), name="two")
+    batch = make_batch(5, known=() if difference == "sample" else ("sample",))
+    two = make_trace(batch, name="two", weights=difference != "weights")
     (Path(two.path) / two.files[0]).rename(Path(one.path) / "part-1-1-0.parquet")
     with pytest.raises(MismatchError, match="do not belong together"):
         open_trace(one.path)
@@ -207,10 +191,7 @@ MALFORMED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "ids of 32 bits": (with_column("layer_1", cells(1, pa.int32())), "layer_1 is"),
     "lists of another length": (with_column("layer_1", cells(1, pa.uint16(), 3)), "layer_1 is"),
     "lists of any length": (with_column("layer_1", pa.array([[1, 2]] * 100, pa.list_(pa.uint16()))), "layer_1 is"),
-    "a null list": (
-        with_column("layer_1", pa.array([None, *[[1, 2]] * 99], pa.list_(pa.uint16(), 2))),
-        "layer_1",
-    ),
+    "a null list": (with_column("layer_1", pa.array([None, *[[1, 2]] * 99], pa.list_(pa.uint16(), 2))), "layer_1"),
     "a null in a list": (with_column("layer_1", cells(None, pa.uint16())), "layer_1 has nulls"),
     "a weight that is NaN": (with_column("weight_0", cells(np.float16("nan"), pa.float16())), "not finite"),
     "an infinite weight": (with_column("weight_0", cells(np.float16("inf"), pa.float16())), "not finite"),

@@ -104,18 +104,17 @@ def test_a_configuration_of_other_sizes_than_the_weights_is_named_as_such(copy: 
         load_model(copy)
 
 
-def test_a_directory_without_a_tokenizer_is_refused(copy: Path) -> None:
-    for path in copy.glob("*token*"):
-        path.unlink()
-    with pytest.raises(InputError, match="cannot be loaded as a tokenizer"):
-        load_tokenizer(copy)
-
-
-def test_a_tokenizer_without_words_is_refused(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(checkpoint("olmoe"), tmp_path / "model"))
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [("mixtral", "cannot be loaded as a tokenizer"), ("olmoe", r"no tokenizer; expected tokenizer\.json")],
+)
+def test_a_directory_without_a_tokenizer_or_its_words_is_refused(
+    checkpoint: Callable[..., Path], tmp_path: Path, family: str, words: str
+) -> None:
+    folder = Path(shutil.copytree(checkpoint(family), tmp_path / "model"))
     for path in folder.glob("*token*"):
         path.unlink()
-    with pytest.raises(InputError, match=r"no tokenizer; expected tokenizer\.json"):
+    with pytest.raises(InputError, match=words):
         load_tokenizer(folder)
 
 
@@ -203,9 +202,7 @@ def test_deepseek_v3_as_its_authors_wrote_it(tmp_path: Path) -> None:
         ({"layers_block_type": ["mamba", "attention"] * 3, "expert_layer_period": 2}, (0, 2, 4)),
     ],
 )
-def test_the_layers_with_experts_of_each_way_to_say_so(
-    tmp_path: Path, keys: dict[str, Any], layers: tuple[int, ...]
-) -> None:
+def test_layers_with_experts_in_every_wording(tmp_path: Path, keys: dict[str, Any], layers: tuple[int, ...]) -> None:
     assert spec_of_config(written(tmp_path, SMALL | keys)).layer_ids == layers
 
 

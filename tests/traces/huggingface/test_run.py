@@ -100,7 +100,7 @@ def test_a_share_of_the_samples_keeps_their_numbers(model: Any, tmp_path: Path) 
         ([[5]], {"router": "nothing"}, "matches no module"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_and_nothing_written(
+def test_what_cannot_be_recorded_is_refused(
     model: Any, tmp_path: Path, prompts: list[list[int]], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):

@@ -107,9 +107,7 @@ def record(recorder: Recorder, model: Model, tokens: int, *, positions: int | No
 
 
 @pytest.mark.parametrize("kind", [LogitsRouter, TopKRouter])
-def test_what_the_routers_chose_is_recorded_by_descending_weight(
-    tmp_path: Path, writer: TraceWriter, kind: Callable[[], nn.Module]
-) -> None:
+def test_what_routers_chose_is_recorded(tmp_path: Path, writer: TraceWriter, kind: Callable[[], nn.Module]) -> None:
     model, x = Model(kind), inputs(2, 5)
     with writer, Recorder(model, PATTERN, writer) as recorder:
         with recorder.tokens(sample=[0] * 5 + [1] * 5, position=torch.arange(5).repeat(2), step=7, phase="decode"):
@@ -181,9 +179,7 @@ def test_a_router_that_did_not_run_or_ran_twice_or_on_other_tokens_is_named(writ
         (torch.full((4, K), -2), "expert ids -2 to -2"),
     ],
 )
-def test_what_is_no_routing_is_refused_by_the_name_of_the_router(
-    writer: TraceWriter, output: Any, expected: str
-) -> None:
+def test_what_is_no_routing_is_refused_by_its_routers_name(writer: TraceWriter, output: Any, expected: str) -> None:
     model = Model(lambda: Canned(output))
     with Recorder(model, PATTERN, writer) as recorder, pytest.raises(InputError, match=expected) as refused:
         record(recorder, model, 4)
@@ -265,9 +261,7 @@ def test_a_pattern_matches_the_names_inside_a_model_wrapped_for_data_parallelism
         moe_layers(other, r"layers\.\d+\.router")
 
 
-def test_the_example_of_the_documentation_records_a_model_without_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_the_documentation_records_a_bare_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[3] / "docs/recording.md").read_text()
     (example,) = (block for block in re.findall("```python\n(.*?)```", text, re.DOTALL) if "class Layer" in block)
@@ -286,9 +280,7 @@ def test_the_example_of_the_documentation_records_a_model_without_configuration(
         (("experts",), (0,)),
     ],
 )
-def test_the_hidden_layer_is_the_last_number_of_a_name_where_those_ascend(
-    names: tuple[str, ...], expected: tuple[int, ...]
-) -> None:
+def test_hidden_layers_are_last_numbers_of_names_that_ascend(names: tuple[str, ...], expected: tuple[int, ...]) -> None:
     assert hidden_layers([MoELayer(name, nn.Identity()) for name in names]) == expected
 
 
