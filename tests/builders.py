@@ -1,7 +1,7 @@
 """Small values for tests: models, trace metadata, and profiles whose seconds follow a line."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
@@ -13,7 +13,15 @@ from moeplan.profilers.series import LinkKind, Series
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.schema import TraceMeta
 
-__all__ = ["environment", "measured_profile", "meta_of", "model", "series"]
+__all__ = ["environment", "known", "measured_profile", "meta_of", "model", "series"]
+
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    """A value that must be there."""
+    assert value is not None
+    return value
 
 
 def model(layers: int = 3, experts: int = 8, top_k: int = 2, **known: Any) -> ModelSpec:

@@ -85,21 +85,6 @@ def test_an_error_or_ctrl_c_in_the_block_leaves_nothing(tmp_path: Path, kind: st
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_in_the_block_leaves_the_old_file(tmp_path: Path) -> None:
-    target = tmp_path / "plan.json"
-    target.write_text("old")
-
-    def fail() -> None:
-        with atomic_path(target) as temporary:
-            temporary.write_text("half")
-            raise InputError("damaged")
-
-    with pytest.raises(InputError):
-        fail()
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
 @both
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("")

@@ -48,10 +48,3 @@ def test_the_wheel_has_every_file_of_the_rooms_and_no_other(wheel: zipfile.ZipFi
 
 def test_the_wheel_installs_no_name_but_moeplan(wheel: zipfile.ZipFile) -> None:
     assert {name.split("/")[0].split("-")[0] for name in wheel.namelist()} == {"moeplan"}
-
-
-@pytest.mark.parametrize("order", ["pulp, ortools.sat.python.cp_model", "ortools.sat.python.cp_model, pulp"])
-def test_pulp_and_ortools_import_in_both_orders(order: str) -> None:
-    first, second = order.split(", ")
-    code = f"import {first}\nimport {second}\nimport pulp\nassert pulp.PULP_CBC_CMD().available()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

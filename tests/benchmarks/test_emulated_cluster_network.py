@@ -1,4 +1,4 @@
-"""The emulated cluster's network: bytes move at the shaped rate, and nothing is left behind."""
+"""The emulated cluster: its model, and its network, in which bytes move at the shaped rate."""
 
 import os
 import shutil
@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
+from benchmarks.emulated_cluster.model import STRIDE, EmulatedModel, Sizes, Waiter
 from benchmarks.emulated_cluster.network import NAMESPACES, Wire, commands, network, run_cluster, stale
+from benchmarks.emulated_cluster.overhead import two_all_to_alls
 from benchmarks.emulated_cluster.timing import interleaved
 from moeplan.errors import RankError, UsageError
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.world import World, run_world
+from tests.builders import known
 
 NUM_BYTES = 400_000  # 64 ms at 50 Mbit/s
 GONE = 2**22 + 1  # beyond the largest pid
@@ -107,8 +112,7 @@ def test_a_killed_rank_is_named_and_nothing_is_left() -> None:
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(by: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"1\n"
+        assert known(holder.stdout).readline() == b"1\n"
         assert len(left(holder.pid)) == 3
         holder.send_signal(by)
         holder.wait(30)
@@ -118,8 +122,7 @@ def test_a_signal_leaves_nothing(by: signal.Signals) -> None:
 @pytest.mark.usefixtures("namespaces")
 def test_what_a_killed_process_left_is_removed_by_the_next_start_and_a_living_one_keeps_its_own() -> None:
     with subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE) as killed:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == b"1\n"
+        assert known(killed.stdout).readline() == b"1\n"
         with network(1, Wire(50.0)):
             assert len(left(killed.pid)) == 3
         killed.kill()
@@ -129,15 +132,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next_start_and_a_living_on
 
 
 def test_only_namespaces_of_processes_that_are_gone_are_stale() -> None:
-    names = [
-        f"moeplan-{GONE}-hub",
-        f"moeplan-{GONE}-0",
-        f"moeplan-{os.getpid()}-0",
-        f"moeplan-{GONE}-x",
-        "moeplan",
-        "0",
-    ]
-    assert stale(names) == names[:2]
+    gone = [f"moeplan-{GONE}-hub", f"moeplan-{GONE}-0"]
+    assert stale([*gone, f"moeplan-{os.getpid()}-0", f"moeplan-{GONE}-x", "moeplan", "0"]) == gone
 
 
 def test_every_link_is_shaped_at_both_ends_at_the_rate_asked_for() -> None:
@@ -156,13 +152,65 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tool: str) -> 
         pass
 
 
-def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("nodes", "user", "told"), [(1, 1000, "not root"), (251, 0, "251 nodes")])
+def test_who_is_not_root_or_asks_too_much_is_told(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, user: int, told: str
+) -> None:
     monkeypatch.setattr("shutil.which", lambda name: name)
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(UsageError, match="not root"), network(1, Wire(1.0)):
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    with pytest.raises(UsageError, match=told), network(nodes, Wire(1.0)):
         pass
 
 
-def test_more_nodes_than_addresses_are_refused() -> None:
-    with pytest.raises(UsageError, match="251 nodes"), network(251, Wire(1.0)):
-        pass
+class Scaling(nn.Module):
+    """Expert e multiplies by its factor, and counts what it was asked for."""
+
+    def __init__(self, factors: list[float]) -> None:
+        super().__init__()
+        self.factors = torch.tensor(factors)
+
+    def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        return (x_TM[:, None] * (weight_TK * self.factors[ids_TK])[..., None]).sum(1)
+
+
+def by_hand(world: World, _payload: Any) -> float:
+    """The largest difference between the layer by hand and the same sum in one process."""
+    generator = torch.Generator().manual_seed(world.rank)
+    x = torch.randn(7, 5, generator=generator)
+    ids = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(7)])
+    weight = torch.rand(7, 2, generator=generator)
+    factors = [1.0, 10.0, 100.0, 1000.0]
+    found = two_all_to_alls(Scaling(factors[2 * world.rank :][:2]), 4, x, ids, weight)
+    dist.barrier()
+    return float((found - Scaling(factors)(x, ids, weight)).abs().max())
+
+
+def test_the_layer_by_hand_is_the_weighted_sum_of_experts() -> None:
+    found = known(run_world(2, by_hand))
+    assert max(found) < 1e-3
+
+
+def test_kinds_choose_their_experts_in_every_layer_and_predict_what_follows() -> None:
+    ids = np.random.default_rng(0).integers(4, size=(300, 3, 2))
+    model = EmulatedModel(ids, Sizes(num_experts=4, hidden_size=32, start_s=0.0, pair_s=0.0, attention_s=0.0))
+    asked: list[Tensor] = []
+    for layer in range(3):
+        model.get_submodule(f"layers.{layer}.moe.experts").register_forward_pre_hook(
+            lambda _module, args: asked.append(args[1])
+        )
+    tokens = torch.tensor([[0, 299, 255], [256, 7, 131]])
+    logits = model(tokens)
+    assert torch.equal(torch.stack(asked), torch.as_tensor(ids[tokens.flatten()]).transpose(0, 1))
+    assert torch.equal(logits.argmax(-1), (tokens + STRIDE) % 300)
+    logits.sum().backward()
+    assert model.embed.shift.grad is not None
+
+
+def test_what_oversleeps_is_taken_off_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds + 1e-4))
+    waiter = Waiter()
+    for _ in range(200):
+        waiter.wait(5e-4)
+    assert now[0] == pytest.approx(0.1, abs=2e-4)  # 0.12 were nothing taken off

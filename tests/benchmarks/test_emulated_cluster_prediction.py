@@ -221,9 +221,7 @@ def test_the_busiest_node_is_counted_anew_in_every_exchange(work: Workload, plac
     assert predicted(work, placement).busiest(homes) == expected
 
 
-def test_pairs_combined_between_nodes_are_those_whose_expert_is_on_another(
-    work: Workload, placement: Placement
-) -> None:
+def test_pairs_combined_between_nodes_have_their_expert_on_another(work: Workload, placement: Placement) -> None:
     step = written(work, placement)
     homes = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
     pairs = [

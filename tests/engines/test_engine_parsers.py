@@ -112,9 +112,7 @@ def _drawn(held_D: NDArray[np.bool_], devices_per_node: int) -> NDArray[np.bool_
         ("fractions", False),
     ],
 )
-def test_what_sglang_takes_or_refuses_is_a_finding_either_way(
-    fault: str, taken: bool, ask: Ask, tmp_path: Path
-) -> None:
+def test_what_sglang_takes_or_refuses_is_always_a_finding(fault: str, taken: bool, ask: Ask, tmp_path: Path) -> None:
     row = [slot % 256 for slot in range(288)]
     faults: dict[str, dict[str, Any]] = {
         "58 rows": {"physical_to_logical_map": [row] * 58},

@@ -1,9 +1,9 @@
 """Measuring with real ranks: figures, nodes, checks of the answers, interrupts, and going on after one."""
 
+import itertools
+import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moeplan.errors import MismatchError, RankError, UsageError
 from moeplan.profilers.cases.case import Case
@@ -19,11 +21,14 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.harness import Place, Request, Start, Step, measure_cases
 from moeplan.profilers.log import cluster_of
 from moeplan.profilers.measure import measure
-from moeplan.profilers.measurement import MIN_SAMPLES, Measurement
-from moeplan.profilers.origin import Environment
-from moeplan.profilers.profile import Profile, load, save
+from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval, relative_width
+from moeplan.profilers.origin import Environment, Noise
+from moeplan.profilers.profile import Profile, load
+from moeplan.profilers.sampling import MAX_REPEATS, NARROW, sample
 from moeplan.profilers.world import World
+from tests.builders import known
 from tests.profilers.small_cases import Misdelivering, SleepingPairs, SmallAllToAll, SmallGemm, by_halves, interrupted
+from tests.profilers.world.test_launch import started
 
 HEARD: list[Step] = []
 TOLD: list[Start | Step] = []
@@ -69,36 +74,22 @@ def test_collectives_are_measured_between_nodes_and_inside_each(measured: Profil
 
 
 def test_the_nodes_are_told_by_host_and_the_islands_by_time(measured: Profile) -> None:
-    topology = measured.origins[0].topology
-    assert topology is not None
+    topology = known(measured.origins[0].topology)
     assert topology.node_of_rank == (0, 0, 1, 1)
     assert topology.island_of_rank == (0, 1, 0, 1)
-    assert topology.ratio is not None
-    assert 2 < topology.ratio < 12  # 8 where nothing else runs
+    assert 2 < known(topology.ratio) < 12  # 8 where nothing else runs
     assert not topology.agrees
     assert (measured.cluster.num_nodes, measured.cluster.devices_per_node) == (2, 2)
 
 
-def test_samples_are_kept_raw_and_enough(measured: Profile) -> None:
-    for result in measured.series.values():
-        for one in result.measurements:
-            assert len(one.samples_s) >= MIN_SAMPLES
-            assert one.min_s <= one.median_low_s <= one.median_s <= one.median_high_s <= one.max_s
-
-
-def test_the_environment_and_the_noise_are_told(measured: Profile) -> None:
+def test_samples_are_kept_raw_and_enough_and_the_environment_and_the_noise_are_told(measured: Profile) -> None:
+    for one in (one for result in measured.series.values() for one in result.measurements):
+        assert len(one.samples_s) >= MIN_SAMPLES
+        assert one.min_s <= one.median_low_s <= one.median_s <= one.median_high_s <= one.max_s
     (origin,) = measured.origins
-    assert origin.environment is not None
-    assert origin.environment.num_ranks == 4
-    assert origin.environment.num_hosts == 2
-    assert origin.environment.torch == torch.__version__
-    assert origin.noise is not None
-    assert origin.noise.sizes == len(HEARD) == len(origin.noise.reference_s)
-
-
-def test_a_measured_profile_survives_its_file(measured: Profile, tmp_path: Path) -> None:
-    save(measured, tmp_path / "profile.json")
-    assert load(tmp_path / "profile.json") == measured
+    place, noise = known(origin.environment), known(origin.noise)
+    assert (place.num_ranks, place.num_hosts, place.torch) == (4, 2, torch.__version__)
+    assert noise.sizes == len(HEARD) == len(noise.reference_s)
 
 
 @pytest.fixture
@@ -182,14 +173,10 @@ def measured_of(
 ) -> Profile:
     """The profile of a world that says these reports and ends so."""
     monkeypatch.setattr(RUN, world_of(says, ends))
-    profile = measure(device="cpu", **options)
-    assert profile is not None
-    return profile
+    return known(measure(device="cpu", **options))
 
 
-def test_an_interrupt_keeps_what_was_measured_and_resuming_measures_only_the_rest(
-    monkeypatch: pytest.MonkeyPatch, half: Profile
-) -> None:
+def test_an_interrupt_keeps_what_was_measured_for_a_resume(monkeypatch: pytest.MonkeyPatch, half: Profile) -> None:
     assert not half.complete
     assert half.cluster.links["intra"].s_per_byte == pytest.approx(1e-9)
     rest = [report for report in reports(3) if isinstance(report, Start) or report.done == 3]
@@ -199,8 +186,7 @@ def test_an_interrupt_keeps_what_was_measured_and_resuming_measures_only_the_res
     series = whole.series["all_to_all/uint8@2/intra"]
     assert [one.size["bytes"] for one in series.measurements] == [20, 2000, 200_000]
     assert series.fit is not None
-    noise = whole.origins[0].noise
-    assert noise is not None
+    noise = known(whole.origins[0].noise)
     assert (noise.sizes, len(noise.reference_s)) == (3, 3)
 
 
@@ -224,7 +210,7 @@ def test_a_finished_profile_is_resumed_without_starting_a_rank(monkeypatch: pyte
         ({}, {"origins": 2}, "has 2 origins"),
     ],
 )
-def test_a_profile_of_other_options_is_not_resumed(
+def test_other_options_are_not_resumed(
     half: Profile, options: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     change = {key: half.origins * value if key == "origins" else value for key, value in change.items()}
@@ -253,7 +239,7 @@ def test_a_profile_of_another_world_is_not_resumed(
         ("all_to_all/uint8@2/inter", {"link": "inter"}, "@2/inter"),
     ],
 )
-def test_what_this_run_would_not_measure_is_not_resumed(
+def test_what_no_run_measures_is_not_resumed(
     monkeypatch: pytest.MonkeyPatch, half: Profile, key: str, change: dict[str, object], told: str
 ) -> None:
     (series,) = half.series.values()
@@ -298,18 +284,8 @@ if __name__ == "__main__":
 
 
 def test_ctrl_c_in_a_terminal_leaves_a_profile_of_what_was_measured(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    root = Path(__file__).parents[2]
-    run = subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "profile.json")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert run.stdout is not None
-    assert run.stdout.readline() == "step 1\n"
+    run = started(tmp_path, SCRIPT, tmp_path / "profile.json")
+    assert known(run.stdout).readline() == "step 1\n"
     time.sleep(0.5)
     os.killpg(run.pid, signal.SIGINT)
     _, errors = run.communicate(timeout=30)
@@ -318,3 +294,72 @@ def test_ctrl_c_in_a_terminal_leaves_a_profile_of_what_was_measured(tmp_path: Pa
     assert not profile.complete
     assert profile.series["gemm/fp32"].measurements
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profile.json", "script.py"]
+
+
+@given(samples=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=60))
+def test_the_interval_is_the_narrowest_that_holds_the_median_95_times_of_100(samples: list[float]) -> None:
+    n, ascending = len(samples), sorted(samples)
+
+    def coverage(k: int) -> float:
+        return float(1 - 2 * sum(math.comb(n, i) for i in range(k)) / 2**n)
+
+    k = max((k for k in range(1, n // 2 + 1) if coverage(k) >= 0.95), default=1)
+    assert median_interval(samples) == (ascending[k - 1], ascending[n - k])
+
+
+class Scripted:
+    """A clock whose calls take seconds off a list."""
+
+    def __init__(self, seconds: Iterator[float]) -> None:
+        self.seconds = seconds
+
+    def time(self, call: Callable[[], Any]) -> float:
+        call()
+        return next(self.seconds)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_steady_call_is_repeated_six_times_and_an_unsteady_one_as_often_as_there_is_time() -> None:
+    calls: list[int] = []
+    steady = sample(Scripted(itertools.repeat(1e-3)), lambda: calls.append(1), budget_s=5.0)
+    assert len(steady) == MIN_SAMPLES == len(calls)
+    unsteady = sample(Scripted(itertools.cycle([1e-3, 3e-3])), lambda: None, budget_s=5.0)
+    assert len(unsteady) == MAX_REPEATS
+    settling = sample(Scripted(itertools.chain([2e-3] * 6, [1e-3, 5e-3], itertools.repeat(1e-3))), print, budget_s=5.0)
+    assert len(settling) == MIN_SAMPLES
+
+
+@pytest.mark.usefixtures("alone")
+def test_time_that_is_spent_ends_the_repeats_but_not_before_there_is_an_interval() -> None:
+    assert len(sample(Scripted(itertools.cycle([1e-3, 3e-3])), lambda: None, budget_s=0.0)) == 1
+
+    def slow() -> None:
+        for _ in range(300_000):
+            pass
+
+    taken = len(sample(Scripted(itertools.cycle([1e-3, 3e-3])), slow, budget_s=0.02))
+    assert 1 <= taken < MAX_REPEATS
+
+
+def test_a_narrow_interval_needs_six_samples() -> None:
+    assert relative_width([1.0] * 5) == math.inf
+    assert relative_width([1.0] * 6) == 0
+    assert relative_width([1.0, 1.01, 1.02, 1.03, 1.04, 1.05]) < NARROW
+    assert relative_width([1.0, 1.0, 1.0, 1.0, 1.0, 1.06]) == pytest.approx(0.06)
+
+
+def sized(*samples_s: float) -> Measurement:
+    return Measurement.of({"bytes": 8}, 8, samples_s)
+
+
+def test_a_machine_is_noisy_when_a_fifth_of_the_medians_is_loose_or_the_reference_drifts() -> None:
+    tight, loose, few = sized(*[1.0] * 6), sized(1.0, 1.0, 1.0, 1.0, 1.0, 1.3), sized(1.0)
+    quiet = Noise.of([tight] * 4 + [loose], [1e-3, 1.1e-3])
+    assert (quiet.sizes, quiet.wide, quiet.noisy) == (5, 1, False)
+    assert "quiet enough: 1 of 5 medians (20 %)" in str(quiet)
+    noisy = Noise.of([tight] * 3 + [loose, few], [1e-3, 1.1e-3])
+    assert (noisy.wide, noisy.noisy) == (2, True)
+    assert "NOISY: 2 of 5 medians (40 %)" in str(noisy)
+    drifting = Noise.of([tight], [1e-3] * 5 + [9e-3] * 5)
+    assert drifting.noisy
+    assert "varied 9.00 times" in str(drifting)

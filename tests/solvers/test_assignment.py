@@ -2,10 +2,13 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +16,10 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from moeplan.errors import UsageError
+from moeplan.solvers.arrays import flow_units
 from moeplan.solvers.assignment import Method, balanced_assignment
+from moeplan.solvers.balance import max_over_mean
+from moeplan.solvers.cbc import solve_by_cbc
 from moeplan.solvers.transport import transport
 
 Array = NDArray[Any]
@@ -223,3 +229,61 @@ for method in {order}:
         [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1))
+def test_integers_stay_what_they_are(values: list[int]) -> None:
+    units, scale = flow_units(np.array(values, dtype=float))
+    assert (units.tolist(), scale) == (values, 1)
+
+
+@given(st.lists(st.floats(0, 1e308), min_size=1))
+def test_units_are_never_less_than_what_they_stand_for_and_at_most_one_more(values: list[float]) -> None:
+    units, scale = flow_units(np.array(values))
+    for unit, value in zip(units.tolist(), values, strict=True):
+        exact = Fraction(value) * Fraction(scale)
+        assert exact * (1 - Fraction(1, 2**50)) - Fraction(1, 2**1000) <= unit < exact * (1 + Fraction(1, 2**50)) + 1
+
+
+@pytest.mark.parametrize("values", [np.zeros(3), np.zeros(0), np.full(2, 5e-324)], ids=str)
+def test_nothing_and_next_to_nothing_are_scaled_without_overflow(values: np.ndarray) -> None:
+    units, scale = flow_units(values)
+    assert (units >= values * scale).all()
+    assert units.max(initial=0) <= 2**40
+
+
+def test_the_largest_over_the_mean_is_taken_and_idle_rows_are_even() -> None:
+    loads = np.array([[[1.0, 3.0], [0.0, 0.0]], [[2.0, 2.0], [6.0, 0.0]]])
+    assert max_over_mean(loads).tolist() == [[1.5, 1.0], [1.0, 2.0]]
+
+
+def knapsack() -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:
+    model = pulp.LpProblem("knapsack", pulp.LpMinimize)
+    x = [model.add_variable(f"x_{i}", cat="Binary") for i in range(4)]
+    model += pulp.lpDot([-10, -13, -7, -8], x)
+    model += pulp.lpDot([5, 7, 4, 3], x) <= 11
+    return model, x
+
+
+def test_it_finds_the_optimum_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model, x = knapsack()
+    solve_by_cbc(model, time_limit_s=60, options=["randomSeed 3"])
+    assert model.sol_status == pulp.LpSolutionOptimal
+    assert [round(item.value()) for item in x] == [0, 1, 0, 1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_deaf_to_its_limit_is_killed_and_nothing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf, files, called = tmp_path / "cbc", tmp_path / "files", tmp_path / "called"
+    deaf.write_text(f'#!/bin/sh\necho "$@" > {called}\nexec sleep 60\n')
+    deaf.chmod(0o755)
+    files.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(files))
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", str(deaf))
+    model, _ = knapsack()
+    solve_by_cbc(model, time_limit_s=0.5)
+    assert "-timeMode elapsed -sec 0.45 " in called.read_text()
+    assert "-mips" not in called.read_text()  # no variable has a value
+    assert model.sol_status == pulp.LpSolutionNoSolutionFound
+    assert not list(files.iterdir())

@@ -1,14 +1,30 @@
+"""Hops, ports and seconds, against counts token by token."""
+
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import Generator
 
 from moeplan.profilers.cluster import Cluster, Link
+from moeplan.profilers.fits.fit import Prediction
 from moeplan.solvers.cost import INTER_RATIO, hops_kept, inter_ratio, link_cost, remote_copies
 from moeplan.solvers.placement import Placement
+from moeplan.solvers.ports import combined_at, link_classes, port_copies, remote_visits, sample_copies
+from moeplan.solvers.seconds import (
+    attention_seconds,
+    exchange_seconds,
+    expert_seconds,
+    gather_seconds,
+    slowest,
+    step_seconds,
+    total,
+)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(-1, 4), min_size=3, max_size=3)), max_size=9))
 def test_remote_copies_are_the_distinct_devices_other_than_the_origin(tokens: list[tuple[int, list[int]]]) -> None:
     origin = np.array([home for home, _ in tokens], dtype=np.int32)
@@ -26,7 +42,7 @@ def test_link_costs_are_nothing_at_home_one_inside_a_node_and_the_ratio_between_
     assert inter_ratio(Cluster(2, 2, {"intra": links["inter"], "inter": links["intra"]})) == 1
 
 
-def test_hops_kept_without_replicas_are_counted_exactly(rng: np.random.Generator) -> None:
+def test_hops_kept_without_replicas_are_counted_exactly(rng: Generator) -> None:
     weight = rng.integers(0, 50, (2, 6, 6)).astype(float)
     homes = np.array([rng.permutation([0, 0, 1, 1, 2, 3]) for _ in range(3)])
     sets = [[np.flatnonzero(home == d).tolist() for d in range(4)] for home in homes]
@@ -51,21 +67,148 @@ def test_hops_kept_with_replicas_follow_each_token_to_its_nearest_replica() -> N
     assert kept.node.tolist() == [20, 12 + 4]
 
 
-def test_hops_kept_with_replicas_match_a_simulation_of_random_walks(rng: np.random.Generator) -> None:
-    num_tokens = 60_000
-    layers = [[[0, 1, 4], [1, 2, 3], [0, 2, 4]], [[0, 1, 2], [2, 3, 4], [0, 1, 3]], [[1, 2, 3], [0, 1, 4], [2, 3, 4]]]
-    placement = Placement.from_sets(layers, 5)
-    chance = rng.dirichlet(np.ones(5), (2, 5))
-    expert, device = rng.integers(0, 5, num_tokens), rng.integers(0, 3, num_tokens)
-    weight, stayed = np.zeros((2, 5, 5)), np.zeros(2)
-    for layer in range(3):
-        held = placement.holds(layer)
-        anywhere = (rng.random((num_tokens, 3)) * held[expert]).argmax(axis=1)
-        here, device = device, np.where(held[expert, device], device, anywhere)
-        if layer:
-            stayed[layer - 1] = (device == here).mean()
-        if layer < 2:
-            following = (rng.random(num_tokens)[:, None] > chance[layer, expert].cumsum(axis=1)).sum(axis=1).clip(0, 4)
-            np.add.at(weight[layer], (expert, following), 1 / num_tokens)
-            expert = following
-    assert hops_kept(weight, placement, 3).device == pytest.approx(stayed, abs=0.01)
+def naive(device_TK: Any, end_T: Any, step_T: Any, num_steps: int, cluster: Cluster) -> Any:
+    classes, group = link_classes(cluster), cluster.devices_per_node
+    ports = np.zeros((num_steps, len(classes), 2, cluster.num_devices), int)
+    for devices, end, step in zip(device_TK.tolist(), end_T.tolist(), step_T.tolist(), strict=True):
+        for device in set(devices) - {-1, end}:
+            if step >= 0:
+                link = classes.index("intra" if device // group == end // group else "inter")
+                ports[step, link, 0, end] += 1
+                ports[step, link, 1, device] += 1
+    return ports
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from(["1x3", "2x2", "3x1", "2x3"]), st.integers(1, 3))
+def test_ports_are_the_distinct_remote_devices_of_every_token(seed: int, name: str, top_k: int) -> None:
+    cluster, rng = Cluster.parse(name), np.random.default_rng(seed)
+    device_TK = rng.integers(-1, cluster.num_devices, size=(30, top_k)).astype(np.int32)
+    end_T, step_T = rng.integers(cluster.num_devices, size=30), rng.integers(-1, 4, size=30)
+    found = port_copies(remote_visits(device_TK, end_T), device_TK, end_T, step_T, num_steps=4, cluster=cluster)
+    np.testing.assert_array_equal(found, naive(device_TK, end_T, step_T, 4, cluster))
+
+
+def test_the_dispatch_models_differ_in_where_a_combine_ends() -> None:
+    here, devices = np.array([0, 1, 2, 3]), np.array([[1, 0], [-1, 3], [-1, -1], [0, 1]])
+    assert combined_at("standard", here, devices).tolist() == [0, 1, 2, 3]
+    assert combined_at("coherent", here, devices).tolist() == [1, 3, 2, 0]
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.sampled_from(["1x3", "2x2", "3x1", "2x3", "1x1"]))
+def test_ports_of_whole_samples_are_those_of_their_tokens(seed: int, name: str) -> None:
+    cluster, rng = Cluster.parse(name), np.random.default_rng(seed)
+    sample_T = rng.integers(6, size=40)
+    device_TK = rng.integers(-1, cluster.num_devices, size=(40, 2)).astype(np.int32)
+    home_I, step_I = rng.integers(cluster.num_devices, size=6), np.array([0, 0, 1, 1, 1, 2])
+    copies_ID = np.zeros((6, cluster.num_devices), np.int32)
+    for sample, devices in zip(sample_T.tolist(), device_TK.tolist(), strict=True):
+        copies_ID[sample, sorted(set(devices) - {-1})] += 1
+    found = sample_copies(copies_ID, home_I, cluster, [0, 2, 5])
+    classes = [("intra", "inter").index(link) for link in link_classes(cluster)]
+    np.testing.assert_array_equal(found[:, classes], naive(device_TK, home_I[sample_T], step_I[sample_T], 3, cluster))
+    assert found.sum() == found[:, classes].sum()
+    assert found.dtype == np.int64
+    shares = sample_copies(copies_ID / 4, home_I, cluster)
+    np.testing.assert_allclose(shares[0] * 4, found.sum(axis=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"), [("1x4", ("intra",)), ("4x1", ("inter",)), ("2x2", ("intra", "inter")), ("1x1", ())]
+)
+def test_a_cluster_has_the_link_classes_that_its_devices_cross(name: str, classes: tuple[str, ...]) -> None:
+    assert link_classes(Cluster.parse(name)) == classes
+
+
+CLUSTERS = ["1x4", "2x2", "3x1", "2x3"]
+
+
+def line(a: float, b: float) -> Any:
+    """A monotone curve with an interval; beyond 5,000 it is extrapolated."""
+
+    def curve(n: Any) -> Prediction:
+        t = a + b * n
+        return Prediction(t, 0.9 * t, 1.2 * t, n > 5000)
+
+    return curve
+
+
+def plane(first: Any, second: Any) -> Prediction:
+    t = 1.0 + 0.5 * first + 0.1 * first * second
+    return Prediction(t, 0.8 * t, 1.5 * t, first > 40)
+
+
+def random_copies(seed: int, cluster: Cluster) -> Any:
+    classes = len(link_classes(cluster))
+    return np.random.default_rng(seed).integers(0, 90, size=(3, 2, classes, 2, cluster.num_devices))
+
+
+@given(st.integers(0, 2**32), st.sampled_from(CLUSTERS))
+def test_an_exchange_waits_for_the_busiest_port_of_the_slowest_class(seed: int, name: str) -> None:
+    cluster = Cluster.parse(name)
+    copies = random_copies(seed, cluster)
+    curves = [line(3.0, 0.5), line(1.0, 2.0)][: copies.shape[2]]
+    found = slowest(exchange_seconds(copies, 128.0, curves))
+    for step in range(3):
+        for layer in range(2):
+            slow = 0.0
+            for c, curve in enumerate(curves):
+                for direction in (0, 1):
+                    for device in range(cluster.num_devices):
+                        slow = max(slow, float(curve(128.0 * copies[step, layer, c, direction, device]).seconds))
+            assert found.seconds[step, layer] == pytest.approx(slow)
+            assert found.low[step, layer] == pytest.approx(0.9 * slow)
+            assert found.high[step, layer] == pytest.approx(1.2 * slow)
+
+
+def test_experts_wait_for_the_busiest_device_of_each_width_and_idle_layers_take_none() -> None:
+    pairs = np.array([[[10, 30, 4], [0, 0, 0]]])
+    found = expert_seconds(pairs, np.array([2, 2, 5]), plane)
+    assert found.seconds[0, 0] == pytest.approx(max(1 + 0.5 * 30 + 0.1 * 60, 1 + 0.5 * 4 + 0.1 * 20))
+    assert (found.seconds[0, 1], found.extrapolated[0, 1]) == (0, False)
+    slotless = expert_seconds(np.array([[[10, 0]]]), np.array([2, 0]), plane)
+    assert slotless.seconds[0, 0] == pytest.approx(1 + 5 + 2)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=6))
+def test_attention_is_exact_for_samples_of_any_lengths(lengths: list[int]) -> None:
+    """c0 + c1 sum L + c2 sum L^2, whatever batch of equal samples stands for them."""
+
+    def cost(batch: Any, length: Any) -> Prediction:
+        t = 7.0 + 2.0 * batch * length + 0.3 * batch * length**2
+        return Prediction(t, t, t, np.zeros(t.shape, bool))
+
+    tokens = np.array([[[1, sum(lengths), 0]]])  # the others have no more
+    contexts = np.array([[[1, sum(2 * p + 1 for length in lengths for p in range(length)), 0]]])
+    expected = 7.0 + 2.0 * sum(lengths) + 0.3 * sum(length**2 for length in lengths)
+    assert attention_seconds(tokens, contexts, cost).seconds[0, 0] == pytest.approx(expected)
+
+
+@given(st.integers(0, 2**32), st.sampled_from(CLUSTERS))
+def test_a_gather_sends_every_token_to_every_peer(seed: int, name: str) -> None:
+    cluster = Cluster.parse(name)
+    tokens = np.random.default_rng(seed).integers(0, 50, size=(2, 3, cluster.num_devices))
+    classes, group = link_classes(cluster), cluster.devices_per_node
+    found = gather_seconds(tokens, 4.0, group, classes, [line(0.0, 1.0)] * len(classes))
+    for link, part in zip(classes, found, strict=True):
+        for step, layer in np.ndindex(2, 3):
+            held, busiest = tokens[step, layer], 0
+            for d in range(cluster.num_devices):
+                peers = [
+                    e for e in range(cluster.num_devices) if e != d and (e // group == d // group) == (link == "intra")
+                ]
+                busiest = max(busiest, held[d] * len(peers), sum(held[e] for e in peers))
+            assert part.seconds[step, layer] == 4.0 * busiest
+
+
+def test_a_step_sums_its_layers_also_where_all_take_the_same() -> None:
+    t = np.array([[1.0, 2.0], [3.0, 5.0]])
+    parts = Prediction(t, 0.5 * t, 2 * t, t > 4)
+    summed = step_seconds(total([parts, parts]), 2)
+    assert summed.seconds.tolist() == [6.0, 16.0]
+    assert summed.high.tolist() == [12.0, 32.0]
+    assert summed.extrapolated.tolist() == [False, True]
+    alike = Prediction(t[:, :1], t[:, :1], t[:, :1], t[:, :1] > 4)
+    assert step_seconds(alike, 6).seconds.tolist() == [6.0, 18.0]

@@ -1,21 +1,27 @@
-"""Counts against a twin of plain loops, and their additivity."""
+"""Counts, loads and splits against plain loops, and their additivity."""
 
+import hashlib
 from collections import Counter as Tally
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from moeplan.errors import UsageError
+from moeplan.traces import loads
+from moeplan.traces.count_form import CountTable, condense, read_counts, write_counts
 from moeplan.traces.counts import Counter, Pairs, count
+from moeplan.traces.loads import Distinct, distinct_rows, grouped_loads
 from moeplan.traces.model import ModelSpec
-from moeplan.traces.reader import Trace, open_trace
-from moeplan.traces.schema import PHASES, TokenBatch
-from moeplan.traces.split import BLOCK_ROWS, fitted
+from moeplan.traces.schema import PHASES, Key, TokenBatch
+from moeplan.traces.split import BLOCK_ROWS, fitted, mixed, unit_kind, units, with_units
+from tests.builders import known
+from tests.traces.builders import META, MakeTrace, make_batch
 
-Make = Callable[..., TokenBatch]
-MakeTrace = Callable[..., Trace]
 L, E, DROPPED = 3, 6, 65_535
 
 
@@ -42,7 +48,7 @@ def naive(batch: TokenBatch, pairs: Pairs, rows: Any = None) -> tuple[Any, Any, 
 
 
 @pytest.mark.parametrize("pairs", ["top1", "first", "all", "weighted"])
-def test_counts_are_those_of_plain_loops(make_trace: MakeTrace, make_batch: Make, pairs: Pairs) -> None:
+def test_counts_are_those_of_plain_loops(make_trace: MakeTrace, pairs: Pairs) -> None:
     batch = make_batch(300, top_k=3)
     counts = count(make_trace(batch, top_k=3), pairs=pairs, coactivation=True)
     loads, transitions, together = naive(batch, pairs)
@@ -55,7 +61,7 @@ def test_counts_are_those_of_plain_loops(make_trace: MakeTrace, make_batch: Make
 
 
 @pytest.mark.parametrize("known", [("sample",), ("step",), ()])
-def test_only_kept_units_are_counted(make_trace: MakeTrace, make_batch: Make, known: tuple[str, ...]) -> None:
+def test_only_kept_units_are_counted(make_trace: MakeTrace, known: tuple[str, ...]) -> None:
     batch = make_batch(900, known=known)
     unit_T = batch.sample if "sample" in known else batch.step if "step" in known else np.arange(900) // BLOCK_ROWS
     assert unit_T is not None
@@ -65,14 +71,14 @@ def test_only_kept_units_are_counted(make_trace: MakeTrace, make_batch: Make, kn
     assert counts.num_tokens == rows.sum()
 
 
-def test_only_the_phases_asked_for_are_counted(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_only_the_phases_asked_for_are_counted(make_trace: MakeTrace) -> None:
     batch = make_batch(300)
     counts = count(make_trace(batch), phases=["decode"])
     rows = batch.phase == PHASES.index("decode")
     np.testing.assert_array_equal(counts.loads, naive(batch, "top1", rows)[0])
 
 
-def test_counts_of_parts_add_up_to_those_of_the_whole(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_counts_of_parts_add_up_to_those_of_the_whole(make_trace: MakeTrace) -> None:
     batches = [make_batch(100, seed=seed) for seed in range(3)]
     whole = make_trace(*batches)
     parts = [count(make_trace(batch, name=f"part{i}"), coactivation=True) for i, batch in enumerate(batches)]
@@ -83,30 +89,13 @@ def test_counts_of_parts_add_up_to_those_of_the_whole(make_trace: MakeTrace, mak
     assert total.num_tokens == together.num_tokens
 
 
-def test_fitted_and_held_out_counts_add_up(make_trace: MakeTrace, make_batch: Make) -> None:
-    trace = make_trace(make_batch(500))
-    fit = count(trace, keep=lambda unit_U: fitted(unit_U, seed=3, fraction=0.5))
-    held_out = count(trace, keep=lambda unit_U: ~fitted(unit_U, seed=3, fraction=0.5))
-    assert fit.num_tokens
-    assert held_out.num_tokens
-    np.testing.assert_array_equal((fit + held_out).transitions, count(trace).transitions)
-
-
-def test_counts_of_other_shapes_do_not_add(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_counts_of_other_shapes_do_not_add(make_trace: MakeTrace) -> None:
     trace = make_trace(make_batch(10))
     with pytest.raises(ValueError, match="counts of shapes"):
         count(trace) + count(trace, coactivation=True)
 
 
-def test_a_token_whose_first_choice_is_dropped_has_no_top1_transition(make_trace: MakeTrace, make_batch: Make) -> None:
-    batch = make_batch(50, dropped=0.0)
-    batch.ids[:, 1, 0] = DROPPED
-    counts = count(make_trace(batch))
-    assert counts.transitions.sum() == 0
-    assert counts.loads[1].sum() == 50
-
-
-def test_weighing_needs_recorded_weights(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_weighing_needs_recorded_weights(make_trace: MakeTrace) -> None:
     with pytest.raises(UsageError, match="weights were not recorded"):
         count(make_trace(make_batch(10), weights=False), pairs="weighted")
 
@@ -117,15 +106,156 @@ def test_tables_of_an_absurd_size_are_refused_before_they_are_made() -> None:
         Counter(model)
 
 
-def test_real_transitions_are_those_of_a_direct_count(gpt_oss: Any, tmp_path: Any) -> None:
-    from moeplan.traces.importers import import_trace
+ALL: tuple[Key, ...] = ("step", "sample", "source_rank")
 
-    import_trace(gpt_oss, tmp_path / "trace")
-    counts = count(open_trace(tmp_path / "trace"))
-    with np.load(gpt_oss) as arrays:
-        ids = arrays["expert_ids"].astype(np.int64)
-    for layer in (0, 11, 22):
-        expected = np.zeros((32, 32), np.int64)
-        np.add.at(expected, (ids[:, layer, 0], ids[:, layer + 1, 0]), 1)
-        np.testing.assert_array_equal(counts.transitions[layer], expected)
-    np.testing.assert_array_equal(counts.loads.sum(1), np.full(24, 137_957 * 4))
+
+def naive_groups(batch: TokenBatch, by: tuple[str, ...]) -> dict[tuple[int, ...], np.ndarray]:
+    found: dict[tuple[int, ...], np.ndarray] = {}
+    for token in range(len(batch)):
+        key = tuple(int(getattr(batch, name)[token]) for name in by)
+        table = found.setdefault(key, np.zeros((3, 6), np.int64))
+        for layer in range(3):
+            for expert in batch.ids[token, layer]:
+                if expert != 65_535:
+                    table[layer, expert] += 1
+    return found
+
+
+@pytest.mark.parametrize("by", [(), *((name,) for name in ALL), ALL])
+def test_loads_by_columns_are_those_of_plain_loops_by_ascending_key(make_trace: MakeTrace, by: tuple[Key, ...]) -> None:
+    batch = make_batch(400, known=ALL)
+    (found,) = grouped_loads(make_trace(batch), by)
+    expected = naive_groups(batch, by)
+    assert list(map(tuple, found.keys.tolist())) == sorted(expected)
+    for key, table in zip(map(tuple, found.keys.tolist()), found.counts, strict=True):
+        np.testing.assert_array_equal(table, expected[key])
+
+
+def test_groups_that_come_out_in_pieces_add_up(make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "MAX_BYTES", 10 * 3 * 6 * 8)
+    batch = make_batch(400, known=ALL)
+    total: dict[tuple[int, ...], np.ndarray] = {}
+    pieces = list(grouped_loads(make_trace(batch), ALL))
+    for piece in pieces:
+        assert len(piece.keys) <= 10
+        for key, table in zip(map(tuple, piece.keys.tolist()), piece.counts, strict=True):
+            total[key] = total.get(key, 0) + table
+    assert len(pieces) > 1
+    expected = naive_groups(batch, ALL)
+    assert total.keys() == expected.keys()
+    for key, table in expected.items():
+        np.testing.assert_array_equal(total[key], table)
+
+
+def test_a_column_that_was_not_recorded_is_refused_by_name(make_trace: MakeTrace) -> None:
+    with pytest.raises(UsageError, match="step"):
+        list(grouped_loads(make_trace(make_batch(10)), ("step",)))
+
+
+def total(tables: list[CountTable]) -> dict[tuple[int, int], list[int]]:
+    found: dict[tuple[int, int], list[int]] = {}
+    for table in tables:
+        assert table.step is None
+        for sample, layer, counts in zip(known(table.sample), table.layer, table.counts, strict=True):
+            row = found.setdefault((int(sample), int(layer)), [0] * 6)
+            found[int(sample), int(layer)] = [a + b for a, b in zip(row, counts.tolist(), strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("most_rows", [1, 4, 10_000])
+def test_rows_of_equal_keys_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_rows: int) -> None:
+    rng = np.random.default_rng(0)
+    tables = [
+        CountTable(
+            sample=rng.integers(-3, 4, 50),
+            layer=rng.integers(0, 3, 50).astype(np.int32),
+            counts=rng.integers(0, 9, (50, 6)),
+        )
+        for _ in range(3)
+    ]
+    write_counts(tmp_path / "counts", META.model_copy(update={"form": "counts"}), tables)
+    monkeypatch.setattr(loads, "MAX_BYTES", most_rows * 8 * 6)
+    found = list(condense(read_counts(tmp_path / "counts")))
+    assert total(found) == total(tables)
+    assert max(map(len, found)) <= most_rows
+    if most_rows == 10_000:
+        (table,) = found
+        keys = list(zip(known(table.sample).tolist(), table.layer.tolist(), strict=True))
+        assert keys == sorted(set(keys))
+        assert max(Tally(keys).values()) == 1
+
+
+VALUES = hnp.arrays(np.int64, st.integers(0, 30), elements=st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5))
+ROWS = hnp.arrays(
+    np.int64,
+    st.tuples(st.integers(0, 12), st.integers(0, 3)),
+    elements=st.integers(0, 2) | st.sampled_from([-(2**63), 2**63 - 1]),
+)
+
+
+@given(ROWS)
+def test_different_rows_are_those_of_a_set_in_ascending_order(table: np.ndarray) -> None:
+    found, place = distinct_rows(table)
+    assert list(map(tuple, found.tolist())) == sorted(set(map(tuple, table.tolist())))
+    np.testing.assert_array_equal(found[place], table)
+
+
+@given(st.lists(VALUES, max_size=8), st.integers(0, 40))
+def test_as_many_values_are_counted_as_a_set_holds(batches: list[np.ndarray], pending: int) -> None:
+    found = Distinct()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loads, "MIN_PENDING", pending)
+        for batch in batches:
+            found.add(batch)
+        assert len(found) == len({value for batch in batches for value in batch.tolist()})
+
+
+def test_what_waits_is_bounded_by_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "MIN_PENDING", 100)
+    found = Distinct()
+    for first in range(0, 100_000, 50):
+        found.add(np.arange(first, first + 50) % 1000)
+        assert found._num_pending <= 1000 + 50
+    assert len(found) == 1000
+
+
+MASK = 2**64 - 1
+
+
+@pytest.mark.parametrize(("known", "kind"), [(("sample", "step"), "sample"), (("step",), "step"), ((), "block")])
+def test_samples_come_before_steps_and_steps_before_blocks(known: tuple[str, ...], kind: str) -> None:
+    assert unit_kind(make_batch(5, known=known)) == kind
+
+
+@pytest.mark.parametrize("known", [("sample",), ("step",), ()])
+def test_units_do_not_depend_on_how_a_trace_is_cut(known: tuple[str, ...]) -> None:
+    whole = make_batch(1000, known=known)
+    pieces = [whole.select(slice(start, start + 77)) for start in range(0, 1000, 77)]
+    found = np.concatenate([unit for _, unit in with_units(pieces)])
+    np.testing.assert_array_equal(found, units(whole, 0))
+
+
+def test_blocks_are_consecutive_rows() -> None:
+    unit_T = units(make_batch(600, known=()), 0)
+    np.testing.assert_array_equal(unit_T, np.arange(600) // BLOCK_ROWS)
+
+
+def test_a_unit_is_fitted_by_the_published_hash() -> None:
+    ids = np.array([0, 1, -5, 2**40 + 3])
+    for seed, fraction in ((0, 0.5), (7, 0.2)):
+        expected = [
+            int.from_bytes(hashlib.sha256(f"{seed}:{unit}".encode()).digest()[:8], "big") / 2**64 < fraction
+            for unit in ids.tolist()
+        ]
+        assert fitted(ids, seed=seed, fraction=fraction).tolist() == expected
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
+def test_the_hash_of_a_sample_is_the_first_output_of_splitmix64_for_that_seed(ids: list[int]) -> None:
+    expected = []
+    for seed in ids:
+        z = (seed + 0x9E3779B97F4A7C15) & MASK
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+        expected.append(z ^ z >> 31)
+    assert mixed(np.array(ids, np.int64)).tolist() == expected

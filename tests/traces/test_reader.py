@@ -15,64 +15,48 @@ import pytest
 
 from moeplan.errors import InputError, MismatchError, MoeplanError, UsageError
 from moeplan.files import sha256_json
-from moeplan.traces.reader import Trace, open_trace
-from moeplan.traces.schema import METADATA_KEY, TokenBatch, TraceMeta
+from moeplan.traces.reader import open_trace
+from moeplan.traces.schema import METADATA_KEY, TraceMeta
 from moeplan.traces.writer import TraceWriter
-
-Make = Callable[..., TokenBatch]
-MakeTrace = Callable[..., Trace]
-
-
-def test_chosen_layers_come_in_the_order_asked_for(make_trace: MakeTrace, make_batch: Make) -> None:
-    batch = make_batch(50)
-    (read,) = make_trace(batch).batches([2, 0], weights=True)
-    np.testing.assert_array_equal(read.ids, batch.ids[:, [2, 0]])
-    assert batch.weights is not None
-    assert read.weights is not None
-    np.testing.assert_array_equal(read.weights, batch.weights[:, [2, 0]])
+from tests.builders import known
+from tests.traces.builders import META, MakeTrace, make_batch
 
 
-def test_no_layers_gives_scalar_columns_only(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_chosen_layers_come_in_the_order_asked_for_contiguous_and_of_none_the_scalars(make_trace: MakeTrace) -> None:
     batch = make_batch(50, known=("sample", "step", "source_rank"))
-    (read,) = make_trace(batch).batches(())
-    assert read.ids.shape == (50, 0, 2)
-    assert batch.step is not None
-    np.testing.assert_array_equal(read.step, batch.step)
+    trace = make_trace(batch)
+    (read,), (scalars,) = trace.batches([2, 0], weights=True), trace.batches(())
+    np.testing.assert_array_equal(read.ids, batch.ids[:, [2, 0]])
+    np.testing.assert_array_equal(known(read.weights), known(batch.weights)[:, [2, 0]])
+    assert read.ids[:, 1].flags.c_contiguous
+    assert scalars.ids.shape == (50, 0, 2)
+    np.testing.assert_array_equal(scalars.step, known(batch.step))
 
 
-def test_only_tokens_of_the_phases_asked_for_come_out(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_only_tokens_of_the_phases_asked_for_come_out(make_trace: MakeTrace) -> None:
     batches = [make_batch(40, seed=seed) for seed in range(3)]
     read = list(make_trace(*batches).batches(phases=["prefill", "train"]))
     wanted = [batch.ids[batch.phase != 1] for batch in batches]
     np.testing.assert_array_equal(np.concatenate([batch.ids for batch in read]), np.concatenate(wanted))
 
 
-def test_layers_are_contiguous_in_memory(make_trace: MakeTrace, make_batch: Make) -> None:
-    (read,) = make_trace(make_batch(50)).batches()
-    assert read.ids[:, 1].flags.c_contiguous
-
-
-def test_part_ten_follows_part_nine(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_part_ten_follows_part_nine_and_the_hash_is_of_sorted_names_and_hashes(make_trace: MakeTrace) -> None:
     batches = [make_batch(3, seed=seed) for seed in range(12)]
-    read = np.concatenate([batch.ids for batch in make_trace(*batches).batches()])
+    trace = make_trace(*batches)
+    read = np.concatenate([batch.ids for batch in trace.batches()])
     np.testing.assert_array_equal(read, np.concatenate([batch.ids for batch in batches]))
-
-
-def test_the_hash_is_that_of_the_sorted_names_and_hashes(make_trace: MakeTrace, make_batch: Make) -> None:
-    trace = make_trace(*[make_batch(3, seed=seed) for seed in range(11)])
     paths = sorted(Path(trace.path).iterdir(), key=lambda path: path.name)
-    listed = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths]
-    assert trace.sha256 == sha256_json(listed)
+    assert trace.sha256 == sha256_json([[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths])
 
 
-def test_a_file_and_a_uri_open_like_their_directory(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_a_file_and_a_uri_open_like_their_directory(make_trace: MakeTrace) -> None:
     trace = make_trace(make_batch(20))
     for path in (Path(trace.path) / trace.files[0], f"file://{trace.path}"):
         again = open_trace(path)
         assert (again.num_tokens, again.sha256, again.meta) == (20, trace.sha256, trace.meta)
 
 
-def test_a_trace_says_what_it_knows(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_a_trace_says_what_it_knows(make_trace: MakeTrace) -> None:
     trace = make_trace(make_batch(20, known=("step",)), weights=False)
     assert trace.known == {"step"}
     assert not trace.has_weights
@@ -82,15 +66,13 @@ def test_a_trace_says_what_it_knows(make_trace: MakeTrace, make_batch: Make) -> 
     "request_",
     [{"layers": [3]}, {"layers": [-1]}, {"phases": ["generate"]}, {"weights": True}, {"phases": ["train"]}],
 )
-def test_what_a_trace_has_not_is_a_usage_error(
-    make_trace: MakeTrace, make_batch: Make, request_: dict[str, Any]
-) -> None:
+def test_what_a_trace_has_not_is_a_usage_error(make_trace: MakeTrace, request_: dict[str, Any]) -> None:
     batch = dataclasses.replace(make_batch(20), phase=np.zeros(20, np.int8))
     with pytest.raises(UsageError):
         list(make_trace(batch, weights=False).batches(**request_))
 
 
-def test_parts_of_two_models_are_refused_by_name(make_trace: MakeTrace, make_batch: Make) -> None:
+def test_parts_of_two_models_are_refused_by_name(make_trace: MakeTrace) -> None:
     one, two = make_trace(make_batch(5), name="one"), make_trace(make_batch(5), name="two")
     path = Path(two.path) / two.files[0]
     changed = rewritten(path, lambda meta: meta["model"].update(name="mixtral"))
@@ -100,12 +82,10 @@ def test_parts_of_two_models_are_refused_by_name(make_trace: MakeTrace, make_bat
 
 
 @pytest.mark.parametrize("difference", ["weights", "sample"])
-def test_parts_of_different_columns_are_refused(make_trace: MakeTrace, make_batch: Make, difference: str) -> None:
+def test_parts_of_different_columns_are_refused(make_trace: MakeTrace, difference: str) -> None:
     one = make_trace(make_batch(5), name="one")
-    if difference == "weights":
-        two = make_trace(make_batch(5), name="two", weights=False)
-    else:
-        two = make_trace(make_batch(5, known=()), name="two")
+    batch = make_batch(5, known=() if difference == "sample" else ("sample",))
+    two = make_trace(batch, name="two", weights=difference != "weights")
     (Path(two.path) / two.files[0]).rename(Path(one.path) / "part-1-1-0.parquet")
     with pytest.raises(MismatchError, match="do not belong together"):
         open_trace(one.path)
@@ -164,7 +144,6 @@ def cells(value: Any, kind: Any, top_k: int = 2) -> pa.Array:
 
 
 DEEP = b'{"schema_version":1,"model":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-
 MALFORMED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty file": (with_bytes(lambda _: b""), "cannot be read"),
     "wrong magic": (with_bytes(lambda data: b"PAR9" + data[4:-4] + b"PAR9"), "magic"),
@@ -212,10 +191,7 @@ MALFORMED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "ids of 32 bits": (with_column("layer_1", cells(1, pa.int32())), "layer_1 is"),
     "lists of another length": (with_column("layer_1", cells(1, pa.uint16(), 3)), "layer_1 is"),
     "lists of any length": (with_column("layer_1", pa.array([[1, 2]] * 100, pa.list_(pa.uint16()))), "layer_1 is"),
-    "a null list": (
-        with_column("layer_1", pa.array([None, *[[1, 2]] * 99], pa.list_(pa.uint16(), 2))),
-        "layer_1",
-    ),
+    "a null list": (with_column("layer_1", pa.array([None, *[[1, 2]] * 99], pa.list_(pa.uint16(), 2))), "layer_1"),
     "a null in a list": (with_column("layer_1", cells(None, pa.uint16())), "layer_1 has nulls"),
     "a weight that is NaN": (with_column("weight_0", cells(np.float16("nan"), pa.float16())), "not finite"),
     "an infinite weight": (with_column("weight_0", cells(np.float16("inf"), pa.float16())), "not finite"),
@@ -237,7 +213,7 @@ MALFORMED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_trace_is_one_clear_line(make_trace: MakeTrace, make_batch: Make, name: str) -> None:
+def test_a_malformed_trace_is_one_clear_line(make_trace: MakeTrace, name: str) -> None:
     spoil, expected = MALFORMED[name]
     trace = make_trace(make_batch(100))
     spoil(Path(trace.path) / trace.files[0])
@@ -256,9 +232,7 @@ def test_where_there_is_no_trace_it_says_so(tmp_path: Path, path: str) -> None:
         open_trace(path if "://" in path else tmp_path / path)
 
 
-def test_a_pipe_among_the_parts_or_in_place_of_one_is_not_opened(
-    make_trace: MakeTrace, make_batch: Make, meta: TraceMeta
-) -> None:
+def test_a_pipe_among_the_parts_or_in_place_of_one_is_not_opened(make_trace: MakeTrace) -> None:
     trace = make_trace(make_batch(20))
     pipe = Path(trace.path) / "part-1-1-0.parquet"
     os.mkfifo(pipe)
@@ -266,7 +240,7 @@ def test_a_pipe_among_the_parts_or_in_place_of_one_is_not_opened(
     with pytest.raises(InputError, match="a pipe or device"):
         open_trace(pipe)
     with pytest.raises(InputError, match="expected a regular file"):
-        TraceWriter(trace.path, meta, rank=1)
+        TraceWriter(trace.path, META, rank=1)
 
 
 @pytest.mark.parametrize("name", ["routing.npz", "plan.json", "folder"])
@@ -283,9 +257,7 @@ def test_a_directory_of_unfinished_parts_only_names_them(tmp_path: Path) -> None
         open_trace(tmp_path)
 
 
-def test_no_damage_of_a_byte_escapes_as_another_exception_or_other_tokens(
-    make_trace: MakeTrace, make_batch: Make
-) -> None:
+def test_no_damage_of_a_byte_escapes_as_another_exception_or_other_tokens(make_trace: MakeTrace) -> None:
     batch = make_batch(60)
     trace = make_trace(batch)
     path = Path(trace.path) / trace.files[0]
@@ -301,7 +273,7 @@ def test_no_damage_of_a_byte_escapes_as_another_exception_or_other_tokens(
         np.testing.assert_array_equal(read.ids, batch.ids)
 
 
-def test_reading_all_layers_of_many_tokens_stays_in_bounded_batches(tmp_path: Path, make_batch: Make) -> None:
+def test_reading_all_layers_of_many_tokens_stays_in_bounded_batches(tmp_path: Path) -> None:
     from moeplan.traces.model import ModelSpec
 
     wide = ModelSpec(name="wide", layer_ids=tuple(range(64)), num_experts=256, top_k=8)

@@ -1,6 +1,5 @@
 """The writer: round trips, bounded parts, and what is left when it is stopped."""
 
-import contextlib
 import dataclasses
 import errno
 import os
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,12 @@ from hypothesis.extra import numpy as hnp
 
 from moeplan.errors import InputError, MismatchError, StorageError, UsageError
 from moeplan.traces.model import ModelSpec
-from moeplan.traces.reader import Trace, open_trace
+from moeplan.traces.reader import open_trace
 from moeplan.traces.schema import TokenBatch, TraceMeta
 from moeplan.traces.writer import TraceWriter
+from tests.builders import known
+from tests.traces.builders import META, MakeTrace, make_batch
 
-Make = Callable[..., TokenBatch]
 COLUMNS = [field.name for field in dataclasses.fields(TokenBatch)]
 
 
@@ -88,8 +87,8 @@ def test_what_is_written_is_read_whatever_the_size_of_parts(
     assert_same(joined(list(trace.batches(weights=True))), joined(batches))
 
 
-def test_no_part_holds_more_arrow_memory_than_allowed(tmp_path: Path, meta: TraceMeta, make_batch: Make) -> None:
-    with TraceWriter(tmp_path, meta, weights=True, max_bytes=3000) as writer:
+def test_no_part_holds_more_arrow_memory_than_allowed(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, META, weights=True, max_bytes=3000) as writer:
         for seed in range(5):
             writer.append(make_batch(100, seed=seed))
     sizes = [pq.read_table(path).nbytes for path in tmp_path.iterdir()]
@@ -97,11 +96,9 @@ def test_no_part_holds_more_arrow_memory_than_allowed(tmp_path: Path, meta: Trac
     assert max(sizes) <= 3000 + 64  # the names of the phases
 
 
-def test_parts_are_zstd_with_row_groups_of_65536_named_by_rank_start_and_number(
-    tmp_path: Path, meta: TraceMeta, make_batch: Make
-) -> None:
+def test_parts_are_zstd_with_row_groups_of_65536_named_by_rank_start_and_number(tmp_path: Path) -> None:
     before_ns = time.time_ns()
-    with TraceWriter(tmp_path, meta, rank=3) as writer:
+    with TraceWriter(tmp_path, META, rank=3) as writer:
         writer.append(make_batch(70_000))
         writer.flush()
         writer.append(make_batch(10))
@@ -114,18 +111,10 @@ def test_parts_are_zstd_with_row_groups_of_65536_named_by_rank_start_and_number(
     assert metadata.row_group(0).column(5).compression == "ZSTD"
 
 
-def test_an_old_token_is_flushed_by_the_next_append(tmp_path: Path, meta: TraceMeta, make_batch: Make) -> None:
-    with TraceWriter(tmp_path, meta, max_seconds=0.0) as writer:
+def test_an_old_token_is_flushed_by_the_next_append(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, META, max_seconds=0.0) as writer:
         writer.append(make_batch(5))
         assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_an_exception_in_the_block_keeps_what_was_appended(tmp_path: Path, meta: TraceMeta, make_batch: Make) -> None:
-    with contextlib.suppress(KeyboardInterrupt), TraceWriter(tmp_path, meta) as writer:
-        writer.append(make_batch(7))
-        raise KeyboardInterrupt
-    assert open_trace(tmp_path).num_tokens == 7
-    assert open_trace(tmp_path).unfinished == ()
 
 
 WRITE_FOREVER = """
@@ -147,10 +136,9 @@ with TraceWriter(sys.argv[1], TraceMeta(form="tokens", model=model, recorder="te
 def test_sigkill_keeps_every_flushed_part(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE_FOREVER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         flushed = 0
         while flushed < 5:
-            flushed = int(process.stdout.readline())
+            flushed = int(known(process.stdout).readline())
         process.send_signal(signal.SIGKILL)
     trace = open_trace(tmp_path)
     assert len(trace.files) >= flushed
@@ -161,8 +149,7 @@ def test_sigkill_keeps_every_flushed_part(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_a_readable_trace_and_nothing_half_written(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE_FOREVER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while int(process.stdout.readline()) < 2:
+        while int(known(process.stdout).readline()) < 2:
             pass
         process.send_signal(signal.SIGINT)
         process.communicate()
@@ -171,7 +158,7 @@ def test_ctrl_c_leaves_a_readable_trace_and_nothing_half_written(tmp_path: Path)
     np.testing.assert_array_equal(position, np.arange(len(position)))
 
 
-def test_an_unfinished_part_is_named_and_skipped(make_trace: Callable[..., Trace], make_batch: Make) -> None:
+def test_an_unfinished_part_is_named_and_skipped(make_trace: MakeTrace) -> None:
     trace = make_trace(make_batch(9))
     killed = Path(trace.path) / ".part-0-123-7.parquet.x1"
     killed.write_bytes(b"PAR1 half a par")
@@ -198,29 +185,27 @@ def test_a_full_disk_is_one_error_and_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_share_a_directory_but_a_second_run_of_one_is_refused(
-    tmp_path: Path, meta: TraceMeta, make_batch: Make
-) -> None:
+def test_ranks_share_a_directory_but_a_second_run_of_one_is_refused(tmp_path: Path) -> None:
     for rank in (0, 1):
-        with TraceWriter(tmp_path, meta, rank=rank) as writer:
+        with TraceWriter(tmp_path, META, rank=rank) as writer:
             writer.append(make_batch(5))
     with pytest.raises(UsageError, match="already holds parts of rank 1"):
-        TraceWriter(tmp_path, meta, rank=1)
+        TraceWriter(tmp_path, META, rank=1)
     assert open_trace(tmp_path).num_tokens == 10
 
 
-def test_a_directory_of_another_trace_is_refused(tmp_path: Path, meta: TraceMeta, make_batch: Make) -> None:
-    with TraceWriter(tmp_path, meta) as writer:
+def test_a_directory_of_another_trace_is_refused(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, META) as writer:
         writer.append(make_batch(5))
-    other = meta.model_copy(update={"model": dataclasses.replace(meta.model, name="other")})
+    other = META.model_copy(update={"model": dataclasses.replace(META.model, name="other")})
     with pytest.raises(MismatchError, match="another trace"):
         TraceWriter(tmp_path, other, rank=1)
 
 
-def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path, meta: TraceMeta) -> None:
+def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
-        TraceWriter(tmp_path / "file" / "trace", meta)
+        TraceWriter(tmp_path / "file" / "trace", META)
 
 
 @pytest.mark.parametrize(
@@ -241,16 +226,48 @@ def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path, meta
         ({"phase": np.full(10, 3, np.int8)}, InputError),
     ],
 )
-def test_a_wrong_batch_is_refused_and_nothing_of_it_is_taken(
-    tmp_path: Path, meta: TraceMeta, make_batch: Make, change: dict[str, Any], error: type[Exception]
-) -> None:
-    with TraceWriter(tmp_path, meta, weights=True) as writer:
+def test_a_wrong_batch_is_refused_as_a_whole(tmp_path: Path, change: dict[str, Any], error: type[Exception]) -> None:
+    with TraceWriter(tmp_path, META, weights=True) as writer:
         writer.append(make_batch(10))
         with pytest.raises(error):
             writer.append(dataclasses.replace(make_batch(10), **change))
     assert open_trace(tmp_path).num_tokens == 10
 
 
-def test_the_writer_of_tokens_refuses_metadata_of_counts(tmp_path: Path, meta: TraceMeta) -> None:
+def test_the_writer_of_tokens_refuses_metadata_of_counts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="write_counts"):
-        TraceWriter(tmp_path, meta.model_copy(update={"form": "counts"}))
+        TraceWriter(tmp_path, META.model_copy(update={"form": "counts"}))
+
+
+OLD = (
+    '{"schema_version":1,"form":"tokens","model":{"name":"m","layer_ids":[0],"num_experts":8,"top_k":2,'
+    '"num_hidden_layers":null,"num_mtp_layers":null,"num_expert_groups":4,"num_shared_experts":null,'
+    '"hidden_size":null,"ffn_size":null,"dtype_bytes":null,'
+    '"attention":{"kv_size":null,"num_heads":null,"num_kv_heads":null}},'
+    '"tokenizer":null,"recorder":"x","step_order":"known"}'
+)
+
+
+def test_a_model_without_a_limit_on_groups_is_written_as_it_was_before_there_were_limits() -> None:
+    read = TraceMeta.model_validate_json(OLD)
+    assert read.model.top_k_groups is None
+    assert read.to_json() == OLD
+    assert "top_k_groups" not in read.model_dump(mode="json")["model"]
+
+
+def test_a_limit_on_groups_is_written_and_read() -> None:
+    model = ModelSpec(name="m", layer_ids=(0,), num_experts=8, top_k=2, num_expert_groups=4, top_k_groups=2)
+    meta = TraceMeta(form="tokens", model=model, recorder="x")
+    assert TraceMeta.model_validate_json(meta.to_json()) == meta
+    assert meta.model_dump(mode="json")["model"]["top_k_groups"] == 2
+    with pytest.raises(InputError, match="top_k_groups 0"):
+        ModelSpec(name="m", layer_ids=(0,), num_experts=8, top_k=2, top_k_groups=0)
+
+
+@pytest.mark.parametrize(("hidden", "width", "found"), [(64, 2, 128), (None, 2, None), (64, None, None)])
+def test_bytes_of_a_copy_are_known_where_its_sizes_are(
+    hidden: int | None, width: int | None, found: int | None
+) -> None:
+    model = ModelSpec(name="m", layer_ids=(0,), num_experts=8, top_k=2, hidden_size=hidden, dtype_bytes=width)
+    assert model.copy_bytes == found
+    assert "copy_bytes" not in TraceMeta(form="tokens", model=model, recorder="x").model_dump(mode="json")["model"]

@@ -90,7 +90,7 @@ def test_fp8_products_are_right_in_bf16_and_wrong_when_a_little_off() -> None:
 
 
 @pytest.mark.parametrize(("capability", "has_fp8"), [((8, 0), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)])
-def test_fp8_is_measured_where_the_gpu_has_it(
+def test_fp8_is_where_the_gpu_has_it(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_fp8: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)

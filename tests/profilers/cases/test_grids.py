@@ -96,14 +96,6 @@ def test_quick_grids_hold_small_models_and_the_demo_inside() -> None:
             assert min(axis(sizes, key)) <= min(values) <= max(values) <= max(axis(sizes, key)), f"{key} of {name}"
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_attention_has_three_lengths_two_batches_and_two_hidden_sizes(quick: bool) -> None:
-    sizes = grid("attention", quick=quick)
-    assert len(axis(sizes, "length")) >= 3
-    assert len(axis(sizes, "batch")) >= 2
-    assert len(axis(sizes, "hidden")) >= 2
-
-
 @pytest.mark.parametrize(("device", "gib"), [("cpu", 0.5), ("cuda:0", 12)])
 def test_no_size_needs_more_memory_than_a_rank_has(device: str, gib: float) -> None:
     elements: dict[str, Callable[[Size], int]] = {

@@ -15,7 +15,7 @@ from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.predictor import predict, predicted
 from moeplan.profilers.profile import Profile
 from moeplan.profilers.series import Series
-from tests.builders import series
+from tests.builders import known, series
 
 BYTES = [{"bytes": 2**power} for power in range(10, 20)]
 GEMMS = [{"m": size["bytes"], "n": 8, "k": 4} for size in BYTES]
@@ -98,9 +98,8 @@ def test_what_cannot_be_answered_is_told_with_what_there_is(case: str, asked: di
 
 def test_a_fit_that_gives_no_time_is_refused_where_it_is_asked() -> None:
     steep = series("all_to_all", 4, "intra")
-    assert steep.fit is not None
     model = Piecewise(works=(1.0, 1.0 + 1e-15), seconds_at=(1e-12, 8e4), kind="piecewise_linear")
-    forged = steep.model_copy(update={"fit": dataclasses.replace(steep.fit, model=model)})
+    forged = steep.model_copy(update={"fit": dataclasses.replace(known(steep.fit), model=model)})
     with pytest.raises(InputError, match="predicts no time that means anything"):
         predicted(forged, {"bytes": 2**60})
 

@@ -15,6 +15,7 @@ import pytest
 from moeplan.errors import RankError, UsageError
 from moeplan.profilers.world import failures
 from moeplan.profilers.world.launch import Launch, found_launch, gathered
+from tests.builders import known
 from tests.warm import warm
 
 ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -32,9 +33,7 @@ NAMES = ("RANK", "WORLD_SIZE", *SLURM, *ADDRESS, "SLURM_STEP_NODELIST", "SLURM_J
         ({"RANK": "0"}, None),
     ],
 )
-def test_the_environment_tells_of_a_launch(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], told: Launch | None
-) -> None:
+def test_a_launch_is_found(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], told: Launch | None) -> None:
     _only(monkeypatch, environment)
     assert found_launch() == told
 
@@ -50,9 +49,7 @@ def test_the_environment_tells_of_a_launch(
         ("a.cluster,b.cluster", "a.cluster"),
     ],
 )
-def test_under_srun_rank_0_is_on_the_first_host_of_the_step(
-    monkeypatch: pytest.MonkeyPatch, hosts: str, first: str
-) -> None:
+def test_under_srun_rank_0_is_on_the_steps_first_host(monkeypatch: pytest.MonkeyPatch, hosts: str, first: str) -> None:
     _only(monkeypatch, {**SLURM, "SLURM_JOB_NODELIST": "elsewhere", "SLURM_STEP_NODELIST": hosts})
     assert found_launch() == Launch(1, 2, first, 15_001)
     _only(monkeypatch, {**SLURM, "SLURM_JOB_NODELIST": hosts, "SLURM_STEP_ID": "2"})
@@ -73,9 +70,7 @@ def test_under_srun_rank_0_is_on_the_first_host_of_the_step(
         ({"RANK": "one", "WORLD_SIZE": "4", **ADDRESS}, "expected 0 <= RANK < WORLD_SIZE"),
     ],
 )
-def test_a_broken_launch_is_one_clear_line(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
-) -> None:
+def test_a_broken_launch_is_told(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str) -> None:
     _only(monkeypatch, environment)
     with pytest.raises(UsageError, match=message):
         found_launch()
@@ -95,6 +90,13 @@ def environment(**more: str) -> dict[str, Any]:
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *filter(None, sys.path)])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **more}
+
+
+def started(folder: Path, script: str, *words: object) -> "subprocess.Popen[str]":
+    """A script in a session of its own."""
+    (folder / "script.py").write_text(script)
+    command, pipe = [sys.executable, str(folder / "script.py"), *map(str, words)], subprocess.PIPE
+    return subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +127,7 @@ def test_as_srun_starts_them_ranks_meet_and_a_hung_one_is_named_and_ended_on_eve
         ("disagrees late", [4, 4, 4], "rank 1 disagrees with rank 0 about quick: rank 1 has True, rank 0 False"),
     ],
 )
-def test_a_rank_that_fails_or_disagrees_is_named_on_every_rank(
-    launched: Launched, name: str, codes: list[int], told: str
-) -> None:
+def test_a_rank_that_fails_is_named_on_every_rank(launched: Launched, name: str, codes: list[int], told: str) -> None:
     ended = launched(name)
     assert [code for code, _ in ended] == codes, ended
     assert all(told in output for _, output in ended), ended
@@ -186,10 +186,8 @@ def test_a_process_whose_errors_nobody_reads_any_more_still_ends() -> None:
     code = "import sys; from moeplan.profilers.world.failures import end; sys.stdin.read(); end('a word')"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stderr=pipe) as process:
-        assert process.stdin is not None
-        assert process.stderr is not None
-        process.stderr.close()
-        process.stdin.close()
+        known(process.stderr).close()
+        known(process.stdin).close()
         assert process.wait(timeout=60) == RankError.exit_code
 
 

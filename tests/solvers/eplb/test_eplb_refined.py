@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from numpy.random import Generator
 
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
 from moeplan.solvers.balance import device_loads
+from moeplan.solvers.eplb.kernel import descend, kick, place, state_of
 from moeplan.solvers.outcome import PlacementResult, Status
+from moeplan.solvers.placement import Placement, keeps_groups_whole
+from tests.builders import known
+from tests.solvers.builders import Array
 
-Array = NDArray[Any]
-LOADS: dict[str, Callable[[np.random.Generator], Array]] = {
+LOADS: dict[str, Callable[[Generator], Array]] = {
     "lognormal 0.5": lambda rng: rng.lognormal(0, 0.5, (6, 256)),
     "lognormal 2": lambda rng: rng.lognormal(0, 2, (6, 256)),
     "zipf 0.8": lambda rng: zipf(rng, 0.8),
@@ -23,7 +26,7 @@ LOADS: dict[str, Callable[[np.random.Generator], Array]] = {
 }
 
 
-def zipf(rng: np.random.Generator, exponent: float) -> Array:
+def zipf(rng: Generator, exponent: float) -> Array:
     share = np.arange(1, 257.0) ** -exponent
     return np.stack([rng.permutation(rng.multinomial(2**18, share / share.sum())) for _ in range(6)])
 
@@ -56,9 +59,7 @@ def test_raw_beats_every_legal_plan_where_duplicates_pay_and_refined_is_the_best
 @pytest.mark.parametrize(
     ("num_experts", "slots"), [(4, [2, 3]), (5, [3, 3]), (4, [2, 2, 2]), (5, [3, 2, 2]), (6, [4, 3])]
 )
-def test_small_layers_are_placed_as_well_as_by_trying_everything(
-    num_experts: int, slots: list[int], rng: np.random.Generator
-) -> None:
+def test_small_layers_are_placed_as_by_trying_everything(num_experts: int, slots: list[int], rng: Generator) -> None:
     loads = rng.lognormal(0, 1, (12, num_experts))
     found = eplb.solve(loads, Cluster(1, len(slots)), slots=slots)
     assert busiest(loads, found) == pytest.approx([least_max(load, slots) for load in loads], rel=2e-5)
@@ -91,14 +92,11 @@ def test_under_any_constraints_refined_is_legal_and_no_layer_is_worse_than_publi
     mean = loads.sum(axis=1) / len(alive)
     ratios = np.where(mean > 0, busiest(loads, refined) / np.where(mean > 0, mean, 1), 1)
     assert refined.outcome.objective.value == pytest.approx(ratios.mean())
-    assert refined.outcome.bound is not None
-    assert refined.outcome.bound <= refined.outcome.objective.value * (1 + 1e-12)
+    assert known(refined.outcome.bound) <= refined.outcome.objective.value * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_on_32_devices_its_excess_over_the_bound_is_less_than_a_quarter_of_the_published_one(
-    name: str, rng: np.random.Generator
-) -> None:
+def test_on_32_devices_its_excess_over_the_bound_is_a_quarter_of_the_published_one(name: str, rng: Generator) -> None:
     loads = LOADS[name](rng)
     refined, published = (
         eplb.solve(loads, Cluster(4, 8), slots=9, method=method).outcome for method in ("refined", "published")
@@ -116,9 +114,7 @@ def test_replicas_change_hands_where_swaps_alone_gain_nothing() -> None:
 
 
 @pytest.mark.parametrize(("shape", "num_groups", "slots"), [("2x2", 4, 5), ("4x2", 8, 4), ("2x3", 6, 5), ("2x2", 2, 4)])
-def test_groups_stay_on_nodes_and_no_layer_is_worse_than_published(
-    shape: str, num_groups: int, slots: int, rng: np.random.Generator
-) -> None:
+def test_groups_stay_on_nodes_no_worse_than_published(shape: str, num_groups: int, slots: int, rng: Generator) -> None:
     cluster, size = Cluster.parse(shape), 4
     loads = rng.lognormal(0, 1, (10, num_groups * size))
     refined, published = (
@@ -139,7 +135,7 @@ def test_with_groups_kept_the_bound_is_that_of_the_best_way_to_deal_them() -> No
     assert found.outcome.status is Status.OPTIMAL
 
 
-def test_pinned_experts_take_their_groups_to_their_nodes(rng: np.random.Generator) -> None:
+def test_pinned_experts_take_their_groups_to_their_nodes(rng: Generator) -> None:
     loads = rng.lognormal(0, 1, (5, 16))
     found = eplb.solve(loads, Cluster(2, 2), slots=5, num_groups=4, pins=[(0, 3), (5, 2), (1, 2)])
     assert found.outcome.backend == "moeplan hierarchical"
@@ -150,7 +146,7 @@ def test_pinned_experts_take_their_groups_to_their_nodes(rng: np.random.Generato
     assert apart.outcome.backend == "moeplan"
 
 
-def test_layers_are_refined_each_for_itself_and_alike_every_time(rng: np.random.Generator) -> None:
+def test_layers_are_refined_each_for_itself_and_alike_every_time(rng: Generator) -> None:
     loads = rng.lognormal(0, 1, (4, 32))
     together = eplb.solve(loads, Cluster(1, 8), slots=5).placement.physical_to_logical
     for layer in reversed(range(4)):
@@ -166,3 +162,182 @@ def test_deepseek_size_takes_less_than_a_tenth_of_a_second_once_compiled() -> No
     assert time.process_time() - started < 0.3  # 0.07 s on an idle machine
     assert device_loads(loads, found.placement).max(axis=1).sum() == pytest.approx(busiest(loads, found).sum())
     assert found.outcome.wall_s < found.outcome.compiled_s + 1
+
+
+@pytest.mark.parametrize("slots", [[3, 3, 3, 3], [5, 0, 2, 4], [8, 8, 1, 1]])
+def test_changes_leave_the_state_that_its_experts_give_anew(slots: list[int], rng: Generator) -> None:
+    weight, pinned = rng.lognormal(0, 1, 8), np.zeros((4, 8), dtype=np.bool_)
+    first, num_slots = np.concatenate([[0], np.cumsum(slots)]), sum(slots)
+    table = np.concatenate([np.arange(8), np.arange(8), np.arange(8)])[:num_slots]
+    pinned[0, 1] = True
+    state, anew = state_of(weight, first, pinned), state_of(weight, first, pinned)
+    place(state, table)
+    seed = np.array([3], np.uint64)
+    for turn in range(300):
+        kick(state, seed)
+        if turn % 3 == 0:
+            descend(state, 0.0, 500)
+        place(anew, state.expert)
+        assert (state.held == anew.held).all()
+        assert (state.copies == anew.copies).all()
+        for x in range(8):
+            assert sorted(state.at[x, : state.copies[x]]) == sorted(anew.at[x, : anew.copies[x]])
+        np.testing.assert_allclose(state.share, anew.share, rtol=1e-9)
+        np.testing.assert_allclose(state.load, anew.load, rtol=1e-9, atol=1e-12)
+        assert state.held[0, 1]
+    assert (state.expert != table).any()
+
+
+def ratios(loads: Array, placement: Placement) -> Array:
+    """Max/mean device load of every step and layer, from the definition, `[B, L]`."""
+    found = np.ones(loads.shape[:2])
+    for step, layer in np.ndindex(found.shape):
+        held = placement.holds(layer)[:, placement.slots > 0]
+        device = loads[step, layer] @ (held / held.sum(axis=1, keepdims=True))
+        if device.sum():
+            found[step, layer] = device.max() / device.mean()
+    return found
+
+
+def topical(rng: Generator, num_steps: int, num_layers: int, num_experts: int) -> Array:
+    """Steps whose busy experts come and go together."""
+    topics = rng.lognormal(0, 1, (4, num_layers, num_experts))
+    mixed = np.einsum("bt,tle->ble", rng.dirichlet(np.full(4, 0.4), num_steps), topics)
+    return np.asarray(rng.poisson(500 * mixed / mixed.mean(axis=2, keepdims=True)), np.float64)
+
+
+def test_experts_busy_in_the_same_step_are_put_apart_which_their_means_do_not_tell() -> None:
+    steps = np.array([[[1.0, 1.0, 0.0, 0.0]], [[0.0, 0.0, 1.0, 1.0]]])
+    found = eplb.solve(steps, Cluster(1, 2))
+    assert found.outcome.objective.name == "step_balance"
+    assert found.outcome.objective.value == 1
+    assert found.outcome.status is Status.OPTIMAL
+    for pair in ((0, 1), (2, 3)):
+        homes = found.placement.holds(0)[list(pair)].argmax(axis=1)
+        assert homes[0] != homes[1]
+
+
+def test_an_expert_busy_in_bursts_gets_the_replica_that_a_steady_one_of_more_load_does_not_need() -> None:
+    bursts = np.zeros((8, 1, 4))
+    bursts[:, 0] = [5.0, 0.0, 5.0, 5.0]
+    bursts[::2, 0, 1] = 9.0
+    found = eplb.solve(bursts, Cluster(1, 5), slots=1)
+    assert found.placement.holds(0)[1].sum() == 2
+    assert eplb.solve(bursts.mean(axis=0), Cluster(1, 5), slots=1).placement.holds(0)[1].sum() == 1
+
+
+@pytest.mark.parametrize("quantile", [None, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize(
+    ("shape", "num_groups", "slots"), [("1x4", None, 5), ("2x2", 4, 5), ("1x4", None, [4, 6, 0, 7])]
+)
+def test_no_start_is_better_for_the_steps_and_the_objective_is_as_defined(
+    shape: str, num_groups: int | None, slots: Any, quantile: float | None, rng: Generator
+) -> None:
+    loads, cluster = topical(rng, 31, 2, 16), Cluster.parse(shape)
+    loads[3] = 0
+    options: dict[str, Any] = {"slots": slots, "num_groups": num_groups}
+    found = eplb.solve(loads, cluster, **options, quantile=quantile)
+
+    def value(placement: Placement) -> float:
+        by_step = ratios(loads, placement)
+        if quantile is None:
+            return float(by_step.mean())
+        enough = int(np.ceil(quantile * (len(loads) - 1)))
+        return float(np.sort(by_step, axis=0)[enough].mean())
+
+    name = "step_balance" if quantile is None else f"step_balance_p{round(100 * quantile)}"
+    assert found.outcome.objective.name == name
+    assert found.outcome.objective.value == pytest.approx(value(found.placement))
+    assert 1 <= known(found.outcome.bound) <= found.outcome.objective.value
+    for method in ("published", "refined"):
+        of_mean = eplb.solve(loads.mean(axis=0), cluster, **options, method=method)
+        assert value(found.placement) < value(of_mean.placement)
+    published = eplb.solve(loads, cluster, **options, method="published", quantile=quantile)
+    assert published.outcome.objective.value == pytest.approx(value(published.placement))
+    if num_groups:
+        for row in found.placement.physical_to_logical.reshape(2, cluster.num_nodes, -1):
+            assert sum(len(set((node // 4).tolist())) for node in row) == num_groups
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_steps_keep_every_constraint(data: st.DataObject) -> None:
+    num_experts, num_devices = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 4))
+    slots = data.draw(st.lists(st.integers(1, num_experts), min_size=num_devices, max_size=num_devices))
+    slots[0] = num_experts
+    dead = data.draw(st.sets(st.integers(1, num_devices - 1), max_size=2)) if num_devices > 1 else set()
+    pins = {(data.draw(st.integers(0, num_experts - 1)), 0)}
+    cells = st.lists(st.integers(0, 9), min_size=num_experts, max_size=num_experts)
+    loads = np.array(data.draw(st.lists(st.lists(cells, min_size=2, max_size=2), min_size=1, max_size=5)))
+    quantile = data.draw(st.sampled_from([None, 0.5]))
+    found = eplb.solve(loads, Cluster(1, num_devices), slots=slots, dead=dead, pins=pins, quantile=quantile)
+    assert found.placement.slots.tolist() == [0 if d in dead else s for d, s in enumerate(slots)]
+    assert all(found.placement.holds(layer)[pin] for layer in range(2) for pin in pins)
+
+
+def test_one_step_is_placed_as_its_loads_are(rng: Generator) -> None:
+    loads = rng.lognormal(0, 1, (3, 16))
+    one, alone = eplb.solve(loads[None], Cluster(1, 4), slots=5), eplb.solve(loads, Cluster(1, 4), slots=5)
+    assert one.outcome.objective.value == pytest.approx(alone.outcome.objective.value, rel=1e-3)
+
+
+def test_no_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="no axis empty"):
+        eplb.solve(np.ones((0, 2, 4)), Cluster(1, 2))
+
+
+def splits(items: tuple[int, ...], room: int) -> list[list[tuple[int, ...]]]:
+    """Every way to deal items to places alike of so many each."""
+    if not items:
+        return [[]]
+    found = []
+    for others in itertools.combinations(items[1:], room - 1):
+        place = (items[0], *others)
+        found += [[place, *rest] for rest in splits(tuple(i for i in items if i not in place), room)]
+    return found
+
+
+def least_whole(load: Array, room: int) -> float:
+    """The least load of the busiest place, over all ways to deal the experts to places of so much room."""
+    return min(max(float(load[list(p)].sum()) for p in way) for way in splits(tuple(range(len(load))), room))
+
+
+@pytest.mark.parametrize(("devices", "num_groups"), [(2, 4), (3, 6), (4, 4), (4, 2), (6, 2), (12, 4), (12, 12), (1, 4)])
+@pytest.mark.parametrize("method", ["refined", "published"])
+def test_groups_stay_whole_and_refined_is_even(devices: int, num_groups: int, method: Any, rng: Generator) -> None:
+    loads, size = rng.lognormal(0, 1, (4, 12)), 12 // num_groups
+    found = eplb.solve(loads, Cluster(1, devices), num_groups=num_groups, groups="whole", method=method)
+    assert keeps_groups_whole(found.placement, num_groups)
+    slots, ratios = 12 // devices, []
+    for load in loads:
+        groups = load.reshape(num_groups, size)
+        if slots >= size:
+            best = least_whole(groups.sum(axis=1), slots // size)
+        else:
+            best = max(least_whole(group, slots) for group in groups)
+        ratios.append(best / (load.sum() / devices))
+    value = found.outcome.objective.value
+    assert value == pytest.approx(np.mean(ratios), rel=1e-4) if method == "refined" else value >= np.mean(ratios) - 1e-9
+    assert known(found.outcome.bound) <= value * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("devices", "pins"), [(2, [(0, 1), (9, 0)]), (6, [(0, 4), (1, 3), (7, 2)]), (3, [(11, 0)])])
+def test_pins_take_whole_groups_along(devices: int, pins: list[tuple[int, int]], rng: Generator) -> None:
+    num_groups = 2 if devices == 6 else 6
+    found = eplb.solve(
+        rng.lognormal(0, 1, (3, 12)), Cluster(1, devices), num_groups=num_groups, groups="whole", pins=pins
+    )
+    assert keeps_groups_whole(found.placement, num_groups)
+    assert all(found.placement.holds(layer)[pin] for layer in range(3) for pin in pins)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_steps_keep_groups_whole_too(devices: int, rng: Generator) -> None:
+    steps = rng.lognormal(0, 1, (9, 2, 16))
+    found = eplb.solve(steps, Cluster(1, devices), num_groups=4, groups="whole")
+    of_mean = eplb.solve(steps.mean(axis=0), Cluster(1, devices), num_groups=4, groups="whole")
+    assert keeps_groups_whole(found.placement, 4)
+    held = [[one.placement.holds(layer) for layer in range(2)] for one in (found, of_mean)]
+    worth = [np.mean([(steps[:, i] @ h[i]).max(axis=1) / steps[:, i].sum(axis=1) for i in range(2)]) for h in held]
+    assert found.outcome.objective.value == pytest.approx(worth[0] * devices)
+    assert worth[0] <= worth[1] * (1 + 1e-12)

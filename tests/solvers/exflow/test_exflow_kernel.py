@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from numpy.random import Generator
 
 from moeplan.solvers.draws import exponential
 from moeplan.solvers.exflow import kernel
@@ -12,8 +12,8 @@ from moeplan.solvers.exflow.kernel import anneal, descend, resample
 from moeplan.solvers.exflow.messages import Deals, deals_of, sum_over
 from moeplan.solvers.exflow.programme import Layout, Programme, Terms
 from moeplan.solvers.exflow.state import State, state_of, swap
+from tests.solvers.builders import Array
 
-Array = NDArray[Any]
 LAYERS, EXPERTS = 4, 8
 
 
@@ -22,18 +22,18 @@ def near_of(nodes: int, group: int, rho: float) -> Array:
     return np.asarray((rho - 1) * (node[:, None] == node) + np.eye(nodes * group))
 
 
-def programme_of(rng: np.random.Generator, slots: list[int], nodes: int = 1, rho: float = 1.0) -> Programme:
+def programme_of(rng: Generator, slots: list[int], nodes: int = 1, rho: float = 1.0) -> Programme:
     weights = [rng.integers(0, 50, (EXPERTS, EXPERTS)).astype(float) for _ in range(LAYERS - 1)]
     group = len(slots) // nodes
     return Programme(weights, (EXPERTS,) * LAYERS, np.array(slots), near_of(nodes, group, rho), group)
 
 
-def pairs_of(rng: np.random.Generator) -> Array:
+def pairs_of(rng: Generator) -> Array:
     half = rng.integers(0, 50, (LAYERS, EXPERTS, EXPERTS)).astype(float)
     return np.asarray((half + half.transpose(0, 2, 1)) * (1 - np.eye(EXPERTS)))
 
 
-def layout_of(programme: Programme, rng: np.random.Generator) -> Layout:
+def layout_of(programme: Programme, rng: Generator) -> Layout:
     return [rng.permutation(programme.places)[:EXPERTS] for _ in range(LAYERS)]
 
 
@@ -54,11 +54,9 @@ def assert_consistent(programme: Programme, terms: Terms, state: State) -> None:
         assert ((state.home == device).sum(axis=1) == slots).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**31), st.sampled_from([[2, 2, 2, 2], [4, 1, 3, 2], [4, 0, 4, 1]]), st.booleans(), st.booleans())
-def test_pulls_and_places_stay_what_the_homes_alone_would_give(
-    seed: int, slots: list[int], two_nodes: bool, pairs: bool
-) -> None:
+def test_pulls_and_places_stay_what_the_homes_give(seed: int, slots: list[int], two_nodes: bool, pairs: bool) -> None:
     rng = np.random.default_rng(seed)
     programme = programme_of(rng, slots, *((2, 5.0) if two_nodes else (1, 1.0)))
     terms = Terms(beside=pairs_of(rng) if pairs else None)
@@ -100,9 +98,9 @@ def best_deals_by_brute_force(programme: Programme, terms: Terms, layout: Layout
     return max(best)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**31), st.booleans(), st.booleans(), st.sampled_from([(0, 1), (3, 0), (2, 1)]))
-def test_a_block_move_at_temperature_zero_finds_the_best_deal_of_all_layers_at_once(
+def test_a_cold_block_move_finds_the_best_deal(
     seed: int, two_nodes: bool, pairs: bool, devices: tuple[int, int]
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -211,18 +209,6 @@ def deals_at_random(m: int, worth: float, link: float) -> Deals:
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
-@pytest.mark.parametrize("worth", [1e-3, 1.0, 1e6])
-@pytest.mark.parametrize("temperature", [1e-3, 1.0])
-def test_messages_are_the_sums_over_all_ways(m: int, worth: float, temperature: float) -> None:
-    deals = deals_at_random(m, worth, 15 * temperature)
-    for _ in range(2):  # nothing of a sum is left in the next
-        expected = summed(deals, temperature)
-        sum_over(deals, temperature, False)
-        assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
-        deals.link[:] = deals.link[:, ::-1]
-
-
-@pytest.mark.parametrize("m", [1, 2, 3, 4])
 @pytest.mark.parametrize("links", [(1, 1, 1), (15, 1e4, 1), (1e6, 1, 15), (1, 1, 1e4), (1e4, 1e6, 1e4)])
 def test_where_devices_might_trade_names_half_the_sums_are_enough(m: int, links: tuple[float, ...]) -> None:
     rng, deals = np.random.default_rng(m), deals_of(m, LAYERS)
@@ -249,9 +235,7 @@ def test_a_way_far_below_the_best_counts_just_where_its_links_make_up_for_it(lin
 
 
 @pytest.mark.parametrize(("m", "link", "below"), [(2, [100, -100, 0, 0], 651), (4, [12, -12] * 4, 700)])
-def test_that_the_links_of_some_members_or_all_together_make_up_for_it_is_enough(
-    m: int, link: list[float], below: float
-) -> None:
+def test_links_of_some_members_or_of_all_together_make_up_for_it(m: int, link: list[float], below: float) -> None:
     deals = deals_of(m, 2)
     deals.link[0] = deals.spin[:, :1] * link
     deals.message[0], deals.message[0, 0], deals.message[0, -1] = -np.inf, -below, 0
@@ -289,18 +273,20 @@ def test_what_stays_on_the_larger_of_two_devices_counts(devices: tuple[int, int]
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
 @pytest.mark.parametrize("temperature", [1e-3, 1.0])
-@pytest.mark.parametrize("link", [10.0, 60.0, 100.0, 300.0, 1e6])
-@pytest.mark.parametrize("worth", [1.0, 1000.0, 1e6])
-def test_messages_are_the_sums_where_some_ways_are_worth_many_temperatures_more(
+@pytest.mark.parametrize("link", [10.0, 15.0, 60.0, 100.0, 300.0, 1e6])
+@pytest.mark.parametrize("worth", [1e-3, 1.0, 1000.0, 1e6])
+def test_messages_are_the_sums_whatever_some_ways_are_worth(
     m: int, temperature: float, link: float, worth: float
 ) -> None:
     deals = deals_at_random(m, worth * temperature, link * temperature)
-    expected = summed(deals, temperature)
-    steep = sum_over(deals, temperature, False)
-    pairs = len(deals.low) ** 2
-    assert steep == {10.0: 0, 1e6: pairs}.get(link, steep)
-    assert steep in (0, pairs)
-    assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
+    for _ in range(2):  # nothing of a sum is left in the next
+        expected = summed(deals, temperature)
+        steep = sum_over(deals, temperature, False)
+        pairs = len(deals.low) ** 2
+        assert steep == {10.0: 0, 1e6: pairs}.get(link, steep)
+        assert steep in (0, pairs)
+        assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
+        deals.link[:] = deals.link[:, ::-1]
 
 
 def test_the_pairs_of_ways_that_are_summed_one_by_one_are_counted() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.random import Generator
 
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
@@ -19,8 +19,9 @@ from moeplan.solvers.exflow.state import State, state_of
 from moeplan.solvers.moves import experts_moved, keep_in_place
 from moeplan.solvers.outcome import PlacementResult, Status
 from moeplan.solvers.placement import Placement
+from tests.builders import known
+from tests.solvers.builders import Array
 
-Array = NDArray[Any]
 LITTLE_WORK = 1e7
 
 
@@ -41,9 +42,7 @@ def best_net(weights: Array, cluster: Cluster, old: Placement, price: float) -> 
 
 
 @pytest.mark.parametrize("price", [0.0, 3.0, 20.0, 1e6])
-def test_what_it_goes_to_is_worth_what_the_best_is_and_at_least_what_staying_and_going_all_the_way_are(
-    price: float, rng: np.random.Generator
-) -> None:
+def test_what_it_goes_to_is_worth_the_best_and_no_less_than_staying_or_going(price: float, rng: Generator) -> None:
     cluster = Cluster(1, 2)
     for _ in range(5):
         weights = rng.poisson(rng.dirichlet(np.full(4, 0.4), (2, 4)) * 50).astype(float)
@@ -61,18 +60,7 @@ def test_what_it_goes_to_is_worth_what_the_best_is_and_at_least_what_staying_and
         assert went.outcome.objective.value == pytest.approx(value(weights, cluster, went.placement) / weights.sum())
 
 
-def test_the_dearer_moves_are_the_fewer_there_are_and_at_the_dearest_none(rng: np.random.Generator) -> None:
-    cluster = Cluster(2, 2)
-    weights, found, old = drifted(cluster, rng)
-    went = [reconsider(weights, cluster, found, old, price=price) for price in (0.0, 100.0, 1e9)]
-    moved = [int(experts_moved(one.placement, old).sum()) for one in went]
-    assert moved[0] >= moved[1] >= moved[2] == 0
-    assert moved[0] > 0
-    worth = [value(weights, cluster, one.placement) for one in went]
-    assert worth[0] >= worth[1] >= worth[2]
-
-
-def drifted(cluster: Cluster, rng: np.random.Generator) -> tuple[Array, PlacementResult, Placement]:
+def drifted(cluster: Cluster, rng: Generator) -> tuple[Array, PlacementResult, Placement]:
     """Transitions of traffic that has changed by a tenth since a placement was found, and one found for them now."""
     then, new = rng.dirichlet(np.full(16, 1.0), (2, 5, 16))
     weights = rng.poisson((0.9 * then + 0.1 * new) * 200).astype(float)
@@ -81,9 +69,7 @@ def drifted(cluster: Cluster, rng: np.random.Generator) -> tuple[Array, Placemen
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (2, 2)], ids=str)
-def test_a_small_price_leaves_almost_all_of_the_value_for_far_fewer_moves_than_names_alone_save(
-    shape: tuple[int, int], rng: np.random.Generator
-) -> None:
+def test_a_small_price_leaves_almost_all_value_for_far_fewer_moves(shape: tuple[int, int], rng: Generator) -> None:
     cluster, moved, named = Cluster(*shape), [0, 0], 0
     for _ in range(12):
         weights, found, old = drifted(cluster, rng)
@@ -97,7 +83,7 @@ def test_a_small_price_leaves_almost_all_of_the_value_for_far_fewer_moves_than_n
     assert moved[1] < 0.85 * min(moved[0], named)
 
 
-def test_on_the_same_traffic_nothing_moves_whatever_a_search_from_nothing_finds(rng: np.random.Generator) -> None:
+def test_on_the_same_traffic_nothing_moves_whatever_a_search_from_nothing_finds(rng: Generator) -> None:
     cluster = Cluster(1, 4)
     weights = rng.poisson(rng.dirichlet(np.full(16, 1.0), (5, 16)) * 200).astype(float)
     old = exflow.solve(weights, cluster, work=10 * LITTLE_WORK).placement
@@ -108,9 +94,7 @@ def test_on_the_same_traffic_nothing_moves_whatever_a_search_from_nothing_finds(
 
 
 @pytest.mark.parametrize("price", [0.0, 30.0, 1e6])
-def test_pairs_inside_layers_are_weighed_within_the_cap_which_old_homes_need_not_keep(
-    price: float, rng: np.random.Generator
-) -> None:
+def test_pairs_inside_layers_are_weighed_within_a_cap_that_old_homes_may_break(price: float, rng: Generator) -> None:
     cluster, nothing = Cluster(1, 2), np.zeros((1, 8, 8))
     pairs = rng.integers(0, 50, (2, 8, 8)).astype(float)
     pairs += pairs.transpose(0, 2, 1)
@@ -133,7 +117,7 @@ def test_pairs_inside_layers_are_weighed_within_the_cap_which_old_homes_need_not
 
 
 @pytest.mark.parametrize("unit", [1e-200, 1e-100, 1e200])
-def test_a_price_is_in_the_unit_of_the_weights(unit: float, rng: np.random.Generator) -> None:
+def test_a_price_is_in_the_unit_of_the_weights(unit: float, rng: Generator) -> None:
     cluster, scale = Cluster(1, 4), 2.0 ** round(np.log2(unit))
     weights, _, old = drifted(cluster, rng)
     for price in (0.01, 0.3, 1e6):
@@ -146,7 +130,7 @@ def test_a_price_is_in_the_unit_of_the_weights(unit: float, rng: np.random.Gener
 
 
 @pytest.mark.parametrize("price", [1e300, np.inf])
-def test_at_a_price_beyond_all_that_could_be_gained_nothing_moves(price: float, rng: np.random.Generator) -> None:
+def test_at_a_price_beyond_all_that_could_be_gained_nothing_moves(price: float, rng: Generator) -> None:
     for cluster in (Cluster(1, 4), Cluster(2, 2)):
         weights, found, old = drifted(cluster, rng)
         assert same(reconsider(weights, cluster, found, old, price=price).placement, old)
@@ -155,7 +139,7 @@ def test_at_a_price_beyond_all_that_could_be_gained_nothing_moves(price: float, 
             reconsider(weights, cluster, found, old, price=wrong)
 
 
-def test_a_search_that_was_interrupted_is_not_followed_by_another(rng: np.random.Generator) -> None:
+def test_a_search_that_was_interrupted_is_not_followed_by_another(rng: Generator) -> None:
     cluster = Cluster(1, 4)
     weights, found, old = drifted(cluster, rng)
     stopped = dataclasses.replace(found, outcome=dataclasses.replace(found.outcome, status=Status.INTERRUPTED))
@@ -164,7 +148,7 @@ def test_a_search_that_was_interrupted_is_not_followed_by_another(rng: np.random
     assert same(went.placement, old) or same(went.placement, keep_in_place(found.placement, old, 4))
 
 
-def test_work_ends_it_the_same_way_again_and_time_only_with_a_word(rng: np.random.Generator) -> None:
+def test_work_ends_it_the_same_way_again_and_time_only_with_a_word(rng: Generator) -> None:
     cluster = Cluster(2, 2)
     weights, found, old = drifted(cluster, rng)
     first, again = (reconsider(weights, cluster, found, old, work=2e6, time_limit_s=1e3) for _ in range(2))
@@ -174,7 +158,7 @@ def test_work_ends_it_the_same_way_again_and_time_only_with_a_word(rng: np.rando
     assert late.outcome.status is Status.TIME_LIMIT
 
 
-def test_on_a_single_device_nothing_moves_whatever_time_there_is(rng: np.random.Generator) -> None:
+def test_on_a_single_device_nothing_moves_whatever_time_there_is(rng: Generator) -> None:
     cluster = Cluster(1, 1)
     weights, found, old = drifted(cluster, rng)
     went = reconsider(weights, cluster, found, old, price=1.0)
@@ -193,9 +177,7 @@ def test_a_reheating_cools_down_in_chunks_that_meet_and_make_all_its_moves(block
         assert end == begin
 
 
-def test_old_homes_pull_at_their_experts_by_the_price_and_tie_devices_to_their_names(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_homes_pull_by_the_price_and_tie_devices_to_names(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[State] = []
 
     def noted(state: State, *_: object) -> int:
@@ -213,7 +195,7 @@ def test_old_homes_pull_at_their_experts_by_the_price_and_tie_devices_to_their_n
     assert all(state.tied for state in seen)
 
 
-def test_an_optimum_that_is_not_taken_is_no_longer_called_one(rng: np.random.Generator) -> None:
+def test_an_optimum_that_is_not_taken_is_no_longer_called_one(rng: Generator) -> None:
     cluster = Cluster(1, 4)
     weights = rng.poisson(rng.dirichlet(np.full(4, 0.2), (2, 4)) * 200).astype(float)
     found, old = exflow.solve(weights, cluster), contiguous.solve(3, 4, cluster).placement
@@ -221,8 +203,7 @@ def test_an_optimum_that_is_not_taken_is_no_longer_called_one(rng: np.random.Gen
     went = reconsider(weights, cluster, found, old, price=1e9).outcome
     assert went.status is Status.FEASIBLE
     assert went.bound == found.outcome.bound
-    assert went.gap is not None
-    assert went.gap > 0
+    assert known(went.gap) > 0
 
 
 def test_moves_have_no_price_where_experts_have_replicas() -> None:

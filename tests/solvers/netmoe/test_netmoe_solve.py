@@ -1,22 +1,22 @@
 import itertools
-import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import netmoe
 from moeplan.solvers.outcome import Status
+from tests.builders import known
+from tests.solvers.builders import Array
 
-Array = NDArray[Any]
 LINKS = dict(map(Link.parse, ["intra=400:2", "inter=50:9"]))
 SLOW_INSIDE = dict(map(Link.parse, ["intra=50:9", "inter=90:2"]))
 FIG_2 = np.array([[0, 0, 3, 1], [1, 2, 1, 0], [1, 1, 0, 2], [3, 0, 0, 1]])  # expert i is on device i
@@ -45,29 +45,18 @@ def cases(draw: st.DrawFn, largest: int = 12) -> Case:
 
 
 def naive_loads(counts: Array, experts: Array, home: Array, cluster: Cluster) -> tuple[float, ...]:
-    """Copies between nodes and inside, and the busiest port of each, sample by sample and expert by expert."""
+    """Copies between nodes and inside, the busiest port of each, and a device's between nodes, copy by copy."""
     group = cluster.devices_per_node
-    inter: dict[tuple[str, int], int] = {}
-    intra: dict[tuple[str, int], int] = {}
-    for sample, device in enumerate(home.tolist()):
-        for expert, there in enumerate(experts.tolist()):
-            ports, scale = (intra, 1) if device // group == there // group else (inter, group)
-            if device != there:
-                for port in (("home", device // scale), ("expert", there // scale)):
-                    ports[port] = ports.get(port, 0) + int(counts[sample, expert])
+    inter, intra, devices = Counter[tuple[str, int]](), Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    for (sample, expert), copies in np.ndenumerate(counts):
+        here, there = int(home[sample]), int(experts[expert])
+        if here // group != there // group:
+            inter.update({("home", here // group): copies, ("expert", there // group): copies})
+            devices.update({("home", here): copies, ("expert", there): copies})
+        elif here != there:
+            intra.update({("home", here): copies, ("expert", there): copies})
     sums = [sum(n for (end, _), n in ports.items() if end == "home") for ports in (inter, intra)]
-    return (*map(float, sums), float(max(inter.values(), default=0)), float(max(intra.values(), default=0)))
-
-
-def naive_device_port(counts: Array, experts: Array, home: Array, group: int) -> float:
-    """The most copies that a device sends to other nodes, or receives from them, one by one."""
-    ports: dict[tuple[str, int], int] = {}
-    for sample, device in enumerate(home.tolist()):
-        for expert, there in enumerate(experts.tolist()):
-            if device // group != there // group:
-                for port in (("home", device), ("expert", there)):
-                    ports[port] = ports.get(port, 0) + int(counts[sample, expert])
-    return float(max(ports.values(), default=0))
+    return (*map(float, sums), *(float(max(ports.values(), default=0)) for ports in (inter, intra, devices)))
 
 
 def naive_value(case: Case, home: Array, objective: str, copy_bytes: float) -> float:
@@ -75,8 +64,7 @@ def naive_value(case: Case, home: Array, objective: str, copy_bytes: float) -> f
     for counts in (case.counts, case.next_counts):
         if counts is None:
             continue
-        inter, intra, _, busiest_intra = naive_loads(counts, case.experts, home, case.cluster)
-        busiest_inter = naive_device_port(counts, case.experts, home, group)
+        inter, intra, _, busiest_intra, busiest_inter = naive_loads(counts, case.experts, home, case.cluster)
         ratio = max(1.0, links["inter"].s_per_byte / links["intra"].s_per_byte) if links else 8.0
         if objective == "sum":
             total += ratio * inter + intra
@@ -115,7 +103,7 @@ def test_figure_2_of_the_paper_falls_from_5_to_2_tokens_a_node() -> None:
     assert found.gather.intra < after.intra  # the second stage, as in figure 4
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(cases(), st.sampled_from(["sum", "bottleneck"]), st.sampled_from([1, 2]))
 def test_the_objective_is_what_a_naive_count_of_every_copy_gives(case: Case, objective: Any, stages: Any) -> None:
     found = solve(case, objective=objective, stages=stages, copy_bytes=1000.0)
@@ -128,23 +116,22 @@ def test_the_objective_is_what_a_naive_count_of_every_copy_gives(case: Case, obj
         else:
             assert told is not None
             naive = naive_loads(counts, case.experts, home, case.cluster)
-            assert (told.inter, told.intra, told.busiest_inter, told.busiest_intra) == naive
+            assert (told.inter, told.intra, told.busiest_inter, told.busiest_intra) == naive[:4]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases(largest=4), st.sampled_from(["sum", "bottleneck"]), st.sampled_from([1, 2]))
 def test_no_homes_beat_the_bound_and_what_is_called_optimal_is(case: Case, objective: Any, stages: Any) -> None:
     found = solve(case, objective=objective, stages=stages, copy_bytes=1000.0)
     values = [naive_value(case, home, objective, 1000.0) for home in all_homes(case)]
     outcome = found.outcome
-    assert outcome.bound is not None
-    assert outcome.bound <= min(values) * (1 + 1e-9)
+    assert known(outcome.bound) <= min(values) * (1 + 1e-9)
     assert outcome.objective.value >= min(values) * (1 - 1e-9)
     if outcome.status is Status.OPTIMAL or (objective == "sum" and stages == 1):
         assert outcome.objective.value == pytest.approx(min(values), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(cases(largest=4))
 def test_the_first_stage_leaves_as_few_copies_between_nodes_as_any_homes(case: Case) -> None:
     fewest = min(
@@ -158,7 +145,7 @@ def test_the_first_stage_leaves_as_few_copies_between_nodes_as_any_homes(case: C
     assert inter_copies(solve(case)) == fewest
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(cases(), st.booleans(), st.sampled_from([1, 2]))
 def test_every_method_finds_homes_as_good_as_those_of_kuhn_munkres(case: Case, shares: bool, stages: Any) -> None:
     options: dict[str, Any] = {"stages": stages}
@@ -169,60 +156,7 @@ def test_every_method_finds_homes_as_good_as_those_of_kuhn_munkres(case: Case, s
     assert least == pytest.approx([least[0]] * 3, rel=1e-9)
 
 
-def renamed(case: Case, seed: int) -> Case:
-    """The case with its experts, its nodes and the devices within each node under other numbers."""
-    rng, group = np.random.default_rng(seed), case.cluster.devices_per_node
-    nodes = rng.permutation(case.cluster.num_nodes)
-    device = np.concatenate([node * group + rng.permutation(group) for node in nodes])
-    expert = rng.permutation(case.counts.shape[1])
-    capacity = np.empty_like(case.capacity)
-    capacity[device] = case.capacity
-    following = None if case.next_counts is None else case.next_counts[:, expert]
-    return Case(case.counts[:, expert], following, device[case.experts[expert]], case.cluster, capacity)
-
-
-@settings(deadline=None, max_examples=60)
-@given(cases(), st.integers(0, 2**32))
-def test_renaming_experts_nodes_and_their_devices_changes_no_value_that_is_exact(case: Case, seed: int) -> None:
-    other = renamed(case, seed)
-    old, new = solve(case), solve(other)
-    assert inter_copies(new) == inter_copies(old)
-    assert new.outcome.bound == pytest.approx(old.outcome.bound)
-    if len(set(case.capacity.tolist())) == 1:
-        assert new.outcome.objective.value == pytest.approx(old.outcome.objective.value)
-    joint = [solve(one, stages=1).outcome for one in (case, other)]
-    assert joint[1].objective.value == pytest.approx(joint[0].objective.value)
-    assert [one.status for one in joint] == [Status.OPTIMAL] * 2
-
-
-@settings(deadline=None, max_examples=40)
-@given(cases(), st.integers(0, 2**32))
-def test_no_bound_is_beaten_under_other_names_or_by_who_knows_the_next_layer(case: Case, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    actual = case.counts if case.next_counts is None else case.next_counts
-    case = replace(case, next_counts=actual)
-    blind = rng.permutation(np.repeat(np.arange(len(case.capacity)), case.capacity))[: len(actual)]
-    guessed = solve(case, next_counts=rng.permutation(actual)).device_of_sample
-    for objective in ("sum", "bottleneck"):
-        options = {"objective": objective, "copy_bytes": 1000.0}
-        oracles = [solve(one, **options).outcome for one in (case, renamed(case, seed))]
-        reached = [oracle.objective.value for oracle in oracles]
-        reached += [naive_value(case, home, objective, 1000.0) for home in (guessed, blind)]
-        for oracle in oracles:
-            assert oracle.bound is not None
-            assert oracle.bound <= min(reached) * (1 + 1e-9)
-
-
-@settings(deadline=None, max_examples=40)
-@given(cases(), st.integers(0, 2**32))
-def test_more_capacity_never_hurts_what_is_exact(case: Case, seed: int) -> None:
-    more = case.capacity + np.random.default_rng(seed).integers(0, 3, len(case.capacity))
-    assert inter_copies(solve(case, capacity=more)) <= inter_copies(solve(case))
-    exact = [solve(case, capacity=c, stages=1).outcome.objective.value for c in (more, case.capacity)]
-    assert exact[0] <= exact[1] * (1 + 1e-12)
-
-
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(cases(largest=7))
 def test_no_swap_and_no_move_to_a_free_place_shortens_what_is_refined(case: Case) -> None:
     found = solve(case, objective="bottleneck", copy_bytes=1000.0)
@@ -238,14 +172,6 @@ def test_no_swap_and_no_move_to_a_free_place_shortens_what_is_refined(case: Case
                 assert naive_value(case, other, "bottleneck", 1000.0) >= least
 
 
-@settings(deadline=None, max_examples=30)
-@given(cases())
-def test_the_bottleneck_never_grows_by_its_refinement(case: Case) -> None:
-    refined = solve(case, objective="bottleneck", copy_bytes=1000.0)
-    start = naive_value(case, solve(case).device_of_sample, "bottleneck", 1000.0)
-    assert refined.outcome.objective.value <= start * (1 + 1e-12)
-
-
 def overloaded() -> Case:
     rng = np.random.default_rng(1)
     counts = rng.integers(0, 80, (24, 8)) * rng.integers(1, 12, (24, 1))
@@ -258,8 +184,7 @@ def test_swaps_relieve_a_device_that_the_sum_overloads_and_the_bound_comes_near(
     outcome = solve(case, objective="bottleneck").outcome
     assert outcome.objective.name == "busiest_cost"
     assert outcome.objective.value < 0.95 * start
-    assert outcome.gap is not None
-    assert outcome.gap < 0.1
+    assert known(outcome.gap) < 0.1
 
 
 @pytest.mark.parametrize("objective", ["sum", "bottleneck"])
@@ -270,7 +195,7 @@ def test_who_wants_no_bound_gets_the_same_homes_without_one(objective: Any) -> N
     assert (without.outcome.gap, without.outcome.bound_kind) == (None, None)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(cases())
 def test_shares_of_one_whole_device_are_the_map(case: Case) -> None:
     shares = np.eye(case.cluster.num_devices)[case.experts]
@@ -298,8 +223,7 @@ def test_the_next_layer_may_lie_elsewhere() -> None:
     counts, cluster = np.array([[5, 0], [0, 5]]), Cluster(2, 1)
     found = netmoe.solve(counts, [0, 1], cluster, next_counts=2 * counts, next_expert_to_device=[1, 0])
     assert found.device_of_sample.tolist() == [1, 0]
-    assert found.scatter is not None
-    assert (found.gather.inter, found.scatter.inter) == (10, 0)
+    assert (found.gather.inter, known(found.scatter).inter) == (10, 0)
 
 
 @pytest.mark.parametrize(
@@ -328,13 +252,9 @@ def test_misuse_is_refused_with_what_was_expected(changes: dict[str, Any], told:
 
 
 def test_importing_the_solver_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, moeplan.solvers.netmoe; print({'numba', 'scipy', 'ortools', 'pulp', 'torch'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "set()"
+    heavy = "{'numba', 'scipy', 'ortools', 'pulp', 'torch'}"
+    code = f"import sys, moeplan.solvers.netmoe; print({heavy} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
 def test_too_little_capacity_is_told() -> None:

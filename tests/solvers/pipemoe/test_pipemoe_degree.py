@@ -1,4 +1,5 @@
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
@@ -7,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from benchmarks.pipemoe_presets import PRESETS, Preset, table_iv
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.pipemoe import TUTEL_MAX_DEGREE, optimal_degree, optimal_degrees
+from tests.builders import known
+from tests.solvers.builders import Array, pass_seconds
 
-Array = NDArray[Any]
-BruteForce = Callable[..., Array]
 CASES = [(name, top_k) for name in PRESETS for top_k in (1, 2)]
 seconds = st.floats(-7, -2).map(lambda x: 10**x)  # to start
 work_s = st.floats(-6, -0.3).map(lambda x: 10**x)
@@ -32,11 +32,9 @@ def works(top_k: int) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("full_duplex", [False, True])
 @pytest.mark.parametrize(("name", "top_k"), CASES)
-def test_under_any_limit_every_layer_of_table_iv_gets_the_degrees_of_a_brute_force_up_to_it(
-    name: str, top_k: int, full_duplex: bool, brute_force: BruteForce
-) -> None:
+def test_under_any_limit_table_iv_gets_the_degrees_of_a_brute_force(name: str, top_k: int, full_duplex: bool) -> None:
     known, (n_d, n_e) = constants(PRESETS[name]), works(top_k)
-    forward, backward = (brute_force(*known.values(), n_d, n_e, factor, full_duplex) for factor in (1.0, 2.0))
+    forward, backward = (pass_seconds(known, n_d, n_e, factor, full_duplex) for factor in (1.0, 2.0))
     for limit in (None, 1, 3, TUTEL_MAX_DEGREE):
         options: dict[str, Any] = {"max_degree": limit, "full_duplex": full_duplex}
         tables = [table[:, :limit] for table in (forward, backward, forward + backward)]
@@ -51,24 +49,7 @@ def test_under_any_limit_every_layer_of_table_iv_gets_the_degrees_of_a_brute_for
         assert [one.outcome.objective.value for one in ones] == pytest.approx(sum(least_s), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("rtx2080ti-16", {2: 144, 4: 74, 8: 70}),
-        ("rtx2080ti-32", {2: 216, 4: 20, 8: 52}),
-        ("rtx2080ti-64", {1: 30, 2: 194, 4: 44, 8: 20}),
-    ],
-)
-def test_the_best_of_four_degrees_on_table_iv_is_distributed_as_computed_before(
-    name: str, counts: dict[int, int], brute_force: BruteForce
-) -> None:
-    n_d, n_e = works(1)
-    table = brute_force(*constants(PRESETS[name]).values(), n_d, n_e, 1.0)[:, [0, 1, 3, 7]]
-    degrees, found = np.unique(np.array([1, 2, 4, 8])[table.argmin(axis=1)], return_counts=True)
-    assert dict(zip(degrees.tolist(), found.tolist(), strict=True)) == counts
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seconds, seconds, work_s, work_s, st.sampled_from([0.0, 0.5, 2.0, 3.0]), st.booleans())
 def test_any_layer_takes_no_longer_than_the_best_of_4000_degrees(
     a_a: float, a_e: float, d: float, e: float, backward: float, full_duplex: bool
@@ -90,67 +71,15 @@ def test_any_layer_takes_no_longer_than_the_best_of_4000_degrees(
     assert [column[0] for column in astuple(many)[:6]] == list(astuple(found)[:6])
 
 
-@settings(max_examples=60, deadline=None)
-@given(seconds, seconds, work_s, work_s, st.floats(0.1, 1), st.integers(-8, 8))
-def test_a_faster_machine_never_takes_longer_and_another_unit_changes_no_degree(
-    a_a: float, a_e: float, d: float, e: float, share: float, power: int
-) -> None:
-    known: dict[str, Any] = {"a_a": a_a, "b_a": d, "a_e": a_e, "b_e": e}
-    base = optimal_degree(**known, n_d=1, n_e=1)
-    for name in known:
-        faster = optimal_degree(**{**known, name: share * known[name]}, n_d=1, n_e=1)
-        assert faster.outcome.objective.value <= base.outcome.objective.value * (1 + 1e-12)
-        assert faster.joint_s <= base.joint_s * (1 + 1e-12)
-    unit = 2.0**power
-    other = optimal_degree(**{name: unit * value for name, value in known.items()}, n_d=1, n_e=1)
-    assert (other.forward, other.backward, other.joint) == (base.forward, base.backward, base.joint)
-    assert other.joint_s == unit * base.joint_s
-    elements = optimal_degree(a_a=a_a, b_a=unit * d, a_e=a_e, b_e=unit * e, n_d=1 / unit, n_e=1 / unit)
-    assert elements.joint == base.joint
-
-
-def test_a_limit_binds_and_the_time_is_the_limits(brute_force: BruteForce) -> None:
-    known, n = constants(PRESETS["rtx2080ti-16"]), 4.0 * 2**27
-    free = optimal_degree(**known, n_d=n, n_e=n * 2048)
-    bound = optimal_degree(**known, n_d=n, n_e=n * 2048, max_degree=TUTEL_MAX_DEGREE)
-    assert free.forward > TUTEL_MAX_DEGREE == bound.forward
-    assert bound.forward_s == pytest.approx(brute_force(*known.values(), n, n * 2048, 1.0)[TUTEL_MAX_DEGREE - 1])
-    assert optimal_degree(**known, n_d=n, n_e=n * 2048, max_degree=1).joint == 1
-
-
 def test_equal_degrees_go_to_the_smallest() -> None:
     free_start: dict[str, Any] = {"a_a": 0.0, "b_a": 1.0, "a_e": 0.0, "b_e": 0.5, "n_d": 1.0, "n_e": 1.0}
     assert optimal_degree(**free_start, max_degree=64, backward=0).forward == 2  # 2 d from r = 2 on
     assert optimal_degree(a_a=1, b_a=0, a_e=0, b_e=1, n_d=1, n_e=1).joint == 1
 
 
-def test_without_a_backward_pass_one_degree_for_both_is_that_of_the_forward_pass() -> None:
-    known, (n_d, n_e) = constants(PRESETS["rtx2080ti-64"]), works(1)
-    alone = optimal_degrees(**known, n_d=n_d, n_e=n_e, backward=0)
-    assert alone.joint.tolist() == alone.forward.tolist()
-    assert not alone.backward_s.any()
-
-
-@pytest.mark.parametrize(
-    ("experts_s", "start_s", "limit"), [(1.0, 0.0, 1.50), (1.0, 0.05, 1.43), (2.0, 0.0, 1.97), (2.0, 0.05, 1.52)]
-)
-def test_what_pipelining_can_gain_is_limited(experts_s: float, start_s: float, limit: float) -> None:
-    known: dict[str, Any] = {"a_a": start_s, "b_a": 1.0, "a_e": start_s, "b_e": experts_s, "n_d": 1.0, "n_e": 1.0}
-    best = optimal_degree(**known, backward=0, max_degree=64)
-    whole = optimal_degree(**known, backward=0, max_degree=1)
-    assert round(whole.forward_s / best.forward_s, 2) == limit
-
-
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"a_a": -1e-6},
-        {"b_e": float("nan")},
-        {"n_d": float("inf")},
-        {"backward": -1},
-        {"max_degree": 0},
-        {"a_a": 0, "a_e": 0},
-    ],
+    [{"a_a": -1e-6}, {"b_e": np.nan}, {"n_d": np.inf}, {"backward": -1}, {"max_degree": 0}, {"a_a": 0, "a_e": 0}],
 )
 def test_absurd_numbers_are_refused(wrong: dict[str, Any]) -> None:
     known: dict[str, Any] = {"a_a": 1e-5, "b_a": 1e-10, "a_e": 1e-5, "b_e": 1e-13, "n_d": 1e8, "n_e": 1e11} | wrong
@@ -187,3 +116,76 @@ def test_a_call_takes_50_microseconds_and_a_thousand_layers_2_milliseconds() -> 
 
     assert least(lambda: optimal_degree(**known, n_d=1e8, n_e=1e11), 500) < 50e-6
     assert least(lambda: optimal_degrees(**known, n_d=n_d, n_e=n_d * 1024), 50) < 2e-3
+
+
+positive = st.floats(-7, -1).map(lambda x: 10**x)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "mean_loss"),
+    [("rtx2080ti-16", 138, 0.185), ("rtx2080ti-32", 2, 0.010), ("rtx2080ti-64", 42, 0.031)],
+)
+def test_algorithm_1_as_printed_is_wrong_on_table_iv_as_counted_before(name: str, wrong: int, mean_loss: float) -> None:
+    preset = PRESETS[name]
+    known = constants(preset)
+    losses: dict[tuple[float, float], float] = {}
+    for layer in table_iv():
+        work = layer.dispatched_bytes(), layer.multiply_adds()
+        if work not in losses:
+            printed = optimal_degree(**known, n_d=work[0], n_e=work[1], backward=0, method="paper")
+            table = pass_seconds(known, *work, 1.0)
+            losses[work] = float(table[printed.forward - 1] / table.min() - 1)
+    all_losses = np.array([losses[layer.dispatched_bytes(), layer.multiply_adds()] for layer in table_iv()])
+    assert (all_losses > 1e-9).sum() == wrong
+    assert all_losses[all_losses > 1e-9].mean() == pytest.approx(mean_loss, abs=5e-4)
+
+
+def test_the_paper_method_gives_one_degree_with_the_exact_optimum_as_its_bound() -> None:
+    preset, n_d = PRESETS["rtx2080ti-16"], 4.0 * 2**24
+    layer: dict[str, Any] = {**constants(preset), "n_d": n_d, "n_e": n_d * 2048}
+    printed, exact = optimal_degree(**layer, method="paper"), optimal_degree(**layer)
+    assert printed.forward == printed.backward == printed.joint
+    assert printed.outcome.status is Status.FEASIBLE
+    assert printed.outcome.bound == exact.outcome.objective.value
+    assert known(printed.outcome.gap) > 0.1
+    assert optimal_degree(**layer, method="paper", max_degree=1).joint == 1
+
+
+@settings(max_examples=60)
+@given(positive, positive, positive, positive)
+def test_any_layer_gets_a_degree_no_better_than_the_exact_one(a_a: float, a_e: float, d: float, e: float) -> None:
+    printed = optimal_degree(a_a=a_a, b_a=d, a_e=a_e, b_e=e, n_d=1, n_e=1, method="paper")
+    assert printed.forward >= 1
+    assert printed.outcome.objective.value >= known(printed.outcome.bound)
+
+
+def test_equal_starts_divide_by_nothing() -> None:
+    assert optimal_degree(a_a=1e-4, b_a=1, a_e=1e-4, b_e=2, n_d=1, n_e=1, method="paper").forward >= 1
+
+
+def test_table_iv_has_288_configurations_all_different() -> None:
+    layers = list(table_iv())
+    assert len(layers) == len(set(layers)) == 288
+    assert Counter(layer.ffn for layer in layers) == dict.fromkeys((1024, 2048, 4096, 8192), 72)
+    assert Counter(layer.batch for layer in layers) == dict.fromkeys((2, 4, 8), 96)
+
+
+def test_work_counts_bytes_and_multiply_adds_and_local_experts_change_neither() -> None:
+    one, two = list(table_iv())[:2]
+    assert (one.local_experts, two.local_experts) == (1, 2)
+    assert one.dispatched_bytes() == two.dispatched_bytes() == 4 * 2 * 512 * 1024
+    assert one.dispatched_bytes(top_k=2, capacity_factor=1.5, element_bytes=2) == 6 * 2 * 512 * 1024
+    assert one.multiply_adds(top_k=2, capacity_factor=1.5) == 3 * 2 * 512 * 1024 * 1024
+
+
+def test_the_presets_are_those_of_the_paper_in_our_units() -> None:
+    assert {preset.num_devices: (preset.a_a, preset.b_a) for preset in PRESETS.values()} == {
+        16: (1.72e-5, 2.96e-10),
+        32: (2.09e-4, 3.54e-10),
+        64: (7.83e-4, 3.84e-10),
+    }
+    for preset in PRESETS.values():
+        assert preset.a_e == 2 * 6.19e-5
+        per_byte_s, n_e = 2 * 4.1e-14, 4.0 * 4096 * 1024 * 1024  # the paper's n_e counts bytes of fp32
+        assert preset.b_e * n_e / 4 == per_byte_s * n_e
+    assert "slip" in PRESETS["rtx2080ti-16"].note

@@ -87,9 +87,7 @@ def routers_of(model: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_and_decoded_tokens_go_where_the_routers_own_top_k_sends_them(
-    checkpoint: Callable[..., Path], tmp_path: Path, family: str
-) -> None:
+def test_tokens_go_where_the_routers_top_k_sends(checkpoint: Callable[..., Path], tmp_path: Path, family: str) -> None:
     model = load_model(checkpoint(family))
     model.generation_config.eos_token_id = None
     routers, entered = routers_of(model), dict[int, list[Array]]()

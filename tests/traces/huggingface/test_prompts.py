@@ -73,7 +73,7 @@ def test_messages_go_through_the_chat_template(checkpoint: Callable[..., Path], 
         ('{"messages": [{"role": "user", "content": "a"}]}', UsageError, "no chat template"),
     ],
 )
-def test_a_line_that_is_no_sample_is_refused_by_its_number(
+def test_a_line_that_is_no_sample_is_refused(
     tokenizer: Any, tmp_path: Path, content: str, kind: type[MoeplanError], words: str
 ) -> None:
     (tmp_path / "d.jsonl").write_text(content)
@@ -117,9 +117,7 @@ def test_a_chat_template_that_fails_or_does_not_end_is_refused_with_its_line(
     assert not multiprocessing.active_children()
 
 
-def test_the_conversations_of_a_data_set_come_out_in_order(
-    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conversations_of_a_file_stay_in_order(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     talks = [{"messages": [{"role": "user", "content": content}]} for content in ("ab", "cd", "ef")]
     prompts = dataset_prompts(lines(tmp_path / "d", *talks[:2], {"text": "gh"}, talks[2]), tokenizer)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import moeplan.traces
 from moeplan.errors import UsageError
 from moeplan.traces.huggingface.checkpoint import load_model
 from moeplan.traces.huggingface.record import _Progress, record_model
@@ -99,7 +100,7 @@ def test_a_share_of_the_samples_keeps_their_numbers(model: Any, tmp_path: Path) 
         ([[5]], {"router": "nothing"}, "matches no module"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_and_nothing_written(
+def test_what_cannot_be_recorded_is_refused(
     model: Any, tmp_path: Path, prompts: list[list[int]], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
@@ -148,3 +149,52 @@ def test_the_time_left_is_that_of_the_nearer_end_at_the_rate_so_far(monkeypatch:
         "recorded 10 of 40 samples, 50 tokens, 1:30 left",
         "recorded 10 of 40 samples, 50 tokens, 0:30 left",
     ]
+
+
+TOKENS = np.random.default_rng(2).integers(4, 30, (3, 12))
+
+
+@pytest.fixture(params=["olmoe", "glm4_moe", "granitemoe"])
+def tuned(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Any:
+    loaded = load_model(checkpoint(request.param))
+    loaded.generation_config.eos_token_id = None
+    return loaded
+
+
+def read(path: Path) -> Any:
+    (batch,) = open_trace(path).batches()
+    return batch
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_fine_tuning_with_gradient_checkpointing_is_recorded_once(tuned: Any, tmp_path: Path, reentrant: bool) -> None:
+    record_model(tuned, TOKENS.tolist(), tmp_path / "plain", name="x", tokenizer="x")
+    tuned.train()
+    tuned.activation_checkpointing_enable({"use_reentrant": reentrant})
+    tuned.enable_input_require_grads()
+    tokens_BS = torch.from_numpy(TOKENS)
+    mask_BS = torch.ones_like(tokens_BS)
+    mask_BS[1, 7:] = 0
+    with moeplan.traces.record(tuned, tmp_path / "t"):
+        tuned(input_ids=tokens_BS, attention_mask=mask_BS, labels=tokens_BS).loss.backward()
+    batch, plain = read(tmp_path / "t"), read(tmp_path / "plain")
+    np.testing.assert_array_equal(batch.ids, plain.ids[mask_BS.flatten().bool().numpy()])
+    assert set(batch.phase.tolist()) == {2}
+
+
+def test_generation_continues_its_samples_and_is_told_from_prefill(tuned: Any, tmp_path: Path) -> None:
+    tokens_BS = torch.from_numpy(TOKENS)
+    mask_BS = torch.ones_like(tokens_BS)
+    mask_BS[0, :4] = 0
+    with moeplan.traces.record(tuned, tmp_path / "t"):
+        whole = tuned.generate(tokens_BS, attention_mask=mask_BS, max_new_tokens=4, do_sample=False)
+        tuned(tokens_BS)
+    batch = read(tmp_path / "t")
+    lengths = [8, 12, 12]
+    for sample, (length, row) in enumerate(zip(lengths, whole.tolist(), strict=True)):
+        rows = batch.sample == sample
+        assert batch.position[rows].tolist() == [*range(length + 3)]
+        assert batch.phase[rows].tolist() == [0] * length + [1] * 3
+        record_model(tuned, [row[12 - length : -1]], tmp_path / str(sample), name="x", tokenizer="x")
+        np.testing.assert_array_equal(batch.ids[rows], read(tmp_path / str(sample)).ids)
+    assert set(batch.sample.tolist()) == {*range(6)}

@@ -20,6 +20,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -27,6 +28,7 @@ from moeplan.errors import InputError, MoeplanError, UsageError
 from moeplan.traces.count_form import read_counts
 from moeplan.traces.importers import ImportSummary, import_trace
 from moeplan.traces.reader import open_trace
+from tests.builders import known
 
 Files = dict[str, Any]
 
@@ -80,7 +82,7 @@ def config(num_hidden: int, num_dense: int, num_experts: int, top_k: int) -> dic
     }
 
 
-def physical_map(rng: np.random.Generator, num_hidden: int, num_experts: int, redundant: int) -> NDArray[np.int64]:
+def physical_map(rng: Generator, num_hidden: int, num_experts: int, redundant: int) -> NDArray[np.int64]:
     """The expert in each slot `[H, P]`, the redundant ones any."""
     more = rng.integers(num_experts, size=(num_hidden, redundant))
     once = np.tile(np.arange(num_experts), (num_hidden, 1))
@@ -192,7 +194,7 @@ def megatron(ids_RBLTK: NDArray[Any], layers: list[int], **more: Any) -> Files:
     }
 
 
-def distinct_ids(rng: np.random.Generator, shape: tuple[int, ...], num_experts: int, top_k: int) -> NDArray[Any]:
+def distinct_ids(rng: Generator, shape: tuple[int, ...], num_experts: int, top_k: int) -> NDArray[Any]:
     """Different experts in each cell, in any order `[..., K]`."""
     return np.argsort(rng.random((*shape, num_experts)), axis=-1)[..., :top_k]
 
@@ -248,8 +250,7 @@ def counts_of(trace: Path) -> dict[int, NDArray[np.int64]]:
     counts = read_counts(trace)
     model, counts_LE_of_step = counts.meta.model, dict[int, NDArray[np.int64]]()
     for table in counts.tables():
-        assert table.step is not None
-        for step, layer, row_E in zip(table.step.tolist(), table.layer, table.counts, strict=True):
+        for step, layer, row_E in zip(known(table.step).tolist(), table.layer, table.counts, strict=True):
             empty_LE = np.zeros((model.num_layers, model.num_experts), np.int64)
             counts_LE_of_step.setdefault(step, empty_LE)[layer] += row_E
     return counts_LE_of_step

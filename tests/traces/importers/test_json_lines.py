@@ -22,10 +22,7 @@ def recordings(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Tokens of one shape, each with or without each optional key."""
     layers, top_k = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     row = st.lists(st.integers(-1, 9), min_size=top_k, max_size=top_k)
-    token = {
-        "position": st.integers(0, 2**31 - 1),
-        "experts": st.lists(row, min_size=layers, max_size=layers),
-    }
+    token = {"position": st.integers(0, 2**31 - 1), "experts": st.lists(row, min_size=layers, max_size=layers)}
     optional = {
         "sample": st.integers(-(2**63), 2**63 - 1),
         "step": st.integers(-(2**31), 2**31 - 1),
@@ -36,7 +33,7 @@ def recordings(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.lists(st.fixed_dictionaries(token), min_size=1, max_size=12))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(recordings(), st.booleans())
 def test_tokens_come_back_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, tokens: list[dict[str, Any]], windows: bool
@@ -160,10 +157,7 @@ LINES: list[tuple[list[Any], str]] = [
     ([TOKEN, "\x00"], "line 2: not a token"),
     (["{"], "line 1: not a token"),
     ([{"layer": 1, "experts": [1]}, {"layer": 1, "experts": [2]}], "line 1: a token of 2 lines in 1 layers"),
-    (
-        [{"layer": 1, "experts": [1]}, {"layer": 2, "experts": [2], "weights": [1]}],
-        "line 1: weights of another shape",
-    ),
+    ([{"layer": 1, "experts": [1]}, {"layer": 2, "experts": [2], "weights": [1]}], "line 1: weights of another shape"),
     (
         [{"position": 0, "layer": 1, "experts": [1]}, {"position": 1, "layer": 2, "experts": [1]}],
         "line 2: layers: 1 (2,); the first token has 1 (1,)",

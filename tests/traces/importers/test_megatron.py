@@ -59,7 +59,7 @@ def test_traces_of_real_size_come_back_by_rank_and_step(tmp_path: Path) -> None:
     assert is_said(summary, "left out", "router_state_rank0.pt")
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(0, 4), st.integers(1, 4))
 def test_any_traces_come_back(
     tmp_path_factory: pytest.TempPathFactory, ranks: int, steps: int, layers: int, tokens: int, top_k: int
@@ -186,7 +186,7 @@ def test_a_malformed_trace_is_one_clear_line_and_leaves_nothing(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("limit", "line"), [("MAX_STEP_BYTES", 3), ("MAX_LINE_BYTES", 1)])
-def test_lines_and_steps_without_end_are_refused(
+def test_endless_lines_and_steps_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, line: int
 ) -> None:
     monkeypatch.setattr(megatron_lines, limit, 50)

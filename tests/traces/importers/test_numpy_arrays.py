@@ -90,7 +90,7 @@ def test_an_array_in_column_order_is_read_alike(tmp_path: Path, save: Callable[.
     np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids, ids)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data(), st.integers(1, 9), st.integers(1, 3), st.integers(1, 4))
 def test_choices_come_out_by_descending_weight_each_with_its_own(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, tokens: int, layers: int, top_k: int
@@ -131,12 +131,8 @@ def test_arrays_longer_than_a_batch_are_streamed(tmp_path: Path, monkeypatch: py
 def test_the_real_trace_is_imported_to_the_last_cell(tmp_path: Path, gpt_oss: Path) -> None:
     import_trace(gpt_oss, tmp_path / "trace")
     trace = open_trace(tmp_path / "trace")
-    assert (trace.num_tokens, trace.model.num_layers, trace.model.num_experts, trace.model.top_k) == (
-        137_957,
-        24,
-        32,
-        4,
-    )
+    model = trace.model
+    assert (trace.num_tokens, model.num_layers, model.num_experts, model.top_k) == (137_957, 24, 32, 4)
     with np.load(gpt_oss) as real:
         batches = list(trace.batches(weights=True))
         for name, key in (("ids", "expert_ids"), ("weights", "weights"), ("sample", "seq_id"), ("position", "pos")):

@@ -12,6 +12,7 @@ from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.traces import importers
 from moeplan.traces.importers import IMPORTERS, import_trace, selection
 from tests.traces.importers.recordings import (
+    Files,
     config,
     distinct_ids,
     imported,
@@ -21,7 +22,9 @@ from tests.traces.importers.recordings import (
     per_pass,
     physical_map,
     refused,
+    stat,
     tensorrt,
+    vllm_response,
     write,
 )
 
@@ -84,15 +87,40 @@ def test_the_config_says_which_hidden_layers_the_ordinals_are(tmp_path: Path) ->
     assert (model.hidden_size, model.ffn_size, model.dtype_bytes, model.num_mtp_layers) == (64, 32, 2, 1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"first_k_dense_replace": 1}, "layers 0-2 recorded; config.json has experts in 1-4"),
-        ({"num_experts_per_tok": 3}, "top_k 2 recorded; config.json says 3"),
-    ],
+ROUTED = np.concatenate(
+    [np.zeros((4, 1, K), int), 1 + distinct_ids(np.random.default_rng(0), (4, 3), E - 1, K)], axis=1
 )
-def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    refused(tmp_path, NPY, message, kind=MismatchError, config=config(5, 2, 8, K) | changes)
+RESPONSES = {"r.jsonl": [vllm_response(ROUTED)]}
+RING = stat(np.ones((3, 4, E), int) * np.array([0, 1, 1, 1])[:, None], rows=5, begin=0)
+SUMS = tensorrt(np.ones((2, 3, 3, E)), [1, 2, 3], K)
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "message"),
+    [
+        (
+            NPY,
+            {"num_hidden_layers": 5, "first_k_dense_replace": 1},
+            "layers 0-2 recorded; config.json has experts in 1-4",
+        ),
+        (NPY, {"num_experts_per_tok": 3}, "top_k 2 recorded; config.json says 3"),
+        (RESPONSES, {"num_hidden_layers": 5}, "4 layers recorded; config.json has 5 hidden layers"),
+        (RESPONSES, {"first_k_dense_replace": 2}, "hidden layers 1 were routed; config.json has no experts there"),
+        (RESPONSES, {"num_experts_per_tok": 3}, "top_k 2 recorded; config.json says 3"),
+        (RING, {"num_hidden_layers": 5}, "4 layers recorded; config.json has 5 hidden layers"),
+        (RING, {"first_k_dense_replace": 2}, "hidden layers 1 were routed; config.json has no experts there"),
+        (RING, {"n_routed_experts": 8}, "num_experts 6 recorded; config.json says 8"),
+        (SUMS, {"first_k_dense_replace": 2}, "layers 1-3 recorded; config.json has experts in 2-3"),
+        (SUMS, {"first_k_dense_replace": 0}, "layers 1-3 recorded; config.json has experts in 0-3"),
+        (SUMS, {"n_routed_experts": 8}, "num_experts 6 recorded; config.json says 8"),
+        (SUMS, {"num_experts_per_tok": 4}, "top_k 2 recorded; config.json says 4"),
+    ],
+    ids=str,
+)
+def test_a_config_of_another_model_is_refused(
+    tmp_path: Path, files: Files, changes: dict[str, Any], message: str
+) -> None:
+    refused(tmp_path, files, message, kind=MismatchError, config=config(4, 1, E, K) | changes)
 
 
 def test_options_may_not_contradict_the_config(tmp_path: Path) -> None:

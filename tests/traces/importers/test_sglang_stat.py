@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.errors import InputError, MismatchError, UsageError
+from moeplan.errors import InputError, UsageError
 from moeplan.traces.count_form import read_counts
 from moeplan.traces.importers import import_trace
 from moeplan.traces.importers.sglang import ring_order
@@ -55,7 +55,7 @@ def test_the_fixture_is_tagged_as_of_a_gpu(tmp_path: Path) -> None:
     import_trace(path, tmp_path / "trace")
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(0, 8), st.integers(0, 16), st.booleans())
 def test_any_ring_comes_back_in_order_where_it_has_one(
     tmp_path_factory: pytest.TempPathFactory, steps: int, unused: int, begin: int, known: bool
@@ -145,16 +145,8 @@ MALFORMED: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "said"), MALFORMED)
-def test_a_malformed_dump_is_one_clear_line_and_leaves_nothing(
-    tmp_path: Path, make: Callable[[], Any], said: str
-) -> None:
+def test_a_malformed_dump_is_one_line_and_leaves_nothing(tmp_path: Path, make: Callable[[], Any], said: str) -> None:
     refused(tmp_path, {NAME: make()}, said)
-
-
-def test_a_damaged_dump_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
-    whole = on_disk(tmp_path, stat(counts(3), rows=5, begin=0)).read_bytes()
-    for end in range(0, len(whole), 61):
-        refused(tmp_path, {NAME: whole[:end]})
 
 
 def test_a_pickle_of_the_old_format_is_not_loaded(tmp_path: Path) -> None:
@@ -203,19 +195,6 @@ def test_text_may_occur_again_and_lists_may_not_hide_behind_it() -> None:
     check_pickle(pickle.dumps([{"rank": 1, "records": ["rank", 2.5, None, True, -7, 2**40]}, {"rank": ()}], 2))
     with pytest.raises(InputError, match="a second time"):
         check_pickle(b"\x80\x02]q\x00q\x01h\x01\x86.")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_hidden_layers": 5}, "4 layers recorded; config.json has 5 hidden layers"),
-        ({"first_k_dense_replace": 2}, "hidden layers 1 were routed; config.json has no experts there"),
-        ({"n_routed_experts": 8}, "num_experts 6 recorded; config.json says 8"),
-    ],
-)
-def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    ring = stat(counts(3), rows=5, begin=0)
-    refused(tmp_path, ring, message, kind=MismatchError, config=config(H, 1, E, 2) | changes)
 
 
 def test_a_layer_with_experts_of_which_nothing_was_recorded_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.errors import MismatchError
 from moeplan.traces.count_form import read_counts
 from moeplan.traces.importers import tensorrt_llm
 from tests.traces.importers.recordings import Files, config, counts_of, imported, is_said, refused, tensorrt
@@ -40,7 +39,7 @@ def test_statistics_of_real_size_are_added_up_over_ranks(tmp_path: Path) -> None
     assert is_said(summary, "ranks 0-3 added up")
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 3), st.integers(1, 5), st.sets(st.integers(0, 99), min_size=1, max_size=4), st.integers(1, 5000))
 def test_any_statistics_come_back_added_up_whatever_the_table(
     tmp_path_factory: pytest.TempPathFactory, ranks: int, steps: int, layers: set[int], block_bytes: int
@@ -98,10 +97,7 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     ),
     "an empty file": (lambda files: files.update({"rank1.safetensors": b""}), "rank1.safetensors is damaged or of"),
     "a rank missing": (lambda files: files.pop("rank0.safetensors"), "ranks 1 and not 0"),
-    "ranks with a hole": (
-        lambda files: files.update({"rank7.safetensors": {"100_1": ROW}}),
-        "ranks 0-1, 7 and not 2-6",
-    ),
+    "a hole": (lambda files: files.update({"rank7.safetensors": {"100_1": ROW}}), "ranks 0-1, 7 and not 2-6"),
     "a rank twice": (
         lambda files: files.update({"rank01.safetensors": files["rank1.safetensors"]}),
         "rank 1 for the second time: counted double",
@@ -154,17 +150,3 @@ def test_malformed_statistics_are_one_clear_line_and_leave_nothing(tmp_path: Pat
     files = tensorrt(counted(2, 3), LAYERS, K)
     edit(files)
     refused(tmp_path, files, expected)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"first_k_dense_replace": 2}, "layers 1-3 recorded; config.json has experts in 2-3"),
-        ({"first_k_dense_replace": 0}, "layers 1-3 recorded; config.json has experts in 0-3"),
-        ({"n_routed_experts": 8}, "num_experts 6 recorded; config.json says 8"),
-        ({"num_experts_per_tok": 4}, "top_k 2 recorded; config.json says 4"),
-    ],
-)
-def test_a_config_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    files = tensorrt(counted(2, 3), LAYERS, K)
-    refused(tmp_path, files, message, kind=MismatchError, config=config(4, 1, E, K) | changes)

@@ -1,6 +1,8 @@
 """`moeplan.traces.record` in training and other loops, on models whose routing is known."""
 
 import inspect
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +21,7 @@ from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.reader import open_trace
 from moeplan.traces.recording.kept import sampled
+from tests.builders import known
 
 CONFIG = ModelConfig(vocab_size=32, num_layers=3, num_experts=6, top_k=2, hidden_size=16, ffn_size=8, num_heads=2)
 
@@ -119,9 +122,7 @@ def test_what_checkpointing_repeats_is_recorded_once(model: MoELanguageModel, tm
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_whole_model_that_is_checkpointed_is_recorded_once(
-    model: MoELanguageModel, tmp_path: Path, reentrant: bool
-) -> None:
+def test_a_checkpointed_whole_model_is_recorded_once(model: MoELanguageModel, tmp_path: Path, reentrant: bool) -> None:
     scale = torch.ones((), requires_grad=True)
     with moeplan.traces.record(model, tmp_path / "t"):
         for seed in range(2):
@@ -148,9 +149,7 @@ def test_padding_is_left_out_on_either_side(model: MoELanguageModel, tmp_path: P
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 5, 5), (2, 5, 5), (3, 5), (2, 4)])
-def test_a_mask_of_pairs_or_of_other_tokens_is_no_padding(
-    model: MoELanguageModel, tmp_path: Path, shape: tuple[int, ...]
-) -> None:
+def test_a_mask_of_pairs_or_more_is_no_padding(model: MoELanguageModel, tmp_path: Path, shape: tuple[int, ...]) -> None:
     masked = Masked(model)
     with moeplan.traces.record(masked, tmp_path / "t"):
         masked(tokens(2), torch.zeros(shape))
@@ -264,22 +263,16 @@ def test_a_model_that_does_not_tell_its_sizes_is_refused_unless_they_are_given(t
     assert len(read(tmp_path / "t")) == 6
 
 
-def test_an_error_of_the_loop_keeps_what_was_recorded(model: MoELanguageModel, tmp_path: Path) -> None:
+def test_a_failed_pass_is_not_recorded_and_a_failed_loop_keeps_others(model: MoELanguageModel, tmp_path: Path) -> None:
     def diverges() -> None:
         with moeplan.traces.record(model, tmp_path / "t"):
+            with pytest.raises(IndexError):
+                model(tokens(1) + 100)
             model(tokens(1))
             raise RuntimeError("loss is nan")
 
     with pytest.raises(RuntimeError, match="loss is nan"):
         diverges()
-    assert len(read(tmp_path / "t")) == 5
-
-
-def test_a_pass_that_fails_is_not_recorded_and_the_next_one_is(model: MoELanguageModel, tmp_path: Path) -> None:
-    with moeplan.traces.record(model, tmp_path / "t"):
-        with pytest.raises(IndexError):
-            model(tokens(1) + 100)
-        model(tokens(1))
     np.testing.assert_array_equal(read(tmp_path / "t").ids, routing(model, tokens(1)))
 
 
@@ -296,3 +289,72 @@ def test_the_call_needs_a_model_and_a_path_and_its_package_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
     with pytest.raises(AttributeError, match="no attribute 'recorded'"):
         moeplan.traces.recorded  # noqa: B018
+
+
+WORLD = 2
+TRAIN = """
+import os, sys, torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+folder, rank, world, steps = sys.argv[1], *map(int, sys.argv[2:5])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+import moeplan.traces
+from moeplan.planner.demo.model import MoELanguageModel, ModelConfig
+torch.manual_seed(0)
+config = ModelConfig(vocab_size=32, num_layers=2, num_experts=6, hidden_size=16, ffn_size=8, num_heads=2)
+model = MoELanguageModel(config)
+parallel = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+generator = torch.Generator().manual_seed(rank)
+with moeplan.traces.record(parallel, f"{folder}/traces", sample_rate=0.7) as recorder:
+    for step in range(steps):
+        optimizer.zero_grad()
+        parallel(torch.randint(32, (4, 6), generator=generator)).square().mean().backward()
+        optimizer.step()
+        if sys.argv[5:] and step == 2:
+            recorder.flush()
+            dist.barrier()
+            if rank == 1:
+                print("ready", flush=True)
+                import time
+                time.sleep(60)
+dist.destroy_process_group()
+"""
+
+
+def start(folder: Path, rank: int, steps: int, *rest: str) -> "subprocess.Popen[str]":
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-W", "ignore", "-c", TRAIN, str(folder), str(rank), str(WORLD), str(steps), *rest]
+    return subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def columns(path: Path) -> tuple[Any, Any, Any]:
+    """Sample, step and source rank `[T]` of all parts."""
+    batches = list(open_trace(path).batches())
+    sample, step, rank = zip(*((batch.sample, batch.step, batch.source_rank) for batch in batches), strict=True)
+    return np.concatenate(sample), np.concatenate(step), np.concatenate(rank)
+
+
+def test_ranks_that_train_together_write_one_trace_without_coordination(tmp_path: Path) -> None:
+    ranks = [start(tmp_path, rank, 5) for rank in range(WORLD)]
+    for process in ranks:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    assert {int(name.split("-")[1]) for name in open_trace(tmp_path / "traces").files} == {*range(WORLD)}
+    sample, step, source_rank = columns(tmp_path / "traces")
+    expected = np.concatenate([(rank << 40) + np.arange(20) for rank in range(WORLD)])
+    kept = np.repeat(expected[sampled(expected, 0.7)], 6)
+    np.testing.assert_array_equal(np.sort(sample), kept)
+    np.testing.assert_array_equal(sample >> 40, source_rank)
+    np.testing.assert_array_equal((sample & 0xFFFFFFFF) // 4, step)
+
+
+def test_a_rank_that_is_killed_leaves_what_it_flushed_and_the_others_whole(tmp_path: Path) -> None:
+    ranks = [start(tmp_path, rank, 3, "wait") for rank in range(WORLD)]
+    assert known(ranks[1].stdout).readline() == "ready\n"
+    ranks[1].send_signal(signal.SIGKILL)
+    for process in ranks:
+        process.communicate(timeout=120)
+    _, step, source_rank = columns(tmp_path / "traces")
+    for rank in range(WORLD):
+        assert set(step[source_rank == rank].tolist()) == {0, 1, 2}

@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from moeplan.errors import InputError, UsageError
+from moeplan.errors import InputError, StorageError, UsageError
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.reader import open_trace
-from moeplan.traces.recording.layers import routers
+from moeplan.traces.recording.embeddings import EmbeddingWriter, embedded_layers
+from moeplan.traces.recording.kept import Kept, sampled
+from moeplan.traces.recording.layers import MoELayer, hidden_layers, moe_layers, routers
 from moeplan.traces.recording.recorder import Recorder, sample_ids
-from moeplan.traces.schema import TraceMeta
+from moeplan.traces.schema import TokenBatch, TraceMeta
+from moeplan.traces.split import fitted, mixed
 from moeplan.traces.writer import TraceWriter
 
 L, E, K, M = 3, 8, 2, 4
@@ -102,9 +107,7 @@ def record(recorder: Recorder, model: Model, tokens: int, *, positions: int | No
 
 
 @pytest.mark.parametrize("kind", [LogitsRouter, TopKRouter])
-def test_what_the_routers_chose_is_recorded_by_descending_weight(
-    tmp_path: Path, writer: TraceWriter, kind: Callable[[], nn.Module]
-) -> None:
+def test_what_routers_chose_is_recorded(tmp_path: Path, writer: TraceWriter, kind: Callable[[], nn.Module]) -> None:
     model, x = Model(kind), inputs(2, 5)
     with writer, Recorder(model, PATTERN, writer) as recorder:
         with recorder.tokens(sample=[0] * 5 + [1] * 5, position=torch.arange(5).repeat(2), step=7, phase="decode"):
@@ -176,9 +179,7 @@ def test_a_router_that_did_not_run_or_ran_twice_or_on_other_tokens_is_named(writ
         (torch.full((4, K), -2), "expert ids -2 to -2"),
     ],
 )
-def test_what_is_no_routing_is_refused_by_the_name_of_the_router(
-    writer: TraceWriter, output: Any, expected: str
-) -> None:
+def test_what_is_no_routing_is_refused_by_its_routers_name(writer: TraceWriter, output: Any, expected: str) -> None:
     model = Model(lambda: Canned(output))
     with Recorder(model, PATTERN, writer) as recorder, pytest.raises(InputError, match=expected) as refused:
         record(recorder, model, 4)
@@ -210,3 +211,163 @@ def test_a_pattern_that_matches_nothing_suggests_names_of_routers() -> None:
 def test_samples_of_ranks_do_not_collide() -> None:
     assert sample_ids(3, [0, 5]).tolist() == [3 << 40, 3 << 40 | 5]
     assert sample_ids(3, [0]).dtype == np.int64
+
+
+class Called(nn.Module):
+    def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        return x + top_k_index + top_k_weights
+
+
+def block(experts: nn.Module, **others: nn.Module) -> nn.Module:
+    return nn.ModuleDict({"experts": experts, **others})
+
+
+def test_experts_called_with_ids_are_watched_and_else_the_router_beside_them() -> None:
+    model = nn.ModuleDict(
+        {
+            "layers": nn.ModuleList(
+                [
+                    nn.ModuleDict({"mlp": nn.Linear(2, 2)}),
+                    nn.ModuleDict({"mlp": block(Called(), gate=nn.Linear(2, 2))}),
+                    nn.ModuleDict({"mlp": block(nn.ModuleList([nn.Linear(2, 2)]), gate=nn.Linear(2, 2))}),
+                    nn.ModuleDict({"mlp": block(nn.Linear(2, 2), router=nn.Linear(2, 2))}),
+                    nn.ModuleDict({"mlp": block(nn.Linear(2, 2))}),
+                ]
+            )
+        }
+    )
+    found = moe_layers(model)
+    assert [(layer.name, layer.at_input) for layer in found] == [
+        ("layers.1.mlp.experts", True),
+        ("layers.2.mlp.gate", False),
+        ("layers.3.mlp.router", False),
+    ]
+    assert hidden_layers(found) == (1, 2, 3)
+
+
+def test_a_model_without_experts_is_refused_with_names_that_may_be_meant() -> None:
+    model = nn.ModuleDict({"my_gate": nn.Linear(2, 2)})
+    with pytest.raises(UsageError, match=r"ModuleDict has no MoE layer.*\(pattern=, or --router.*my_gate"):
+        moe_layers(model)
+
+
+def test_a_pattern_matches_the_names_inside_a_model_wrapped_for_data_parallelism() -> None:
+    inner = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"router": nn.Linear(2, 2)})])})
+    whole = nn.ModuleDict({"module": inner})
+    for pattern in (r"layers\.\d+\.router", r"module\.layers\.\d+\.router"):
+        assert [layer.name for layer in moe_layers(whole, pattern)] == ["module.layers.0.router"]
+    other = nn.ModuleDict({"module": inner, "head": nn.Linear(2, 2)})
+    with pytest.raises(UsageError, match="matches no module"):
+        moe_layers(other, r"layers\.\d+\.router")
+
+
+def test_the_example_of_the_documentation_records_a_bare_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[3] / "docs/recording.md").read_text()
+    (example,) = (block for block in re.findall("```python\n(.*?)```", text, re.DOTALL) if "class Layer" in block)
+    exec(example, {"__name__": "example"})
+    trace = open_trace("traces")
+    assert (trace.num_tokens, trace.model.num_layers, trace.model.name) == (128, 2, "mine")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("model.layers.3.mlp.experts", "model.layers.5.mlp.experts"), (3, 5)),
+        (("h4.experts", "h9.experts"), (0, 1)),
+        (("stages.0.layers.1.moe", "stages.1.layers.0.moe"), (0, 1)),
+        (("2.moe", "7.moe"), (2, 7)),
+        (("experts",), (0,)),
+    ],
+)
+def test_hidden_layers_are_last_numbers_of_names_that_ascend(names: tuple[str, ...], expected: tuple[int, ...]) -> None:
+    assert hidden_layers([MoELayer(name, nn.Identity()) for name in names]) == expected
+
+
+def share(sample: int) -> float:
+    """The hash of a sample over 2^64, in plain integers."""
+    return int(mixed(np.array([sample]))[0]) / 2**64
+
+
+@given(st.lists(st.integers(0, 2**62), max_size=20), st.floats(0.01, 0.99))
+def test_a_sample_is_kept_by_the_hash_of_its_id_alone(samples: list[int], rate: float) -> None:
+    assert sampled(np.array(samples, np.int64), rate).tolist() == [share(sample) < rate for sample in samples]
+
+
+def test_the_share_is_about_the_rate_and_tells_nothing_of_the_split() -> None:
+    ids = np.concatenate([(rank << 40) + np.arange(5000) for rank in range(4)])
+    kept = sampled(ids, 0.3)
+    assert kept.mean() == pytest.approx(0.3, abs=0.02)
+    assert fitted(ids[kept], seed=0, fraction=0.5).mean() == pytest.approx(0.5, abs=0.03)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 9)), max_size=12),
+    st.sampled_from([0.3, 1.0]),
+    st.one_of(st.none(), st.integers(1, 8)),
+    st.integers(0, 9),
+)
+def test_rows_are_those_without_padding_of_kept_samples_up_to_the_bound(
+    tokens: list[tuple[int, int]], rate: float, bound: int | None, before: int
+) -> None:
+    position = np.array([at for at, _ in tokens], np.int32)
+    sample = np.array([name for _, name in tokens], np.int64)
+    wanted = [row for row, (at, name) in enumerate(tokens) if at >= 0 and (rate == 1 or share(name) < rate)]
+    if bound is not None:
+        wanted = wanted[: max(0, bound - before)]
+    kept = Kept(sample_rate=rate, max_tokens=bound)
+    if not kept.full(before):
+        rows = kept.rows(position, sample, before)
+        assert list(range(len(tokens)) if rows is None else rows) == wanted
+
+
+def test_a_share_of_unnamed_samples_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs sample ids"):
+        Kept(sample_rate=0.5).rows(np.zeros(3, np.int32), None, 0)
+
+
+def batch(first: int, tokens: int) -> TokenBatch:
+    position = np.arange(first, first + tokens, dtype=np.int32)
+    return TokenBatch(
+        None, position.astype(np.int64), position, None, np.zeros(tokens, np.int8), np.empty(0, np.uint16)
+    )
+
+
+def test_files_are_bounded_and_hold_all_tokens_in_order(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    states = np.random.default_rng(0).random((10, 8)).astype(np.float16)
+    with EmbeddingWriter(tmp_path, [2], rank=5, max_bytes=100) as writer:
+        for first in range(0, 10, 2):
+            writer.append(batch(first, 2), {2: states[first : first + 2]})
+    paths = sorted(tmp_path.iterdir(), key=lambda path: path.name)
+    parts = [load_file(path) for path in paths]
+    assert len(paths) == 3
+    assert all(path.name.startswith("embeddings-5-") and path.suffix == ".safetensors" for path in paths)
+    assert all(part.keys() == {"sample", "position", "layer_2"} for part in parts)
+    np.testing.assert_array_equal(np.concatenate([part["layer_2"] for part in parts]), states)
+    assert np.concatenate([part["position"] for part in parts]).tolist() == [*range(10)]
+
+
+def test_nothing_is_written_of_no_layer_or_no_token(tmp_path: Path) -> None:
+    with EmbeddingWriter(tmp_path, []) as none, EmbeddingWriter(tmp_path, [0]) as empty:
+        none.append(batch(0, 2), {})
+        empty.append(batch(0, 0), {0: np.empty((0, 8), np.float16)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_a_file_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    writer = EmbeddingWriter(tmp_path / "file", [0])
+    writer.append(batch(0, 2), {0: np.zeros((2, 8), np.float16)})
+    with pytest.raises(StorageError, match="file"):
+        writer.flush()
+
+
+def test_layers_are_all_or_ordinals() -> None:
+    assert embedded_layers("all", 3) == (0, 1, 2)
+    assert embedded_layers("", 3) == ()
+    assert embedded_layers("2,0,2", 3) == embedded_layers([2, 0], 3) == (0, 2)
+    for text in ("3", "0,,1", "-1", "first"):
+        with pytest.raises(UsageError, match="0 to 2"):
+            embedded_layers(text, 3)

@@ -1,10 +1,12 @@
-"""Intervals and gains, draw by draw."""
+"""Naive twins of the evaluation: intervals draw by draw, passes chunk by chunk."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from moeplan.planner.evaluate.chunks import Cut
 from moeplan.planner.evaluate.sums import DRAWS, difference, interval, resampled_sums
 
 VALUES = arrays.arrays(np.float64, st.tuples(st.integers(2, 9), st.just(2)), elements=st.floats(0, 1e6))
@@ -37,3 +39,36 @@ def test_a_gain_is_paired_and_its_errors_are_those_of_each_source(values_UC: np.
     expected = np.quantile(lows, 0.025), np.quantile(highs, 0.975)
     found = np.array(interval(difference(ours, theirs)), np.float64)
     np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-5)
+
+
+SECONDS = st.floats(0, 10)
+STAGES = st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=6)
+
+
+def finished(chunks: list[tuple[float, float, float]], *, full_duplex: bool) -> float:
+    """When the last combine ends; dispatches go before combines where both use one channel."""
+    dispatched = computed = combined = 0.0
+    ends = []
+    for dispatch, experts, _ in chunks:
+        dispatched += dispatch
+        computed = max(dispatched, computed) + experts
+        ends.append(computed)
+    combined = 0.0 if full_duplex else dispatched
+    for end, (_, _, combine) in zip(ends, chunks, strict=True):
+        combined = max(combined, end) + combine
+    return combined
+
+
+@given(STAGES, st.booleans())
+def test_unequal_chunks(chunks: list[tuple[float, float, float]], full_duplex: bool) -> None:
+    cut = Cut.of([(1 / len(chunks),) * len(chunks)])
+    stages = [np.array(column)[:, None, None] for column in zip(*chunks, strict=True)]
+    found = cut.taken(*stages, full_duplex=full_duplex)
+    assert found.item() == pytest.approx(finished(chunks, full_duplex=full_duplex))
+
+
+@given(st.tuples(SECONDS, SECONDS, SECONDS), st.integers(1, 9), st.booleans())
+def test_equal_chunks(chunk: tuple[float, float, float], degree: int, full_duplex: bool) -> None:
+    stages = [np.full((1, 1, 1), seconds) for seconds in chunk]
+    found = Cut.equal(degree, 1).taken(*stages, full_duplex=full_duplex)
+    assert found.item() == pytest.approx(finished([chunk] * degree, full_duplex=full_duplex))

@@ -1,5 +1,8 @@
-"""The importer of counts as CSV: round trips, added-up rows, and hostile content, each refused by its row."""
+"""Counts as arrays and as CSV: both come back cell by cell, and everything else is refused."""
 
+import io
+import warnings
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,18 +11,106 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-from moeplan.errors import InputError
+from moeplan.errors import InputError, UsageError
 from moeplan.traces import loads
-from moeplan.traces.importers import csv_counts
+from moeplan.traces.importers import count_arrays, csv_counts
 from moeplan.traces.importers.source import Given
-from tests.traces.importers.recordings import cells_of, imported, is_said, refused
+from tests.traces.importers.recordings import cells_of, imported, is_said, npz, refused
+
+KINDS = st.sampled_from([np.uint8, np.uint16, np.int32, np.int64, np.uint64])
+
+
+@settings(max_examples=25)
+@given(st.data(), KINDS)
+def test_counts_by_sample_come_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind: type) -> None:
+    shape = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 4)))
+    counts = data.draw(hnp.arrays(kind, shape, elements=st.integers(0, 200)))
+    folder = tmp_path_factory.mktemp("import")
+    summary = imported(folder, {"c.npz": npz(counts=counts, other=np.arange(3))}, top_k=1)
+    assert cells_of(folder / "trace") == {at: count for at, count in np.ndenumerate(counts) if count}
+    (pairs, *others) = counts.sum(axis=(0, 2), dtype=np.int64).tolist()
+    num_tokens = pairs if all(other == pairs for other in others) else None
+    assert (summary.num_tokens, summary.num_samples, summary.is_counts) == (num_tokens, shape[0], True)
+    assert (summary.model.num_experts, summary.notes) == (shape[2], ("array other left out",))
+
+
+@settings(max_examples=25)
+@given(st.data(), KINDS, st.integers(1, 4096))
+def test_counts_by_step_come_back_whatever_the_block(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind: type, block_bytes: int
+) -> None:
+    shape = data.draw(st.tuples(*[st.integers(1, 3)] * 5))
+    counts = data.draw(hnp.arrays(kind, shape, elements=st.integers(0, 200)))
+    steps = data.draw(hnp.arrays(np.int64, shape[0], elements=st.integers(-5, 10**6), unique=True))
+    folder = tmp_path_factory.mktemp("import")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(count_arrays, "BLOCK_BYTES", block_bytes)
+        summary = imported(folder, {"c.npz": npz(counts=counts, iteration=steps)}, top_k=1)
+    assert summary.num_samples == shape[0] * shape[1] * shape[3]
+    _, ranks, _, micro, _ = shape
+    assert cells_of(folder / "trace") == {
+        (int(steps[b]), (b * ranks + r) * micro + m, r, layer, expert): count
+        for (b, r, layer, m, expert), count in np.ndenumerate(counts)
+        if count
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "top_k", "num_tokens"), [({"n_tokens": np.array([12, 6, 3, 3])}, 2, 24), ({}, 1, None)]
+)
+def test_the_experts_a_token_follow_from_the_tokens_of_a_sample_where_they_are_known(
+    tmp_path: Path, told: dict[str, Any], top_k: int, num_tokens: int | None
+) -> None:
+    counts = np.array([8, 4, 2, 2])[:, None, None] * np.ones((4, 2, 3), int)
+    files = {"c.npz": npz(counts=counts, **told)}
+    summary = imported(tmp_path, files)
+    assert (summary.model.top_k, summary.num_tokens, summary.num_samples) == (top_k, num_tokens, 4)
+    if told:
+        refused(tmp_path, files, "top_k 3 asked for; the file says 2", kind=UsageError, to="other", top_k=3)
+
+
+COUNTS = np.ones((4, 2, 3), np.int64)
+BY_STEP = np.ones((2, 2, 1, 1, 3), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"counts": np.ones((4, 2, 3))}, "counts is float64 "),
+        ({"counts": np.ones((4, 0, 3), int)}, "(4, 0, 3); expected integers"),
+        ({"counts": -COUNTS}, "count -1; expected 0 to"),
+        ({"counts": COUNTS * 2**41}, "count 2199023255552; expected 0 to"),
+        ({"counts": np.ones((1, 5000, 1), int)}, "at most 4,096 layers"),
+        ({"counts": np.ones((1, 1, 65_535), int)}, "65,534 experts"),
+        ({"counts": COUNTS, "n_tokens": np.ones(3, int)}, "n_tokens is int64 (3,); expected integers of shape (4,"),
+        ({"counts": COUNTS, "n_tokens": np.full(4, 2)}, "sample 0 has 2 tokens and 3 to 3 counts a layer"),
+        ({"counts": COUNTS, "n_tokens": np.array([1, 1, 0, 1])}, "sample 2 has 0 tokens"),
+        ({"counts": BY_STEP}, "5 dimensions without iteration"),
+        ({"counts": BY_STEP, "iteration": np.array([7, 7])}, "names a step twice"),
+        ({"counts": BY_STEP, "iteration": np.array([7, 2**40])}, "expected int32"),
+        ({"counts": BY_STEP, "iteration": np.array([7, -(2**40)])}, "expected int32"),
+        ({"counts": BY_STEP, "iteration": np.array([7.0, 8.0])}, "iteration is float64"),
+    ],
+)
+def test_arrays_of_another_layout_are_refused_in_one_line(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    refused(tmp_path, {"c.npz": npz(**arrays)}, message)
+
+
+def test_an_archive_that_names_an_array_twice_is_refused(tmp_path: Path) -> None:
+    stream = io.BytesIO(npz(counts=COUNTS))
+    with zipfile.ZipFile(stream, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        archive.writestr("counts.npy", archive.read("counts.npy"))
+    refused(tmp_path, {"c.npz": stream.getvalue()}, "c.npz: two arrays called counts; expected one of each name")
+
 
 HEADER = "layer,expert,count\n"
 KEYS = ("step", "sample", "source_rank")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data(), st.sets(st.sampled_from(KEYS)), st.booleans(), st.integers(1, 50))
 def test_counts_come_back_added_up(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, keys: set[str], windows: bool, most: int
@@ -70,9 +161,7 @@ def test_names_of_columns_that_steer_a_terminal_are_escaped_in_the_notes(tmp_pat
     assert all(note.isprintable() for note in summary.notes)
 
 
-def test_few_rows_that_would_become_a_great_many_counts_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_rows_that_would_become_many_counts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_counts, "FREE_CELLS", 5_000)
     monkeypatch.setattr(csv_counts, "MAX_EXPANSION", 50)
     rows = [f"0,{step},1,{step}" for step in range(100)]
