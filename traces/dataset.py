@@ -173,8 +173,8 @@ def _listing(path: str) -> tuple[Any, str, list[str]]:
     info = filesystem.get_file_info(place)
     if info.type == fs.FileType.Directory:
         inside = filesystem.get_file_info(fs.FileSelector(place))
-        if other := [one.base_name for one in inside if one.type != fs.FileType.File and is_part(one.base_name)]:
-            raise InputError(f"{min(other)} is a folder, or a link that leads nowhere; expected a Parquet file")
+        if other := [one.base_name for one in inside if one.type == fs.FileType.Directory and is_part(one.base_name)]:
+            raise InputError(f"{min(other)} is a folder; expected a Parquet file")
         return filesystem, place, [entry.base_name for entry in inside if entry.type == fs.FileType.File]
     if info.type != fs.FileType.File:
         what = "no such file or directory" if info.type == fs.FileType.NotFound else "a pipe or device"

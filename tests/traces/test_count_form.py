@@ -103,6 +103,7 @@ def test_counts_are_not_written_over_counts(tmp_path: Path) -> None:
         ("layer", pa.array([3] * 5, pa.int32()), "layer outside"),
         ("layer", pa.array([None] * 5, pa.int32()), "nulls"),
         ("counts", pa.array([[-1] * 6] * 5, pa.list_(pa.int64(), 6)), "negative count"),
+        ("counts", pa.array([[2**40 + 1] * 6] * 5, pa.list_(pa.int64(), 6)), "count above 1,099,511,627,776"),
         ("counts", pa.array([[1] * 7] * 5, pa.list_(pa.int64(), 7)), "column counts is"),
         ("counts", pa.array([None] * 5, pa.list_(pa.int64(), 6)), "nulls"),
         ("counts", pa.array([[None] * 6] * 5, pa.list_(pa.int64(), 6)), "nulls"),

@@ -243,6 +243,13 @@ def test_a_pipe_among_the_parts_or_in_place_of_one_is_not_opened(make_trace: Mak
         TraceWriter(trace.path, META, rank=1)
 
 
+def test_a_folder_named_like_a_part_is_refused_by_name(make_trace: MakeTrace) -> None:
+    path = Path(make_trace(make_batch(9)).path)
+    (path / "part-0-999.parquet").mkdir()
+    with pytest.raises(InputError, match=r"part-0-999\.parquet is a folder; expected a Parquet file"):
+        open_trace(path)
+
+
 @pytest.mark.parametrize("name", ["routing.npz", "plan.json", "folder"])
 def test_what_is_no_trace_is_told_how_to_become_one(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
