@@ -46,9 +46,6 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     _check_baselines(options, table)
     yield Told("degrees", checked=True)
     yield from _stage_checks(options, pipeline, Cuts.of(decision))
-    timing = {source.removeprefix("link ") for source in costs.sources.values()}
-    for kind in sorted({*plan.cluster.links} - timing):
-        yield Told(f"link {kind}: no figure depends on it", checked=False)
     yield Told("that the degrees of paper are those of its algorithm", checked=False)
     if decision.shares is not None:
         yield Told("that no other shares of chunks take fewer seconds", checked=False)
