@@ -4,6 +4,8 @@ Legend: B samples of this rank; G tokens of all ranks, numbered by rank, then sa
 rank holds, their numbers ascending; K experts a token; M hidden size; n rows.
 """
 
+from dataclasses import dataclass, field
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,17 +21,16 @@ from .contexts import Contexts, Held
 __all__ = ["Coherent", "Resident"]
 
 
-class Coherent:
-    """Context-coherent dispatch (ExFlow): a token lives where its first expert is; every rank holds all samples.
+@dataclass(eq=False)
+class Way:
+    """Way of tokens among the ranks of a group, and what it took so far."""
 
-    Attributes
-    ----------
-    traffic
-        What it took so far.
-    """
+    group: dist.ProcessGroup | None
+    traffic: Traffic = field(default_factory=Traffic)
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group, self.traffic = group, Traffic()
+
+class Coherent(Way):
+    """Context-coherent dispatch (ExFlow): a token lives where its first expert is; every rank holds all samples."""
 
     def contexts(self, sample_B: Tensor, length_B: Tensor) -> Contexts:
         """The samples whose keys and values this rank holds: all; two collectives."""
@@ -87,17 +88,8 @@ class Coherent:
         return Held.ascending(x, token.flatten())
 
 
-class Resident:
-    """Standard dispatch: tokens live where their sample started and return to it; a rank holds its own samples only.
-
-    Attributes
-    ----------
-    traffic
-        What it took so far.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group, self.traffic = group, Traffic()
+class Resident(Way):
+    """Standard dispatch: tokens live where their sample started and return to it; a rank holds its own samples only."""
 
     def contexts(self, sample_B: Tensor, length_B: Tensor) -> Contexts:
         """The samples whose keys and values this rank holds: its own."""
