@@ -19,8 +19,6 @@ from ...evaluate.evaluate import evaluate
 from ...evaluate.homes import Rehoming, steps_of
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
-from ...evaluate.replay import Replay
-from ...evaluate.replay import replay as fast_replay
 from ...evaluate.samples import SampleTraffic
 from ...options import Options
 from ...task import Task
@@ -75,13 +73,13 @@ def fitted_predictor(task: Task, placement: Placement) -> Predictor:
     return fit_predictor(task.samples.experts, traffic, task.fitted, task.model.top_k)
 
 
-def tried(task: Task, predictor: Predictor | None, replay: Replay = fast_replay) -> dict[str, float]:
+def tried(task: Task, predictor: Predictor | None) -> dict[str, float]:
     """Seconds of the timed parts of a fitted step under each method."""
     fitted = replace(task.scene, cohorts=task.cohorts[:1])
     contenders = [
         Contender(method, Journey("migrating", task.placement, homes=Rehoming(method, predictor))) for method in TRIED
     ]
-    part = evaluate(fitted, contenders, replay=replay).evaluation.fit
+    part = evaluate(fitted, contenders, replay=task.replay).evaluation.fit
     return {
         one.name: sum(one.metrics[name].value for name in SOURCES if name in one.metrics) for one in part.contenders
     }

@@ -61,7 +61,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     if options.tried_s and task.costs is None:
         yield Told("seconds of the methods tried", checked=False)
     elif options.tried_s:
-        for name, seconds in tried(task, predictor, task.replay).items():
+        for name, seconds in tried(task, predictor).items():
             yield Check(f"tried {name}", options.tried_s[name], seconds)
         yield Told("methods tried", checked=True)
     if options.asked:
