@@ -17,6 +17,7 @@ from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Scene
 from moeplan.planner.evaluate.splits import Cohort
 from moeplan.planner.evaluate.tally import COUNTS, Ports, Tally
+from moeplan.planner.figures import find
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
@@ -350,3 +351,20 @@ def test_a_cluster_that_the_placement_does_not_fit_is_refused_in_one_line(tmp_pa
     with pytest.raises(MoeplanError, match="1x3: 3 devices do not divide 8 experts, and counts do not say") as caught:
         solved(generated(tmp_path / "trace", alpha=3.0, samples=20), "1x3")
     assert "\n" not in str(caught.value)
+
+
+def test_where_a_device_is_dead_today_and_experts_in_order_leave_it_out_and_the_screen_says_so(
+    make_trace: MakeTrace, tmp_path: Path
+) -> None:
+    trace, base = make_trace(samples=70, tokens=5), tmp_path / "base.json"
+    asked: dict[str, Any] = {"trace": trace.path, "cluster": Cluster(1, 4)}
+    make(Request.of(strategy="eplb", dead=(1,), slots=3, **asked)).save(base)
+    made = make(Request.of(strategy="netmoe", on=base, **asked))
+    made.save(tmp_path / "plan.json")
+    assert made.plan.verdict is not None
+    assert made.plan.verdict.against == "contiguous without 1/standard"
+    assert "re-homing alone" in said(made.plan)
+    own = next(one for one in made.plan.evaluation.judging.contenders if one.name == "contiguous")  # type: ignore[union-attr]
+    usual = find(made.plan.evaluation.judging, made.plan.verdict.against)  # type: ignore[union-attr]
+    assert own.metrics["balance"].value == pytest.approx(usual.metrics["balance"].value)
+    assert "verdict" in certify(made.plan, trace.path, folder=tmp_path).checks
