@@ -56,21 +56,23 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     with _appearing(target, directory=False) as temporary:
-        _check_replaceable(target)
+        _check_replaceable(target, directory=False)
         yield temporary
 
 
-def check_target(path: str | os.PathLike[str]) -> None:
-    """Refuse, before long work, a path where `atomic_path` could make no file; nothing is created.
+def check_target(path: str | os.PathLike[str], *, directory: bool = False) -> None:
+    """Refuse, before long work, a path where `atomic_path` or `atomic_directory` could make nothing; creates nothing.
 
     Raises
     ------
+    UsageError
+        A directory is asked for, and there is something that is no empty one.
     StorageError
-        There is something else than a file, or no directory that can be written.
+        There is something else than a file, or no directory above that can be written.
     """
     target = Path(path)
     try:
-        _check_replaceable(target)
+        _check_replaceable(target, directory=directory)
         above = next(parent for parent in target.absolute().parents if parent.exists())
     except OSError as error:
         raise StorageError(f"{target}: cannot be written ({error.strerror})") from error
@@ -91,8 +93,7 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     with _appearing(target, directory=True) as temporary:
-        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-            raise UsageError(f"{target}: already there and not empty; choose another destination or remove it")
+        _check_replaceable(target, directory=True)
         yield temporary
 
 
@@ -160,9 +161,13 @@ def read_json(path: str | os.PathLike[str], *, what: str, max_bytes: int = MAX_J
     """
     text = read_text(path, what=what, max_bytes=max_bytes)
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique_keys)
+        return json.loads(
+            text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole, object_pairs_hook=_unique_keys
+        )
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        if isinstance(error, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
+            reason = f"{reason}; the file is empty, or its end is missing: write or copy it again"
         raise InputError(f"{path}: not {what}: {reason}") from error
 
 
@@ -281,8 +286,13 @@ def _appearing(target: Path, *, directory: bool) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def _check_replaceable(target: Path) -> None:
-    if target.exists() and not target.is_file():
+def _check_replaceable(target: Path, *, directory: bool) -> None:
+    if not target.exists():
+        return
+    if directory and (not target.is_dir() or any(target.iterdir())):
+        what = "not empty" if target.is_dir() else "no directory"
+        raise UsageError(f"{target}: already there and {what}; choose another destination or remove it")
+    if not directory and not target.is_file():
         raise StorageError(f"{target}: already there and no regular file; choose another name")
 
 
@@ -294,6 +304,12 @@ def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         _refuse(text[:20])
     return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(text):,} digits, expected at most {MAX_DIGITS}")
+    return int(text)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

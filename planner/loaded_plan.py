@@ -14,8 +14,6 @@ from ..errors import InputError, MismatchError, UsageError
 from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
-from ..runtime.decisions import SidecarFile
-from ..runtime.migrating.predictor import read_predictor
 from ..runtime.plan import Plan, Split, load
 from ..traces.count_form import CountTrace
 from ..traces.model import ModelSpec
@@ -63,7 +61,7 @@ class LoadedPlan:
             A decision that cannot be carried out, a sidecar that is missing or another one.
         """
         try:
-            return Contender(self.path, journey_of(self.plan, self._read))
+            return Contender(self.path, journey_of(self.plan, lambda file: file.read(Path(self.path).parent)))
         except (UsageError, InputError) as error:
             raise type(error)(f"{self.path}: {error}") from error
 
@@ -108,9 +106,6 @@ class LoadedPlan:
             options = parsed(PlacementOptions, self.plan.options["placement"], "placement")
             fitted_to |= {one.sha256 for one in options.mixture}
         return source.split if sha256 in fitted_to else None
-
-    def _read(self, file: SidecarFile) -> bytes:
-        return read_predictor(Path(self.path).parent / file.file)
 
 
 def load_plans(paths: Sequence[str | os.PathLike[str]]) -> list[LoadedPlan]:

@@ -95,7 +95,7 @@ class Request:
         if self.samples_per_step is not None and not 1 <= self.samples_per_step < 2**31:
             raise UsageError(f"--samples-per-step {self.samples_per_step}; expected at least 1 and below 2^31")
         if not 0 <= self.seed < 2**63:
-            raise UsageError(f"--seed {self.seed}; expected at least 0 and below 2^63")
+            raise UsageError(f"--seed {self.seed!s:.30}; expected at least 0 and below 2^63")
         if self.mixture and not self.params.mixes:
             mixing = " and ".join(name for name, row in STRATEGIES.items() if row.params.mixes)
             raise UsageError(

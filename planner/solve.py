@@ -99,7 +99,10 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
     """The plan, what it is judged beside, and today; errors as in `journey_of`."""
 
     def read(file: SidecarFile) -> bytes:
-        return sidecars[file.file] if file.file in sidecars else _beside(task, file)
+        if file.file in sidecars:
+            return sidecars[file.file]
+        assert task.request.on is not None  # of the base's decisions
+        return file.read(task.request.on.parent)
 
     journey = task.strategy.own(task, journey_of(plan, read))
     usual = today(plan.model, plan.cluster, journey.placement.slots)
@@ -166,14 +169,6 @@ def _base(chosen: Strategy, request: Request) -> Plan | None:
             f"--on {request.on}: a plan for {base.cluster}, asked for {request.cluster}; leave --cluster away"
         )
     return base
-
-
-def _beside(task: Task, file: SidecarFile) -> bytes:
-    """A file that the base names, from beside it."""
-    from ..runtime.migrating.predictor import read_predictor
-
-    assert task.request.on is not None
-    return read_predictor(task.request.on.parent / file.file)
 
 
 def _inputs(task: Task) -> Inputs:

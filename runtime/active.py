@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field
 
 from ..errors import InputError
-from ..files import atomic_path, sha256_file
-from .decisions import SidecarFile, sidecars_in
+from ..files import atomic_path
+from .decisions import sidecars_in
 from .plan import Plan, load
 
 __all__ = ["LoadedPlan", "activate", "load_plan"]
@@ -41,7 +41,9 @@ def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str
     """
     active = Path(directory, ACTIVE)
     for sidecar in sidecars_in(load(plan_path).decisions):
-        _copy_sidecar(Path(plan_path).parent, sidecar, active.parent)
+        contents = sidecar.read(Path(plan_path).parent)
+        with atomic_path(active.parent / sidecar.file) as temporary:
+            temporary.write_bytes(contents)
     with atomic_path(active) as temporary:
         shutil.copyfile(plan_path, temporary)
     return active
@@ -62,18 +64,6 @@ def load_plan(path: str | os.PathLike[str] | None = None) -> LoadedPlan:
             " run moeplan apply plan.json here"
         )
     return LoadedPlan.model_construct(**dict(load(chosen)), folder=Path(chosen).parent)
-
-
-def _copy_sidecar(source: Path, sidecar: SidecarFile, target: Path) -> None:
-    """Copy a file that a plan names, once it is known to be that file."""
-    path = source / sidecar.file
-    sha256 = sha256_file(path) if path.is_file() else None
-    if sha256 != sidecar.sha256:
-        what = "is not there" if sha256 is None else f"has hash {sha256[:12]}.., not {sidecar.sha256[:12]}.."
-        raise InputError(f"{path}: {what}; the plan needs it beside it: copy it there, or re-run moeplan solve")
-    if source.resolve() != target.resolve():
-        with atomic_path(target / sidecar.file) as temporary:
-            shutil.copyfile(path, temporary)
 
 
 def _active_upward(folder: Path) -> Path | None:

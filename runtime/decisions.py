@@ -4,9 +4,11 @@ A new kind of decision is a subclass of `Decision` and a row of `DECISIONS`: pla
 along without naming it.
 """
 
+import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -14,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from pydantic_core import to_json
 
 from ..errors import InputError
-from ..files import validated
+from ..files import size_of, validated
 from ..profilers.cluster import Cluster
 from ..solvers.placement import Placement, ReplicaRule
 from ..traces.model import NOT_ROUTED, ModelSpec
@@ -44,6 +46,7 @@ LEAST_SHARE = 1e-8  # so that no chunk is empty then
 
 MAX_DEGREE = 65_536
 MAX_CAPACITY_FACTOR = 1024
+MAX_SIDECAR_BYTES = 2**30
 DispatchModel = Literal["standard", "coherent", "migrating"]
 DISPATCH_MODELS: tuple[DispatchModel, ...] = get_args(DispatchModel)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -65,6 +68,25 @@ class SidecarFile(Record):
 
     file: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
     sha256: Sha256
+
+    def read(self, folder: Path) -> bytes:
+        """Read the file in the folder of its plan.
+
+        Raises
+        ------
+        InputError
+            It is not there, too large, or another file than the plan names.
+        """
+        path = folder / self.file
+        advice = "the plan needs it beside it: copy it there, or run moeplan solve again"
+        if not path.exists():
+            raise InputError(f"{path}: is not there; {advice}")
+        if (size := size_of(path, what="a file of the plan")) > MAX_SIDECAR_BYTES:
+            raise InputError(f"{path}: {size:,} bytes, expected at most {MAX_SIDECAR_BYTES:,}; {advice}")
+        contents = path.read_bytes()
+        if (sha256 := hashlib.sha256(contents).hexdigest()) != self.sha256:
+            raise InputError(f"{path}: has hash {sha256[:12]}.., not {self.sha256[:12]}..; {advice}")
+        return contents
 
 
 class Decision(Record):

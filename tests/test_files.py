@@ -126,7 +126,7 @@ def test_an_empty_directory_is_taken_over_and_anything_else_refused_untouched(tm
         (directory / "part").write_text("whole")
     (tmp_path / "file").write_text("old")
     for name in ("new", "file"):
-        with pytest.raises(UsageError, match="not empty"), atomic_directory(tmp_path / name):
+        with pytest.raises(UsageError, match="not empty|no directory"), atomic_directory(tmp_path / name):
             pass
     assert (tmp_path / "new" / "part").read_text() == "whole"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new"]
@@ -195,8 +195,9 @@ def test_json_reads_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, 
 
 
 BAD_JSON: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "Expecting value"),
-    "truncated": (b'{"a": [1, 2', "Expecting"),
+    "empty": (b"", "its end is missing"),
+    "truncated": (b'{"a": [1, 2', "its end is missing"),
+    "many digits": (b"[" + b"7" * 5000 + b"]", "a number of 5,000 digits, expected at most 64"),
     "two values": (b"1 2", "Extra data"),
     "NaN": (b'{"a": NaN}', "NaN is not a finite number"),
     "infinity": (b"[-Infinity]", "-Infinity is not a finite number"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...errors import CertificationError, InputError
+from ...runtime.decisions import sidecars_in
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
 from ..strategies.strategy import Again, Check, Strategy, Told
@@ -40,17 +41,21 @@ def certify(
     profile
         The profile it was made from; None leaves predicted seconds unchecked, unless they come from links alone.
     folder
-        Where the plan's sidecars are; None is the working directory.
+        Where the plan's sidecars are; None is the working directory, and without a trace they are not read.
 
     Raises
     ------
     CertificationError
         A rule is broken or a figure is not what the trace gives.
+    InputError
+        A file that the decisions name is not beside the plan, or another one.
     MismatchError
         The trace or the profile is not the one the plan names.
     """
-    certificate, told = Certificate(), Certificate()
+    certificate, told, place = Certificate(), Certificate(), Path(folder or ".")
     check_structure(plan, certificate)
+    named = () if folder is None and trace is None else sidecars_in(plan.decisions)
+    sidecars = {file.file: file.read(place) for file in named}
     for chosen in strategies_of(plan):
         _recheck(chosen, plan, None, told)
     if profile is not None:
@@ -69,9 +74,9 @@ def certify(
         return certificate
     if isinstance(opened, CountTrace) and not (last.moves_samples or getattr(last, "by_loads", False)):
         raise CertificationError(f"{trace}: a trace in count form; a {last.name} plan is made from tokens")
-    timed_by, place = None if profile is None else Path(profile), Path(folder or ".")
+    timed_by = None if profile is None else Path(profile)
     task = task_of(plan, last, str(opened.path), timed_by, mixture)
-    evaluated = check_judged(plan, task, certificate, place, on_progress)
+    evaluated = check_judged(plan, task, certificate, sidecars, on_progress)
     certificate.unchecked += ["solver seconds, status, method and backend", "that options are what was asked for"]
     for chosen in strategies_of(plan):
         on_progress(f"rechecking {chosen.name}")

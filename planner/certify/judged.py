@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CertificationError, InputError, MismatchError, MoeplanError, UsageError
-from ...runtime.migrating.predictor import read_predictor
 from ...runtime.plan import Metric, Part, Plan
 from ...traces.count_form import CountTrace, open_any
 from ..evaluate.evaluate import Evaluated, evaluate, verdict
@@ -104,11 +103,10 @@ def mixture_of(plan: Plan, first: str, sha256: str | None) -> Mixture | None:
 
 
 def check_judged(
-    plan: Plan, task: Recounted, certificate: Certificate, folder: Path, say: Callable[[str], None]
+    plan: Plan, task: Recounted, certificate: Certificate, sidecars: Mapping[str, bytes], say: Callable[[str], None]
 ) -> Evaluated:
     """Hold every figure of the evaluation, the seconds and the verdict against a naive replay; returns it."""
     assert plan.evaluation is not None
-    sidecars = _sidecars(plan, folder)
     try:
         _check_options(plan, task, certificate)
         rows = contenders(task, plan, sidecars)
@@ -130,12 +128,6 @@ def check_judged(
     _check_seconds(plan, evaluated, certificate, untimed=untimed)
     _check_verdict(plan, task, evaluated, rows[1].label, certificate, untimed=untimed)
     return evaluated
-
-
-def _sidecars(plan: Plan, folder: Path) -> Mapping[str, bytes]:
-    policy = plan.decisions.sample_policy
-    named = None if policy is None else policy.predictor
-    return {} if named is None else {named.file: read_predictor(folder / named.file)}
 
 
 def _check_size(scene: Scene) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import UsageError
+from ...files import check_target
 from ...profilers import measure, profile
 from ...profilers.cluster import Cluster
 from ...profilers.profile import Profile
@@ -65,12 +65,13 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
     Raises
     ------
     UsageError
-        The folder holds something.
+        The folder holds something, or is none.
+    StorageError
+        It cannot be made.
     KeyboardInterrupt
         On Ctrl-C; no plan is active then.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: already there and not empty; remove it or choose another with -o")
+    check_target(folder, directory=True)
     measured = _profile(folder, on_progress)
     on_progress("recording the embedded model on text")
     record_embedded(record_text(), folder / "traces")

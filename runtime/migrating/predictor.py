@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
-from ...files import size_of
 from ..plan import Plan
 
-__all__ = ["MAX_BYTES", "Predictor", "predictor_of", "read_predictor"]
+__all__ = ["MAX_BYTES", "Predictor", "predictor_of"]
 
 MAX_BYTES = 2**30
 KEY = "copies_per_pair"
@@ -78,19 +77,6 @@ class Predictor:
         return cls(per_pair)
 
 
-def read_predictor(path: Path) -> bytes:
-    """The bytes of a predictor beside its plan.
-
-    Raises
-    ------
-    InputError
-        There is none, or one too large.
-    """
-    if (size := size_of(path, what="the plan's predictor")) > MAX_BYTES:
-        raise InputError(f"{path}: {size:,} bytes; expected a predictor of at most {MAX_BYTES:,}")
-    return path.read_bytes()
-
-
 def predictor_of(plan: Plan, folder: Path | None) -> Predictor | None:
     """The predictor in the folder of a plan with a sample policy; None where that looks at no next layer.
 
@@ -109,10 +95,7 @@ def predictor_of(plan: Plan, folder: Path | None) -> Predictor | None:
             f"the plan names {policy.predictor.file}, which lies beside its file, but was not loaded from one; load it"
             " with moeplan.runtime.load_plan"
         )
-    path = folder / policy.predictor.file
-    contents = read_predictor(path)
-    if hashlib.sha256(contents).hexdigest() != policy.predictor.sha256:
-        raise InputError(f"{path}: another predictor than the plan's; expected it as moeplan solve wrote it")
+    contents = policy.predictor.read(folder)
     return Predictor.from_bytes(contents, (model.num_layers - 1, model.num_experts, plan.cluster.num_devices))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...files import check_target
 from ..model import ModelSpec
 from ..recording.kept import Kept, chosen_samples
 from ..recording.layers import moe_layers, spec_of
@@ -73,8 +74,7 @@ def record_model(
     import transformers
 
     folder = Path(destination)
-    if folder.exists() and not _is_empty(folder):
-        raise UsageError(f"{folder}: already there and not empty; choose another destination or remove it")
+    check_target(folder, directory=True)
     _check_lengths(model, prompts, generate)
     spec = spec_of(model, moe_layers(model, router), name)
     kept = Kept(max_tokens=max_tokens, sample_rate=sample_rate)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ....errors import CertificationError
 from ....runtime.decisions import SamplePolicyDecision
-from ....runtime.migrating.predictor import Predictor, read_predictor
+from ....runtime.migrating.predictor import Predictor
 from ....runtime.plan import Plan
 from ....solvers.cost import link_cost
 from ....solvers.netmoe import METHODS, Traffic, port_bound
@@ -43,7 +43,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         raise CertificationError(f"copies are {options.copies}; expected pairs of a trace of counts alone")
     predictor = None
     if decision.predictor is not None:
-        predictor = _predictor(read_predictor(again.folder / decision.predictor.file), task)
+        predictor = _predictor(decision.predictor.read(again.folder), task)
         yield Told("predictor", checked=True)
     yield from _outcome(plan, task, predictor, evaluated.homes[PLAN][0].device)
     index = locality(task)

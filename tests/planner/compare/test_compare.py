@@ -209,10 +209,10 @@ def test_a_predictor_that_is_missing_or_another_is_one_clear_error(trace: Trace,
     assert policy is not None
     assert policy.predictor is not None
     (tmp_path / "policy.json").write_bytes(shelf("moving").read_bytes())
-    with pytest.raises(InputError, match="the plan's predictor"):
+    with pytest.raises(InputError, match="is not there; the plan needs it beside it"):
         compare([tmp_path / "policy.json"], trace.path)
     (tmp_path / policy.predictor.file).write_bytes(b"another")
-    with pytest.raises(InputError, match=r"policy.json: .*not the plan's"):
+    with pytest.raises(InputError, match=r"policy.json: .*has hash"):
         compare([tmp_path / "policy.json"], trace.path)
 
 

@@ -134,8 +134,8 @@ def test_a_policy_that_cannot_be_carried_out_is_refused_in_one_line(damage: str,
     with pytest.raises(MoeplanError) as refused:
         SamplePolicy.of(plan, None if damage == "no folder" else tmp_path)
     expected = {
-        "missing": (InputError, "the plan's predictor"),
-        "another": (InputError, "another predictor than the plan's"),
+        "missing": (InputError, "is not there; the plan needs it"),
+        "another": (InputError, "has hash"),
         "no folder": (UsageError, "was not loaded from one"),
         "method": (UsageError, "'dice'; expected sum or even or bottleneck or paper"),
     }[damage]
