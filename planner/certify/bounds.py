@@ -1,9 +1,9 @@
-"""Bounds of what a placement keeps together, proved again: two layers at a time, and by the prices beside a plan.
+"""Bounds of what a placement keeps together, proved again by the prices beside a plan.
 
 Prices prove a bound by triples of layers: `solvers.bounds.triples` says what it is. Nothing is taken on trust but that
 these are numbers: any prices give a bound, and so do any floors, below which no group of experts is looked for.
 
-Legend: L MoE layers; E experts; W tables of pairs of experts; J experts beside a layer, E a side; C experts a device;
+Legend: L MoE layers; E experts; J experts beside a layer, E a side; C experts a device;
 n groups begun.
 """
 
@@ -17,52 +17,12 @@ from ...errors import CertificationError, InputError
 from ...runtime.decisions import SidecarFile
 from ..strategies.exflow.proof import Proof
 
-__all__ = ["kept_by_prices", "proven_shares", "share_kept"]
+__all__ = ["kept_by_prices", "proven_shares"]
 
 ROUNDING = 1e-11  # of all numbers that are added
 BLOCK = 1000  # groups begun that are continued at a time
 MOST_GROUPS = 2e8  # looked at by all triples together
 Tables = NDArray[np.float64]
-
-
-def share_kept(tables: Tables, widths: list[int]) -> float:
-    """The share of W `[W, E, E]` that may stay on places of these widths, each table alone."""
-    total = float(tables.sum())
-    return sum(_most_kept(table, widths) for table in tables if table.any()) / total if total else 1.0
-
-
-def _most_kept(table_EE: Tables, widths: list[int]) -> float:
-    """The better of the transportation bound, by linear programming, and the spectral one, for one layer pair.
-
-    An expert meets at most the largest place's experts; all places together join sum S^2 pairs, no more and no fewer.
-    """
-    from scipy.optimize import linprog
-    from scipy.sparse import eye_array, kron, vstack
-
-    size, most = len(table_EE), max(widths)
-    one = np.ones((1, size))
-    rows, columns = kron(eye_array(size), one), kron(one, eye_array(size))
-    limits, pairs = vstack([rows, columns], format="csr"), [sum(width**2 for width in widths)]
-    found = linprog(
-        -table_EE.ravel(),
-        A_ub=limits,
-        b_ub=np.full(2 * size, most),
-        A_eq=np.ones((1, size * size)),
-        b_eq=pairs,
-        bounds=(0, 1),
-        method="highs",
-    )
-    return min(-float(found.fun), _spectral(table_EE, widths))
-
-
-def _spectral(table_EE: Tables, widths: list[int]) -> float:
-    """W.sum()/D + C times the sum of the top D-1 singular values of the doubly centred W, for equal slots C."""
-    if len(set(widths)) > 1:
-        return float(table_EE.sum())
-    size, places = len(table_EE), len(widths)
-    project = np.eye(size) - 1 / size
-    sigma = np.linalg.svd(project @ table_EE @ project, compute_uv=False)
-    return float(table_EE.sum() / places + widths[0] * sigma[: places - 1].sum())
 
 
 def proven_shares(

@@ -1,16 +1,14 @@
 """The naive replay: a trace recounted token by token, row by row, under every journey.
 
-It gives what `planner.evaluate.replay` gives and shares nothing with it: membership matrices in place of comparisons by
-pairs, holders looked up expert by expert, homes and steps from a census of its own, which the scene's must agree with.
-Samples that are re-homed are counted one by one, once for each placement, and every journey of theirs is summed up from
-these counts.
+It gives what `planner.evaluate.replay` gives and shares no walk with it: membership matrices in place of comparisons by
+pairs, holders looked up expert by expert. Samples that are re-homed are counted one by one, once for each placement,
+and every journey of theirs is summed up from these counts.
 
 Legend: R rows: tokens, those of counts, or samples; L MoE layers; K experts a token; E experts; D devices; N nodes;
-B steps; I samples; M members of a part.
+B steps; I samples; U units of a part.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,125 +17,121 @@ from ...errors import CertificationError, UsageError
 from ...profilers.cluster import Cluster
 from ...solvers.placement import Placement
 from ...traces.count_form import CountTable, CountTrace
+from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
-from ..evaluate.samples import SampleTraffic
+from ..evaluate.samples import SampleIndex, SampleTraffic
 from ..evaluate.scene import Scene
+from ..evaluate.splits import Cohort, Located
 from ..evaluate.tally import COUNTS, Ports, Tally, check_cells, nothing_sent
-from .census import Census, Roster, Rows, Source, take_census
+from ..evaluate.traffic import SampleCounts
 
-__all__ = ["NaiveReplay"]
+__all__ = ["count_samples", "naive_replay"]
 
 Numbers = NDArray[np.int64]
 ONE = np.int32(1)  # of the tables' dtype: added in place several times as fast
 Holders = list[list[list[int]]]  # [layer][expert] -> devices, ascending
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NaiveReplay:
-    """A `Replay` by the split that a plan names: the share of units that is fitted, and those of a derived step."""
+def naive_replay(
+    scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
+) -> list[list[Tally]]:
+    """Recount of every journey over every part, as `Replay` says; samples that move as `count_samples` counted them.
 
-    cluster: Cluster
-    seed: int
-    fraction: float
-    samples_per_step: int
-    _known: dict[object, Census] = field(default_factory=dict)
+    Raises
+    ------
+    CertificationError
+        Samples move where they may not.
+    """
+    for journey in journeys:
+        for cohort in scene.cohorts:
+            _check_moves(cohort, journey, scene.cluster.num_devices)
+    distinct = _distinct(journeys)
+    sheets = [
+        [_Sheet(scene, cohort, one, ports=ports, between=between) for one in distinct] for cohort in scene.cohorts
+    ]
+    if any(one.moves is None for one in distinct):
+        _walk(scene, sheets)
+    for sheet in (sheet for row in sheets for sheet in row):
+        if scene.samples is not None and sheet.journey.moves is not None:
+            sheet.rehome(scene.samples, sheet.journey.moves)
+    which = [next(n for n, one in enumerate(distinct) if one.sends_as(journey)) for journey in journeys]
+    return [[row[number].tally() for number in which] for row in sheets]
 
-    def census(self, source: Source) -> Census:
-        """Everybody in a trace, read once."""
-        key = (str(source.trace.path), source.phases, source.by_step)
-        if key not in self._known:
-            self._known[key] = take_census(
-                source,
-                seed=self.seed,
-                fraction=self.fraction,
-                num_devices=self.cluster.num_devices,
-                samples_per_step=self.samples_per_step,
-            )
-        return self._known[key]
 
-    def __call__(
-        self, scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
-    ) -> list[list[Tally]]:
-        """The tally of every journey on every part, `[part][journey]`; samples as `count_samples` told the scene.
+def _walk(scene: Scene, sheets: "list[list[_Sheet]]") -> None:
+    """Read the trace once, and add it to the sheets of every part, where samples do not move."""
+    source, index = scene.source, scene.index
+    if isinstance(source, CountTrace):
+        for table in source.tables():
+            for row, cohort in zip(sheets, scene.cohorts, strict=True):
+                rows, step = cohort.locate_rows(index.rows(table))
+                for sheet in row:
+                    sheet.add_counts(table, rows, step)
+        return
+    for batch, unit_T in index.batches(source, scene.phases or None):
+        for row, cohort in zip(sheets, scene.cohorts, strict=True):
+            at = cohort.locate(batch, unit_T)
+            for sheet in row:
+                sheet.add_tokens(batch, at)
 
-        Raises
-        ------
-        CertificationError
-            The scene's parts run otherwise than the trace says, or samples move where they may not.
-        """
-        census = self.census(Source.of(scene))
-        parts = [*zip(census.rosters, scene.cohorts, strict=False)]
-        for roster, cohort in parts:
-            roster.check(cohort)
-            for journey in journeys:
-                _check_moves(roster, journey, scene.cluster.num_devices)
-        distinct = _distinct(journeys)
-        sheets = [[_Sheet(scene, roster, one, ports=ports, between=between) for one in distinct] for roster, _ in parts]
-        if any(one.moves is None for one in distinct):
-            for batch, unit_R, place_R in census.rows():
-                for row in sheets:
-                    rows = row[0].roster.rows(batch, unit_R, place_R)
-                    for sheet in row:
-                        sheet.add(batch, rows)
-        for sheet in (sheet for row in sheets for sheet in row):
-            if scene.samples is not None and (moves_LI := sheet.journey.moves) is not None:
-                sheet.rehome(scene.samples.under(sheet.journey.placement), scene.samples.experts, census, moves_LI)
-        which = [next(n for n, one in enumerate(distinct) if one.sends_as(journey)) for journey in journeys]
-        return [[row[number].tally() for number in which] for row in sheets]
 
-    def count_samples(
-        self, source: Source, placements: Sequence[Placement]
-    ) -> tuple[NDArray[np.int32], list[SampleTraffic]]:
-        """The pairs of samples with experts `[I, L, E]`, and their traffic under each of several placements."""
-        census, model = self.census(source), source.trace.meta.model
-        of_tokens = not isinstance(source.trace, CountTrace)
-        experts = np.zeros((len(census.tokens), model.num_layers, model.num_experts), np.int32)
-        found = [SampleTraffic.empty(one, len(census.tokens), self.cluster, linked=of_tokens) for one in placements]
-        held = [holders_of(one) for one in placements]
-        fitted_I = np.isin(np.arange(len(census.tokens)), census.rosters[0].members)
-        for batch, unit_R, place_R in census.rows():
-            if isinstance(batch, CountTable):
-                np.add.at(experts, (place_R, batch.layer), batch.counts)
-                continue
-            turn_R, fitted_R = unit_R + batch.position.astype(np.int64), fitted_I[place_R]
-            for layer in range(model.num_layers):
-                ids_RK, before_RK = batch.ids[:, layer], batch.ids[:, layer - 1] if layer else None
-                row, choice = np.nonzero(ids_RK < model.num_experts)
-                np.add.at(experts[:, layer], (place_R[row], ids_RK[row, choice]), ONE)
-                for traffic, holders in zip(found, held, strict=True):
-                    device_RK = devices_of(ids_RK, holders[layer], "even", np.full_like(turn_R, -1), turn_R, 1)
-                    self._visit(traffic, layer, place_R, device_RK, before_RK, fitted_R)
-        for traffic, holders in zip(found, held, strict=True):
-            for layer, held_E in enumerate(() if of_tokens else holders):  # every pair is a copy
+def count_samples(
+    trace: Trace | CountTrace,
+    index: SampleIndex,
+    fitted_I: NDArray[np.bool_],
+    cluster: Cluster,
+    phases: Sequence[str],
+    placements: Sequence[Placement],
+) -> tuple[NDArray[np.int32], list[SampleTraffic]]:
+    """The pairs of samples with experts `[I, L, E]`, and their traffic under each of several placements."""
+    model, size, of_tokens = trace.meta.model, len(index.sample), isinstance(trace, Trace)
+    experts = np.zeros((size, model.num_layers, model.num_experts), np.int32)
+    traffics = [SampleTraffic.empty(one, size, cluster, linked=of_tokens) for one in placements]
+    held = [holders_of(one) for one in placements]
+    if isinstance(trace, CountTrace):
+        for table in trace.tables():
+            np.add.at(experts, (index.rows(table), table.layer), table.counts)
+        for traffic, holders in zip(traffics, held, strict=True):
+            for layer, held_E in enumerate(holders):  # every pair is a copy
                 for expert, (device,) in enumerate(held_E):  # counts go with no replicas
                     traffic.copies[:, layer, device] += experts[:, layer, expert]
-                    traffic.nodes[:, layer, device // self.cluster.devices_per_node] += experts[:, layer, expert]
-        return experts, found
+                    traffic.nodes[:, layer, device // cluster.devices_per_node] += experts[:, layer, expert]
+        return experts, traffics
+    for batch, place_R in index.batches(trace, phases or None):
+        assert batch.sample is not None
+        turn_R, fitted_R = batch.sample + batch.position.astype(np.int64), fitted_I[place_R]
+        for layer in range(model.num_layers):
+            ids_RK, before_RK = batch.ids[:, layer], batch.ids[:, layer - 1] if layer else None
+            row, choice = np.nonzero(ids_RK < model.num_experts)
+            np.add.at(experts[:, layer], (place_R[row], ids_RK[row, choice]), ONE)
+            for traffic, holders in zip(traffics, held, strict=True):
+                device_RK = devices_of(ids_RK, holders[layer], "even", np.full_like(turn_R, -1), turn_R, 1)
+                _visit(traffic, layer, place_R, device_RK, before_RK, fitted_R)
+    return experts, traffics
 
-    def _visit(
-        self,
-        traffic: SampleTraffic,
-        layer: int,
-        place_R: Numbers,
-        device_RK: Numbers,
-        before_RK: NDArray[np.integer] | None,
-        fitted_R: NDArray[np.bool_],
-    ) -> None:
-        """Add the visits of tokens to devices and nodes, and of fitted ones the experts that they come from."""
-        group, num_experts = self.cluster.devices_per_node, traffic.placement.num_experts
-        row, choice = np.nonzero(device_RK >= 0)
-        np.add.at(traffic.pairs[:, layer], (place_R[row], device_RK[row, choice]), ONE)
-        visited_DR = np.ascontiguousarray(_visited(device_RK, self.cluster.num_devices).T > 0)
-        for device, visited_R in enumerate(visited_DR):
-            traffic.copies[:, layer, device] += np.bincount(place_R[visited_R], minlength=len(traffic.copies))
-            if before_RK is not None and traffic.linked is not None:
-                before = np.minimum(before_RK[visited_R & fitted_R], num_experts)
-                linked_E = np.bincount(before.ravel(), minlength=num_experts + 1)[:num_experts]
-                traffic.linked[layer - 1, :, device] += linked_E
-        for node in range(self.cluster.num_nodes):
-            visited_R = visited_DR[node * group : (node + 1) * group].any(axis=0)
-            traffic.nodes[:, layer, node] += np.bincount(place_R[visited_R], minlength=len(traffic.nodes))
+
+def _visit(
+    traffic: SampleTraffic,
+    layer: int,
+    place_R: Numbers,
+    device_RK: Numbers,
+    before_RK: NDArray[np.integer] | None,
+    fitted_R: NDArray[np.bool_],
+) -> None:
+    """Add the visits of tokens to devices and nodes, and of fitted ones the experts that they come from."""
+    devices, nodes, num_experts = traffic.copies.shape[2], traffic.nodes.shape[2], traffic.placement.num_experts
+    row, choice = np.nonzero(device_RK >= 0)
+    np.add.at(traffic.pairs[:, layer], (place_R[row], device_RK[row, choice]), ONE)
+    visited_DR = np.ascontiguousarray(_visited(device_RK, devices).T > 0)
+    for device, visited_R in enumerate(visited_DR):
+        traffic.copies[:, layer, device] += np.bincount(place_R[visited_R], minlength=len(traffic.copies))
+        if before_RK is not None and traffic.linked is not None:
+            before = np.minimum(before_RK[visited_R & fitted_R], num_experts)
+            linked_E = np.bincount(before.ravel(), minlength=num_experts + 1)[:num_experts]
+            traffic.linked[layer - 1, :, device] += linked_E
+    for node, inside_DR in enumerate(np.split(visited_DR, nodes)):
+        traffic.nodes[:, layer, node] += np.bincount(place_R[inside_DR.any(axis=0)], minlength=len(traffic.nodes))
 
 
 def holders_of(placement: Placement) -> Holders:
@@ -180,17 +174,17 @@ def _distinct(journeys: Sequence[Journey]) -> list[Journey]:
     return [one for n, one in enumerate(ranked) if not any(one.sends_as(before) for before in ranked[:n])]
 
 
-def _check_moves(roster: Roster, journey: Journey, size: int) -> None:
+def _check_moves(cohort: Cohort, journey: Journey, size: int) -> None:
     """Refuse homes that give a device more of a step's samples than its share, and incomplete steps that move."""
-    if journey.moves is None or journey.homes is None or roster.step is None:
+    if journey.moves is None or journey.homes is None or cohort.step is None:
         return
-    moves_LM = journey.moves[:, roster.members]
-    if (moves_LM[:, roster.step < 0] != moves_LM[0, roster.step < 0]).any():
+    moves_LU = journey.moves[:, cohort.unit_ids]
+    if (moves_LU[:, cohort.step < 0] != moves_LU[0, cohort.step < 0]).any():
         raise CertificationError("samples of an incomplete step change their device; expected them to stay")
     if journey.dispatch_model != "migrating":
         return
-    for layer, step in np.ndindex(len(moves_LM) - 1, roster.num_steps):
-        device = moves_LM[layer + 1, roster.step == step]
+    for layer, step in np.ndindex(len(moves_LU) - 1, cohort.num_steps):
+        device = moves_LU[layer + 1, cohort.step == step]
         if np.bincount(device, minlength=size).max() > -(-len(device) // size):
             raise CertificationError(f"layer {layer}: a device takes more samples of a step than its share")
 
@@ -198,13 +192,13 @@ def _check_moves(roster: Roster, journey: Journey, size: int) -> None:
 class _Sheet:
     """Recount of one journey over one part of the trace."""
 
-    def __init__(self, scene: Scene, roster: Roster, journey: Journey, *, ports: bool, between: bool) -> None:
+    def __init__(self, scene: Scene, cohort: Cohort, journey: Journey, *, ports: bool, between: bool) -> None:
         cluster, placement, size = scene.cluster, journey.placement, scene.cluster.num_devices
-        self.journey, self.roster, self.group = journey, roster, cluster.devices_per_node
+        self.journey, self.cohort, self.group = journey, cohort, cluster.devices_per_node
         self.rehomed, self.by_step = journey.moves is not None, scene.samples is not None
         self.loads_alone = isinstance(scene.source, CountTrace) and not self.rehomed
         self.rule = str(placement.replica_rule if journey.replica_rule is None else journey.replica_rule)
-        shape = (roster.num_steps, placement.num_layers, size)
+        shape = (cohort.num_steps, placement.num_layers, size)
         self.holders = [] if self.rehomed else holders_of(placement)
         if placement.has_replicas and self.loads_alone and self.rule != "even":
             raise CertificationError(f"counts do not say which replica serves a token by the rule {self.rule}")
@@ -218,36 +212,28 @@ class _Sheet:
             self.sitting = np.zeros((2, *shape), np.int64)
         check_cells("a recount", cluster, **lengths)
         self.loads = np.zeros(shape, np.float64 if self.loads_alone else np.int64)
-        units = roster.num_steps if self.by_step or self.loads_alone else len(roster.members)
+        units = cohort.num_steps if self.by_step or self.loads_alone else len(cohort.unit_ids)
         self.counts = {name: np.zeros(units, np.int64) for name in COUNTS}
         self.between = np.zeros((size, size), np.int64) if (between and not self.loads_alone) or self.rehomed else None
         fixed = journey.capacity_factor is not None
         self.sent = nothing_sent(*shape[:2], placement.num_experts, cluster) if fixed else None
         self.classes = [kind for kind, span in enumerate((self.group, cluster.num_nodes)) if span > 1]
 
-    def add(self, batch: TokenBatch | CountTable, rows: Rows) -> None:
-        """Add the rows of this part in a batch or a table, where samples do not move."""
-        if self.rehomed:
-            return
-        if not isinstance(batch, CountTable):
-            self._walk(batch, rows)
-            return
+    def add_counts(self, table: CountTable, rows_R: Numbers, step_R: Numbers) -> None:
+        """Add the rows of a table that belong to complete steps of this part."""
         for layer, holders in enumerate(self.holders):
-            here = (batch.layer[rows.number] == layer) & (rows.step >= 0)
-            counts_RE = batch.counts[rows.number[here]]
+            here = table.layer[rows_R] == layer
+            counts_RE = table.counts[rows_R[here]]
             for expert, devices in enumerate(holders):
                 for device in devices:
-                    np.add.at(self.loads[:, layer, device], rows.step[here], counts_RE[:, expert] / len(devices))
+                    np.add.at(self.loads[:, layer, device], step_R[here], counts_RE[:, expert] / len(devices))
 
-    def rehome(
-        self, traffic: SampleTraffic, experts: NDArray[np.int32] | None, census: Census, moves_LI: Numbers
-    ) -> None:
+    def rehome(self, samples: SampleCounts, moves_LI: Numbers) -> None:
         """Add the samples of complete steps, each where it is when a layer begins and when it ends."""
-        assert self.roster.step is not None
-        assert self.sitting is not None
-        counts = self.roster.step >= 0
-        place, step = self.roster.members[counts], self.roster.step[counts]
-        _add(self.counts["tokens"], step, census.tokens[place])
+        assert self.cohort.step is not None
+        traffic, index, counts = samples.under(self.journey.placement), samples.index, self.cohort.step >= 0
+        place, step = self.cohort.unit_ids[counts], self.cohort.step[counts]
+        _add(self.counts["tokens"], step, index.unit_tokens[place])
         for layer in range(self.loads.shape[1]):
             ends = moves_LI[layer, place], moves_LI[layer + 1, place]
             copies, nodes, pairs = (
@@ -255,33 +241,33 @@ class _Sheet:
             )
             np.add.at(self.loads[:, layer], step, pairs)
             self._exchange(layer, copies, nodes, ends, step, step)
-            if self.sent is not None and experts is not None:
-                np.add.at(self.sent[:, layer], (step, ends[0]), experts[place, layer])
-            self._sit(layer, ends[0], step, census.tokens[place], census.contexts[place])
+            if self.sent is not None and samples.experts is not None:
+                np.add.at(self.sent[:, layer], (step, ends[0]), samples.experts[place, layer])
+            self._sit(layer, ends[0], step, index.unit_tokens[place], index.contexts[place])
 
-    def _walk(self, batch: TokenBatch, rows: Rows) -> None:
-        """Take tokens through every layer."""
-        position, size = batch.position[rows.number].astype(np.int64), self.loads.shape[2]
-        turn, once = rows.unit + position, np.ones_like(position)
-        row = rows.step if self.by_step else rows.ordinal
-        here, before = rows.home, np.full(len(rows.home), -1)
+    def add_tokens(self, batch: TokenBatch, at: Located) -> None:
+        """Take the tokens of a batch that belong to this part through every layer, where samples do not move."""
+        if self.rehomed:
+            return
+        size, once, here, before = self.loads.shape[2], np.ones_like(at.position), at.home, np.full(len(at.home), -1)
+        row = at.step if self.by_step else at.unit
         _add(self.counts["tokens"], row, once)
         for layer, holders in enumerate(self.holders):
-            device_RK = devices_of(batch.ids[rows.number, layer], holders, self.rule, here, turn, self.group)
+            device_RK = devices_of(batch.ids[at.rows, layer], holders, self.rule, here, at.turn, self.group)
             first = device_RK[:, 0]
             after = _first(device_RK, here) if self.journey.dispatch_model == "coherent" else here
             visits_RD = _visited(device_RK, size)
             visits_RN = _on_nodes(visits_RD, self.group).clip(max=1)
-            self._exchange(layer, visits_RD, visits_RN, (here, after), rows.step, row)
-            self._sit(layer, here, rows.step, once, 2 * position + 1)
+            self._exchange(layer, visits_RD, visits_RN, (here, after), at.step, row)
+            self._sit(layer, here, at.step, once, 2 * at.position + 1)
             hop = (before >= 0) & (first >= 0)
             _add(self.counts["hops"], row, hop)
             _add(self.counts["hops_kept"], row, hop & (before == first))
             _add(self.counts["node_hops_kept"], row, hop & (before // self.group == first // self.group))
-            token, choice = np.nonzero((device_RK >= 0) & (rows.step >= 0)[:, None])
-            np.add.at(self.loads[:, layer], (rows.step[token], device_RK[token, choice]), 1)
+            token, choice = np.nonzero((device_RK >= 0) & (at.step >= 0)[:, None])
+            np.add.at(self.loads[:, layer], (at.step[token], device_RK[token, choice]), 1)
             if self.sent is not None:
-                cell = rows.step[token], here[token], batch.ids[rows.number[token], layer, choice]
+                cell = at.step[token], here[token], batch.ids[at.rows[token], layer, choice]
                 np.add.at(self.sent[:, layer], cell, ONE)
             here, before = after, first
 
@@ -335,10 +321,10 @@ class _Sheet:
 
     def tally(self) -> Tally:
         """Tally of the recount, in the form that evaluation takes."""
-        moved, moves_LI, roster = None, self.journey.moves, self.roster
-        if moves_LI is not None and roster.step is not None:
-            leaves_M = (moves_LI[1:] != moves_LI[:-1])[:, roster.members].mean(axis=0)
-            moved = np.array([leaves_M[roster.step == step].mean() for step in range(roster.num_steps)])
+        moved, moves_LI, step_U = None, self.journey.moves, self.cohort.step
+        if moves_LI is not None and step_U is not None:
+            leaves_U = (moves_LI[1:] != moves_LI[:-1])[:, self.cohort.unit_ids].mean(axis=0)
+            moved = np.array([leaves_U[step_U == step].mean() for step in range(self.cohort.num_steps)])
         ports, stays = None, self.journey.dispatch_model == "standard" and not self.rehomed
         if self.ports is not None and self.sitting is not None:
             dispatch, combine = self.ports[:, :, :, self.classes]

@@ -11,12 +11,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...traces.count_form import CountTable
+from ...traces.count_form import CountTrace
 from ..evaluate.costs import CostModel
-from ..evaluate.samples import Counter
+from ..evaluate.replay import Replay
+from ..evaluate.samples import Counter, SampleIndex
 from ..task import Task
-from .census import Source
-from .naive import NaiveReplay
+from .naive import count_samples, naive_replay
 
 __all__ = ["Fitted", "Recounted", "count_fitted"]
 
@@ -39,15 +39,16 @@ class Recounted(Task):
     untimed: bool = False
 
     @cached_property
-    def replay(self) -> NaiveReplay:
-        """The naive replay of its trace."""
-        request = self.request
-        return NaiveReplay(request.cluster, request.seed, request.fit_fraction, request.step_samples)
+    def replay(self) -> Replay:
+        """The naive replay."""
+        return naive_replay
 
     @property
     def counter(self) -> Counter:
         """The naive count of samples."""
-        return partial(self.replay.count_samples, Source(self.source, self.request.phases, by_step=True))
+        assert isinstance(self.index, SampleIndex)
+        request = self.request
+        return partial(count_samples, self.source, self.index, self.fitted, request.cluster, request.phases)
 
     @cached_property
     def costs(self) -> CostModel | None:
@@ -88,27 +89,28 @@ def count_fitted(task: Recounted, *, followed: int, beside: bool) -> Fitted:
 
 
 def _counted(task: Recounted, followed: int, beside: bool) -> Fitted:
-    model = task.model
-    census = task.replay.census(Source.of(task.scene))
-    roster, layers, experts = census.rosters[0], model.num_layers, model.num_experts
-    loads, steps = np.zeros((layers, experts), np.int64), np.zeros((roster.num_steps, layers, experts), np.int64)
+    model, source, cohort = task.model, task.source, task.cohorts[0]
+    layers, experts = model.num_layers, model.num_experts
+    loads, steps = np.zeros((layers, experts), np.int64), np.zeros((cohort.num_steps, layers, experts), np.int64)
     between, within = (np.zeros((size, experts, experts), np.int64) for size in (layers - 1, layers))
-    for batch, unit_R, place_R in census.rows():
-        rows = roster.rows(batch, unit_R, place_R)
-        counts = rows.step >= 0
-        if isinstance(batch, CountTable):
-            np.add.at(loads, batch.layer[rows.number], batch.counts[rows.number])
-            at = rows.number[counts]
-            np.add.at(steps, (rows.step[counts], batch.layer[at]), batch.counts[at])
-            continue
+    if isinstance(source, CountTrace):
+        for table in source.tables():
+            unit_R = task.index.rows(table)
+            fitted_R = np.isin(unit_R, cohort.unit_ids)
+            np.add.at(loads, table.layer[fitted_R], table.counts[fitted_R])
+            rows, step = cohort.locate_rows(unit_R)
+            np.add.at(steps, (step, table.layer[rows]), table.counts[rows])
+        return Fitted(loads, steps, between, within)
+    for batch, unit_T in task.index.batches(source, task.request.phases or None):
+        at = cohort.locate(batch, unit_T)
         for layer in range(layers):
-            ids_RK = batch.ids[rows.number, layer]
+            ids_RK = batch.ids[at.rows, layer]
             row, choice = np.nonzero(ids_RK < experts)
             np.add.at(loads[layer], ids_RK[row, choice], 1)
-            row, choice = np.nonzero((ids_RK < experts) & counts[:, None])
-            np.add.at(steps[:, layer], (rows.step[row], ids_RK[row, choice]), 1)
+            row, choice = np.nonzero((ids_RK < experts) & (at.step >= 0)[:, None])
+            np.add.at(steps[:, layer], (at.step[row], ids_RK[row, choice]), 1)
             for column in ids_RK.T[:followed] if layer else ():
-                _add_pairs(between[layer - 1], batch.ids[rows.number, layer - 1, 0], column)
+                _add_pairs(between[layer - 1], batch.ids[at.rows, layer - 1, 0], column)
             for one, other in itertools.permutations(ids_RK.T, 2) if beside else ():
                 apart = one != other  # an expert named twice is no pair
                 _add_pairs(within[layer], one[apart], other[apart])

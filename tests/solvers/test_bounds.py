@@ -53,6 +53,18 @@ def test_no_placement_with_replicas_keeps_more_than_the_bound(slots: list[int], 
     assert kept_bound(weight[None], np.array(slots)).value >= best - 1e-12
 
 
+@settings(max_examples=20)
+@given(st.sampled_from([slots for slots in SLOTS if sum(slots) <= 5]), st.integers(0, 2**32))
+def test_the_transportation_bound_is_the_optimum_of_its_linear_programme(slots: list[int], seed: int) -> None:
+    size, rng = sum(slots), np.random.default_rng(seed)
+    weight, one = rng.dirichlet(np.full(size, 0.3), size), np.ones((1, size))
+    meets = np.vstack([np.kron(np.eye(size), one), np.kron(one, np.eye(size))])
+    joined = sum(width**2 for width in slots)
+    limits = np.full(2 * size, max(slots))
+    optimum = linprog(-weight.ravel(), meets, limits, np.ones((1, size * size)), [joined], (0, 1), method="highs")
+    assert transportation_bound(weight, np.array(slots)) == pytest.approx(-optimum.fun, rel=1e-9)
+
+
 def test_one_expert_a_device_makes_the_transportation_bound_the_assignment(rng: Generator) -> None:
     weight = rng.integers(0, 100, (5, 5)).astype(float)
     assert transportation_bound(weight, np.ones(5, np.int64)) == max(

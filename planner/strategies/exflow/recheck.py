@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from ....errors import CertificationError
 from ....runtime.plan import Plan
+from ....solvers.bounds.pairs import kept_bound
 from ....solvers.cost import inter_ratio
 from ....solvers.outcome import Outcome
 from ....solvers.placement import Placement
-from ...certify.bounds import proven_shares, share_kept
+from ...certify.bounds import proven_shares
 from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...options import PlacementOptions, Search
 from ..placement import balances, check_goal, check_groups, placement_options
@@ -25,7 +26,6 @@ __all__ = ["recheck"]
 
 TOLERANCE = 1e-9
 BOUND_TOLERANCE = 1e-6  # relative; bounds are rounded up to stay bounds
-MOST_EXPERTS = 64  # a transportation programme of E x E cells a layer pair takes seconds beyond
 PAIRS = {"transportation", "spectral", "row"}  # of layers: what is proved again here
 TIGHTER = {"transportation", "spectral", "two-layer", "three-layer"}
 KINDS = PAIRS | TIGHTER | {"assignment", "ilp"}
@@ -136,10 +136,13 @@ def _bound(plan: Plan, tables: Tables, outcome: Outcome, bound: float, search: S
     """Refuse a bound that is tighter than two layers at a time, or its proof, give; a thorough one that is looser."""
     kind = outcome.bound_kind or ""
     kinds = set(kind.split()) - {"and"}
-    if plan.model.num_experts > MOST_EXPERTS or not (kinds <= PAIRS or kinds <= TIGHTER):
+    if not (kinds <= PAIRS or kinds <= TIGHTER):
         return Told(f"bound ({kind})", checked=False)
     levels = _levels(plan)
-    near = {level: share_kept(tables, widths) for level, widths in levels.items()}
+    total = float(tables.sum())
+    near = {
+        level: kept_bound(tables, np.array(widths)).value / total if total else 1.0 for level, widths in levels.items()
+    }
     pairwise, slack = _limit(plan, outcome, near), BOUND_TOLERANCE * max(abs(bound), 1)
     sign = 1 if outcome.objective.sense == "max" else -1
     if kinds <= PAIRS:

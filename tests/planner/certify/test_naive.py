@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.planner.certify.census import Source
-from moeplan.planner.certify.naive import NaiveReplay
+from moeplan.planner.certify.naive import count_samples, naive_replay
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
-from moeplan.planner.evaluate.samples import index_samples
+from moeplan.planner.evaluate.samples import SampleIndex, index_samples
 from moeplan.planner.evaluate.scene import Scene
 from moeplan.planner.evaluate.splits import index_units
 from moeplan.planner.evaluate.tally import Tally
@@ -24,6 +23,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.count_form import CountTrace, read_counts, tabulate, write_counts
 from moeplan.traces.reader import Trace
+from tests.oracles.units import assert_part, read_parts
 
 LAYERS, EXPERTS, SEED, EACH = 3, 8, 3, 4
 
@@ -51,18 +51,14 @@ def scene_of(trace: Trace | CountTrace, cluster: str, *, moving: bool = False, f
     return Scene(trace, index, cohorts, where, trace.meta.model, None, SEED, samples=counts)
 
 
-def recounted(scene: Scene, naive: NaiveReplay) -> Scene:
+def recounted(scene: Scene) -> Scene:
     """The scene with its samples counted naively."""
-    if scene.samples is None:
+    if not isinstance(scene.index, SampleIndex):
         return scene
-    counts = SampleCounts(
-        scene.source,
-        scene.samples.index,
-        np.zeros(0, bool),
-        scene.cluster,
-        counter=partial(naive.count_samples, Source.of(scene)),
-    )
-    return dataclasses.replace(scene, samples=counts)
+    source, index, cluster = scene.source, scene.index, scene.cluster
+    fitted_I = np.isin(np.arange(len(index.sample)), scene.cohorts[0].unit_ids)
+    counter = partial(count_samples, source, index, fitted_I, cluster, ())
+    return dataclasses.replace(scene, samples=SampleCounts(source, index, fitted_I, cluster, counter=counter))
 
 
 def counted(trace: Trace, folder: Path) -> CountTrace:
@@ -72,10 +68,14 @@ def counted(trace: Trace, folder: Path) -> CountTrace:
 
 
 def assert_alike(scene: Scene, journeys: Sequence[Journey], *, fraction: float = 0.6) -> None:
-    """Both replays give the same numbers."""
-    naive = NaiveReplay(scene.cluster, SEED, fraction, EACH)
-    again = recounted(scene, naive)
-    slow, fast = naive(again, journeys, ports=True, between=True), replay(scene, journeys, ports=True, between=True)
+    """Both replays give the same numbers, of parts that are those of a second reading."""
+    parts = read_parts(scene, seed=SEED, fraction=fraction, samples_per_step=EACH)
+    assert len(parts) == len(scene.cohorts)
+    for part, cohort in zip(parts, scene.cohorts, strict=True):
+        assert_part(part, cohort)
+    again = recounted(scene)
+    slow = naive_replay(again, journeys, ports=True, between=True)
+    fast = replay(scene, journeys, ports=True, between=True)
     for ours, theirs in zip(slow, fast, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert_same(one, other)
