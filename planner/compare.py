@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, UsageError
+from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.plan import Metric, Part, Plan, Verdict
@@ -28,7 +28,7 @@ from .evaluate.splits import index_units
 from .evaluate.traffic import SampleCounts
 from .loaded_plan import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
 from .moves import Moves
-from .options import SecondsOptions
+from .options import EvaluationOptions, SecondsOptions
 from .request import SAMPLES_PER_DEVICE, Phase
 
 __all__ = ["Compared", "Comparison", "compare"]
@@ -217,7 +217,7 @@ def _scene(
     """The setting that judges, all units in it where no plan left one unseen, and which units are unseen, `[U]`."""
     chosen, moves = phases or None, any(one.moves_samples for one in loaded)
     index = index_samples(source, phases=chosen) if moves else index_units(source, phases=chosen)
-    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256) for one in loaded])
+    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
     judging_U = unseen_U | ~unseen_U.any()
     model = known_model(source.meta.model, [one.plan for one in loaded])
     timed_by = None if profile is None else load_profile(profile)
@@ -273,12 +273,9 @@ def _check(
 
 
 def _samples_per_step(plan: Plan) -> int:
-    samples = plan.options.get("evaluation", {}).get("samples_per_step")
-    if samples is None:
-        return SAMPLES_PER_DEVICE * plan.cluster.num_devices
-    if type(samples) is not int or not 1 <= samples < 2**31:
-        raise InputError(f"options.evaluation: samples_per_step {samples!r:.20}; expected at least 1 and below 2^31")
-    return samples
+    """Samples of a derived step as the plan was judged; of one that was not, the default."""
+    judged = "evaluation" in plan.options
+    return EvaluationOptions.of(plan).samples_per_step if judged else SAMPLES_PER_DEVICE * plan.cluster.num_devices
 
 
 def _compared(one: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:

@@ -19,9 +19,16 @@ __all__ = [
     "named",
     "shown",
     "value",
+    "worded",
 ]
 
 TODAY_NAME = "today"
+
+
+def worded(label: str) -> str:
+    """A contender's label in words: its name, which may hold slashes, and its dispatch model."""
+    name, _, dispatch_model = label.rpartition("/")
+    return f"{name}, {dispatch_model}"
 
 
 def find(part: Part, label: str) -> Contender:

@@ -24,7 +24,7 @@ from .evaluate.metrics import BALANCE
 from .evaluate.samples import SampleIndex
 from .evaluate.scene import Passes, Scene
 from .evaluate.splits import UnitIndex
-from .options import PlacementOptions, parsed
+from .options import EvaluationOptions, PlacementOptions
 from .strategies.registry import STRATEGIES, strategy
 from .strategies.strategy import Strategy
 
@@ -87,14 +87,28 @@ class LoadedPlan:
         by_loads = isinstance(scene.source, CountTrace) and scene.samples is None
         return BALANCE if by_loads else self.strategy.judged_on(scene, self.contender.journey.dispatch_model)
 
-    def unseen(self, index: UnitIndex | SampleIndex, sha256: str) -> NDArray[np.bool_]:
-        """Whether each unit of a trace was not fitted, `[U]`: all of another trace's."""
-        split = self._split_of(sha256)
+    def unseen(self, index: UnitIndex | SampleIndex, sha256: str, phases: Sequence[str]) -> NDArray[np.bool_]:
+        """Whether each unit of a trace was not fitted, `[U]`: all of another trace's.
+
+        Parameters
+        ----------
+        phases
+            Those that are read. Blocks of rows are numbered among what is read, so those of other phases tell nothing:
+            all then count as fitted.
+        """
+        split, size = self._split_of(sha256), len(index.unit_tokens)
         if split is None:
-            return np.ones(len(index.unit_tokens), np.bool_)
-        if isinstance(index, SampleIndex) and not self.moves_samples:  # it was fitted to samples, not to whole steps
-            return ~fitted(index.sample, seed=split.seed, fraction=split.fit_fraction)
-        return ~index.fitted(seed=split.seed, fraction=split.fit_fraction)
+            return np.ones(size, np.bool_)
+        if "evaluation" not in self.plan.options:
+            return ~index.fitted(seed=split.seed, fraction=split.fit_fraction)
+        options = EvaluationOptions.of(self.plan)
+        if options.unit == "block" and options.phases != tuple(phases):
+            return np.zeros(size, np.bool_)
+        units = (
+            index.unit_ids if isinstance(index, UnitIndex) else index.step if options.unit == "step" else index.sample
+        )
+        assert units is not None  # the trace is the plan's own
+        return ~fitted(units, seed=split.seed, fraction=split.fit_fraction)
 
     def _split_of(self, sha256: str) -> Split | None:
         """How the units of a trace were split for it; None where it was made from another trace."""
@@ -103,8 +117,7 @@ class LoadedPlan:
             return None
         fitted_to = {source.sha256}
         if "placement" in self.plan.options:
-            options = parsed(PlacementOptions, self.plan.options["placement"], "placement")
-            fitted_to |= {one.sha256 for one in options.mixture}
+            fitted_to |= {member.sha256 for member in PlacementOptions.of(self.plan).mixture}
         return source.split if sha256 in fitted_to else None
 
 

@@ -96,7 +96,7 @@ class Params:
     Raises
     ------
     UsageError
-        A number beyond its flag's bounds, a word that is none of its choices.
+        A number beyond its flag's bounds; words are checked by `Request.of`.
     """
 
     mixes: ClassVar[bool] = False  # whether several traces may be planned for together

@@ -84,7 +84,7 @@ class Part(Record):
     num_tokens: int = Field(ge=1)
     num_steps: int = Field(ge=1)
     dropped_samples: int = Field(ge=0)
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Contender, ...] = Field(min_length=1)
 
 
 class Evaluation(Record):

@@ -52,16 +52,16 @@ def certify(
     MismatchError
         The trace or the profile is not the one the plan names.
     """
-    certificate, told, place = Certificate(), Certificate(), Path(folder or ".")
+    certificate, place = Certificate(), Path(folder or ".")
     check_structure(plan, certificate)
     named = () if folder is None and trace is None else sidecars_in(plan.decisions)
     sidecars = {file.file: file.read(place) for file in named}
     for chosen in strategies_of(plan):
-        _recheck(chosen, plan, None, told)
+        _recheck(chosen, plan, None, certificate)
     if profile is not None:
         check_profile(plan, profile, certificate)
     if trace is None:
-        certificate.checks += told.checks
+        certificate.unchecked.clear()  # its figures, all of them
         return certificate
     opened = check_trace(plan, trace, certificate)
     if plan.evaluation is None:
@@ -94,7 +94,8 @@ def _recheck(chosen: Strategy, plan: Plan, again: Again | None, certificate: Cer
     """Hold what a strategy finds against what the plan says."""
     for one in _found(chosen, plan, again):
         if not isinstance(one, Check):
-            (certificate.checks if one.checked else certificate.unchecked).append(one.what)
+            listed = certificate.checks if one.checked else certificate.unchecked
+            listed += [one.what] if one.what not in listed else []
         elif isinstance(one.claimed, int | float) and isinstance(one.found, int | float):
             certificate.agree(one.what, one.claimed, one.found)
         elif one.claimed != one.found:

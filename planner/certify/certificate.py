@@ -38,7 +38,7 @@ class Certificate:
         if claimed is None or found is None:
             return
         difference = abs(claimed - found) / max(abs(claimed), abs(found), 1e-300)
-        if difference > tolerance:
+        if not difference <= tolerance:  # NaN agrees with nothing
             raise CertificationError(
                 f"{what}: the plan says {claimed:.12g}, the recount {found:.12g}; the plan was not made from this"
                 " trace by this version, or was edited. Re-run moeplan solve"

@@ -4,11 +4,12 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from ...errors import CertificationError, MismatchError, MoeplanError
 from ...files import sha256_file, size_of
 from ...profilers.profile import MAX_PROFILE_BYTES, load
-from ...runtime.plan import Plan
+from ...runtime.plan import FileInput, Plan, TraceInput
 from ...traces.count_form import CountTrace, open_any
 from ...traces.reader import Trace
 from .certificate import Certificate
@@ -20,11 +21,7 @@ def check_trace(plan: Plan, path: str | os.PathLike[str], certificate: Certifica
     """The plan's trace, refused where it is another one."""
     opened, claimed = open_any(path), plan.inputs.trace
     if claimed is None or opened.sha256 != claimed.sha256:
-        expected = claimed.sha256[:12] if claimed else "no trace"
-        raise MismatchError(
-            f"{path}: hash {opened.sha256[:12]}.., the plan was made from {expected}..; give the trace it was made"
-            " from (how it fares on another one: moeplan compare)"
-        )
+        _refuse_another("trace", path, opened.sha256, claimed, " (how it fares on another one: moeplan compare)")
     counted = isinstance(opened, Trace) and opened.num_tokens != claimed.num_tokens
     if counted or opened.meta.model != plan.model:
         raise CertificationError(f"{path}: {opened.num_rows} rows of {opened.meta.model.name}; the plan says otherwise")
@@ -37,14 +34,20 @@ def check_profile(plan: Plan, path: str | os.PathLike[str], certificate: Certifi
     known = load(path).cluster.links
     claimed, sha256 = plan.inputs.profile, sha256_file(path)
     if claimed is None or sha256 != claimed.sha256:
-        expected = f"{claimed.sha256[:12]}.." if claimed else "no profile"
-        raise MismatchError(
-            f"{path}: hash {sha256[:12]}.., the plan was made from {expected}; give the profile it was made from"
-        )
+        _refuse_another("profile", path, sha256, claimed)
     certificate.checks.append("profile hash")
     for kind in sorted(plan.cluster.links):
         if plan.cluster.links[kind] != known.get(kind):
             certificate.unchecked.append(f"link {kind}, which is not the profile's")
+
+
+def _refuse_another(
+    what: str, path: object, sha256: str, claimed: FileInput | TraceInput | None, hint: str = ""
+) -> NoReturn:
+    expected = f"{claimed.sha256[:12]}.." if claimed else f"no {what}"
+    raise MismatchError(
+        f"{path}: hash {sha256[:12]}.., the plan was made from {expected}; give the {what} it was made from{hint}"
+    )
 
 
 def certifiable_profile(plan: Plan, folder: str | os.PathLike[str] = "") -> str | None:

@@ -9,6 +9,7 @@ B steps; I samples; U units of a part.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,9 @@ from ..evaluate.samples import SampleIndex, SampleTraffic
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort, Located
 from ..evaluate.tally import COUNTS, Ports, Tally, check_cells, nothing_sent
-from ..evaluate.traffic import SampleCounts
+
+if TYPE_CHECKING:
+    from ..evaluate.traffic import SampleCounts
 
 __all__ = ["count_samples", "naive_replay"]
 
@@ -228,7 +231,7 @@ class _Sheet:
                 for device in devices:
                     np.add.at(self.loads[:, layer, device], step_R[here], counts_RE[:, expert] / len(devices))
 
-    def rehome(self, samples: SampleCounts, moves_LI: Numbers) -> None:
+    def rehome(self, samples: "SampleCounts", moves_LI: Numbers) -> None:
         """Add the samples of complete steps, each where it is when a layer begins and when it ends."""
         assert self.cohort.step is not None
         traffic, index, counts = samples.under(self.journey.placement), samples.index, self.cohort.step >= 0

@@ -6,17 +6,19 @@ Legend: B steps; L MoE layers; E experts.
 import itertools
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.count_form import CountTrace
 from ..evaluate.costs import CostModel
-from ..evaluate.replay import Replay
 from ..evaluate.samples import Counter, SampleIndex
 from ..task import Task
 from .naive import count_samples, naive_replay
+
+if TYPE_CHECKING:
+    from ..evaluate.replay import Replay
 
 __all__ = ["Fitted", "Recounted", "count_fitted"]
 
@@ -39,7 +41,7 @@ class Recounted(Task):
     untimed: bool = False
 
     @cached_property
-    def replay(self) -> Replay:
+    def replay(self) -> "Replay":
         """The naive replay."""
         return naive_replay
 

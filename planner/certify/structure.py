@@ -14,7 +14,7 @@ from ..evaluate.metrics import METRICS, Context, figures_of
 from ..evaluate.price import STEP, price
 from ..evaluate.scene import Scene
 from ..evaluate.tally import COUNTS, Ports, Tally
-from ..options import EvaluationOptions, SecondsOptions, parsed
+from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import STRATEGIES, strategy
 from ..strategies.strategy import Strategy
 from .certificate import TOLERANCE, Certificate
@@ -27,8 +27,7 @@ PARTS = ("dispatch", "kv", "experts", "attention")  # of a step, that something 
 def check_structure(plan: Plan, certificate: Certificate) -> None:
     """Refuse a plan that breaks a rule, or whose figures contradict one another."""
     if plan.decisions.placement is not None:
-        _check_placement(plan)
-        certificate.checks.append("placement rules")
+        certificate.checks.append("placement rules")  # by which a plan is read
     for decision, outcome in plan.outcome.items():
         _check_arithmetic(decision, outcome, certificate)
     strategies_of(plan)
@@ -50,27 +49,14 @@ def strategies_of(plan: Plan) -> list[Strategy]:
     """
     if not plan.strategies and not plan.outcome and plan.evaluation is None:
         return []
-    found = [strategy(name) for name in plan.strategies if name in STRATEGIES]
-    decided = [one.decides for one in found]
-    if not found or len(found) < len(plan.strategies) or sorted(decided) != sorted(plan.decisions.names):
+    strategies = [strategy(name) for name in plan.strategies if name in STRATEGIES]
+    decided = [chosen.decides for chosen in strategies]
+    if not decided or len(decided) < len(plan.strategies) or sorted(decided) != sorted(plan.decisions.names):
         raise CertificationError(f"strategies {[*plan.strategies]} with decisions {[*plan.decisions.names]}")
-    for number, one in enumerate(found):
-        if not {*decided[:number]} <= one.beside:
-            raise CertificationError(f"{one.name} on a plan that decides {', '.join(decided[:number])}")
-    return found
-
-
-def _check_placement(plan: Plan) -> None:
-    """Every expert is somewhere, and no device has one twice, by the plan's own lists."""
-    decision, size = plan.decisions.placement, plan.cluster.num_devices
-    assert decision is not None
-    slots = decision.slots_per_device
-    device_P = [d for d, n in enumerate([slots] * size if isinstance(slots, int) else slots) for _ in range(n)]
-    for layer, row in enumerate(decision.physical_to_logical):
-        if missing := {*range(plan.model.num_experts)} - {*row}:
-            raise CertificationError(f"layer {layer}: expert {min(missing)} is on no device")
-        if len({*zip(row, device_P, strict=True)}) < len(row):
-            raise CertificationError(f"layer {layer}: an expert is twice on one device")
+    for number, chosen in enumerate(strategies):
+        if not {*decided[:number]} <= chosen.beside:
+            raise CertificationError(f"{chosen.name} on a plan that decides {', '.join(decided[:number])}")
+    return strategies
 
 
 def _check_arithmetic(decision: str, outcome: Outcome, certificate: Certificate) -> None:
@@ -110,7 +96,7 @@ def _check_evidence(plan: Plan) -> None:
         raise CertificationError(f"seed {plan.seed} with a split by seed {split.seed}")
     if split is not None and (evaluation.held_out is None) != (split.fit_fraction == 1):
         raise CertificationError(f"fit fraction {split.fit_fraction} with the wrong parts")
-    parsed(EvaluationOptions, dict(plan.options.get("evaluation", {})), "evaluation")
+    EvaluationOptions.of(plan)
     usual = today(plan.model, plan.cluster, None if plan.placement is None else plan.placement.slots).label
     labels = [one.label for one in evaluation.judging.contenders]
     if labels[:2] != [f"plan/{plan.dispatch_model}", usual] or len({*labels}) < len(labels):
@@ -125,7 +111,7 @@ def _check_verdict(plan: Plan, usual: str, at_least: set[float]) -> None:
     assert plan.evaluation is not None
     assert plan.verdict is not None
     verdict, rows = plan.verdict, {one.label: one.metrics for one in plan.evaluation.judging.contenders}
-    ours, theirs = (rows.get(label, {}).get(verdict.metric) for label in (f"plan/{plan.dispatch_model}", usual))
+    ours, theirs = (rows[label].get(verdict.metric) for label in (f"plan/{plan.dispatch_model}", usual))
     if verdict.against != usual or ours is None or theirs is None or {verdict.at_least} != at_least:
         raise CertificationError(
             f"verdict on {verdict.metric} against {verdict.against} from {verdict.at_least} on; expected a metric of"
@@ -171,7 +157,7 @@ def _check_rising(one: Contender) -> None:
 
 def seconds_names(plan: Plan, one: Contender) -> set[str]:
     """The metrics of seconds that a contender has: those of a step where all that is not missing takes no time."""
-    seconds = parsed(SecondsOptions, dict(plan.options["seconds"]), "seconds")
+    seconds = SecondsOptions.of(plan)
     timed = {source.split()[0] for source in seconds.sources if source}
     if timed & {*seconds.missing} or timed | {*seconds.missing} != {*PARTS}:
         raise CertificationError(

@@ -5,7 +5,6 @@ This is the only place that knows it: a new kind of decision adds a row to `EFFE
 Legend: I samples; L MoE layers; D devices.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError, UsageError
+from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel, SidecarFile
 from ...runtime.migrating.predictor import Predictor
@@ -23,7 +22,7 @@ from ...solvers.netmoe import METHODS
 from ...solvers.placement import Placement, slots_for
 from ...solvers.replicas import ReplayRule
 from ...traces.model import ModelSpec
-from ..options import PipelineOptions, parsed
+from ..options import PipelineOptions
 from .chunks import Cuts
 from .homes import HomeRule, Rehoming
 from .scene import Passes
@@ -117,7 +116,7 @@ def passes_of(plan: Plan) -> Passes | None:
     """The passes of a step under a plan that cuts layers into chunks; None under others."""
     if plan.decisions.pipeline is None:
         return None
-    options = parsed(PipelineOptions, dict(plan.options.get("pipeline", {})), "pipeline")
+    options = PipelineOptions.of(plan)
     return Passes(options.backward, options.full_duplex)
 
 
@@ -173,11 +172,8 @@ def _moved(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
         )
     predictor = None
     if policy.predictor is not None:
-        contents = read(policy.predictor)
-        if hashlib.sha256(contents).hexdigest() != policy.predictor.sha256:
-            raise InputError(f"{policy.predictor.file}: not the plan's; expected it as moeplan solve wrote it")
         shape = (model.num_layers - 1, model.num_experts, plan.cluster.num_devices)
-        predictor = Predictor.from_bytes(contents, shape)
+        predictor = Predictor.from_bytes(read(policy.predictor), shape)
     return replace(journey, homes=Rehoming(policy.method, predictor))
 
 

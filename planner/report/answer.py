@@ -7,8 +7,8 @@ from ..document import Section, Text
 from ..evaluate.journey import TODAY
 from ..evaluate.metrics import BALANCE, COMBINE, DISPATCH, KV, METRICS
 from ..evaluate.price import STEP
-from ..figures import TimeUnit, find, megabytes, shown, value
-from ..options import SecondsOptions
+from ..figures import TimeUnit, find, megabytes, shown, value, worded
+from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.strategy import Strategy
 
 __all__ = ["answer", "copies_remarks", "gain_words", "remark_sections", "remarks", "short_of", "standing"]
@@ -33,7 +33,7 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     base = value(find(part, verdict.against), verdict.metric)
     name, _, dispatch_model = verdict.against.rpartition("/")
     alive = dispatch_model == "standard" and name.startswith("contiguous without ")  # dead devices
-    against = "today" if alive or verdict.against == TODAY else verdict.against.replace("/", ", ")
+    against = "today" if alive or verdict.against == TODAY else worded(verdict.against)
     figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)}"
     less = "more" if gain.value < 0 else "less" if spec.unit in ("seconds", "ratio") else "fewer"
     if not base or not gain.value:
@@ -79,7 +79,7 @@ def standing(verdict: Verdict, *, paid_when_solved: bool) -> str:
 
 def _samples(plan: Plan) -> str:
     assert plan.evaluation is not None
-    part, unit = plan.evaluation.judging, plan.options.get("evaluation", {}).get("unit", "sample")
+    part, unit = plan.evaluation.judging, EvaluationOptions.of(plan).unit
     number = part.num_steps if unit == "step" else part.num_samples
     seen = "unseen" if plan.evaluation.held_out else "fitted"
     return f"on {number:,} {seen} {unit}{'s' * (number != 1)}"
@@ -142,9 +142,9 @@ def _balance_price(ours: Contender, base: Contender, plan: Plan) -> Iterator[str
 
 def _steps(plan: Plan, part: Part) -> Iterator[str]:
     """Describe the steps behind the figures, where these are few or incomplete."""
-    options = plan.options.get("evaluation", {})
-    unit, derived = options.get("unit", "sample"), options.get("step") == "derived"
-    if derived and part.num_samples < options.get("samples_per_step", 0):
+    options = EvaluationOptions.of(plan)
+    unit, derived = options.unit, options.step == "derived"
+    if derived and part.num_samples < options.samples_per_step:
         yield f"steps: one incomplete step of {part.num_samples} {unit}s; set --samples-per-step"
     elif part.dropped_samples:
         steps = f"{part.num_steps} complete step{'s' * (part.num_steps > 1)}"

@@ -15,7 +15,7 @@ from ...errors import printable
 from ..compare import Compared, Comparison
 from ..document import Section, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
-from ..figures import contender_table, find, headlines, legend, megabytes
+from ..figures import contender_table, find, headlines, legend, megabytes, worded
 from .answer import copies_remarks, gain_words, remark_sections, short_of, standing
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def write_matrices(comparison: Comparison, path: Path) -> None:
     shown = {label: copies_DD * scale for label, copies_DD in comparison.between.items()}
     highest = max((float(one_DD.max()) for one_DD in shown.values()), default=0.0)
     sections = [
-        drawn(label.replace("/", ", "), _between(one_DD, unit, comparison), _drawn(one_DD, unit, highest))
+        drawn(worded(label), _between(one_DD, unit, comparison), _drawn(one_DD, unit, highest))
         for label, one_DD in shown.items()
     ]
     text = f"{unit} a step from device to device, dispatch and combine of all MoE layers; {comparison.cluster}, mean of"

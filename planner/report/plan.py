@@ -16,7 +16,7 @@ from ..document import Section, Text, to_console
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit, contender_table, headlines, legend
-from ..options import SecondsOptions
+from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import STRATEGIES, strategy
 from ..strategies.strategy import Strategy
 from .answer import answer, remark_sections, remarks
@@ -104,7 +104,7 @@ def _solved(plan: Plan) -> Iterator[str]:
     """The trace, what the solver reached, and what bounds it."""
     source, evaluation = plan.inputs.trace, plan.evaluation
     if source is not None and evaluation is not None:
-        unit = plan.options.get("evaluation", {}).get("unit", "sample")
+        unit = EvaluationOptions.of(plan).unit
         fit, held_out = (_members(one, unit) for one in (evaluation.fit, evaluation.held_out))
         split = f"{unit}s: fit {fit}, {f'held out {held_out}' if held_out else 'nothing held out'}"
         others = len(plan.options.get("placement", {}).get("mixture") or ()) - 1
