@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...errors import CertificationError, InputError
-from ...runtime.decisions import sidecars_in
+from ...runtime.decisions import SidecarFile, sidecars_in
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
 from ..strategies.strategy import Again, Check, Strategy, Told
@@ -46,16 +46,16 @@ def certify(
     Raises
     ------
     CertificationError
-        A rule is broken or a figure is not what the trace gives.
+        A rule is broken, a figure is not what the trace gives, or a file beside the plan is another one.
     InputError
-        A file that the decisions name is not beside the plan, or another one.
+        A file that the decisions name is not beside the plan.
     MismatchError
         The trace or the profile is not the one the plan names.
     """
     certificate, place = Certificate(), Path(folder or ".")
     check_structure(plan, certificate)
     named = () if folder is None and trace is None else sidecars_in(plan.decisions)
-    sidecars = {file.file: file.read(place) for file in named}
+    sidecars = {file.file: _contents(file, place) for file in named}
     for chosen in strategies_of(plan):
         _recheck(chosen, plan, None, certificate)
     if profile is not None:
@@ -88,6 +88,16 @@ def certify(
     if plan.inputs.profile is not None and profile is None:
         certificate.unchecked.append("the profile's hash")
     return certificate
+
+
+def _contents(file: SidecarFile, folder: Path) -> bytes:
+    """Contents of a file that the decisions name. Another one that stands in its place breaks the plan's claim."""
+    try:
+        return file.read(folder)
+    except InputError as error:
+        if (folder / file.file).exists():
+            raise CertificationError(str(error)) from error
+        raise
 
 
 def _recheck(chosen: Strategy, plan: Plan, again: Again | None, certificate: Certificate) -> None:

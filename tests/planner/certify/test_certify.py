@@ -96,7 +96,6 @@ def test_an_expert_that_a_token_names_twice_is_no_pair(make_trace: Any, tmp_path
         ("options.placement.strategy", "eplb"),
         ("options.placement.dispatch_model", lambda x: "standard" if x == "coherent" else "coherent"),
         ("inputs.base", {"path": "base.json", "sha256": "0" * 64}),
-        ("evaluation.fit.contenders", []),
         ("evaluation.fit.contenders.1.name", "rival"),
         ("evaluation.held_out.contenders", lambda x: x[:-1]),
         ("evaluation.held_out.contenders", lambda x: [*x, x[-1]]),

@@ -200,7 +200,7 @@ def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
 def test_a_forged_step_size_is_one_clear_line(trace: Trace, shelf: Shelf, tmp_path: Path) -> None:
     forged = edited(load(shelf("coherent")), "options.evaluation.samples_per_step", "many")
     save(forged, tmp_path / "forged.json")
-    with pytest.raises(InputError, match="options.evaluation: 1 values missing or wrong"):
+    with pytest.raises(InputError, match=r"options.evaluation: 1 values missing or wrong"):
         compare([tmp_path / "forged.json"], trace.path)
 
 
