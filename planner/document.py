@@ -37,6 +37,15 @@ class Text:
         """The lines."""
         return cls(lines)
 
+    def print(self, console: "Console") -> None:
+        """Print on a console."""
+        for line in self.lines:
+            console.print(line)
+
+    def html(self, name: str) -> str:
+        """Paragraphs of a page."""
+        return "".join(f"<p>{html.escape(line)}</p>" for line in self.lines) + "\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -77,12 +86,43 @@ class Table:
             tables[-1].append(column)
         return [Table(columns) for columns in tables]
 
+    def print(self, console: "Console") -> None:
+        """Print on a console, columns as far as it is wide."""
+        from rich.table import Table as RichTable
+
+        for number, table in enumerate(self.fitting(console.width)):
+            if number:
+                console.print()
+            shown = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="")
+            for place, column in enumerate(table.columns):
+                shown.add_column(column.header, justify="right" if place else "left", overflow="fold")
+            for row in zip(*(column.cells for column in table.columns), strict=True):
+                shown.add_row(*row)
+            console.print(shown)
+
+    def html(self, name: str) -> str:
+        """Table of a page."""
+        head = "".join(f"<th>{html.escape(column.header)}</th>" for column in self.columns)
+        rows = zip(*(column.cells for column in self.columns), strict=True)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        return f"<table><tr>{head}</tr>{body}</table>\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """A figure of a page; a console leaves it out."""
 
     make: "Callable[[], Figure]"
+
+    def print(self, console: "Console") -> None:
+        """Print nothing."""
+
+    def html(self, name: str) -> str:
+        """Drawing of a page, under a name that no other has there."""
+        from plotly.io import to_html
+
+        figure = self.make().update_layout(template="plotly_white", margin={"t": 30, "r": 20})
+        return f"{to_html(figure, full_html=False, include_plotlyjs=False, config=CONFIG, div_id=name)}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +156,7 @@ def to_console(sections: Sequence[Section], console: "Console", *, verbose: bool
         if section.verbose and section.title:
             console.print(section.title)
         for part in section.body:
-            _print(part, console)
+            part.print(console)
 
 
 def check_page(path: str | os.PathLike[str], expected: str) -> None:
@@ -134,11 +174,11 @@ def write_page(path: str | os.PathLike[str], title: str, text: str, sections: It
     StorageError
         It cannot be written.
     """
-    from plotly.offline import get_plotlyjs
+    sections, script = list(sections), ""
+    if any(isinstance(part, Drawing) for section in sections for part in section.body):
+        from plotly.offline import get_plotlyjs
 
-    sections = list(sections)
-    figures = any(isinstance(part, Drawing) for section in sections for part in section.body)
-    script = f"<script>{get_plotlyjs()}</script>" if figures else ""
+        script = f"<script>{get_plotlyjs()}</script>"
     body = "".join(_html(section, number) for number, section in enumerate(sections))
     page = (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
@@ -150,44 +190,7 @@ def write_page(path: str | os.PathLike[str], title: str, text: str, sections: It
         temporary.write_text(page, encoding="utf-8")
 
 
-def _print(part: Text | Table | Drawing, console: "Console") -> None:
-    if isinstance(part, Text):
-        for line in part.lines:
-            console.print(line)
-    elif isinstance(part, Table):
-        for number, table in enumerate(part.fitting(console.width)):
-            if number:
-                console.print()
-            console.print(_rich(table))
-
-
-def _rich(table: Table) -> object:
-    from rich.table import Table as RichTable
-
-    shown = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="")
-    for number, column in enumerate(table.columns):
-        justify = "right" if number else "left"
-        shown.add_column(column.header, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for row in zip(*(column.cells for column in table.columns), strict=True):
-        shown.add_row(*row)
-    return shown
-
-
 def _html(section: Section, number: int) -> str:
     """A section as HTML; figures are numbered, so that equal contents give equal bytes."""
-    parts = (_html_of(part, f"figure-{number}-{place}") for place, part in enumerate(section.body))
+    parts = (part.html(f"figure-{number}-{place}") for place, part in enumerate(section.body))
     return f"<h2>{html.escape(section.title)}</h2>" + "".join(parts)
-
-
-def _html_of(part: Text | Table | Drawing, name: str) -> str:
-    if isinstance(part, Text):
-        return "".join(f"<p>{html.escape(line)}</p>" for line in part.lines) + "\n"
-    if isinstance(part, Table):
-        head = "".join(f"<th>{html.escape(column.header)}</th>" for column in part.columns)
-        rows = zip(*(column.cells for column in part.columns), strict=True)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        return f"<table><tr>{head}</tr>{body}</table>\n"
-    from plotly.io import to_html
-
-    figure = part.make().update_layout(template="plotly_white", margin={"t": 30, "r": 20})
-    return f"{to_html(figure, full_html=False, include_plotlyjs=False, config=CONFIG, div_id=name)}\n"

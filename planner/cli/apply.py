@@ -62,7 +62,18 @@ def apply(
       moeplan apply plan.json --checkpoint Mixtral-8x7B -o Mixtral-8x7B-planned
       moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
-    _check_flags(plan, command, trace or profile, engine, output, hf_config, checkpoint, undo)
+    ways = [way for way in (engine, checkpoint, undo) if way is not None]
+    if len(ways) > 1 or bool(ways) != (output is not None) or (ways and command):
+        raise UsageError(
+            "-o DIRECTORY goes with one of --engine NAME, --checkpoint DIRECTORY and --undo DIRECTORY, without a"
+            " command after --"
+        )
+    if undo is not None and plan != PLAN:
+        raise UsageError(f"{plan}: --undo needs neither a plan nor a command after --")
+    if hf_config is not None and engine is None:
+        raise UsageError("--hf-config goes with --engine NAME")
+    if (trace or profile) and output is not None and engine is None:
+        raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
     if undo is not None and output is not None:
         _undo(undo, output, as_json=as_json)
         return
@@ -91,31 +102,6 @@ def apply(
         sys.stdout.flush()
         os.environ["MOEPLAN_PLAN"] = str(Path(result["active"]).resolve())
         os.execvp(command[0], command)  # noqa: S606
-
-
-def _check_flags(
-    plan: Path,
-    command: list[str] | None,
-    inputs: str | None,
-    engine: str | None,
-    output: Path | None,
-    hf_config: Path | None,
-    checkpoint: Path | None,
-    undo: Path | None,
-) -> None:
-    """Refuse flags that do not go together."""
-    ways = [way for way in (engine, checkpoint, undo) if way is not None]
-    if len(ways) > 1 or bool(ways) != (output is not None) or (ways and command):
-        raise UsageError(
-            "-o DIRECTORY goes with one of --engine NAME, --checkpoint DIRECTORY and --undo DIRECTORY, without a"
-            " command after --"
-        )
-    if undo is not None and plan != PLAN:
-        raise UsageError(f"{plan}: --undo needs neither a plan nor a command after --")
-    if hf_config is not None and engine is None:
-        raise UsageError("--hf-config goes with --engine NAME")
-    if inputs and output is not None and engine is None:
-        raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
 
 
 def _certified(loaded: "Plan", plan: Path, trace: str | None, profile: str | None) -> tuple[str | None, str]:
