@@ -16,8 +16,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile
 from moeplan.runtime.plan import Metric, load, save
 from moeplan.traces.reader import Trace
-from tests.planner.edits import edited
-from tests.planner.makers import stored_tokens, training
+from tests.planner.makers import edited, stored_tokens, training
 
 Array = NDArray[Any]
 Shelf = Callable[[str], Path]
@@ -151,7 +150,7 @@ def test_passes_that_cut_each_other_unevenly_or_differ_are_refused_by_the_plan_s
     train = training(trace, tmp_path / "train")
     trained = planned(train, "trained.json", profile=profile, strategy="pipemoe")
     degrees = {"forward": [2] * 3, "backward": [3] * 3}
-    save(edited(load(trained), "decisions/pipeline", degrees, hashed=True), tmp_path / "made.json")
+    save(edited(load(trained), "decisions/pipeline", degrees), tmp_path / "made.json")
     with pytest.raises(InputError, match=r"made\.json: MoE layer 0 in 2 chunks forward and 3 backward"):
         compare([tmp_path / "made.json"], train.path, profile=profile)
     with pytest.raises(UsageError, match=r"piped_s.json, .*trained.json differ in their passes or duplex"):

@@ -10,8 +10,7 @@ from moeplan.errors import CertificationError
 from moeplan.planner.certify import certify
 from moeplan.planner.evaluate.sums import dropped_share
 from moeplan.runtime.plan import Plan
-from tests.planner.edits import edited
-from tests.planner.makers import make_plan, part_of, said
+from tests.planner.makers import edited, make_plan, part_of, said
 
 
 def dropped(plan: Plan, number: int = 0) -> float:

@@ -13,8 +13,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Verdict
 from moeplan.solvers.cost import inter_ratio
 from moeplan.traces.reader import Trace
-from tests.planner.edits import edited
-from tests.planner.makers import solved
+from tests.planner.makers import edited, solved
 
 MakeTrace = Callable[..., Trace]
 

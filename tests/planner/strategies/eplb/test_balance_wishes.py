@@ -10,8 +10,7 @@ from moeplan.planner.certify import certify
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
-from tests.planner.edits import edited
-from tests.planner.makers import balances, held_out, tallied
+from tests.planner.makers import balances, edited, held_out, tallied
 
 
 def request(**changes: Any) -> Request:
@@ -51,11 +50,11 @@ def test_whole_groups_are_blocks_in_every_layer_and_are_certified(tmp_path: Path
     first, second = swapped[0][:4], swapped[0][4:8]
     swapped[0][:8] = [*sorted([*first[:3], second[0]]), *sorted([first[3], *second[1:]])]
     with pytest.raises(CertificationError, match="is split"):
-        certify(edited(plan, "decisions.placement.physical_to_logical", swapped, hashed=True))
+        certify(edited(plan, "decisions.placement.physical_to_logical", swapped))
     in_order = [[*range(5), *range(4, 9), *range(8, 13), *range(12, 16)]] * 3  # one after another, but with replicas
     uneven = {"physical_to_logical": in_order, "slots_per_device": [5, 5, 5, 4]}
     with pytest.raises(CertificationError, match="is split"):
-        certify(edited(plan, "decisions.placement", lambda made: made | uneven, hashed=True))
+        certify(edited(plan, "decisions.placement", lambda made: made | uneven))
 
 
 @pytest.mark.parametrize("strategy", ["eplb", "exflow"])

@@ -15,8 +15,7 @@ from moeplan.runtime.plan import Plan
 from moeplan.solvers.eplb import raw_balance
 from moeplan.traces.count_form import tabulate, write_counts
 from moeplan.traces.split import fitted
-from tests.planner.edits import edited
-from tests.planner.makers import balances, held_out, said, stored, tallied
+from tests.planner.makers import balances, edited, held_out, said, stored, tallied
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "ffn_size": 96, "dtype_bytes": 2}
 

@@ -10,7 +10,7 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import keeps_groups_whole
-from tests.planner.edits import rewritten
+from tests.planner.makers import rewritten
 
 
 @pytest.mark.parametrize("strategy", ["eplb", "exflow"])

@@ -16,8 +16,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan, save
 from moeplan.solvers import eplb
 from moeplan.traces.split import fitted
-from tests.planner.edits import edited
-from tests.planner.makers import balances, held_out, tallied
+from tests.planner.makers import balances, edited, held_out, tallied
 
 
 def planned(*mixture: tuple[Any, float], **changes: Any) -> Plan:

@@ -15,8 +15,7 @@ from moeplan.planner.solve import solve
 from moeplan.planner.strategies.eplb.sections import write_redundancy
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan
-from tests.planner.edits import edited
-from tests.planner.makers import tallied
+from tests.planner.makers import edited, tallied
 
 
 def planned(trace: Any, **changes: Any) -> Plan:

@@ -13,7 +13,7 @@ from moeplan.planner.solve import make, solve
 from moeplan.profilers.cluster import Cluster
 from moeplan.traces.reader import Trace
 from tests.conftest import MakeTrace
-from tests.planner.edits import rewritten
+from tests.planner.makers import rewritten
 
 TWO = Cluster(1, 2)
 

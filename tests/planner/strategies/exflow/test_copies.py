@@ -16,8 +16,7 @@ from moeplan.runtime.plan import Plan
 from moeplan.traces.reader import Trace
 from moeplan.traces.schema import TokenBatch
 from tests.builders import model
-from tests.planner.edits import edited
-from tests.planner.makers import said, stored_tokens
+from tests.planner.makers import edited, said, stored_tokens
 
 DROPPED = 65_535
 

@@ -22,8 +22,7 @@ from moeplan.planner.strategies.exflow.proof import Proof
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan, load
 from moeplan.traces.reader import Trace
-from tests.planner.edits import edited
-from tests.planner.makers import said
+from tests.planner.makers import edited, said
 
 PROVEN = "bound (by its prices)"
 SHAPE = (2, 3, 7)

@@ -13,8 +13,7 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan
-from tests.planner.edits import edited
-from tests.planner.makers import said
+from tests.planner.makers import edited, said
 
 
 def made(trace: Any, cluster: str = "1x4", **changes: Any) -> Plan:

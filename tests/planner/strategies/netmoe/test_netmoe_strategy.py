@@ -29,8 +29,7 @@ from moeplan.solvers.seconds import exchange_seconds, slowest
 from moeplan.traces.count_form import CountTable, open_any, read_counts, write_counts
 from moeplan.traces.importers import import_trace
 from moeplan.traces.reader import Trace
-from tests.planner.edits import edited
-from tests.planner.makers import generated, judged, part_of, said, scene_of, solved, stored
+from tests.planner.makers import edited, generated, judged, part_of, said, scene_of, solved, stored
 
 MakeTrace = Callable[..., Trace]
 FIG_2 = np.array([[0, 0, 3, 1], [1, 2, 1, 0], [1, 1, 0, 2], [3, 0, 0, 1]])  # expert i is on device i

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeplan.runtime.plan import save
-from tests.planner.edits import edited
-from tests.planner.makers import judged, make_plan, options, placed, stored_tokens
+from tests.planner.makers import edited, judged, make_plan, options, placed, stored_tokens
 
 
 def test_the_decisions_of_the_base_are_kept_and_bound_by_its_hash(
@@ -88,7 +87,7 @@ def test_other_names_for_experts_or_for_devices_change_no_degree_and_no_figure(
             slots[:, to_device[number // 2], number % 2] = to_expert[number]
         rows = np.sort(slots, axis=2).reshape(len(slots), 8).tolist()
         on = folder / f"{name}.json"
-        save(edited(base, "decisions/placement/physical_to_logical", rows, hashed=True), on)
+        save(edited(base, "decisions/placement/physical_to_logical", rows), on)
         plans.append(make_plan(trace, profile, on=on, method=method, max_degree=8))
     old, new = plans
     assert old.decisions.pipeline == new.decisions.pipeline

@@ -11,8 +11,7 @@ from moeplan.planner.options import StageSeconds
 from moeplan.planner.strategies.pipemoe.sections import stage_seconds
 from moeplan.planner.strategies.pipemoe.timeline import timeline_picture, timelines, trace_events, write_timeline
 from moeplan.runtime.plan import Plan
-from tests.planner.edits import edited
-from tests.planner.makers import make_plan
+from tests.planner.makers import edited, make_plan
 
 BASIS = "means over the fitted steps"
 
@@ -25,7 +24,7 @@ def plan(make_trace: Any, make_profile: Any) -> Plan:
 
 def in_chunks(plan: Plan, degree: int) -> Plan:
     """The plan with layer 1 in so many chunks."""
-    return edited(plan, "decisions/pipeline/forward/1", degree, hashed=True)
+    return edited(plan, "decisions/pipeline/forward/1", degree)
 
 
 def test_chunks_too_many_for_digits_are_shades_that_a_legend_explains(plan: Plan) -> None:
