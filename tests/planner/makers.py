@@ -352,11 +352,13 @@ def solved(trace: Any, cluster: str = "2x2", links: tuple[str, ...] = (), **opti
 
 
 def make_plan(trace: Any, by: Path, **changes: Any) -> Any:
-    return planned(trace, **{"strategy": "pipemoe", "profile": by, "cluster": load(by).cluster} | changes)
+    asked: dict[str, Any] = {"strategy": "pipemoe", "profile": by, "cluster": load(by).cluster}
+    return planned(trace, **asked | changes)
 
 
 def placed(trace: Any, profile: Path, path: Path, **changes: Any) -> Path:
-    planned(trace, to=path, **{"strategy": "eplb", "profile": profile} | changes)
+    asked: dict[str, Any] = {"strategy": "eplb", "profile": profile}
+    planned(trace, to=path, **asked | changes)
     return path
 
 

@@ -120,6 +120,7 @@ def timed(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
         ("verdict.metric", "node_copies"),
         ("verdict.against", "eplb/standard"),
         ("verdict.against", "nobody"),
+        ("verdict.at_least", 0.5),
         ("strategies", ["eplb"]),
         ("options", {}),
         ("options.evaluation.samples_per_step", 0),
