@@ -342,25 +342,3 @@ def _series(name: str, ranks: int, link: LinkKind | None, rng: np.random.Generat
         measurements=tuple(measured),
         fit=fit_series(case, ranks, measured),
     )
-
-
-# Old names.
-
-
-def solved(trace: Any, cluster: str = "2x2", links: tuple[str, ...] = (), **options: Any) -> Any:
-    return made(trace, "netmoe", cluster, links, **options)
-
-
-def make_plan(trace: Any, by: Path, **changes: Any) -> Any:
-    asked: dict[str, Any] = {"strategy": "pipemoe", "profile": by, "cluster": load(by).cluster}
-    return planned(trace, **asked | changes)
-
-
-def placed(trace: Any, profile: Path, path: Path, **changes: Any) -> Path:
-    asked: dict[str, Any] = {"strategy": "eplb", "profile": profile}
-    planned(trace, to=path, **asked | changes)
-    return path
-
-
-def part_of(plan: Any) -> Any:
-    return plan.evaluation.held_out
