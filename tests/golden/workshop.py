@@ -16,7 +16,7 @@ from moeplan.runtime.plan import Plan
 from moeplan.solvers.exflow import strategy
 from tests.golden.cases import COMPARES, SOLVES, TRACES
 from tests.golden.routing import write_trace
-from tests.planner.profiles import write_profile
+from tests.planner.makers import write_profile
 
 WORK_A_SECOND = 3e6  # of exflow's annealing, which then ends by work, long before its time
 PROFILE = Path("profile.json")

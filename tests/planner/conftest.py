@@ -11,7 +11,7 @@ from moeplan.solvers.exflow import strategy
 from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import TraceMeta
 from moeplan.traces.writer import TraceWriter
-from tests.planner.profiles import write_profile
+from tests.planner.makers import write_profile
 
 MakeProfile = Callable[..., Path]
 

@@ -1,12 +1,21 @@
-"""Plans and traces as tests make them, what plans say, and the balance of one by hand."""
+"""Requests, plans, traces, profiles and scenes as tests make them, and what plans say.
 
+Plans are `Any`, so that a test may look into one without asking part by part whether it is there.
+"""
+
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from moeplan.errors import CertificationError
+from moeplan.files import sha256_json
+from moeplan.planner.certify import certify
 from moeplan.planner.cli.screen import HangingConsole
 from moeplan.planner.document import Drawing, Section
 from moeplan.planner.evaluate.costs import CostModel
@@ -17,11 +26,16 @@ from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.planner.options import PipelineOptions
 from moeplan.planner.report.plan import show_report
 from moeplan.planner.request import Request
-from moeplan.planner.solve import Made, make, solve
-from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.profile import load
-from moeplan.runtime.plan import Part, Plan, save
-from moeplan.traces.count_form import CountTable, CountTrace, read_counts, write_counts
+from moeplan.planner.solve import make
+from moeplan.profilers.cases import CASES
+from moeplan.profilers.cluster import Cluster, Link
+from moeplan.profilers.fits.fitting import fit_series
+from moeplan.profilers.measurement import Measurement
+from moeplan.profilers.origin import Origin, now
+from moeplan.profilers.profile import Profile, load, save
+from moeplan.profilers.series import LinkKind, Series
+from moeplan.runtime.plan import Part, parse
+from moeplan.traces.count_form import CountTable, CountTrace, read_counts, tabulate, write_counts
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import PHASES, TokenBatch
@@ -30,6 +44,116 @@ from moeplan.traces.writer import TraceWriter
 from tests.builders import meta_of, model
 
 Loads = NDArray[np.int64]
+
+
+# Plans.
+
+
+def request(
+    trace: Any,
+    strategy: str = "exflow",
+    cluster: str | Cluster | None = None,
+    links: tuple[str, ...] = (),
+    **settings: Any,
+) -> Request:
+    """A request for a plan of a trace; without a cluster for that of its profile, or for 2x2."""
+    if cluster is None:
+        cluster = load(settings["profile"]).cluster if settings.get("profile") else "2x2"
+    if isinstance(cluster, str):
+        cluster = Cluster.parse(cluster, links)
+    return Request.of(strategy=strategy, trace=str(trace.path), cluster=cluster, **settings)
+
+
+def made(*asked: Any, to: Path | None = None, **settings: Any) -> Any:
+    """A plan with its sidecars, saved where it is to go; parameters as of `request`."""
+    result = make(request(*asked, **settings))
+    if to is not None:
+        result.save(to)
+    return result
+
+
+def planned(*asked: Any, to: Path | None = None, **settings: Any) -> Any:
+    """A plan; parameters as of `made`."""
+    return made(*asked, to=to, **settings).plan
+
+
+def edited(plan: Any, path: str, change: Any) -> Any:
+    """The plan, rightly hashed, as a forger leaves it: the value at a path changed, steps apart by dots or slashes."""
+    value = plan.model_dump(mode="json")
+    *way, last = [int(step) if step.isdigit() else step for step in re.split("[./]", path)]
+    place: Any = value
+    for step in way:
+        place = place[step]
+    place[last] = change(place[last]) if callable(change) else change
+    return parsed(value)
+
+
+def parsed(value: dict[str, Any]) -> Any:
+    """A plan of this JSON, rightly hashed."""
+    digest = sha256_json({part: value[part] for part in ("decisions", "cluster", "model")})
+    return parse(value | {"plan_sha256": digest}, "edited")
+
+
+def assert_refused(plan: Any, *files: Any, words: str | None = None, folder: Path | None = None) -> None:
+    """A plan does not certify with these files: trace and profile."""
+    with pytest.raises(CertificationError, match=words):
+        certify(plan, *files, folder=folder)
+
+
+def figures(part: Part) -> dict[str, dict[str, float]]:
+    """Label and metric to value."""
+    return {one.label: {name: metric.value for name, metric in one.metrics.items()} for one in part.contenders}
+
+
+def judged(plan: Any) -> dict[str, dict[str, float]]:
+    """Label and metric to value on the part that judges."""
+    return figures(plan.evaluation.judging)
+
+
+def seconds(plan: Any, label: str, metric: str) -> float:
+    """A figure of the fitted part."""
+    return figures(plan.evaluation.fit)[label][metric]
+
+
+def options(plan: Any) -> PipelineOptions:
+    return PipelineOptions.model_validate(dict(plan.options["pipeline"]))
+
+
+def balances(plan: Any, loads: Loads) -> NDArray[np.float64]:
+    """Max over mean device load in every step and layer `[B, L]`, replicas sharing alike, from the plan's own lists."""
+    slots, rows = plan.decisions.placement.slots_per_device, plan.decisions.placement.physical_to_logical
+    widths = [slots] * plan.cluster.num_devices if isinstance(slots, int) else list(slots)
+    found = np.zeros(loads.shape[:2])
+    for step, layer in np.ndindex(*found.shape):
+        row, at, devices = list(rows[layer]), 0, []
+        for width in widths:
+            devices.append(sum(loads[step, layer, e] / row.count(e) for e in row[at : at + width]))
+            at += width
+        used = [load for load, width in zip(devices, widths, strict=True) if width]
+        found[step, layer] = max(used) * len(used) / sum(used)
+    return found
+
+
+def screen(report: Callable[..., None], *shown: Any, width: int = 400, **options: Any) -> str:
+    """What a report says on a screen."""
+    console = HangingConsole(width)
+    with console.capture() as captured:
+        report(*shown, console, **options)
+    return captured.get()
+
+
+def said(plan: Any) -> str:
+    """All that a wide screen says of a plan."""
+    return screen(show_report, plan, Path("plan.json"), verbose=True)
+
+
+def figure_in(section: Section) -> Any:
+    """The only drawing of a section."""
+    (figure,) = (part.make() for part in section.body if isinstance(part, Drawing))
+    return figure
+
+
+# Traces.
 
 
 def tallied(
@@ -64,96 +188,67 @@ def stored(folder: Path, counts: Loads, keys: tuple[str, ...] = ("step",), **kno
     return read_counts(folder)
 
 
-def held_out(loads: Loads, *, seed: int = 0, fraction: float = 0.5, ids: Loads | None = None) -> Loads:
-    """The loads of the units that are held out."""
-    return loads[~fitted(np.arange(len(loads)) if ids is None else ids, seed=seed, fraction=fraction)]
-
-
-def balances(plan: Plan, loads: Loads) -> NDArray[np.float64]:
-    """Max over mean device load in every step and layer `[B, L]`, replicas sharing alike, from the plan's own lists."""
-    assert plan.decisions.placement is not None
-    slots, rows = plan.decisions.placement.slots_per_device, plan.decisions.placement.physical_to_logical
-    widths = [slots] * plan.cluster.num_devices if isinstance(slots, int) else list(slots)
-    found = np.zeros(loads.shape[:2])
-    for step, layer in np.ndindex(*found.shape):
-        row, at, devices = list(rows[layer]), 0, []
-        for width in widths:
-            devices.append(sum(loads[step, layer, e] / row.count(e) for e in row[at : at + width]))
-            at += width
-        used = [load for load, width in zip(devices, widths, strict=True) if width]
-        found[step, layer] = max(used) * len(used) / sum(used)
-    return found
-
-
-def solved(trace: Trace | CountTrace, cluster: str = "2x2", links: tuple[str, ...] = (), **options: Any) -> Made:
-    """The policy of a trace."""
-    request = Request.of(strategy="netmoe", trace=trace.path, cluster=Cluster.parse(cluster, links), **options)
-    return make(request)
-
-
-def judged(plan: Plan) -> dict[str, dict[str, float]]:
-    """Label and metric to value on the part that judges."""
-    assert plan.evaluation is not None
-    part = plan.evaluation.judging
-    return {c.label: {name: metric.value for name, metric in c.metrics.items()} for c in part.contenders}
-
-
-def part_of(plan: Plan) -> Part:
-    """The held-out part."""
-    assert plan.evaluation is not None
-    assert plan.evaluation.held_out is not None
-    return plan.evaluation.held_out
-
-
-def generated(
-    folder: Path, *, alpha: float, samples: int = 256, layers: int = 3, seed: int = 0, uneven: bool = False
-) -> CountTrace:
-    """Counts of samples with preferences Dirichlet(alpha / E) that a chain of experts carries from layer to layer; the
+def generated(folder: Path, *, alpha: float, samples: int = 256, uneven: bool = False) -> CountTrace:
+    """Counts of samples with preferences Dirichlet(alpha / E) that a chain of experts carries through three layers; the
     samples have 256 tokens each, or 16 to 1024.
     """
-    rng = np.random.default_rng(seed)
-    experts, chain = 8, rng.dirichlet(np.full(8, 0.1), (layers - 1, 8))
-    counts = np.zeros((samples, layers, experts), np.int64)
+    rng = np.random.default_rng(0)
+    chain, counts = rng.dirichlet(np.full(8, 0.1), (2, 8)), np.zeros((samples, 3, 8), np.int64)
     for i in range(samples):
         length = int(2 ** rng.uniform(5, 11)) if uneven else 512
-        counts[i, 0] = rng.multinomial(length, rng.dirichlet(np.full(experts, alpha / experts)))
-        for layer in range(1, layers):
+        counts[i, 0] = rng.multinomial(length, rng.dirichlet(np.full(8, alpha / 8)))
+        for layer in (1, 2):
             counts[i, layer] = sum(map(rng.multinomial, counts[i, layer - 1], chain[layer - 1]))
-    table = CountTable(
-        sample=np.repeat(np.arange(samples), layers),
-        layer=np.tile(np.arange(layers, dtype=np.int32), samples),
-        counts=counts.reshape(-1, experts),
-    )
-    spec = model(layers, name="generated", hidden_size=64, dtype_bytes=2)
-    write_counts(folder, meta_of(spec, form="counts"), [table])
+    return stored(folder, counts, ("sample",), hidden_size=64, dtype_bytes=2)
+
+
+def counted(trace: Trace, folder: Path) -> CountTrace:
+    """The trace in count form."""
+    write_counts(folder, trace.meta.model_copy(update={"form": "counts"}), tabulate(trace))
     return read_counts(folder)
 
 
-def make_plan(trace: Any, by: Path, **changes: Any) -> Plan:
-    settings: dict[str, Any] = {"strategy": "pipemoe", "trace": str(trace.path), "cluster": load(by).cluster}
-    return solve(Request.of(**settings | {"profile": by} | changes))
+def held_out(loads: Loads, *, ids: Loads | None = None) -> Loads:
+    """The loads of the units that are held out."""
+    return loads[~fitted(np.arange(len(loads)) if ids is None else ids, seed=0, fraction=0.5)]
 
 
-def placed(trace: Any, profile: Path, path: Path, **changes: Any) -> Path:
-    """A base: experts placed by eplb."""
-    save(make_plan(trace, profile, **{"strategy": "eplb"} | changes), path)
-    return path
+def fit_part(loads: Loads) -> Loads:
+    """The loads of the units that are fitted."""
+    return loads[fitted(np.arange(len(loads)), seed=0, fraction=0.5)]
 
 
-def training(trace: Any, folder: Path) -> Any:
+def stored_tokens(folder: Path, spec: ModelSpec, *batches: TokenBatch) -> Trace:
+    """A trace of these tokens."""
+    with TraceWriter(folder, meta_of(spec)) as writer:
+        for batch in batches:
+            writer.append(batch)
+    return open_trace(folder)
+
+
+def rewritten(
+    trace: Trace, folder: Path, change: Callable[[TokenBatch], Mapping[str, Any]] = lambda _: {}, **meta: Any
+) -> Trace:
+    """The trace with other columns, which `change` makes of a batch, under other metadata."""
+    with TraceWriter(folder, trace.meta.model_copy(update=meta)) as writer:
+        for batch in trace.batches():
+            writer.append(replace(batch, **change(batch)))
+    return open_trace(folder)
+
+
+def training(trace: Trace, folder: Path) -> Trace:
     """The trace with every token in training."""
-    train = PHASES.index("train")
-    tokens = (replace(batch, phase=np.full(len(batch), train, np.int8)) for batch in trace.batches())
-    return stored_tokens(folder, trace.model, *tokens)
+    return rewritten(trace, folder, lambda batch: {"phase": np.full(len(batch), PHASES.index("train"), np.int8)})
 
 
-def options(plan: Plan) -> PipelineOptions:
-    return PipelineOptions.model_validate(dict(plan.options["pipeline"]))
+def in_several_steps(trace: Trace, folder: Path) -> Trace:
+    """The trace with tokens by turns in four steps, so that every sample is in each of them."""
+    return rewritten(trace, folder, lambda batch: {"step": (batch.position % 4).astype(np.int32)})
 
 
-def seconds(plan: Plan, label: str, metric: str) -> float:
-    assert plan.evaluation is not None
-    return next(one for one in plan.evaluation.fit.contenders if one.label == label).metrics[metric].value
+def tokens(trace: Trace) -> Any:
+    """The experts of all tokens, `[T, L, K]`."""
+    return np.concatenate([batch.ids for batch in trace.batches()]).astype(int)
 
 
 def scene_of(
@@ -166,14 +261,15 @@ def scene_of(
     moving: bool = False,
     passes: Passes | None = None,
 ) -> Scene:
-    """A trace whose fitted units are judged, in steps of so many; `moving`: samples counted one by one."""
+    """A trace whose parts are judged, in steps of so many; `moving`: samples counted one by one."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     index: Any = index_samples(trace) if moving else index_units(trace)
     fitted_U = index.fitted(seed=3, fraction=fraction)
+    parts = (mask for mask in (fitted_U, ~fitted_U) if mask.any())
     return Scene(
         trace,
         index,
-        [index.cohort(fitted_U, num_devices=where.num_devices, samples_per_step=each)],
+        [index.cohort(mask, num_devices=where.num_devices, samples_per_step=each) for mask in parts],
         where,
         trace.meta.model,
         CostModel.of(None if profile is None else load(profile), where, trace.meta.model, samples=True),
@@ -183,23 +279,66 @@ def scene_of(
     )
 
 
-def stored_tokens(folder: Path, spec: ModelSpec, *batches: TokenBatch) -> Trace:
-    """A trace of these tokens."""
-    with TraceWriter(folder, meta_of(spec)) as writer:
-        for batch in batches:
-            writer.append(batch)
-    return open_trace(folder)
+# Profiles whose seconds follow known formulas, with a little noise.
+
+SIZES: Mapping[str, list[dict[str, int]]] = {
+    "all_to_all": [{"bytes": 256 << octave} for octave in range(14)],
+    "all_gather": [{"bytes": 256 << octave} for octave in range(14)],
+    "expert_ffn": [
+        {"tokens": tokens, "experts": experts, "hidden": 64, "ffn": ffn, "grouped": grouped}
+        for tokens in (8, 32, 128, 512)
+        for experts in (2, 8)
+        for ffn in (32, 128)
+        for grouped in (0, 1)
+    ],
+    "attention": [
+        {"batch": batch, "length": length, "hidden": hidden}
+        for hidden in (64, 256)
+        for batch in (1, 4)
+        for length in (8, 32, 128)
+    ],
+}
+A_S = {"all_to_all": 20e-6, "all_gather": 30e-6, "expert_ffn": 40e-6, "attention": 10e-6}
+S_PER_WORK = {"all_to_all": 1e-9, "all_gather": 2e-9, "expert_ffn": 1e-10, "attention": 1e-10}
 
 
-def said(plan: Plan) -> str:
-    """All that a wide screen says of a plan."""
-    console = HangingConsole(400)
-    with console.capture() as captured:
-        show_report(plan, Path("plan.json"), console, verbose=True)
-    return captured.get()
+def write_profile(
+    path: Path, cluster: str = "1x4", *, cases: tuple[str, ...] = tuple(SIZES), noise: float = 0.1
+) -> Path:
+    """Write a profile of a cluster with these cases; collectives over a node's devices, and over all of several."""
+    where = Cluster.parse(cluster)
+    rng = np.random.default_rng(0)
+    places: list[tuple[int, int, LinkKind]] = [
+        (where.devices_per_node, where.devices_per_node, "intra"),
+        (where.num_nodes, where.num_devices, "inter"),
+    ]
+    crossed = [(ranks, link) for joined, ranks, link in places if joined > 1]
+    found = {}
+    for name in cases:
+        for ranks, link in crossed if CASES[name].min_ranks > 1 else [(1, None)]:
+            series = _series(name, ranks, link, rng, noise)
+            found[series.key] = series
+    links: dict[str, Link] = {link: Link(50e-6 if link == "inter" else 5e-6, 1e-9) for _, link in crossed}
+    known = Cluster(where.num_nodes, where.devices_per_node, links)
+    origin = Origin(kind="described", created_at=now(), name="formulas")
+    save(Profile.make(origins=(origin,), cluster=known, link_origins=dict.fromkeys(links, 0), series=found), path)
+    return path
 
 
-def figure_in(section: Section) -> Any:
-    """The only drawing of a section."""
-    (figure,) = (part.make() for part in section.body if isinstance(part, Drawing))
-    return figure
+def _series(name: str, ranks: int, link: LinkKind | None, rng: np.random.Generator, noise: float) -> Series:
+    case = CASES[name]
+    slower = 4 if link == "inter" else 1
+    measured = []
+    for size in SIZES[name]:
+        work = case.work(size, ranks)
+        seconds = (A_S[name] + S_PER_WORK[name] * slower * work) * np.exp(rng.normal(0, noise))
+        measured.append(Measurement.of(size, work, [float(seconds)]))
+    return Series(
+        case=name,
+        dtype=case.dtypes("cpu")[0],
+        ranks=ranks,
+        link=link,
+        unit=case.unit,
+        measurements=tuple(measured),
+        fit=fit_series(case, ranks, measured),
+    )

@@ -122,7 +122,7 @@ def test_megabytes_are_never_written_with_an_exponent(number: float, words: str)
 
 
 def test_every_metric_has_words_of_its_own_for_sentences_and_for_docs() -> None:
-    assert all(spec.noun and spec.meaning and spec.needs for spec in METRICS.values())
+    assert all(spec.name == name and spec.noun and spec.meaning and spec.needs for name, spec in METRICS.items())
     assert len({spec.meaning for spec in METRICS.values()}) == len(METRICS)
     headlines = [spec.headline for spec in METRICS.values() if spec.headline is not None]
     assert len(set(headlines)) == len(headlines)

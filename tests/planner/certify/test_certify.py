@@ -1,23 +1,18 @@
+"""Every figure of a plan recomputed by other code, and refused where it was edited."""
+
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moeplan.errors import CertificationError, MismatchError
-from moeplan.planner.certify import certifiable_trace, certify
-from moeplan.planner.request import Request
-from moeplan.planner.solve import solve
-from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.plan import Plan
-from moeplan.traces.reader import open_trace
-from moeplan.traces.schema import TraceMeta
-from moeplan.traces.writer import TraceWriter
-from tests.planner.edits import edited
+from moeplan.errors import MismatchError
+from moeplan.planner.certify import certifiable_profile, certifiable_trace, certify
+from tests.planner.makers import assert_refused, edited, parsed, planned, rewritten
 
-
-def make_plan(trace: Any, **changes: Any) -> Plan:
-    settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("1x4")}
-    return solve(Request.of(**settings | changes))
+HELD = "evaluation.held_out.contenders"
+FIT = "evaluation.fit.contenders"
+UNTIMED = ("all_to_all", "all_gather", "expert_ffn")  # attention is
 
 
 @pytest.mark.parametrize(
@@ -26,7 +21,7 @@ def make_plan(trace: Any, **changes: Any) -> Plan:
         {},
         {"strategy": "eplb", "redundant": 8},
         {"strategy": "contiguous", "redundant": 4},
-        {"redundant": 4, "cluster": Cluster.parse("2x2")},
+        {"redundant": 4, "cluster": "2x2"},
         {"dispatch_model": "standard"},
         {"fit_fraction": 1.0},
         {"samples_per_step": 3, "seed": 5},
@@ -34,42 +29,82 @@ def make_plan(trace: Any, **changes: Any) -> Plan:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("columns", [("sample",), ("step",), ()], ids=["sample", "step", "neither"])
+@pytest.mark.parametrize("columns", [("sample",), ("step",), ()], ids=str)
 def test_every_figure_of_a_fresh_plan_is_recomputed(make_trace: Any, changes: Any, columns: Any) -> None:
     trace = make_trace(samples=80, tokens=40, unrouted=0.05, columns=columns)
-    certificate = certify(make_plan(trace, **changes), trace.path)
+    plan = planned(trace, **{"cluster": "1x4"} | changes)
+    certificate = certify(plan, trace.path)
     assert certificate.figures > 20
     assert certificate.largest_difference < 1e-12
     assert "verdict" in certificate.checks
+    if "objective" in certificate.checks:
+        unbounded = {"bound": None, "bound_kind": None, "gap": None, "status": "feasible"}
+        forged = edited(plan, "outcome.placement", lambda x: x | unbounded)
+        forged = edited(forged, "outcome.placement.objective.value", lambda x: x * 1.001)
+        assert_refused(forged, trace.path, words="objective: the plan says")
 
 
-def test_a_plan_without_evaluation_lists_its_decisions_as_unchecked(make_trace: Any) -> None:
-    trace = make_trace(samples=40)
-    bare = make_plan(trace).model_copy(update={"evaluation": None, "verdict": None})
-    assert any(line.startswith("decisions, objective and bound") for line in certify(bare, trace.path).unchecked)
+@pytest.mark.parametrize(
+    ("cluster", "changes"),
+    [
+        ("1x4", {}),
+        ("2x2", {"redundant": 4}),
+        ("3x1", {"dispatch_model": "standard"}),
+        ("1x4", {"strategy": "eplb", "slots": 3}),
+        ("2x2", {"strategy": "contiguous", "fit_fraction": 1.0}),
+        ("1x4", {"samples_per_step": 500}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_every_second_of_a_fresh_plan_is_recomputed(
+    make_trace: Any, make_profile: Any, cluster: str, changes: Any, top_k: int
+) -> None:
+    trace, profile = make_trace(samples=90, tokens=30, unrouted=0.05, top_k=top_k), make_profile(cluster)
+    plan = planned(trace, profile=profile, **changes)
+    certificate = certify(plan, trace.path, profile)
+    assert "step_s" in plan.evaluation.fit.contenders[0].metrics
+    assert {"profile hash", "predicted seconds", "verdict"} <= set(certificate.checks)
+    assert "solver seconds, status, method and backend" in certificate.unchecked
+    assert certificate.largest_difference < 1e-12
 
 
 @pytest.mark.parametrize("dispatch", ["coherent", "standard"])
 def test_an_expert_that_a_token_names_twice_is_no_pair(make_trace: Any, tmp_path: Path, dispatch: Any) -> None:
-    plain = make_trace(samples=40)
-    with TraceWriter(tmp_path, TraceMeta(form="tokens", model=plain.model, recorder="test")) as writer:
-        for batch in plain.batches():
-            batch.ids[::3, :, 1] = batch.ids[::3, :, 0]
-            writer.append(batch)
-    trace = open_trace(tmp_path)
-    plan = make_plan(trace, dispatch_model=dispatch, objective="copies")
+    def twice(batch: Any) -> Any:
+        batch.ids[::3, :, 1] = batch.ids[::3, :, 0]
+        return {"ids": batch.ids}
+
+    trace = rewritten(make_trace(samples=40), tmp_path, twice)
+    plan = planned(trace, cluster="1x4", dispatch_model=dispatch, objective="copies")
     assert "objective" in certify(plan, trace.path).checks
+
+
+@pytest.fixture(scope="module")
+def plain(make_trace: Any) -> tuple[Any, Any]:
+    """A trace and the plan made from it."""
+    trace = make_trace(samples=40, tokens=20)
+    return trace, planned(trace, cluster="1x4")
+
+
+@pytest.fixture(scope="module")
+def timed(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
+    """A trace, a profile, and the plan made from both."""
+    trace, profile = make_trace(samples=80, tokens=120), make_profile()
+    return trace, profile, planned(trace, profile=profile)
 
 
 @pytest.mark.parametrize(
     ("path", "change"),
     [
-        ("evaluation.held_out.contenders.0.metrics.device_copies.value", lambda x: x * 0.999),
-        ("evaluation.held_out.contenders.0.metrics.device_copies.low", lambda x: x * 0.999),
-        ("evaluation.held_out.contenders.1.metrics.balance.value", lambda x: x + 1e-6),
-        ("evaluation.held_out.contenders.4.metrics.hops_kept.high", lambda x: x + 1e-6),
-        ("evaluation.fit.contenders.2.metrics.kv_bytes.value", lambda x: x + 1),
-        ("evaluation.fit.contenders.3.metrics.intra_bytes.value", lambda x: x + 1),
+        (f"{HELD}.0.metrics.device_copies.value", lambda x: x * 0.999),
+        (f"{HELD}.0.metrics.device_copies.low", lambda x: x * 0.999),
+        (f"{HELD}.0.metrics", lambda x: {**x, "speed": {"value": 9.0, "low": None, "high": None}}),
+        (f"{HELD}.0.metrics", {}),
+        (f"{HELD}.1.metrics.balance.value", lambda x: x + 1e-6),
+        (f"{HELD}.4.metrics.hops_kept.high", lambda x: x + 1e-6),
+        (f"{FIT}.2.metrics.kv_bytes.value", lambda x: x + 1),
+        (f"{FIT}.3.metrics.intra_bytes.value", lambda x: x + 1),
         ("evaluation.fit.num_tokens", lambda x: x + 1),
         ("evaluation.held_out.num_samples", lambda x: x + 1),
         ("evaluation.held_out.num_steps", lambda x: x + 1),
@@ -85,6 +120,7 @@ def test_an_expert_that_a_token_names_twice_is_no_pair(make_trace: Any, tmp_path
         ("verdict.metric", "node_copies"),
         ("verdict.against", "eplb/standard"),
         ("verdict.against", "nobody"),
+        ("verdict.at_least", 0.5),
         ("strategies", ["eplb"]),
         ("options", {}),
         ("options.evaluation.samples_per_step", 0),
@@ -96,9 +132,9 @@ def test_an_expert_that_a_token_names_twice_is_no_pair(make_trace: Any, tmp_path
         ("options.placement.strategy", "eplb"),
         ("options.placement.dispatch_model", lambda x: "standard" if x == "coherent" else "coherent"),
         ("inputs.base", {"path": "base.json", "sha256": "0" * 64}),
-        ("evaluation.fit.contenders.1.name", "rival"),
-        ("evaluation.held_out.contenders", lambda x: x[:-1]),
-        ("evaluation.held_out.contenders", lambda x: [*x, x[-1]]),
+        (f"{FIT}.1.name", "rival"),
+        (HELD, lambda x: x[:-1]),
+        (HELD, lambda x: [*x, x[-1]]),
         ("evaluation.held_out", None),
         ("verdict.gain.value", lambda x: x + 1e-6),
         ("verdict.gain.low", lambda x: x + 1e-6),
@@ -107,68 +143,133 @@ def test_an_expert_that_a_token_names_twice_is_no_pair(make_trace: Any, tmp_path
         ("inputs.trace.split.seed", 9),
         ("seed", 9),
     ],
-    ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_a_figure_that_the_trace_does_not_give_is_refused(make_trace: Any, path: str, change: Any) -> None:
-    trace = make_trace(samples=40, tokens=20)
-    plan = edited(make_plan(trace), path, change)
-    with pytest.raises(CertificationError):
-        certify(plan, trace.path)
+def test_a_figure_that_the_trace_does_not_give_is_refused(plain: Any, path: str, change: Any) -> None:
+    trace, plan = plain
+    assert_refused(edited(plan, path, change), trace.path)
 
 
-def forge_objective(trace: Any, strategy: str, cluster: str) -> Plan:
-    plan = make_plan(trace, strategy=strategy, cluster=Cluster.parse(cluster), redundant=0)
-    return edited(plan, "outcome.placement.objective.value", lambda x: x * 1.001)
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        (f"{HELD}.0.metrics.step_s.value", lambda x: x * 0.999),
+        (f"{HELD}.0.metrics.step_s.low", lambda x: x * 1.001),
+        (f"{HELD}.1.metrics.dispatch_s.value", lambda x: x * 1.001),
+        (f"{HELD}.1.metrics.experts_s.high", lambda x: x * 1.001),
+        (f"{HELD}.2.metrics.kv_s.value", lambda x: x * 0.999),
+        (f"{HELD}.3.metrics.combine_s.value", 0.0),
+        (f"{HELD}.4.metrics.attention_s.value", lambda x: x * 1.001),
+        (f"{FIT}.0.metrics.dispatch_s.value", lambda x: x * 1.001),
+        (f"{HELD}.0.metrics", lambda x: {name: one for name, one in x.items() if name != "attention_s"}),
+        (f"{HELD}.0.metrics", lambda x: {name: one for name, one in x.items() if name != "step_s"}),
+        ("verdict.metric", "device_copies"),
+        ("verdict.gain.value", lambda x: x + 1e-6),
+        ("verdict.gain.low", lambda x: x + 1e-6),
+        ("options.seconds.sources.experts", "expert_ffn/bf16"),
+        ("options.seconds.extrapolated", {}),
+        ("options.seconds.extrapolated.experts_s", 0.5),
+        ("options.seconds", {}),
+        ("options.seconds.missing", 3),
+        ("options.seconds.missing", {"attention": "the profile has no attention"}),
+        ("options.seconds.other_dtype", []),
+    ],
+)
+def test_edited_seconds_are_refused(timed: Any, path: str, change: Any) -> None:
+    trace, profile, plan = timed
+    assert_refused(edited(plan, path, change), trace.path, profile)
 
 
-@pytest.mark.parametrize(("strategy", "cluster"), [("eplb", "1x4"), ("contiguous", "1x3"), ("exflow", "2x2")])
-def test_a_forged_objective_is_refused_for_every_strategy(make_trace: Any, strategy: str, cluster: str) -> None:
-    trace = make_trace(samples=40)
-    with pytest.raises(CertificationError):
-        certify(forge_objective(trace, strategy, cluster), trace.path)
+@pytest.mark.parametrize(
+    ("path", "change", "words"),
+    [
+        (f"{HELD}.0.metrics.step_s", {"value": -1e-9, "low": None, "high": None}, "seconds"),
+        (f"{HELD}.0.metrics.experts_s", {"value": 1e-3, "low": 5.0, "high": 1.0}, "seconds"),
+        (f"{HELD}.0.metrics.magic_s", {"value": 1e-3, "low": None, "high": None}, "seconds"),
+        (f"{HELD}.1.metrics.kv_s", {"value": 1e-3, "low": None, "high": None}, "seconds"),
+        ("verdict.value", lambda x: "none" if x == "benefit" else "benefit", "verdict"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_without_the_profile(timed: Any, path: str, change: Any, words: str) -> None:
+    trace, _, plan = timed
+    assert_refused(edited(plan, path, change), trace.path, words=words)
 
 
-def test_what_is_not_recomputed_is_listed(make_trace: Any) -> None:
-    trace = make_trace(samples=40)
-    certificate = certify(make_plan(trace, redundant=4), trace.path)
-    assert "objective (expected_hops_kept)" in certificate.unchecked
-    assert "objective" not in certificate.checks
-    assert "unchecked" in certificate.summary("plan.json", trace.path)
+def test_what_is_not_recomputed_is_listed(make_trace: Any, plain: Any, timed: Any) -> None:
+    trace, plan = plain
+    bare = certify(plan.model_copy(update={"evaluation": None, "verdict": None}), trace.path)
+    assert any(line.startswith("decisions, objective and bound") for line in bare.unchecked)
+    alone = certify(plan)
+    assert alone.checks == ["placement rules", "gap of placement"]
+    assert "structure only" in alone.summary("plan.json", None)
+    replicated = certify(planned(trace, cluster="1x4", redundant=4), trace.path)
+    assert "objective (expected_hops_kept)" in replicated.unchecked
+    assert "objective" not in replicated.checks
+    assert "unchecked" in replicated.summary("plan.json", trace.path)
+    trace, _, plan = timed
+    untimed = certify(plan, trace.path)
+    told = {"predicted seconds (give the plan's profile)", "the gain of the verdict", "the profile's hash"}
+    assert told <= {*untimed.unchecked}
+    assert "metrics of every contender" in untimed.checks
 
 
-def test_a_missing_or_invented_metric_is_refused(make_trace: Any) -> None:
-    trace = make_trace()
-    plan = make_plan(trace, cluster=Cluster.parse("1x2"))
-    for change in (lambda m: {**m, "speed": {"value": 9.0, "low": None, "high": None}}, lambda _: {}):
-        with pytest.raises(CertificationError, match=r"metrics|expected a metric"):
-            certify(edited(plan, "evaluation.held_out.contenders.0.metrics", change), trace.path)
+def test_seconds_by_links_alone_are_recomputed_from_the_plan(make_trace: Any) -> None:
+    trace = make_trace(samples=80)
+    plan = planned(trace, "exflow", "2x2", ("intra=100:2", "inter=10:9"))
+    assert "predicted seconds" in certify(plan, trace.path).checks
+    assert_refused(edited(plan, f"{HELD}.0.metrics.dispatch_inter_s.value", lambda x: x * 1.001), trace.path)
+    single = planned(trace, "exflow", "1x4", ("intra=100:2",), samples_per_step=500)
+    assert single.evaluation.fit.contenders[0].metrics["dispatch_s"].low is None  # a single step
+    assert certify(single, trace.path).largest_difference < 1e-12
 
 
-def test_another_trace_is_refused_by_its_hash(make_trace: Any) -> None:
-    plan = make_plan(make_trace(seed=1))
+def test_steps_that_do_not_compare_judge_no_plan_and_a_part_is_missing_for_the_reason_that_there_is(
+    make_trace: Any, make_profile: Any
+) -> None:
+    trace, profile = make_trace(samples=40), make_profile(cases=UNTIMED)
+    plan = planned(trace, profile=profile)
+    assert "verdict" in certify(plan, trace.path, profile).checks
+    assert_refused(edited(plan, "verdict.metric", "step_s"), trace.path, profile, words="gain of the verdict")
+    for reason in ("because we say so", "the profile has no expert_ffn", "no profile" * 40):
+        forged = edited(plan, "options.seconds.missing.attention", reason)
+        assert_refused(forged, trace.path, profile, words=r"options\.seconds(\.missing|: 1 values)")
+
+
+def test_a_plan_whose_seconds_were_cut_out_with_its_verdict_is_refused(timed: Any) -> None:
+    trace, profile, plan = timed
+    value = plan.model_dump(mode="json")
+    value["options"].pop("seconds")
+    for part in value["evaluation"].values():
+        for contender in part["contenders"]:
+            contender["metrics"] = {k: v for k, v in contender["metrics"].items() if not k.endswith("_s")}
+    value["verdict"] = planned(trace, cluster=plan.cluster).model_dump(mode="json")["verdict"]
+    for given in (profile, None):
+        assert_refused(parsed(value), trace.path, given, words=r"options\.seconds")
+
+
+def test_another_trace_or_profile_is_refused_by_its_hash(make_trace: Any, make_profile: Any, timed: Any) -> None:
+    trace, _, plan = timed
     with pytest.raises(MismatchError, match="hash"):
         certify(plan, make_trace(seed=2).path)
+    for one in (plan, planned(trace, cluster="1x4")):
+        with pytest.raises(MismatchError, match="hash"):
+            certify(one, trace.path, make_profile(noise=0.2))
 
 
-def test_without_a_trace_only_the_structure_is_checked_and_it_says_so(make_trace: Any) -> None:
-    trace = make_trace()
-    certificate = certify(make_plan(trace))
-    assert certificate.checks == ["placement rules", "gap of placement"]
-    assert "structure only" in certificate.summary("plan.json", None)
-
-
-def test_a_plan_finds_its_own_trace_only_while_that_has_its_hash(make_trace: Any, tmp_path: Any) -> None:
-    import shutil
-
-    trace = make_trace()
-    folder = tmp_path / "trace"
-    shutil.copytree(trace.path, folder)
-    plan = make_plan(type("Trace", (), {"path": folder}))
-    assert certifiable_trace(plan) == str(folder)
-    near = edited(plan, "inputs/trace/path", "trace")  # relative to where it was solved, and to the plan
+def test_a_plan_finds_its_own_trace_and_profile_only_while_they_have_their_hashes(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    folder, profile = tmp_path / "trace", make_profile()
+    shutil.copytree(make_trace().path, folder)
+    plan = planned(type("Trace", (), {"path": folder}), profile=profile)
+    assert (certifiable_trace(plan), certifiable_profile(plan)) == (str(folder), str(profile))
+    near = edited(plan, "inputs.trace.path", "trace")  # relative to where it was solved, and to the plan
     assert certifiable_trace(near) is None
     assert certifiable_trace(near, tmp_path) == str(folder)
+    assert certifiable_profile(edited(plan, "inputs.profile.path", "/dev/zero")) is None  # which never ends
     shutil.copy(next(folder.glob("*.parquet")), folder / "part-0-1-1.parquet")
-    assert certifiable_trace(plan) is None
+    profile.write_text(profile.read_text() + "\n")
+    assert (certifiable_trace(plan), certifiable_profile(plan)) == (None, None)
     shutil.rmtree(folder)
-    assert certifiable_trace(plan) is None
+    profile.unlink()
+    assert (certifiable_trace(plan), certifiable_profile(plan)) == (None, None)
+    assert certifiable_profile(edited(plan, "inputs.profile", None)) is None

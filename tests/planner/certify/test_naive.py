@@ -1,31 +1,33 @@
-"""The naive replay and the fast one give the same tallies, on every form of trace and under every journey."""
+"""The naive replay and the fast one give the same tallies, on every form of trace and under every journey, and other
+names for devices (nodes stay together) and for experts change neither.
+"""
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.planner.certify.naive import count_samples, naive_replay
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
-from moeplan.planner.evaluate.samples import SampleIndex, index_samples
+from moeplan.planner.evaluate.samples import SampleIndex
 from moeplan.planner.evaluate.scene import Scene
-from moeplan.planner.evaluate.splits import index_units
 from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
-from moeplan.traces.count_form import CountTrace, read_counts, tabulate, write_counts
-from moeplan.traces.reader import Trace
 from tests.oracles.units import assert_part, read_parts
+from tests.planner.makers import counted, rewritten, scene_of
 
 LAYERS, EXPERTS, SEED, EACH = 3, 8, 3, 4
+PORTS = ("dispatch", "combine", "tokens", "contexts")
+COLUMNS = st.sampled_from([("sample",), ("sample", "step"), ("step",), (), ("sample", "source_rank")])
+CLUSTERS = st.sampled_from(["1x2", "2x2", "3x1", "2x3"])
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 def random_placement(rng: np.random.Generator, slots: Sequence[int], rule: ReplicaRule) -> Placement:
@@ -40,55 +42,32 @@ def random_placement(rng: np.random.Generator, slots: Sequence[int], rule: Repli
             return Placement.from_sets(held, EXPERTS, rule)
 
 
-def scene_of(trace: Trace | CountTrace, cluster: str, *, moving: bool = False, fraction: float = 0.6) -> Scene:
-    """Both parts of a trace, samples counted one by one where they are to move."""
-    where = Cluster.parse(cluster)
-    index: Any = index_samples(trace) if moving else index_units(trace)
-    fitted_U = index.fitted(seed=SEED, fraction=fraction)
-    masks = [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U]
-    cohorts = [index.cohort(mask, num_devices=where.num_devices, samples_per_step=EACH) for mask in masks if mask.any()]
-    counts = SampleCounts(trace, index, fitted_U, where) if moving else None
-    return Scene(trace, index, cohorts, where, trace.meta.model, None, SEED, samples=counts)
-
-
 def recounted(scene: Scene) -> Scene:
     """The scene with its samples counted naively."""
     if not isinstance(scene.index, SampleIndex):
         return scene
     source, index, cluster = scene.source, scene.index, scene.cluster
     fitted_I = np.isin(np.arange(len(index.sample)), scene.cohorts[0].unit_ids)
-    counter = partial(count_samples, source, index, fitted_I, cluster, ())
-    return dataclasses.replace(scene, samples=SampleCounts(source, index, fitted_I, cluster, counter=counter))
-
-
-def counted(trace: Trace, folder: Path) -> CountTrace:
-    """The counts of a trace."""
-    write_counts(folder, trace.meta.model_copy(update={"form": "counts"}), tabulate(trace))
-    return read_counts(folder)
+    count = partial(count_samples, source, index, fitted_I, cluster, ())
+    return replace(scene, samples=SampleCounts(source, index, fitted_I, cluster, counter=count))
 
 
 def assert_alike(scene: Scene, journeys: Sequence[Journey], *, fraction: float = 0.6) -> None:
     """Both replays give the same numbers, of parts that are those of a second reading."""
     parts = read_parts(scene, seed=SEED, fraction=fraction, samples_per_step=EACH)
-    assert len(parts) == len(scene.cohorts)
     for part, cohort in zip(parts, scene.cohorts, strict=True):
         assert_part(part, cohort)
     again = recounted(scene)
     slow = naive_replay(again, journeys, ports=True, between=True)
     fast = replay(scene, journeys, ports=True, between=True)
-    for ours, theirs in zip(slow, fast, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
+    for slowly, fastly in zip(slow, fast, strict=True):
+        for one, other in zip(slowly, fastly, strict=True):
             assert_same(one, other)
     if scene.samples is not None and again.samples is not None:
-        assert_counted_alike(scene.samples, again.samples, journeys[0].placement)
-
-
-def assert_counted_alike(one: SampleCounts, other: SampleCounts, placement: Placement) -> None:
-    """Samples have the same pairs, copies and links."""
-    ours, theirs = one.under(placement), other.under(placement)
-    for name in ("copies", "nodes", "pairs", "linked"):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
-    np.testing.assert_array_equal(one.experts, other.experts)
+        ours, theirs = (samples.under(journeys[0].placement) for samples in (scene.samples, again.samples))
+        for name in ("copies", "nodes", "pairs", "linked"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
+        np.testing.assert_array_equal(scene.samples.experts, again.samples.experts)
 
 
 def assert_same(one: Tally, other: Tally) -> None:
@@ -96,17 +75,12 @@ def assert_same(one: Tally, other: Tally) -> None:
     np.testing.assert_allclose(one.loads, other.loads, rtol=1e-12)
     np.testing.assert_array_equal(one.slots, other.slots)
     assert (one.ports is None, one.between is None) == (other.ports is None, other.between is None)
-    for kind in ("dispatch", "combine", "tokens", "contexts") if one.ports else ():
+    for kind in PORTS if one.ports else ():
         np.testing.assert_array_equal(getattr(one.ports, kind), getattr(other.ports, kind), err_msg=kind)
     if one.between is not None and other.between is not None:
         np.testing.assert_array_equal(one.between, other.between)
     if one.moved is not None or other.moved is not None:
         np.testing.assert_allclose(one.moved, other.moved)  # type: ignore[arg-type]
-
-
-COLUMNS = st.sampled_from([("sample",), ("sample", "step"), ("step",), (), ("sample", "source_rank")])
-CLUSTERS = st.sampled_from(["1x2", "2x2", "3x1", "2x3"])
-SEEDS = st.integers(0, 2**32 - 1)
 
 
 @settings(max_examples=40)
@@ -130,7 +104,7 @@ def test_tokens_at_home_and_on_the_move(
 def test_samples_that_move(make_trace: Any, seed: int, cluster: str, columns: Any, replicas: bool) -> None:
     size = Cluster.parse(cluster).num_devices
     trace = make_trace(samples=30, tokens=9, seed=seed % 97, unrouted=0.1, columns=columns, ranks=size)
-    rng, scene = np.random.default_rng(seed), scene_of(trace, cluster, moving=True)
+    rng, scene = np.random.default_rng(seed), scene_of(trace, cluster, moving=True, fraction=0.6)
     slots = [EXPERTS if replicas and d == 0 else EXPERTS // size + (d < EXPERTS % size) for d in range(size)]
     placement = random_placement(rng, slots, ReplicaRule.EVEN)
     moves = rng.integers(size, size=(LAYERS + 1, len(scene.index.unit_tokens)))
@@ -141,18 +115,64 @@ def test_samples_that_move(make_trace: Any, seed: int, cluster: str, columns: An
 
 @settings(max_examples=20)
 @given(seed=SEEDS, cluster=st.sampled_from(["1x2", "2x2", "4x1"]), columns=COLUMNS)
-def test_counts(
-    make_trace: Any, tmp_path_factory: pytest.TempPathFactory, seed: int, cluster: str, columns: Any
-) -> None:
+def test_counts(make_trace: Any, tmp_path_factory: Any, seed: int, cluster: str, columns: Any) -> None:
     size, rng = Cluster.parse(cluster).num_devices, np.random.default_rng(seed)
     tokens = make_trace(samples=30, tokens=9, seed=seed % 97, unrouted=0.1, columns=columns, ranks=size)
     trace = counted(tokens, tmp_path_factory.mktemp("counts") / "trace")
     fraction = 1.0 if not columns else 0.6
-    scene = scene_of(trace, cluster, fraction=fraction)
-    slots = [EXPERTS, *(3 for _ in range(size - 1))]
-    assert_alike(scene, [Journey("standard", random_placement(rng, slots, ReplicaRule.EVEN))], fraction=fraction)
+    replicated = random_placement(rng, [EXPERTS] + [3] * (size - 1), ReplicaRule.EVEN)
+    assert_alike(scene_of(trace, cluster, fraction=fraction), [Journey("standard", replicated)], fraction=fraction)
     if "sample" in columns:
-        scene = scene_of(trace, cluster, moving=True)
+        scene = scene_of(trace, cluster, moving=True, fraction=0.6)
         moves = rng.integers(size, size=(LAYERS + 1, len(scene.index.unit_tokens)))
         once = random_placement(rng, [EXPERTS // size] * size, ReplicaRule.EVEN)
         assert_alike(scene, [Journey("migrating", once, moves=moves)])
+
+
+@settings(max_examples=40)
+@given(
+    seed=SEEDS,
+    cluster=st.sampled_from(["1x2", "2x2", "4x1", "2x4"]),
+    dispatch=st.sampled_from(["standard", "coherent", "migrating"]),
+)
+def test_other_names_change_no_figure(
+    make_trace: Any, tmp_path_factory: Any, seed: int, cluster: str, dispatch: Any
+) -> None:
+    """Every device's loads and ports go with its name, and moving samples with those of their homes."""
+    where, rng, moving = Cluster.parse(cluster), np.random.default_rng(seed), dispatch == "migrating"
+    trace = make_trace(samples=16, tokens=6, seed=seed % 7, unrouted=0.1)
+    held_LDE = np.array([rng.permutation(EXPERTS).reshape(where.num_devices, -1) for _ in range(LAYERS)])
+    homes = rng.integers(0, where.num_devices, (LAYERS + 1, 16))
+    nodes, group = rng.permutation(where.num_nodes), where.devices_per_node
+    device = np.concatenate([node * group + rng.permutation(group) for node in nodes])
+    expert = [rng.permutation(EXPERTS) for _ in range(LAYERS)]
+
+    def replayed(trace: Any, held_LDE: Any, to_device: Any) -> Tally:
+        scene = scene_of(trace, where, moving=moving, each=8)
+        (cohort,) = scene.cohorts
+        if cohort.home is not None and not moving:
+            scene = replace(scene, cohorts=[replace(cohort, home=to_device[cohort.home])])
+        placement = Placement.from_sets(held_LDE.tolist(), EXPERTS)
+        journey = Journey(dispatch, placement, moves=to_device[homes] if moving else None)
+        return replay(scene, [journey], ports=True)[0][0]
+
+    def renamed(batch: Any) -> Any:
+        ids = batch.ids.copy()
+        for layer, names in enumerate(expert):
+            routed = ids[:, layer] < EXPERTS
+            ids[:, layer][routed] = names[ids[:, layer][routed]]
+        return {"ids": ids}
+
+    same = np.arange(where.num_devices)
+    plain = replayed(trace, held_LDE, same)
+    called = np.stack([names[held_DE] for names, held_DE in zip(expert, held_LDE, strict=True)])
+    other_trace = rewritten(trace, tmp_path_factory.mktemp("renamed"), renamed)
+    for names, other in (
+        (device, replayed(trace, held_LDE[:, np.argsort(device)], device)),
+        (same, replayed(other_trace, called, same)),
+    ):
+        np.testing.assert_array_equal(plain.counts, other.counts)
+        np.testing.assert_array_equal(plain.loads, other.loads[:, :, names])
+        for kind in PORTS:
+            theirs = getattr(other.ports, kind)
+            np.testing.assert_array_equal(getattr(plain.ports, kind), theirs[..., names], err_msg=kind)

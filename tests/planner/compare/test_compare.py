@@ -1,47 +1,173 @@
-"""Plans side by side: what each is judged on, what each is held against, and what is refused."""
+"""Plans side by side: what each is judged on, as when it was solved and alone; what each is held against; refusals."""
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.planner.compare import Comparison, compare
+from moeplan.planner.evaluate.metrics import METRICS, MetricSpec
+from moeplan.planner.report.compare import as_dict
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile
 from moeplan.runtime.plan import Metric, load, save
-from moeplan.traces.reader import Trace
-from tests.planner.edits import edited
-from tests.planner.makers import stored_tokens, training
+from tests.builders import known
+from tests.planner.makers import edited, in_several_steps, planned, rewritten, training
 
-Array = NDArray[Any]
 Shelf = Callable[[str], Path]
-Planned = Callable[..., Path]
+STILL = ("coherent", "coherent_s", "standard", "replicated", "contiguous", "even_s", "piped_s", "capped_s", "dead")
+MOVING = ("moving", "moving_on", "moving_on_s", "moving_piped_s")
 
 
-def metrics_of(found: Comparison, name: str) -> dict[str, Metric]:
-    return next(dict(one.metrics) for one in found.part.contenders if one.name.endswith(name))
+@pytest.fixture(scope="module")
+def trace(make_trace: Any) -> Any:
+    """A trace of four steps a part on 2x2."""
+    return make_trace(samples=130, tokens=12)
 
 
-def labelled(found: Comparison, label: str) -> dict[str, Metric]:
-    return next(dict(one.metrics) for one in found.part.contenders if one.label == label)
+@pytest.fixture(scope="module")
+def new(make_trace: Any) -> Any:
+    """Another trace of the model, of whole steps alone."""
+    return make_trace(samples=96, tokens=10, seed=4)
 
 
-def changed(path: Path, target: Path, **parts: Any) -> Path:
-    """A plan with some of its JSON otherwise."""
-    target.write_text(json.dumps({**json.loads(path.read_text()), **parts}))
-    return target
+@pytest.fixture(scope="module")
+def profile(make_profile: Any) -> Path:
+    """What times 2x2."""
+    path: Path = make_profile("2x2")
+    return path
 
 
-def test_samples_that_either_plan_was_fitted_to_are_left_out(trace: Trace, shelf: Shelf, planned: Planned) -> None:
-    other = planned(trace, strategy="contiguous", seed=5)
-    alone, both = (compare(paths, trace.path) for paths in ([other], [other, shelf("coherent")]))
+@pytest.fixture(scope="module")
+def shelf(trace: Any, profile: Path, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """The plan of a name, made when it is first asked for; timed ones have `_s` in it."""
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {  # what it stands on, and what it is asked for
+        "coherent": ("", {"objective": "copies"}),
+        "coherent_s": ("", {"objective": "copies", "profile": profile}),
+        "standard": ("", {"dispatch_model": "standard"}),
+        "replicated": ("", {"strategy": "eplb", "redundant": 4}),
+        "even": ("", {"strategy": "eplb"}),
+        "even_s": ("", {"strategy": "eplb", "profile": profile}),
+        "dead": ("", {"strategy": "eplb", "dead": (3,), "redundant": 4}),
+        "contiguous": ("", {"strategy": "contiguous"}),
+        "piped_s": ("even_s", {"strategy": "pipemoe", "profile": profile}),
+        "capped_s": ("", {"strategy": "pipemoe", "profile": profile, "capacity_factor": 1.0}),
+        "roomy_s": ("", {"strategy": "pipemoe", "profile": profile, "capacity_factor": 4.0}),
+        "moving": ("", {"strategy": "netmoe"}),
+        "moving_on": ("even", {"strategy": "netmoe"}),
+        "moving_on_s": ("even_s", {"strategy": "netmoe", "profile": profile}),
+        "moving_piped_s": ("piped_s", {"strategy": "netmoe", "profile": profile}),
+    }
+
+    @cache
+    def plan(name: str) -> Path:
+        base, settings = kinds[name]
+        path = tmp_path_factory.mktemp("plans") / f"{name}.json"
+        planned(trace, cluster=Cluster(2, 2), to=path, **settings, **({"on": plan(base)} if base else {}))
+        return path
+
+    return plan
+
+
+def metrics_of(found: Comparison) -> dict[str, dict[str, Metric]]:
+    """Label to metrics, paths as names without folders."""
+    contenders = found.part.contenders
+    return {f"{Path(one.name).name}/{one.dispatch_model}": dict(one.metrics) for one in contenders}
+
+
+def close(ours: Metric, theirs: Metric) -> bool:
+    ends = [[one.value, one.low, one.high] for one in (ours, theirs)]
+    return ends[0] == [None if one is None else pytest.approx(one, rel=1e-9, abs=1e-15) for one in ends[1]]
+
+
+@pytest.mark.parametrize("name", [*STILL, *MOVING])
+def test_on_its_own_trace_a_plan_has_the_verdict_and_the_figures_that_it_was_solved_with(
+    trace: Any, profile: Path, shelf: Shelf, name: str
+) -> None:
+    plan: Any = load(shelf(name))
+    found = compare([shelf(name)], trace.path, profile=profile if name.endswith("_s") else None)
+    ours, theirs, evaluation = found.compared[0].verdict, plan.verdict, plan.evaluation
+    today = "contiguous without 3/standard" if name == "dead" else "contiguous/standard"
+    assert ours.against == theirs.against == today
+    assert (ours.value, ours.metric, ours.at_least) == (theirs.value, theirs.metric, theirs.at_least)
+    assert close(ours.gain, theirs.gain)
+    assert found.compared[0].claimed == theirs.gain
+    solved = {one.label: one.metrics for one in evaluation.held_out.contenders}
+    compared = metrics_of(found)
+    assert today in compared
+    solved[f"{name}.json/{plan.dispatch_model}"] = solved[f"plan/{plan.dispatch_model}"]
+    assert f"{name}.json/{plan.dispatch_model}" in compared
+    for label in compared.keys() & solved.keys():
+        assert compared[label].keys() == solved[label].keys()
+        assert all(close(metric, solved[label][key]) for key, metric in compared[label].items())
+    assert (found.num_fitted, found.seen) == (evaluation.fit.num_samples, False)
+
+
+def test_any_mix_of_plans_stands_in_one_table_with_the_figures_that_each_has_alone(
+    new: Any, profile: Path, shelf: Shelf
+) -> None:
+    names = ("coherent", "piped_s", "moving", "moving_on_s", "moving_piped_s", "replicated", "capped_s", "roomy_s")
+    paths = [shelf(name) for name in names]
+    together = compare(paths, new.path, profile=profile)
+    assert [Path(one.path) for one in together.compared] == paths
+    assert {one.verdict.against for one in together.compared} == {"contiguous/standard"}
+    assert all("exchange_s" in metrics for metrics in metrics_of(together).values())
+    for path, joint in zip(paths, together.compared, strict=True):
+        alone = compare([path], new.path, profile=profile)
+        for label, metrics in metrics_of(alone).items():
+            beside = metrics_of(together)[label]
+            shared = metrics.keys() & beside.keys()
+            assert {"device_copies", "balance", "step_s", "exchange_s"} <= shared
+            for name in shared:
+                assert beside[name].value == pytest.approx(metrics[name].value, rel=1e-9), (label, name)
+        assert joint.verdict.metric == alone.compared[0].verdict.metric
+        assert joint.verdict.gain.value == pytest.approx(alone.compared[0].verdict.gain.value, rel=1e-6, abs=1e-12)
+
+
+def test_a_policy_on_a_pipeline_is_judged_with_its_chunks(trace: Any, profile: Path, shelf: Shelf) -> None:
+    found = metrics_of(compare([shelf("moving_piped_s"), shelf("piped_s")], trace.path, profile=profile))
+    stays = "moving_piped_s.json, samples staying/standard"
+    assert {"moving_piped_s.json at degree 1/migrating", stays} < found.keys()
+    assert found[stays] == found["piped_s.json/standard"]
+    assert {"moe_s", "dispatch_s", "exchange_s", "step_s"} <= found["moving_piped_s.json/migrating"].keys()
+
+
+def test_a_metric_is_one_row(trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that visit no other device, over steps."""
+    spec = MetricSpec(
+        name="loneliness",
+        column="lonely",
+        noun="lonely tokens",
+        meaning="tokens over the copies that they are sent in",
+        unit="ratio",
+        per="sample",
+        needs="a trace of tokens",
+        compute=lambda sums, _: {"": np.atleast_2d(sums.counts["tokens"] / (1 + sums.counts["device_copies"]))},
+        better="more",
+    )
+    monkeypatch.setitem(METRICS, spec.name, spec)
+    evaluation = planned(trace, "eplb", to=tmp_path / "lonely.json").evaluation
+    found = compare([tmp_path / "lonely.json"], trace.path)
+    for one in (*evaluation.fit.contenders, *evaluation.judging.contenders, *found.part.contenders):
+        figure = one.metrics[spec.name]
+        assert 0 < known(figure.low) < figure.value < known(figure.high)
+    ours = evaluation.judging.contenders[0].metrics[spec.name]
+    assert metrics_of(found)["lonely.json/standard"][spec.name] == ours
+    listed: Any = json.loads(json.dumps(as_dict(found)))["part"]["contenders"]
+    assert all(spec.name in one["metrics"] for one in listed)
+
+
+def test_samples_that_either_plan_was_fitted_to_are_left_out(trace: Any, shelf: Shelf, tmp_path: Path) -> None:
+    planned(trace, "contiguous", seed=5, to=tmp_path / "other.json")
+    alone, both = (compare([tmp_path / "other.json", *beside], trace.path) for beside in ([], [shelf("coherent")]))
     assert alone.num_fitted < both.num_fitted < 130
+    alone, both = (compare([shelf("moving"), *beside], trace.path) for beside in ([], [shelf("even")]))
+    assert (both.num_fitted, both.seen) == (alone.num_fitted, False)
 
 
 @pytest.mark.parametrize("columns", [("sample",), ("sample", "step"), ("step",), ()])
@@ -56,158 +182,130 @@ def test_any_trace_of_the_model_will_do_larger_or_smaller_with_or_without_steps_
     assert [one.plan.strategies for one in found.compared] == [("exflow",), ("eplb",)]
 
 
-def rewritten(trace: Trace, path: Path, change: Callable[[Array], Array]) -> Trace:
-    """A trace of tokens whose second expert is what `change` makes of the first."""
-    batches = []
-    for batch in trace.batches():
-        first = batch.ids[:, :, 0]
-        batches.append(replace(batch, ids=np.stack([first, change(first)], axis=2).astype(np.uint16)))
-    return stored_tokens(path, trace.model, *batches)
-
-
 def test_a_plan_does_not_pay_where_experts_no_longer_serve_the_same_tokens(
-    trace: Trace, shelf: Shelf, planned: Planned, tmp_path: Path
+    trace: Any, shelf: Shelf, tmp_path: Path
 ) -> None:
-    rng = np.random.default_rng(0)
-    coupled = rewritten(trace, tmp_path / "coupled", lambda first: (first + 4) % 8)
-    mixed = rewritten(trace, tmp_path / "mixed", lambda first: (first + rng.integers(1, 8, first.shape)) % 8)
-    plan = planned(coupled, dispatch_model="standard")
+    rng, plan = np.random.default_rng(0), tmp_path / "plan.json"
+
+    def seconds(onward: Callable[[Any], Any]) -> Any:
+        """Second experts so much further than the first ones."""
+
+        def ids(batch: Any) -> Any:
+            first = batch.ids[:, :, 0]
+            return {"ids": np.stack([first, (first + onward(first)) % 8], axis=2).astype(np.uint16)}
+
+        return ids
+
+    coupled = rewritten(trace, tmp_path / "coupled", seconds(lambda _: 4))
+    mixed = rewritten(trace, tmp_path / "mixed", seconds(lambda first: rng.integers(1, 8, first.shape)))
+    planned(coupled, dispatch_model="standard", to=plan)
     assert compare([plan], coupled.path).failing == []
     assert compare([plan, shelf("contiguous")], mixed.path).failing == [str(plan), str(shelf("contiguous"))]
 
 
 def test_one_sample_shows_nothing(make_trace: Any, shelf: Shelf) -> None:
-    one = make_trace(samples=1, columns=("sample",), seed=7)
-    found = compare([shelf("coherent")], one.path).compared[0].verdict
-    assert (found.value, found.gain.low, found.gain.high) == ("none", None, None)
+    verdict = compare([shelf("coherent")], make_trace(samples=1, seed=7).path).compared[0].verdict
+    assert (verdict.value, verdict.gain.low, verdict.gain.high) == ("none", None, None)
 
 
 def test_a_pipeline_is_held_against_today_and_stands_beside_one_chunk_and_needs_a_profile(
-    trace: Trace, profile: Path, shelf: Shelf
+    trace: Any, make_profile: Any, profile: Path, shelf: Shelf
 ) -> None:
     piped, even = shelf("piped_s"), shelf("even_s")
     found = compare([piped, even], trace.path, profile=profile)
-    first, second = found.compared
+    metrics, (first, second) = metrics_of(found), found.compared
     assert first.verdict.against == "contiguous/standard"
-    assert metrics_of(found, "piped_s.json at degree 1") == metrics_of(found, "even_s.json")
-    assert second.against_first is not None
-    assert second.against_first.metric == "step_s"
-    step_s = [metrics_of(found, f"{name}.json")["step_s"].value for name in ("piped_s", "even_s")]
-    assert second.against_first.gain.value == pytest.approx(step_s[0] - step_s[1])
+    assert metrics["piped_s.json at degree 1/standard"] == metrics["even_s.json/standard"]
+    step_s = [metrics[f"{name}.json/standard"]["step_s"].value for name in ("piped_s", "even_s")]
+    assert known(second.against_first).metric == "step_s"
+    assert known(second.against_first).gain.value == pytest.approx(step_s[0] - step_s[1])
     with pytest.raises(UsageError, match="--profile"):
         compare([piped], trace.path)
-
-
-def test_where_steps_cannot_be_held_against_a_first_pipeline_copies_are(
-    trace: Trace, make_profile: Callable[..., Path], shelf: Shelf
-) -> None:
-    untimed = make_profile("2x2", cases=("all_to_all", "all_gather", "expert_ffn"))  # attention
-    versus = compare([shelf("piped_s"), shelf("coherent")], trace.path, profile=untimed).compared[1].against_first
-    assert versus is not None
-    assert versus.metric == "device_copies"
-
-
-def test_samples_that_a_placement_was_fitted_to_are_left_out_beside_a_policy(trace: Trace, shelf: Shelf) -> None:
-    alone, both = (compare(paths, trace.path) for paths in ([shelf("moving")], [shelf("moving"), shelf("even")]))
-    assert (both.num_fitted, both.seen) == (alone.num_fitted, False)
+    unattended = make_profile("2x2", cases=("all_to_all", "all_gather", "expert_ffn"))
+    versus = compare([piped, shelf("coherent")], trace.path, profile=unattended).compared[1].against_first
+    assert known(versus).metric == "device_copies"
 
 
 def test_links_are_the_plans_own_beside_the_profile_that_it_was_made_with_and_those_of_another_one(
-    trace: Trace, make_profile: Callable[..., Path], planned: Planned, tmp_path: Path
+    trace: Any, make_profile: Any, tmp_path: Path
 ) -> None:
     profile, cluster = make_profile("2x2"), Cluster.parse("2x2", ["intra=100:3", "inter=10:12"])
-    path = planned(trace, "linked.json", strategy="netmoe", profile=profile, cluster=cluster)
-    here = compare([path], trace.path, profile=profile)
+    linked, again, node = (tmp_path / name for name in ("linked.json", "again.json", "node.json"))
+    planned(trace, "netmoe", cluster, profile=profile, to=linked)
+    here = compare([linked], trace.path, profile=profile)
     assert here.cluster.links == cluster.links
     assert here.compared[0].claimed == here.compared[0].verdict.gain
-    again = tmp_path / "again.json"
     again.write_text(profile.read_text() + "\n")
-    assert compare([path], trace.path, profile=again).cluster.links == load_profile(profile).cluster.links
-
-
-def test_a_plan_for_one_node_takes_no_links_between_nodes_from_a_profile(
-    trace: Trace, make_profile: Callable[..., Path], planned: Planned
-) -> None:
-    node = planned(trace, "node.json", strategy="eplb", cluster=Cluster.parse("1x4"))
+    assert compare([linked], trace.path, profile=again).cluster.links == load_profile(profile).cluster.links
+    planned(trace, "eplb", "1x4", to=node)  # takes no links between nodes
     assert {*compare([node], trace.path, profile=make_profile("2x4")).cluster.links} == {"intra"}
 
 
 def test_a_fixed_capacity_drops_on_other_text_what_finds_no_room_there(
-    make_trace: Any, trace: Trace, new: Trace, profile: Path, shelf: Shelf, planned: Planned
+    make_trace: Any, trace: Any, new: Any, profile: Path, shelf: Shelf, tmp_path: Path
 ) -> None:
     paths = [shelf("capped_s"), shelf("roomy_s")]
-    here, there = (compare(paths, one.path, profile=profile) for one in (trace, new))
-    shares = [metrics_of(there, f"{name}_s.json")["dropped_share"].value for name in ("capped", "roomy")]
+    here, there = (metrics_of(compare(paths, one.path, profile=profile)) for one in (trace, new))
+    shares = [there[f"{name}_s.json/standard"]["dropped_share"].value for name in ("capped", "roomy")]
     assert shares[0] > shares[1] >= 0
-    assert shares[0] != metrics_of(here, "capped_s.json")["dropped_share"].value
-    small = planned(trace, "small.json", profile=profile, strategy="pipemoe", capacity_factor=0.2)
+    assert shares[0] != here["capped_s.json/standard"]["dropped_share"].value
+    planned(trace, "pipemoe", profile=profile, capacity_factor=0.2, to=tmp_path / "small.json")
     with pytest.raises(UsageError, match=r"small.json: its fixed capacity holds no row"):
-        compare([small], make_trace(samples=90, tokens=1).path, profile=profile, samples_per_step=4)
+        compare([tmp_path / "small.json"], make_trace(samples=90, tokens=1).path, profile=profile, samples_per_step=4)
 
 
 def test_passes_that_cut_each_other_unevenly_or_differ_are_refused_by_the_plan_s_name(
-    trace: Trace, profile: Path, shelf: Shelf, planned: Planned, tmp_path: Path
+    trace: Any, profile: Path, shelf: Shelf, tmp_path: Path
 ) -> None:
     train = training(trace, tmp_path / "train")
-    trained = planned(train, "trained.json", profile=profile, strategy="pipemoe")
+    trained = planned(train, "pipemoe", profile=profile, to=tmp_path / "trained.json")
     degrees = {"forward": [2] * 3, "backward": [3] * 3}
-    save(edited(load(trained), "decisions/pipeline", degrees, hashed=True), tmp_path / "made.json")
+    save(edited(trained, "decisions/pipeline", degrees), tmp_path / "made.json")
     with pytest.raises(InputError, match=r"made\.json: MoE layer 0 in 2 chunks forward and 3 backward"):
         compare([tmp_path / "made.json"], train.path, profile=profile)
     with pytest.raises(UsageError, match=r"piped_s.json, .*trained.json differ in their passes or duplex"):
-        compare([shelf("piped_s"), trained], trace.path, profile=profile)
+        compare([shelf("piped_s"), tmp_path / "trained.json"], trace.path, profile=profile)
 
 
 def test_a_plan_without_evaluation_or_by_a_strategy_that_nobody_knows_is_judged_by_copies(
-    trace: Trace, shelf: Shelf, tmp_path: Path
+    trace: Any, shelf: Shelf, tmp_path: Path
 ) -> None:
+    value, paths = json.loads(shelf("standard").read_text()), [tmp_path / "theirs.json", tmp_path / "bare.json"]
     bare: dict[str, Any] = {"evaluation": None, "verdict": None, "options": {}, "outcome": {}}
-    paths = [
-        changed(shelf("standard"), tmp_path / f"{number}.json", **bare, strategies=names)
-        for number, names in enumerate((["theirs"], []))
-    ]
-    found = compare(paths, trace.path)
-    assert [one.claimed for one in found.compared] == [None, None]
-    assert [one.verdict.metric for one in found.compared] == ["node_copies"] * 2
-    versus = found.compared[1].against_first
-    assert versus is not None
-    assert versus.gain == Metric(value=0, low=0, high=0)
-
-
-def test_a_plan_named_as_a_baseline_is_refused(
-    trace: Trace, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("contiguous").write_bytes(shelf("replicated").read_bytes())
-    with pytest.raises(UsageError, match="rename"):
-        compare(["contiguous"], trace.path)
+    for path, names in zip(paths, (["theirs"], []), strict=True):
+        path.write_text(json.dumps(value | bare | {"strategies": names}))
+    found = compare(paths, trace.path).compared
+    assert [one.claimed for one in found] == [None, None]
+    assert [one.verdict.metric for one in found] == ["node_copies"] * 2
+    assert known(found[1].against_first).gain == Metric(value=0, low=0, high=0)
 
 
 def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
-    make_trace: Any, trace: Trace, shelf: Shelf, planned: Planned
+    make_trace: Any, trace: Any, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coherent, small = shelf("coherent"), planned(trace, "small.json", cluster=Cluster.parse("1x2"))
-    with pytest.raises(UsageError, match=r"small.json is for 1x2, .*coherent.json for 2x2"):
-        compare([coherent, small], trace.path)
+    coherent, small, forged = shelf("coherent"), tmp_path / "small.json", tmp_path / "forged.json"
+    planned(trace, cluster="1x2", to=small)
+    save(edited(load(coherent), "options.evaluation.samples_per_step", "many"), forged)
+    (tmp_path / "contiguous").write_bytes(shelf("replicated").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    for paths, error, words in (
+        ([coherent, small], UsageError, r"small.json is for 1x2, .*coherent.json for 2x2"),
+        ([coherent] * 2, UsageError, "each once"),
+        ([], UsageError, "each once"),
+        ([forged], InputError, "options.evaluation: 1 values missing"),
+        (["contiguous"], UsageError, "rename"),
+    ):
+        with pytest.raises(error, match=words):
+            compare(paths, trace.path)
     for changes, words in (({"layers": 4}, "layer_ids"), ({"experts": 16}, "num_experts"), ({"top_k": 1}, "top_k")):
         with pytest.raises(MismatchError, match=words):
             compare([coherent], make_trace(samples=4, **changes).path)
-    for paths in ([coherent] * 2, []):
-        with pytest.raises(UsageError, match="each once"):
-            compare(paths, trace.path)
+    with pytest.raises(UsageError, match="samples were not recorded"):
+        compare([shelf("moving")], make_trace(samples=40, columns=("step",)).path)
 
 
-def test_a_forged_step_size_is_one_clear_line(trace: Trace, shelf: Shelf, tmp_path: Path) -> None:
-    forged = edited(load(shelf("coherent")), "options.evaluation.samples_per_step", "many")
-    save(forged, tmp_path / "forged.json")
-    with pytest.raises(InputError, match=r"options.evaluation: 1 values missing or wrong"):
-        compare([tmp_path / "forged.json"], trace.path)
-
-
-def test_a_predictor_that_is_missing_or_another_is_one_clear_error(trace: Trace, shelf: Shelf, tmp_path: Path) -> None:
-    policy = load(shelf("moving")).decisions.sample_policy
-    assert policy is not None
-    assert policy.predictor is not None
+def test_a_predictor_that_is_missing_or_another_is_one_clear_error(trace: Any, shelf: Shelf, tmp_path: Path) -> None:
+    policy: Any = load(shelf("moving")).decisions.sample_policy
     (tmp_path / "policy.json").write_bytes(shelf("moving").read_bytes())
     with pytest.raises(InputError, match="is not there; the plan needs it beside it"):
         compare([tmp_path / "policy.json"], trace.path)
@@ -217,17 +315,11 @@ def test_a_predictor_that_is_missing_or_another_is_one_clear_error(trace: Trace,
 
 
 def test_samples_in_several_steps_are_moved_and_judged_beside_placements_step_by_step(
-    trace: Trace, shelf: Shelf, tmp_path: Path
+    trace: Any, shelf: Shelf, tmp_path: Path
 ) -> None:
-    steps = (replace(batch, step=(batch.position % 4).astype(np.int32)) for batch in trace.batches())
-    again = stored_tokens(tmp_path / "again", trace.model, *steps)
+    again = in_several_steps(trace, tmp_path / "again")
     alone, both = compare([shelf("even")], again.path), compare([shelf("moving"), shelf("even")], again.path)
     assert both.part.num_steps == alone.part.num_steps == 4
-    ours, theirs = (labelled(one, f"{shelf('even')}/standard") for one in (both, alone))
+    ours, theirs = (metrics_of(found)["even.json/standard"] for found in (both, alone))
     assert ours["balance"].value == pytest.approx(theirs["balance"].value, rel=1e-12)
     assert ours["device_copies"].value == pytest.approx(theirs["device_copies"].value, rel=0.01)  # other homes
-
-
-def test_a_policy_needs_samples(make_trace: Any, shelf: Shelf) -> None:
-    with pytest.raises(UsageError, match="samples were not recorded"):
-        compare([shelf("moving")], make_trace(samples=40, columns=("step",)).path)

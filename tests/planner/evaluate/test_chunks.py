@@ -1,4 +1,4 @@
-"""Cuts into equal and into unequal chunks."""
+"""Cuts into equal and into unequal chunks, and how long passes in chunks take."""
 
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,21 @@ from moeplan.errors import InputError
 from moeplan.planner.evaluate.chunks import Cut, Cuts
 from moeplan.runtime.decisions import ChunkShares, PipelineDecision
 from moeplan.runtime.engine.chunks import Chunks
-from tests.planner.makers import make_plan, seconds, training
+from tests.builders import known
+from tests.planner.makers import planned, seconds, training
 
 
 def test_unequal_chunks_help_where_experts_take_long_and_never_take_longer_than_equal_ones(
     make_trace: Any, make_profile: Any, tmp_path: Path
 ) -> None:
-    profile = make_profile("1x2", noise=0.0)
-    for trains in (False, True):
-        trace = make_trace(samples=32, tokens=400)
-        trace = training(trace, tmp_path) if trains else trace
-        plan, equal = (
-            make_plan(trace, profile, method=method, fit_fraction=1.0, max_degree=8) for method in ("unequal", "exact")
-        )
+    asked = {"profile": make_profile("1x2", noise=0.0), "fit_fraction": 1.0, "max_degree": 8}
+    plain = make_trace(samples=32, tokens=400)
+    for trace, trains in ((plain, False), (training(plain, tmp_path), True)):
+        plan, equal = (planned(trace, "pipemoe", method=method, **asked) for method in ("unequal", "exact"))
         decision = plan.decisions.pipeline
-        assert decision is not None
-        shares = decision.shares
-        assert shares is not None
-        assert [*map(len, shares.forward)] == [*decision.forward]
-        assert (shares.backward is None) == (decision.backward is None) == (not trains)
-        assert any(len(set(one)) > 1 for one in shares.forward)
+        assert [*map(len, decision.shares.forward)] == [*decision.forward]
+        assert (decision.shares.backward is None) == (decision.backward is None) == (not trains)
+        assert any(len(set(one)) > 1 for one in decision.shares.forward)
         value = sum(seconds(plan, "plan/standard", name) for name in ["moe_s"] + ["moe_backward_s"] * trains)
         assert value == pytest.approx(plan.outcome["pipeline"].objective.value, rel=1e-12)
         assert value < 0.995 * equal.outcome["pipeline"].objective.value
@@ -60,8 +55,8 @@ def test_calls_and_padding_are_the_runtimes(pairs: list[tuple[int, int]], capaci
     decision = PipelineDecision(forward=forward, backward=backward)
     made = [Chunks.planned(decision, layer) for layer in range(len(pairs))]
     cuts = Cuts.of(decision)
-    assert cuts.backward is not None
-    for cut, passes in ((cuts.forward, [one.forward for one in made]), (cuts.backward, [one.backward for one in made])):
+    ways = (cuts.forward, [one.forward for one in made]), (known(cuts.backward), [one.backward for one in made])
+    for cut, passes in ways:
         assert [*map(len, passes)] == cut.degree.tolist()
         assert [{*map(len, chunks)} for chunks in passes] == [{calls} for calls in cut.calls.tolist()]
         rows = np.full((1, len(pairs)), capacity)
@@ -83,13 +78,13 @@ def test_shares_that_serve_both_passes_are_one_call_each_and_equal_ones_nest(
         shares=ChunkShares(forward=forward, backward=backward),
     )
     cuts = Cuts.of(decision)
-    assert cuts.backward is not None
-    assert cuts.forward.calls.tolist() == [*([1] * len(shares)), times]
-    assert cuts.backward.calls.tolist() == [1] * len(forward)
+    there, back = cuts.forward, known(cuts.backward)
+    assert there.calls.tolist() == [*([1] * len(shares)), times]
+    assert back.calls.tolist() == [1] * len(forward)
     made = [Chunks.planned(decision, layer).num_pieces for layer in range(len(forward))]
-    assert (cuts.forward.degree * cuts.forward.calls).tolist() == made
+    assert (there.degree * there.calls).tolist() == made
     rows = np.full((1, len(forward)), 7 * more)
-    assert cuts.forward.padded(rows)[0, -1] == cuts.backward.padded(rows)[0, -1] == 7 * more
+    assert there.padded(rows)[0, -1] == back.padded(rows)[0, -1] == 7 * more
 
 
 @given(chunks, st.integers(1, 99))
@@ -142,10 +137,46 @@ def test_passes_that_cut_each_others_chunks_unevenly_are_refused(
 
 
 def test_a_call_gets_an_equal_part_of_its_chunk() -> None:
-    cuts = Cuts.of(PipelineDecision(forward=(2, 6), backward=(6, 3)))
-    assert cuts.backward is not None
-    assert [cuts.forward.calls.tolist(), cuts.backward.calls.tolist()] == [[3, 1], [1, 2]]
-    rows = np.array([[60, 61]])
-    assert [one.tolist() for one in cuts.forward.call_sizes(rows)] == [[[10, 11]]]
-    assert [one.tolist() for one in cuts.backward.sizes(rows)] == [[[10, 21]]]
-    assert [one.tolist() for one in cuts.backward.padded_sizes(rows)] == [[[10, 22]]]
+    cuts, rows = Cuts.of(PipelineDecision(forward=(2, 6), backward=(6, 3))), np.array([[60, 61]])
+    there, back = cuts.forward, known(cuts.backward)
+    assert [there.calls.tolist(), back.calls.tolist()] == [[3, 1], [1, 2]]
+    for sizes, expected in (
+        (there.call_sizes(rows), [[[10, 11]]]),
+        (back.sizes(rows), [[[10, 21]]]),
+        (back.padded_sizes(rows), [[[10, 22]]]),
+    ):
+        assert [one.tolist() for one in sizes] == expected
+
+
+SECONDS = st.floats(0, 10)
+STAGES = st.tuples(SECONDS, SECONDS, SECONDS)
+
+
+def finished(chunks: list[tuple[float, float, float]], *, full_duplex: bool) -> float:
+    """When the last combine ends; dispatches go before combines where both use one channel."""
+    dispatched = computed = 0.0
+    ends = []
+    for dispatch, experts, _ in chunks:
+        dispatched += dispatch
+        computed = max(dispatched, computed) + experts
+        ends.append(computed)
+    combined = 0.0 if full_duplex else dispatched
+    for end, (_, _, combine) in zip(ends, chunks, strict=True):
+        combined = max(combined, end) + combine
+    return combined
+
+
+@given(st.lists(STAGES, min_size=1, max_size=6), st.booleans())
+def test_unequal_chunks_end_when_a_walk_through_them_does(chunks: Any, full_duplex: bool) -> None:
+    cut = Cut.of([(1 / len(chunks),) * len(chunks)])
+    stages = [np.array(column)[:, None, None] for column in zip(*chunks, strict=True)]
+    assert cut.taken(*stages, full_duplex=full_duplex).item() == pytest.approx(
+        finished(chunks, full_duplex=full_duplex)
+    )
+
+
+@given(STAGES, st.integers(1, 9), st.booleans())
+def test_equal_chunks_end_when_a_walk_through_them_does(chunk: Any, degree: int, full_duplex: bool) -> None:
+    stages = [np.full((1, 1, 1), seconds) for seconds in chunk]
+    taken = Cut.equal(degree, 1).taken(*stages, full_duplex=full_duplex)
+    assert taken.item() == pytest.approx(finished([chunk] * degree, full_duplex=full_duplex))

@@ -20,8 +20,8 @@ from moeplan.planner.evaluate.splits import index_units
 from moeplan.planner.evaluate.tally import COUNTS, Tally
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.schema import TokenBatch
-from tests.builders import model
-from tests.planner.makers import scene_of, stored_tokens
+from tests.builders import known, model
+from tests.planner.makers import in_several_steps, scene_of, stored_tokens, tokens
 
 HALVES = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
 PAIRS = Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8)
@@ -39,19 +39,9 @@ def sums_of(tally: Tally) -> dict[str, int]:
 
 def routed(folder: Path, ids: list[list[int]]) -> Any:
     """A trace of one token with these experts."""
-    token = TokenBatch(
-        step=None,
-        sample=np.zeros(1, np.int64),
-        position=np.zeros(1, np.int32),
-        source_rank=None,
-        phase=np.zeros(1, np.int8),
-        ids=np.array([ids], np.uint16),
-    )
+    nothing = np.zeros(1, np.int8)
+    token = TokenBatch(None, nothing.astype(int), nothing.astype(np.int32), None, nothing, np.array([ids], np.uint16))
     return stored_tokens(folder, model(), token)
-
-
-def trace_ids(trace: Any) -> Any:
-    return np.concatenate([batch.ids for batch in trace.batches()])
 
 
 def test_one_token_by_hand_in_standard_and_coherent(tmp_path: Path) -> None:
@@ -75,7 +65,7 @@ def test_copies_to_another_node_count_once_a_device_and_once_a_node(tmp_path: Pa
 def test_top_1_coherent_moves_a_token_once_a_layer_and_standard_twice(make_trace: Any) -> None:
     trace = make_trace(samples=8, tokens=20, top_k=1)
     sums = sums_of(tally_of(trace, HALVES, "1x2", "coherent"))
-    first_hop = (trace_ids(trace)[:, 0, 0] // 4 != np.repeat(np.arange(8) % 2, 20)).sum()
+    first_hop = (tokens(trace)[:, 0, 0] // 4 != np.repeat(np.arange(8) % 2, 20)).sum()
     assert sums["device_copies"] == sums["hops"] - sums["hops_kept"] + first_hop
 
 
@@ -122,46 +112,6 @@ def test_a_device_without_slots_does_not_count_as_idle(make_trace: Any) -> None:
     assert three == two
 
 
-@pytest.mark.parametrize("dispatch", ["standard", "coherent"])
-def test_ports_are_those_of_tokens_walked_one_by_one(make_trace: Any, dispatch: Any) -> None:
-    """Experts 2d and 2d+1 on device d of 2x2; every token walked in Python."""
-    trace = make_trace(samples=9, tokens=7, unrouted=0.2, seed=3)
-    tally = tally_of(trace, PAIRS, "2x2", dispatch)
-    (out, back), (tokens, contexts, pairs) = np.zeros((2, 2, 3, 2, 2, 4), int), np.zeros((3, 2, 3, 4), int)
-    for row, ids in enumerate(trace_ids(trace).tolist()):
-        sample, position = divmod(row, 7)
-        step, here = sample // 4, sample % 4
-        if step >= 2:
-            continue
-        for layer in range(3):
-            devices = [expert // 2 for expert in ids[layer] if expert != 65_535]
-            after = devices[0] if devices and dispatch == "coherent" else here
-            tokens[step, layer, here] += 1
-            contexts[step, layer, here] += 2 * position + 1
-            for device in devices:
-                pairs[step, layer, device] += 1
-            for device in set(devices):
-                if device != here:
-                    out[step, layer, int(device // 2 != here // 2), 0, here] += 1
-                    out[step, layer, int(device // 2 != here // 2), 1, device] += 1
-                if device != after:
-                    back[step, layer, int(device // 2 != after // 2), 0, device] += 1
-                    back[step, layer, int(device // 2 != after // 2), 1, after] += 1
-            here = after
-    assert tally.ports is not None
-    np.testing.assert_array_equal(tally.loads, pairs)
-    np.testing.assert_array_equal(tally.ports.dispatch, out)
-    np.testing.assert_array_equal(tally.ports.combine, back)
-    np.testing.assert_array_equal(np.broadcast_to(tally.ports.tokens, tokens.shape), tokens)
-    np.testing.assert_array_equal(np.broadcast_to(tally.ports.contexts, contexts.shape), contexts)
-
-
-def in_several_steps(trace: Any, folder: Path) -> Any:
-    """Tokens by turns in four steps, so that every sample is in each of them."""
-    steps = (dataclasses.replace(batch, step=(batch.position % 4).astype(np.int32)) for batch in trace.batches())
-    return stored_tokens(folder, trace.model, *steps)
-
-
 @pytest.mark.parametrize("columns", [("sample",), ("sample", "step", "source_rank"), ()])
 @pytest.mark.parametrize("cluster", ["2x2", "1x4"])
 def test_samples_that_stay_give_by_their_counts_what_their_tokens_give_walked(
@@ -173,9 +123,8 @@ def test_samples_that_stay_give_by_their_counts_what_their_tokens_give_walked(
     scene = scene_of(trace, cluster, profile=make_profile(cluster), moving=True, each=8)
     (cohort,), staying = scene.cohorts, Staying()
     for placement in (PAIRS, Placement.from_sets([[[0, 1, 4], [2, 3], [4, 5], [0, 6, 7]]] * 3, 8, ReplicaRule.EVEN)):
-        assert scene.samples is not None
         moves_LI = np.zeros((4, len(scene.index.unit_tokens)), np.int64)
-        moves_LI[:, cohort.unit_ids] = staying(scene.samples, placement, cohort).device
+        moves_LI[:, cohort.unit_ids] = staying(known(scene.samples), placement, cohort).device
         walked = Journey("standard", placement)
         counted = dataclasses.replace(walked, moves=moves_LI)
         ((one, other),) = replay(scene, [walked, counted], ports=True, between=True)

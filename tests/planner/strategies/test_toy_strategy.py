@@ -16,8 +16,7 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Plan, load
-from tests.planner.edits import edited
-from tests.planner.makers import said
+from tests.planner.makers import edited, said
 from tests.planner.strategies import rotation
 
 

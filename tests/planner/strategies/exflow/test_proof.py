@@ -1,8 +1,6 @@
 """The proof of a thorough bound: a file beside the plan, which certify holds the bound against."""
 
 import hashlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,8 @@ from safetensors.numpy import save
 
 from moeplan.errors import CertificationError, InputError
 from moeplan.planner.certify import bounds, certify
-from moeplan.planner.request import Request
-from moeplan.planner.solve import Made, make
 from moeplan.planner.strategies.exflow.proof import Proof
-from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.plan import Plan, load
-from moeplan.traces.reader import Trace
-from tests.planner.edits import edited
-from tests.planner.makers import said
+from tests.planner.makers import assert_refused, edited, made, planned, said
 
 PROVEN = "bound (by its prices)"
 SHAPE = (2, 3, 7)
@@ -43,65 +35,60 @@ DAMAGED = [
 ]
 
 
-def made(trace: Trace, cluster: str = "1x4", **changes: Any) -> Made:
-    request: dict[str, Any] = {"trace": str(trace.path), "cluster": Cluster.parse(cluster), "fit_fraction": 1.0}
-    return make(Request.of(strategy="exflow", **request | changes))
-
-
 @pytest.fixture(scope="module")
-def trace(make_trace: Callable[..., Trace]) -> Trace:
+def trace(make_trace: Any) -> Any:
     return make_trace(samples=60, tokens=20, layers=4)
 
 
 @pytest.fixture(scope="module")
-def thorough(trace: Trace) -> Made:
-    found = made(trace, bound="thorough")
-    assert len(found.sidecars) == 1
-    return found
+def thorough(trace: Any) -> Any:
+    """A plan with the proof of its bound."""
+    return made(trace, "exflow", "1x4", fit_fraction=1.0, bound="thorough")
 
 
-def proven_by(thorough: Made, contents: bytes, folder: Path) -> Plan:
+def proven_by(thorough: Any, contents: bytes, folder: Path) -> Any:
     """The plan with a proof of these bytes, rightly named."""
     named = {"file": "mine.safetensors", "sha256": hashlib.sha256(contents).hexdigest()}
     (folder / named["file"]).write_bytes(contents)
     return edited(thorough.plan, "options.placement.search.proof", named)
 
 
-def claimed(outcome: Any, bound: float) -> Any:
-    gap = 1 - outcome["objective"]["value"] / bound
-    return {**outcome, "bound": bound, "gap": gap, "status": "feasible" if gap else "optimal"}
-
-
 @pytest.mark.parametrize("cluster", ["1x4", "2x2", "4x1"])
-def test_a_thorough_bound_is_certified_by_the_prices_beside_the_plan(
-    trace: Trace, tmp_path: Path, cluster: str
+def test_a_thorough_bound_is_certified_by_the_prices_beside_the_plan_and_both_are_replaced_together(
+    trace: Any, tmp_path: Path, cluster: str
 ) -> None:
-    made(trace, cluster, bound="thorough").save(tmp_path / "plan.json")
-    plan = load(tmp_path / "plan.json")
+    asked: dict[str, Any] = {"cluster": cluster, "fit_fraction": 1.0, "to": tmp_path / "plan.json"}
+    plan = planned(trace, bound="thorough", **asked)
     assert len(list(tmp_path.glob("bound-*.safetensors"))) == 1
     certificate = certify(plan, trace.path, folder=tmp_path)
     assert PROVEN in certificate.checks
     assert not any("three-layer" in what for what in certificate.unchecked)
+    planned(trace, **asked)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_a_bound_may_be_what_its_prices_prove_and_no_tighter(trace: Trace, thorough: Made, tmp_path: Path) -> None:
-    simple, tight = (found.plan.outcome["placement"].bound for found in (made(trace), thorough))
-    assert simple is not None
-    assert tight is not None
+def test_a_bound_may_be_what_its_prices_prove_and_no_tighter(trace: Any, thorough: Any, tmp_path: Path) -> None:
+    simple = planned(trace, cluster="1x4", fit_fraction=1.0).outcome["placement"].bound
+    tight = thorough.plan.outcome["placement"].bound
     (contents,) = thorough.sidecars.values()
     plan = proven_by(thorough, save({"device": 0.9 * load_proof(contents)["device"]}), tmp_path)
-    loose = edited(plan, "outcome.placement", partial(claimed, bound=0.05 * tight + 0.95 * simple))
-    assert PROVEN in certify(loose, trace.path, folder=tmp_path).checks
-    for bound in (tight, 0.95 * tight + 0.05 * simple):
-        forged = edited(plan, "outcome.placement", partial(claimed, bound=bound))
-        with pytest.raises(CertificationError, match="tighter than what its prices prove"):
-            certify(forged, trace.path, folder=tmp_path)
+
+    def claimed(tightness: float) -> Any:
+        bound = tightness * tight + (1 - tightness) * simple
+        gap = 1 - plan.outcome["placement"].objective.value / bound
+        told = {"bound": bound, "gap": gap, "status": "feasible" if gap else "optimal"}
+        return edited(plan, "outcome.placement", lambda outcome: outcome | told)
+
+    assert PROVEN in certify(claimed(0.05), trace.path, folder=tmp_path).checks
+    for tightness in (1, 0.95):
+        words = "tighter than what its prices prove"
+        assert_refused(claimed(tightness), trace.path, words=words, folder=tmp_path)
 
 
 def test_without_its_proof_a_bound_is_unchecked_and_it_says_why(
-    trace: Trace, thorough: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trace: Any, thorough: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reason(plan: Plan) -> str:
+    def reason(plan: Any) -> str:
         certificate = certify(plan, trace.path, folder=tmp_path)
         assert PROVEN not in certificate.checks
         return next(what for what in certificate.unchecked if "three-layer" in what)
@@ -114,18 +101,14 @@ def test_without_its_proof_a_bound_is_unchecked_and_it_says_why(
     assert "too many groups" in reason(thorough.plan)
 
 
-def test_another_proof_than_the_plan_names_is_refused(trace: Trace, thorough: Made, tmp_path: Path) -> None:
-    thorough.save(tmp_path / "plan.json")
-    (name,) = thorough.sidecars
-    contents = bytearray((tmp_path / name).read_bytes())
-    contents[-1] ^= 1
-    (tmp_path / name).write_bytes(contents)
-    with pytest.raises(CertificationError, match="has hash"):
-        certify(thorough.plan, trace.path, folder=tmp_path)
+def test_another_proof_than_the_plan_names_is_refused(trace: Any, thorough: Any, tmp_path: Path) -> None:
+    ((name, contents),) = thorough.sidecars.items()
+    (tmp_path / name).write_bytes(contents[:-1] + bytes([contents[-1] ^ 1]))
+    assert_refused(thorough.plan, trace.path, words="has hash", folder=tmp_path)
 
 
 @pytest.mark.parametrize("contents", [*DAMAGED, b"x" * 10**6], ids=range(len(DAMAGED) + 1))
-def test_a_damaged_proof_is_refused_in_one_line(trace: Trace, thorough: Made, tmp_path: Path, contents: bytes) -> None:
+def test_a_damaged_proof_is_refused_in_one_line(trace: Any, thorough: Any, tmp_path: Path, contents: bytes) -> None:
     with pytest.raises(CertificationError, match="proof") as refused:
         certify(proven_by(thorough, contents, tmp_path), trace.path, folder=tmp_path)
     assert "\n" not in str(refused.value)
@@ -134,39 +117,31 @@ def test_a_damaged_proof_is_refused_in_one_line(trace: Trace, thorough: Made, tm
             Proof.from_bytes(contents, SHAPE)
 
 
+@pytest.mark.parametrize(
+    ("level", "words"), [("device", "tighter than what its prices prove"), ("node", "prices of a node")]
+)
 def test_prices_that_prove_less_than_the_bound_or_that_are_of_a_level_it_has_not_are_refused(
-    trace: Trace, thorough: Made, tmp_path: Path
+    trace: Any, thorough: Any, tmp_path: Path, level: str, words: str
 ) -> None:
-    nothing = np.zeros((4, 8, 12))
-    with pytest.raises(CertificationError, match="tighter than what its prices prove"):
-        certify(proven_by(thorough, save({"device": nothing}), tmp_path), trace.path, folder=tmp_path)
-    with pytest.raises(CertificationError, match="prices of a node"):
-        certify(proven_by(thorough, save({"node": nothing}), tmp_path), trace.path, folder=tmp_path)
+    plan = proven_by(thorough, save({level: np.zeros((4, 8, 12))}), tmp_path)
+    assert_refused(plan, trace.path, words=words, folder=tmp_path)
 
 
-def test_a_replaced_plans_proof_goes_with_it(trace: Trace, thorough: Made, tmp_path: Path) -> None:
-    thorough.save(tmp_path / "plan.json")
-    made(trace).save(tmp_path / "plan.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_where_the_simple_bound_stands_the_screen_says_why(make_trace: Callable[..., Trace]) -> None:
-    plan = made(make_trace(samples=60, tokens=20, layers=3), "1x3", bound="thorough").plan
+def test_where_the_simple_bound_stands_the_screen_says_why(make_trace: Any) -> None:
+    trace = make_trace(samples=60, tokens=20, layers=3)
+    plan = planned(trace, cluster="1x3", bound="thorough", fit_fraction=1.0)
     assert "\nno thorough bound of what stays on a device: slots hold replicas\n" in said(plan)
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["device", "node"]),
-        arrays.arrays(np.float64, SHAPE, elements=st.floats(-1e18, 1e18)),
-        min_size=1,
-    )
-)
+TABLES = arrays.arrays(np.float64, SHAPE, elements=st.floats(-1e18, 1e18))
+
+
+@given(st.dictionaries(st.sampled_from(["device", "node"]), TABLES, min_size=1))
 def test_a_proof_is_read_as_it_was_written(levels: dict[str, Any]) -> None:
-    found = Proof.from_bytes(Proof(levels).to_bytes(), SHAPE)
-    assert found.file == Proof(levels).file
-    assert found.levels.keys() == levels.keys()
-    assert all((found.levels[name] == table).all() for name, table in levels.items())
+    read = Proof.from_bytes(Proof(levels).to_bytes(), SHAPE)
+    assert read.file == Proof(levels).file
+    assert read.levels.keys() == levels.keys()
+    assert all((read.levels[name] == table).all() for name, table in levels.items())
 
 
 @given(st.binary(max_size=400))

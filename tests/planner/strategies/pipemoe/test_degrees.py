@@ -12,10 +12,9 @@ from moeplan.planner.evaluate.chunks import Cut
 from moeplan.planner.evaluate.pipelined import Pipeline
 from moeplan.planner.strategies.pipemoe.degrees import DegreeTable, tabulated
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.profile import load
-from moeplan.profilers.profile import save as save_profile
+from moeplan.profilers.profile import load, save
 from moeplan.solvers.pipemoe import simulate
-from tests.planner.makers import make_plan, options, seconds, training
+from tests.planner.makers import options, planned, seconds, tokens, training
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -24,20 +23,19 @@ from tests.planner.makers import make_plan, options, seconds, training
 def test_the_degrees_are_those_of_a_search_by_simulation_under_the_formulas_behind_the_profile(
     make_trace: Any, make_profile: Any, tmp_path: Path, trains: bool, full_duplex: bool, slow: bool
 ) -> None:
-    trace, profile = make_trace(samples=16, tokens=200, layers=2), make_profile("1x2", noise=0.0)
+    trace = make_trace(samples=16, tokens=200, layers=2)
     trace = training(trace, tmp_path) if trains else trace
-    changes: dict[str, Any] = {"fit_fraction": 1.0, "max_degree": 12, "full_duplex": full_duplex}
-    if slow:  # exchanges take longer than experts
-        profile = make_profile("1x2", noise=0.0, cases=("expert_ffn", "attention"))
-        changes["cluster"] = Cluster.parse("1x2", ["intra=0.05:20"])
-    plan = make_plan(trace, profile, **changes)
+    timed = ("expert_ffn", "attention", *(() if slow else ("all_to_all",)))
+    profile, link = make_profile("1x2", noise=0.0, cases=timed), "intra=0.05:20"  # slow: longer than experts
+    where = Cluster.parse("1x2", [link]) if slow else None
+    asked: dict[str, Any] = {"fit_fraction": 1.0, "max_degree": 12, "full_duplex": full_duplex}
+    plan = planned(trace, "pipemoe", where, profile=profile, **asked)
     work, s_per_byte = busiest(trace), 2e-8 if slow else 1e-9
 
     def mean(degree: int, pieces: int, *, back: bool) -> Any:
         return simulated(work, degree, pieces, 2.0 if back else 1.0, s_per_byte, full_duplex).mean(axis=0)
 
     decision = plan.decisions.pipeline
-    assert decision is not None
     assert (decision.backward is not None) == trains
     least = np.full(2, np.inf)
     for forward, backward in itertools.product(range(1, 13), range(1, 13) if trains else [1]):
@@ -59,7 +57,7 @@ def test_the_degrees_are_those_of_a_search_by_simulation_under_the_formulas_behi
 
 def busiest(trace: Any) -> list[list[tuple[int, int]]]:
     """Copies through the busiest port, pairs on the busiest device, by step and layer; sample i at home on i mod 2."""
-    ids = np.concatenate([batch.ids for batch in trace.batches()])
+    ids = tokens(trace)
     home, step = np.repeat(np.arange(16) % 2, 200), np.repeat(np.arange(16) // 8, 200)
     found = []
     for of in (0, 1):
@@ -98,7 +96,8 @@ def test_the_table_holds_every_pair_of_which_one_divides_the_other_timed_by_itse
         return kept[1]  # type: ignore[no-any-return]
 
     monkeypatch.setattr("moeplan.planner.strategies.pipemoe.strategy.tabulated", keeping)
-    make_plan(training(make_trace(samples=16, tokens=100), tmp_path), make_profile(), max_degree=6, joint=joint)
+    trace = training(make_trace(samples=16, tokens=100), tmp_path)
+    planned(trace, "pipemoe", profile=make_profile(), max_degree=6, joint=joint)
     pipeline, table = kept
     every = itertools.product(range(1, 7), repeat=2)
     pairs = {pair for pair in every if (pair[0] == pair[1] if joint else max(pair) % min(pair) == 0)}
@@ -111,29 +110,21 @@ def test_the_table_holds_every_pair_of_which_one_divides_the_other_timed_by_itse
         np.testing.assert_allclose(taken_SL, pipeline.taken(there) + pipeline.taken(back, back=True))
 
 
-@pytest.mark.parametrize("method", ["paper", "robust"])
-def test_no_method_beats_the_bound_and_the_exact_degrees_stand_beside_it(
-    make_trace: Any, make_profile: Any, method: str
+def test_a_larger_limit_never_hurts_and_no_method_beats_the_bound_or_the_exact_degrees_beside_it(
+    make_trace: Any, make_profile: Any
 ) -> None:
-    trace, profile = make_trace(samples=40, tokens=120), make_profile()
-    outcome, exact = (make_plan(trace, profile, method=m).outcome["pipeline"] for m in (method, "exact"))
-    assert outcome.bound == exact.objective.value
-    assert outcome.objective.value >= exact.objective.value
-    plan = make_plan(trace, profile, method=method)
-    assert seconds(plan, "exact/standard", "moe_s") == pytest.approx(exact.objective.value)
-    assert method not in options(plan).baselines
-
-
-def test_a_larger_limit_never_hurts_and_the_bound_is_never_beaten(make_trace: Any, make_profile: Any) -> None:
     trace, profile = make_trace(samples=24, tokens=200), make_profile("2x2", noise=0.2)
     before = np.inf
     for limit in (1, 2, 3, 5, 8, 13):
         values = {}
         for method in ("exact", "paper", "robust"):
-            outcome = make_plan(trace, profile, method=method, max_degree=limit).outcome["pipeline"]
+            plan = planned(trace, "pipemoe", profile=profile, method=method, max_degree=limit)
+            outcome = plan.outcome["pipeline"]
             values[method] = outcome.objective.value
-            assert outcome.bound is not None
             assert outcome.objective.value >= outcome.bound == values["exact"]
+            assert method not in options(plan).baselines
+            label = "plan/standard" if method == "exact" else "exact/standard"
+            assert seconds(plan, label, "moe_s") == pytest.approx(values["exact"])
         assert values["exact"] <= before
         before = values["exact"]
 
@@ -142,9 +133,8 @@ def test_a_joint_plan_has_one_degree_for_both_passes_which_is_what_tutel_takes(
     make_trace: Any, make_profile: Any, tmp_path: Path
 ) -> None:
     trace, profile = training(make_trace(samples=40, tokens=200), tmp_path), make_profile()
-    apart, joint = (make_plan(trace, profile, joint=one) for one in (False, True))
+    apart, joint = (planned(trace, "pipemoe", profile=profile, joint=one) for one in (False, True))
     decision = joint.decisions.pipeline
-    assert decision is not None
     assert decision.forward == decision.backward == options(joint).a2a_ffn_overlap_degree
     assert options(apart).a2a_ffn_overlap_degree == decision.forward
     assert joint.outcome["pipeline"].objective.value >= apart.outcome["pipeline"].objective.value
@@ -160,9 +150,7 @@ def test_tutel_never_gets_more_chunks_than_it_takes(make_trace: Any, make_profil
         if (fit := series.fit) is not None
     }
     path = profile.with_name("free.json")
-    save_profile(free.model_copy(update={"series": nothing}), path)
-    plan = make_plan(trace, path, max_degree=64)
-    decision = plan.decisions.pipeline
-    assert decision is not None
-    assert max(decision.forward) > 32
+    save(free.model_copy(update={"series": nothing}), path)
+    plan = planned(trace, "pipemoe", profile=path, max_degree=64)
+    assert max(plan.decisions.pipeline.forward) > 32
     assert max(options(plan).a2a_ffn_overlap_degree) <= 32

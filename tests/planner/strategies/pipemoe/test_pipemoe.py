@@ -1,65 +1,73 @@
-"""PipeMoE as a strategy: what it decides, and on what."""
+"""PipeMoE as a strategy: what it decides, on what, and what it refuses to plan."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.runtime.plan import save
-from tests.planner.edits import edited
-from tests.planner.makers import judged, make_plan, options, placed, stored_tokens
+from tests.planner.makers import edited, judged, options, planned, rewritten, stored_tokens
 
 
-def test_the_decisions_of_the_base_are_kept_and_bound_by_its_hash(
-    make_trace: Any, make_profile: Any, tmp_path: Path
-) -> None:
-    trace, profile = make_trace(samples=40), make_profile()
-    on = placed(trace, profile, tmp_path / "base.json")
-    base = make_plan(trace, profile, strategy="eplb")
-    plan, other = make_plan(trace, profile, on=on), make_plan(trace, profile, on=on, seed=1)
+def piped(trace: Any, profile: Path, *asked: Any, **settings: Any) -> Any:
+    return planned(trace, "pipemoe", *asked, profile=profile, **settings)
+
+
+@pytest.fixture(scope="module")
+def trace(make_trace: Any) -> Any:
+    return make_trace(samples=40)
+
+
+@pytest.fixture(scope="module")
+def profile(make_profile: Any) -> Path:
+    path: Path = make_profile()
+    return path
+
+
+def test_the_decisions_of_the_base_are_kept_and_bound_by_its_hash(trace: Any, profile: Path, tmp_path: Path) -> None:
+    on = tmp_path / "base.json"
+    base = planned(trace, "eplb", profile=profile, to=on)
+    plan, other = piped(trace, profile, on=on), piped(trace, profile, on=on, seed=1)
     assert plan.strategies == ("eplb", "pipemoe")
     assert plan.decisions.placement == base.decisions.placement
     assert plan.plan_sha256 != base.plan_sha256
     assert plan.inputs.base is not None
     assert plan.options["placement"] == base.options["placement"]
     assert (set(plan.outcome), set(other.outcome)) == ({"placement", "pipeline"}, {"pipeline"})
-    assert options(make_plan(trace, profile)).placement == "contiguous"
+    assert options(piped(trace, profile)).placement == "contiguous"
 
 
 def test_on_a_balanced_placement_fewer_seconds_are_left_than_on_contiguous(
     make_trace: Any, make_profile: Any, tmp_path: Path
 ) -> None:
-    """The busiest device's tokens decide, not the uniform count."""
-    trace, profile = skewed(make_trace(samples=40, tokens=100), tmp_path / "skewed"), make_profile(noise=0.0)
-    on = placed(trace, profile, tmp_path / "base.json", redundant=4)
-    balanced, plain = make_plan(trace, profile, on=on), make_plan(trace, profile)
+    """The busiest device's tokens decide, not the uniform count: most first choices fall on experts 0 and 1."""
+
+    def skewed(batch: Any) -> Any:
+        batch.ids[: len(batch) * 2 // 3] = [0, 1]
+        return {"ids": batch.ids}
+
+    trace, profile = rewritten(make_trace(samples=40, tokens=100), tmp_path / "t", skewed), make_profile(noise=0.0)
+    planned(trace, "eplb", profile=profile, redundant=4, to=tmp_path / "base.json")
+    balanced, plain = (piped(trace, profile, **on) for on in ({"on": tmp_path / "base.json"}, {}))
     assert balanced.outcome["pipeline"].objective.value < 0.9 * plain.outcome["pipeline"].objective.value
 
 
 def test_a_fixed_capacity_and_shares_are_decisions_that_the_hash_covers(make_trace: Any, make_profile: Any) -> None:
     trace, profile = make_trace(samples=32, tokens=400), make_profile("1x2", noise=0.0)
     choices: list[dict[str, Any]] = [{}, {"method": "unequal"}, {"capacity_factor": 1.25}, {"capacity_factor": 1.26}]
-    hashes, decided = set(), []
-    for choice in choices:
-        plan = make_plan(trace, profile, fit_fraction=1.0, max_degree=4, **choice)
-        decision = plan.decisions.pipeline
-        assert decision is not None
+    plans = [piped(trace, profile, fit_fraction=1.0, max_degree=4, **choice) for choice in choices]
+    decided = [plan.decisions.pipeline for plan in plans]
+    assert [one.shares is not None for one in decided] == [False, True, False, False]
+    assert [one.capacity_factor for one in decided] == [None, None, 1.25, 1.26]
+    assert len({plan.plan_sha256 for plan in plans}) == 4
+    for plan, decision in zip(plans, decided, strict=True):
         assert {one.capacity_factor for one in options(plan).baselines.values()} == {decision.capacity_factor}
-        decided.append((decision.shares is not None, decision.capacity_factor))
-        hashes.add(plan.plan_sha256)
-    assert decided == [(False, None), (True, None), (False, 1.25), (False, 1.26)]
-    assert len(hashes) == 4
-
-
-def skewed(trace: Any, folder: Path) -> Any:
-    """Most first choices fall on experts 0 and 1."""
-    batches = list(trace.batches())
-    for batch in batches:
-        batch.ids[: len(batch) * 2 // 3] = [0, 1]
-    return stored_tokens(folder, trace.model, *batches)
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -82,16 +90,89 @@ def test_other_names_for_experts_or_for_devices_change_no_degree_and_no_figure(
             start += len(batch)
             batches.append(replace(batch, ids=to_expert[batch.ids].astype(batch.ids.dtype), source_rank=home))
         trace = stored_tokens(folder / name, plain.model, *batches)
-        base = make_plan(trace, profile, strategy="contiguous", dispatch_model="standard")
+        base = planned(trace, "contiguous", profile=profile, dispatch_model="standard")
         slots = np.empty((plain.model.num_layers, 4, 2), np.int64)
         for number in range(8):
             slots[:, to_device[number // 2], number % 2] = to_expert[number]
         rows = np.sort(slots, axis=2).reshape(len(slots), 8).tolist()
         on = folder / f"{name}.json"
-        save(edited(base, "decisions/placement/physical_to_logical", rows, hashed=True), on)
-        plans.append(make_plan(trace, profile, on=on, method=method, max_degree=8))
+        save(edited(base, "decisions/placement/physical_to_logical", rows), on)
+        plans.append(piped(trace, profile, on=on, method=method, max_degree=8))
     old, new = plans
     assert old.decisions.pipeline == new.decisions.pipeline
     assert options(old) == options(new)
     for ours, theirs in zip(*(judged(plan).items() for plan in plans), strict=True):
         assert ours == theirs or ours[0] == "contiguous/standard"  # in the order of names
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"profile": None}, "no profile"),
+        ({"profile": None, "links": ("intra=10:5",)}, "no profile"),
+        ({"dispatch_model": "coherent"}, "--dispatch coherent"),
+        ({"capacity_factor": 1e-300}, "holds none in some step"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_planned_is_refused_by_name(trace: Any, profile: Path, changes: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        planned(trace, "pipemoe", "1x4", **{"profile": profile} | changes)
+
+
+@pytest.mark.parametrize(
+    ("cases", "ffn_size", "lacks"),
+    [
+        (("all_to_all",), 96, r"none of experts.* has no expert_ffn; join it .* --merge"),
+        (
+            ("attention",),
+            96,
+            r"^\S*profile.json: pipemoe needs .*; there are none of dispatch: no all_to_all.* --link .*;"
+            r" and none of experts.* has no expert_ffn; join",
+        ),
+        (("all_to_all", "expert_ffn"), None, r"none of experts.* ffn_size is not in the trace; say it at"),
+    ],
+)
+def test_all_that_profile_and_trace_lack_is_told_at_once(
+    make_trace: Any, make_profile: Any, cases: Any, ffn_size: Any, lacks: str
+) -> None:
+    with pytest.raises(InputError, match=lacks):
+        piped(make_trace(samples=40, ffn_size=ffn_size), make_profile(cases=cases), "1x4")
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "words"),
+    [
+        ({"strategy": "exflow"}, {}, "coherent dispatch"),
+        ({"strategy": "pipemoe"}, {}, "pipeline, not again"),
+        ({"strategy": "eplb"}, {"strategy": "eplb"}, "leave --on away"),
+        ({"strategy": "pipemoe"}, {"strategy": "exflow"}, "not beside pipeline"),
+        ({"strategy": "eplb"}, {"cluster": "2x2"}, "leave --cluster away"),
+        ({"strategy": "eplb", "redundant": 4}, {"capacity_factor": 1.25}, "12 slots for 8 experts"),
+    ],
+    ids=str,
+)
+def test_decisions_that_do_not_go_together_are_refused_by_name(
+    trace: Any, profile: Path, tmp_path: Path, base: Any, changes: Any, words: str
+) -> None:
+    planned(trace, profile=profile, to=tmp_path / "base.json", **base)
+    with pytest.raises(UsageError, match=words):
+        planned(trace, profile=profile, on=tmp_path / "base.json", **{"strategy": "pipemoe"} | changes)
+
+
+def test_a_base_of_another_model_is_refused(make_trace: Any, trace: Any, profile: Path, tmp_path: Path) -> None:
+    planned(trace, "eplb", profile=profile, to=tmp_path / "base.json")
+    with pytest.raises(MismatchError, match="same model"):
+        piped(make_trace(samples=40, layers=4), profile, on=tmp_path / "base.json")
+
+
+def test_a_profile_by_which_a_layer_takes_ages_is_refused_before_a_plan_says_so(
+    make_trace: Any, profile: Path, tmp_path: Path
+) -> None:
+    value = json.loads(profile.read_text())
+    for series in value["series"].values():
+        if series["case"] == "expert_ffn":
+            series["fit"]["model"] = series["fit"]["alpha_beta"] = {"kind": "alpha_beta", "a_s": 1e-5, "b_s": 8e4}
+    (tmp_path / "hostile.json").write_text(json.dumps(value))
+    with pytest.raises(InputError, match=r"an MoE layer takes .* s by the profile"):
+        piped(make_trace(samples=40, tokens=600), tmp_path / "hostile.json")

@@ -1,0 +1,271 @@
+"""EPLB on counts, which is what engines record: fitted on some steps, judged on others; what it is asked to keep."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeplan.errors import InputError, UsageError
+from moeplan.planner.certify import certify
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers.eplb import raw_balance
+from moeplan.solvers.placement import keeps_groups_whole
+from tests.planner.makers import (
+    assert_refused,
+    balances,
+    counted,
+    edited,
+    fit_part,
+    held_out,
+    judged,
+    planned,
+    rewritten,
+    said,
+    stored,
+    tallied,
+)
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "ffn_size": 96, "dtype_bytes": 2}
+OURS = "plan/standard"
+KEPT = "dead devices, pins and whole groups"
+
+
+def on_counts(trace: Any, **settings: Any) -> Any:
+    return planned(trace, "eplb", **{"redundant": 4} | settings)
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A trace of steps, and its loads."""
+    return tallied(tmp_path_factory.mktemp("steps") / "t")
+
+
+def test_the_balance_of_a_plan_is_that_of_the_steps_it_has_not_seen(steps: Any) -> None:
+    trace, loads = steps
+    plan = on_counts(trace)
+    expected = balances(plan, held_out(loads))
+    figures = {"balance": expected.mean(), "balance_p95": np.quantile(expected, 0.95)}
+    assert judged(plan)[OURS] == pytest.approx(figures, rel=1e-12)
+    fit = plan.evaluation.fit
+    assert (fit.num_steps, fit.num_tokens) == (len(fit_part(loads)), 256 * len(fit_part(loads)))
+    assert [one.label for one in fit.contenders] == [
+        OURS,
+        "contiguous/standard",
+        "contiguous in 20 slots/standard",
+        "eplb/standard",
+    ]
+    assert (plan.verdict.metric, plan.verdict.value) == ("balance", "benefit")
+
+
+def test_samples_of_counts_run_so_many_a_step_and_the_last_ones_fill_none(tmp_path: Path) -> None:
+    trace, loads = tallied(tmp_path / "t", keys=("sample",), steps=50)
+    plan = on_counts(trace, samples_per_step=4)
+    unseen = held_out(loads, ids=3 * np.arange(50))
+    whole = len(unseen) // 4
+    expected = balances(plan, unseen[: 4 * whole].reshape(whole, 4, *unseen.shape[1:]).sum(axis=1))
+    assert judged(plan)[OURS]["balance"] == pytest.approx(expected.mean(), rel=1e-12)
+    assert plan.evaluation.held_out.dropped_samples == len(unseen) - 4 * whole
+
+
+@pytest.mark.parametrize(("spread", "objective"), [(0.0, "balance"), (1.0, "step_balance")])
+def test_steps_that_differ_by_chance_alone_are_placed_by_their_sum(
+    tmp_path: Path, spread: float, objective: str
+) -> None:
+    rng = np.random.default_rng(1)
+    usual, topics = rng.lognormal(0, 1, (3, 32)), rng.lognormal(0, spread, (2, 3, 32))
+    shares = usual * topics[np.arange(40) % 2]
+    loads = np.array([[rng.multinomial(600, one / one.sum()) for one in step] for step in shares])
+    trace = stored(tmp_path / "t", loads[rng.permutation(40)])
+    plan = on_counts(trace, redundant=16)
+    assert plan.outcome["placement"].objective.name == objective
+    certify(plan, trace.path)
+
+
+@pytest.mark.parametrize("keys", [("step",), ("sample",), ("step", "sample"), ()], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"method": "published"}, {"cluster": "1x4", "dead": (2,), "redundant": 2}])
+def test_every_figure_is_recomputed(tmp_path: Path, keys: tuple[str, ...], changes: Any) -> None:
+    trace, _ = tallied(tmp_path / "t", keys=keys)
+    certificate = certify(on_counts(trace, fit_fraction=0.5 if keys else 1.0, **changes), trace.path)
+    assert certificate.largest_difference < 1e-12
+    assert {"metrics of every contender", "verdict", "objective", "raw EPLB"} <= {*certificate.checks}
+
+
+def test_counts_as_large_as_a_trace_may_hold_are_certified(tmp_path: Path) -> None:
+    trace = stored(tmp_path / "trace", np.random.default_rng(0).integers(2**39, 2**40, (12, 3, 8)))
+    assert certify(planned(trace, "eplb", "1x4"), trace.path).largest_difference < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("evaluation.held_out.contenders.0.metrics.balance.value", lambda x: x - 1e-6),
+        ("evaluation.held_out.contenders.0.metrics.balance.low", lambda x: x - 1e-6),
+        ("evaluation.held_out.contenders.2.metrics.balance_p95.value", lambda x: x + 1e-6),
+        ("evaluation.fit.num_tokens", lambda x: x + 1),
+        ("evaluation.held_out.num_steps", lambda x: x + 1),
+        ("inputs.trace.num_tokens", lambda x: x + 1),
+        ("options.evaluation.unit", "sample"),
+        ("options.evaluation.home", "ordinal"),
+        ("options.evaluation.step", "derived"),
+        ("options.placement.raw.balance", lambda x: x + 1e-6),
+        ("options.placement.raw.duplicates", lambda x: x + 1),
+        ("options.placement.raw.repaired", lambda x: x - 1e-6),
+        ("options.placement.raw.plan", lambda x: x - 1e-6),
+        ("options.placement.quantile", 0.5),
+        ("options.placement.method", "published"),
+        ("options.placement.dead", [1]),
+        ("options.placement.pins", [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1], [1, 2], [1, 3]]),
+        ("options.placement.groups", "whole"),
+        ("outcome.placement.objective.value", lambda x: x - 1e-6),
+        ("verdict.gain.low", lambda x: x - 1e-6),
+    ],
+)
+def test_a_figure_that_the_counts_do_not_give_is_refused(steps: Any, path: str, change: Any) -> None:
+    assert_refused(edited(on_counts(steps[0]), path, change), steps[0].path)
+
+
+@pytest.mark.parametrize(
+    ("quantile", "name"), [(None, "step_balance"), (0.9, "step_balance_p90"), (1.0, "step_balance_p100")]
+)
+def test_recorded_steps_are_balanced_one_by_one_and_the_plan_says_how(steps: Any, quantile: Any, name: str) -> None:
+    trace, loads = steps
+    plan = on_counts(trace, quantile=quantile)
+    found, objective = balances(plan, fit_part(loads)), plan.outcome["placement"].objective
+    expected = found if quantile is None else np.quantile(found, quantile, axis=0, method="higher")
+    assert (objective.name, objective.value) == (name, pytest.approx(expected.mean(), rel=1e-12))
+    assert "objective" in certify(plan, trace.path).checks
+    for key, change in (("name", "step_balance_p50"), ("value", lambda x: x * 0.999)):
+        assert_refused(edited(plan, f"outcome.placement.objective.{key}", change), trace.path)
+
+
+def test_tokens_with_recorded_steps_are_balanced_by_step_too(make_trace: Any) -> None:
+    trace = make_trace(samples=60, tokens=20, columns=("sample", "step"))
+    plan = planned(trace, "eplb", "1x4", redundant=4)
+    assert plan.outcome["placement"].objective.name == "step_balance"
+    certificate = certify(plan, trace.path)
+    assert "objective" in certificate.checks
+    assert certificate.largest_difference < 1e-12
+
+
+def test_a_profile_times_the_experts_and_says_why_nothing_else(tmp_path: Path, make_profile: Any) -> None:
+    trace, _ = tallied(tmp_path / "t", **SIZES)
+    profile = make_profile("2x2")
+    plan = on_counts(trace, profile=profile)
+    assert {name for name in judged(plan)[OURS] if name.endswith("_s")} == {"experts_s"}
+    assert plan.options["seconds"]["missing"].keys() == {"dispatch", "kv", "attention"}
+    assert plan.verdict.metric == "balance"
+    assert "predicted seconds" in certify(plan, trace.path, profile).checks
+    assert_refused(edited(plan, "options.seconds.missing.dispatch", "who knows"), trace.path, profile)
+    for strategy in ("exflow", "contiguous", "pipemoe"):
+        with pytest.raises(InputError, match=f"counts alone; {strategy} needs tokens"):
+            planned(trace, strategy, "2x2", profile=profile)
+
+
+def test_counts_have_no_phases_and_one_block_is_not_split_and_a_quantile_is_of_recorded_steps(tmp_path: Path) -> None:
+    block, _ = tallied(tmp_path / "t", keys=())
+    with pytest.raises(UsageError, match="no known phase"):
+        on_counts(block, phases=("decode",))
+    with pytest.raises(InputError, match="1 blocks split into"):
+        on_counts(block)
+    with pytest.raises(UsageError, match=r"--quantile of steps, and .* has none recorded"):
+        on_counts(tallied(tmp_path / "u", keys=("sample",))[0], quantile=0.9)
+
+
+def test_the_counts_of_a_trace_give_the_loads_that_its_tokens_give(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(samples=60, columns=("sample",), unrouted=0.1)
+    one, other = (
+        planned(form, "eplb", "1x4", method="published", redundant=0)
+        for form in (trace, counted(trace, tmp_path / "counts"))
+    )
+    assert one.decisions == other.decisions
+    assert judged(one)[OURS]["balance"] == pytest.approx(judged(other)[OURS]["balance"], rel=1e-12)
+
+
+def test_raw_eplb_is_told_with_its_duplicates_beside_what_is_legal(tmp_path: Path) -> None:
+    trace, loads = tallied(tmp_path / "t", experts=8)
+    plan = planned(trace, "eplb", "1x4", redundant=8)
+    raw = plan.options["placement"]["raw"]
+    expected = raw_balance(fit_part(loads).sum(axis=0), Cluster.parse("1x4"), slots=4)
+    assert (raw["balance"], raw["duplicates"]) == (expected.balance, expected.duplicates)
+    assert expected.duplicates > 0
+    assert f"with {expected.duplicates} experts twice on a device" in said(plan)
+
+
+def test_on_a_real_training_run_balancing_step_by_step_pays_on_steps_it_has_not_seen(
+    real_data: Path, tmp_path: Path
+) -> None:
+    path = real_data / "smartmoe-gpt-moe-training" / "counts.npz"
+    if not path.is_file():
+        pytest.skip(f"real counts absent: {path}")
+    with np.load(path) as arrays:
+        loads = arrays["counts"].astype(np.int64).sum(axis=(1, 3))  # of ranks and micro-batches
+    plan = on_counts(stored(tmp_path / "t", loads), cluster="2x8", redundant=16)
+    ours, eplb, contiguous = (judged(plan)[f"{name}/standard"]["balance"] for name in ("plan", "eplb", "contiguous"))
+    assert ours < 0.9 * eplb < 0.3 * contiguous
+
+
+def test_dead_devices_hold_nothing_pins_are_held_and_both_are_certified(steps: Any) -> None:
+    trace, loads = steps
+    plan = on_counts(trace, dead=(1,), pins=((3, 0), (5, 3), (3, 2)), redundant=5)
+    assert plan.placement.slots.tolist() == [7, 0, 7, 7]
+    for layer in range(3):
+        assert {3} <= {*plan.placement.held(layer, 0)} & {*plan.placement.held(layer, 2)}
+        assert 5 in plan.placement.held(layer, 3)
+    assert judged(plan)[OURS]["balance"] == pytest.approx(balances(plan, held_out(loads)).mean(), rel=1e-12)
+    assert KEPT in certify(plan, trace.path).checks
+    for key, change in (("dead", [1, 2]), ("pins", [[expert, 3] for expert in (3, 4, 6, 7, 8, 9, 10, 11)])):
+        assert_refused(edited(plan, f"options.placement.{key}", change))
+
+
+def test_whole_groups_are_blocks_in_every_layer_and_are_certified(tmp_path: Path) -> None:
+    trace, _ = tallied(tmp_path / "t", num_expert_groups=4)
+    plan = planned(trace, "eplb", groups="whole")
+    for row in plan.placement.physical_to_logical // 4:
+        assert [len({*row[first : first + 4].tolist()}) for first in range(0, 16, 4)] == [1] * 4
+    assert KEPT in certify(plan, trace.path).checks
+    swapped = plan.model_dump(mode="json")["decisions"]["placement"]["physical_to_logical"]
+    first, second = swapped[0][:4], swapped[0][4:8]
+    swapped[0][:8] = [*sorted([*first[:3], second[0]]), *sorted([first[3], *second[1:]])]
+    in_order = [[*range(5), *range(4, 9), *range(8, 13), *range(12, 16)]] * 3  # one after another, but with replicas
+    for uneven in (
+        {"physical_to_logical": swapped},
+        {"physical_to_logical": in_order, "slots_per_device": [5, 5, 5, 4]},
+    ):
+        assert_refused(edited(plan, "decisions.placement", lambda made, to=uneven: made | to), words="is split")
+
+
+def grouped(trace: Any, folder: Path) -> Any:
+    """The trace of a model of four groups of experts."""
+    return rewritten(trace, folder, model=replace(trace.model, num_expert_groups=4))
+
+
+@pytest.mark.parametrize("strategy", ["eplb", "exflow"])
+def test_with_expert_groups_eplb_keeps_each_on_a_node_as_plan_and_as_baseline_and_it_certifies(
+    make_trace: Any, tmp_path: Path, strategy: str
+) -> None:
+    plain = make_trace(samples=40)
+    trace = grouped(plain, tmp_path / "grouped")
+    plan, other = (planned(one, strategy, redundant=4) for one in (trace, plain))
+    assert plan.evaluation.fit.contenders[-1].metrics != other.evaluation.fit.contenders[-1].metrics
+    certify(plan, trace.path)
+    if strategy == "eplb":
+        assert plan.outcome["placement"].backend == "moeplan hierarchical"
+        for row in plan.placement.physical_to_logical.reshape(-1, 2, 6):
+            groups = [set((node // 2).tolist()) for node in row]
+            assert not groups[0] & groups[1]
+            assert np.unique(row).size == 8
+    with pytest.raises(UsageError, match="expert groups"):
+        planned(plain, strategy, groups="whole")
+
+
+@pytest.mark.parametrize("changes", [{}, {"dispatch_model": "standard"}, {"method": "sweeps"}], ids=str)
+def test_whole_groups_of_exflow_are_blocks_and_its_cap_on_loads_stays_away(
+    make_trace: Any, tmp_path: Path, changes: Any
+) -> None:
+    trace = grouped(make_trace(samples=40), tmp_path / "grouped")
+    plan = planned(trace, groups="whole", **changes)
+    assert keeps_groups_whole(plan.placement, 4)
+    assert plan.options["placement"]["groups"] == "whole"
+    assert KEPT in certify(plan, trace.path).checks

@@ -1,0 +1,148 @@
+"""Several traces with weights, planned for together, judged by weighted means; plans of a phase judged on another."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeplan.errors import MismatchError, UsageError
+from moeplan.planner.certify import certify
+from moeplan.planner.compare import compare
+from moeplan.solvers import eplb
+from moeplan.traces.schema import PHASES
+from moeplan.traces.split import fitted
+from tests.planner.makers import (
+    assert_refused,
+    balances,
+    edited,
+    fit_part,
+    held_out,
+    judged,
+    planned,
+    rewritten,
+    said,
+    tallied,
+)
+
+
+def mixed(*mixture: tuple[Any, float], **settings: Any) -> Any:
+    """A plan for traces with weights."""
+    members = tuple((str(trace.path), weight) for trace, weight in mixture)
+    return planned(mixture[0][0], "eplb", "1x4", mixture=members, **{"redundant": 4} | settings)
+
+
+def test_loads_are_weighted_by_their_shares_and_so_is_what_judges(tmp_path: Path) -> None:
+    (prefill, some), (decode, more) = (
+        tallied(tmp_path / str(seed), seed=seed, steps=steps) for seed, steps in ((1, 30), (2, 44))
+    )
+    plan = mixed((prefill, 3.0), (decode, 1.0))
+    seen = [fit_part(loads).sum(axis=0) for loads in (some, more)]
+    shares = sum(weight * one / one.sum(axis=1, keepdims=True) for weight, one in zip((0.75, 0.25), seen, strict=True))
+    expected = eplb.solve(np.rint(shares * 2**40), plan.cluster, slots=5).placement
+    np.testing.assert_array_equal(plan.placement.physical_to_logical, expected.physical_to_logical)
+    ours = plan.evaluation.held_out.contenders[0].metrics["balance"]
+    apart = [balances(plan, held_out(loads)).mean() for loads in (some, more)]
+    assert ours.value == pytest.approx(0.75 * apart[0] + 0.25 * apart[1], rel=1e-12)
+    assert ours.low < ours.value < ours.high
+    assert plan.evaluation.held_out.num_steps == sum(len(held_out(loads)) for loads in (some, more))
+    members = [(one["sha256"], one["weight"]) for one in plan.options["placement"]["mixture"]]
+    assert members == [(prefill.sha256, 0.75), (decode.sha256, 0.25)]
+    certificate = certify(plan, prefill.path)
+    assert certificate.largest_difference < 1e-12
+    assert {"metrics of every contender", "verdict", "objective", "raw EPLB"} <= {*certificate.checks}
+    with pytest.raises(MismatchError, match="hash"):
+        certify(plan, decode.path)
+    for path, change in (
+        ("evaluation.held_out.contenders.0.metrics.balance.value", lambda x: x + 1e-6),
+        ("evaluation.held_out.contenders.1.metrics.balance.low", lambda x: x + 1e-6),
+        ("evaluation.fit.num_steps", lambda x: x + 1),
+        ("outcome.placement.objective.value", lambda x: x - 1e-6),
+        ("outcome.placement.objective.name", "step_balance"),
+        ("inputs.trace.num_tokens", lambda x: x + 1),
+        ("options.placement.mixture.0.weight", 0.5),
+        ("options.placement.mixture.1.weight", 0.5),
+    ):
+        assert_refused(edited(plan, path, change), prefill.path)
+    assert_refused(edited(plan, "evaluation.held_out", None), words="with the wrong parts")
+    gone = edited(plan, "options.placement.mixture.1.path", "s3://elsewhere/t")
+    assert "figures of a mixture, whose other traces are not here" in certify(gone, prefill.path).unchecked
+
+
+def test_a_weight_alone_decides_as_the_trace_alone_and_redundancy_is_weighed_for_all_whose_units_are_left_out(
+    tmp_path: Path,
+) -> None:
+    one, other = (tallied(tmp_path / str(seed), seed=seed)[0] for seed in (1, 2))
+    both, alone = (mixed(*mixture, method="published") for mixture in (((one, 1e-6), (other, 1e6)), ((other, 1.0),)))
+    assert both.decisions == alone.decisions
+    weighed = mixed((one, 1), (other, 1), redundant="auto", to=tmp_path / "plan.json")
+    assert len(weighed.options["placement"]["redundancy"]["candidates"]) == 5
+    num_fitted = fitted(np.arange(40), seed=0, fraction=0.5).sum()
+    third, _ = tallied(tmp_path / "new", seed=3)
+    for trace, left_out in ((one, num_fitted), (other, num_fitted), (third, 0)):
+        assert compare([tmp_path / "plan.json"], trace.path).num_fitted == left_out
+
+
+def test_tokens_and_their_phases_mix_too(make_trace: Any) -> None:
+    one, other = make_trace(samples=40, seed=1), make_trace(samples=60, seed=2)
+    plan = mixed((one, 1.0), (other, 1.0))
+    assert {"device_copies", "balance", "intra_bytes"} <= judged(plan)["plan/standard"].keys()
+    assert certify(plan, one.path).largest_difference < 1e-12
+
+
+def test_what_does_not_mix_is_one_clear_refusal(make_trace: Any, tmp_path: Path) -> None:
+    counts, tokens = tallied(tmp_path / "t")[0], make_trace(samples=40)
+    samples = tallied(tmp_path / "u", keys=("sample",))[0]
+    with pytest.raises(MismatchError, match="another model"):
+        mixed((counts, 1.0), (tokens, 1.0))
+    with pytest.raises(UsageError, match="splits by sample"):
+        mixed((counts, 1.0), (samples, 1.0))
+    with pytest.raises(UsageError, match="--quantile with several --trace"):
+        mixed((counts, 1.0), (counts, 1.0), quantile=0.5)
+
+
+def shifted(batch: Any) -> Any:
+    """Prefill and then decode in every sample, and others of eight experts in decode."""
+    late = batch.position >= 4
+    other = late[:, None, None] & (batch.ids < 8)
+    phase = np.where(late, PHASES.index("decode"), PHASES.index("prefill")).astype(np.int8)
+    return {"phase": phase, "ids": np.where(other, (3 * batch.ids + 1) % 8, batch.ids).astype(np.uint16)}
+
+
+def loads_of(trace: Any, phase: str, *, fit: bool) -> Any:
+    """Loads of a phase of the fitted or held-out samples, `[L, E]`."""
+    loads = np.zeros((3, 8), np.int64)
+    for batch in trace.batches():
+        mine = fitted(batch.sample, seed=0, fraction=0.5) == fit
+        for ids_LK in batch.ids[mine & (batch.phase == PHASES.index(phase))]:
+            for layer, ids_K in enumerate(ids_LK.tolist()):
+                for expert in ids_K:
+                    loads[layer, expert] += 1
+    return loads
+
+
+def even(loads: Any, placement: Any) -> float:
+    """Max over mean device load, over layers."""
+    held = np.stack([placement.holds(layer) for layer in range(len(loads))])
+    devices = ((loads / held.sum(axis=2))[:, :, None] * held).sum(axis=1)
+    return float(np.mean(devices.max(axis=1) / devices.mean(axis=1)))
+
+
+def test_either_phase_is_planned_for_and_judged_on_the_other(make_trace: Any, tmp_path: Path) -> None:
+    plain = make_trace(samples=60, columns=("sample",))
+    trace = rewritten(plain, tmp_path / "t", shifted)
+    asked: dict[str, Any] = {"strategy": "eplb", "cluster": "1x4", "samples_per_step": 1000}
+    plan = planned(trace, **asked)
+    swaps = plan.options["placement"]["swaps"]
+    assert [(one["made_on"], one["judged_on"]) for one in swaps] == [("prefill", "decode"), ("decode", "prefill")]
+    made = {one: eplb.solve(loads_of(trace, one, fit=True), plan.cluster).placement for one in ("prefill", "decode")}
+    for one in swaps:
+        unseen = loads_of(trace, one["judged_on"], fit=False)
+        assert one["balance"] == pytest.approx(even(unseen, made[one["made_on"]]), rel=1e-12)
+        assert one["own"] == pytest.approx(even(unseen, made[one["judged_on"]]), rel=1e-12)
+    assert any(one["balance"] > one["own"] for one in swaps)
+    assert "plans of a phase judged on another" in certify(plan, trace.path).unchecked
+    assert f"made on prefill, judged on decode: balance {swaps[0]['balance']:.3f}" in said(plan)
+    for changes in ({"phases": ("decode",)}, {"fit_fraction": 1.0}, {"strategy": "contiguous"}):
+        assert planned(trace, **asked | changes).options["placement"]["swaps"] == []
+    assert planned(plain, **asked).options["placement"]["swaps"] == []
