@@ -3,7 +3,6 @@
 Legend: L MoE layers; E experts.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import InputError
-from ....runtime.decisions import SidecarFile
 
 __all__ = ["Proof"]
 
@@ -31,12 +29,6 @@ class Proof:
         from safetensors.numpy import save
 
         return save({name: np.ascontiguousarray(table) for name, table in self.levels.items()})
-
-    @property
-    def file(self) -> SidecarFile:
-        """Name and hash of the proof's file, as a plan stores them."""
-        sha256 = hashlib.sha256(self.to_bytes()).hexdigest()
-        return SidecarFile(file=f"bound-{sha256[:16]}.safetensors", sha256=sha256)
 
     @staticmethod
     def most_bytes(shape: tuple[int, int, int]) -> int:

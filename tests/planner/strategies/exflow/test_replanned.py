@@ -113,7 +113,7 @@ def test_a_move_is_weighed_at_the_vectors_of_an_expert_over_those_saved_within_a
         asked.append(options)
         return reconsider(*args, **options)
 
-    monkeypatch.setattr("moeplan.planner.strategies.exflow.solve.reconsider", noted)
+    monkeypatch.setattr("moeplan.planner.strategies.exflow.strategy.reconsider", noted)
     plan = planned(trace, tmp_path / "next.json", previous=old, horizon_tokens=5e4, time_limit_s=20.0, **changes)
     assert plan.evaluation is not None
     (options,) = asked
