@@ -15,10 +15,8 @@ __all__ = [
     "EvaluationOptions",
     "Member",
     "Options",
-    "PhaseSwap",
     "PipelineOptions",
     "PlacementOptions",
-    "RawBalance",
     "Redundancy",
     "Replanned",
     "Search",
@@ -139,24 +137,6 @@ class Search(Record):
     cap: Cap | None
 
 
-class RawBalance(Record):
-    """Balance of EPLB as published, unrepaired, on the summed fitted loads.
-
-    Parameters
-    ----------
-    balance, duplicates
-        Mean over layers of max/mean device load, and slots whose expert is on that device already: no engine may load
-        such a plan.
-    repaired, plan
-        The balance on the same loads of EPLB as repaired, and of the plan.
-    """
-
-    balance: float = Field(ge=1 - 1e-9)
-    duplicates: int = Field(ge=0)
-    repaired: float = Field(ge=1 - 1e-9)
-    plan: float = Field(ge=1 - 1e-9)
-
-
 class Candidate(Record):
     """A number of redundant experts per layer, and what they give on the part that judges.
 
@@ -207,22 +187,6 @@ class Member(Record):
     weight: float = Field(gt=0, le=1)
 
 
-class PhaseSwap(Record):
-    """A plan made on one phase and judged on another.
-
-    Parameters
-    ----------
-    balance, own, in_order
-        On the held-out part of that other phase: of that plan, of one made on the phase itself, of contiguous experts.
-    """
-
-    made_on: Literal["prefill", "decode", "train"]
-    judged_on: Literal["prefill", "decode", "train"]
-    balance: float = Field(ge=1 - 1e-9)
-    own: float = Field(ge=1 - 1e-9)
-    in_order: float = Field(ge=1 - 1e-9)
-
-
 class PlacementOptions(Options):
     """Record of how the placement was decided.
 
@@ -232,8 +196,10 @@ class PlacementOptions(Options):
         By exflow, and where it replaces another.
     groups, dead, pins, quantile
         As asked for; see `planner.request`.
-    raw, redundancy, swaps, mixture
+    redundancy, mixture
         Of eplb; figures of a mixture are weighted means over its traces.
+    raw, swaps
+        Figures that older plans hold and nothing reads.
     """
 
     key = "placement"
@@ -249,10 +215,10 @@ class PlacementOptions(Options):
     dead: tuple[Ordinal, ...] = ()
     pins: tuple[tuple[Ordinal, Ordinal], ...] = ()
     quantile: float | None = Field(None, gt=0, le=1)
-    raw: RawBalance | None = None
     redundancy: Redundancy | None = None
-    swaps: tuple[PhaseSwap, ...] = ()
     mixture: tuple[Member, ...] = ()
+    raw: Any = Field(None, exclude=True)
+    swaps: tuple[Any, ...] = Field((), exclude=True)
 
 
 class StageSeconds(Record):

@@ -10,12 +10,11 @@ import numpy as np
 
 from ....errors import CertificationError
 from ....runtime.plan import Plan
-from ....solvers import eplb
-from ...certify.recounted import Fitted, Recounted, count_fitted
+from ...certify.recounted import Fitted, count_fitted
 from ...evaluate.metrics import BALANCE, TAIL
 from ...moves import expert_bytes
-from ...options import EvaluationOptions, PlacementOptions, RawBalance, Redundancy
-from ..placement import balances, check_goal, check_groups, placement_options, published
+from ...options import EvaluationOptions, PlacementOptions, Redundancy
+from ..placement import balances, check_goal, check_groups, placement_options
 from ..strategy import Again, Check, Told
 
 __all__ = ["recheck"]
@@ -29,8 +28,8 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     _check_wishes(plan, options)
     if options.redundancy is not None:
         yield from _redundancy(plan, options.redundancy, options.dead)
-    if options.swaps:
-        yield Told("plans of a phase judged on another", checked=False)
+    if options.raw or options.swaps:
+        yield Told("EPLB unrepaired, and plans of a phase judged on another", checked=False)
     if options.dead or options.pins or options.groups == "whole":
         yield Told("dead devices, pins and whole groups", checked=True)
     if "placement" not in plan.outcome:
@@ -38,15 +37,12 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     check_goal(plan, _names(plan, options), "min", {"mean", "largest replica"})
     if again is None:
         return
-    task = again.task
     yield Told("slots that were repaired", checked=False)
-    fitted = count_fitted(task, followed=0, beside=False)
+    fitted = count_fitted(again.task, followed=0, beside=False)
     yield Check("objective", plan.outcome["placement"].objective.value, _objective(plan, options, fitted))
     yield Told("objective", checked=True)
     if (kind := plan.outcome["placement"].bound_kind) is not None:
         yield Told(f"bound ({kind})", checked=False)
-    if options.raw is not None:
-        yield from _raw(plan, options.raw, fitted, task)
 
 
 def _check_wishes(plan: Plan, options: PlacementOptions) -> None:
@@ -83,20 +79,6 @@ def _objective(plan: Plan, options: PlacementOptions, fitted: Fitted) -> float:
     if options.quantile is None:
         return float(ratios_BL.mean())
     return float(ratios_BL[math.ceil(options.quantile * (len(ratios_BL) - 1))].mean())
-
-
-def _raw(plan: Plan, raw: RawBalance, fitted: Fitted, task: Recounted) -> Iterator[Check | Told]:
-    """Recheck of EPLB as published, unrepaired and repaired, and of the plan's own balance beside it."""
-    assert plan.placement is not None
-    slots, groups = plan.placement.slots, plan.model.num_expert_groups
-    found = eplb.raw_balance(fitted.loads, plan.cluster, slots=slots, num_groups=groups)
-    yield Check("raw EPLB: balance", raw.balance, found.balance)
-    yield Check("raw EPLB: duplicates", raw.duplicates, found.duplicates)
-    repaired = published(task.counts, task, slots).placement.physical_to_logical
-    for claimed, rows in ((raw.plan, None), (raw.repaired, repaired)):
-        found_L = balances(plan, fitted.loads[None], rows)
-        yield Check("balance on the fitted loads together", claimed, float(found_L.mean()))
-    yield Told("raw EPLB", checked=True)
 
 
 def _redundancy(plan: Plan, redundancy: Redundancy, dead: tuple[int, ...]) -> Iterator[Check | Told]:
