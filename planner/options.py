@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError
 
 from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
-from ..runtime.plan import Plan, Verdict
+from ..runtime.plan import Metric, Plan, Verdict
 
 __all__ = [
     "Candidate",
@@ -19,6 +19,7 @@ __all__ = [
     "PlacementOptions",
     "Redundancy",
     "Replanned",
+    "SamplePolicyOptions",
     "Search",
     "SecondsOptions",
     "StageHops",
@@ -263,6 +264,40 @@ class PipelineOptions(Options):
     whole: StageSeconds
     forward: StageSeconds
     backward_pass: StageSeconds | None
+
+
+class SamplePolicyOptions(Options):
+    """Record of how samples were re-homed, and what that could save at most.
+
+    Parameters
+    ----------
+    copies
+        What crosses: a copy a token and distinct device, or, where only counts are known, one a token-expert pair.
+    blind_copies, least_copies
+        Copies a fitted step between nodes (on one node: between devices) in both exchanges around the layers' ends,
+        next layers known: of samples dealt out blindly, and the fewest that any homes have (`solvers.netmoe.locality`).
+    over_dealt
+        What the plan has less of its verdict's metric than samples dealt by length alone, paired over steps.
+    asked
+        Whether the method was asked for.
+    tried_s
+        Where exchanges are timed and no method was asked for: of each method that was tried, the seconds of all timed
+        parts of a fitted step. The plan has the fastest.
+    """
+
+    key = "sample_policy"
+
+    copies: Literal["devices", "pairs"]
+    blind_copies: float = Field(ge=0)
+    least_copies: float = Field(ge=0)
+    over_dealt: Metric | None = None  # older plans
+    asked: bool = False
+    tried_s: Mapping[str, Annotated[float, Field(ge=0)]] = {}
+
+    @property
+    def locality_index(self) -> float:
+        """No homes save more than this share of the blind copies."""
+        return 1 - self.least_copies / self.blind_copies if self.blind_copies else 0.0
 
 
 class EvaluationOptions(Options):

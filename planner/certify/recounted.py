@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from ...traces.count_form import CountTable
 from ..evaluate.costs import CostModel
 from ..evaluate.samples import Counter
+from ..strategies.placement import mixed_loads
 from ..task import Task
 from .census import Source
 from .naive import NaiveReplay
 
 __all__ = ["Fitted", "Recounted", "count_fitted"]
 
-WHOLE = 2**40  # what the loads of a layer of a mixture add up to
 Numbers = NDArray[np.int64]
 
 
@@ -80,11 +80,8 @@ def count_fitted(task: Recounted, *, followed: int, beside: bool) -> Fitted:
     if not task.request.mixture:
         return _counted(task, followed, beside)
     parts = [(weight, _counted(one, 0, beside=False)) for weight, one in task.members]
-    loads_LE = np.zeros_like(parts[0][1].loads)
-    for weight, part in parts:
-        for layer, row_E in enumerate(part.loads):
-            loads_LE[layer] += np.rint(weight * WHOLE * row_E / max(int(row_E.sum()), 1)).astype(np.int64)
-    return Fitted(loads_LE, parts[0][1].steps[:0], parts[0][1].between, parts[0][1].within)
+    first, loads_LE = parts[0][1], mixed_loads((weight, part.loads) for weight, part in parts)
+    return Fitted(loads_LE, first.steps[:0], first.between, first.within)
 
 
 def _counted(task: Recounted, followed: int, beside: bool) -> Fitted:

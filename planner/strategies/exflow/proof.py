@@ -3,6 +3,7 @@
 Legend: L MoE layers; E experts.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,11 +31,6 @@ class Proof:
 
         return save({name: np.ascontiguousarray(table) for name, table in self.levels.items()})
 
-    @staticmethod
-    def most_bytes(shape: tuple[int, int, int]) -> int:
-        """No proof of this shape takes more."""
-        return MOST_HEADER_BYTES + 8 * len(LEVELS) * int(np.prod(shape))
-
     @classmethod
     def from_bytes(cls, contents: bytes, shape: tuple[int, int, int]) -> "Proof":
         """The proof in a file, of this shape.
@@ -48,7 +44,7 @@ class Proof:
         from safetensors.numpy import load
 
         expected = f"expected device or node float64 {list(shape)}, within {MOST_PRICE:g}"
-        if len(contents) > cls.most_bytes(shape):
+        if len(contents) > MOST_HEADER_BYTES + 8 * len(LEVELS) * math.prod(shape):
             raise InputError(f"no proof of this plan's bound in {len(contents):,} bytes; {expected}")
         try:
             levels = load(contents)

@@ -18,10 +18,11 @@ from ...evaluate.homes import Dealt, Rehoming, Staying, Totals
 from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
+from ...options import SamplePolicyOptions
 from ...task import Task
 from ..strategy import Solution, Strategy
 from . import NetmoeParams
-from .policy import PLAN, TRIED, SamplePolicyOptions, fitted_predictor, locality, tried
+from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 from .recheck import recheck
 from .sections import remarks, sections
 
