@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError
 
 from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
-from ..runtime.plan import Plan, Verdict
+from ..runtime.plan import Metric, Plan, Verdict
 
 __all__ = [
     "Candidate",
@@ -15,12 +15,11 @@ __all__ = [
     "EvaluationOptions",
     "Member",
     "Options",
-    "PhaseSwap",
     "PipelineOptions",
     "PlacementOptions",
-    "RawBalance",
     "Redundancy",
     "Replanned",
+    "SamplePolicyOptions",
     "Search",
     "SecondsOptions",
     "StageHops",
@@ -139,24 +138,6 @@ class Search(Record):
     cap: Cap | None
 
 
-class RawBalance(Record):
-    """Balance of EPLB as published, unrepaired, on the summed fitted loads.
-
-    Parameters
-    ----------
-    balance, duplicates
-        Mean over layers of max/mean device load, and slots whose expert is on that device already: no engine may load
-        such a plan.
-    repaired, plan
-        The balance on the same loads of EPLB as repaired, and of the plan.
-    """
-
-    balance: float = Field(ge=1 - 1e-9)
-    duplicates: int = Field(ge=0)
-    repaired: float = Field(ge=1 - 1e-9)
-    plan: float = Field(ge=1 - 1e-9)
-
-
 class Candidate(Record):
     """A number of redundant experts per layer, and what they give on the part that judges.
 
@@ -207,22 +188,6 @@ class Member(Record):
     weight: float = Field(gt=0, le=1)
 
 
-class PhaseSwap(Record):
-    """A plan made on one phase and judged on another.
-
-    Parameters
-    ----------
-    balance, own, in_order
-        On the held-out part of that other phase: of that plan, of one made on the phase itself, of contiguous experts.
-    """
-
-    made_on: Literal["prefill", "decode", "train"]
-    judged_on: Literal["prefill", "decode", "train"]
-    balance: float = Field(ge=1 - 1e-9)
-    own: float = Field(ge=1 - 1e-9)
-    in_order: float = Field(ge=1 - 1e-9)
-
-
 class PlacementOptions(Options):
     """Record of how the placement was decided.
 
@@ -232,8 +197,10 @@ class PlacementOptions(Options):
         By exflow, and where it replaces another.
     groups, dead, pins, quantile
         As asked for; see `planner.request`.
-    raw, redundancy, swaps, mixture
+    redundancy, mixture
         Of eplb; figures of a mixture are weighted means over its traces.
+    raw, swaps
+        Figures that older plans hold and nothing reads.
     """
 
     key = "placement"
@@ -249,10 +216,10 @@ class PlacementOptions(Options):
     dead: tuple[Ordinal, ...] = ()
     pins: tuple[tuple[Ordinal, Ordinal], ...] = ()
     quantile: float | None = Field(None, gt=0, le=1)
-    raw: RawBalance | None = None
     redundancy: Redundancy | None = None
-    swaps: tuple[PhaseSwap, ...] = ()
     mixture: tuple[Member, ...] = ()
+    raw: Any = Field(None, exclude=True)
+    swaps: tuple[Any, ...] = Field((), exclude=True)
 
 
 class StageSeconds(Record):
@@ -297,6 +264,40 @@ class PipelineOptions(Options):
     whole: StageSeconds
     forward: StageSeconds
     backward_pass: StageSeconds | None
+
+
+class SamplePolicyOptions(Options):
+    """Record of how samples were re-homed, and what that could save at most.
+
+    Parameters
+    ----------
+    copies
+        What crosses: a copy a token and distinct device, or, where only counts are known, one a token-expert pair.
+    blind_copies, least_copies
+        Copies a fitted step between nodes (on one node: between devices) in both exchanges around the layers' ends,
+        next layers known: of samples dealt out blindly, and the fewest that any homes have (`solvers.netmoe.locality`).
+    over_dealt
+        What the plan has less of its verdict's metric than samples dealt by length alone, paired over steps.
+    asked
+        Whether the method was asked for.
+    tried_s
+        Where exchanges are timed and no method was asked for: of each method that was tried, the seconds of all timed
+        parts of a fitted step. The plan has the fastest.
+    """
+
+    key = "sample_policy"
+
+    copies: Literal["devices", "pairs"]
+    blind_copies: float = Field(ge=0)
+    least_copies: float = Field(ge=0)
+    over_dealt: Metric | None = None  # older plans
+    asked: bool = False
+    tried_s: Mapping[str, Annotated[float, Field(ge=0)]] = {}
+
+    @property
+    def locality_index(self) -> float:
+        """No homes save more than this share of the blind copies."""
+        return 1 - self.least_copies / self.blind_copies if self.blind_copies else 0.0
 
 
 class EvaluationOptions(Options):

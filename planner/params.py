@@ -7,10 +7,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
+
+if TYPE_CHECKING:
+    from .task import Task
 
 __all__ = [
     "HOW",
@@ -108,6 +111,12 @@ class Params:
             value = getattr(self, name)
             if isinstance(value, int | float) and not isinstance(value, bool) and not one.admits(value):
                 raise UsageError(f"{option_of(name, one)} {value}; expected {one.expected}")
+
+    @classmethod
+    def of(cls, task: "Task") -> Self:
+        """The parameters of a task whose strategy takes these."""
+        assert isinstance(task.params, cls)
+        return task.params
 
     def check(self, cluster: Cluster) -> None:
         """Refuse what this cluster does not have."""

@@ -69,6 +69,12 @@ class SidecarFile(Record):
     file: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
     sha256: Sha256
 
+    @classmethod
+    def of(cls, kind: str, contents: bytes) -> Self:
+        """Name a file by its kind and its contents."""
+        sha256 = hashlib.sha256(contents).hexdigest()
+        return cls(file=f"{kind}-{sha256[:16]}.safetensors", sha256=sha256)
+
     def read(self, folder: Path) -> bytes:
         """Read the file in the folder of its plan.
 

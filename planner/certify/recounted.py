@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...traces.count_form import CountTrace
 from ..evaluate.costs import CostModel
 from ..evaluate.samples import Counter, SampleIndex
+from ..strategies.placement import mixed_loads
 from ..task import Task
 from .naive import count_samples, naive_replay
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Fitted", "Recounted", "count_fitted"]
 
-WHOLE = 2**40  # what the loads of a layer of a mixture add up to
 Numbers = NDArray[np.int64]
 
 
@@ -83,11 +83,8 @@ def count_fitted(task: Recounted, *, followed: int, beside: bool) -> Fitted:
     if not task.request.mixture:
         return _counted(task, followed, beside)
     parts = [(weight, _counted(one, 0, beside=False)) for weight, one in task.members]
-    loads_LE = np.zeros_like(parts[0][1].loads)
-    for weight, part in parts:
-        for layer, row_E in enumerate(part.loads):
-            loads_LE[layer] += np.rint(weight * WHOLE * row_E / max(int(row_E.sum()), 1)).astype(np.int64)
-    return Fitted(loads_LE, parts[0][1].steps[:0], parts[0][1].between, parts[0][1].within)
+    first, loads_LE = parts[0][1], mixed_loads((weight, part.loads) for weight, part in parts)
+    return Fitted(loads_LE, first.steps[:0], first.between, first.within)
 
 
 def _counted(task: Recounted, followed: int, beside: bool) -> Fitted:

@@ -94,7 +94,7 @@ def solve(
 
 def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None:
     from ..document import check_page
-    from ..strategies.exflow.learning_curve import as_dict, curve_report, learning_curve, write_curve
+    from ..learning_curve import as_dict, curve_report, learning_curve, write_curve
 
     if page is not None:
         check_page(page, " with --learning-curve; it writes no plan, expected a page")

@@ -6,7 +6,7 @@ Legend: B steps; L MoE layers; E experts; D devices.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from ...errors import CertificationError, InputError
 from ...runtime.decisions import PlacementDecision
 from ...runtime.plan import Plan
 from ...solvers import contiguous, eplb
+from ...solvers.balance import balance
 from ...solvers.outcome import PlacementResult
 from ...traces.count_form import CountTrace
 from ...traces.counts import Counts, Pairs, count
@@ -25,11 +26,18 @@ from ..options import PlacementOptions
 from ..task import Task
 from .strategy import Again, Check, Solution, Strategy, Told
 
-__all__ = ["STRATEGY", "PlacementStrategy", "balances", "check_goal", "check_groups", "placement_options", "published"]
+__all__ = [
+    "STRATEGY",
+    "PlacementStrategy",
+    "check_goal",
+    "check_groups",
+    "mixed_loads",
+    "placement_options",
+]
 
-Loads = NDArray[Any]
+Loads = NDArray[np.int64]
 
-WHOLE = 2**40
+WHOLE = 2**40  # what the loads of a layer of a mixture add up to
 ASKED = ("method", "backend", "time_limit_s", "groups", "dead", "pins", "quantile")  # that a plan keeps
 UNASKED = {"method": None, "backend": "ortools", "time_limit_s": 30.0}
 
@@ -79,8 +87,14 @@ class PlacementStrategy(Strategy):
             in_order = contiguous_in(slots_D, task.model, plan.cluster) or today(task.model, plan.cluster, slots_D)
             rows = [in_order.named(in_order.name, dispatch_model="coherent")]
             rows.append(Contender("plan", journey).named("plan", dispatch_model="standard"))
-        placement = published(task.counts, task, journey.placement.slots).placement
-        return [*rows, Contender("eplb", Journey("standard", placement))]
+        published = eplb.solve(
+            task.counts.loads,
+            task.request.cluster,
+            slots=journey.placement.slots,
+            num_groups=task.model.num_expert_groups,
+            method="published",
+        )
+        return [*rows, Contender("eplb", Journey("standard", published.placement))]
 
     def count(self, task: Task) -> Counts:
         """The counts of the fitted units; of several traces or one in count form the loads alone."""
@@ -125,28 +139,31 @@ class Contiguous(PlacementStrategy):
             return
         check_goal(plan, ("balance",), "min", frozenset())
         if again is not None:
-            equal = np.ones((1, plan.model.num_layers, plan.model.num_experts))
-            yield Check("objective", plan.outcome["placement"].objective.value, float(balances(plan, equal).mean()))
+            assert plan.placement is not None
+            equal_LE = np.ones((plan.model.num_layers, plan.model.num_experts))
+            yield Check("objective", plan.outcome["placement"].objective.value, balance(equal_LE, plan.placement))
             yield Told("objective", checked=True)
 
 
-def published(counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
-    """The placement of DeepSeek's EPLB by the loads of every layer, expert groups on nodes where the model has them."""
-    groups = task.model.num_expert_groups
-    return eplb.solve(counts.loads, task.request.cluster, slots=slots, num_groups=groups, method="published")
-
-
 def _loads(task: Task) -> Counts:
-    """The loads of the fitted units; of several traces a layer of each adds up to its weight in `WHOLE`."""
-    model, tokens, several = task.model, 0, bool(task.request.mixture)
-    loads_LE = np.zeros((model.num_layers, model.num_experts), np.int64)
-    for weight, one in task.members:
-        fitted_LE = loads_of(one.source, one.units.unit_ids[one.fitted], phases=one.request.phases or None)
-        total_L1 = np.maximum(fitted_LE.sum(axis=1, keepdims=True), 1)
-        loads_LE += np.rint(weight * WHOLE * fitted_LE / total_L1).astype(np.int64) if several else fitted_LE
-        tokens += int(one.units.unit_tokens[one.fitted].sum())
-    nothing = np.zeros((0, model.num_experts, model.num_experts), np.int64)
+    """The loads of the fitted units, of several traces together."""
+    parts = [
+        (weight, loads_of(one.source, one.units.unit_ids[one.fitted], phases=one.request.phases or None))
+        for weight, one in task.members
+    ]
+    loads_LE = mixed_loads(parts) if task.request.mixture else parts[0][1]
+    tokens = sum(int(one.units.unit_tokens[one.fitted].sum()) for _, one in task.members)
+    nothing = np.zeros((0, task.model.num_experts, task.model.num_experts), np.int64)
     return Counts(loads_LE, nothing, None, tokens)
+
+
+def mixed_loads(parts: Iterable[tuple[float, Loads]]) -> Loads:
+    """The loads of several traces `[L, E]`: a layer of each adds up to its weight in `WHOLE`."""
+    mixed_LE: Loads = sum(
+        np.rint(weight * WHOLE * loads_LE / np.maximum(loads_LE.sum(axis=1, keepdims=True), 1)).astype(np.int64)
+        for weight, loads_LE in parts
+    )
+    return mixed_LE
 
 
 def placement_options(plan: Plan, name: str, own: tuple[str, ...]) -> PlacementOptions:
@@ -170,25 +187,6 @@ def check_goal(plan: Plan, names: tuple[str, ...], sense: str, kinds: Set[str]) 
         raise CertificationError(f"objective {goal.sense} {goal.name}; expected {sense} {' or '.join(names)}")
     if kind is not None and not {*kind.split(" and ")} <= kinds:
         raise CertificationError(f"bound of {kind}; expected of {', '.join(sorted(kinds))}")
-
-
-def balances(plan: Plan, loads_BLE: Loads, rows: Loads | None = None) -> NDArray[np.float64]:
-    """The busiest device over the mean of those with slots, by step and layer `[B, L]`, replicas sharing alike; 1 of
-    nothing. `rows` are the expert in each slot, the plan's without.
-    """
-    placement = plan.placement
-    assert placement is not None
-    held = placement.physical_to_logical if rows is None else rows
-    balance_BL = np.ones(loads_BLE.shape[:2])
-    for layer, expert_P in enumerate(held):
-        share_P = 1 / np.bincount(expert_P, minlength=placement.num_experts)[expert_P]
-        load_BP = loads_BLE[:, layer, expert_P] * share_P
-        ends = np.cumsum(placement.slots)
-        load_BD = np.stack([one.sum(axis=1) for one in np.split(load_BP, ends[:-1], axis=1)], axis=1)
-        load_BD = load_BD[:, placement.slots > 0]
-        routed = load_BD.any(axis=1)
-        balance_BL[routed, layer] = load_BD[routed].max(axis=1) / load_BD[routed].mean(axis=1)
-    return balance_BL
 
 
 def check_groups(plan: Plan) -> None:

@@ -3,7 +3,6 @@
 Legend: I samples; L MoE layers; E experts; D devices.
 """
 
-import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -47,11 +46,6 @@ class Predictor:
         from safetensors.numpy import save
 
         return save({KEY: np.ascontiguousarray(self.per_pair)}, {"format": "moeplan netmoe predictor 1"})
-
-    @property
-    def file_name(self) -> str:
-        """The file's name beside a plan, by its hash."""
-        return f"predictor-{hashlib.sha256(self.to_bytes()).hexdigest()[:16]}.safetensors"
 
     @classmethod
     def from_bytes(cls, contents: bytes, shape: tuple[int, int, int]) -> "Predictor":

@@ -11,9 +11,7 @@ import pytest
 from rich.console import Console
 
 from moeplan.errors import UsageError
-from moeplan.planner.request import Request
-from moeplan.planner.solve import solve
-from moeplan.planner.strategies.exflow.learning_curve import (
+from moeplan.planner.learning_curve import (
     LearningCurve,
     Point,
     as_dict,
@@ -21,13 +19,15 @@ from moeplan.planner.strategies.exflow.learning_curve import (
     learning_curve,
     write_curve,
 )
+from moeplan.planner.request import Request
+from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Metric
 from moeplan.traces.schema import TokenBatch
 from tests.builders import model
 from tests.planner.makers import figure_in, stored_tokens
 
-CURVE = "moeplan.planner.strategies.exflow.learning_curve"
+CURVE = "moeplan.planner.learning_curve"
 
 
 def request(trace: Any, **changes: Any) -> Request:

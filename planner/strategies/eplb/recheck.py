@@ -3,19 +3,19 @@
 Legend: B steps; L MoE layers; E experts.
 """
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from ....errors import CertificationError
 from ....runtime.plan import Plan
-from ....solvers import eplb
-from ...certify.recounted import Fitted, Recounted, count_fitted
+from ....solvers.balance import balance, step_balance
+from ....solvers.placement import Placement
+from ...certify.recounted import Fitted, count_fitted
 from ...evaluate.metrics import BALANCE, TAIL
 from ...moves import expert_bytes
-from ...options import EvaluationOptions, PlacementOptions, RawBalance, Redundancy
-from ..placement import balances, check_goal, check_groups, placement_options, published
+from ...options import EvaluationOptions, PlacementOptions, Redundancy
+from ..placement import check_goal, check_groups, placement_options
 from ..strategy import Again, Check, Told
 
 __all__ = ["recheck"]
@@ -25,12 +25,13 @@ OWN = ("groups", "dead", "pins", "quantile", "raw", "redundancy", "swaps", "mixt
 
 def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     """Recheck a plan as `Strategy.recheck` says."""
-    options = placement_options(plan, "eplb", OWN)
-    _check_wishes(plan, options)
+    options, placement = placement_options(plan, "eplb", OWN), plan.placement
+    assert placement is not None
+    _check_kept(plan, placement, options)
     if options.redundancy is not None:
-        yield from _redundancy(plan, options.redundancy, options.dead)
-    if options.swaps:
-        yield Told("plans of a phase judged on another", checked=False)
+        yield from _redundancy(plan, placement, options.redundancy, options.dead)
+    if options.raw or options.swaps:
+        yield Told("EPLB unrepaired, and plans of a phase judged on another", checked=False)
     if options.dead or options.pins or options.groups == "whole":
         yield Told("dead devices, pins and whole groups", checked=True)
     if "placement" not in plan.outcome:
@@ -38,21 +39,17 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     check_goal(plan, _names(plan, options), "min", {"mean", "largest replica"})
     if again is None:
         return
-    task = again.task
     yield Told("slots that were repaired", checked=False)
-    fitted = count_fitted(task, followed=0, beside=False)
-    yield Check("objective", plan.outcome["placement"].objective.value, _objective(plan, options, fitted))
+    fitted = count_fitted(again.task, followed=0, beside=False)
+    goal = plan.outcome["placement"].objective
+    yield Check("objective", goal.value, _objective(placement, goal.name, options.quantile, fitted))
     yield Told("objective", checked=True)
     if (kind := plan.outcome["placement"].bound_kind) is not None:
         yield Told(f"bound ({kind})", checked=False)
-    if options.raw is not None:
-        yield from _raw(plan, options.raw, fitted, task)
 
 
-def _check_wishes(plan: Plan, options: PlacementOptions) -> None:
+def _check_kept(plan: Plan, placement: Placement, options: PlacementOptions) -> None:
     """Refuse a placement that does not keep what its options say that it was asked to."""
-    placement = plan.placement
-    assert placement is not None
     for rank in options.dead:
         if rank >= placement.num_devices or placement.slots[rank]:
             raise CertificationError(f"device {rank} is dead, and the plan puts experts there; expected no slot")
@@ -75,34 +72,18 @@ def _names(plan: Plan, options: PlacementOptions) -> tuple[str, ...]:
     return ("step_balance", "balance") if by_step else ("balance",)
 
 
-def _objective(plan: Plan, options: PlacementOptions, fitted: Fitted) -> float:
-    """Mean over layers of the balance: of all loads, or of steps their mean or the least that a share is within."""
-    if not plan.outcome["placement"].objective.name.startswith("step"):
-        return float(balances(plan, fitted.loads[None]).mean())
-    ratios_BL = np.sort(balances(plan, fitted.steps), axis=0)
-    if options.quantile is None:
-        return float(ratios_BL.mean())
-    return float(ratios_BL[math.ceil(options.quantile * (len(ratios_BL) - 1))].mean())
+def _objective(placement: Placement, name: str, quantile: float | None, fitted: Fitted) -> float:
+    """The balance of all loads together, or of steps."""
+    if not name.startswith("step"):
+        return balance(fitted.loads.astype(np.float64), placement)
+    return step_balance(fitted.steps.astype(np.float64), placement, quantile)
 
 
-def _raw(plan: Plan, raw: RawBalance, fitted: Fitted, task: Recounted) -> Iterator[Check | Told]:
-    """Recheck of EPLB as published, unrepaired and repaired, and of the plan's own balance beside it."""
-    assert plan.placement is not None
-    slots, groups = plan.placement.slots, plan.model.num_expert_groups
-    found = eplb.raw_balance(fitted.loads, plan.cluster, slots=slots, num_groups=groups)
-    yield Check("raw EPLB: balance", raw.balance, found.balance)
-    yield Check("raw EPLB: duplicates", raw.duplicates, found.duplicates)
-    repaired = published(task.counts, task, slots).placement.physical_to_logical
-    for claimed, rows in ((raw.plan, None), (raw.repaired, repaired)):
-        found_L = balances(plan, fitted.loads[None], rows)
-        yield Check("balance on the fitted loads together", claimed, float(found_L.mean()))
-    yield Told("raw EPLB", checked=True)
-
-
-def _redundancy(plan: Plan, redundancy: Redundancy, dead: tuple[int, ...]) -> Iterator[Check | Told]:
-    """Slots are those of the candidate that is chosen, and so are its figures on the part that judges."""
-    assert plan.placement is not None
-    widths = [width for rank, width in enumerate(plan.placement.slots.tolist()) if rank not in dead]
+def _redundancy(
+    plan: Plan, placement: Placement, redundancy: Redundancy, dead: tuple[int, ...]
+) -> Iterator[Check | Told]:
+    """Recheck that slots, and figures on the part that judges, are those of the chosen candidate."""
+    widths = [width for rank, width in enumerate(placement.slots.tolist()) if rank not in dead]
     if {*widths} != {redundancy.chosen.slots}:
         raise CertificationError(
             f"{sorted({*widths})} slots a device; the redundancy that was weighed says {redundancy.chosen.slots}"

@@ -1,4 +1,4 @@
-"""Screen and page of an eplb plan: experts kept, EPLB as published beside it, replicas weighed, phases exchanged."""
+"""Screen and page of an eplb plan: replicas weighed, EPLB where it is more even, what was kept."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ WEIGHED_BY = {STEP: "predicted step", EXPERTS: "predicted time of experts", BALA
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
-    """Replicas chosen, EPLB more even, phases that want plans of their own, what was kept."""
+    """Replicas chosen, EPLB where it is more even, what was kept."""
     options = PlacementOptions.of(plan)
     if options.redundancy is not None:
         yield _chosen(options.redundancy)
@@ -33,11 +33,6 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         yield (
             f"less even than EPLB as published on these samples: balance {ours:.4f} against {theirs:.4f};"
             " --method published gives that one"
-        )
-    for swap in options.swaps:
-        yield (
-            f"made on {swap.made_on}, judged on {swap.judged_on}: balance {swap.balance:.3f} (made on"
-            f" {swap.judged_on} {swap.own:.3f}, contiguous {swap.in_order:.3f})"
         )
     kept = [f"device(s) {', '.join(map(str, options.dead))} dead, without experts"] if options.dead else []
     kept += [f"expert {expert} on device {device} in every layer" for expert, device in options.pins]
@@ -50,18 +45,9 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
 
 
 def sections(plan: Plan, width: int) -> Iterator[Section]:
-    """The numbers of replicas that were weighed, and EPLB as published on the fitted loads."""
-    options = PlacementOptions.of(plan)
-    if (weighed := options.redundancy) is not None:
-        yield Section("Replicas weighed", (_table(weighed), Drawing(lambda: _drawn(weighed))), True)
-    if (raw := options.raw) is not None:
-        published = f"EPLB as published {raw.balance:.4f}"
-        if raw.duplicates:
-            published += f" with {raw.duplicates:,} experts twice on a device, which no engine should load"
-        line = (
-            f"balance of all fitted loads together: {published}; repaired {raw.repaired:.4f}, the plan {raw.plan:.4f}"
-        )
-        yield Section("EPLB as published", (Text.of(line),), verbose=True)
+    """The numbers of replicas that were weighed."""
+    if (weighed := PlacementOptions.of(plan).redundancy) is not None:
+        yield Section("Replicas weighed", (_table(weighed), Drawing(lambda: _drawn(weighed))), verbose=True)
 
 
 def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:

@@ -3,7 +3,7 @@
 Legend: L MoE layers; E experts.
 """
 
-import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import InputError
-from ....runtime.decisions import SidecarFile
 
 __all__ = ["Proof"]
 
@@ -32,17 +31,6 @@ class Proof:
 
         return save({name: np.ascontiguousarray(table) for name, table in self.levels.items()})
 
-    @property
-    def file(self) -> SidecarFile:
-        """Name and hash of the proof's file, as a plan stores them."""
-        sha256 = hashlib.sha256(self.to_bytes()).hexdigest()
-        return SidecarFile(file=f"bound-{sha256[:16]}.safetensors", sha256=sha256)
-
-    @staticmethod
-    def most_bytes(shape: tuple[int, int, int]) -> int:
-        """No proof of this shape takes more."""
-        return MOST_HEADER_BYTES + 8 * len(LEVELS) * int(np.prod(shape))
-
     @classmethod
     def from_bytes(cls, contents: bytes, shape: tuple[int, int, int]) -> "Proof":
         """The proof in a file, of this shape.
@@ -56,7 +44,7 @@ class Proof:
         from safetensors.numpy import load
 
         expected = f"expected device or node float64 {list(shape)}, within {MOST_PRICE:g}"
-        if len(contents) > cls.most_bytes(shape):
+        if len(contents) > MOST_HEADER_BYTES + 8 * len(LEVELS) * math.prod(shape):
             raise InputError(f"no proof of this plan's bound in {len(contents):,} bytes; {expected}")
         try:
             levels = load(contents)

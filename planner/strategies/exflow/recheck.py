@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ....errors import CertificationError
 from ....runtime.plan import Plan
+from ....solvers.balance import step_ratios
 from ....solvers.bounds.pairs import kept_bound
 from ....solvers.cost import inter_ratio
 from ....solvers.outcome import Outcome
@@ -19,7 +20,7 @@ from ....solvers.placement import Placement
 from ...certify.bounds import proven_shares
 from ...certify.recounted import Fitted, Recounted, count_fitted
 from ...options import PlacementOptions, Search
-from ..placement import balances, check_goal, check_groups, placement_options
+from ..placement import check_goal, check_groups, placement_options
 from ..strategy import Again, Check, Told
 
 __all__ = ["recheck"]
@@ -56,7 +57,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     if search.objective == "copies":
         tables = np.concatenate([tables, fitted.within / 2])  # both ends see a pair
     if search.cap is not None:
-        highest = float(balances(plan, fitted.loads[None]).max())
+        highest = float(step_ratios(fitted.loads[None].astype(np.float64), placement).max())
         if highest > search.cap.max_load * (1 + TOLERANCE):
             raise CertificationError(
                 f"a device holds {highest:.6g} times a layer's mean; the cap is {search.cap.max_load}"
@@ -109,21 +110,16 @@ def _apart(placement: Placement, tables: Tables, group: int) -> tuple[float, flo
 def _stages(
     plan: Plan, options: PlacementOptions, search: Search, apart: tuple[float, float] | None
 ) -> Iterator[Check | Told]:
-    """Stages cost ever less, and the last one is the placement."""
+    """Recheck that stages cost ever less, and that the last one is the placement."""
     if not search.stages:
         return
-    ratio = inter_ratio(plan.cluster)
+    ratio, names = inter_ratio(plan.cluster), [stage.name for stage in search.stages]
     costs = [ratio * stage.inter_hops + stage.intra_hops for stage in search.stages]
-    inter = [stage.inter_hops for stage in search.stages[:2]]
-    if (
-        tuple(stage.name for stage in search.stages) != STAGES[: len(search.stages)]
-        or max(inter) - min(inter) > TOLERANCE
-        or any(later > sooner + TOLERANCE * ratio for sooner, later in itertools.pairwise(costs))
-    ):
-        raise CertificationError(
-            f"stages {[stage.name for stage in search.stages]} that cost {costs}; expected ever less"
-        )
-    if apart is None or len(search.stages) < len(STAGES) or options.method == "ilp" or options.replanned is not None:
+    falling = all(later <= sooner + TOLERANCE * ratio for sooner, later in itertools.pairwise(costs))
+    moved = abs(search.stages[0].inter_hops - search.stages[:2][-1].inter_hops)  # devices are placed inside nodes
+    if names != [*STAGES[: len(names)]] or moved > TOLERANCE or not falling:
+        raise CertificationError(f"stages {names} that cost {costs}; expected ever less")
+    if apart is None or len(names) < len(STAGES) or options.method == "ilp" or options.replanned is not None:
         yield Told("hops after each stage", checked=False)
         return
     yield Check("hops between nodes after the last stage", search.stages[-1].inter_hops, apart[0])

@@ -6,7 +6,7 @@ from ....runtime.plan import Part, Plan
 from ...document import Section, Text
 from ...evaluate.metrics import COPIES, NODE_COPIES
 from ...figures import find, megabytes, value
-from ...options import Replanned, Search, parsed
+from ...options import PlacementOptions
 
 __all__ = ["remarks", "sections", "stays_in_force"]
 
@@ -20,14 +20,14 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         yield from _even_kv(plan, part)
     elif plan.cluster.num_nodes > 1:
         yield _node_copies(plan, part)
-    search = _search(plan)
+    search = PlacementOptions.of(plan).search
     if search is not None and search.objective == "hops" and plan.model.top_k > 1 and ours.dispatch_model == "coherent":
         yield f"only the first choice of each token was considered; --objective copies considers all {plan.model.top_k}"
 
 
 def sections(plan: Plan, width: int) -> Iterator[Section]:
     """The hops after each stage of the search, why a bound is not thorough, and what a cap costs."""
-    if (search := _search(plan)) is None:
+    if (search := PlacementOptions.of(plan).search) is None:
         return
     lines = [f"no thorough bound of what stays on a {level}: {reason}" for level, reason in search.simple.items()]
     what = "pairs apart" if search.objective == "copies" else "hops"
@@ -42,11 +42,6 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
         )
     if lines:
         yield Section("Search", (Text(tuple(lines)),), verbose=True)
-
-
-def _search(plan: Plan) -> Search | None:
-    options = plan.options.get("placement", {}).get("search")
-    return None if options is None else parsed(Search, options, "placement.search")
 
 
 def _split_gain(plan: Plan, part: Part) -> str:
@@ -101,7 +96,7 @@ def _node_copies(plan: Plan, part: Part) -> str:
 
 def _replanned(plan: Plan, part: Part) -> Iterator[str]:
     """Say what replacing the plan in force takes, and whether that is worth it."""
-    if (options := _replanning(plan)) is None:
+    if (options := PlacementOptions.of(plan).replanned) is None:
         return
     size = "" if options.bytes_moved is None else f" ({megabytes(options.bytes_moved)} MB)"
     weighed = "" if options.horizon_tokens is None else f", weighed over {options.horizon_tokens:,.0f} tokens"
@@ -118,10 +113,5 @@ def _replanned(plan: Plan, part: Part) -> Iterator[str]:
 
 def stays_in_force(plan: Plan) -> bool:
     """Whether the plan in force is better kept than replaced by this one."""
-    options = _replanning(plan)
+    options = PlacementOptions.of(plan).replanned
     return options is not None and (not options.experts_moved or options.verdict.value == "none")
-
-
-def _replanning(plan: Plan) -> Replanned | None:
-    record = plan.options.get("placement", {}).get("replanned")
-    return None if record is None else parsed(Replanned, record, "placement.replanned")

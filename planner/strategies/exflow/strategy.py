@@ -1,32 +1,44 @@
-"""ExFlow: experts that follow each other, or serve the same tokens, live together (solvers/exflow)."""
+"""ExFlow: experts that follow each other, or serve the same tokens, live together (solvers/exflow).
 
-import dataclasses
+Legend: L MoE layers; E experts; K experts a token; D devices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ....errors import UsageError
-from ....runtime.decisions import PlacementDecision
+from ....runtime.decisions import PlacementDecision, SidecarFile
 from ....runtime.plan import Plan
-from ....solvers.outcome import PlacementResult
-from ....traces.counts import Pairs
-from ...evaluate.evaluate import Evaluated
-from ...options import PlacementOptions, Search, StageHops
+from ....solvers import eplb, exflow
+from ....solvers.balance import step_ratios
+from ....solvers.exflow.replan import reconsider
+from ....solvers.exflow.strategy import BoundKind, ExflowResult
+from ....solvers.outcome import PlacementResult, Status
+from ....solvers.placement import Placement
+from ....traces.counts import Counts, Pairs
+from ....traces.model import ModelSpec
+from ...evaluate.evaluate import Evaluated, verdict
+from ...evaluate.journey import Contender, Journey
+from ...evaluate.metrics import COPIES, copies_metric
+from ...moves import MATRICES, Moves
+from ...options import Cap, Replanned, Search, StageHops
 from ...task import Task
 from ..placement import PlacementStrategy
 from ..strategy import Solution
+from . import ExflowParams, Objective
 from .proof import Proof
 from .recheck import recheck
 from .sections import remarks, sections, stays_in_force
-from .solve import (
-    objective,
-    params_of,
-    place,
-    previous_contender,
-    reconsidered,
-    replanned,
-    searched,
-    vectors_a_move,
-)
 
-__all__ = ["STRATEGY"]
+__all__ = ["STRATEGY", "Exflow"]
+
+FREE_SHARE = 0.2  # of the time limit, to see what a cap costs
+MOVES_SHARE = 0.1  # of the time limit, after it, to weigh moves from the plan in force
+EVEN = 1.05
+PREVIOUS = "previous"  # the contender of the plan in force
 
 
 class Exflow(PlacementStrategy):
@@ -34,58 +46,224 @@ class Exflow(PlacementStrategy):
 
     name = "exflow"
     dispatch_models = ("coherent", "standard")
-    place = staticmethod(place)
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
 
     def check(self, task: Task) -> None:
         """Refuse a horizon without a plan in force, or where nothing says what experts weigh; before the search."""
-        params = params_of(task)
+        params = ExflowParams.of(task)
         if task.previous is not None and params.groups == "whole":
             raise UsageError("--from with --groups whole; moves of single experts split groups: leave one of them out")
         if params.horizon_tokens is not None and task.previous is None:
             raise UsageError(f"--horizon {params.horizon_tokens}; expected 1 token or more, below 1e18, beside --from")
         if params.horizon_tokens is not None:
-            vectors_a_move(task.model)
+            _vectors_a_move(task.model)
 
     def counted_pairs(self, task: Task) -> tuple[Pairs, bool]:
         """Pairs that a task's objective counts: which ones, and whether pairs inside layers too."""
-        copies = objective(task) == "copies"
+        copies = _objective(task) == "copies"
         return "first" if copies and task.dispatch_model == "coherent" else "top1", copies
+
+    def place(self, counts: Counts, task: Task, slots: NDArray[np.int64], *, work: float | None = None) -> ExflowResult:
+        """Place by the task's objective, within its cap; `work` as `solvers.exflow` takes it."""
+        limit_s = ExflowParams.of(task).time_limit_s
+        return _solved(counts, task, slots, _load_cap(counts, task, slots), limit_s, work=work)
+
+    def solve(self, task: Task) -> Solution:
+        """Place the fitted units' experts, near the plan in force where there is one."""
+        params, counts, slots_D = ExflowParams.of(task), task.counts, task.slots
+        task.say(f"solving {self.name}")
+        most, limit_s = _load_cap(counts, task, slots_D), params.time_limit_s
+        result = _solved(counts, task, slots_D, most, limit_s * (1.0 if most is None else 1 - FREE_SHARE))
+        cap = None
+        if most is not None and result.outcome.status is not Status.INTERRUPTED:
+            free = _solved(counts, task, slots_D, None, limit_s * FREE_SHARE, bound="simple")
+            cap = Cap(
+                max_load=most,
+                objective_without=free.outcome.objective.value,
+                highest_without=_highest(counts, free.placement),
+            )
+        proof, sidecars = None, dict[str, bytes]()
+        if result.thorough.proofs:
+            contents = Proof(result.thorough.proofs).to_bytes()
+            proof = SidecarFile.of("bound", contents)
+            sidecars[proof.file] = contents
+        search = Search(
+            objective=_objective(task),
+            bound=params.bound,
+            proof=proof,
+            simple=result.thorough.reasons,
+            stages=tuple(StageHops(**asdict(stage)) for stage in result.stages),
+            cap=cap,
+        )
+        timed = replace(result.outcome, compiled_s=result.compiled_s)
+        placed = _reconsidered(PlacementResult(result.placement, timed, result.repaired), counts, task, most)
+        return replace(self.solution(placed, task, search=search), aside=_in_force(task), sidecars=sidecars)
+
+    def finished(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
+        """The solution with what replacing the plan in force takes and gives."""
+        assert isinstance(solution.decision, PlacementDecision)
+        cost = _replanned(solution.decision.placement(task.model, task.request.cluster), evaluated, task)
+        return replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 
     def to_apply(self, plan: Plan) -> bool:
         """Whether no plan in force is better kept."""
         return not stays_in_force(plan)
 
-    def solve(self, task: Task) -> Solution:
-        """Place the fitted units' experts, near the plan in force where there is one."""
-        counts = task.counts
-        task.say(f"solving {self.name}")
-        result, cap = searched(counts, task, task.slots)
-        proof = Proof(result.thorough.proofs) if result.thorough.proofs else None
-        search = Search(
-            objective=objective(task),
-            bound=params_of(task).bound,
-            proof=None if proof is None else proof.file,
-            simple=result.thorough.reasons,
-            stages=tuple(StageHops(**dataclasses.asdict(stage)) for stage in result.stages),
-            cap=cap,
-        )
-        timed = dataclasses.replace(result.outcome, compiled_s=result.compiled_s)
-        placed = reconsidered(PlacementResult(result.placement, timed, result.repaired), counts, task)
-        return dataclasses.replace(
-            self.solution(placed, task, search=search),
-            aside=previous_contender(task),
-            sidecars={} if proof is None else {proof.file.file: proof.to_bytes()},
-        )
 
-    def finished(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
-        """The solution with what replacing the plan in force takes and gives."""
-        assert isinstance(solution.options, PlacementOptions)
-        assert isinstance(solution.decision, PlacementDecision)
-        cost = replanned(solution.decision, evaluated, task)
-        return dataclasses.replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
+def _objective(task: Task) -> Objective:
+    """Objective of a task: "hops", a token's first experts in all layers; "copies", pairs that save it copies.
+
+    Hops are the default where tokens stay with their first expert, copies where they return home. Only annealing knows
+    of copies, and of tokens with one expert each hops are all there is.
+
+    Notes
+    -----
+    A token at the device h of its last first choice goes to the devices x(b_k) of its K experts b_1 .. b_K, and on from
+    x(b_1). Its copies in a layer are
+
+        dispatch = |{x(b_k)} - {h}|       <= K - sum_k [x(b_k) = h]                                             (1)
+        combine  = |{x(b_k)} - {x(b_1)}|  >= K - 1 - sum_{j < k} [x(b_j) = x(b_k)]                              (2)
+
+    equal where no two of its experts share a device other than h (1), and no three share one (2). What is subtracted
+    is pairs, and these are the objective of coherent dispatch: the transitions from first choices to all K next ones,
+    and the pairs inside layers. Where tokens return home it is the pairs inside layers alone.
+    """
+    params = ExflowParams.of(task)
+    wanted = params.objective or ("copies" if task.dispatch_model == "standard" else "hops")
+    return wanted if params.method == "annealing" and task.model.top_k > 1 else "hops"
+
+
+def _at_home(task: Task) -> bool:
+    """Whether the objective is copies of tokens that return home: the pairs inside layers alone."""
+    return task.dispatch_model == "standard" and _objective(task) == "copies"
+
+
+def _pairs(counts: Counts, task: Task) -> tuple[NDArray[np.number], NDArray[np.number] | None]:
+    """The transitions and the coactivation that the solver is to keep together for a task's objective."""
+    at_home = _at_home(task)
+    if not at_home:
+        task.trace.check_first_choices("--objective hops")
+    transitions = np.zeros_like(counts.transitions) if at_home else counts.transitions
+    return transitions, counts.coactivation if _objective(task) == "copies" else None
+
+
+def _solved(
+    counts: Counts,
+    task: Task,
+    slots: NDArray[np.int64],
+    max_load: float | None,
+    limit_s: float,
+    *,
+    bound: BoundKind | None = None,
+    work: float | None = None,
+) -> ExflowResult:
+    """The placement by a task's objective within a cap."""
+    params, (transitions, coactivation) = ExflowParams.of(task), _pairs(counts, task)
+    return exflow.solve(
+        transitions,
+        task.request.cluster,
+        coactivation=coactivation,
+        loads=counts.loads,
+        max_load=max_load,
+        slots=slots,
+        num_groups=task.model.num_expert_groups,
+        groups=params.groups,
+        method=params.method,
+        backend=params.backend,
+        time_limit_s=limit_s,
+        work=work,
+        bound=bound or params.bound,
+        seed=task.request.seed,
+        on_bound=lambda share: task.say(f"bounding: at most {share:.2%} of transitions stay"),
+    )
+
+
+def _load_cap(counts: Counts, task: Task, slots: NDArray[np.int64]) -> float | None:
+    """The cap on a device's share of a layer: as asked for; of copies at home, without replicas, as even as EPLB packs.
+
+    Notes
+    -----
+    That is the most that EPLB has in any layer, so that there is a placement, and EVEN at least. Experts that one token
+    takes together are busy in the same steps, so that steps are less even than these loads: looser caps cost there.
+    """
+    params, num_experts = ExflowParams.of(task), counts.loads.shape[1]
+    whole = params.groups == "whole" or slots.max() == 1
+    if params.max_load is not None or whole or slots.sum() > num_experts or not _at_home(task):
+        return params.max_load
+    packed = eplb.solve(counts.loads, task.request.cluster, slots=slots, method="published")
+    return max(EVEN, _highest(counts, packed.placement))
+
+
+def _highest(counts: Counts, placement: Placement) -> float:
+    """The most load of a device in any layer, over the mean, replicas sharing alike."""
+    return float(step_ratios(counts.loads[None].astype(np.float64), placement).max())
+
+
+def _reconsidered(placed: PlacementResult, counts: Counts, task: Task, max_load: float | None) -> PlacementResult:
+    """The placement, or one near the plan in force that is worth about as much, or less where moves cost.
+
+    Notes
+    -----
+    A move takes 3 M H elements, with M the ffn_size and H the hidden_size. What stays saves one vector, under standard
+    dispatch of copies a vector there and one back. With T fitted tokens standing for the `horizon` to come, a move
+    costs as much as 3 M T / horizon vectors are worth.
+    """
+    params, old = ExflowParams.of(task), None if task.previous is None else task.previous.placement
+    if old is None:
+        return placed
+    price, horizon = 0.0, params.horizon_tokens
+    if horizon is not None:
+        price = _vectors_a_move(task.model) * counts.num_tokens / horizon / (2 if _at_home(task) else 1)
+    task.say("weighing moves from the plan in force")
+    transitions, coactivation = _pairs(counts, task)
+    return reconsider(
+        transitions,
+        task.request.cluster,
+        placed,
+        old,
+        coactivation=coactivation,
+        loads=counts.loads,
+        max_load=max_load,
+        price=price,
+        time_limit_s=MOVES_SHARE * params.time_limit_s,
+        seed=task.request.seed,
+    )
+
+
+def _in_force(task: Task) -> Sequence[Contender]:
+    """The plan in force, to be judged beside the new one."""
+    plan = task.previous
+    if plan is None or plan.placement is None:
+        return ()
+    return [Contender(PREVIOUS, Journey(plan.dispatch_model, plan.placement))]
+
+
+def _replanned(new: Placement, evaluated: Evaluated, task: Task) -> Replanned | None:
+    """Cost and gain of replacing the plan in force. None where there is none."""
+    plan, model = task.previous, task.model
+    if plan is None or plan.placement is None:
+        return None
+    label, ours = f"{PREVIOUS}/{plan.dispatch_model}", next(iter(evaluated.judged.values()))
+    moves, copies = Moves.between(plan.placement, new, model), ours.gain(COPIES, evaluated.judged[label]).value
+    saved = copies * model.num_layers if model.ffn_size is not None and copies > 0 else None
+    return Replanned(
+        plan_sha256=plan.plan_sha256,
+        experts_moved=moves.experts,
+        experts_held=moves.held,
+        bytes_moved=moves.num_bytes,
+        horizon_tokens=ExflowParams.of(task).horizon_tokens,
+        verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), against=label),
+        paid_back_tokens=None if saved is None else moves.experts * _vectors_a_move(model) / saved,
+    )
+
+
+def _vectors_a_move(model: ModelSpec) -> int:
+    """Hidden vectors that weigh as much as an expert."""
+    if model.ffn_size is None:
+        raise UsageError("--horizon weighs experts, and the trace does not say their ffn_size; import with --ffn-size")
+    return MATRICES * model.ffn_size
 
 
 STRATEGY = Exflow()

@@ -1,18 +1,14 @@
-"""A sample policy: its options, its predictor, the methods tried, and what homes could save at most.
+"""A sample policy: its predictor, the methods tried, and what homes could save at most.
 
 Legend: I fitted samples; L MoE layers; E experts; D devices.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from ....runtime.migrating.predictor import Predictor
-from ....runtime.plan import Metric
 from ....solvers import netmoe
 from ....solvers.placement import Placement
 from ...evaluate.evaluate import evaluate
@@ -20,10 +16,9 @@ from ...evaluate.homes import Rehoming, steps_of
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
 from ...evaluate.samples import SampleTraffic
-from ...options import Options
 from ...task import Task
 
-__all__ = ["PLAN", "TRIED", "SamplePolicyOptions", "fit_predictor", "fitted_predictor", "locality", "tried"]
+__all__ = ["PLAN", "TRIED", "fit_predictor", "fitted_predictor", "locality", "tried"]
 
 PLAN = "plan/migrating"
 TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
@@ -31,46 +26,13 @@ RIDGE = 0.03  # of the mean square of an expert's pairs
 Numbers = NDArray[np.float64]
 
 
-class SamplePolicyOptions(Options):
-    """Record of how samples were re-homed, and what that could save at most.
-
-    Parameters
-    ----------
-    copies
-        What crosses: a copy a token and distinct device, or, where only counts are known, one a token-expert pair.
-    blind_copies, least_copies
-        Copies a fitted step between nodes (on one node: between devices) in both exchanges around the layers' ends,
-        next layers known: of samples dealt out blindly, and the fewest that any homes have (`solvers.netmoe.locality`).
-    over_dealt
-        What the plan has less of its verdict's metric than samples dealt by length alone, paired over steps.
-    asked
-        Whether the method was asked for.
-    tried_s
-        Where exchanges are timed and no method was asked for: of each method that was tried, the seconds of all timed
-        parts of a fitted step. The plan has the fastest.
-    """
-
-    key = "sample_policy"
-
-    copies: Literal["devices", "pairs"]
-    blind_copies: float = Field(ge=0)
-    least_copies: float = Field(ge=0)
-    over_dealt: Metric | None = None  # older plans
-    asked: bool = False
-    tried_s: Mapping[str, Annotated[float, Field(ge=0)]] = {}
-
-    @property
-    def locality_index(self) -> float:
-        """No homes save more than this share of the blind copies."""
-        return netmoe.Locality(self.blind_copies, self.least_copies).share
-
-
 def fitted_predictor(task: Task, placement: Placement) -> Predictor:
     """The predictor of the fitted samples under a placement."""
-    assert task.samples is not None
-    traffic = task.samples.under(placement)
-    assert task.samples.experts is not None
-    return fit_predictor(task.samples.experts, traffic, task.fitted, task.model.top_k)
+    samples = task.samples
+    assert samples is not None
+    traffic = samples.under(placement)  # which counts the experts, too
+    assert samples.experts is not None
+    return fit_predictor(samples.experts, traffic, task.fitted, task.model.top_k)
 
 
 def tried(task: Task, predictor: Predictor | None) -> dict[str, float]:

@@ -3,7 +3,8 @@
 Legend: I samples, or those of a step; L MoE layers; E experts; D devices; X exchanges; C link classes.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,9 @@ from ...certify.recounted import Recounted
 from ...evaluate.evaluate import verdict
 from ...evaluate.homes import steps_of
 from ...evaluate.metrics import EXCHANGE
+from ...options import SamplePolicyOptions
 from ..strategy import Again, Check, Told
-from .policy import PLAN, TRIED, SamplePolicyOptions, fitted_predictor, locality, tried
+from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 
 __all__ = ["recheck"]
 
@@ -128,20 +130,17 @@ def _outcome(
     cohort, samples, reached = task.cohorts[0], task.samples, list[tuple[float, float]]()
     assert cohort.step is not None
     assert samples is not None
-    copies = samples.under(task.placement).copies
-    for at in steps_of(cohort.step):
-        place, room = cohort.unit_ids[at], -(-len(at) // copies.shape[2])
-        for layer in range(plan.model.num_layers):
-            exchanges, home_I = [copies[place, layer].astype(np.float64)], device_LM[layer + 1, at]
-            if predictor is not None and layer + 1 < plan.model.num_layers:
-                assert samples.experts is not None
-                following = predictor.copies(layer, samples.experts[place, layer])
-                exchanges += [] if following is None else [following]
-            if busiest:
-                reached.append((_busiest(exchanges, home_I, channels), _least_busiest(exchanges, room, channels)))
-            else:
-                price_ID = sum(exchanges) @ link_cost(plan.cluster)
-                reached.append((float(price_ID[np.arange(len(at)), home_I].sum()), _least(price_ID, room)))
+    copies, experts = samples.under(task.placement).copies, samples.experts
+    assert experts is not None
+    for at, layer in itertools.product(steps_of(cohort.step), range(plan.model.num_layers)):
+        place, home_I, room = cohort.unit_ids[at], device_LM[layer + 1, at], -(-len(at) // copies.shape[2])
+        following = None if predictor is None else predictor.copies(layer, experts[place, layer])
+        traffic = Traffic(copies[place, layer].astype(np.float64), following)
+        if busiest:
+            reached.append((_busiest(traffic, home_I, channels), _least_busiest(traffic, room, channels)))
+        else:
+            price_ID = np.sum(traffic.exchanges, axis=0) @ link_cost(plan.cluster)
+            reached.append((float(price_ID[np.arange(len(at)), home_I].sum()), _least(price_ID, room)))
     value, bound = np.mean(reached, axis=0).tolist()
     yield Check("objective's name", outcome.objective.name, channels.name if busiest else "link_cost")
     yield Check("objective", outcome.objective.value, value)
@@ -156,10 +155,10 @@ def _ports(channels: Channels) -> NDArray[np.bool_]:
     return np.stack([~far_DD & ~np.eye(len(node_D), dtype=bool), far_DD])
 
 
-def _busiest(exchanges: Sequence[Numbers], home_I: NDArray[np.int64], channels: Channels) -> float:
+def _busiest(traffic: Traffic, home_I: NDArray[np.int64], channels: Channels) -> float:
     """Seconds, or copies, of the busiest port in every exchange."""
     total, ports = 0.0, _ports(channels)
-    for copies_ID in exchanges:
+    for copies_ID in traffic.exchanges:
         between_DD = (home_I == np.arange(copies_ID.shape[1])[:, None]).astype(np.float64) @ copies_ID
         ends = [(between_DD * ports).sum(axis=axis).max(axis=1) for axis in (1, 2)]
         total += float((channels.alpha + channels.beta * np.max(ends, axis=0)).max())
@@ -174,14 +173,12 @@ def _least(cost_ID: Numbers, room: int) -> float:
     return float(cost_IP[linear_sum_assignment(cost_IP)].sum())
 
 
-def _least_busiest(exchanges: Sequence[Numbers], room: int, channels: Channels) -> float:
+def _least_busiest(traffic: Traffic, room: int, channels: Channels) -> float:
     """Lower bound on the time of any homes, at the solver's port weights. Any weights prove a bound."""
-    size, ports = exchanges[0].shape[1], _ports(channels)
-    traffic = Traffic(exchanges[0], exchanges[1] if len(exchanges) > 1 else None)
-    weights = np.maximum(port_bound.least_time(traffic, np.full(size, room), channels).weights, 0.0)
+    room_D, cost_ID = np.full(traffic.gather.shape[1], room), np.zeros_like(traffic.gather)
+    weights = np.maximum(port_bound.least_time(traffic, room_D, channels).weights, 0.0)
     weights = weights / weights.sum(axis=(1, 2, 3), keepdims=True)
-    cost_ID = np.zeros_like(exchanges[0])
-    for copies_ID, (sent_CD, received_CD) in zip(exchanges, weights.transpose(0, 2, 1, 3), strict=True):
+    for copies_ID, (sent_CD, received_CD) in zip(traffic.exchanges, weights.transpose(0, 2, 1, 3), strict=True):
         weight_CDD = sent_CD[:, :, None] + received_CD[:, None, :]
-        cost_ID += copies_ID @ np.einsum("c,cde,cde->ed", channels.beta, ports, weight_CDD)
+        cost_ID += copies_ID @ np.einsum("c,cde,cde->ed", channels.beta, _ports(channels), weight_CDD)
     return float((weights.sum(axis=(2, 3)) @ channels.alpha).sum()) + _least(cost_ID, room)

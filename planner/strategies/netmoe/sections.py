@@ -8,7 +8,7 @@ from ...document import Section, Text
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, MOVED, NODE_COPIES
 from ...evaluate.price import STEP
 from ...figures import TimeUnit, find, value
-from .policy import SamplePolicyOptions
+from ...options import SamplePolicyOptions
 
 __all__ = ["remarks", "sections"]
 

@@ -3,7 +3,6 @@
 Legend: I samples; L MoE layers; D devices.
 """
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,10 +18,11 @@ from ...evaluate.homes import Dealt, Rehoming, Staying, Totals
 from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
+from ...options import SamplePolicyOptions
 from ...task import Task
 from ..strategy import Solution, Strategy
 from . import NetmoeParams
-from .policy import PLAN, TRIED, SamplePolicyOptions, fitted_predictor, locality, tried
+from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 from .recheck import recheck
 from .sections import remarks, sections
 
@@ -63,8 +63,7 @@ class Netmoe(Strategy):
         UsageError
             The trace has no samples, or a placement with replicas that its traffic does not follow.
         """
-        assert isinstance(task.params, NetmoeParams)
-        asked, tried_s = task.params.method, dict[str, float]()
+        asked, tried_s = NetmoeParams.of(task).method, dict[str, float]()
         several = asked is None and task.costs is not None and bool(task.costs.exchange)
         method: str = asked or TRIED[0]
         predictor = None if method == "paper" else fitted_predictor(task, task.placement)
@@ -75,13 +74,16 @@ class Netmoe(Strategy):
             method = min(TRIED, key=lambda one: tried_s[one])
         index = locality(task)
         task.say(f"locality index {index.share:.1%}: no homes save a larger share; re-homing the samples online")
-        sidecars = {} if predictor is None else {predictor.file_name: predictor.to_bytes()}
-        files = [SidecarFile(file=name, sha256=hashlib.sha256(data).hexdigest()) for name, data in sidecars.items()]
+        named, sidecars = None, dict[str, bytes]()
+        if predictor is not None:
+            contents = predictor.to_bytes()
+            named = SidecarFile.of("predictor", contents)
+            sidecars[named.file] = contents
         return Solution(
             decision=SamplePolicyDecision(
                 method=method,
                 layers=tuple(range(task.model.num_layers)),
-                predictor=files[0] if files else None,
+                predictor=named,
             ),
             options=SamplePolicyOptions(
                 copies="pairs" if isinstance(task.source, CountTrace) else "devices",
@@ -120,7 +122,6 @@ class Netmoe(Strategy):
 
     def finished(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
         """The solution with what was reached on the fitted steps, and what dealing samples by length leaves of it."""
-        assert isinstance(solution.options, SamplePolicyOptions)
         assert isinstance(solution.decision, SamplePolicyDecision)
         over = verdict(evaluated, self.judged_on(task.scene, "migrating"), against="dealt/standard").gain
         totals = evaluated.homes[PLAN][0].totals

@@ -26,7 +26,7 @@ from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.pipelined import Pipeline
 from ...options import StageSeconds
 
-__all__ = ["BASELINES", "DegreeTable", "stages", "tabulated", "unequal"]
+__all__ = ["BASELINES", "DegreeTable", "stages_of", "tabulated", "unequal"]
 
 Seconds = NDArray[np.float64]
 Shares = tuple[float, ...]
@@ -161,8 +161,18 @@ def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:
     )
 
 
-def stages(pipeline: Pipeline, cut: Cut, factor: float) -> StageSeconds:
-    """Seconds of the stages of each chunk on the fitted steps, mean over steps."""
+def stages_of(pipeline: Pipeline, cuts: Cuts) -> dict[str, Any]:
+    """The stages of the fitted steps in one piece and in chunks, by their names in `PipelineOptions`."""
+    back = cuts.backward
+    return {
+        "whole": _stages(pipeline, Cut.equal(1, pipeline.model.num_layers), 1.0),
+        "forward": _stages(pipeline, cuts.forward, 1.0),
+        "backward_pass": None if back is None else _stages(pipeline, back, pipeline.backward),
+    }
+
+
+def _stages(pipeline: Pipeline, cut: Cut, factor: float) -> StageSeconds:
+    """Seconds of the stages of each chunk, mean over steps; experts take `factor` times as long."""
     dispatch, experts, combine = (one.seconds.mean(axis=1).T for one in pipeline.chunks(cut).stages)
 
     def column(seconds_LC: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:

@@ -9,15 +9,16 @@ from dataclasses import replace
 from ....errors import CertificationError, InputError, UsageError
 from ....runtime.decisions import PipelineDecision
 from ....runtime.plan import Plan
+from ....solvers.outcome import Outcome
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
-from ...evaluate.chunks import Cut, Cuts
+from ...evaluate.chunks import Cuts
 from ...evaluate.journey import Journey
 from ...evaluate.pipelined import Pipeline
 from ...evaluate.price import pipeline_of
 from ...options import PipelineOptions, StageSeconds
 from ..strategy import Again, Check, Told
 from . import MAX_DEGREE
-from .degrees import BASELINES, DegreeTable, stages, tabulated
+from .degrees import BASELINES, DegreeTable, stages_of, tabulated
 
 __all__ = ["recheck"]
 
@@ -26,7 +27,8 @@ TOLERANCE = 1e-9
 
 def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     """Recheck a plan as `Strategy.recheck` says."""
-    options, decision = PipelineOptions.of(plan), _decided(plan)
+    options, decision = PipelineOptions.of(plan), plan.decisions.pipeline
+    assert decision is not None
     _check_shape(plan, options, decision)
     if again is None or "pipeline" not in plan.outcome:
         return
@@ -42,18 +44,13 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     ((tally,),) = again.task.replay(replace(scene, cohorts=scene.cohorts[:1]), [journey], ports=True)
     pipeline = pipeline_of(tally, scene, passes, decision.capacity_factor)
     table = tabulated(pipeline, options.max_degree, joint=options.joint)
-    yield from _outcome(plan, options, pipeline, table)
+    yield from _outcome(plan.outcome["pipeline"], decision, options, pipeline, table)
     _check_baselines(options, table)
     yield Told("degrees", checked=True)
     yield from _stage_checks(options, pipeline, Cuts.of(decision))
     yield Told("that the degrees of paper are those of its algorithm", checked=False)
     if decision.shares is not None:
         yield Told("that no other shares of chunks take fewer seconds", checked=False)
-
-
-def _decided(plan: Plan) -> PipelineDecision:
-    assert plan.decisions.pipeline is not None
-    return plan.decisions.pipeline
 
 
 def _check_shape(plan: Plan, options: PipelineOptions, decision: PipelineDecision) -> None:
@@ -90,9 +87,10 @@ def _check_shape(plan: Plan, options: PipelineOptions, decision: PipelineDecisio
         raise CertificationError("a fixed capacity without every expert once and as many on every device")
 
 
-def _outcome(plan: Plan, options: PipelineOptions, pipeline: Pipeline, table: DegreeTable) -> Iterator[Check | Told]:
+def _outcome(
+    outcome: Outcome, decision: PipelineDecision, options: PipelineOptions, pipeline: Pipeline, table: DegreeTable
+) -> Iterator[Check | Told]:
     """Recheck that the objective is what the plan takes, and the bound, of equal chunks, the least any degrees take."""
-    outcome, decision = plan.outcome["pipeline"], _decided(plan)
     goal = (outcome.objective.name, outcome.objective.sense, outcome.bound_kind)
     if goal != ("moe_s", "min", "full search" if decision.shares is None else None):
         raise CertificationError(f"objective and bound {goal}; expected the least moe_s by a full search")
@@ -141,13 +139,11 @@ def _check_baselines(options: PipelineOptions, table: DegreeTable) -> None:
 
 def _stage_checks(options: PipelineOptions, pipeline: Pipeline, cuts: Cuts) -> Iterator[Check]:
     """The stages of the chunks, which a timeline draws."""
-    whole = Cut.equal(1, pipeline.model.num_layers)
-    passes = ((options.whole, whole, 1.0), (options.forward, cuts.forward, 1.0))
-    for claimed, cut, factor in (*passes, (options.backward_pass, cuts.backward, pipeline.backward)):
-        if (claimed is None) != (cut is None):
+    for key, stages in stages_of(pipeline, cuts).items():
+        claimed = getattr(options, key)
+        if (claimed is None) != (stages is None):
             raise CertificationError("options.pipeline: stages of a pass that the plan does not decide")
-        if claimed is not None and cut is not None:
-            yield from _columns(claimed, stages(pipeline, cut, factor))
+        yield from () if claimed is None else _columns(claimed, stages)
 
 
 def _columns(claimed: StageSeconds, found: StageSeconds) -> Iterator[Check]:

@@ -3,6 +3,7 @@
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from ...evaluate.metrics import COMBINE, DISPATCH, DROPPED, EXPERTS
 from ...figures import TimeUnit, find, value
 from ...options import PipelineOptions, StageSeconds
 
-__all__ = ["curve_gain", "degree_choices", "degree_summary", "pipeline_options", "remarks", "sections", "stage_seconds"]
+__all__ = ["degree_choices", "layer_passes", "pipeline_options", "remarks", "sections", "stage_seconds"]
 
 Seconds = NDArray[np.float64]
 LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
@@ -32,35 +33,18 @@ def pipeline_options(plan: Plan) -> PipelineOptions:
     """
     if plan.decisions.pipeline is None:
         raise InputError("the plan decides no pipeline; solve one with moeplan solve --strategy pipemoe")
-    options = PipelineOptions.of(plan)
-    degrees, num_layers = plan.decisions.pipeline, plan.model.num_layers
-    whole = (1,) * num_layers
+    options, degrees, whole = PipelineOptions.of(plan), plan.decisions.pipeline, (1,) * plan.model.num_layers
     back = degrees.backward or whole
     cuts = ((options.whole, whole), (options.forward, degrees.forward), (options.backward_pass, back))
-    for stages, counts in cuts:
-        for _, column in stages or ():
-            if len(column) != num_layers or any(
-                len(one) not in (1, count) for one, count in zip(column, counts, strict=True)
-            ):
-                raise InputError(
-                    f"options.pipeline: stages of other than the chunks of {num_layers} layers; re-run solve"
-                )
+    for counts, column in ((counts, column) for stages, counts in cuts for _, column in stages or ()):
+        widths = tuple(map(len, column))
+        if len(widths) != len(counts) or any(width not in (1, n) for width, n in zip(widths, counts, strict=True)):
+            raise InputError(f"options.pipeline: stages of other than the chunks of {len(whole)} layers; re-run solve")
     return options
 
 
-def degree_summary(plan: Plan) -> str:
-    """Counts of layers by degree in each pass, in words."""
-    pipeline = plan.decisions.pipeline
-    assert pipeline is not None
-    words = f"forward {_tallied(pipeline.forward)}"
-    if pipeline.backward is not None:
-        words += f"; backward {_tallied(pipeline.backward)}"
-    return f"{words} ({degree_choices(plan)})"
-
-
-def degree_choices(plan: Plan) -> str:
+def degree_choices(options: PipelineOptions) -> str:
     """Limits of the choice of degrees, and the channels assumed, in words."""
-    options = pipeline_options(plan)
     words = [f"up to {options.max_degree}", "full duplex" if options.full_duplex else "half duplex"]
     if options.joint:
         words.append("one for both passes" if options.backward else "--joint without effect: no backward pass")
@@ -93,7 +77,8 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     assert decision is not None
     if {*decision.forward, *(decision.backward or ())} == {1}:
         yield "one piece is best in every layer: chunks cost more start-up time than overlap hides"
-    yield f"chunks per layer: {degree_summary(plan)}"
+    backward = "" if decision.backward is None else f"; backward {_tallied(decision.backward)}"
+    yield f"chunks per layer: forward {_tallied(decision.forward)}{backward} ({degree_choices(options)})"
     dispatch, experts, combine = (value(whole, name) for name in (DISPATCH, EXPERTS, COMBINE))
     busy = {"exchanges": dispatch + combine, "experts": experts}
     if options.full_duplex:
@@ -103,7 +88,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         f"overlap can hide at most {TimeUnit.worded(hidden)} of a forward pass:"
         f" {', '.join(f'{name} {TimeUnit.worded(seconds)}' for name, seconds in busy.items())}"
     )
-    saved, bent = curve_gain(plan, options)
+    saved, bent = _curve_gain(plan, options)
     if bent > LEAST_CURVE_SHARE * saved > 0:
         yield (
             f"of {TimeUnit.worded(saved)} that chunks save on the fitted steps, {TimeUnit.worded(bent)} are no overlap:"
@@ -138,7 +123,7 @@ def _tallied(degrees: Sequence[int]) -> str:
     return ", ".join(f"{degree} in {number} layer{'s' * (number > 1)}" for degree, number in sorted(layers.items()))
 
 
-def curve_gain(plan: Plan, options: PipelineOptions) -> tuple[float, float]:
+def _curve_gain(plan: Plan, options: PipelineOptions) -> tuple[float, float]:
     """Seconds that chunks save over one piece, and those of them that are lost if none is faster than its part of it.
 
     Work cut into pieces takes no less on a device; a fitted curve may say so where it bends upwards or steps.
@@ -152,26 +137,46 @@ def curve_gain(plan: Plan, options: PipelineOptions) -> tuple[float, float]:
 
     where curve(i) is of all calls of the chunk's experts.
     """
+    saved_s = lost_s = 0.0
+    for layer in range(plan.model.num_layers):
+        for one in layer_passes(plan, options, layer):
+            first_C, experts_C, last_C = one.chunks
+            chunked_s, honest_s = (
+                float(chunk_seconds(first_C, busy_C, last_C, full_duplex=options.full_duplex))
+                for busy_C in (experts_C, np.maximum(experts_C, one.shares * one.whole[1]))  # (1)
+            )
+            saved_s += float(np.sum(one.whole)) - chunked_s
+            lost_s += honest_s - chunked_s
+    return saved_s, lost_s
+
+
+class LayerPass(NamedTuple):
+    """A pass of a layer: the shares of its chunks `[C]`, and the seconds of its stages, whole `[1]` and in chunks."""
+
+    name: str
+    shares: Seconds
+    whole: list[Seconds]
+    chunks: list[Seconds]
+
+
+def layer_passes(plan: Plan, options: PipelineOptions, layer: int) -> Iterator[LayerPass]:
+    """The passes of a layer that the plan decides, forward first."""
     decision = plan.decisions.pipeline
     assert decision is not None
-    there, back = (None, None) if decision.shares is None else (decision.shares.forward, decision.shares.backward)
-    gained = lifted = 0.0
-    for degrees, stages, uneven, slower in (
-        (decision.forward, options.forward, there, None),
-        (decision.backward, options.backward_pass, back, options.backward),
+    for name, stages, slower in (
+        ("forward", options.forward, (None, None)),
+        ("backward", options.backward_pass, (options.backward, 1.0)),  # its chunks' seconds are backward ones already
     ):
-        for layer, degree in enumerate(degrees or () if stages is not None else ()):
-            assert stages is not None
-            share_C = np.full(degree, 1 / degree) if uneven is None else np.array(uneven[layer])
-            whole = stage_seconds(options.whole, layer, 1, backward=slower)
-            first_C, experts_C, last_C = stage_seconds(stages, layer, degree, backward=None if slower is None else 1.0)
-            taken, honest = (
-                float(chunk_seconds(first_C, busy_C, last_C, full_duplex=options.full_duplex))
-                for busy_C in (experts_C, np.maximum(experts_C, share_C * whole[1]))  # (1)
-            )
-            gained += float(np.sum(whole)) - taken
-            lifted += honest - taken
-    return gained, lifted
+        degrees, shares = getattr(decision, name), getattr(decision.shares, name, None)
+        if degrees is None or stages is None:
+            continue
+        degree = degrees[layer]
+        yield LayerPass(
+            name,
+            np.full(degree, 1 / degree) if shares is None else np.array(shares[layer]),
+            stage_seconds(options.whole, layer, 1, backward=slower[0]),
+            stage_seconds(stages, layer, degree, backward=slower[1]),
+        )
 
 
 def stage_seconds(stages: StageSeconds, layer: int, degree: int, *, backward: float | None) -> list[Seconds]:

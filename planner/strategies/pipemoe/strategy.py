@@ -8,7 +8,7 @@ from ....runtime.decisions import DispatchModel, PipelineDecision
 from ....runtime.plan import Plan
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
-from ...evaluate.chunks import Cut, Cuts
+from ...evaluate.chunks import Cuts
 from ...evaluate.costs import CostModel
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.pipelined import Pipeline, capacity
@@ -19,7 +19,7 @@ from ...options import MAX_SECONDS, PipelineOptions
 from ...task import Task
 from ..strategy import Solution, Strategy
 from . import PipemoeParams
-from .degrees import BASELINES, DegreeTable, stages, tabulated, unequal
+from .degrees import BASELINES, DegreeTable, stages_of, tabulated, unequal
 from .recheck import recheck
 from .sections import remarks, sections
 
@@ -49,7 +49,7 @@ class Pipemoe(Strategy):
 
     def passes(self, task: Task) -> Passes:
         """Forward, and backward where all tokens are of training."""
-        return Passes(BACKWARD if task.units.training else 0.0, _params(task).full_duplex)
+        return Passes(BACKWARD if task.units.training else 0.0, PipemoeParams.of(task).full_duplex)
 
     def solve(self, task: Task) -> Solution:
         """Choose the degrees of every layer by the busiest device and port of the fitted steps.
@@ -61,7 +61,7 @@ class Pipemoe(Strategy):
         InputError
             The profile cannot time an exchange or the experts, or says absurd times; no token is routed.
         """
-        trace, params = task.trace, _params(task)
+        trace, params = task.trace, PipemoeParams.of(task)
         _check_costs(task)
         task.say("replaying the trace under the placement")
         journey = Journey(task.dispatch_model, task.placement)
@@ -81,11 +81,6 @@ class Pipemoe(Strategy):
         """The same placement at other degrees."""
         own, baselines = Contender("plan", journey), PipelineOptions.of(plan).baselines
         return [own.named(name, cuts=Cuts.of(decision)) for name, decision in baselines.items()]
-
-
-def _params(task: Task) -> PipemoeParams:
-    assert isinstance(task.params, PipemoeParams)
-    return task.params
 
 
 def _check_costs(task: Task) -> None:
@@ -109,7 +104,7 @@ def _check_costs(task: Task) -> None:
 
 
 def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
-    factor, model, passes = _params(task).capacity_factor, task.model, task.scene.passes
+    factor, model, passes = PipemoeParams.of(task).capacity_factor, task.model, task.scene.passes
     assert passes is not None
     if not tally.loads.any():
         raise InputError(f"{path}: no token is routed in the fitted, or in the held-out, steps")
@@ -157,7 +152,7 @@ def _outcome(pipeline: Pipeline, table: DegreeTable, degrees: PipelineDecision, 
 
 
 def _options(task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts) -> PipelineOptions:
-    params = _params(task)
+    params = PipemoeParams.of(task)
     return PipelineOptions(
         method=params.method,
         max_degree=table.max_degree,
@@ -167,9 +162,7 @@ def _options(task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts) -> 
         placement="contiguous" if task.base is None else "base",
         baselines={name: table.degrees(name) for name in BASELINES if name != params.method},
         a2a_ffn_overlap_degree=table.tutel,
-        whole=stages(pipeline, Cut.equal(1, pipeline.model.num_layers), 1.0),
-        forward=stages(pipeline, cuts.forward, 1.0),
-        backward_pass=None if cuts.backward is None else stages(pipeline, cuts.backward, pipeline.backward),
+        **stages_of(pipeline, cuts),
     )
 
 

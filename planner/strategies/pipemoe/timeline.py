@@ -18,8 +18,7 @@ from ....solvers.pipemoe import simulate
 from ....solvers.pipemoe.seconds import Event, Stage
 from ...document import drawn, write_page
 from ...figures import TimeUnit
-from ...options import StageSeconds
-from .sections import degree_choices, pipeline_options, stage_seconds
+from .sections import degree_choices, layer_passes, pipeline_options
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -82,29 +81,19 @@ def timelines(plan: Plan, layer: int) -> list[Timeline]:
     UsageError
         There is no such layer.
     """
-    options, pipeline = pipeline_options(plan), plan.decisions.pipeline
-    assert pipeline is not None
+    options = pipeline_options(plan)
     if not 0 <= layer < plan.model.num_layers:
         raise UsageError(f"--timeline {layer}; expected an MoE layer, 0 to {plan.model.num_layers - 1}")
-
-    def run(stages: StageSeconds, degree: int, backward: float | None) -> tuple[Event, ...]:
-        """Simulate one pass of the layer."""
-        chunks = [stage.tolist() for stage in stage_seconds(stages, layer, degree, backward=backward)]
-        return simulate(*chunks, full_duplex=options.full_duplex)
-
-    passes: list[Timeline] = []
-    for name, degrees, stages, slower in (
-        ("forward", pipeline.forward, options.forward, None),
-        ("backward", pipeline.backward, options.backward_pass, options.backward),
-    ):
-        if degrees is None or stages is None:
-            continue
-        whole = run(options.whole, 1, slower)
-        passes.append(Timeline(f"{name} in one piece", 1, whole, whole[-1].end_s))
-        if (degree := degrees[layer]) > 1:
-            cut = run(stages, degree, None if slower is None else 1.0)
-            passes.append(Timeline(name, degree, cut, whole[-1].end_s))
-    return passes
+    rows = list[Timeline]()
+    for one in layer_passes(plan, options, layer):
+        whole, chunks = (
+            simulate(*(stage.tolist() for stage in stages), full_duplex=options.full_duplex)
+            for stages in (one.whole, one.chunks)
+        )
+        rows.append(Timeline(f"{one.name} in one piece", 1, whole, whole[-1].end_s))
+        if len(one.shares) > 1:
+            rows.append(Timeline(one.name, len(one.shares), chunks, whole[-1].end_s))
+    return rows
 
 
 def timeline_picture(plan: Plan, layer: int, width: int) -> Iterable[str]:
@@ -114,7 +103,7 @@ def timeline_picture(plan: Plan, layer: int, width: int) -> Iterable[str]:
     longest_s = max(one.seconds for one in passes)
     pictures = [_lanes(one, longest_s, columns) for one in passes]
     shaded = any({*SHADES[1:]} & {*lane} for lanes in pictures for lane in lanes)
-    yield f"layer {layer}, {BASIS}; {degree_choices(plan)}"
+    yield f"layer {layer}, {BASIS}; {degree_choices(pipeline_options(plan))}"
     yield f"a column = {TimeUnit.worded(longest_s / columns)}, digit = chunk, % = share of the pass it is busy"
     if shaded:
         yield f"{SHADES[1:]} = share of a column that is busy, where chunks are too many for digits"
@@ -144,8 +133,9 @@ def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None
         events = trace_events(passes, layer)
         write_json(path, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about})
         return
+    choices = degree_choices(pipeline_options(plan))
     text = (
-        f"{plan.model.name}, {', '.join(plan.strategies)} ({degree_choices(plan)}); seconds of a chunk are {BASIS}, and"
+        f"{plan.model.name}, {', '.join(plan.strategies)} ({choices}); seconds of a chunk are {BASIS}, and"
         " all figures have one scale. A bar is a chunk, numbered where they are few; point at one for its seconds."
     )
     longest_s = max(one.seconds for one in passes)
@@ -193,26 +183,25 @@ def _lanes(timeline: Timeline, longest_s: float, columns: int) -> list[str]:
         for _, events, _ in timeline.lanes()
     ]
     if timeline.degree <= len(SIGNS):
-        lanes = [_signed(one, columns) for one in spans]
+        lanes = [_signed(lane, columns) for lane in spans]
         if all(len({*lane} - {" "}) == timeline.degree for lane in lanes):
             return lanes
-    return [_shaded(one, columns) for one in spans]
+    return [_shaded(lane, columns) for lane in spans]
 
 
-def _signed(spans: Sequence[tuple[float, ...]], columns: int) -> str:
+def _signed(spans: Sequence[tuple[float, float]], columns: int) -> str:
     """The chunks of a stage where they run; one that has the middle of no column takes a blank one near its own."""
-    signs = [" "] * columns
-    whole = [[round(at) for at in span] for span in spans]
-    for sign, (first, last) in zip(SIGNS, whole, strict=False):
+    signs, ends = [" "] * columns, [(round(start), round(end)) for start, end in spans]
+    for sign, (first, last) in zip(SIGNS, ends, strict=False):
         signs[first:last] = sign * (last - first)
-    for sign, (first, last) in zip(SIGNS, whole, strict=False):
+    for sign, (first, last) in zip(SIGNS, ends, strict=False):
         at = min(first, columns - 1)
         if first == last and signs[at] == " ":
             signs[at] = sign
     return "".join(signs).rstrip()
 
 
-def _shaded(spans: Sequence[tuple[float, ...]], columns: int) -> str:
+def _shaded(spans: Sequence[tuple[float, float]], columns: int) -> str:
     busy = [sum(max(min(last, at + 1) - max(first, at), 0.0) for first, last in spans) for at in range(columns)]
     return "".join(SHADES[min(math.ceil(share * 4 - SLACK), 4)] for share in busy).rstrip()
 

@@ -1,6 +1,5 @@
 """Homes solved for in the background: in any batches, from a plan and its predictor, and what goes wrong there."""
 
-import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -106,17 +105,14 @@ def test_no_thread_is_left(ranks: list[list[Any]]) -> None:
 
 
 def plan_with(predictor: Predictor | None, method: str = "even") -> Plan:
-    contents = None if predictor is None else predictor.to_bytes()
-    named = None
-    if predictor is not None and contents is not None:
-        named = SidecarFile(file=predictor.file_name, sha256=hashlib.sha256(contents).hexdigest())
+    named = None if predictor is None else SidecarFile.of("predictor", predictor.to_bytes())
     policy = SamplePolicyDecision(method=method, layers=(0, 2), predictor=named)
     return made_plan(Cluster(2, 2), Moving().config.spec(), sample_policy=policy)
 
 
 def test_a_policy_is_what_the_plan_decides_with_the_predictor_beside_it(tmp_path: Path) -> None:
     predictor = Predictor(np.random.default_rng(0).random((2, 8, 4), np.float32))
-    (tmp_path / predictor.file_name).write_bytes(predictor.to_bytes())
+    (tmp_path / SidecarFile.of("predictor", predictor.to_bytes()).file).write_bytes(predictor.to_bytes())
     decided = SamplePolicy.of(plan_with(predictor), tmp_path)
     assert decided.predictor is not None
     assert np.array_equal(decided.predictor.per_pair, predictor.per_pair)
@@ -130,7 +126,8 @@ def test_a_policy_that_cannot_be_carried_out_is_refused_in_one_line(damage: str,
     predictor = Predictor(np.ones((2, 8, 4), np.float32))
     plan = plan_with(None, "dice") if damage == "method" else plan_with(predictor)
     if damage == "another":
-        (tmp_path / predictor.file_name).write_bytes(Predictor(np.zeros((2, 8, 4), np.float32)).to_bytes())
+        name = SidecarFile.of("predictor", predictor.to_bytes()).file
+        (tmp_path / name).write_bytes(Predictor(np.zeros((2, 8, 4), np.float32)).to_bytes())
     with pytest.raises(MoeplanError) as refused:
         SamplePolicy.of(plan, None if damage == "no folder" else tmp_path)
     expected = {

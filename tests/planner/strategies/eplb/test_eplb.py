@@ -9,8 +9,7 @@ import pytest
 
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.certify import certify
-from moeplan.profilers.cluster import Cluster
-from moeplan.solvers.eplb import raw_balance
+from moeplan.planner.options import PlacementOptions
 from moeplan.solvers.placement import keeps_groups_whole
 from tests.planner.makers import (
     assert_refused,
@@ -22,7 +21,6 @@ from tests.planner.makers import (
     judged,
     planned,
     rewritten,
-    said,
     stored,
     tallied,
 )
@@ -89,7 +87,7 @@ def test_every_figure_is_recomputed(tmp_path: Path, keys: tuple[str, ...], chang
     trace, _ = tallied(tmp_path / "t", keys=keys)
     certificate = certify(on_counts(trace, fit_fraction=0.5 if keys else 1.0, **changes), trace.path)
     assert certificate.largest_difference < 1e-12
-    assert {"metrics of every contender", "verdict", "objective", "raw EPLB"} <= {*certificate.checks}
+    assert {"metrics of every contender", "verdict", "objective"} <= {*certificate.checks}
 
 
 def test_counts_as_large_as_a_trace_may_hold_are_certified(tmp_path: Path) -> None:
@@ -109,10 +107,6 @@ def test_counts_as_large_as_a_trace_may_hold_are_certified(tmp_path: Path) -> No
         ("options.evaluation.unit", "sample"),
         ("options.evaluation.home", "ordinal"),
         ("options.evaluation.step", "derived"),
-        ("options.placement.raw.balance", lambda x: x + 1e-6),
-        ("options.placement.raw.duplicates", lambda x: x + 1),
-        ("options.placement.raw.repaired", lambda x: x - 1e-6),
-        ("options.placement.raw.plan", lambda x: x - 1e-6),
         ("options.placement.quantile", 0.5),
         ("options.placement.method", "published"),
         ("options.placement.dead", [1]),
@@ -183,14 +177,11 @@ def test_the_counts_of_a_trace_give_the_loads_that_its_tokens_give(make_trace: A
     assert judged(one)[OURS]["balance"] == pytest.approx(judged(other)[OURS]["balance"], rel=1e-12)
 
 
-def test_raw_eplb_is_told_with_its_duplicates_beside_what_is_legal(tmp_path: Path) -> None:
-    trace, loads = tallied(tmp_path / "t", experts=8)
-    plan = planned(trace, "eplb", "1x4", redundant=8)
-    raw = plan.options["placement"]["raw"]
-    expected = raw_balance(fit_part(loads).sum(axis=0), Cluster.parse("1x4"), slots=4)
-    assert (raw["balance"], raw["duplicates"]) == (expected.balance, expected.duplicates)
-    assert expected.duplicates > 0
-    assert f"with {expected.duplicates} experts twice on a device" in said(plan)
+def test_figures_that_earlier_plans_hold_are_read_over_and_told(tmp_path: Path) -> None:
+    trace, _ = tallied(tmp_path / "t")
+    plan = edited(planned(trace, "eplb"), "options.placement.raw", {"balance": 1.1})
+    assert "EPLB unrepaired, and plans of a phase judged on another" in certify(plan, trace.path).unchecked
+    assert "raw" not in PlacementOptions.of(edited(plan, "options.placement.swaps", [])).model_dump()
 
 
 def test_on_a_real_training_run_balancing_step_by_step_pays_on_steps_it_has_not_seen(

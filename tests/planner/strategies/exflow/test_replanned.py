@@ -96,7 +96,7 @@ def test_a_move_is_weighed_at_the_vectors_of_an_expert_over_those_saved_within_a
         asked.append(options)
         return reconsider(*args, **options)
 
-    monkeypatch.setattr("moeplan.planner.strategies.exflow.solve.reconsider", noted)
+    monkeypatch.setattr("moeplan.planner.strategies.exflow.strategy.reconsider", noted)
     plan = planned(trace, previous=old, horizon_tokens=5e4, time_limit_s=20.0, **changes)
     (options,) = asked
     assert options["price"] == pytest.approx(3 * 96 * plan.evaluation.fit.num_tokens / 5e4 / saved)

@@ -1,12 +1,11 @@
 """The learning curve of exflow: gain of a placement on held-out samples by the tokens that it was fitted to.
 
-Legend: R bootstrap draws.
+Legend: S subsets; R a figure, then its bootstrap draws.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from ....errors import UsageError
-from ....runtime.plan import Metric
-from ....solvers.exflow.budget import layer_work
-from ....solvers.outcome import PlacementResult, Status
-from ....solvers.placement import Placement
-from ...document import Column, Section, Table, Text, drawn, to_console, write_page
-from ...evaluate.evaluate import evaluate
-from ...evaluate.journey import Contender, Journey, contiguous_in, today
-from ...evaluate.metrics import NODE_COPIES, Figures, copies_metric
-from ...evaluate.sums import DRAWS, interval
-from ...request import Request
-from ...solve import task_for
-from ...task import Task
-from ..placement import PlacementStrategy
-from .solve import params_of, place
+from ..errors import UsageError
+from ..runtime.plan import Metric
+from ..solvers.exflow.budget import layer_work
+from ..solvers.outcome import PlacementResult, Status
+from ..solvers.placement import Placement
+from .document import Column, Section, Table, Text, drawn, to_console, write_page
+from .evaluate.evaluate import evaluate
+from .evaluate.journey import Contender, Journey, contiguous_in, today
+from .evaluate.metrics import NODE_COPIES, Figures, copies_metric
+from .evaluate.sums import difference, interval
+from .request import Request
+from .solve import task_for
+from .strategies.exflow import ExflowParams
+from .strategies.exflow.strategy import Exflow
+from .task import Task
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -122,14 +121,14 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
     if request.fit_fraction == 1:
         raise UsageError("--learning-curve with --fit-fraction 1; expected units held out to judge by: give less")
     task = task_for(request, on_progress)
-    params = params_of(task)
+    params = ExflowParams.of(task)
     if params.bound != "simple":
         raise UsageError(f"--learning-curve with --bound {params.bound}; it bounds no placement: leave it away")
     if params.max_load is not None:
         raise UsageError("--learning-curve with --max-load; few samples cannot be placed as evenly: leave it away")
     subsets = list(_subsets(np.flatnonzero(task.fitted), request.seed))
-    shared = dataclasses.replace(params, time_limit_s=params.time_limit_s / len(subsets))
-    task = dataclasses.replace(task, request=dataclasses.replace(request, params=shared))
+    shared = replace(params, time_limit_s=params.time_limit_s / len(subsets))
+    task = replace(task, request=replace(request, params=shared))
     _placed(task, subsets[-1], work=1.0)  # loads and compiles the solvers, in nobody's time
     work = max(WORK, ASSIGNED * task.model.num_layers * layer_work(task.model.num_experts, int(task.slots.sum())))
     placed, started = [], time.perf_counter()
@@ -145,17 +144,17 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
 def curve_report(curve: LearningCurve, console: "Console") -> None:
     """The points as a table, and whether more tokens would help."""
     points, last = curve.points, curve.points[-1].gain.value
-    columns = {
-        "fit tokens": [f"{point.num_tokens:,}".rjust(len("fit tokens")) for point in points],
-        f"{curve.unit}s": [str(point.num_units) for point in points],
-        "subsets": [str(point.num_subsets) for point in points],
-        "fewer copies held out (95 %)": [_ranged(point.gain) for point in points],
-        "of the last": [f"{point.gain.value / last:.1%}" if last > 0 else "-" for point in points],
-    }
+    columns = [
+        Column("fit tokens", [f"{point.num_tokens:,}".rjust(len("fit tokens")) for point in points]),
+        Column(f"{curve.unit}s", [str(point.num_units) for point in points]),
+        Column("subsets", [str(point.num_subsets) for point in points]),
+        Column("fewer copies held out (95 %)", [_ranged(point.gain) for point in points]),
+        Column("of the last", [f"{point.gain.value / last:.1%}" if last > 0 else "-" for point in points]),
+    ]
     places = "nodes" if curve.metric == NODE_COPIES else "devices"
     what = f"copies to other {places}, per token and layer, fewer than contiguous, {curve.dispatch_model}"
-    table = Table([Column(header, cells) for header, cells in columns.items()], whole=True)
-    to_console([Section("", (table, Text.of(what))), Section("", (Text.of(*_words(curve)),))], console)
+    sections = [Section("", (Table(columns, whole=True), Text.of(what))), Section("", (Text.of(*_words(curve)),))]
+    to_console(sections, console)
 
 
 def as_dict(curve: LearningCurve) -> dict[str, Any]:
@@ -185,8 +184,8 @@ def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]
 
 def _placed(task: Task, chosen: NDArray[np.int64], *, work: float) -> PlacementResult:
     """The placement that these units give; none where Ctrl-C ended its search."""
-    assert isinstance(task.strategy, PlacementStrategy)
-    placed = place(task.strategy.counted(task, chosen), task, task.slots, work=work)
+    assert isinstance(task.strategy, Exflow)
+    placed = task.strategy.place(task.strategy.counted(task, chosen), task, task.slots, work=work)
     if placed.outcome.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     return placed
@@ -200,45 +199,40 @@ def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
     model, cluster = task.model, task.request.cluster
     in_order = contiguous_in(task.slots, model, cluster) or today(model, cluster, task.slots)
     contenders.append(in_order.named("contiguous", dispatch_model=task.dispatch_model))
-    held_out = dataclasses.replace(task.scene, cohorts=task.cohorts[1:], costs=None)
+    held_out = replace(task.scene, cohorts=task.cohorts[1:], costs=None)
     return list(evaluate(held_out, contenders).judged.values())
 
 
 def _curve(
     task: Task, subsets: Sequence[NDArray[np.int64]], judged: Sequence[Figures], num_capped: int, wall_s: float
 ) -> LearningCurve:
-    *judged, base = judged
     metric = copies_metric(task.dispatch_model, task.request.cluster)
-    rng, by_size = np.random.default_rng(task.request.seed), {}
-    for size in sorted({len(one) for one in subsets}):
-        at = [number for number, one in enumerate(subsets) if len(one) == size]
-        gains = np.array([base.value[metric] - judged[number].value[metric] for number in at])
-        drawn_R = np.array([_draws(base, metric) - _draws(judged[number], metric) for number in at])[
-            rng.integers(len(at), size=DRAWS), np.arange(DRAWS)
-        ]
-        tokens = np.mean([task.units.unit_tokens[subsets[number]].sum() for number in at])
-        by_size[size] = Point(size, round(float(tokens)), len(at), _metric(float(gains.mean()), drawn_R)), drawn_R
-    *_, (half, half_R), (last, last_R) = by_size.values()
+    *figures, base = (one.summands[metric] for one in judged)
+    less_SR = np.concatenate([levels_QR for one in figures for levels_QR in difference(one, base).values()])
+    size_S = np.array([len(one) for one in subsets])
+    tokens_S = np.array([task.units.unit_tokens[one].sum() for one in subsets])
+    rng, draw = np.random.default_rng(task.request.seed), np.arange(1, less_SR.shape[1])
+    points, gains = list[Point](), list[NDArray[np.float64]]()
+    for size in np.unique(size_S).tolist():
+        of_size = np.flatnonzero(size_S == size)
+        drawn_R = less_SR[of_size[rng.integers(len(of_size), size=len(draw))], draw]
+        gains.append(np.concatenate([[less_SR[of_size, 0].mean()], drawn_R]))
+        points.append(Point(size, round(float(tokens_S[of_size].mean())), len(of_size), _metric(gains[-1])))
     return LearningCurve(
         unit=task.units.kind,
         dispatch_model=task.dispatch_model,
         metric=metric,
-        points=tuple(point for point, _ in by_size.values()),
-        last_doubling=_metric(last.gain.value - half.gain.value, last_R - half_R),
+        points=tuple(points),
+        last_doubling=_metric(gains[-1] - gains[-2]),
         num_solves=len(subsets),
         num_capped=num_capped,
         wall_s=wall_s,
     )
 
 
-def _metric(value: float, drawn_R: NDArray[np.float64]) -> Metric:
-    low, high = interval({"": np.concatenate([[value], drawn_R])[None]})
-    return Metric(value=value, low=low, high=high)
-
-
-def _draws(figures: Figures, metric: str) -> NDArray[np.float64]:
-    (levels_QR,) = figures.summands[metric].values()
-    return levels_QR[0, 1:]
+def _metric(figure_R: NDArray[np.float64]) -> Metric:
+    low, high = interval({"": figure_R[None]})
+    return Metric(value=float(figure_R[0]), low=low, high=high)
 
 
 def _words(curve: LearningCurve) -> list[str]:
