@@ -4,7 +4,7 @@ Legend: B steps; L MoE layers; E experts.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.count_form import CountTable
-from ..evaluate.costs import CostModel
 from ..evaluate.samples import Counter
+from ..evaluate.scene import Scene
 from ..task import Task
 from .census import Source
 from .naive import NaiveReplay
@@ -50,9 +50,9 @@ class Recounted(Task):
         return partial(self.replay.count_samples, Source(self.source, self.request.phases, by_step=True))
 
     @cached_property
-    def costs(self) -> CostModel | None:
-        """Cost model of the task; None where nothing is timed."""
-        return None if self.untimed else super().costs
+    def scene(self) -> Scene:
+        """Setting of the task, without costs where nothing is timed."""
+        return replace(super().scene, costs=None) if self.untimed else super().scene
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -200,7 +200,7 @@ def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
     model, cluster = task.model, task.request.cluster
     in_order = contiguous_in(task.slots, model, cluster) or today(model, cluster, task.slots)
     contenders.append(in_order.named("contiguous", dispatch_model=task.dispatch_model))
-    held_out = dataclasses.replace(task.scene, cohorts=task.cohorts[1:], costs=None)
+    held_out = dataclasses.replace(task.scene, cohorts=task.scene.cohorts[1:], costs=None)
     return list(evaluate(held_out, contenders).judged.values())
 
 

@@ -67,15 +67,15 @@ class SamplePolicyOptions(Options):
 
 def fitted_predictor(task: Task, placement: Placement) -> Predictor:
     """The predictor of the fitted samples under a placement."""
-    assert task.samples is not None
-    traffic = task.samples.under(placement)
-    assert task.samples.experts is not None
-    return fit_predictor(task.samples.experts, traffic, task.fitted, task.model.top_k)
+    assert task.scene.samples is not None
+    traffic = task.scene.samples.under(placement)
+    assert task.scene.samples.experts is not None
+    return fit_predictor(task.scene.samples.experts, traffic, task.fitted, task.model.top_k)
 
 
 def tried(task: Task, predictor: Predictor | None) -> dict[str, float]:
     """Seconds of the timed parts of a fitted step under each method."""
-    fitted = replace(task.scene, cohorts=task.cohorts[:1])
+    fitted = replace(task.scene, cohorts=task.scene.cohorts[:1])
     contenders = [
         Contender(method, Journey("migrating", task.placement, homes=Rehoming(method, predictor))) for method in TRIED
     ]
@@ -87,8 +87,8 @@ def tried(task: Task, predictor: Predictor | None) -> dict[str, float]:
 
 def locality(task: Task) -> netmoe.Locality:
     """Blind and least copies per fitted step, next layers known."""
-    assert task.samples is not None
-    cluster, traffic, cohort = task.request.cluster, task.samples.under(task.placement), task.cohorts[0]
+    assert task.scene.samples is not None
+    cluster, traffic, cohort = task.request.cluster, task.scene.samples.under(task.placement), task.scene.cohorts[0]
     assert cohort.step is not None
     here_D = np.arange(cluster.num_devices)
     blind = least = 0.0

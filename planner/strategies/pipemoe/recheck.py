@@ -13,7 +13,6 @@ from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.journey import Journey
 from ...evaluate.pipelined import Pipeline
-from ...evaluate.price import pipeline_of
 from ...options import PipelineOptions, StageSeconds
 from ..strategy import Again, Check, Told
 from . import MAX_DEGREE
@@ -31,8 +30,8 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     if again is None or "pipeline" not in plan.outcome:
         return
     yield Told("that max_degree, joint and full_duplex are what was asked for", checked=False)
-    costs, scene = again.task.costs, again.task.scene
-    if costs is None:
+    scene = again.task.scene
+    if scene.costs is None:
         yield Told("degrees, their objective and their bound", checked=False)
         return
     passes = scene.passes
@@ -40,7 +39,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         raise CertificationError(f"passes of backward factor {options.backward}; the trace gives {passes}")
     journey = Journey(again.task.dispatch_model, again.task.placement)
     ((tally,),) = again.task.replay(replace(scene, cohorts=scene.cohorts[:1]), [journey], ports=True)
-    pipeline = pipeline_of(tally, scene, passes, decision.capacity_factor)
+    pipeline = Pipeline(tally, scene, passes, decision.capacity_factor)
     table = tabulated(pipeline, options.max_degree, joint=options.joint)
     yield from _outcome(plan, options, pipeline, table)
     _check_baselines(options, table)
@@ -141,9 +140,9 @@ def _check_baselines(options: PipelineOptions, table: DegreeTable) -> None:
 
 def _stage_checks(options: PipelineOptions, pipeline: Pipeline, cuts: Cuts) -> Iterator[Check]:
     """The stages of the chunks, which a timeline draws."""
-    whole = Cut.equal(1, pipeline.model.num_layers)
+    whole = Cut.equal(1, pipeline.scene.model.num_layers)
     passes = ((options.whole, whole, 1.0), (options.forward, cuts.forward, 1.0))
-    for claimed, cut, factor in (*passes, (options.backward_pass, cuts.backward, pipeline.backward)):
+    for claimed, cut, factor in (*passes, (options.backward_pass, cuts.backward, pipeline.passes.backward)):
         if (claimed is None) != (cut is None):
             raise CertificationError("options.pipeline: stages of a pass that the plan does not decide")
         if claimed is not None and cut is not None:

@@ -9,10 +9,9 @@ from ....runtime.plan import Plan
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cut, Cuts
-from ...evaluate.costs import CostModel
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.pipelined import Pipeline, capacity
-from ...evaluate.price import STEP, pipeline_of
+from ...evaluate.price import STEP
 from ...evaluate.scene import Passes, Scene
 from ...evaluate.tally import Tally
 from ...options import MAX_SECONDS, PipelineOptions
@@ -90,8 +89,8 @@ def _params(task: Task) -> PipemoeParams:
 
 def _check_costs(task: Task) -> None:
     """Refuse to go without curves of exchanges and experts, and say what lacks."""
-    costs: CostModel | None = task.costs
-    if task.request.profile is None or costs is None:
+    costs = None if task.request.profile is None else task.scene.costs
+    if costs is None:
         raise UsageError(
             "no profile: pipemoe weighs the seconds of exchanges against those of experts; run moeplan profile, or name"
             " one with --profile"
@@ -123,7 +122,7 @@ def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
             f"--capacity-factor {factor}: a buffer of int({factor:g} ceil(tokens / experts)) rows holds none in some"
             " step; expected a larger one, 1 is enough in every step"
         )
-    return pipeline_of(tally, task.scene, passes, factor)
+    return Pipeline(tally, task.scene, passes, factor)
 
 
 def _check_seconds(table: DegreeTable) -> None:
@@ -162,14 +161,14 @@ def _options(task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts) -> 
         method=params.method,
         max_degree=table.max_degree,
         joint=params.joint,
-        full_duplex=pipeline.full_duplex,
-        backward=pipeline.backward,
+        full_duplex=pipeline.passes.full_duplex,
+        backward=pipeline.passes.backward,
         placement="contiguous" if task.base is None else "base",
         baselines={name: table.degrees(name) for name in BASELINES if name != params.method},
         a2a_ffn_overlap_degree=table.tutel,
-        whole=stages(pipeline, Cut.equal(1, pipeline.model.num_layers), 1.0),
+        whole=stages(pipeline, Cut.equal(1, pipeline.scene.model.num_layers), 1.0),
         forward=stages(pipeline, cuts.forward, 1.0),
-        backward_pass=None if cuts.backward is None else stages(pipeline, cuts.backward, pipeline.backward),
+        backward_pass=None if cuts.backward is None else stages(pipeline, cuts.backward, pipeline.passes.backward),
     )
 
 
