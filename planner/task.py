@@ -22,8 +22,7 @@ from ..traces.counts import Counts
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .evaluate.journey import today
-from .evaluate.loads import step_loads
-from .evaluate.replay import RememberingReplay, Replay
+from .evaluate.replay import RememberingReplay, Replay, step_loads
 from .evaluate.samples import Counter, SampleIndex, index_samples
 from .evaluate.scene import Scene
 from .evaluate.splits import UnitIndex, index_units

@@ -5,7 +5,6 @@ This is the only place that knows it: a new kind of decision adds a row to `EFFE
 Legend: I samples; L MoE layers; D devices.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError, UsageError
+from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel, SidecarFile
 from ...runtime.migrating.predictor import Predictor
@@ -138,11 +137,11 @@ def today(model: ModelSpec, cluster: Cluster, slots: NDArray[np.int64] | None = 
     )
 
 
-def contiguous_in(slots: NDArray[np.int64], model: ModelSpec, cluster: Cluster) -> Contender | None:
-    """Contiguous experts in as many slots as a plan has; None where that is today's."""
+def contiguous_in(slots: NDArray[np.int64], model: ModelSpec, cluster: Cluster) -> Contender:
+    """Contiguous experts in as many slots as a plan has, or today's where that is the same."""
     usual = today(model, cluster, slots)
     if np.array_equal(usual.journey.placement.slots, slots):
-        return None
+        return usual
     equal = len(set(slots.tolist())) == 1
     name = f"{usual.name} in {slots.sum() if equal else ' '.join(map(str, slots))} slots"
     return usual.named(name, placement=_in_order(model, cluster, slots))
@@ -173,11 +172,8 @@ def _moved(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
         )
     predictor = None
     if policy.predictor is not None:
-        contents = read(policy.predictor)
-        if hashlib.sha256(contents).hexdigest() != policy.predictor.sha256:
-            raise InputError(f"{policy.predictor.file}: not the plan's; expected it as moeplan solve wrote it")
         shape = (model.num_layers - 1, model.num_experts, plan.cluster.num_devices)
-        predictor = Predictor.from_bytes(contents, shape)
+        predictor = Predictor.from_bytes(read(policy.predictor), shape)
     return replace(journey, homes=Rehoming(policy.method, predictor))
 
 

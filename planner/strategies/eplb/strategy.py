@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from ....errors import UsageError
 from ....runtime.decisions import DispatchModel
 from ....solvers import contiguous, eplb
-from ....solvers.balance import balance, max_over_mean, step_balance
+from ....solvers.balance import balance, device_loads, max_over_mean, step_balance
 from ....solvers.outcome import PlacementResult
 from ....solvers.placement import Placement
 from ....traces.counts import Counts
 from ...evaluate.evaluate import evaluate
 from ...evaluate.journey import Contender, Journey
-from ...evaluate.loads import device_loads, step_loads
 from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, Figures
 from ...evaluate.price import STEP
+from ...evaluate.replay import step_loads
 from ...evaluate.scene import Scene
 from ...moves import expert_bytes
 from ...options import Candidate, Member, PhaseSwap, RawBalance, Redundancy, TimedMetric

@@ -8,7 +8,7 @@ import pytest
 from moeplan.errors import CertificationError, UsageError
 from moeplan.planner import task
 from moeplan.planner.certify import certify
-from moeplan.planner.evaluate.loads import step_loads
+from moeplan.planner.evaluate.replay import step_loads
 from moeplan.planner.options import Candidate, Redundancy
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
