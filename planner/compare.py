@@ -17,15 +17,13 @@ from ..runtime.plan import Metric, Part, Plan, Verdict
 from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace, open_any
 from ..traces.reader import Trace
-from .evaluate.costs import CostModel
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender
 from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
 from .evaluate.samples import SampleIndex, index_samples
 from .evaluate.scene import Scene
-from .evaluate.splits import index_units
-from .evaluate.traffic import SampleCounts
+from .evaluate.splits import UnitIndex, index_units
 from .loaded_plan import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
 from .moves import Moves
 from .options import EvaluationOptions, SecondsOptions
@@ -185,7 +183,19 @@ def compare(
     for one in loaded:
         check_model(one, source)
     _check(source, loaded, cluster, replica_rule, between=between)
-    scene, unseen_U = _scene(source, loaded, cluster, samples, phases, profile, seed)
+    index, unseen_U = _index(source, loaded, phases)
+    scene = Scene.of(
+        source,
+        index,
+        [unseen_U if unseen_U.any() else ~unseen_U],
+        cluster,
+        samples_per_step=samples,
+        profile=None if profile is None else load_profile(profile),
+        model=known_model(source.meta.model, [one.plan for one in loaded]),
+        seed=seed,
+        phases=phases,
+        passes=common_passes(loaded),
+    )
     on_progress("replaying the trace under the plans and what they are held against")
     evaluated = evaluate(scene, _contenders(loaded, replica_rule), between=between)
     return Comparison(
@@ -205,31 +215,13 @@ def compare(
     )
 
 
-def _scene(
-    source: Trace | CountTrace,
-    loaded: Sequence[LoadedPlan],
-    cluster: Cluster,
-    samples_per_step: int,
-    phases: Sequence[Phase],
-    profile: str | os.PathLike[str] | None,
-    seed: int,
-) -> tuple[Scene, NDArray[np.bool_]]:
-    """The setting that judges, all units in it where no plan left one unseen, and which units are unseen, `[U]`."""
-    chosen, moves = phases or None, any(one.moves_samples for one in loaded)
-    index = index_samples(source, phases=chosen) if moves else index_units(source, phases=chosen)
-    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
-    judging_U = unseen_U | ~unseen_U.any()
-    model = known_model(source.meta.model, [one.plan for one in loaded])
-    timed_by = None if profile is None else load_profile(profile)
-    costs = CostModel.of(timed_by, cluster, model, samples=index.kind == "sample")
-    samples = None
-    if isinstance(index, SampleIndex):
-        samples = SampleCounts(source, index, np.zeros(len(unseen_U), np.bool_), cluster, phases=chosen)
-    elif isinstance(source, CountTrace) and costs is not None:
-        costs = costs.of_loads()
-    cohort = index.cohort(judging_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step)
-    scene = Scene(source, index, [cohort], cluster, model, costs, seed, phases, samples, common_passes(loaded))
-    return scene, unseen_U
+def _index(
+    source: Trace | CountTrace, loaded: Sequence[LoadedPlan], phases: Sequence[Phase]
+) -> tuple[UnitIndex | SampleIndex, NDArray[np.bool_]]:
+    """The units of the trace, and which of them no plan was fitted to, `[U]`."""
+    moves = any(one.moves_samples for one in loaded)
+    index = (index_samples if moves else index_units)(source, phases=phases or None)
+    return index, np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
 
 
 def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Contender]:

@@ -20,7 +20,7 @@ from ..solvers.outcome import PlacementResult, Status
 from ..solvers.placement import Placement
 from .document import Column, Section, Table, Text, drawn, to_console, write_page
 from .evaluate.evaluate import evaluate
-from .evaluate.journey import Contender, Journey, contiguous_in, today
+from .evaluate.journey import Contender, Journey, contiguous_in
 from .evaluate.metrics import NODE_COPIES, Figures, copies_metric
 from .evaluate.sums import difference, interval
 from .request import Request
@@ -197,9 +197,9 @@ def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
         Contender(f"subset {number}", Journey(task.dispatch_model, placed)) for number, placed in enumerate(placements)
     ]
     model, cluster = task.model, task.request.cluster
-    in_order = contiguous_in(task.slots, model, cluster) or today(model, cluster, task.slots)
+    in_order = contiguous_in(task.slots, model, cluster)
     contenders.append(in_order.named("contiguous", dispatch_model=task.dispatch_model))
-    held_out = replace(task.scene, cohorts=task.cohorts[1:], costs=None)
+    held_out = replace(task.scene, cohorts=task.scene.cohorts[1:], costs=None)
     return list(evaluate(held_out, contenders).judged.values())
 
 

@@ -73,14 +73,14 @@ class LoadedPlan:
         own, model, cluster = self.contender, self.plan.model, self.plan.cluster
         slots_D = own.journey.placement.slots
         usual, in_slots = today(model, cluster, slots_D), contiguous_in(slots_D, model, cluster)
-        rows = [usual, *([in_slots] if in_slots else [])]
+        rows = [in_slots]
         if own.journey.dispatch_model == "coherent":
-            rows.append(rows[-1].named(rows[-1].name, dispatch_model="coherent"))
+            rows.append(in_slots.named(in_slots.name, dispatch_model="coherent"))
         if own.journey.cuts is not None:
             rows.append(own.named(f"{self.path} at degree 1", cuts=None))
         if self.moves_samples:
             rows.append(own.named(f"{self.path}, samples staying", dispatch_model="standard", homes=None))
-        return [usual, *(one for one in rows[1:] if not one.journey.goes_as(usual.journey))]
+        return [usual, *(one for one in rows if not one.journey.goes_as(usual.journey))]
 
     def judged_on(self, scene: Scene) -> str:
         """The metric of its verdict; counts without samples tell balance alone."""

@@ -110,8 +110,7 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
     rows += task.strategy.rivals(task, plan, journey)
     by_label = dict[str, Contender]()
     for one in rows:
-        if one is not None:
-            by_label.setdefault(one.label, one)
+        by_label.setdefault(one.label, one)
     return list(by_label.values())
 
 

@@ -13,23 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError, UsageError
-from ..profilers.profile import Profile
 from ..profilers.profile import load as load_profile
 from ..runtime.decisions import DispatchModel
 from ..runtime.plan import Plan
-from ..solvers import contiguous
 from ..solvers.placement import Placement, slots_for
 from ..traces.count_form import CountTrace, open_any
 from ..traces.counts import Counts
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
-from .evaluate.costs import CostModel
-from .evaluate.loads import step_loads
-from .evaluate.replay import RememberingReplay, Replay
+from .evaluate.journey import today
+from .evaluate.replay import RememberingReplay, Replay, step_loads
 from .evaluate.samples import Counter, SampleIndex, index_samples
 from .evaluate.scene import Scene
-from .evaluate.splits import Cohort, UnitIndex, index_units
-from .evaluate.traffic import SampleCounts
+from .evaluate.splits import UnitIndex, index_units
 from .options import EvaluationOptions
 from .params import Params
 from .request import Request
@@ -132,23 +128,6 @@ class Task:
             )
         return fitted_U
 
-    @cached_property
-    def cohorts(self) -> list[Cohort]:
-        """The fitted units as they run, then those held out where there are any."""
-        devices, samples = self.request.cluster.num_devices, self.request.step_samples
-        masks = [self.fitted] if self.fitted.all() else [self.fitted, ~self.fitted]
-        return [self.index.cohort(mask_U, num_devices=devices, samples_per_step=samples) for mask_U in masks]
-
-    @cached_property
-    def samples(self) -> SampleCounts | None:
-        """The samples counted one by one, where they may be re-homed."""
-        if not isinstance(self.index, SampleIndex):
-            return None
-        phases = self.request.phases or None
-        return SampleCounts(
-            self.source, self.index, self.fitted, self.request.cluster, phases=phases, counter=self.counter
-        )
-
     @property
     def counter(self) -> Counter | None:
         """Counter of samples; None: evaluation's own walk."""
@@ -156,18 +135,20 @@ class Task:
 
     @cached_property
     def scene(self) -> Scene:
-        """Setting in which contenders are judged."""
-        return Scene(
+        """Setting in which contenders are judged: on the fitted units, then on those held out where there are any."""
+        request, fitted_U = self.request, self.fitted
+        return Scene.of(
             self.source,
             self.index,
-            self.cohorts,
-            self.request.cluster,
-            self.model,
-            self.costs,
-            self.request.seed,
-            self.request.phases,
-            self.samples,
-            self.strategy.passes(self),
+            [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U],
+            request.cluster,
+            samples_per_step=request.step_samples,
+            profile=None if request.profile is None else load_profile(request.profile),
+            seed=request.seed,
+            phases=request.phases,
+            passes=self.strategy.passes(self),
+            linked=fitted_U,
+            counter=self.counter,
         )
 
     @cached_property
@@ -218,19 +199,7 @@ class Task:
     @cached_property
     def fitted_steps(self) -> NDArray[np.int64]:
         """The loads of experts in every complete step of the fitted units, `[B, L, E]`; errors as of `step_loads`."""
-        return step_loads(dataclasses.replace(self.scene, cohorts=self.cohorts[:1]))[0]
-
-    @cached_property
-    def profile(self) -> Profile | None:
-        """The profile; None without."""
-        return None if self.request.profile is None else load_profile(self.request.profile)
-
-    @cached_property
-    def costs(self) -> CostModel | None:
-        """Cost model of the task. None without a profile and without links."""
-        costs = CostModel.of(self.profile, self.request.cluster, self.model, samples=self.index.kind == "sample")
-        by_loads = isinstance(self.source, CountTrace) and not self.moves_samples
-        return costs.of_loads() if costs is not None and by_loads else costs
+        return step_loads(dataclasses.replace(self.scene, cohorts=self.scene.cohorts[:1]))[0]
 
     @property
     def slots(self) -> NDArray[np.int64]:
@@ -254,9 +223,7 @@ class Task:
         """The base's placement, contiguous without one."""
         if self.base is not None and self.base.placement is not None:
             return self.base.placement
-        model, cluster = self.model, self.request.cluster
-        slots_D = slots_for(model.num_experts, cluster.num_devices, None, redundant=0)
-        return contiguous.solve(model.num_layers, model.num_experts, cluster, slots=slots_D).placement
+        return today(self.model, self.request.cluster).journey.placement
 
     @property
     def evaluation_options(self) -> EvaluationOptions:

@@ -4,7 +4,7 @@ Legend: B steps; L MoE layers; E experts.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.count_form import CountTrace
-from ..evaluate.costs import CostModel
 from ..evaluate.samples import Counter, SampleIndex
+from ..evaluate.scene import Scene
 from ..strategies.placement import mixed_loads
 from ..task import Task
 from .naive import count_samples, naive_replay
@@ -53,9 +53,9 @@ class Recounted(Task):
         return partial(count_samples, self.source, self.index, self.fitted, request.cluster, request.phases)
 
     @cached_property
-    def costs(self) -> CostModel | None:
-        """Cost model of the task; None where nothing is timed."""
-        return None if self.untimed else super().costs
+    def scene(self) -> Scene:
+        """Setting of the task, without costs where nothing is timed."""
+        return replace(super().scene, costs=None) if self.untimed else super().scene
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +88,7 @@ def count_fitted(task: Recounted, *, followed: int, beside: bool) -> Fitted:
 
 
 def _counted(task: Recounted, followed: int, beside: bool) -> Fitted:
-    model, source, cohort = task.model, task.source, task.cohorts[0]
+    model, source, cohort = task.model, task.source, task.scene.cohorts[0]
     layers, experts = model.num_layers, model.num_experts
     loads, steps = np.zeros((layers, experts), np.int64), np.zeros((cohort.num_steps, layers, experts), np.int64)
     between, within = (np.zeros((size, experts, experts), np.int64) for size in (layers - 1, layers))

@@ -16,7 +16,6 @@ from ...runtime.plan import Plan
 from ...solvers.outcome import Status
 from ...traces.reader import Trace
 from ..certify import Certificate, certify
-from ..evaluate.costs import CostModel
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, Journey
 from ..evaluate.scene import Scene
@@ -129,13 +128,8 @@ def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
 def _replay(trace: Trace, trials: list[Trial], profile: Profile) -> Sequence[plans.Contender]:
     """Replay every run on a trace that is one step."""
     index, cluster = index_units(trace), trials[0].plan.cluster
-    everything = index.cohort(
-        np.ones(len(index.unit_ids), dtype=np.bool_),
-        num_devices=cluster.num_devices,
-        samples_per_step=len(index.unit_ids),
-    )
-    costs = CostModel.of(profile, cluster, trace.model, samples=True)
-    scene = Scene(trace, index, [everything], cluster, trace.model, costs, seed=0)
+    every_U = np.ones(len(index.unit_ids), np.bool_)
+    scene = Scene.of(trace, index, [every_U], cluster, samples_per_step=len(every_U), profile=profile)
     contenders = []
     for trial in trials:
         assert trial.plan.placement is not None

@@ -57,19 +57,18 @@ class Cut:
             share_CL[: len(column), layer] = column
         return cls(degree_L, np.ones_like(degree_L) if calls is None else calls, share_CL)
 
-    def sizes(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Rows of each chunk, of `rows` `[B, L, ...]`, rounded up to whole rows."""
-        return self._parts(rows, np.ones_like(self.calls))
-
-    def call_sizes(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Rows of each call of a chunk's experts, of `rows` `[B, L, ...]`, rounded up to whole rows."""
-        return self._parts(rows, self.calls)
+    def parts(self, rows: NDArray[np.int64], calls: NDArray[np.int64] | int = 1) -> list[NDArray[np.int64]]:
+        """Rows of each chunk, or of each of its `calls` `[L]`, of `rows` `[B, L, ...]`, rounded up to whole rows."""
+        other_axes = (1,) * (rows.ndim - 2)
+        if self.shares is None:
+            return [-(-rows // (calls * self.degree).reshape(-1, *other_axes))]
+        parts = (self.shares / calls).reshape(*self.shares.shape, *other_axes)
+        return [np.ceil(part * rows - SLACK).astype(np.int64) for part in parts]
 
     def padded(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """`rows` `[B, L]` padded to a multiple of the pieces, as the runtime pads a fixed capacity."""
         pieces_L = self.degree * self.calls
-        found: NDArray[np.int64] = -(-rows // pieces_L) * pieces_L
-        return found
+        return np.asarray(-(-rows // pieces_L) * pieces_L)
 
     def padded_sizes(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Rows of each chunk, of `rows` `[B, L]` padded to a fixed capacity."""
@@ -79,22 +78,13 @@ class Cut:
         ends = [np.rint(end_L * padded_BL) for end_L in np.cumsum(self.shares, axis=0).round(SHARE_DIGITS)]
         return [(end - start).astype(np.int64) for start, end in pairwise([np.zeros_like(ends[0]), *ends])]
 
-    def _parts(self, rows: NDArray[np.int64], calls: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Rows of one part of each chunk, of `rows` `[B, L, ...]`, with `calls` `[L]` equal parts per chunk."""
-        other_axes = (1,) * (rows.ndim - 2)
-        if self.shares is None:
-            return [-(-rows // (calls * self.degree).reshape(-1, *other_axes))]
-        parts = (self.shares / calls).reshape(*self.shares.shape, *other_axes)
-        return [np.ceil(part * rows - SLACK).astype(np.int64) for part in parts]
-
     def present(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of chunks `[..., C, B, L]` without those of chunks that a layer does not have."""
         return seconds if self.shares is None else seconds * (self.shares > 0)[:, None]
 
     def busy(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
         """How long a stage whose chunks take `seconds` `[..., C, B, L]` works, `[..., B, L]`."""
-        found: NDArray[np.float64] = seconds.sum(axis=-3)
-        return found * self.degree if self.shares is None else found
+        return np.asarray(seconds.sum(axis=-3) * (self.degree if self.shares is None else 1))
 
     def taken(self, *stages: NDArray[np.float64], full_duplex: bool) -> NDArray[np.float64]:
         """From the first chunk's first stage to the last one's last; three of `[..., C, B, L]` give `[..., B, L]`."""

@@ -4,8 +4,8 @@ Legend: N nodes; G devices a node; P ranks of a collective.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from ...traces.model import ModelSpec
 __all__ = ["CostModel"]
 
 COUNTS_ALONE = "counts do not say where tokens are"
-T = TypeVar("T")
 Numbers = NDArray[np.float64]
 
 
@@ -44,22 +43,26 @@ class CostModel:
         Parts timed in a dtype of another width than the model's.
     """
 
-    exchange: Sequence[Curve] | None
-    gather: Sequence[Curve] | None
-    experts: Curve2 | None
-    attention: Curve2 | None
-    sources: Mapping[str, str]
-    missing: Mapping[str, str]
-    other_dtype: tuple[str, ...]
+    exchange: Sequence[Curve] | None = None
+    gather: Sequence[Curve] | None = None
+    experts: Curve2 | None = None
+    attention: Curve2 | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    other_dtype: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, profile: Profile | None, cluster: Cluster, model: ModelSpec, *, samples: bool) -> "CostModel | None":
+    def of(
+        cls, profile: Profile | None, cluster: Cluster, model: ModelSpec, *, samples: bool, by_loads: bool = False
+    ) -> "CostModel | None":
         """The costs of a model; None without a profile and without links.
 
         Parameters
         ----------
         samples
             Whether the trace has samples: contexts for attention.
+        by_loads
+            Whether only loads of experts are known: nothing but experts is timed then.
 
         Notes
         -----
@@ -71,98 +74,77 @@ class CostModel:
         """
         if profile is None and not cluster.links:
             return None
-        exchange = _exchange("all_to_all", "dispatch", profile, cluster, model)
-        gather = _exchange("all_gather", "kv", profile, cluster, model)
-        experts, attention = _experts(profile, model), _attention(profile, model, samples=samples)
-        parts = {"dispatch": exchange, "kv": gather, "experts": experts, "attention": attention}
-        found = {part: one for part, one in parts.items() if isinstance(one, _Found)}
+        parts = {
+            "dispatch": _exchange("all_to_all", "dispatch", profile, cluster, model),
+            "kv": _exchange("all_gather", "kv", profile, cluster, model),
+            "experts": _experts(profile, model),
+            "attention": _attention(profile, model, samples=samples),
+        }
+        if by_loads:
+            parts |= dict.fromkeys(("dispatch", "kv", "attention"), _Part(missing=COUNTS_ALONE))
         return cls(
-            exchange=exchange.curves,
-            gather=gather.curves,
-            experts=experts.curves,
-            attention=attention.curves,
-            sources={place: source for one in found.values() for place, source in one.sources.items()},
-            missing={part: one.reason for part, one in parts.items() if isinstance(one, _Missing)},
-            other_dtype=tuple(part for part, one in found.items() if one.other_dtype),
-        )
-
-    def of_loads(self) -> "CostModel":
-        """Costs of experts alone, all that loads without tokens can be timed with."""
-        return replace(
-            self,
-            exchange=None,
-            gather=None,
-            attention=None,
-            sources={part: source for part, source in self.sources.items() if part == "experts"},
-            missing={
-                **{part: reason for part, reason in self.missing.items() if part == "experts"},
-                **dict.fromkeys(("dispatch", "kv", "attention"), COUNTS_ALONE),
-            },
-            other_dtype=tuple(part for part in self.other_dtype if part == "experts"),
+            exchange=parts["dispatch"].curves,
+            gather=parts["kv"].curves,
+            experts=parts["experts"].curves,
+            attention=parts["attention"].curves,
+            sources={place: source for part in parts.values() for place, source in part.sources.items()},
+            missing={name: part.missing for name, part in parts.items() if part.missing},
+            other_dtype=tuple(name for name, part in parts.items() if part.other_dtype),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Found(Generic[T]):
-    """The curve or curves of a part, and what they are, by the part and its link class."""
+class _Part:
+    """The curve or curves of a part of a step, with their sources by part and link class, or why it has none."""
 
-    curves: T
-    sources: dict[str, str]
+    curves: Any = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    missing: str = ""
     other_dtype: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Missing:
-    """Why a part has no curve."""
-
-    reason: str
-    curves: ClassVar[None] = None
-
-
-def _exchange(
-    case: str, part: str, profile: Profile | None, cluster: Cluster, model: ModelSpec
-) -> _Found[list[Curve]] | _Missing:
+def _exchange(case: str, part: str, profile: Profile | None, cluster: Cluster, model: ModelSpec) -> _Part:
     """Curves of a collective over bytes through the busiest port, one a link class."""
     size = model.attention.kv_size if part == "kv" else model.hidden_size
     if not (size and model.dtype_bytes):
-        return _Missing(f"the model's {'kv_size' if part == 'kv' else 'hidden_size'} or dtype is not known")
+        return _Part(missing=f"the model's {'kv_size' if part == 'kv' else 'hidden_size'} or dtype is not known")
     curves, sources = [], {}
     for link in link_classes(cluster):
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
         places = cluster.devices_per_node if link == "intra" else cluster.num_nodes
         series = _series(profile, case, model, ranks=ranks, link=link)
         if series is None and link not in cluster.links:
-            return _Missing(f"no {case} of {ranks} ranks and no {link} link; give --link {link}=GBps:us")
+            return _Part(missing=f"no {case} of {ranks} ranks and no {link} link; give --link {link}=GBps:us")
         curves.append(_link(cluster, link) if series is None else _even(series, places))
         sources[f"{part} {link}"] = f"link {link}" if series is None else series.key
-    return _Found(curves, sources)
+    return _Part(curves, sources)
 
 
-def _experts(profile: Profile | None, model: ModelSpec) -> _Found[Curve2] | _Missing:
+def _experts(profile: Profile | None, model: ModelSpec) -> _Part:
     series = _series(profile, "expert_ffn", model)
     unknown = [name for name in ("hidden_size", "ffn_size") if getattr(model, name) is None]
     if unknown:
-        return _Missing(f"the model's {' and '.join(unknown)} is not in the trace")
+        return _Part(missing=f"the model's {' and '.join(unknown)} is not in the trace")
     if series is None:
-        return _Missing(_unmeasured(profile, "expert_ffn"))
+        return _Part(missing=_unmeasured(profile, "expert_ffn"))
     assert series.fit is not None
     least = series.fit.measured.get("grouped", (0, 0))[0]
     sizes = {"hidden": model.hidden_size, "ffn": model.ffn_size, "grouped": least}
     curve = _of_two(series, ("tokens", "experts"), sizes)
-    return _Found(curve, {"experts": series.key}, series.dtype not in _dtypes(model))
+    return _Part(curve, {"experts": series.key}, other_dtype=series.dtype not in _dtypes(model))
 
 
-def _attention(profile: Profile | None, model: ModelSpec, *, samples: bool) -> _Found[Curve2] | _Missing:
+def _attention(profile: Profile | None, model: ModelSpec, *, samples: bool) -> _Part:
     series = _series(profile, "attention", model)
     if not samples:
-        return _Missing("the trace has no samples, hence no contexts")
+        return _Part(missing="the trace has no samples, hence no contexts")
     if model.hidden_size is None:
-        return _Missing("the model's hidden_size is not in the trace")
+        return _Part(missing="the model's hidden_size is not in the trace")
     if series is None:
-        return _Missing(_unmeasured(profile, "attention"))
+        return _Part(missing=_unmeasured(profile, "attention"))
     source = series.key if model.attention.kv_size == 2 * model.hidden_size else f"{series.key} (as MHA)"
     curve = _of_two(series, ("batch", "length"), {"hidden": model.hidden_size})
-    return _Found(curve, {"attention": source}, series.dtype not in _dtypes(model))
+    return _Part(curve, {"attention": source}, other_dtype=series.dtype not in _dtypes(model))
 
 
 def _unmeasured(profile: Profile | None, case: str) -> str:
@@ -178,13 +160,13 @@ def _series(
     profile: Profile | None, case: str, model: ModelSpec, *, ranks: int = 1, link: LinkClass | None = None
 ) -> Series | None:
     """The fitted series of a case, in the dtype that suits the model best."""
-    found = [
+    fitted = [
         series
         for series in ({} if profile is None else profile.series).values()
         if (series.case, series.ranks, series.link) == (case, ranks, link) and series.fit is not None
     ]
     order = {dtype: place for place, dtype in enumerate(_dtypes(model))}
-    return min(found, key=lambda series: (order.get(series.dtype, len(order)), series.key), default=None)
+    return min(fitted, key=lambda series: (order.get(series.dtype, len(order)), series.key), default=None)
 
 
 def _even(series: Series, places: int) -> Curve:
@@ -212,8 +194,6 @@ def _link(cluster: Cluster, kind: LinkClass) -> Curve:
 
 
 def _of_two(series: Series, names: tuple[str, str], sizes: dict[str, int | None]) -> Curve2:
-    def curve(first: Numbers, second: Numbers) -> Prediction:
-        fixed = {name: np.full(first.shape, float(value or 0)) for name, value in sizes.items()}
-        return predicted(series, {names[0]: first, names[1]: second} | fixed)
-
-    return curve
+    """Over two sizes, the others fixed."""
+    fixed = {name: float(value or 0) for name, value in sizes.items()}
+    return lambda first, second: predicted(series, {names[0]: first, names[1]: second, **fixed})

@@ -18,6 +18,7 @@ from .price import STEP, cuts_of, price
 from .replay import Replay
 from .replay import replay as fast_replay
 from .scene import Scene
+from .splits import Cohort
 from .sums import Context, dropped_share
 from .tally import Tally
 
@@ -80,27 +81,26 @@ def evaluate(
     labels = [contender.label for contender in every]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise UsageError(f"{min(twice)}: two contenders of one name; rename the plan's file")
-    judged = [_Judged.of(scene, every, replay, between=between) for _, scene in weighted]
+    judged = [_judged(scene, every, replay, between=between) for _, scene in weighted]
     parts, figures = list[Part](), list[dict[str, Figures]]()
-    for number in range(len(judged[0].contexts)):
-        rows = [figures_of(one.contexts[number], seed=one.scene.seed) for one in judged]
+    for number in range(len(judged[0][1])):
+        rows = [
+            (weight, figures_of(contexts[number], seed=scene.seed))
+            for (weight, scene), (_, contexts) in zip(weighted, judged, strict=True)
+        ]
         figures.append(
-            {
-                label: Figures.weighted([(weight, row[at]) for (weight, _), row in zip(weighted, rows, strict=True)])
-                for at, label in enumerate(labels)
-            }
+            {label: Figures.weighted([(weight, row[at]) for weight, row in rows]) for at, label in enumerate(labels)}
         )
-        parts.append(_part([one.scene for one in judged], number, contenders, figures[-1]))
+        parts.append(_part([scene.cohorts[number] for _, scene in weighted], contenders, figures[-1]))
+    judging = [contexts[-1] for _, contexts in judged]
     return Evaluated(
         Evaluation(fit=parts[0], held_out=parts[1] if len(parts) > 1 else None),
         figures[-1],
-        _seconds_options(
-            weighted[0][1], [context for one in judged for context in one.contexts[-1][: len(contenders)]]
-        ),
-        judged[0].homes,
+        _seconds_options(weighted[0][1], [context for row in judging for context in row[: len(contenders)]]),
+        judged[0][0],
         {
             label: context.tally.between / len(context.tally.loads)
-            for label, context in zip(labels, judged[0].contexts[-1], strict=True)
+            for label, context in zip(labels, judging[0], strict=True)
             if between and context.tally.between is not None
         },
     )
@@ -130,36 +130,28 @@ def verdict(
     return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain, at_least=at_least)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Judged:
-    """Contenders on a scene: the homes of samples by label and part, and every contender by part."""
-
-    scene: Scene
-    homes: Mapping[str, Sequence[Homes]]
-    contexts: Sequence[Sequence[Context]]
-
-    @classmethod
-    def of(cls, scene: Scene, contenders: Sequence[Contender], replay: Replay, *, between: bool) -> "_Judged":
-        moving = _moving(scene, contenders)
-        journeys = [journey for journey, _ in moving]
-        fixed = any(journey.capacity_factor is not None for journey in journeys)
-        tallies = replay(scene, journeys, ports=fixed or scene.costs is not None, between=between)
-        contexts = [
-            [
-                Context(
-                    tally,
-                    price(tally, journey, scene),
-                    journey.dispatch_model,
-                    scene.model,
-                    cohort.tokens_per_step,
-                    _dropped(scene, one, journey, tally),
-                )
-                for one, journey, tally in zip(contenders, journeys, row, strict=True)
-            ]
-            for cohort, row in zip(scene.cohorts, tallies, strict=True)
+def _judged(
+    scene: Scene, contenders: Sequence[Contender], replay: Replay, *, between: bool
+) -> tuple[dict[str, list[Homes]], list[list[Context]]]:
+    """The homes of samples by label and part, and every contender by part."""
+    journeys, homes = _moving(scene, contenders)
+    fixed = any(journey.capacity_factor is not None for journey in journeys)
+    tallies = replay(scene, journeys, ports=fixed or scene.costs is not None, between=between)
+    contexts = [
+        [
+            Context(
+                tally,
+                price(tally, journey, scene),
+                journey.dispatch_model,
+                scene.model,
+                cohort.tokens_per_step,
+                _dropped(scene, one, journey, tally),
+            )
+            for one, journey, tally in zip(contenders, journeys, row, strict=True)
         ]
-        homes = {one.label: of for one, (_, of) in zip(contenders, moving, strict=True) if of}
-        return cls(scene, homes, contexts)
+        for cohort, row in zip(scene.cohorts, tallies, strict=True)
+    ]
+    return homes, contexts
 
 
 def _dropped(scene: Scene, contender: Contender, journey: Journey, tally: Tally) -> float | None:
@@ -180,33 +172,32 @@ def _settled(scene: Scene, journey: Journey) -> Journey:
     """A journey by the samples' counts where those tell all of it: samples then stay if no rule moves them."""
     if scene.samples is None or journey.homes is not None or journey.dispatch_model != "standard":
         return journey
-    by_place = journey.placement.has_replicas and "even" not in (journey.replica_rule, journey.placement.replica_rule)
-    return journey if by_place or journey.replica_rule not in (None, "even") else replace(journey, homes=Staying())
+    rule, placement = journey.replica_rule, journey.placement
+    by_place = placement.has_replicas and (placement.replica_rule if rule is None else rule) != "even"
+    return journey if by_place else replace(journey, homes=Staying())
 
 
-def _moving(scene: Scene, contenders: Sequence[Contender]) -> list[tuple[Journey, list[Homes]]]:
-    """The journeys of contenders with the moves of all samples, and the homes by part of those that have a rule."""
-    journeys = [_settled(scene, one.journey) for one in contenders]
-    moving = {one.label: journey for one, journey in zip(contenders, journeys, strict=True) if journey.homes}
-    if moving and scene.samples is None:
-        raise UsageError(f"{next(iter(moving))}: it moves samples, which are not counted one by one here")
-    if scene.samples is not None:
-        scene.samples.count({label: journey.placement for label, journey in moving.items()})
-    return [_moved(scene, journey) for journey in journeys]
+def _moving(scene: Scene, contenders: Sequence[Contender]) -> tuple[list[Journey], dict[str, list[Homes]]]:
+    """The journeys of contenders with the moves of all samples, and by label the homes by part that rules give."""
+    journeys = {one.label: _settled(scene, one.journey) for one in contenders}
+    rules = {label: journey.homes for label, journey in journeys.items() if journey.homes is not None}
+    counts, homes = scene.samples, dict[str, list[Homes]]()
+    if counts is None:
+        if rules:
+            raise UsageError(f"{next(iter(rules))}: it moves samples, which are not counted one by one here")
+        return [*journeys.values()], homes
+    counts.count({label: journeys[label].placement for label in rules})
+    for label, rule in rules.items():
+        placement = journeys[label].placement
+        homes[label] = [rule(counts, placement, cohort) for cohort in scene.cohorts]
+        moves_LI = np.zeros((placement.num_layers + 1, len(counts.index.sample)), np.int64)
+        for cohort, of in zip(scene.cohorts, homes[label], strict=True):
+            moves_LI[:, cohort.unit_ids] = of.device
+        journeys[label] = replace(journeys[label], moves=moves_LI)
+    return [*journeys.values()], homes
 
 
-def _moved(scene: Scene, journey: Journey) -> tuple[Journey, list[Homes]]:
-    counts, rule = scene.samples, journey.homes
-    if rule is None or counts is None:
-        return journey, []
-    homes = [rule(counts, journey.placement, cohort) for cohort in scene.cohorts]
-    moves_LI = np.zeros((journey.placement.num_layers + 1, len(counts.index.sample)), np.int64)
-    for cohort, of in zip(scene.cohorts, homes, strict=True):
-        moves_LI[:, cohort.unit_ids] = of.device
-    return replace(journey, moves=moves_LI), homes
-
-
-def _part(scenes: Sequence[Scene], part: int, contenders: Sequence[Contender], figures: Mapping[str, Figures]) -> Part:
+def _part(cohorts: Sequence[Cohort], contenders: Sequence[Contender], figures: Mapping[str, Figures]) -> Part:
     """Part of an evaluation, as a plan stores it.
 
     Raises
@@ -214,7 +205,6 @@ def _part(scenes: Sequence[Scene], part: int, contenders: Sequence[Contender], f
     InputError
         It has no token, as counts of nothing have none.
     """
-    cohorts = [scene.cohorts[part] for scene in scenes]
     if not any(cohort.num_tokens for cohort in cohorts):
         raise InputError("no token is routed in what was fitted, or in what judges; expected some in both: record more")
     return Part(
@@ -234,11 +224,10 @@ def _seconds_options(scene: Scene, contexts: Sequence[Context]) -> SecondsOption
     costs = scene.costs
     if costs is None:
         return None
-    shares = [context.seconds.extrapolated for context in contexts]
-    names = sorted({name for one in shares for name in one})
+    shares = [(name, share) for context in contexts for name, share in context.seconds.extrapolated.items()]
     return SecondsOptions(
         sources=costs.sources,
         missing=costs.missing,
-        extrapolated={name: max(one.get(name, 0.0) for one in shares) for name in names},
+        extrapolated=dict(sorted(shares)),  # the largest of each
         other_dtype=costs.other_dtype,
     )

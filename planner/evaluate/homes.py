@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from ...runtime.migrating.predictor import Predictor
 from ...solvers import netmoe
 from ...solvers.placement import Placement
-from .samples import SampleTraffic
 from .splits import Cohort
 from .traffic import SampleCounts
 
@@ -64,7 +63,7 @@ class Staying:
     """Samples stay where they start."""
 
     def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
-        """The homes of a cohort."""
+        """As `HomeRule`."""
         assert cohort.home is not None
         return Homes(np.tile(cohort.home, (placement.num_layers + 1, 1)))
 
@@ -78,7 +77,7 @@ class Dealt:
     """
 
     def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
-        """The homes of a cohort."""
+        """As `HomeRule`."""
         assert cohort.home is not None
         assert cohort.step is not None
         device_I, size, length_I = cohort.home.copy(), placement.num_devices, cohort.unit_tokens
@@ -119,36 +118,30 @@ class Rehoming:
     bounded: Cohort | None = None
 
     def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
-        """The homes of a cohort."""
+        """As `HomeRule`."""
         assert cohort.home is not None
         assert cohort.step is not None
         traffic, totals = counts.under(placement), Totals()
         num_layers = placement.num_layers
         device_LI = np.tile(cohort.home, (num_layers + 1, 1))
         for at, layer in itertools.product(steps_of(cohort.step), range(num_layers)):
-            place = cohort.unit_ids[at]
+            place, following = cohort.unit_ids[at], None
+            if self.oracle:
+                following = traffic.following(layer, place)
+            elif self.predictor is not None and counts.experts is not None:
+                following = self.predictor.copies(layer, counts.experts[place, layer])
             rehomed = netmoe.rehome(
                 self.method,
                 traffic.copies[place, layer],
                 traffic.pairs[place, layer].sum(axis=1),
                 counts.cluster,
-                next_copies=self._predicted(counts, traffic, layer, place),
+                next_copies=following,
                 copy_bytes=counts.trace.meta.model.copy_bytes,
                 bounded=cohort is self.bounded,
             )
             device_LI[layer + 1 :, at] = rehomed.device_of_sample
             totals.add(rehomed)
         return Homes(device_LI, totals)
-
-    def _predicted(
-        self, counts: SampleCounts, traffic: SampleTraffic, layer: int, place: Numbers
-    ) -> NDArray[np.float64] | None:
-        """The next layer's copies of samples at these places, `[I, D]`; None where they are not looked at."""
-        if self.oracle:
-            return traffic.following(layer, place)
-        if self.predictor is None or counts.experts is None:
-            return None
-        return self.predictor.copies(layer, counts.experts[place, layer])
 
 
 def steps_of(step: Numbers) -> list[Numbers]:

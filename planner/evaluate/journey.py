@@ -137,11 +137,11 @@ def today(model: ModelSpec, cluster: Cluster, slots: NDArray[np.int64] | None = 
     )
 
 
-def contiguous_in(slots: NDArray[np.int64], model: ModelSpec, cluster: Cluster) -> Contender | None:
-    """Contiguous experts in as many slots as a plan has; None where that is today's."""
+def contiguous_in(slots: NDArray[np.int64], model: ModelSpec, cluster: Cluster) -> Contender:
+    """Contiguous experts in as many slots as a plan has, or today's where that is the same."""
     usual = today(model, cluster, slots)
     if np.array_equal(usual.journey.placement.slots, slots):
-        return None
+        return usual
     equal = len(set(slots.tolist())) == 1
     name = f"{usual.name} in {slots.sum() if equal else ' '.join(map(str, slots))} slots"
     return usual.named(name, placement=_in_order(model, cluster, slots))

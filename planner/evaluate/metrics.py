@@ -137,16 +137,16 @@ class Figures:
 
 
 def figures_of(contexts: Sequence[Context], *, seed: int) -> list[Figures]:
-    """All metrics of contenders on one part; those that need an unknown size of the model are left out.
+    """All metrics of contenders on one part; those that need tokens, or a size of the model, not known are left out.
 
     One product with the draws over units and one with those over steps serve all contenders.
     """
-    return [
-        Figures(
-            {name: summands for name, spec in METRICS.items() if (summands := spec.compute(sums, context)) is not None}
-        )
-        for sums, context in zip(summed(contexts, seed), contexts, strict=True)
-    ]
+    figures = []
+    for sums, context in zip(summed(contexts, seed), contexts, strict=True):
+        known = [spec for spec in METRICS.values() if sums.counts or spec.needs not in (PLACED, SIZED)]
+        summands = {spec.name: spec.compute(sums, context) for spec in known}
+        figures.append(Figures({name: figure for name, figure in summands.items() if figure is not None}))
+    return figures
 
 
 def copies_metric(dispatch_model: DispatchModel, cluster: Cluster) -> str:
@@ -177,14 +177,14 @@ def _per_token(sums: Sums, context: Context, name: str) -> Draws:
 
 
 def _copies(name: str) -> Compute:
-    return lambda sums, context: _of(_per_token(sums, context, name)) if sums.counts else None
+    return lambda sums, context: _of(_per_token(sums, context, name))
 
 
 def _hops(name: str) -> Compute:
     """Share of transitions that are kept."""
 
     def compute(sums: Sums, _: Context) -> Summands | None:
-        if not sums.counts or not sums.counts["hops"].any():
+        if not sums.counts["hops"].any():
             return None
         with np.errstate(invalid="ignore"):
             return _of(sums.counts[name] / sums.counts["hops"])
@@ -194,19 +194,17 @@ def _hops(name: str) -> Compute:
 
 def _inter_bytes(sums: Sums, context: Context) -> Summands | None:
     each = context.copies_to_bytes
-    return _of(each * _per_token(sums, context, "far_copies")) if sums.counts and each else None
+    return _of(each * _per_token(sums, context, "far_copies")) if each else None
 
 
 def _intra_bytes(sums: Sums, context: Context) -> Summands | None:
-    each = context.copies_to_bytes
-    if not sums.counts or not each:
-        return None
-    return _of(each * (_per_token(sums, context, COPIES) - _per_token(sums, context, "far_copies")))
+    each, far_R = context.copies_to_bytes, _per_token(sums, context, "far_copies")
+    return _of(each * (_per_token(sums, context, COPIES) - far_R)) if each else None
 
 
 def _kv_bytes(sums: Sums, context: Context) -> Summands | None:
     model, others = context.model, context.tally.loads.shape[2] - 1
-    if context.dispatch_model != "coherent" or not sums.counts or not (model.attention.kv_size and model.dtype_bytes):
+    if context.dispatch_model != "coherent" or not (model.attention.kv_size and model.dtype_bytes):
         return None
     return _of(context.tokens_per_step * model.num_layers * model.attention.kv_size * model.dtype_bytes * others)
 

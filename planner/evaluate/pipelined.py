@@ -21,7 +21,7 @@ from ...solvers.ports import link_classes
 from ...solvers.seconds import exchange_seconds, expert_seconds, slowest
 from ...traces.model import ModelSpec
 from .chunks import Cut, Cuts
-from .costs import CostModel
+from .scene import Passes, Scene
 from .tally import Tally
 
 __all__ = ["ChunkSeconds", "Pipeline", "by_class", "capacity"]
@@ -46,43 +46,34 @@ class ChunkSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A tally, and what times it at any cuts.
+    """Time model of a tally's layers at any cuts; the scene has curves of exchanges and experts.
 
     Parameters
     ----------
-    costs
-        With curves of exchanges and experts.
-    backward
-        How many times as long as forward the experts compute backward; 0 without a backward pass.
-    full_duplex
-        As in `solvers.pipemoe.seconds.layer_seconds`.
     capacity_factor
         Every expert has a buffer of that many times the mean rows from each device, all of it sent and computed
         whether used or not (`capacity`); None: what is routed is sent.
     """
 
     tally: Tally
-    costs: CostModel
-    cluster: Cluster
-    model: ModelSpec
-    backward: float
-    full_duplex: bool
-    capacity_factor: float | None
+    scene: Scene
+    passes: Passes
+    capacity_factor: float | None = None
 
-    def priced(self, cuts: Cuts, *, no_combine: bool = False) -> tuple[dict[str, Prediction], NDArray[np.float64]]:
+    def priced(self, cuts: Cuts, *, combines: bool = True) -> tuple[dict[str, Prediction], NDArray[np.float64]]:
         """The seconds of stages and passes by metric `[B, L]`, and of all passes under every pair of levels `[Q Q, B]`.
 
         Parameters
         ----------
-        no_combine
-            Whether tokens are where they live next after their expert, so that nothing is combined.
+        combines
+            Whether anything is combined; not where tokens live next where their expert is.
         """
         chunks = self.chunks(cuts.forward)
-        if no_combine:
+        if not combines:
             chunks = replace(chunks, combine_by_class=[_times(0.0, part) for part in chunks.combine_by_class])
         busy, layers = cuts.forward.busy, dict[str, Prediction]()
         for name, parts in (("dispatch", chunks.dispatch_by_class), ("combine", chunks.combine_by_class)):
-            layers |= by_class(name, [_over_chunks(busy, part) for part in parts], self.cluster)
+            layers |= by_class(name, [_over_chunks(busy, part) for part in parts], self.scene.cluster)
         layers["experts_s"] = _over_chunks(busy, chunks.experts)
         passes = {"moe_s": (cuts.forward, chunks.stages)}
         if cuts.backward is not None:
@@ -93,23 +84,19 @@ class Pipeline:
 
     def chunks(self, cut: Cut) -> ChunkSeconds:
         """The seconds of the chunks that every layer is cut into."""
-        costs, found = self.costs, []
+        costs, copy_bytes = self.scene.costs, self.scene.model.copy_bytes
+        assert costs is not None
         assert costs.exchange is not None
         assert costs.experts is not None
-        copy_bytes = self.model.copy_bytes
         assert copy_bytes is not None
-        for dispatch, pairs, combine in self._work(cut):
-            there = exchange_seconds(dispatch, copy_bytes, costs.exchange)
-            back = exchange_seconds(combine, copy_bytes, costs.exchange)
-            call = expert_seconds(pairs, self.tally.slots, costs.experts)
-            found.append((there, _times(cut.calls, call), back))
-        dispatches, experts, combines = zip(*found, strict=True)
-        return ChunkSeconds(
-            cut,
-            [_stacked(cut, one) for one in zip(*dispatches, strict=True)],
-            _stacked(cut, experts),
-            [_stacked(cut, one) for one in zip(*combines, strict=True)],
-        )
+        dispatches, calls, combines = zip(*self._work(cut), strict=True)
+        exchanges = [
+            [exchange_seconds(copies, copy_bytes, costs.exchange) for copies in chunks]
+            for chunks in (dispatches, combines)
+        ]
+        experts = [_times(cut.calls, expert_seconds(pairs, self.tally.slots, costs.experts)) for pairs in calls]
+        dispatch, combine = ([_stacked(cut, link) for link in zip(*chunks, strict=True)] for chunks in exchanges)
+        return ChunkSeconds(cut, dispatch, _stacked(cut, experts), combine)
 
     def taken(self, chunks: ChunkSeconds, *, back: bool = False) -> NDArray[np.float64]:
         """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.
@@ -131,15 +118,15 @@ class Pipeline:
 
     def _work(self, cut: Cut) -> Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Work per chunk: copies of dispatch, pairs per call of experts, copies of combine, as in `solvers.seconds`."""
-        ports, slots_D, group = self.tally.ports, self.tally.slots, self.cluster.devices_per_node
+        ports, slots_D, group = self.tally.ports, self.tally.slots, self.scene.cluster.devices_per_node
         assert ports is not None
         if self.capacity_factor is None:
             busiest = (one.max(axis=(3, 4), keepdims=True) for one in (ports.dispatch, ports.combine))
-            dispatch, combine = map(cut.sizes, busiest)
-            return [*zip(dispatch, cut.call_sizes(self.tally.loads), combine, strict=True)]
+            dispatch, combine = map(cut.parts, busiest)
+            return [*zip(dispatch, cut.parts(self.tally.loads, cut.calls), combine, strict=True)]
         peers = {"intra": group - 1, "inter": len(slots_D) - group}
-        slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.cluster)])
-        rows = cut.padded_sizes(capacity(self.tally, self.model, self.capacity_factor))
+        slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.scene.cluster)])
+        rows = cut.padded_sizes(capacity(self.tally, self.scene.model, self.capacity_factor))
         copies = [(one[:, :, None] * slots_C)[..., None, None] for one in rows]
         pairs = [(one // cut.calls)[:, :, None] * slots_D * len(slots_D) for one in rows]
         return [*zip(copies, pairs, copies, strict=True)]
@@ -147,15 +134,15 @@ class Pipeline:
     def _reversed(self, chunks: ChunkSeconds) -> Stages:
         """Gradients go back through the combine, the experts, `backward` times as long, and the dispatch."""
         dispatch, experts, combine = chunks.stages
-        return combine, _times(self.backward, experts), dispatch
+        return combine, _times(self.passes.backward, experts), dispatch
 
     def _pass(self, cut: Cut, stages: Stages) -> Prediction:
-        return _over_chunks(lambda *stage: cut.taken(*stage, full_duplex=self.full_duplex), *stages)
+        return _over_chunks(lambda *stage: cut.taken(*stage, full_duplex=self.passes.full_duplex), *stages)
 
     def _crossed(self, cut: Cut, stages: Stages) -> NDArray[np.float64]:
         """Seconds of a pass, exchanges at each level with experts at each, `[Q Q, B, L]`."""
         first, middle, last = (np.stack([one.low, one.seconds, one.high]) for one in stages)
-        found = cut.taken(first[:, None], middle[None], last[:, None], full_duplex=self.full_duplex)
+        found = cut.taken(first[:, None], middle[None], last[:, None], full_duplex=self.passes.full_duplex)
         return found.reshape(-1, *found.shape[2:])
 
 

@@ -20,9 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
-from ...runtime.decisions import DispatchModel
 from ...solvers.ports import link_classes
 from ...solvers.seconds import (
     attention_seconds,
@@ -33,7 +31,6 @@ from ...solvers.seconds import (
     step_seconds,
     total,
 )
-from ...traces.model import ModelSpec
 from .chunks import Cut, Cuts
 from .costs import CostModel
 from .journey import Journey
@@ -41,7 +38,7 @@ from .pipelined import Pipeline, by_class
 from .scene import Passes, Scene
 from .tally import Tally
 
-__all__ = ["SOURCES", "STEP", "Seconds", "cuts_of", "pipeline_of", "price"]
+__all__ = ["SOURCES", "STEP", "Seconds", "cuts_of", "price"]
 
 STEP: Final = "step_s"
 SOURCES = {  # each part of a step, in order, to what errs as one: all curves of that kind
@@ -81,18 +78,17 @@ def price(tally: Tally, journey: Journey, scene: Scene) -> Seconds:
     links by class, too, where there are two (`dispatch_inter_s`, ...); of layers in chunks `moe_s` and, trained,
     `moe_backward_s`.
     """
-    costs, model, cluster = scene.costs, scene.model, scene.cluster
+    costs, passes = scene.costs, scene.passes
     if costs is None:
         return Seconds()
-    piped = scene.passes is not None and costs.exchange and costs.experts and tally.ports is not None
-    layers = _around(tally, costs, cluster, model, journey.dispatch_model)
-    crossed: dict[str, NDArray[np.float64]] = {}
-    if piped and scene.passes is not None:
-        moe, crossed_QB = _chunked(tally, journey, scene, scene.passes)
-        layers, crossed = layers | moe, {"moe": crossed_QB}
+    layers, crossed = _around(tally, journey, scene, costs), dict[str, NDArray[np.float64]]()
+    piped = passes is not None and costs.exchange and costs.experts and tally.ports is not None
+    if passes is not None and piped:
+        moe, crossed["moe"] = _chunked(tally, journey, scene, passes)
+        layers |= moe
     else:
-        layers |= _whole(tally, costs, cluster, model, journey.dispatch_model)
-    seconds = {name: step_seconds(part, model.num_layers) for name, part in layers.items()}
+        layers |= _whole(tally, journey, scene, costs)
+    seconds = {name: step_seconds(part, scene.model.num_layers) for name, part in layers.items()}
     parts = [name for name in (*SOURCES, *PASSES) if name in seconds]
     summed = [name for name in parts if name not in SOURCES or name in ("attention_s", "kv_s") or not piped]
     levels = {name: _levels(part) for name, part in seconds.items()}
@@ -108,48 +104,35 @@ def price(tally: Tally, journey: Journey, scene: Scene) -> Seconds:
     return Seconds(levels, step, {name: share for name, share in outside.items() if share})
 
 
-def pipeline_of(tally: Tally, scene: Scene, passes: Passes, capacity_factor: float | None = None) -> Pipeline:
-    """Time model of a tally's layers, for any cuts."""
-    assert scene.costs is not None
-    return Pipeline(
-        tally, scene.costs, scene.cluster, scene.model, passes.backward, passes.full_duplex, capacity_factor
-    )
-
-
 def cuts_of(journey: Journey, passes: Passes, num_layers: int) -> Cuts:
     """The cuts of a journey's layers, of whole ones one chunk."""
     one = Cut.equal(1, num_layers)
     return journey.cuts or Cuts(one, one if passes.backward else None)
 
 
-def _around(
-    tally: Tally, costs: CostModel, cluster: Cluster, model: ModelSpec, dispatch_model: DispatchModel
-) -> dict[str, Prediction]:
+def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:
     """Seconds by layer, `[B, L]`, of what is not cut into chunks: attention, and gathering K and V."""
-    ports, layers = tally.ports, dict[str, Prediction]()
+    ports, model, cluster, layers = tally.ports, scene.model, scene.cluster, dict[str, Prediction]()
     if ports is None:
         return layers
     if costs.attention:
         layers["attention_s"] = attention_seconds(ports.tokens, ports.contexts, costs.attention)
-    if dispatch_model == "coherent" and costs.gather:
+    if journey.dispatch_model == "coherent" and costs.gather:
         kv_bytes = float((model.attention.kv_size or 0) * (model.dtype_bytes or 0))
-        classes = link_classes(cluster)
-        gather = gather_seconds(ports.tokens, kv_bytes, cluster.devices_per_node, classes, costs.gather)
+        links = link_classes(cluster)
+        gather = gather_seconds(ports.tokens, kv_bytes, cluster.devices_per_node, links, costs.gather)
         layers |= by_class("kv", gather, cluster)
     return layers
 
 
-def _whole(
-    tally: Tally, costs: CostModel, cluster: Cluster, model: ModelSpec, dispatch_model: DispatchModel
-) -> dict[str, Prediction]:
+def _whole(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:
     """Seconds by layer, `[B, L]`, of the exchanges and the experts of whole layers."""
-    ports, layers = tally.ports, dict[str, Prediction]()
-    if ports is not None and costs.exchange and model.copy_bytes:
-        dispatch = exchange_seconds(ports.dispatch, model.copy_bytes, costs.exchange)
-        combine = exchange_seconds(ports.combine, model.copy_bytes, costs.exchange)
-        if dispatch_model == "coherent" and model.top_k == 1:  # the token is where it lives next: nothing is called
-            combine = [no_seconds(part.seconds.shape) for part in combine]
-        layers |= by_class("dispatch", dispatch, cluster) | by_class("combine", combine, cluster)
+    ports, copy_bytes, layers = tally.ports, scene.model.copy_bytes, dict[str, Prediction]()
+    if ports is not None and costs.exchange and copy_bytes:
+        for name, copies in (("dispatch", ports.dispatch), ("combine", ports.combine)):
+            layers |= by_class(name, exchange_seconds(copies, copy_bytes, costs.exchange), scene.cluster)
+        if not _combines(journey, scene):
+            layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}
     if costs.experts:
         layers["experts_s"] = expert_seconds(tally.loads, tally.slots, costs.experts)
     return layers
@@ -164,11 +147,13 @@ def _chunked(
     """
     if journey.dispatch_model == "coherent":
         passes = Passes(0.0, passes.full_duplex)
-    pipeline = pipeline_of(tally, scene, passes, journey.capacity_factor)
-    return pipeline.priced(
-        cuts_of(journey, passes, scene.model.num_layers),
-        no_combine=journey.dispatch_model == "coherent" and scene.model.top_k == 1,
-    )
+    cuts = cuts_of(journey, passes, scene.model.num_layers)
+    return Pipeline(tally, scene, passes, journey.capacity_factor).priced(cuts, combines=_combines(journey, scene))
+
+
+def _combines(journey: Journey, scene: Scene) -> bool:
+    """Whether anything is combined: a coherent token with one expert is where it lives next."""
+    return journey.dispatch_model != "coherent" or scene.model.top_k > 1
 
 
 def _levels(part: Prediction) -> NDArray[np.float64]:

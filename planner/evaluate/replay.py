@@ -1,14 +1,16 @@
 """The replay of a trace: where every token goes on each journey, tallied by unit and by step.
 
 Tokens are walked through the layers. Samples that are re-homed are counted once for each placement, and every journey
-of theirs is summed from these counts (`traffic`). Of loads alone, the loads of devices follow (`loads`).
+of theirs is summed from these counts (`traffic`). Of loads alone, the loads of devices follow (`Tally.of_loads`).
 `planner.certify.naive` recounts the same token by token.
 
-Legend: T tokens; L MoE layers; K experts a token; B steps; D devices.
+Legend: T tokens; L MoE layers; K experts a token; B steps; E experts; D devices.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,13 +22,14 @@ from ...solvers.ports import combined_at, port_copies, remote_visits
 from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from .journey import Journey
-from .loads import load_tally, step_loads
 from .scene import Scene
 from .splits import Cohort, Located
-from .tally import COUNTS, Ports, Tally, check_cells
+from .tally import COUNTS, Tally, check_cells
 from .traffic import sample_tally
 
-__all__ = ["RememberingReplay", "Replay", "replay"]
+__all__ = ["RememberingReplay", "Replay", "replay", "step_loads"]
+
+MAX_LOADS = 2**28  # of 8 bytes
 
 
 class Replay(Protocol):
@@ -37,6 +40,25 @@ class Replay(Protocol):
     ) -> list[list[Tally]]:
         """The tally of every journey on every cohort, `[cohort][journey]`."""
         ...
+
+
+class RememberingReplay:
+    """A replay that keeps its tallies, so that a strategy and the evaluation of its plan walk a trace once."""
+
+    def __init__(self) -> None:
+        self._known = defaultdict[tuple[Scene, bool, bool], list[tuple[Journey, tuple[Tally, ...]]]](list)
+
+    def __call__(
+        self, scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
+    ) -> list[list[Tally]]:
+        """As `replay`."""
+        known, new = self._known[scene, ports, between], list[Journey]()
+        for journey in sorted(journeys, key=lambda one: one.capacity_factor is None):  # a fixed capacity tallies more
+            if not any(_serves(other, journey) for other in (*new, *(other for other, _ in known))):
+                new.append(journey)
+        known += zip(new, zip(*_tallied(scene, new, ports=ports, between=between), strict=True), strict=True)
+        rows = [next(tallies for other, tallies in known if _serves(other, journey)) for journey in journeys]
+        return [list(row) for row in zip(*rows, strict=True)]
 
 
 def replay(
@@ -51,54 +73,61 @@ def replay(
     ports, between
         Tally what seconds are predicted from, and the copies of every pair of devices, too.
     """
-    walks, place = list[Journey](), list[int | None]()
-    for journey in journeys:
-        place.append(None if journey.moves is not None else _walk_of(journey, walks))
+    return RememberingReplay()(scene, journeys, ports=ports, between=between)
+
+
+def step_loads(scene: Scene, *, phases: Collection[str] | None = None) -> list[NDArray[np.int64]]:
+    """The token-expert pairs of every expert in each complete step of every cohort, `[B, L, E]`.
+
+    Parameters
+    ----------
+    phases
+        Instead of the scene's.
+
+    Raises
+    ------
+    UsageError
+        They do not fit into memory.
+    """
+    model, loads = scene.source.meta.model, list[NDArray[np.int64]]()
+    for cohort in scene.cohorts:
+        shape = (cohort.num_steps, model.num_layers, model.num_experts)
+        check_cells(
+            "loads of experts", None, MAX_LOADS, **dict(zip(("steps", "layers", "experts"), shape, strict=True))
+        )
+        loads.append(np.zeros(shape, np.int64))
+    if isinstance(scene.source, CountTrace):
+        for table in scene.source.tables():
+            unit_R = scene.index.rows(table)
+            for cohort, loads_BLE in zip(scene.cohorts, loads, strict=True):
+                rows, step_R = cohort.locate_rows(unit_R)
+                np.add.at(loads_BLE, (step_R, table.layer[rows]), table.counts[rows])
+        return loads
+    for batch, unit_T in scene.index.batches(scene.source, phases or scene.phases or None):
+        for cohort, loads_BLE in zip(scene.cohorts, loads, strict=True):
+            at = cohort.locate(batch, unit_T)
+            ids_TLK = batch.ids[at.rows]
+            routed_TLK = (ids_TLK < loads_BLE.shape[2]) & (at.step >= 0)[:, None, None]
+            token, layer, choice = np.nonzero(routed_TLK)
+            np.add.at(loads_BLE, (at.step[token], layer, ids_TLK[token, layer, choice]), 1)
+    return loads
+
+
+def _serves(known: Journey, journey: Journey) -> bool:
+    """Whether the tally of a known journey is a journey's, too: chunks change no way."""
+    return known.sends_as(journey) and (known.capacity_factor is not None or journey.capacity_factor is None)
+
+
+def _tallied(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: bool) -> list[list[Tally]]:
+    """The tallies of journeys, all different, on every cohort."""
+    walks = [journey for journey in journeys if journey.moves is None]
     walked = _walked(scene, walks, ports=ports, between=between) if walks else [[] for _ in scene.cohorts]
-    return [
-        [
-            _rehomed(scene, journey, cohort) if at is None else row[at]
-            for journey, at in zip(journeys, place, strict=True)
-        ]
-        for cohort, row in zip(scene.cohorts, walked, strict=True)
-    ]
-
-
-class RememberingReplay:
-    """A replay that keeps its tallies, so that a strategy and the evaluation of its plan walk a trace once."""
-
-    def __init__(self) -> None:
-        self._known = list[tuple[Scene, Journey, tuple[bool, bool], list[Tally]]]()
-
-    def __call__(
-        self, scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
-    ) -> list[list[Tally]]:
-        """As `replay`."""
-        asked = (ports, between)
-        new = [journey for journey in journeys if self._tallied(scene, journey, asked) is None]
-        for journey, *tallies in zip(new, *replay(scene, new, ports=ports, between=between), strict=True):
-            self._known.append((scene, journey, asked, tallies))
-        rows = [self._tallied(scene, journey, asked) or [] for journey in journeys]
-        return [list(row) for row in zip(*rows, strict=True)]
-
-    def _tallied(self, scene: Scene, journey: Journey, asked: tuple[bool, bool]) -> list[Tally] | None:
-        """The tallies of a journey on every cohort, where they hold what is asked for."""
-        for place, known, kept, tallies in self._known:
-            fixed = known.capacity_factor is not None or journey.capacity_factor is None
-            if place is scene and fixed and kept == asked and known.sends_as(journey):
-                return tallies
-        return None
-
-
-def _walk_of(journey: Journey, walks: list[Journey]) -> int:
-    """The number of the walk that gives a journey's tally, a new one where none does: chunks change no way."""
-    for number, one in enumerate(walks):
-        if one.sends_as(journey):
-            if journey.capacity_factor is not None:
-                walks[number] = journey  # with the pairs that it sends
-            return number
-    walks.append(journey)
-    return len(walks) - 1
+    rows = []
+    for cohort, tallies in zip(scene.cohorts, map(iter, walked), strict=True):
+        rows.append(
+            [next(tallies) if journey.moves is None else _rehomed(scene, journey, cohort) for journey in journeys]
+        )
+    return rows
 
 
 def _rehomed(scene: Scene, journey: Journey, cohort: Cohort) -> Tally:
@@ -115,23 +144,12 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
         for cohort in cohorts:
             layers, devices = trace.meta.model.num_layers, cluster.num_devices
             check_cells("loads", cluster, steps=cohort.num_steps, layers=layers, devices=devices)
-        return [[load_tally(loads_BLE, journey) for journey in journeys] for loads_BLE in step_loads(scene)]
-    walkers = [_Walker(journey, cluster) for journey in journeys]
-    tallies = [
-        [
-            Tally.empty(
-                journey.placement,
-                journey.dispatch_model,
-                cohort,
-                cluster,
-                ports=ports,
-                between=between,
-                fixed=journey.capacity_factor is not None,
-            )
-            for journey in journeys
+        return [
+            [Tally.of_loads(loads_BLE, journey.placement, journey.replica_rule) for journey in journeys]
+            for loads_BLE in step_loads(scene)
         ]
-        for cohort in cohorts
-    ]
+    walkers = [_Walker(journey, cluster) for journey in journeys]
+    tallies = [[walker.empty(cohort, ports=ports, between=between) for walker in walkers] for cohort in cohorts]
     for batch, unit_T in scene.index.batches(trace, scene.phases or None):
         for cohort, row in zip(cohorts, tallies, strict=True):
             located = cohort.locate(batch, unit_T)
@@ -145,60 +163,68 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The steps that a batch touches, `first` to `last`, and its tokens' steps counted from `first`, -1 without."""
+    """The steps that a batch touches, from `first` on, and its tokens' steps counted from there, -1 without."""
 
     first: int
-    last: int
+    num_steps: int
     step: NDArray[np.int64]
 
     @classmethod
     def of(cls, step_T: NDArray[np.int64]) -> "_Window":
         counted_T = step_T[step_T >= 0]
         first, last = (int(counted_T.min()), int(counted_T.max())) if len(counted_T) else (0, -1)
-        return cls(first, last, np.where(step_T >= 0, step_T - first, -1))
+        return cls(first, last - first + 1, np.where(step_T >= 0, step_T - first, -1))
 
     @property
-    def num_steps(self) -> int:
-        return self.last - self.first + 1
+    def rows(self) -> slice:
+        return slice(self.first, self.first + self.num_steps)
 
     def add(
         self, device: NDArray[np.integer], to_BD: NDArray[np.int64], weight_T: NDArray[np.int64] | None = None
     ) -> None:
         """Add tokens (or their weights) to the devices they are on, `[T]` or `[K, T]`, -1 for none."""
-        devices, rows = to_BD.shape[1], to_BD[self.first : self.last + 1]
+        devices, rows = to_BD.shape[1], to_BD[self.rows]
         counted = (self.step >= 0) & (device >= 0)
         weights = None if weight_T is None else weight_T[counted]
-        found = np.bincount((self.step * devices + device)[counted], weights, self.num_steps * devices)
-        rows += found.astype(np.int64).reshape(rows.shape)
+        sums = np.bincount((self.step * devices + device)[counted], weights, self.num_steps * devices)
+        rows += sums.astype(np.int64).reshape(rows.shape)
 
 
 class _Walker:
     """Sends tokens on one journey."""
 
     def __init__(self, journey: Journey, cluster: Cluster) -> None:
-        self.dispatch_model, self.cluster, self.group = journey.dispatch_model, cluster, cluster.devices_per_node
+        self.journey, self.cluster, self.group = journey, cluster, cluster.devices_per_node
         self.tables = [
             ReplicaTable.of(journey.placement, layer, self.group, journey.replica_rule)
             for layer in range(journey.placement.num_layers)
         ]
+
+    def empty(self, cohort: Cohort, *, ports: bool, between: bool) -> Tally:
+        """The journey's tally of a cohort before any token."""
+        journey, fixed = self.journey, self.journey.capacity_factor is not None
+        way = (journey.placement, journey.dispatch_model, cohort, self.cluster)
+        return Tally.empty(*way, ports=ports, between=between, fixed=fixed)
 
     def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally) -> None:
         """Add the tokens of a batch to a tally."""
         counts = {name: np.zeros(len(at.rows), dtype=np.int64) for name in COUNTS}
         counts["tokens"] += 1
         window = _Window.of(at.step)
+        through_ports = partial(port_copies, step=window.step, num_steps=window.num_steps, cluster=self.cluster)
         here_T, before_T = at.home, np.full(len(at.rows), -1)
         for layer, ids_TK in enumerate(ids_LTK):
             device_TK = self.tables[layer].choose(ids_TK, here_T, at.turn)
-            after_T = combined_at(self.dispatch_model, here_T, device_TK)
+            after_T = combined_at(self.journey.dispatch_model, here_T, device_TK)
             out_KT = self._count_copies(device_TK, here_T, counts, times=2 if after_T is here_T else 1)
             back_KT = None if after_T is here_T else self._count_copies(device_TK, after_T, counts)
             if tally.ports is not None and window.num_steps:
-                self._count_sitting(here_T, at, window, tally.ports, layer)
-                self._count_ports(out_KT, device_TK, here_T, window, tally.ports.dispatch[:, layer])
-                if back_KT is not None:
-                    combine_BC2D = tally.ports.combine[:, layer, :, ::-1]  # experts' devices send
-                    self._count_ports(back_KT, device_TK, after_T, window, combine_BC2D)
+                if layer < tally.ports.tokens.shape[1]:  # once where tokens are at home before every layer
+                    window.add(here_T, tally.ports.tokens[:, layer])
+                    window.add(here_T, tally.ports.contexts[:, layer], 2 * at.position + 1)
+                tally.ports.dispatch[window.rows, layer] += through_ports(out_KT, device_TK, here_T)
+                if back_KT is not None:  # experts' devices send
+                    tally.ports.combine[window.rows, layer, :, ::-1] += through_ports(back_KT, device_TK, after_T)
             if tally.between is not None:
                 pairs_DD, counted_T = tally.between, window.step >= 0
                 _add_pairs(out_KT & counted_T, device_TK, here_T, pairs_DD)
@@ -228,24 +254,6 @@ class _Walker:
             counts["node_copies"] += times * remote_copies(node_TK, end_node_T)
             counts["far_copies"] += times * (visits_KT & (end_node_T != node_TK.T)).sum(axis=0)
         return visits_KT
-
-    def _count_ports(
-        self,
-        visits_KT: NDArray[np.bool_],
-        device_TK: NDArray[np.int32],
-        end_T: NDArray[np.int64],
-        window: _Window,
-        to_BC2D: NDArray[np.int64],
-    ) -> None:
-        to_BC2D[window.first : window.last + 1] += port_copies(
-            visits_KT, device_TK, end_T, window.step, num_steps=window.num_steps, cluster=self.cluster
-        )
-
-    def _count_sitting(self, here_T: NDArray[np.int64], at: Located, window: _Window, ports: Ports, layer: int) -> None:
-        """Tokens and their contexts on the devices where they are before a layer; once where that never changes."""
-        if layer < ports.tokens.shape[1]:
-            window.add(here_T, ports.tokens[:, layer])
-            window.add(here_T, ports.contexts[:, layer], 2 * at.position + 1)
 
     def _count_hops(
         self, before_T: NDArray[np.int64], first_T: NDArray[np.int32], counts: dict[str, NDArray[np.int64]]

@@ -1,18 +1,28 @@
-"""The scene of an evaluation: a trace, who of it runs when, on what cluster, and what times it."""
+"""The scene of an evaluation: a trace, who of it runs when, on what cluster, and what times it.
+
+Legend: U units.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
+from ...profilers.profile import Profile
 from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .costs import CostModel
-from .samples import SampleIndex
+from .samples import Counter, SampleIndex
 from .splits import Cohort, UnitIndex
 from .traffic import SampleCounts
 
 __all__ = ["Passes", "Scene"]
+
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +73,43 @@ class Scene:
     phases: Sequence[str] = ()
     samples: SampleCounts | None = None
     passes: Passes | None = None
+
+    @classmethod
+    def of(
+        cls,
+        source: Trace | CountTrace,
+        index: UnitIndex | SampleIndex,
+        parts: Sequence[Mask],
+        cluster: Cluster,
+        *,
+        samples_per_step: int,
+        profile: Profile | None = None,
+        model: ModelSpec | None = None,
+        seed: int = 0,
+        phases: Sequence[str] = (),
+        passes: Passes | None = None,
+        linked: Mask | None = None,
+        counter: Counter | None = None,
+    ) -> Self:
+        """The scene of a trace whose units in each part, `[U]`, run in steps of so many where none were recorded.
+
+        Parameters
+        ----------
+        profile
+            What times the parts of a step; None: the cluster's links, where it has any.
+        model
+            None: the trace's.
+        linked, counter
+            As `fitted` and `counter` of `SampleCounts`; no sample's tokens link layers without.
+        """
+        model = source.meta.model if model is None else model
+        samples = None
+        if isinstance(index, SampleIndex):
+            linked = np.zeros_like(parts[0]) if linked is None else linked
+            samples = SampleCounts(source, index, linked, cluster, phases=phases or None, counter=counter)
+        by_loads = samples is None and isinstance(source, CountTrace)
+        cohorts = [
+            index.cohort(part_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step) for part_U in parts
+        ]
+        costs = CostModel.of(profile, cluster, model, samples=index.kind == "sample", by_loads=by_loads)
+        return cls(source, index, cohorts, cluster, model, costs, seed, phases, samples, passes)

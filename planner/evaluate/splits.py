@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...traces.count_form import CountTable, CountTrace
+from ...traces.counts import count
 from ...traces.reader import Trace
 from ...traces.schema import PHASES, TokenBatch
 from ...traces.split import Unit, fitted, unit_kind, with_units
 
-__all__ = ["Cohort", "Located", "UnitIndex", "index_units", "table_units"]
+__all__ = ["Cohort", "Located", "UnitIndex", "index_units", "loads_of", "table_units"]
 
 Numbers = NDArray[np.int64]
 
@@ -193,8 +194,8 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
     for batch, unit_T in with_units(trace.batches((), phases=phases)):
         kind = kind or unit_kind(batch)
         units, tokens = np.unique(unit_T, return_counts=True)
-        for unit, count in zip(units.tolist(), tokens.tolist(), strict=True):
-            tokens_of[unit] = tokens_of.get(unit, 0) + count
+        for unit, number in zip(units.tolist(), tokens.tolist(), strict=True):
+            tokens_of[unit] = tokens_of.get(unit, 0) + number
         if batch.step is not None:
             pairs = np.stack([unit_T, batch.step.astype(np.int64)], axis=1)
             steps = np.unique(np.concatenate([steps, pairs]), axis=0)
@@ -216,6 +217,17 @@ def table_units(table: CountTable) -> Numbers:
     """The unit of each row of a table of counts: its step, else its sample, else one block."""
     keys = table.sample if table.step is None else table.step
     return np.zeros(len(table), np.int64) if keys is None else keys.astype(np.int64)
+
+
+def loads_of(trace: Trace | CountTrace, unit_ids: Numbers, *, phases: Collection[str] | None = None) -> Numbers:
+    """The loads of these units together, those of incomplete steps too, `[L, E]`."""
+    if isinstance(trace, Trace):
+        return count(trace, keep=lambda units: np.isin(units, unit_ids), phases=phases).loads
+    loads_LE = np.zeros((trace.meta.model.num_layers, trace.meta.model.num_experts), np.int64)
+    for table in trace.tables():
+        rows = np.isin(table_units(table), unit_ids)
+        np.add.at(loads_LE, table.layer[rows], table.counts[rows])
+    return loads_LE
 
 
 def _index_counts(trace: CountTrace, phases: Collection[str] | None) -> UnitIndex:

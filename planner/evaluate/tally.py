@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel
-from ...solvers.placement import Placement
+from ...solvers.balance import device_loads
+from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.ports import link_classes
+from ...solvers.replicas import ReplayRule
 from .splits import Cohort
 
 __all__ = ["COUNTS", "Ports", "Tally", "check_cells", "nothing_sent"]
@@ -99,18 +101,36 @@ class Tally:
         ports: bool,
         between: bool = False,
         fixed: bool = False,
+        by_step: bool = False,
     ) -> Self:
-        """A tally of nothing."""
+        """A tally of nothing; `by_step`: its counts by step, not by unit."""
         shape = (cohort.num_steps, placement.num_layers, cluster.num_devices)
         check_cells("loads", cluster, steps=shape[0], layers=shape[1], devices=shape[2])
         return cls(
-            np.zeros((len(cohort.unit_ids), len(COUNTS)), np.int64),
+            np.zeros((cohort.num_steps if by_step else len(cohort.unit_ids), len(COUNTS)), np.int64),
             np.zeros(shape, np.int64),
             placement.slots,
             Ports.empty(dispatch_model, *shape[:2], cluster) if ports else None,
             np.zeros((cluster.num_devices, cluster.num_devices), np.int64) if between else None,
             sent=nothing_sent(*shape[:2], placement.num_experts, cluster) if fixed else None,
         )
+
+    @classmethod
+    def of_loads(cls, loads: NDArray[np.int64], placement: Placement, rule: ReplayRule | None = None) -> Self:
+        """A tally of the loads of experts alone, `[B, L, E]`; `rule` of replicas, None: the placement's.
+
+        Raises
+        ------
+        UsageError
+            The placement has replicas that tokens choose by where they are.
+        """
+        chosen = placement.replica_rule if rule is None else rule
+        if placement.has_replicas and chosen != ReplicaRule.EVEN:
+            raise UsageError(
+                f"which replica serves a token depends on where it is ({chosen}), and counts do not say;"
+                " expected the rule even (--strategy eplb), no replicas, or a trace of tokens"
+            )
+        return cls(np.zeros((len(loads), 0), np.int64), device_loads(loads, placement), placement.slots)
 
     def by_step(self, cohort: Cohort) -> Self:
         """The same with its counts summed over the units of each complete step."""
@@ -128,12 +148,15 @@ def nothing_sent(num_steps: int, num_layers: int, num_experts: int, cluster: Clu
     return np.zeros(shape, np.int32)
 
 
-def check_cells(what: str, cluster: Cluster, **lengths: int) -> None:
-    """Refuse an array of one number for every step, layer, device and so on that would not fit into memory."""
+def check_cells(what: str, cluster: Cluster | None, most: int = MAX_CELLS, **lengths: int) -> None:
+    """Refuse an array of one number for every step, layer, device and so on that would not fit into memory.
+
+    Fewer devices of a `cluster` would make it smaller; without one only a part of the trace does.
+    """
     cells = math.prod(lengths.values())
-    if cells > MAX_CELLS:
+    if cells > most:
         product = " x ".join(f"{length:,} {name}" for name, length in lengths.items())
+        fewer = "by" if cluster is None else f"for fewer than {cluster.num_devices:,} devices or"
         raise UsageError(
-            f"{what}: {product} are {cells:,} numbers; expected at most {MAX_CELLS:,}: plan for fewer than"
-            f" {cluster.num_devices:,} devices or a part of the trace"
+            f"{what}: {product} are {cells:,} numbers; expected at most {most:,}: plan {fewer} a part of the trace"
         )

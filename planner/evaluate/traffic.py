@@ -5,7 +5,7 @@ token; D devices; N nodes.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .samples import Counter, SampleIndex, SampleTraffic
 from .splits import Cohort
-from .tally import COUNTS, Ports, Tally, nothing_sent
+from .tally import COUNTS, Tally
 
 __all__ = ["SampleCounts", "sample_tally"]
 
@@ -96,34 +96,11 @@ class SampleCounts:
         visitors = [_Visitor(traffic, self.cluster) for traffic in new]
         for batch, place_T in index.batches(trace, self.phases):
             assert batch.sample is not None
-            rows = _Rows.of(place_T, self._fitted_I[place_T], batch.sample + batch.position)
-            before_TK = None
-            for layer in range(model.num_layers):
-                ids_TK = batch.ids[:, layer].astype(np.int64)
-                experts_ILE[rows.places, layer] += rows.cells(ids_TK, (ids_TK < shape[2]).T, shape[2])
-                for visitor in visitors:
-                    visitor.add(layer, ids_TK, before_TK, rows)
-                before_TK = ids_TK
+            for layer, ids_TK in enumerate(batch.ids.transpose(1, 0, 2)):
+                _add(experts_ILE[:, layer], place_T, ids_TK, (ids_TK < shape[2]).T)
+            for visitor in visitors:
+                visitor.walk(batch.ids, place_T, self._fitted_I[place_T], batch.sample + batch.position)
         return experts_ILE, new
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The tokens of a batch: their samples' places `[U]`, which of these each token has `[T]`, and its turn."""
-
-    places: Numbers
-    local: Numbers
-    fitted: NDArray[np.bool_]
-    turn: Numbers
-
-    @classmethod
-    def of(cls, place_T: Numbers, fitted_T: NDArray[np.bool_], turn_T: Numbers) -> "_Rows":
-        places, local_T = np.unique(place_T, return_inverse=True)
-        return cls(places, local_T, fitted_T, turn_T)
-
-    def cells(self, column_TK: NDArray[np.integer], counted_KT: NDArray[np.bool_], width: int) -> Numbers:
-        """How often each sample has each column, `[U, width]`."""
-        return _cells(self.local, column_TK.T, counted_KT, len(self.places), width)
 
 
 class _Visitor:
@@ -136,22 +113,20 @@ class _Visitor:
             ReplicaTable.of(placement, layer, cluster.devices_per_node) for layer in range(placement.num_layers)
         ]
 
-    def add(self, layer: int, ids_TK: Numbers, before_TK: Numbers | None, rows: _Rows) -> None:
-        """Add a layer's copies, and what led to them from the layer before."""
-        traffic, cluster = self.traffic, self.cluster
-        nowhere_T = np.full(len(ids_TK), -1)
-        device_TK = self.tables[layer].choose(ids_TK, nowhere_T, rows.turn)
-        node_TK = np.where(device_TK < 0, -1, device_TK // cluster.devices_per_node)
-        visits_KT = remote_visits(device_TK, nowhere_T)
-        traffic.pairs[rows.places, layer] += rows.cells(device_TK, device_TK.T >= 0, cluster.num_devices)
-        traffic.copies[rows.places, layer] += rows.cells(device_TK, visits_KT, cluster.num_devices)
-        traffic.nodes[rows.places, layer] += rows.cells(node_TK, remote_visits(node_TK, nowhere_T), cluster.num_nodes)
-        if before_TK is not None and traffic.linked is not None and rows.fitted.any():
-            num_experts, fitted_KT = traffic.placement.num_experts, visits_KT & rows.fitted
-            for before_T in before_TK.T:
-                known_KT = fitted_KT & (before_T < num_experts)
-                found = _cells(before_T, device_TK.T, known_KT, num_experts, cluster.num_devices)
-                traffic.linked[layer - 1] += found
+    def walk(self, ids_TLK: NDArray[np.uint16], place_T: Numbers, fitted_T: NDArray[np.bool_], turn_T: Numbers) -> None:
+        """Add the copies of a batch's tokens, and of fitted ones the experts that led to them."""
+        traffic, group, nowhere_T = self.traffic, self.cluster.devices_per_node, np.full(len(ids_TLK), -1)
+        for layer, table in enumerate(self.tables):
+            device_TK = table.choose(ids_TLK[:, layer], nowhere_T, turn_T)
+            node_TK = np.where(device_TK < 0, -1, device_TK // group)
+            visits_KT = remote_visits(device_TK, nowhere_T)
+            _add(traffic.pairs[:, layer], place_T, device_TK, device_TK.T >= 0)
+            _add(traffic.copies[:, layer], place_T, device_TK, visits_KT)
+            _add(traffic.nodes[:, layer], place_T, node_TK, remote_visits(node_TK, nowhere_T))
+            if layer and traffic.linked is not None and fitted_T.any():
+                for before_T in ids_TLK[:, layer - 1].T.astype(np.int64):
+                    known_KT = visits_KT & fitted_T & (before_T < traffic.placement.num_experts)
+                    _add(traffic.linked[layer - 1], before_T, device_TK, known_KT)
 
 
 def _check(
@@ -206,12 +181,16 @@ def _map_counts(experts_ILE: NDArray[np.int32], traffic: SampleTraffic, cluster:
     traffic.nodes[:] = by_node.sum(axis=3)
 
 
-def _cells(
-    row_T: Numbers, column_KT: NDArray[np.integer], counted_KT: NDArray[np.bool_], num_rows: int, width: int
-) -> Numbers:
-    """How often each (row, column) is counted, `[num_rows, width]`."""
-    cell_KT = row_T * width + column_KT
-    return np.bincount(cell_KT[counted_KT], minlength=num_rows * width).reshape(num_rows, width)
+def _add(
+    to: NDArray[np.integer], row_T: Numbers, column_TK: NDArray[np.integer], counted_KT: NDArray[np.bool_]
+) -> None:
+    """Add how often each (row, column) is counted to a table."""
+    width = to.shape[1]
+    cells = (row_T * width + column_TK.T)[counted_KT]
+    if len(cells):
+        first, last = cells.min() // width, cells.max() // width
+        counts = np.bincount(cells - first * width, minlength=(last - first + 1) * width)
+        to[first : last + 1] += counts.reshape(-1, width).astype(to.dtype)
 
 
 def sample_tally(
@@ -232,23 +211,14 @@ def sample_tally(
     place, step = cohort.unit_ids[order], cohort.step[order]
     device_LI = device_LI[:, place]
     first_B = np.searchsorted(step, np.arange(cohort.num_steps))
-    num_steps, num_layers = cohort.num_steps, traffic.copies.shape[1]
     moved_B = np.add.reduceat((device_LI[1:] != device_LI[:-1]).mean(axis=0), first_B)
-    tally = Tally(
-        np.zeros((num_steps, len(COUNTS)), np.int64),
-        np.zeros((num_steps, num_layers, cluster.num_devices), np.int64),
-        placement.slots,
-        Ports.empty("migrating", num_steps, num_layers, cluster),
-        np.zeros((cluster.num_devices, cluster.num_devices), np.int64),
-        moved_B / np.diff([*first_B, len(place)]),
-        nothing_sent(num_steps, num_layers, placement.num_experts, cluster) if fixed else None,
-    )
+    tally = Tally.empty(placement, "migrating", cohort, cluster, ports=True, between=True, fixed=fixed, by_step=True)
     assert tally.ports is not None
     assert tally.between is not None
     classes = [CLASSES.index(link) for link in link_classes(cluster)]
     column = {name: tally.counts[:, at] for at, name in enumerate(COUNTS)}
     column["tokens"] += np.add.reduceat(index.unit_tokens[place], first_B)
-    for layer in range(num_layers):
+    for layer in range(placement.num_layers):
         tally.loads[:, layer] = np.add.reduceat(traffic.pairs[place, layer], first_B, dtype=np.int64)
         if tally.sent is not None and counts.experts is not None:
             np.add.at(tally.sent[:, layer], (step, device_LI[layer]), counts.experts[place, layer])
@@ -271,4 +241,4 @@ def sample_tally(
         column["device_copies"] += sent_BC.sum(axis=1)
         if cluster.num_nodes > 1:
             column["far_copies"] += sent_BC[:, -1]
-    return tally
+    return replace(tally, moved=moved_B / np.diff([*first_B, len(place)]))

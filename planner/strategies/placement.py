@@ -20,8 +20,8 @@ from ...solvers.balance import balance
 from ...solvers.outcome import PlacementResult
 from ...traces.count_form import CountTrace
 from ...traces.counts import Counts, Pairs, count
-from ..evaluate.journey import Contender, Journey, contiguous_in, today
-from ..evaluate.loads import loads_of
+from ..evaluate.journey import Contender, Journey, contiguous_in
+from ..evaluate.splits import loads_of
 from ..options import PlacementOptions
 from ..task import Task
 from .strategy import Again, Check, Solution, Strategy, Told
@@ -84,7 +84,7 @@ class PlacementStrategy(Strategy):
         rows = []
         if journey.dispatch_model == "coherent":
             slots_D = journey.placement.slots
-            in_order = contiguous_in(slots_D, task.model, plan.cluster) or today(task.model, plan.cluster, slots_D)
+            in_order = contiguous_in(slots_D, task.model, plan.cluster)
             rows = [in_order.named(in_order.name, dispatch_model="coherent")]
             rows.append(Contender("plan", journey).named("plan", dispatch_model="standard"))
         published = eplb.solve(

@@ -28,7 +28,7 @@ Numbers = NDArray[np.float64]
 
 def fitted_predictor(task: Task, placement: Placement) -> Predictor:
     """The predictor of the fitted samples under a placement."""
-    samples = task.samples
+    samples = task.scene.samples
     assert samples is not None
     traffic = samples.under(placement)  # which counts the experts, too
     assert samples.experts is not None
@@ -37,7 +37,7 @@ def fitted_predictor(task: Task, placement: Placement) -> Predictor:
 
 def tried(task: Task, predictor: Predictor | None) -> dict[str, float]:
     """Seconds of the timed parts of a fitted step under each method."""
-    fitted = replace(task.scene, cohorts=task.cohorts[:1])
+    fitted = replace(task.scene, cohorts=task.scene.cohorts[:1])
     contenders = [
         Contender(method, Journey("migrating", task.placement, homes=Rehoming(method, predictor))) for method in TRIED
     ]
@@ -49,8 +49,8 @@ def tried(task: Task, predictor: Predictor | None) -> dict[str, float]:
 
 def locality(task: Task) -> netmoe.Locality:
     """Blind and least copies per fitted step, next layers known."""
-    assert task.samples is not None
-    cluster, traffic, cohort = task.request.cluster, task.samples.under(task.placement), task.cohorts[0]
+    assert task.scene.samples is not None
+    cluster, traffic, cohort = task.request.cluster, task.scene.samples.under(task.placement), task.scene.cohorts[0]
     assert cohort.step is not None
     here_D = np.arange(cluster.num_devices)
     blind = least = 0.0

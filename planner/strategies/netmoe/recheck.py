@@ -60,7 +60,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
             yield Check(f"gain over dealt {name}", getattr(options.over_dealt, name), getattr(over, name))
     else:
         yield Told("the gain over samples dealt by length", checked=False)
-    if options.tried_s and task.costs is None:
+    if options.tried_s and task.scene.costs is None:
         yield Told("seconds of the methods tried", checked=False)
     elif options.tried_s:
         for name, seconds in tried(task, predictor).items():
@@ -127,7 +127,7 @@ def _outcome(
     """Recheck of the mean cost of a re-homing, and of the bound on any homes of whole steps."""
     channels, outcome = Channels.of(plan.cluster, plan.model.copy_bytes), plan.outcome["sample_policy"]
     busiest = outcome.bound_kind == "weighted ports"
-    cohort, samples, reached = task.cohorts[0], task.samples, list[tuple[float, float]]()
+    cohort, samples, reached = task.scene.cohorts[0], task.scene.samples, list[tuple[float, float]]()
     assert cohort.step is not None
     assert samples is not None
     copies, experts = samples.under(task.placement).copies, samples.experts

@@ -64,7 +64,7 @@ class Netmoe(Strategy):
             The trace has no samples, or a placement with replicas that its traffic does not follow.
         """
         asked, tried_s = NetmoeParams.of(task).method, dict[str, float]()
-        several = asked is None and task.costs is not None and bool(task.costs.exchange)
+        several = asked is None and task.scene.costs is not None and bool(task.scene.costs.exchange)
         method: str = asked or TRIED[0]
         predictor = None if method == "paper" else fitted_predictor(task, task.placement)
         compiled_s = sum(compile_rehoming(one, task.request.cluster) for one in (TRIED if several else [method]))
@@ -99,7 +99,7 @@ class Netmoe(Strategy):
     def own(self, task: Task, journey: Journey) -> Journey:
         """The plan's journey, bounded on the fitted steps."""
         assert isinstance(journey.homes, Rehoming)
-        return replace(journey, homes=replace(journey.homes, bounded=task.cohorts[0] if task.bounds else None))
+        return replace(journey, homes=replace(journey.homes, bounded=task.scene.cohorts[0] if task.bounds else None))
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
         """The plan that knows the next layer (oracle), that does not look at it (unpredicted), samples dealt by length

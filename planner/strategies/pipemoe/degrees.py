@@ -119,14 +119,14 @@ class DegreeTable:
 
 def tabulated(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTable:
     """The table of all degrees up to `max_degree`, exact: every step at every pair, or at every degree if `joint`."""
-    trains, pairs = bool(pipeline.backward), nested_pairs(max_degree)
+    trains, pairs = bool(pipeline.passes.backward), nested_pairs(max_degree)
     if joint or not trains:
         pairs = pairs[pairs[:, 0] == pairs[:, 1]]
     forward: dict[tuple[int, int], Seconds] = {}
     backward: dict[tuple[int, int], Seconds] = {}
     stages = {}
     for degree, pieces in {(degree, max(pair)) for pair in pairs.tolist() for degree in pair}:
-        chunks = pipeline.chunks(Cut.equal(degree, pipeline.model.num_layers, pieces // degree))
+        chunks = pipeline.chunks(Cut.equal(degree, pipeline.scene.model.num_layers, pieces // degree))
         forward[degree, pieces] = pipeline.taken(chunks)
         backward[degree, pieces] = pipeline.taken(chunks, back=True) if trains else np.zeros(())
         if degree == pieces:
@@ -145,8 +145,8 @@ def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:
     backward = exact.backward or exact.forward
     chosen = [((1 / there,) * there, (1 / back,) * back) for there, back in zip(exact.forward, backward, strict=True)]
     least_L = table.middle.min(axis=0)
-    for factor in (1.0, pipeline.backward) if table.trains else (1.0,):
-        offered = [_offered(table, layer, factor, pipeline.full_duplex) for layer in range(len(chosen))]
+    for factor in (1.0, pipeline.passes.backward) if table.trains else (1.0,):
+        offered = [_offered(table, layer, factor, pipeline.passes.full_duplex) for layer in range(len(chosen))]
         cut = Cut.of(offered)
         taken_L = pipeline.both(Cuts(cut, cut if table.trains else None))
         for layer in np.flatnonzero(taken_L < least_L):
@@ -165,9 +165,9 @@ def stages_of(pipeline: Pipeline, cuts: Cuts) -> dict[str, Any]:
     """The stages of the fitted steps in one piece and in chunks, by their names in `PipelineOptions`."""
     back = cuts.backward
     return {
-        "whole": _stages(pipeline, Cut.equal(1, pipeline.model.num_layers), 1.0),
+        "whole": _stages(pipeline, Cut.equal(1, pipeline.scene.model.num_layers), 1.0),
         "forward": _stages(pipeline, cuts.forward, 1.0),
-        "backward_pass": None if back is None else _stages(pipeline, back, pipeline.backward),
+        "backward_pass": None if back is None else _stages(pipeline, back, pipeline.passes.backward),
     }
 
 

@@ -14,7 +14,6 @@ from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cuts
 from ...evaluate.journey import Journey
 from ...evaluate.pipelined import Pipeline
-from ...evaluate.price import pipeline_of
 from ...options import PipelineOptions, StageSeconds
 from ..strategy import Again, Check, Told
 from . import MAX_DEGREE
@@ -33,8 +32,8 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     if again is None or "pipeline" not in plan.outcome:
         return
     yield Told("that max_degree, joint and full_duplex are what was asked for", checked=False)
-    costs, scene = again.task.costs, again.task.scene
-    if costs is None:
+    scene = again.task.scene
+    if scene.costs is None:
         yield Told("degrees, their objective and their bound", checked=False)
         return
     passes = scene.passes
@@ -42,7 +41,7 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         raise CertificationError(f"passes of backward factor {options.backward}; the trace gives {passes}")
     journey = Journey(again.task.dispatch_model, again.task.placement)
     ((tally,),) = again.task.replay(replace(scene, cohorts=scene.cohorts[:1]), [journey], ports=True)
-    pipeline = pipeline_of(tally, scene, passes, decision.capacity_factor)
+    pipeline = Pipeline(tally, scene, passes, decision.capacity_factor)
     table = tabulated(pipeline, options.max_degree, joint=options.joint)
     yield from _outcome(plan.outcome["pipeline"], decision, options, pipeline, table)
     _check_baselines(options, table)

@@ -9,10 +9,9 @@ from ....runtime.plan import Plan
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cuts
-from ...evaluate.costs import CostModel
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.pipelined import Pipeline, capacity
-from ...evaluate.price import STEP, pipeline_of
+from ...evaluate.price import STEP
 from ...evaluate.scene import Passes, Scene
 from ...evaluate.tally import Tally
 from ...options import MAX_SECONDS, PipelineOptions
@@ -85,8 +84,8 @@ class Pipemoe(Strategy):
 
 def _check_costs(task: Task) -> None:
     """Refuse to go without curves of exchanges and experts, and say what lacks."""
-    costs: CostModel | None = task.costs
-    if task.request.profile is None or costs is None:
+    costs = None if task.request.profile is None else task.scene.costs
+    if costs is None:
         raise UsageError(
             "no profile: pipemoe weighs the seconds of exchanges against those of experts; run moeplan profile, or name"
             " one with --profile"
@@ -118,7 +117,7 @@ def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
             f"--capacity-factor {factor}: a buffer of int({factor:g} ceil(tokens / experts)) rows holds none in some"
             " step; expected a larger one, 1 is enough in every step"
         )
-    return pipeline_of(tally, task.scene, passes, factor)
+    return Pipeline(tally, task.scene, passes, factor)
 
 
 def _check_seconds(table: DegreeTable) -> None:
@@ -157,8 +156,8 @@ def _options(task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts) -> 
         method=params.method,
         max_degree=table.max_degree,
         joint=params.joint,
-        full_duplex=pipeline.full_duplex,
-        backward=pipeline.backward,
+        full_duplex=pipeline.passes.full_duplex,
+        backward=pipeline.passes.backward,
         placement="contiguous" if task.base is None else "base",
         baselines={name: table.degrees(name) for name in BASELINES if name != params.method},
         a2a_ffn_overlap_degree=table.tutel,

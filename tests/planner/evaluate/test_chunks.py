@@ -38,8 +38,8 @@ def test_unequal_chunks_help_where_experts_take_long_and_never_take_longer_than_
 def test_equal_shares_take_what_equal_degrees_take() -> None:
     rows = np.arange(1, 2000)[None, :, None] * np.ones((1, 1, 3), np.int64)
     for degree in (1, 2, 3, 7, 32, 49):
-        equal = Cut.equal(degree, 1999).sizes(rows)[0]
-        for part in Cut.of(((1 / degree,) * degree,) * 1999).sizes(rows):
+        equal = Cut.equal(degree, 1999).parts(rows)[0]
+        for part in Cut.of(((1 / degree,) * degree,) * 1999).parts(rows):
             assert (part == equal).all()
 
 
@@ -61,7 +61,7 @@ def test_calls_and_padding_are_the_runtimes(pairs: list[tuple[int, int]], capaci
         assert [{*map(len, chunks)} for chunks in passes] == [{calls} for calls in cut.calls.tolist()]
         rows = np.full((1, len(pairs)), capacity)
         assert cut.padded(rows).tolist() == [[one.padded(capacity) for one in made]]
-        (sizes,), (calls,) = cut.padded_sizes(rows), cut.call_sizes(rows)
+        (sizes,), (calls,) = cut.padded_sizes(rows), cut.parts(rows, cut.calls)
         assert (sizes * cut.degree).tolist() == cut.padded(rows).tolist()
         assert (calls * cut.calls).tolist() == sizes.tolist()
 
@@ -141,8 +141,8 @@ def test_a_call_gets_an_equal_part_of_its_chunk() -> None:
     there, back = cuts.forward, known(cuts.backward)
     assert [there.calls.tolist(), back.calls.tolist()] == [[3, 1], [1, 2]]
     for sizes, expected in (
-        (there.call_sizes(rows), [[[10, 11]]]),
-        (back.sizes(rows), [[[10, 21]]]),
+        (there.parts(rows, there.calls), [[[10, 11]]]),
+        (back.parts(rows), [[[10, 21]]]),
         (back.padded_sizes(rows), [[[10, 22]]]),
     ):
         assert [one.tolist() for one in sizes] == expected

@@ -103,7 +103,7 @@ class Rotation(Strategy):
         usual = today(task.model, task.request.cluster).journey
         turns = range(task.params.most_slots + 1)  # type: ignore[attr-defined]
         contenders = [Contender(f"by {by}", rotated(usual, by)) for by in turns]
-        fit = evaluate(replace(task.scene, cohorts=task.cohorts[:1]), contenders).evaluation.fit
+        fit = evaluate(replace(task.scene, cohorts=task.scene.cohorts[:1]), contenders).evaluation.fit
         return [one.metrics["far_share"].value for one in fit.contenders]
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> list[Contender]:

@@ -8,7 +8,7 @@ import pytest
 from moeplan.errors import UsageError
 from moeplan.planner import task
 from moeplan.planner.certify import certify
-from moeplan.planner.evaluate.loads import step_loads
+from moeplan.planner.evaluate.replay import step_loads
 from moeplan.planner.options import Candidate, Redundancy
 from moeplan.planner.strategies.eplb.sections import write_redundancy
 from tests.planner.makers import assert_refused, edited, judged, planned, tallied
