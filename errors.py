@@ -17,18 +17,6 @@ steers no terminal, whatever the names and files that it quotes hold.
 
 from typing import ClassVar
 
-__all__ = [
-    "CertificationError",
-    "InputError",
-    "MismatchError",
-    "MoeplanError",
-    "NoBenefitError",
-    "RankError",
-    "StorageError",
-    "UsageError",
-    "printable",
-]
-
 
 def printable(text: str) -> str:
     """`text` with everything that does not print (line ends, terminal escapes, lone surrogates) as its escape."""

@@ -19,22 +19,6 @@ if TYPE_CHECKING:
 
     Kind = TypeVar("Kind", bound=BaseModel)
 
-__all__ = [
-    "atomic_directory",
-    "atomic_path",
-    "canonical_json",
-    "check_kind",
-    "check_target",
-    "read_json",
-    "read_text",
-    "read_yaml",
-    "sha256_file",
-    "sha256_json",
-    "size_of",
-    "validated",
-    "write_json",
-]
-
 MAX_JSON_BYTES = 256 * 2**20
 MAX_DIGITS = 64
 MAX_REASON = 240  # characters of a refusal, which may quote the file

@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from ..errors import UsageError
 
-__all__ = ["FASTEST", "Cluster", "Link"]
-
 MAX_DEVICES = 65_536
 FASTEST = 1e-15  # seconds a byte: ratios of links stay exact beside 1
 LINK_KINDS = ("intra", "inter")
@@ -45,16 +43,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`num_nodes` nodes of `devices_per_node` devices; devices `[n*G, (n+1)*G)` are on node n (G devices a node).
-
-    Parameters
-    ----------
-    links
-        Link class ("intra": inside a node, "inter": between nodes) to its alpha-beta; empty when unknown.
-    """
+    """`num_nodes` nodes of `devices_per_node` devices; devices `[n*G, (n+1)*G)` are on node n (G devices a node)."""
 
     num_nodes: int
     devices_per_node: int
+    #: Link class ("intra": inside a node, "inter": between nodes) to its alpha-beta; empty when unknown
     links: Mapping[str, Link] = field(default_factory=dict)
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

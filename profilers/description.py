@@ -21,8 +21,6 @@ from .cluster import Cluster, Link
 from .origin import Origin, now
 from .profile import Profile
 
-__all__ = ["describe"]
-
 MAX_YAML_BYTES = 64 * 2**10
 
 

@@ -23,8 +23,6 @@ from .topology import numbered
 from .world import World
 from .world.launch import Terms
 
-__all__ = ["Place", "Request", "Start", "Step", "measure_cases", "terms"]
-
 BUDGET_S, QUICK_BUDGET_S = 0.8, 0.25  # a size
 QUICK_TOTAL_S = 24.0  # all sizes; the rest of a minute is for starting ranks and fitting
 REFERENCE_SIDE, REFERENCE_CALLS = 192, 3  # of the matrices whose product tells how quiet the machine is

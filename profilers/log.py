@@ -16,8 +16,6 @@ from .profile import Profile
 from .series import Series
 from .topology import Pair, Topology, islands, measured_links, numbered
 
-__all__ = ["Log", "check_asked", "check_options", "cluster_of"]
-
 SAVE_S = 15.0
 
 

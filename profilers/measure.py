@@ -17,25 +17,15 @@ from .profile import Profile, load, save
 from .world import run_world
 from .world.launch import found_launch
 
-__all__ = ["DEFAULT_CPU_RANKS", "MeasuredFile", "measure", "measure_file", "partial_path", "save_measured"]
-
 DEFAULT_CPU_RANKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile:
-    """A profile on its way to its file.
+    """A profile on its way to its file."""
 
-    Parameters
-    ----------
-    profile
-        None on ranks other than 0 of a launched world, which have nothing to save.
-    notes
-        What resuming meant, a sentence each.
-    """
-
-    profile: Profile | None
-    notes: tuple[str, ...]
+    profile: Profile | None  #: None on ranks other than 0 of a launched world, which have nothing to save
+    notes: tuple[str, ...]  #: What resuming meant, a sentence each
 
 
 def measure(

@@ -10,8 +10,6 @@ import numpy as np
 
 from ..errors import InputError
 
-__all__ = ["MIN_SAMPLES", "PAIR", "Measurement", "Size", "median_interval", "relative_width"]
-
 Size = Mapping[str, int]
 PAIR = ("first", "second")  # ranks in the size of a case that two of them run: names, not amounts
 FIGURES = ("min_s", "median_s", "p95_s", "max_s", "median_low_s", "median_high_s")  # of the samples
@@ -22,29 +20,17 @@ MIN_SAMPLES, MAX_SAMPLES = 6, 10_000  # 6 are the fewest with a 95 % interval of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """The seconds a call takes at one size; each sample is the slowest rank's.
+    """The seconds a call takes at one size; each sample is the slowest rank's."""
 
-    Parameters
-    ----------
-    size
-        What the case varies, by name: `{"m": 64, "n": 256, "k": 256}`.
-    work
-        Bytes or multiply-adds of a rank (the case's `unit`); what fits are made over.
-    samples_s
-        Raw samples in the order taken.
-    min_s, median_s, p95_s, max_s
-        Their percentiles, linearly interpolated.
-    median_low_s, median_high_s
-        The 95 % interval of the median (`median_interval`).
-    """
-
-    size: Size
-    work: int
-    samples_s: tuple[float, ...]
+    size: Size  #: What the case varies, by name: `{"m": 64, "n": 256, "k": 256}`
+    work: int  #: Bytes or multiply-adds of a rank (the case's `unit`); what fits are made over
+    samples_s: tuple[float, ...]  #: Raw samples in the order taken
+    #: min_s, median_s, p95_s, max_s: their percentiles, linearly interpolated
     min_s: float
     median_s: float
     p95_s: float
     max_s: float
+    #: median_low_s, median_high_s: the 95 % interval of the median (`median_interval`)
     median_low_s: float
     median_high_s: float
 

@@ -10,8 +10,6 @@ from .origin import Origin
 from .profile import Profile, load
 from .series import LinkKind
 
-__all__ = ["Merged", "merge", "merge_files"]
-
 
 @dataclass(frozen=True, slots=True)
 class Merged:

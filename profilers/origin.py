@@ -17,8 +17,6 @@ from ..errors import InputError
 from .measurement import Measurement, relative_width
 from .topology import Topology
 
-__all__ = ["Environment", "Noise", "Origin", "now"]
-
 WIDE = 0.20  # relative width of a median's interval
 MOST_WIDE = 0.20  # share of sizes
 MOST_DRIFT = 2.0  # of the reference
@@ -26,24 +24,16 @@ MOST_DRIFT = 2.0  # of the reference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The machine and software of rank 0; None where there is no such part.
+    """The machine and software of rank 0; None where there is no such part."""
 
-    Parameters
-    ----------
-    device
-        The device's name; on CPU the processor's.
-    driver, nccl
-        Versions of the GPU driver and of NCCL.
-    cpus, threads
-        Processors this process may run on, and threads of a rank.
-    """
-
-    device: str
+    device: str  #: The device's name; on CPU the processor's
     backend: str
     torch: str
+    #: driver, nccl: versions of the GPU driver and of NCCL
     driver: str | None
     nccl: str | None
     cpu: str
+    #: cpus, threads: processors this process may run on, and threads of a rank
     cpus: int
     threads: int
     num_ranks: int
@@ -82,18 +72,12 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Noise of the machine during a run.
+    """Noise of the machine during a run."""
 
-    Parameters
-    ----------
-    sizes, wide
-        Sizes measured, and those whose median has a 95 % interval wider than 20 % of it.
-    reference_s
-        Seconds of a small matrix product of fixed size, the best of three on the slowest rank, before each size.
-    """
-
+    #: sizes, wide: sizes measured, and those whose median has a 95 % interval wider than 20 % of it
     sizes: int
     wide: int
+    #: Seconds of a small matrix product of fixed size, the best of three on the slowest rank, before each size
     reference_s: tuple[float, ...] = ()
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
@@ -131,33 +115,20 @@ class Noise:
 
 
 class Origin(BaseModel):
-    """Where a part of a profile comes from, and when.
-
-    Parameters
-    ----------
-    kind
-        "measured" on this hardware, "described" in words, or read from published "tables".
-    environment
-        Of what was measured; None otherwise.
-    quick
-        Whether a short grid was measured, in a short time.
-    left_out
-        Sizes of the grid that this time did not allow.
-    topology, noise
-        Which ranks share a node, and how quiet the machine was; None where nothing was measured.
-    name
-        A description's text, the tables' system and versions, or the merged profile's path; informational.
-    """
+    """Where a part of a profile comes from, and when."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    #: "measured" on this hardware, "described" in words, or read from published "tables"
     kind: Literal["measured", "described", "tables"]
     created_at: datetime.datetime
-    environment: Environment | None = None
-    quick: bool = False
-    left_out: Annotated[int, Field(ge=0)] = 0
+    environment: Environment | None = None  #: Of what was measured; None otherwise
+    quick: bool = False  #: Whether a short grid was measured, in a short time
+    left_out: Annotated[int, Field(ge=0)] = 0  #: Sizes of the grid that this time did not allow
+    #: topology, noise: which ranks share a node, and how quiet the machine was; None where nothing was measured
     topology: Topology | None = None
     noise: Noise | None = None
+    #: A description's text, the tables' system and versions, or the merged profile's path; informational
     name: str | None = None
 
     @model_validator(mode="after")

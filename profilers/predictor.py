@@ -12,8 +12,6 @@ from .fits.fit import Prediction
 from .profile import Profile
 from .series import LinkKind, Series
 
-__all__ = ["predict", "predicted"]
-
 ANY_BYTES = "uint8"
 
 

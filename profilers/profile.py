@@ -14,35 +14,22 @@ from .cluster import Cluster
 from .origin import Environment, Origin, now
 from .series import Series
 
-__all__ = ["MAX_PROFILE_BYTES", "Profile", "load", "parse", "save"]
-
 MAX_PROFILE_BYTES = 64 * 2**20
 
 
 class Profile(BaseModel):
-    """The hardware a plan is made for.
-
-    Parameters
-    ----------
-    complete
-        False where the measuring was interrupted: the series hold what was measured until then.
-    origins
-        Where its parts come from; one unless profiles were merged.
-    link_origins
-        Link class of the cluster to the index of its origin.
-    series
-        Key (`Series.key`) to measurements and fit; by case in the order of `CASES`, other cases last.
-    """
+    """The hardware a plan is made for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[2] = 2
     moeplan_version: str
     created_at: datetime.datetime
-    complete: bool = True
-    origins: tuple[Origin, ...]
+    complete: bool = True  #: False where the measuring was interrupted: the series hold what was measured until then
+    origins: tuple[Origin, ...]  #: Where its parts come from; one unless profiles were merged
     cluster: Cluster
-    link_origins: Mapping[str, int] = {}
+    link_origins: Mapping[str, int] = {}  #: Link class of the cluster to the index of its origin
+    #: Key (`Series.key`) to measurements and fit; by case in the order of `CASES`, other cases last
     series: Mapping[str, Series] = {}
 
     @classmethod

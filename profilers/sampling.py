@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from .measurement import MIN_SAMPLES, relative_width
 
-__all__ = ["MAX_REPEATS", "NARROW", "Clock", "clock_for", "sample", "slowest"]
-
 FLUSH_BYTES = 256 * 2**20  # more than the L2 cache of any GPU
 NARROW = 0.05  # relative width of the median's 95 % interval
 MAX_REPEATS = 200

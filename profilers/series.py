@@ -9,8 +9,6 @@ from ..errors import InputError
 from .fits.fit import Fit
 from .measurement import PAIR, Measurement
 
-__all__ = ["ELEMENT_BYTES", "LinkKind", "Series", "series_key"]
-
 LinkKind = Literal["intra", "inter"]
 ELEMENT_BYTES: Mapping[str, int] = {  # by dtype; of each width, the dtype that models use most first
     "fp8": 1,
@@ -24,38 +22,19 @@ ELEMENT_BYTES: Mapping[str, int] = {  # by dtype; of each width, the dtype that 
 
 
 class Series(BaseModel):
-    """The measurements of a case in one dtype.
-
-    Parameters
-    ----------
-    case
-        The case's name.
-    dtype
-        Of the elements, one of `ELEMENT_BYTES`.
-    ranks
-        Ranks that take part in a call; 1: each alone.
-    link
-        The link class the call crosses: "intra" (inside a node), "inter" (between nodes); None where it crosses none.
-    unit
-        The unit of work: bytes through a rank's port, or multiply-adds ("macs").
-    origin
-        Index of the profile's origin that it came from.
-    measurements
-        In the order taken; empty where a published table holds them.
-    fit
-        None for fewer than two sizes, and in what a killed run left.
-    """
+    """The measurements of a case in one dtype."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    case: str
-    dtype: str
-    ranks: Annotated[int, Field(ge=1)]
+    case: str  #: The case's name
+    dtype: str  #: Of the elements, one of `ELEMENT_BYTES`
+    ranks: Annotated[int, Field(ge=1)]  #: Ranks that take part in a call; 1: each alone
+    #: The link class the call crosses: "intra" (inside a node), "inter" (between nodes); None where it crosses none
     link: LinkKind | None = None
-    unit: Literal["bytes", "macs"]
-    origin: Annotated[int, Field(ge=0)] = 0
-    measurements: tuple[Measurement, ...] = ()
-    fit: Fit | None = None
+    unit: Literal["bytes", "macs"]  #: The unit of work: bytes through a rank's port, or multiply-adds ("macs")
+    origin: Annotated[int, Field(ge=0)] = 0  #: Index of the profile's origin that it came from
+    measurements: tuple[Measurement, ...] = ()  #: In the order taken; empty where a published table holds them
+    fit: Fit | None = None  #: None for fewer than two sizes, and in what a killed run left
 
     @property
     def key(self) -> str:

@@ -9,30 +9,20 @@ from ..errors import InputError
 from .cluster import FASTEST, Cluster, Link
 from .series import LinkKind, Series
 
-__all__ = ["Pair", "Topology", "islands", "measured_links", "numbered"]
-
 Pair = tuple[int, int]
 MIN_RATIO = 2.0  # between the slowest pair of one class and the fastest of the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Nodes and devices of the ranks of a measured world.
+    """Nodes and devices of the ranks of a measured world."""
 
-    Parameters
-    ----------
-    node_of_rank
-        The node of each rank, numbered in order of first appearance.
-    island_of_rank
-        Ranks of one number reach each other faster than others, as measured and told by nobody; all alike where the
-        times tell one class only, None where pairs were not measured.
-    ratio
-        How many times longer the fastest pair between islands takes than the slowest inside one; None without two
-        classes.
-    """
-
-    node_of_rank: tuple[int, ...]
+    node_of_rank: tuple[int, ...]  #: The node of each rank, numbered in order of first appearance
+    #: Ranks of one number reach each other faster than others, as measured and told by nobody; all alike where the
+    #: times tell one class only, None where pairs were not measured
     island_of_rank: tuple[int, ...] | None = None
+    #: How many times longer the fastest pair between islands takes than the slowest inside one; None without two
+    #: classes
     ratio: float | None = None
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}

@@ -11,8 +11,6 @@ from ..files import atomic_path
 from .decisions import sidecars_in
 from .plan import Plan, load
 
-__all__ = ["LoadedPlan", "activate", "load_plan"]
-
 ACTIVE = Path(".moeplan", "active.json")
 VARIABLE = "MOEPLAN_PLAN"
 

@@ -21,8 +21,6 @@ from .engine.traffic import Sent, Traffic
 from .gradients import check_wrapper, spread_experts
 from .plan import Plan
 
-__all__ = ["ExpertParallelModel"]
-
 
 class ExpertParallelModel(nn.Module):
     """A model that `parallelize` spread over ranks.
@@ -31,15 +29,12 @@ class ExpertParallelModel(nn.Module):
     ----------
     model
         The changed model; under `standard` it may be called itself, wherever the whole one was.
-    routed
-        What the last forward routed here, one item a layer.
-    cache_bytes
-        The most bytes of keys and values that this rank held at once, in the last generation or coherent forward;
-        without coherence it is those of its own samples, one D-th on average.
     """
 
+    #: The most bytes of keys and values that this rank held at once, in the last generation or coherent forward;
+    #: without coherence it is those of its own samples, one D-th on average
     cache_bytes: int
-    routed: tuple[RoutedTokens, ...]
+    routed: tuple[RoutedTokens, ...]  #: What the last forward routed here, one item a layer
 
     def __init__(
         self,

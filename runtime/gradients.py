@@ -14,8 +14,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from ..errors import UsageError
 from .engine.layer import ParallelExperts
 
-__all__ = ["check_wrapper", "clip_grad_norm_", "expert_parameters", "leave_out_experts", "spread_experts", "unsharded"]
-
 T = TypeVar("T")
 
 

@@ -32,8 +32,6 @@ from .models.checkpoint import fill_model, read_checkpoint
 from .plan import Plan
 from .whole import name_held, take_held
 
-__all__ = ["parallelize"]
-
 Gradients = Literal["mean", "sum"]
 
 

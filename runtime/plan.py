@@ -19,8 +19,6 @@ from ..solvers.placement import Placement
 from ..traces.model import ModelSpec
 from .decisions import DISPATCH_MODELS, Decisions, DispatchModel, Record, Sha256
 
-__all__ = ["SCHEMA_VERSION", "Plan", "load", "save"]
-
 SCHEMA_VERSION = 1
 BOUND = ("decisions", "cluster", "model")  # what plan_sha256 covers
 
@@ -100,18 +98,13 @@ class Evaluation(Record):
 
 
 class Verdict(Record):
-    """Whether the plan pays: benefit if and only if `gain.low` is above `at_least` of the value of `against`.
-
-    Parameters
-    ----------
-    at_least
-        A share; above 0 where carrying the plan out costs what the metric does not hold.
-    """
+    """Whether the plan pays: benefit if and only if `gain.low` is above `at_least` of the value of `against`."""
 
     value: Literal["benefit", "none"]
     metric: str
     against: str
     gain: Metric
+    #: A share; above 0 where carrying the plan out costs what the metric does not hold
     at_least: float = Field(0.0, ge=0, lt=1)
 
 

@@ -21,8 +21,6 @@ from .whole import full_optimizer_state, full_state_dict, keep_held
 if TYPE_CHECKING:
     from .expert_parallel import ExpertParallelModel
 
-__all__ = ["PlanCallback"]
-
 
 class PlanCallback(TrainerCallback):
     """Spreads the experts of the Trainer's model, clips by the norm over all ranks, and saves the whole model.
@@ -35,14 +33,9 @@ class PlanCallback(TrainerCallback):
     ----------
     plan
         By default the one that `load_plan` finds; carried out with standard dispatch.
-
-    Attributes
-    ----------
-    model
-        What `parallelize` made of the Trainer's model.
     """
 
-    model: "ExpertParallelModel"
+    model: "ExpertParallelModel"  #: What `parallelize` made of the Trainer's model
 
     def __init__(self, plan: Plan | None = None) -> None:
         self.plan = plan

@@ -17,8 +17,6 @@ from .engine.layer import ParallelExperts
 from .expert_parallel import ExpertParallelModel
 from .gradients import spread_experts, unsharded
 
-__all__ = ["full_optimizer_state", "full_state_dict", "keep_held", "name_held", "take_held"]
-
 LOCAL = "local."  # what `ParallelExperts` has between its name and that of a stacked parameter
 MOST_NAMED = 8
 HELD = "held"  # whose rows those are, in the state dict of one rank

@@ -13,8 +13,6 @@ from ..errors import UsageError
 from .arrays import Floats, Ints, flow_units
 from .cbc import solve_by_cbc
 
-__all__ = ["Method", "assign_places", "backend_of", "balanced_assignment"]
-
 Method = Literal["transport", "flow", "km", "pulp"]
 Costs = NDArray[Any]  # int64 or float64, `[I, N]`
 ROOM = 2**61  # for sums of differences

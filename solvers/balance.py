@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from .arrays import Floats
 from .placement import Placement
 
-__all__ = ["balance", "device_loads", "max_over_mean", "replica_loads", "step_balance", "step_ratios"]
-
 
 def balance(loads: Floats, placement: Placement) -> float:
     """The mean over layers of the busiest device's load over the mean of devices that have slots; 1 without load."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pulp import LpProblem
 
-__all__ = ["solve_by_cbc"]
-
 SEARCH_SHARE = 0.9  # of the time; in the rest it writes what it has found
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
-__all__ = ["compiled", "inlined", "seconds_to_compile"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -12,8 +12,6 @@ from .balance import balance
 from .outcome import Objective, Outcome, PlacementResult
 from .placement import Placement, ReplicaRule, slots_for
 
-__all__ = ["solve"]
-
 
 def solve(
     num_layers: int,

@@ -13,8 +13,6 @@ from .arrays import Bools, Floats, Ints
 from .placement import Placement
 from .ports import remote_visits
 
-__all__ = ["INTER_RATIO", "HopsKept", "hops_kept", "inter_ratio", "link_cost", "remote_copies"]
-
 INTER_RATIO = 8.0  # an inter-node hop in intra-node hops where the links are unknown
 
 

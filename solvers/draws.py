@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from .compiled import compiled
 
-__all__ = ["below", "exponential", "unit"]
-
 
 @compiled
 def below(seed: NDArray[np.uint64], end: int) -> int:

@@ -9,8 +9,6 @@ from .arrays import Floats, Ints
 from .assignment import assign_places
 from .placement import Placement
 
-__all__ = ["best_labels", "experts_moved", "keep_in_place", "naming_group"]
-
 
 def experts_moved(new: Placement, old: Placement) -> Ints:
     """Experts that a device holds in `new` and not in `old`, hence is sent, by layer `[L]`."""

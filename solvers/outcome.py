@@ -9,8 +9,6 @@ from pydantic import Field
 
 from .placement import Placement
 
-__all__ = ["ROUNDING", "Objective", "Outcome", "PlacementResult", "Status", "relative_gap"]
-
 ROUNDING = 1e-9  # a value this close to its bound, relatively, meets it
 
 
@@ -36,29 +34,17 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a solve beside the decision itself.
-
-    Parameters
-    ----------
-    bound
-        No solution is better than this; None where nothing is proven ("no bound").
-    bound_kind
-        Which bound: "transportation", "spectral", "ilp" and others, or several; None without a bound.
-    wall_s
-        Seconds the solve took.
-    compiled_s
-        Seconds before that, of compilation or of loading what was compiled.
-    backend
-        What solved it, e.g. "moeplan", "ortools cp-sat", "pulp cbc".
-    """
+    """The result of a solve beside the decision itself."""
 
     status: Status
     objective: Objective
-    bound: float | None
+    bound: float | None  #: No solution is better than this; None where nothing is proven ("no bound")
+    #: Which bound: "transportation", "spectral", "ilp" and others, or several; None without a bound
     bound_kind: str | None
     gap: float | None
-    wall_s: Annotated[float, Field(ge=0)]
-    backend: str
+    wall_s: Annotated[float, Field(ge=0)]  #: Seconds the solve took
+    backend: str  #: What solved it, e.g. "moeplan", "ortools cp-sat", "pulp cbc".
+    #: Seconds before that, of compilation or of loading what was compiled
     compiled_s: Annotated[float, Field(ge=0)] = 0.0
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -99,16 +85,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class PlacementResult:
-    """A placement and how it came about.
-
-    Parameters
-    ----------
-    repaired
-        Choices of the published algorithm that were changed because they put an expert twice on a device.
-    """
+    """A placement and how it came about."""
 
     placement: Placement
     outcome: Outcome
+    #: Choices of the published algorithm that were changed because they put an expert twice on a device
     repaired: int = 0
 
 

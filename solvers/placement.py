@@ -18,16 +18,6 @@ from numpy.typing import NDArray
 from ..errors import InputError, UsageError
 from .arrays import Bools, Ints
 
-__all__ = [
-    "Groups",
-    "Placement",
-    "ReplicaRule",
-    "block_devices",
-    "keeps_groups_whole",
-    "slots_for",
-    "spread",
-]
-
 Groups = Literal["split", "whole"]
 
 
@@ -42,17 +32,6 @@ class ReplicaRule(StrEnum):
 class Placement:
     """The expert in every slot of every layer.
 
-    Parameters
-    ----------
-    physical_to_logical
-        int32 `[L, P]`; the slots of device d are `[sum(S[:d]), sum(S[:d+1]))`, experts ascending inside it.
-    slots
-        S, int64 `[D]`.
-    num_experts
-        E.
-    replica_rule
-        Which replica a token uses.
-
     Raises
     ------
     InputError
@@ -60,10 +39,11 @@ class Placement:
         expert somewhere.
     """
 
+    #: int32 `[L, P]`; the slots of device d are `[sum(S[:d]), sum(S[:d+1]))`, experts ascending inside it
     physical_to_logical: NDArray[np.int32]
-    slots: Ints
-    num_experts: int
-    replica_rule: ReplicaRule = ReplicaRule.NEAREST
+    slots: Ints  #: S, int64 `[D]`
+    num_experts: int  #: E
+    replica_rule: ReplicaRule = ReplicaRule.NEAREST  #: Which replica a token uses
 
     def __post_init__(self) -> None:
         table_LP, slots_D = np.asarray(self.physical_to_logical), np.asarray(self.slots)

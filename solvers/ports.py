@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from ..profilers.cluster import Cluster
 from .arrays import Bools, Ints
 
-__all__ = ["CLASSES", "combined_at", "link_classes", "port_copies", "remote_visits", "sample_copies"]
-
 LinkClass = Literal["intra", "inter"]
 CLASSES: tuple[LinkClass, LinkClass] = ("intra", "inter")
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from .arrays import Bools
 from .placement import Placement
 
-__all__ = ["ReplayRule", "ReplicaTable"]
-
 ReplayRule = Literal["even", "nearest", "static", "round_robin"]
 
 
@@ -29,27 +27,16 @@ class ReplicaTable:
     other devices SGLang draws among the n, alike often in the mean, and here the i-th of them takes number (i + expert)
     mod n. `round_robin` (TensorRT-LLM) offers all holders, of which a token on device d takes number
     (sample + position + d) mod n.
-
-    Parameters
-    ----------
-    devices
-        int32 `[E, N or 1, R]`: candidates by the token's node (an axis of 1: all nodes alike), ascending, -1 behind.
-        Static: by its device, `[E, D, 1]`.
-    count
-        int32 `[E, N or 1]` (static: `[E, D]`), at least 1.
-    own
-        Whether a device holds the expert and is therefore taken by its own tokens, `[E, D]`; None: never.
-    devices_per_node
-        D / N; static: 1.
-    rotated
-        Whether a token's device is added to its turn.
     """
 
+    #: int32 `[E, N or 1, R]`: candidates by the token's node (an axis of 1: all nodes alike), ascending, -1 behind.
+    #: Static: by its device, `[E, D, 1]`.
     devices: NDArray[np.int32]
-    count: NDArray[np.int32]
+    count: NDArray[np.int32]  #: int32 `[E, N or 1]` (static: `[E, D]`), at least 1
+    #: Whether a device holds the expert and is therefore taken by its own tokens, `[E, D]`; None: never
     own: Bools | None
-    devices_per_node: int
-    rotated: bool = False
+    devices_per_node: int  #: D / N; static: 1
+    rotated: bool = False  #: Whether a token's device is added to its turn
 
     @classmethod
     def of(

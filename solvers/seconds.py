@@ -20,19 +20,6 @@ import numpy as np
 from ..profilers.fits.fit import Prediction
 from .arrays import Bools, Floats, Ints
 
-__all__ = [
-    "Curve",
-    "Curve2",
-    "attention_seconds",
-    "exchange_seconds",
-    "expert_seconds",
-    "gather_seconds",
-    "no_seconds",
-    "slowest",
-    "step_seconds",
-    "total",
-]
-
 Curve = Callable[[Floats], Prediction]  # bytes through the busiest port in one direction -> seconds
 Curve2 = Callable[[Floats, Floats], Prediction]
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from .arrays import Bools, Ints
 from .compiled import compiled
 
-__all__ = ["transport", "two_sinks"]
-
 Costs = NDArray[Any]  # int64 or float64
 
 

@@ -25,28 +25,17 @@ from .schema import KEYS, Key, Rows, TraceMeta, check_counts, count_schema, refu
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["CountTable", "CountTrace", "condense", "of_tokens", "open_any", "read_counts", "tabulate", "write_counts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountTable(Rows):
-    """Rows of the count form; None where a key is unknown.
+    """Rows of the count form; None where a key is unknown."""
 
-    Parameters
-    ----------
-    step, sample, source_rank
-        `[R]`: int32, int64, int32.
-    layer
-        int32 `[R]`.
-    counts
-        int64 `[R, E]`.
-    """
-
+    #: step, sample, source_rank: `[R]`: int32, int64, int32
     step: NDArray[np.int32] | None = None
     sample: NDArray[np.int64] | None = None
     source_rank: NDArray[np.int32] | None = None
-    layer: NDArray[np.int32]
-    counts: NDArray[np.int64]
+    layer: NDArray[np.int32]  #: int32 `[R]`
+    counts: NDArray[np.int64]  #: int64 `[R, E]`
 
     def __len__(self) -> int:
         return len(self.layer)

@@ -16,8 +16,6 @@ from .reader import Trace
 from .schema import TokenBatch
 from .split import with_units
 
-__all__ = ["Counter", "Counts", "Keep", "Pairs", "count"]
-
 Pairs = Literal["top1", "first", "all", "weighted"]
 Keep = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 MAX_TABLE_BYTES = 4 * 2**30
@@ -25,26 +23,16 @@ MAX_TABLE_BYTES = 4 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts over tokens; those of disjoint sets of tokens add up.
+    """Counts over tokens; those of disjoint sets of tokens add up."""
 
-    Parameters
-    ----------
-    loads
-        int64 `[L, E]`: tokens that go to an expert, over all K choices.
-    transitions
-        `[L-1, E, E]`: tokens that go from expert a of layer l to expert b of layer l+1. int64, or float64 where gate
-        weights are counted.
-    coactivation
-        int64 `[L, E, E]`, symmetric: tokens that have both a and b, two different choices, in a layer; None if not
-        asked for.
-    num_tokens
-        Tokens seen, routed or not.
-    """
-
-    loads: NDArray[np.int64]
+    loads: NDArray[np.int64]  #: int64 `[L, E]`: tokens that go to an expert, over all K choices
+    #: `[L-1, E, E]`: tokens that go from expert a of layer l to expert b of layer l+1. int64, or float64 where gate
+    #: weights are counted.
     transitions: NDArray[np.int64] | NDArray[np.float64]
+    #: int64 `[L, E, E]`, symmetric: tokens that have both a and b, two different choices, in a layer; None if not asked
+    #: for
     coactivation: NDArray[np.int64] | None
-    num_tokens: int
+    num_tokens: int  #: Tokens seen, routed or not
 
     def __add__(self, other: "Counts") -> "Counts":
         if (self.coactivation is None) != (other.coactivation is None) or self.loads.shape != other.loads.shape:

@@ -19,8 +19,6 @@ from .schema import KEYS, TraceMeta, count_schema, parse_meta, refusing, token_s
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Dataset", "form_of"]
-
 MAX_ROW_GROUP_ROWS = 2**27
 BATCH_BYTES = 32 * 2**20
 BATCH_ROWS = 65_536
@@ -34,33 +32,15 @@ CHUNK_BYTES = 2**20  # and this much beside, for dictionaries and page headers
 
 @dataclass(frozen=True)
 class Dataset:
-    """The finished parts of a trace, in the order in which they are read.
+    """The finished parts of a trace, in the order in which they are read."""
 
-    Parameters
-    ----------
-    path
-        What was opened: a directory, a file, or a URI.
-    meta
-        What all parts say of themselves.
-    files
-        Names of the parts.
-    unfinished
-        Names of parts whose writer was killed or is still at it; they are not read.
-    num_rows
-        Rows of all parts.
-    known
-        Which of step, sample and source_rank are filled.
-    has_weights
-        Whether gate weights are there.
-    """
-
-    path: str
-    meta: TraceMeta
-    files: tuple[str, ...]
-    unfinished: tuple[str, ...]
-    num_rows: int
-    known: frozenset[str]
-    has_weights: bool
+    path: str  #: What was opened: a directory, a file, or a URI
+    meta: TraceMeta  #: What all parts say of themselves
+    files: tuple[str, ...]  #: Names of the parts
+    unfinished: tuple[str, ...]  #: Names of parts whose writer was killed or is still at it; they are not read
+    num_rows: int  #: Rows of all parts
+    known: frozenset[str]  #: Which of step, sample and source_rank are filled
+    has_weights: bool  #: Whether gate weights are there
     folder: str
     filesystem: Any
 

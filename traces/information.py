@@ -10,28 +10,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DRAWS", "Information", "affinity_information", "entropy", "mutual_information"]
-
 DRAWS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Information:
-    """Mutual information of L tables against a null of shuffled data.
+    """Mutual information of L tables against a null of shuffled data."""
 
-    Parameters
-    ----------
-    bits
-        `[L]`: the plain estimate, which finite data biases upwards.
-    shuffled
-        `[L]`: the mean of the null's draws, biased alike.
-    spread
-        `[L]`: the standard deviation that the null's draws, two or more, show.
-    """
-
-    bits: NDArray[np.float64]
-    shuffled: NDArray[np.float64]
-    spread: NDArray[np.float64]
+    bits: NDArray[np.float64]  #: `[L]`: the plain estimate, which finite data biases upwards
+    shuffled: NDArray[np.float64]  #: `[L]`: the mean of the null's draws, biased alike
+    spread: NDArray[np.float64]  #: `[L]`: the standard deviation that the null's draws, two or more, show
 
     @property
     def excess(self) -> NDArray[np.float64]:

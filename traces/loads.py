@@ -14,8 +14,6 @@ from ..errors import UsageError
 from .reader import Trace
 from .schema import Key, TokenBatch
 
-__all__ = ["CountRows", "Distinct", "Keyed", "batch_loads", "distinct_rows", "grouped_loads"]
-
 MAX_BYTES = 64 * 2**20
 MIN_PENDING = 2**16
 

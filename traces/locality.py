@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from .information import DRAWS, Information, entropy, mutual_information
 from .split import mixed
 
-__all__ = ["Locality", "SampleLoads", "locality"]
-
 MAX_SAMPLES = 1024
 MAX_BYTES = 128 * 2**20
 MIN_ROOM = 1e-9  # bits: what rounding leaves of none
@@ -21,22 +19,13 @@ MIN_ROOM = 1e-9  # bits: what rounding leaves of none
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """How concentrated the expert use of samples is.
+    """How concentrated the expert use of samples is."""
 
-    Parameters
-    ----------
-    index
-        `[L]`, from 0 (a sample's tokens choose as all tokens do) to 1 (each sample has K experts that all its tokens
-        choose), whatever the length of the samples.
-    information
-        What it is made of: bits that the sample of a choice tells of its expert.
-    num_samples
-        Samples looked at.
-    """
-
+    #: `[L]`, from 0 (a sample's tokens choose as all tokens do) to 1 (each sample has K experts that all its tokens
+    #: choose), whatever the length of the samples
     index: NDArray[np.float64]
-    information: Information
-    num_samples: int
+    information: Information  #: What it is made of: bits that the sample of a choice tells of its expert
+    num_samples: int  #: Samples looked at
 
 
 def locality(loads_ILE: NDArray[np.int64], top_k: int, *, seed: int, draws: int = DRAWS) -> Locality:

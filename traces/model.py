@@ -5,8 +5,6 @@ from typing import Any, ClassVar
 
 from ..errors import InputError
 
-__all__ = ["Attention", "ModelSpec"]
-
 NOT_ROUTED = 65_535  # the id of a dropped or padded cell
 MAX_LAYERS = 4096
 MAX_NAME = 256  # characters of a name that reports show
@@ -38,35 +36,23 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A Mixture-of-Experts model; None is unknown.
-
-    Parameters
-    ----------
-    layer_ids
-        The hidden layer of each MoE layer, ascending: `layer_ids[ordinal]`.
-    num_experts, top_k
-        Routed experts a layer and experts a token.
-    hidden_size, ffn_size
-        Elements of a token's hidden vector and of an expert's inner vector.
-    dtype_bytes
-        Bytes of an element as it travels between devices.
-    top_k_groups
-        Of `num_expert_groups`, those that a token may choose experts from.
-    """
+    """A Mixture-of-Experts model; None is unknown."""
 
     name: str
-    layer_ids: tuple[int, ...]
+    layer_ids: tuple[int, ...]  #: The hidden layer of each MoE layer, ascending: `layer_ids[ordinal]`
+    #: num_experts, top_k: routed experts a layer and experts a token
     num_experts: int
     top_k: int
     num_hidden_layers: int | None = None
     num_mtp_layers: int | None = None
     num_expert_groups: int | None = None
     num_shared_experts: int | None = None
+    #: hidden_size, ffn_size: elements of a token's hidden vector and of an expert's inner vector
     hidden_size: int | None = None
     ffn_size: int | None = None
-    dtype_bytes: int | None = None
+    dtype_bytes: int | None = None  #: Bytes of an element as it travels between devices
     attention: Attention = Attention()
-    top_k_groups: int | None = None
+    top_k_groups: int | None = None  #: Of `num_expert_groups`, those that a token may choose experts from
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 

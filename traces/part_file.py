@@ -13,8 +13,6 @@ from .schema import KEYS, TraceMeta, parse_meta, refusing
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ROW_GROUP_ROWS", "PartSeries", "is_part", "is_unfinished", "local_directory", "reading_order"]
-
 ROW_GROUP_ROWS = 65_536
 MEASURED = [*KEYS, "position", "layer"]  # columns worth Parquet statistics
 

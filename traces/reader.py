@@ -19,8 +19,6 @@ from .schema import PHASES, TokenBatch, check_tokens, refusing
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Trace", "open_trace"]
-
 SCALARS = ("step", "sample", "position", "source_rank", "phase")
 SCALAR_BYTES = 24
 

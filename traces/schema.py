@@ -19,24 +19,6 @@ from .model import MAX_NAME, NOT_ROUTED, ModelSpec
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "KEYS",
-    "MAX_COUNT",
-    "METADATA_KEY",
-    "PHASES",
-    "RANK_BITS",
-    "Key",
-    "Rows",
-    "TokenBatch",
-    "TraceMeta",
-    "check_counts",
-    "check_tokens",
-    "count_schema",
-    "parse_meta",
-    "refusing",
-    "token_schema",
-]
-
 METADATA_KEY = b"moeplan"
 MAX_METADATA_BYTES = 2**20
 MAX_COUNT = 2**40  # of the count form: leaves room to add them up
@@ -49,15 +31,7 @@ Text = Annotated[str, Field(max_length=MAX_NAME, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]
 
 
 class TraceMeta(BaseModel):
-    """Metadata of every part of a trace, as JSON under the metadata key `moeplan`.
-
-    Parameters
-    ----------
-    step_order
-        Whether steps are numbered as they came.
-    choice_order
-        Whether a token's experts are ordered by gate weight; where not, none of them is the first.
-    """
+    """Metadata of every part of a trace, as JSON under the metadata key `moeplan`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,7 +40,8 @@ class TraceMeta(BaseModel):
     model: ModelSpec
     tokenizer: Text | None = None
     recorder: Text
-    step_order: Literal["known", "unknown"] = "known"
+    step_order: Literal["known", "unknown"] = "known"  #: Whether steps are numbered as they came
+    #: Whether a token's experts are ordered by gate weight; where not, none of them is the first
     choice_order: Literal["gate", "unknown"] = "gate"
 
     def to_json(self) -> str:
@@ -86,27 +61,17 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch(Rows):
-    """Consecutive tokens of a trace; None where a column is unknown.
+    """Consecutive tokens of a trace; None where a column is unknown."""
 
-    Parameters
-    ----------
-    step, sample, position, source_rank
-        `[T]`: int32, int64, int32, int32.
-    phase
-        int8 `[T]`, an index into `PHASES`.
-    ids
-        uint16 `[T, L', K]` for the layers asked for, largest gate weight first, 65535 = not routed.
-    weights
-        float16 `[T, L', K]`, or None.
-    """
-
+    #: step, sample, position, source_rank: `[T]`: int32, int64, int32, int32
     step: NDArray[np.int32] | None
     sample: NDArray[np.int64] | None
     position: NDArray[np.int32]
     source_rank: NDArray[np.int32] | None
-    phase: NDArray[np.int8]
+    phase: NDArray[np.int8]  #: int8 `[T]`, an index into `PHASES`
+    #: uint16 `[T, L', K]` for the layers asked for, largest gate weight first, 65535 = not routed
     ids: NDArray[np.uint16]
-    weights: NDArray[np.float16] | None = None
+    weights: NDArray[np.float16] | None = None  #: float16 `[T, L', K]`, or None
 
     def __len__(self) -> int:
         return len(self.position)

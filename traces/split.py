@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from .schema import TokenBatch
 
-__all__ = ["BLOCK_ROWS", "Unit", "fitted", "mixed", "unit_kind", "units", "with_units"]
-
 Unit = Literal["sample", "step", "block"]
 BLOCK_ROWS = 64
 

@@ -17,8 +17,6 @@ from .locality import Locality, SampleLoads, locality
 from .reader import Trace
 from .schema import PHASES, TokenBatch
 
-__all__ = ["Statistics", "TokenStatistics", "describe", "describe_counts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStatistics:
@@ -26,58 +24,37 @@ class TokenStatistics:
 
     Parameters
     ----------
-    phase_tokens
-        Tokens of each phase that occurs.
-    not_routed, cells
-        Choices that were dropped or padded, of all tokens x layers x choices.
-    counts
-        Loads, top-1 transitions W and, if asked for, co-activation.
     affinity
         `[L-1]`: the share of tokens whose next first choice is the likeliest one given the current,
 
-            affinity_l = sum_a max_b W[l, a, b] / sum_ab W[l, a, b]      (1)
-    chance
-        `[L-1]`: the same share without knowing the current expert, max_b sum_a W[l, a, b] / sum_ab W[l, a, b]; what
-        affinity is above it is what a placement can use.
-    information
-        `[L-1]`: the bits that a first choice tells of the next, beside those of shuffled tokens.
+        affinity_l = sum_a max_b W[l, a, b] / sum_ab W[l, a, b]      (1)
     """
 
-    phase_tokens: Mapping[str, int]
+    phase_tokens: Mapping[str, int]  #: Tokens of each phase that occurs
+    #: not_routed, cells: choices that were dropped or padded, of all tokens x layers x choices
     not_routed: int
     cells: int
-    counts: Counts
+    counts: Counts  #: Loads, top-1 transitions W and, if asked for, co-activation
     affinity: NDArray[np.float64]
+    #: `[L-1]`: the same share without knowing the current expert, max_b sum_a W[l, a, b] / sum_ab W[l, a, b]; what
+    #: affinity is above it is what a placement can use
     chance: NDArray[np.float64]
+    #: `[L-1]`: the bits that a first choice tells of the next, beside those of shuffled tokens
     information: Information
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """Figures of a trace; None where the column is unknown.
-
-    Parameters
-    ----------
-    loads
-        int64 `[L, E]`: tokens that go to an expert.
-    skew
-        `[L]`: the load of the busiest expert over the mean, 1 where all are equal.
-    locality
-        How much samples keep to experts of their own.
-    tokens
-        What a trace in count form lacks.
-    seed
-        Of the nulls that information and locality stand beside.
-    """
+    """Figures of a trace; None where the column is unknown."""
 
     num_samples: int | None
     num_steps: int | None
     num_source_ranks: int | None
-    loads: NDArray[np.int64]
-    skew: NDArray[np.float64]
-    locality: Locality | None
-    tokens: TokenStatistics | None
-    seed: int
+    loads: NDArray[np.int64]  #: int64 `[L, E]`: tokens that go to an expert
+    skew: NDArray[np.float64]  #: `[L]`: the load of the busiest expert over the mean, 1 where all are equal
+    locality: Locality | None  #: How much samples keep to experts of their own
+    tokens: TokenStatistics | None  #: What a trace in count form lacks
+    seed: int  #: Of the nulls that information and locality stand beside
 
 
 def describe(trace: Trace, *, coactivation: bool = False, seed: int = 0) -> Statistics:

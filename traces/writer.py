@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from .part_file import PartSeries
 from .schema import KEYS, PHASES, TokenBatch, TraceMeta, check_tokens, token_schema
 
-__all__ = ["TraceWriter"]
-
 SCALARS = {"step": np.int32, "sample": np.int64, "position": np.int32, "source_rank": np.int32, "phase": np.int8}
 CELLS = {"ids": np.uint16, "weights": np.float16}
 

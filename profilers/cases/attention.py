@@ -15,8 +15,6 @@ from .precision import deviation, float_dtypes, normal
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Attention"]
-
 GRIDS = Grids(
     quick_cpu=Grid({"length": (16, 64, 256), "batch": (1, 16), "hidden": (64, 1024)}, most=2**31),
     cpu=Grid({"length": (16, 64, 256, 1024), "batch": (1, 4, 16), "hidden": (64, 256, 1024)}, most=2**33),

@@ -8,8 +8,6 @@ from typing import Any, Literal, Protocol
 from ..measurement import Size
 from ..world import World
 
-__all__ = ["Alone", "Case", "Collective", "Grid", "Grids", "buffer_sizes"]
-
 SMALLEST_BYTES = 2**10
 QUICK_BYTES, CPU_BYTES, CUDA_BYTES = 2**22, 2**26, 2**30  # the largest buffer of a rank
 QUICK_OCTAVES, OCTAVES = 3, 2  # between one size and the next
@@ -17,21 +15,11 @@ ALIGNMENT = 16  # bytes of a rank's block: whole elements of every dtype, whole 
 
 
 class Case(Protocol):
-    """One thing to measure; picklable.
+    """One thing to measure; picklable."""
 
-    Attributes
-    ----------
-    name
-        The key of the case in a profile.
-    unit
-        Unit of `work`: bytes, or multiply-adds ("macs").
-    min_ranks
-        The smallest world in which the case means something; 1: each rank works alone.
-    """
-
-    name: str
-    unit: Literal["bytes", "macs"]
-    min_ranks: int
+    name: str  #: The key of the case in a profile
+    unit: Literal["bytes", "macs"]  #: Unit of `work`: bytes, or multiply-adds ("macs")
+    min_ranks: int  #: The smallest world in which the case means something; 1: each rank works alone
 
     def dtypes(self, device: str) -> Sequence[str]:
         """The dtypes to measure it in on "cpu" or "cuda:i", most wanted first."""
@@ -54,18 +42,10 @@ class Case(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Combinations of the axes' values.
+    """Combinations of the axes' values."""
 
-    Parameters
-    ----------
-    axes
-        Name to values, rising.
-    most
-        The work of the largest size.
-    """
-
-    axes: Mapping[str, Sequence[int]]
-    most: int
+    axes: Mapping[str, Sequence[int]]  #: Name to values, rising
+    most: int  #: The work of the largest size
 
     def sizes(self, work: Callable[[Size, int], int], *, halved: bool = False) -> list[Size]:
         """The sizes, least work first.

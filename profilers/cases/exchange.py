@@ -19,25 +19,18 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["AllGather", "AllToAll", "Blocks", "UnevenAllToAll", "splits_PP"]
-
 SEED = 0
 SIGMAS_PERCENT = (50, 100)
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Buffers that a rank sends and receives, uint8, a block to and from each rank of the group.
-
-    Parameters
-    ----------
-    into, out
-        Bytes of the block from, and to, each rank; None where all are equal.
-    """
+    """Buffers that a rank sends and receives, uint8, a block to and from each rank of the group."""
 
     send: "Tensor"
     received: "Tensor"
     group: "ProcessGroup | None"
+    #: into, out: bytes of the block from, and to, each rank; None where all are equal
     into: list[int] | None = None
     out: list[int] | None = None
 

@@ -15,8 +15,6 @@ from .precision import deviation, float_dtypes, normal
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ExpertFfn"]
-
 Values = tuple[int, ...]
 
 

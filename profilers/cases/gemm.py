@@ -15,8 +15,6 @@ from .precision import deviation, float_dtypes, normal, torch_dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Gemm"]
-
 LAYER = (64, 256, 1024, 2048)
 CUDA_LAYER = (1024, 2048, 4096, 8192, 16384)
 GRIDS = Grids(

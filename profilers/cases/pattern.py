@@ -6,8 +6,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["NOWHERE", "of_sender", "share", "unlike", "unlike_whole"]
-
 MODULUS = 251  # the largest prime of a byte: neighbouring ranks and positions never look alike
 NOWHERE = 255  # a byte of no pattern: what nothing was written to
 WHOLE_MODULUS = 199  # integers that every dtype of a reduction holds exactly

@@ -15,8 +15,6 @@ from .case import Alone, Grid, Grids
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Permutation"]
-
 GRIDS = Grids(
     quick_cpu=Grid({"tokens": (64, 4096), "hidden": (64, 1024)}, most=2**30),
     cpu=Grid({"tokens": (64, 512, 4096, 16384), "hidden": (64, 256, 1024, 4096)}, most=2**29),

@@ -13,8 +13,6 @@ from .pattern import NOWHERE, of_sender, unlike
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PointToPoint", "pairs"]
-
 QUICK_BYTES = (2**6, 2**20)
 CPU_BYTES = (2**6, 2**10, 2**14, 2**18, 2**22, 2**24)
 CUDA_BYTES = (2**6, 2**12, 2**18, 2**22, 2**26, 2**28)

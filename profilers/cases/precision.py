@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["deviation", "float_dtypes", "normal", "torch_dtype"]
-
 
 def float_dtypes(device: str) -> tuple[str, ...]:
     """The dtypes of models on a device, the usual one first; no fp16 on CPU, where it multiplies 30 times slower."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["AllReduce", "ReduceScatter"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reduced:

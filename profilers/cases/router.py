@@ -15,8 +15,6 @@ from .precision import deviation, normal
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Router"]
-
 GRIDS = Grids(
     quick_cpu=Grid({"tokens": (64, 2048), "hidden": (64, 1024), "experts": (8, 256), "top_k": (1, 8)}, most=2**30),
     cpu=Grid(

@@ -13,8 +13,6 @@ from ...errors import InputError, UsageError
 from ..series import ELEMENT_BYTES
 from . import CASES
 
-__all__ = ["work_of"]
-
 Work = Callable[[Mapping[str, Any]], Any]
 
 

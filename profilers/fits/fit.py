@@ -18,8 +18,6 @@ from .laws import AlphaBeta, AttentionLaw
 from .piecewise import Piecewise
 from .surface import Surface
 
-__all__ = ["Fit", "HeldOut", "Model", "Prediction", "interval"]
-
 MAX_LISTED = 32
 MIN_ORDERED = 39  # ratios, below which no two of them hold 95 % between them
 MAX_AXES = 16
@@ -30,43 +28,26 @@ Model = Annotated[AlphaBeta | Piecewise | AttentionLaw | Surface, Field(discrimi
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted seconds at one or many sizes; arrays of one shape.
+    """Predicted seconds at one or many sizes; arrays of one shape."""
 
-    Parameters
-    ----------
-    seconds
-        Of the fitted model.
-    low, high
-        Where sizes held out from the fit lay around it: 95 % of them, or the range of fewer than 39 (`interval`); equal
-        to `seconds` where none could be held out.
-    extrapolated
-        Whether each size lies outside those measured, along an axis or in work.
-    """
-
-    seconds: NDArray[np.float64]
+    seconds: NDArray[np.float64]  #: Of the fitted model
+    #: low, high: where sizes held out from the fit lay around it: 95 % of them, or the range of fewer than 39
+    #: (`interval`); equal to `seconds` where none could be held out
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-    extrapolated: NDArray[np.bool_]
+    extrapolated: NDArray[np.bool_]  #: Whether each size lies outside those measured, along an axis or in work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The error |model - t| / t of a model on sizes that it was not fitted to.
+    """The error |model - t| / t of a model on sizes that it was not fitted to."""
 
-    Parameters
-    ----------
-    num_sizes
-        How many sizes were held out.
-    median_error, p95_error, worst_error
-        Over these.
-    sizes, errors
-        The worst of them, at most 32, worst first: the values along the fit's axes, and the error.
-    """
-
-    num_sizes: int
+    num_sizes: int  #: How many sizes were held out
+    #: median_error, p95_error, worst_error: over these
     median_error: float
     p95_error: float
     worst_error: float
+    #: sizes, errors: the worst of them, at most 32, worst first: the values along the fit's axes, and the error
     sizes: tuple[tuple[int, ...], ...]
     errors: tuple[float, ...]
 
@@ -109,40 +90,25 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Models fitted to the sizes of a series.
+    """Models fitted to the sizes of a series."""
 
-    Parameters
-    ----------
-    axes
-        What names a size: ("m", "n", "k").
-    model
-        The kind with the least median error on held-out sizes, fitted to all sizes.
-    alpha_beta
-        The line over work of all sizes, whatever was chosen: closed forms need it.
-    held_out
-        Of every kind tried, its errors on sizes that it was not fitted to (see `folds`); empty where there are too few
-        sizes to hold any out. They are errors of the protocol: `model` itself has seen every size. The choice among a
-        handful of kinds by these errors is itself a mild selection.
-    low_factor, high_factor
-        The `interval` of measured / predicted seconds over the held-out sizes of the chosen kind.
-    measured
-        Axis to its least and largest measured value.
-    works
-        The least and the largest work measured: grids leave out the corner where all axes are large. None in profiles
-        of earlier versions.
-    least_s
-        The smallest measured median: nothing is predicted below it, so that no size is faster than one call costs. None
-        in profiles of earlier versions.
-    """
-
-    axes: tuple[str, ...]
-    model: Model
-    alpha_beta: AlphaBeta
+    axes: tuple[str, ...]  #: What names a size: ("m", "n", "k")
+    model: Model  #: The kind with the least median error on held-out sizes, fitted to all sizes
+    alpha_beta: AlphaBeta  #: The line over work of all sizes, whatever was chosen: closed forms need it
+    #: Of every kind tried, its errors on sizes that it was not fitted to (see `folds`); empty where there are too few
+    #: sizes to hold any out. They are errors of the protocol: `model` itself has seen every size. The choice among a
+    #: handful of kinds by these errors is itself a mild selection.
     held_out: Mapping[str, HeldOut]
+    #: low_factor, high_factor: the `interval` of measured / predicted seconds over the held-out sizes of the chosen
+    #: kind
     low_factor: float = 1.0
     high_factor: float = 1.0
-    measured: Mapping[str, tuple[int, int]]
+    measured: Mapping[str, tuple[int, int]]  #: Axis to its least and largest measured value
+    #: The least and the largest work measured: grids leave out the corner where all axes are large. None in profiles of
+    #: earlier versions.
     works: tuple[float, float] | None = None
+    #: The smallest measured median: nothing is predicted below it, so that no size is faster than one call costs. None
+    #: in profiles of earlier versions.
     least_s: float | None = None
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}

@@ -13,8 +13,6 @@ from .piecewise import MAX_KNOTS, Piecewise
 from .sizes import Sizes, distinct, folds
 from .surface import MAX_SITES, Surface
 
-__all__ = ["fit_arrays", "fit_series"]
-
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Fitter = Callable[[Sizes], Model]

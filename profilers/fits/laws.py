@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..measurement import MAX_SECONDS
 
-__all__ = ["AlphaBeta", "AttentionLaw"]
-
 MIN_SLOPE = 1e-30  # seconds a unit, beyond any hardware: stands for "time does not grow with work"
 Array = NDArray[np.float64]
 
@@ -70,18 +68,11 @@ class AlphaBeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLaw:
-    """t = c0 + p B L M^2 + s B L^2 M: to start, projections, scores; LUFFY's c1 = p M^2 and c2 = s M at one M.
-
-    Parameters
-    ----------
-    start_s
-        c0.
-    projection_s, score_s
-        p and s, seconds a multiply-add of each; none negative.
-    """
+    """t = c0 + p B L M^2 + s B L^2 M: to start, projections, scores; LUFFY's c1 = p M^2 and c2 = s M at one M."""
 
     kind: Literal["attention"] = "attention"
-    start_s: float
+    start_s: float  #: c0
+    #: projection_s, score_s: p and s, seconds a multiply-add of each; none negative
     projection_s: float
     score_s: float
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..measurement import MAX_SECONDS
 
-__all__ = ["MAX_KNOTS", "Piecewise"]
-
 MAX_KNOTS = 4096
 DIGITS = 6  # significant, of a knot's seconds
 
@@ -25,21 +23,16 @@ class Piecewise:
 
     Beyond, a power law grows at most in proportion to work: a steep last step is noise, and would explode.
 
-    Parameters
-    ----------
-    kind
-        "piecewise" is straight in (log n, log t), a power law from knot to knot; "piecewise_linear" in (n, t), an
-        alpha-beta line from knot to knot.
-    works, seconds_at
-        The knots.
-
     Notes
     -----
     A knot stands at every measured size, at the isotonic regression of all its seconds in the 1-norm: a lone slow size
     is outvoted by its neighbours, not averaged into them.
     """
 
+    #: "piecewise" is straight in (log n, log t), a power law from knot to knot; "piecewise_linear" in (n, t), an
+    #: alpha-beta line from knot to knot
     kind: Literal["piecewise", "piecewise_linear"] = "piecewise"
+    #: works, seconds_at: the knots
     works: tuple[float, ...]
     seconds_at: tuple[float, ...]
 

@@ -10,8 +10,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sizes", "distinct", "folds"]
-
 Array = NDArray[np.float64]
 NUM_FOLDS = 5
 SEED = 0
@@ -19,20 +17,11 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Distinct sizes, their work and their seconds.
+    """Distinct sizes, their work and their seconds."""
 
-    Parameters
-    ----------
-    axes
-        What names a size.
-    points
-        Values along the axes, `[S, A]`.
-    works, seconds
-        Of each, `[S]`.
-    """
-
-    axes: tuple[str, ...]
-    points: NDArray[np.int64]
+    axes: tuple[str, ...]  #: What names a size
+    points: NDArray[np.int64]  #: Values along the axes, `[S, A]`
+    #: works, seconds: of each, `[S]`
     works: Array
     seconds: Array
 

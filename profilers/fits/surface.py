@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from .sizes import distinct
 
-__all__ = ["MAX_SITES", "Surface"]
-
 Array = NDArray[np.float64]
 MAX_KNOTS = 96
 MAX_SITES = 2048
@@ -29,17 +27,6 @@ CHUNK = 256  # points asked for at once: their distances to all sites stay in ca
 @dataclass(frozen=True, kw_only=True)
 class Surface:
     """Seconds over several axes, through every measured curve.
-
-    Parameters
-    ----------
-    axes
-        The curve's axis, then those of the sites.
-    knots
-        Values of the curve's axis, rising.
-    sites
-        The values along the other axes at which a curve was measured, each once.
-    log_seconds
-        ln t `[S, C]`, float32, little-endian, in base64.
 
     Notes
     -----
@@ -54,10 +41,10 @@ class Surface:
     """
 
     kind: Literal["surface"] = "surface"
-    axes: tuple[str, ...]
-    knots: tuple[int, ...]
-    sites: tuple[tuple[int, ...], ...]
-    log_seconds: str
+    axes: tuple[str, ...]  #: The curve's axis, then those of the sites
+    knots: tuple[int, ...]  #: Values of the curve's axis, rising
+    sites: tuple[tuple[int, ...], ...]  #: The values along the other axes at which a curve was measured, each once
+    log_seconds: str  #: ln t `[S, C]`, float32, little-endian, in base64
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid"}
 

@@ -16,8 +16,6 @@ from ..measurement import Measurement
 from ..series import ELEMENT_BYTES, Series
 from .rows import Rows
 
-__all__ = ["deepep_series", "nccl_series"]
-
 CASE_OF_OP = {
     "alltoall": "all_to_all",
     "all_gather": "all_gather",

@@ -16,8 +16,6 @@ from ..fits.fitting import fit_arrays
 from ..series import Series
 from .rows import Rows
 
-__all__ = ["gemm_series", "moe_series"]
-
 MOE_COLUMNS = {
     "tokens": "num_tokens",
     "hidden": "hidden_size",

@@ -16,8 +16,6 @@ from ..topology import measured_links
 from .collectives import deepep_series, nccl_series
 from .kernels import gemm_series, moe_series
 
-__all__ = ["TableFile", "newest_table", "read_tables", "system_folder"]
-
 FRAMEWORKS = ("vllm", "sglang", "trtllm")  # most wanted first, then any other by name
 KINDS = ("comm", "gemm", "moe")
 

@@ -12,8 +12,6 @@ from ...errors import InputError
 from ...files import size_of
 from ..measurement import MAX_SECONDS, MIN_SECONDS
 
-__all__ = ["Rows"]
-
 MAX_FILE_BYTES = 256 * 2**20
 MAX_BYTES = 1 * 2**30  # decompressed
 MAX_ROWS = 2_000_000

@@ -27,23 +27,6 @@ from ...errors import MoeplanError, RankError
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = [
-    "BEATS",
-    "FAILED",
-    "accuse",
-    "as_own_failure",
-    "end",
-    "in_words",
-    "leave_word",
-    "lost_peers",
-    "stay",
-    "unmarked",
-    "unreachable",
-    "watchdog",
-    "where",
-    "why_lost",
-]
-
 WORD_S = 5.0  # for which the others of a failed world are waited for
 POLL_S, WATCH_S = 0.1, 0.5  # between two looks at the store
 BEATS = 4  # looks in which a living rank's count grows, however busy its machine

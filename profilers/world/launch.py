@@ -24,17 +24,6 @@ from .failures import in_words, unreachable
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = [
-    "JOIN_TIMEOUT_S",
-    "Launch",
-    "Terms",
-    "check_agreement",
-    "found_launch",
-    "gathered",
-    "launched_store",
-    "this_host",
-]
-
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FIRST_PORT, NUM_PORTS = 15_000, 17_000  # below the ports that Linux hands out by itself
 JOIN_TIMEOUT_S = 300.0  # the nodes of a job start minutes apart

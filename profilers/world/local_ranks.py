@@ -23,8 +23,6 @@ from typing import Any
 from ...errors import RankError
 from .failures import as_own_failure, in_words, lost_peers
 
-__all__ = ["Channel", "Progress", "run_ranks"]
-
 PRELOADED = "torch.distributed"
 START_S = 120.0  # the least silence allowed until every rank is up: importing takes its time
 EXIT_S = 5.0

@@ -19,8 +19,6 @@ from .local_ranks import Channel, Progress, run_ranks
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
-__all__ = ["TIMEOUT_S", "Target", "World", "patience", "run_world"]
-
 TIMEOUT_S = 60.0
 MAX_LOCAL_RANKS = 256
 _joins = itertools.count()  # keys of one world never meet those of the next in a shared store
@@ -29,31 +27,17 @@ Target = Callable[["World", Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One rank's view of the world it runs in: all ranks, or those of its node.
+    """One rank's view of the world it runs in: all ranks, or those of its node."""
 
-    Parameters
-    ----------
-    rank, size
-        Of this world; in the world of a node they count the node's ranks only.
-    device
-        Where the rank computes: "cpu" or "cuda:i".
-    hosts
-        A name of each rank's host that no other host has, `[size]`.
-    report
-        Hands a picklable value to the caller's `on_progress`; it also counts as a sign of life.
-    group
-        The process group that joins it; None: `torch.distributed`'s default group.
-    timeout_s
-        The longest silence of a rank.
-    """
-
+    #: rank, size: of this world; in the world of a node they count the node's ranks only
     rank: int
     size: int
-    device: str
-    hosts: tuple[str, ...]
+    device: str  #: Where the rank computes: "cpu" or "cuda:i"
+    hosts: tuple[str, ...]  #: A name of each rank's host that no other host has, `[size]`
+    #: Hands a picklable value to the caller's `on_progress`; it also counts as a sign of life
     report: Callable[[Any], None]
-    group: "ProcessGroup | None" = None
-    timeout_s: float = TIMEOUT_S
+    group: "ProcessGroup | None" = None  #: The process group that joins it; None: `torch.distributed`'s default group
+    timeout_s: float = TIMEOUT_S  #: The longest silence of a rank
 
     def of_node(self) -> "World":
         """The world of the ranks on this rank's node; every rank calls it, since every node makes its group."""

@@ -24,41 +24,27 @@ __all__ = ["Permuted", "Restored", "permute", "undo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permuted:
-    """A checkpoint in the order of a plan.
-
-    Parameters
-    ----------
-    layers
-        The hidden layers whose experts are in the plan's order.
-    left_alone
-        Layers of experts that are in no plan, "model.layers.61": those that predict further tokens.
-    left_out
-        Files that were not copied: weights in another form, whose experts are in the old order.
-    num_files, num_bytes
-        Of the source, what was copied.
-    """
+    """A checkpoint in the order of a plan."""
 
     directory: Path
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  #: The hidden layers whose experts are in the plan's order
     num_experts: int
+    #: Layers of experts that are in no plan, "model.layers.61": those that predict further tokens
     left_alone: tuple[str, ...]
+    #: Files that were not copied: weights in another form, whose experts are in the old order
     left_out: tuple[str, ...]
+    #: num_files, num_bytes: of the source, what was copied
     num_files: int
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A checkpoint in its first order again.
-
-    Parameters
-    ----------
-    changed
-        The files that are not what they were before they were permuted: weights trained since, files added or taken
-        away. Without any, all is as it was, byte for byte.
-    """
+    """A checkpoint in its first order again."""
 
     directory: Path
+    #: The files that are not what they were before they were permuted: weights trained since, files added or taken
+    #: away. Without any, all is as it was, byte for byte.
     changed: tuple[str, ...]
     left_out: tuple[str, ...]
     num_files: int

@@ -11,8 +11,6 @@ from ...errors import InputError
 from ...files import size_of
 from .header import read_bounded, read_header
 
-__all__ = ["INDEX", "SINGLE", "Directory", "indexed", "read_directory"]
-
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 INDEX_TEXT = "the index of a checkpoint"
 MAX_INDEX_BYTES = 40 * 2**20
@@ -23,22 +21,13 @@ OF_WEIGHTS = ".index.json"
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """The files of a checkpoint, by name below its directory.
-
-    Parameters
-    ----------
-    shards
-        The safetensors files that together are the model.
-    others
-        Everything else to copy; the index, where there are several shards, among it.
-    left_out
-        Weights that are no part of the checkpoint: other formats and layouts of the model, whose experts would stay
-        in the old order.
-    """
+    """The files of a checkpoint, by name below its directory."""
 
     path: Path
-    shards: tuple[str, ...]
-    others: tuple[str, ...]
+    shards: tuple[str, ...]  #: The safetensors files that together are the model
+    others: tuple[str, ...]  #: Everything else to copy; the index, where there are several shards, among it
+    #: Weights that are no part of the checkpoint: other formats and layouts of the model, whose experts would stay in
+    #: the old order
     left_out: tuple[str, ...]
 
     @property

@@ -16,8 +16,6 @@ from typing import Any, NoReturn
 from ...errors import InputError
 from ...files import read_json, read_text, size_of
 
-__all__ = ["Header", "Tensor", "packed", "read_bounded", "read_header", "with_strings"]
-
 WHAT = "a safetensors file"
 MAX_BYTES = 24 * 2**20
 MAX_TENSORS = 100_000  # in one file; a checkpoint of more has several files

@@ -20,8 +20,6 @@ from ...errors import InputError
 from .header import Tensor, read_header
 from .permutation import Permutation
 
-__all__ = ["EXPERT", "ID_TYPES", "NAME", "Layout", "Role", "survey"]
-
 NAME = re.compile(r"((?:[\w-]+\.)*?layers)\.(0|[1-9]\d{0,4})\.([a-z]\w*)\.(.+)", re.ASCII)
 EXPERT = re.compile(r"experts\.(0|[1-9]\d{0,4})(?=\.|$)(?:\.(\w+))?", re.ASCII)
 FUSED = r"experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj|w13|w[123])(?:[._][a-z]\w*)*"
@@ -52,21 +50,11 @@ Blocks = Mapping[str, Mapping[int, set[str]]]  # stem -> layer -> the modules th
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of a permutation's layers among a checkpoint's tensors.
+    """Places of a permutation's layers among a checkpoint's tensors."""
 
-    Parameters
-    ----------
-    stem
-        What comes before the number of a hidden layer.
-    blocks
-        For each layer of the permutation, the module that holds its router and experts.
-    outside
-        "stem.layer" of the layers of experts that the permutation leaves alone.
-    """
-
-    stem: str
-    blocks: Mapping[int, str]
-    outside: frozenset[str]
+    stem: str  #: What comes before the number of a hidden layer
+    blocks: Mapping[int, str]  #: For each layer of the permutation, the module that holds its router and experts
+    outside: frozenset[str]  #: "stem.layer" of the layers of experts that the permutation leaves alone
     num_experts: int
 
     def place(self, name: str) -> tuple[int, str] | None:

@@ -14,8 +14,6 @@ from ...errors import InputError, StorageError, UsageError
 from ...files import read_json, validated, write_json
 from ..decisions import Record, Sha256
 
-__all__ = ["Partial", "filling"]
-
 JOURNAL, LOCK, SCRATCH = ".moeplan-journal.json", ".moeplan-lock", ".moeplan-part"  # hidden files are never copied
 SPARE_BYTES = 2**20  # for the journal, directories, and headers that grow
 

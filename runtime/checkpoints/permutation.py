@@ -21,8 +21,6 @@ from ..decisions import Record, Sha256
 from ..plan import Plan
 from .header import MAX_BYTES
 
-__all__ = ["RECORD", "Permutation", "PermutationRecord", "SourceFile", "permutation_of", "read_record"]
-
 RECORD = "moeplan-permutation.json"
 WHAT = "the permutation of a checkpoint"
 MAX_RECORD_BYTES = 4 * 2**20  # 100 layers of 1,024 experts and 10,000 files
@@ -100,21 +98,14 @@ class SourceFile(Record):
 
 
 class PermutationRecord(Record):
-    """A permutation with the plan that it is from and the hashes of all source files, in the order of their bytes.
-
-    Parameters
-    ----------
-    permutation
-        For each hidden layer, the old expert that each new one is.
-    permutation_sha256
-        Of its canonical JSON: another permutation would undo weights trained since to nonsense.
-    """
+    """A permutation with the plan that it is from and the hashes of all source files, in the order of their bytes."""
 
     schema_version: Literal[1] = 1
     moeplan_version: str
     plan_sha256: Sha256
     model: str
-    permutation: Mapping[int, tuple[int, ...]]
+    permutation: Mapping[int, tuple[int, ...]]  #: For each hidden layer, the old expert that each new one is
+    #: Of its canonical JSON: another permutation would undo weights trained since to nonsense
     permutation_sha256: Sha256
     files: Mapping[str, SourceFile]
 

@@ -25,8 +25,6 @@ from .layout import EXPERT, ID_TYPES, NAME, Layout, Role
 from .partial import Partial
 from .permutation import Permutation, SourceFile
 
-__all__ = ["Copy", "OnProgress", "Rewriting", "Segment"]
-
 BUFFER_BYTES = 2**20  # whole ids, of whatever type; larger ones cost page faults
 OnProgress = Callable[[int, int], None]  # takes the bytes written and those in all
 CONFIG = "the configuration of a model"
@@ -44,40 +42,23 @@ ALL = re.compile(  # what may follow the word in a pattern that is the same for 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of bytes and where it goes.
+    """A run of bytes and where it goes."""
 
-    Parameters
-    ----------
-    source, target
-        The offset of its first byte in either file.
-    ids
-        Where the bytes are numbers of experts: their type as numpy calls it.
-    new
-        Of those the new number of each expert, E.
-    """
-
+    #: source, target: the offset of its first byte in either file
     source: int
     target: int
     num_bytes: int
-    ids: str | None = None
-    new: tuple[int, ...] = ()
+    ids: str | None = None  #: Where the bytes are numbers of experts: their type as numpy calls it
+    new: tuple[int, ...] = ()  #: Of those the new number of each expert, E
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The recipe of a file that is made from another.
+    """The recipe of a file that is made from another."""
 
-    Parameters
-    ----------
-    head
-        Its first bytes, which take the place of the source's first `source_start`.
-    segments
-        All other bytes.
-    """
-
-    head: bytes
+    head: bytes  #: Its first bytes, which take the place of the source's first `source_start`
     source_start: int
-    segments: Sequence[Segment]
+    segments: Sequence[Segment]  #: All other bytes
 
     @property
     def num_bytes(self) -> int:
@@ -121,20 +102,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A permutation of all files of a checkpoint.
-
-    Parameters
-    ----------
-    hash_target
-        Whether the new files are hashed, or else those that they are made of.
-    data_starts
-        Where in a file the first tensor is to begin; by default where it does.
-    """
+    """A permutation of all files of a checkpoint."""
 
     directory: Directory
     layout: Layout
     permutation: Permutation
-    hash_target: bool = False
+    hash_target: bool = False  #: Whether the new files are hashed, or else those that they are made of
+    #: Where in a file the first tensor is to begin; by default where it does
     data_starts: Mapping[str, int] = field(default_factory=dict)
 
     @property

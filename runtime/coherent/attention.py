@@ -15,8 +15,6 @@ from torch import Tensor
 from ..models.protocols import Attention
 from .contexts import Contexts, Held
 
-__all__ = ["attend_contexts", "attended", "batches"]
-
 QUERIES = 1024  # of whole samples at once, and of a run: bounds a mask to this many rows
 KEYS = 2**16  # of the runs at once, whose keys and values are copied
 PAIRS = 2**21  # of queries and keys at once, for each of which and each head there is a number

@@ -13,33 +13,20 @@ from torch import Tensor
 from ..engine.gather import Count, Gather
 from ..models.protocols import Layer
 
-__all__ = ["Contexts", "Held"]
-
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Samples of all ranks and the tokens of each, which every rank gathers before the first layer.
+    """Samples of all ranks and the tokens of each, which every rank gathers before the first layer."""
 
-    Parameters
-    ----------
-    first
-        The number of each sample's first token and, last, the number of all tokens, `[I + 1]`.
-    sample
-        Each token's global sample id, int64 `[G]`.
-    context, position, source
-        Each token's sample in 0..I-1, its place in it, and the rank it started on, int64 `[G]`.
-    rank
-        The one each sample started on, int64 `[I]`.
-    begin, length
-        The number of each sample's first token, and how many tokens it has, int64 `[I]`.
-    """
-
-    first: list[int]
-    sample: Tensor
+    first: list[int]  #: The number of each sample's first token and, last, the number of all tokens, `[I + 1]`
+    sample: Tensor  #: Each token's global sample id, int64 `[G]`
+    #: context, position, source: each token's sample in 0..I-1, its place in it, and the rank it started on, int64
+    #: `[G]`
     context: Tensor
     position: Tensor
     source: Tensor
-    rank: Tensor
+    rank: Tensor  #: The one each sample started on, int64 `[I]`
+    #: begin, length: the number of each sample's first token, and how many tokens it has, int64 `[I]`
     begin: Tensor
     length: Tensor
     group: dist.ProcessGroup | None

@@ -19,30 +19,21 @@ from .attention import attend_contexts
 from .contexts import Contexts, Held
 from .ways import Coherent, Resident
 
-__all__ = ["Cache", "Generated", "Request", "generate"]
-
 STEPS = 32  # for which a cache has room at first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
-    """Prompts of this rank and the ends of their continuations.
+    """Prompts of this rank and the ends of their continuations."""
 
-    Parameters
-    ----------
-    prompts, samples
-        Tokens, int64, one dimension and at least one token each, `[B]` of them; their global ids, int64 `[B]`.
-    max_new_tokens, eos
-        At least 1; a token that ends its sample, itself included, None: none does.
-    num_tokens
-        Of the model's vocabulary; None where it is not known.
-    """
-
+    #: prompts, samples: tokens, int64, one dimension and at least one token each, `[B]` of them; their global ids,
+    #: int64 `[B]`
     prompts: Sequence[Tensor]
     samples: Tensor
+    #: max_new_tokens, eos: at least 1; a token that ends its sample, itself included, None: none does
     max_new_tokens: int
     eos: int | None
-    num_tokens: int | None
+    num_tokens: int | None  #: Of the model's vocabulary; None where it is not known
 
     def agree(self, group: dist.ProcessGroup | None) -> None:
         """See that all ranks ask for as much, and can be answered; a collective call.
@@ -124,14 +115,9 @@ class Cache:
         The prompts of the samples that are kept.
     most_steps
         For which room is ever needed.
-
-    Attributes
-    ----------
-    layers
-        One tensor a layer, at first of the prompts alone, `[G, ...]`.
     """
 
-    layers: list[Tensor]
+    layers: list[Tensor]  #: One tensor a layer, at first of the prompts alone, `[G, ...]`
 
     def __init__(self, contexts: Contexts, most_steps: int) -> None:
         self.contexts, self.most_steps, self.steps, self.layers = contexts, most_steps, 0, []
@@ -161,8 +147,6 @@ class _Run:
 
     Attributes
     ----------
-    newest
-        The tokens chosen here that go on, int64 `[T, 1]`, by the samples in 0..I-1 whose they are.
     log
         The tokens chosen here, by sample x `max_new_tokens` + ordinal.
     news
@@ -171,7 +155,7 @@ class _Run:
         Of the forwards that are done.
     """
 
-    newest: Held
+    newest: Held  #: The tokens chosen here that go on, int64 `[T, 1]`, by the samples in 0..I-1 whose they are
 
     def __init__(self, model: LanguageModel, way: Coherent | Resident, request: Request) -> None:
         self.model, self.way, self.request = model, way, request

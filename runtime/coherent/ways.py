@@ -18,8 +18,6 @@ from ..engine.traffic import Traffic
 from ..models.protocols import Layer
 from .contexts import Contexts, Held
 
-__all__ = ["Coherent", "Resident"]
-
 
 @dataclass(eq=False)
 class Way:

@@ -18,8 +18,6 @@ from ..models.protocols import LanguageModel
 from ..plan import Plan
 from .dispatch import Batch, Forwarded, padded, view_of_whole
 
-__all__ = ["CoherentDispatch"]
-
 
 class CoherentDispatch:
     """Attention comes to the tokens: every rank holds the keys and values of all samples."""

@@ -18,24 +18,15 @@ from ..models.huggingface import view
 from ..models.protocols import LanguageModel
 from ..plan import Plan
 
-__all__ = ["Batch", "Dispatch", "Forwarded", "padded", "view_of_whole"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Tokens of this rank's samples, int64 `[B, S]`.
-
-    Parameters
-    ----------
-    samples
-        Global sample ids, int64 `[B]`.
-    mask
-        True, or 1, at tokens, which count their positions from 0; padding is left out, and its logits are 0. None:
-        there is none.
-    """
+    """Tokens of this rank's samples, int64 `[B, S]`."""
 
     tokens: Tensor
-    samples: Tensor
+    samples: Tensor  #: Global sample ids, int64 `[B]`
+    #: True, or 1, at tokens, which count their positions from 0; padding is left out, and its logits are 0. None: there
+    #: is none.
     mask: Tensor | None = None
 
     @property
@@ -46,20 +37,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forwarded:
-    """The result of a forward on this rank.
+    """The result of a forward on this rank."""
 
-    Parameters
-    ----------
-    logits
-        `[B, S, V]`; of the samples that ended here where they move.
-    traffic
-        What this rank sent; None: what its routed blocks say.
-    cache_bytes
-        The most bytes of keys and values held at once; None where the model keeps its own.
-    """
-
-    logits: Tensor
-    traffic: Traffic | None = None
+    logits: Tensor  #: `[B, S, V]`; of the samples that ended here where they move
+    traffic: Traffic | None = None  #: What this rank sent; None: what its routed blocks say
+    #: The most bytes of keys and values held at once; None where the model keeps its own
     cache_bytes: int | None = None
 
 

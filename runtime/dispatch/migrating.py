@@ -27,8 +27,6 @@ from ..models.protocols import LanguageModel, Layer
 from ..plan import Plan
 from .dispatch import Batch, Forwarded, padded, view_of_whole
 
-__all__ = ["MigratingDispatch"]
-
 
 class MigratingDispatch:
     """Samples end on other ranks than they started on; what belongs to them follows.

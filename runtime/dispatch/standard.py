@@ -10,8 +10,6 @@ from ..coherent.ways import Resident
 from ..plan import Plan
 from .dispatch import Batch, Forwarded
 
-__all__ = ["StandardDispatch"]
-
 
 class StandardDispatch:
     """The model is called as it is; its routed blocks do the rest."""

@@ -13,26 +13,17 @@ from torch import Tensor
 
 from ..decisions import PipelineDecision, boundaries
 
-__all__ = ["Chunks"]
-
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Tokens in P pieces, cut at every boundary of either pass.
+    """Tokens in P pieces, cut at every boundary of either pass."""
 
-    Parameters
-    ----------
-    cuts
-        Where pieces begin and, last, end, as shares of the tokens, ascending from 0 to 1, `[P + 1]`.
-    forward, backward
-        The pieces of each chunk of a pass.
-    capacity_factor
-        Rows of every slot's buffer over their mean, what is beyond being dropped; None: no buffers, nothing dropped.
-    """
-
+    #: Where pieces begin and, last, end, as shares of the tokens, ascending from 0 to 1, `[P + 1]`
     cuts: tuple[float, ...]
+    #: forward, backward: the pieces of each chunk of a pass
     forward: tuple[range, ...]
     backward: tuple[range, ...]
+    #: Rows of every slot's buffer over their mean, what is beyond being dropped; None: no buffers, nothing dropped
     capacity_factor: float | None = None
 
     @classmethod

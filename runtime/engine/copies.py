@@ -14,32 +14,17 @@ from torch import Tensor
 
 from .layer_placement import Slots
 
-__all__ = ["Copies", "select", "select_buffers"]
-
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies that this rank sends, by piece, then device, then token.
+    """Copies that this rank sends, by piece, then device, then token."""
 
-    Parameters
-    ----------
-    row
-        The token of each, int64 `[n]`; T where a buffer is padded.
-    choice
-        Which of the token's experts a row is for, int64 `[n]`; None: those that are asked of the device.
-    beside
-        The experts asked of the device, -1 where another computes, then tags, int32 `[n, K + G]`.
-    place
-        Piece times D plus device, int64 `[n]`, ascending.
-    counts
-        Copies by piece and device, int64 `[P, D]`.
-    """
-
-    row: Tensor
+    row: Tensor  #: The token of each, int64 `[n]`; T where a buffer is padded
+    #: Which of the token's experts a row is for, int64 `[n]`; None: those that are asked of the device
     choice: Tensor | None
-    beside: Tensor
-    place: Tensor
-    counts: Tensor
+    beside: Tensor  #: The experts asked of the device, -1 where another computes, then tags, int32 `[n, K + G]`
+    place: Tensor  #: Piece times D plus device, int64 `[n]`, ascending
+    counts: Tensor  #: Copies by piece and device, int64 `[P, D]`
 
     def hidden(self, x_TM: Tensor, rows: slice) -> Tensor:
         """Hidden vectors of some copies, `[n, M]`, zero where a buffer is padded."""

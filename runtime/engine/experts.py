@@ -10,25 +10,15 @@ from torch import Tensor, nn
 
 from ...errors import UsageError
 
-__all__ = ["RoutedBlock", "applied", "keep_experts", "partial_sums", "routed_blocks"]
-
 
 @dataclass(frozen=True, slots=True)
 class RoutedBlock:
-    """A block whose `experts` are called as `experts(x_TM, ids_TK, weights_TK)`.
+    """A block whose `experts` are called as `experts(x_TM, ids_TK, weights_TK)`."""
 
-    Parameters
-    ----------
-    name
-        Of the block in the model, "" for the model itself.
-    top_k
-        None where its router does not say.
-    """
-
-    name: str
+    name: str  #: Of the block in the model, "" for the model itself
     module: nn.Module
     num_experts: int
-    top_k: int | None
+    top_k: int | None  #: None where its router does not say
 
     @property
     def experts(self) -> nn.Module:

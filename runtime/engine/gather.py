@@ -12,8 +12,6 @@ from torch import Tensor
 
 from .payload import Columns
 
-__all__ = ["Count", "Gather", "gathered"]
-
 T = TypeVar("T")
 
 
@@ -40,20 +38,14 @@ class Count:
 
 @dataclass(slots=True)
 class Gather:
-    """Columns of all ranks under way; ranks pad to the most rows of any, which is what the busiest link carries anyway.
-
-    Attributes
-    ----------
-    received_rows
-        From other ranks, padding left out.
-    """
+    """Columns of all ranks under way, padded to the most rows of any, as many as the busiest link carries anyway."""
 
     work: dist.Work | None
     arrived: Tensor
     sent: Tensor
     columns: Columns
     counts: list[int]
-    received_rows: int
+    received_rows: int  #: From other ranks, padding left out
 
     @classmethod
     def start(cls, counts: list[int], group: dist.ProcessGroup | None, *kinds: Tensor) -> "Gather":

@@ -23,24 +23,15 @@ from .stopwatch import lap
 from .traffic import Sent, Traffic
 from .trip import Gradients, Trip
 
-__all__ = ["ParallelExperts", "RoutedTokens"]
-
 
 @dataclass(frozen=True, slots=True)
 class RoutedTokens:
-    """Experts that one layer's router chose for the tokens that this rank held.
+    """Experts that one layer's router chose for the tokens that this rank held."""
 
-    Parameters
-    ----------
-    sample, position
-        Which tokens, int64 `[T]`.
-    ids
-        Their experts, int64 `[T, K]`, largest gate weight first.
-    """
-
+    #: sample, position: which tokens, int64 `[T]`
     sample: Tensor
     position: Tensor
-    ids: Tensor
+    ids: Tensor  #: Their experts, int64 `[T, K]`, largest gate weight first
 
 
 class _Last:

@@ -14,8 +14,6 @@ from ...solvers.placement import Placement
 from ...solvers.replicas import ReplicaTable
 from .route import Route
 
-__all__ = ["LayerPlacement", "ReplicaSums", "Replicas", "Slots"]
-
 
 @dataclass(frozen=True, slots=True)
 class Slots:
@@ -39,21 +37,11 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The devices that a token held by one device may use for each expert of a layer.
+    """The devices that a token held by one device may use for each expert of a layer."""
 
-    Parameters
-    ----------
-    devices
-        int64 `[E, R]`, ascending, padded with -1.
-    count
-        int64 `[E]`, at least 1.
-    only
-        The device of each expert, int64 `[E]`, where all have but one candidate.
-    """
-
-    devices: Tensor
-    count: Tensor
-    only: Tensor | None
+    devices: Tensor  #: int64 `[E, R]`, ascending, padded with -1
+    count: Tensor  #: int64 `[E]`, at least 1
+    only: Tensor | None  #: The device of each expert, int64 `[E]`, where all have but one candidate
 
     @classmethod
     def seen_from(cls, home: int, table: ReplicaTable, device: torch.device) -> "Replicas":
@@ -72,15 +60,10 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSums:
-    """Slots of this device whose experts other devices hold, too.
+    """Slots of this device whose experts other devices hold, too."""
 
-    Parameters
-    ----------
-    shared
-        The slots whose experts each device holds as well, int64, by device, in the order of the experts; for this
-        device all that any other shares.
-    """
-
+    #: The slots whose experts each device holds as well, int64, by device, in the order of the experts; for this device
+    #: all that any other shares
     shared: tuple[Tensor, ...]
     group: dist.ProcessGroup | None
 
@@ -110,31 +93,16 @@ class ReplicaSums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerPlacement:
-    """Places of a layer's experts, as this rank needs them to route tokens, compute and sum gradients.
+    """Places of a layer's experts, as this rank needs them to route tokens, compute and sum gradients."""
 
-    Parameters
-    ----------
-    held
-        The experts in this rank's slots, `[S]`.
-    slots
-        The slots of all devices, P of them.
-    replicas
-        The devices that this rank's tokens may use.
-    sums
-        The gradients that holders of one expert add up; None where no expert has replicas.
-    slot_of_expert
-        The slot of each expert on this rank, -1 where another device holds it, int64 `[E + 1]`; the last entry
-        answers the id -1.
-    devices_per_node
-        How many devices share the fast links.
-    """
-
-    held: list[int]
-    slots: Slots
-    replicas: Replicas
-    sums: ReplicaSums | None
+    held: list[int]  #: The experts in this rank's slots, `[S]`
+    slots: Slots  #: The slots of all devices, P of them
+    replicas: Replicas  #: The devices that this rank's tokens may use
+    sums: ReplicaSums | None  #: The gradients that holders of one expert add up; None where no expert has replicas
+    #: The slot of each expert on this rank, -1 where another device holds it, int64 `[E + 1]`; the last entry answers
+    #: the id -1
     slot_of_expert: Tensor
-    devices_per_node: int
+    devices_per_node: int  #: How many devices share the fast links
 
     @classmethod
     def of(

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Columns"]
-
 Kinds = tuple[tuple[int, torch.dtype], ...]
 
 

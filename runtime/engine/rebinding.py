@@ -16,8 +16,6 @@ from .layer_placement import LayerPlacement, Slots
 from .payload import Columns
 from .route import Route
 
-__all__ = ["Moves", "move_experts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Moves:

@@ -16,8 +16,6 @@ from torch import Tensor
 from .payload import Columns
 from .stopwatch import Part, lap
 
-__all__ = ["Pending", "Route", "Shipment", "joined"]
-
 
 @dataclass(frozen=True, slots=True)
 class Route:

@@ -10,8 +10,6 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-__all__ = ["Laps", "Part", "lap", "stopwatch"]
-
 Part = Literal["dispatch", "experts", "combine"]
 Laps = dict[Part, list[float]]  # seconds, in the order they passed: one a chunk
 

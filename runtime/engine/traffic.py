@@ -10,36 +10,20 @@ from typing import NamedTuple
 from .payload import Columns
 from .route import Route
 
-__all__ = ["Sent", "Traffic"]
-
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Vectors and bytes that one rank sent to other devices; sums over ranks are the totals of the step.
+    """Vectors and bytes that one rank sent to other devices; sums over ranks are the totals of the step."""
 
-    Parameters
-    ----------
-    copies
-        Hidden vectors sent, dispatch and combine: one per token and distinct remote device.
-    payload_bytes
-        Their bytes.
-    ids_bytes
-        Expert ids, gate weights and token numbers beside hidden vectors, keys and values; what ranks tell of their
-        samples (`migrating`).
-    kv_bytes
-        Keys and values *received* (`coherent`).
-    return_bytes
-        Hidden vectors, or generated tokens, and token numbers sent home after the last layer (`coherent`).
-    loads
-        Token-expert pairs that this rank computed, one number a layer.
-    """
-
-    copies: int = 0
-    payload_bytes: int = 0
+    copies: int = 0  #: Hidden vectors sent, dispatch and combine: one per token and distinct remote device
+    payload_bytes: int = 0  #: Their bytes
+    #: Expert ids, gate weights and token numbers beside hidden vectors, keys and values; what ranks tell of their
+    #: samples (`migrating`)
     ids_bytes: int = 0
-    kv_bytes: int = 0
+    kv_bytes: int = 0  #: Keys and values *received* (`coherent`)
+    #: Hidden vectors, or generated tokens, and token numbers sent home after the last layer (`coherent`)
     return_bytes: int = 0
-    loads: tuple[int, ...] = ()
+    loads: tuple[int, ...] = ()  #: Token-expert pairs that this rank computed, one number a layer
 
     def __add__(self, later: "Traffic") -> "Traffic":
         return Traffic(*map(operator.add, astuple(self), astuple(later)))
@@ -56,25 +40,14 @@ class Traffic:
 
 
 class Sent(NamedTuple):
-    """Routes of one trip and what travelled on them, kept small until somebody asks for the traffic.
+    """Routes of one trip and what travelled on them, kept small until somebody asks for the traffic."""
 
-    Parameters
-    ----------
-    out, on
-        Of copies, and of their partial sums; None: these stayed where they were computed.
-    columns
-        Of a copy, the hidden vector first.
-    tag_bytes
-        Beside each partial sum.
-    pairs
-        Of tokens and experts, which this rank computed.
-    """
-
+    #: out, on: of copies, and of their partial sums; None: these stayed where they were computed
     out: Route
     on: Route | None
-    columns: Columns
-    tag_bytes: int
-    pairs: int
+    columns: Columns  #: Of a copy, the hidden vector first
+    tag_bytes: int  #: Beside each partial sum
+    pairs: int  #: Of tokens and experts, which this rank computed
 
     @property
     def traffic(self) -> Traffic:

@@ -22,8 +22,6 @@ from .route import Route, Shipment, joined
 from .traffic import Sent
 from .watch import naming_lost_ranks
 
-__all__ = ["Gradients", "Trip"]
-
 Gradients = list[Tensor | None]
 
 
@@ -51,14 +49,9 @@ class Trip:
         once all chunks are on their way and the first is computed.
     stays
         Whether every destination is the device that computes, so that nothing is sent on; in inference only.
-
-    Attributes
-    ----------
-    tag
-        The last tag of each row that arrived, int32, where copies have a destination.
     """
 
-    tag: Tensor | None
+    tag: Tensor | None  #: The last tag of each row that arrived, int32, where copies have a destination
     columns: Columns
     out: Route
     back: Route

@@ -37,8 +37,6 @@ from ...profilers.world.failures import (
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["TIMEOUT_S", "Watch", "naming_lost_ranks", "watch"]
-
 TIMEOUT_S = 60.0
 LOOK_S = 0.5
 LEAVE_S = 5.0  # for which rank 0 waits for the others at its end, where it keeps the store

@@ -8,8 +8,6 @@ from ...solvers.placement import Placement
 from ...traces.model import ModelSpec
 from ..plan import Plan
 
-__all__ = ["contiguous", "described", "main_rows", "num_hidden_layers", "placed", "rows_by_hidden_layer"]
-
 
 def placed(plan: Plan, engine: str) -> Placement:
     """The placement of a plan, if every device has as many slots and tokens travel as they do in an engine.

@@ -12,8 +12,6 @@ from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
 from .engine import MAX_BYTES, Expected, Exported, row_findings, shown
 
-__all__ = ["SGLang", "check_hook"]
-
 KEY = "physical_to_logical_map"
 WITHOUT_HOOK = {  # model types whose classes have no get_model_config_for_expert_location
     "ernie4_5_moe": "ERNIE 4.5",

@@ -15,8 +15,6 @@ from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
 from .engine import Expected, Exported, listed, row_findings, shown
 
-__all__ = ["TensorRTLLM"]
-
 MAX_YAML_BYTES = 2**20  # 61 layers of 288 slots take 85 kB
 KEYS = ("num_slots", "initial_global_assignments", "layer_updates_per_iter")
 OPTIONS = "extra_config.yaml"

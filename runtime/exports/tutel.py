@@ -10,8 +10,6 @@ from ...traces.model import ModelSpec
 from ..plan import Plan
 from .engine import MAX_BYTES, Expected, Exported, shown
 
-__all__ = ["Tutel"]
-
 KEY = "a2a_ffn_overlap_degree"
 HIGHEST = 32
 CONDITIONS = (

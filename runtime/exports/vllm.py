@@ -16,8 +16,6 @@ from ..plan import Plan
 from .carried import main_rows, placed
 from .engine import MAX_BYTES, SIDECAR, Expected, Exported, row_findings, shown
 
-__all__ = ["VLLM", "VLLMAscend"]
-
 MODULE = "moeplan_vllm_plan"
 GROUP = "[vllm.general_plugins]"
 MAX_TEXT_BYTES = 64 * 2**10

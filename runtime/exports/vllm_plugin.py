@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["register"]
-
 TESTED = "0.33.0"
 POLICY = "default"  # the only one that vLLM's configuration admits
 

@@ -27,27 +27,17 @@ from ..engine.route import Route
 from ..plan import Plan
 from .predictor import Predictor, predictor_of
 
-__all__ = ["Guests", "Homes", "SamplePolicy"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guests:
-    """The samples of a step and the ranks that they are on at one point of a forward, known to every rank.
-
-    Parameters
-    ----------
-    home
-        The rank that each sample is on, int64 `[I]`; `home_on_device` is the same where the model computes.
-    token
-        The numbers of the tokens here, int64 `[T]`.
-    here, lengths
-        The samples here, in 0..I-1, and their tokens, `[C]`.
-    """
+    """The samples of a step and the ranks that they are on at one point of a forward, known to every rank."""
 
     contexts: Contexts
+    #: The rank that each sample is on, int64 `[I]`; `home_on_device` is the same where the model computes
     home: NDArray[np.int64]
     home_on_device: Tensor
-    token: Tensor
+    token: Tensor  #: The numbers of the tokens here, int64 `[T]`
+    #: here, lengths: the samples here, in 0..I-1, and their tokens, `[C]`
     here: list[int]
     lengths: list[int]
 
@@ -82,21 +72,13 @@ class Guests:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePolicy:
-    """A plan's sample policy, ready to be carried out.
-
-    Parameters
-    ----------
-    layers
-        The MoE layers whose combine delivers samples to new homes; after others they stay.
-    copy_bytes
-        Of a hidden vector; None where it is not known.
-    """
+    """A plan's sample policy, ready to be carried out."""
 
     method: str
-    layers: frozenset[int]
+    layers: frozenset[int]  #: The MoE layers whose combine delivers samples to new homes; after others they stay
     predictor: Predictor | None
     cluster: Cluster
-    copy_bytes: int | None
+    copy_bytes: int | None  #: Of a hidden vector; None where it is not known
 
     @classmethod
     def of(cls, plan: Plan, folder: Path | None) -> "SamplePolicy":

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from ...errors import InputError, UsageError
 from ..plan import Plan
 
-__all__ = ["MAX_BYTES", "Predictor", "predictor_of"]
-
 MAX_BYTES = 2**30
 KEY = "copies_per_pair"
 FIXED = 2.0**20

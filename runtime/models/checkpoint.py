@@ -18,8 +18,6 @@ from ...errors import InputError, UsageError
 from ...files import size_of
 from ..checkpoints.directory import INDEX, SINGLE, indexed
 
-__all__ = ["fill_model", "read_checkpoint"]
-
 WHAT = "a safetensors checkpoint"
 FLOATS = ("F64", "F32", "F16", "BF16")
 ELSEWHERE = (".mlp.", ".block_sparse_moe.")  # a block's name in transformers, and in Mixtral's checkpoints

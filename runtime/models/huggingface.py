@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from ...errors import UsageError
 from .protocols import Attention, LanguageModel, Layer
 
-__all__ = ["view"]
-
 FAMILIES = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM", "GptOssForCausalLM")
 SHAPE = ("embed", "layers", "norm", "head")
 LENGTH_BOUND = ("dynamic", "longrope")  # rotary frequencies that follow the longest sample of a batch

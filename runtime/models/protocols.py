@@ -10,8 +10,6 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import Module
 
-__all__ = ["Attention", "LanguageModel", "Layer", "MoE", "Router"]
-
 
 class Router(Protocol):
     """The gate of a layer: which experts, and how much of each."""

@@ -13,8 +13,6 @@ import numpy as np
 from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
 
-__all__ = ["climb", "met", "search"]
-
 NOTHING = -1e300
 
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from ..arrays import Floats, Ints, flow_units
 
-__all__ = ["KeptBound", "kept_bound", "row_bound", "spectral_bound", "transportation_bound"]
-
 MOST_SVD = 64  # experts
 CELL_S = 1e-6  # of both bounds of a layer pair, a cell
 

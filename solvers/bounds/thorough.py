@@ -18,8 +18,6 @@ from ..arrays import Floats, Ints
 from .pairs import KeptBound, kept_bound
 from .triples import Evaluation, Triples
 
-__all__ = ["ThoroughBound", "thorough_bound"]
-
 TARGET = 0.9  # of the best bound: what the steps head for, unless more is known to be kept
 PATIENCE, SHORTER, SHORTEST = 15, 0.7, 0.01  # bounds without progress before steps shorten, and when they are done
 PROGRESS = 1e-5  # of the bound; less is none
@@ -33,21 +31,12 @@ MOST_GROUPS = 5e7  # of a layer's experts; searches through more do not end
 
 @dataclass(frozen=True, slots=True)
 class ThoroughBound(KeptBound):
-    """A bound, and what proves it.
+    """A bound, and what proves it."""
 
-    Parameters
-    ----------
-    proof
-        Prices and floors `[L, E, E+4]` (`triples.Prices.with_floor`) that give it; None where the simple one stands.
-    reason
-        Why that is; else empty.
-    interrupted
-        Whether Ctrl-C ended the descent.
-    """
-
+    #: Prices and floors `[L, E, E+4]` (`triples.Prices.with_floor`) that give it; None where the simple one stands
     proof: Floats | None = field(default=None, compare=False)
-    reason: str = ""
-    interrupted: bool = False
+    reason: str = ""  #: Why that is; else empty
+    interrupted: bool = False  #: Whether Ctrl-C ended the descent
 
 
 def thorough_bound(

@@ -30,24 +30,15 @@ import numpy as np
 
 from ..arrays import Floats
 
-__all__ = ["Evaluation", "Prices", "Triples"]
-
 ROUNDING = 1e-11
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """A point of the dual, or a direction in it.
+    """A point of the dual, or a direction in it."""
 
-    Parameters
-    ----------
-    share
-        What the triple of the earlier layer counts of W `[L-1, E, E]`; the later layer's counts the rest.
-    own, before, after
-        Prices of experts in the triple of middle layer m `[L, E]`: of layer m, of m - 1, of m + 1.
-    """
-
-    share: Floats
+    share: Floats  #: What the triple of the earlier layer counts of W `[L-1, E, E]`; the later layer's counts the rest
+    #: own, before, after: prices of experts in the triple of middle layer m `[L, E]`: of layer m, of m - 1, of m + 1
     own: Floats
     before: Floats
     after: Floats
@@ -76,24 +67,15 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The value of (3) at some prices and a subgradient there; a bound only if groups were searched for.
-
-    Parameters
-    ----------
-    floor
-        By middle layer `[L]`, what the best group of some expert is worth, and what a search cut short may have missed:
-        whoever has the groups of more worth has the bound.
-    searched
-        Whether every search came to its end.
-    nodes
-        The work of the searches.
-    """
+    """The value of (3) at some prices and a subgradient there; a bound only if groups were searched for."""
 
     value: float
     gradient: Prices
+    #: By middle layer `[L]`, what the best group of some expert is worth, and what a search cut short may have missed:
+    #: whoever has the groups of more worth has the bound
     floor: Floats
-    searched: bool
-    nodes: int
+    searched: bool  #: Whether every search came to its end
+    nodes: int  #: The work of the searches
 
 
 class _Best(NamedTuple):

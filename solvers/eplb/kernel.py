@@ -19,8 +19,6 @@ from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
 from ..draws import below
 
-__all__ = ["State", "place", "refine", "replace", "state_of", "swap"]
-
 MARGIN = 1 - 1e-12  # of the maximum: less of a gain is rounding
 SEED = 0x9E3779B97F4A7C15
 TRIES = 20

@@ -16,27 +16,19 @@ from .published import Deal, dealt_best, published, published_groups, refined_gr
 from .rows import Rows, lowest_max, pinned_groups, refined, with_pins
 from .steps import even_mean, step_refined
 
-__all__ = ["Layers", "compile_refinement", "whole_layers"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Balancing problem of all layers: loads, slots, groups and steps.
+    """Balancing problem of all layers: loads, slots, groups and steps."""
 
-    Parameters
-    ----------
-    loads, slots, pinned
-        `[L, E]`, `[D]`, and whether a device must hold an expert, `[D, E]`.
-    groups
-        The groups of every node, ascending, `[L, N, Q / N]`, where none is to be split; None: experts go anywhere.
-    steps, quantile
-        The loads of steps `[B, L, E]`, where they are known, and which quantile of them counts; None: their mean.
-    """
-
+    #: loads, slots, pinned: `[L, E]`, `[D]`, and whether a device must hold an expert, `[D, E]`
     loads: Floats
     slots: Ints
     pinned: Bools
+    #: The groups of every node, ascending, `[L, N, Q / N]`, where none is to be split; None: experts go anywhere
     groups: Ints | None
+    #: steps, quantile: the loads of steps `[B, L, E]`, where they are known, and which quantile of them counts; None:
+    #: their mean
     steps: Floats | None
     quantile: float | None
 

@@ -19,8 +19,6 @@ from ..balance import max_over_mean, replica_loads
 from ..placement import slots_for
 from .rows import Rows, has_form, lowest_max, pinned_groups, refined, with_pins
 
-__all__ = ["Deal", "RawBalance", "dealt_best", "pack", "published", "published_groups", "raw_balance", "refined_groups"]
-
 MOST_WAYS = 1000  # to deal groups to nodes, of which the best is taken
 
 
@@ -189,21 +187,11 @@ def _ways(groups: tuple[int, ...], each: int) -> Iterator[list[tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class RawBalance:
-    """How even the published placement is.
+    """How even the published placement is."""
 
-    Parameters
-    ----------
-    balance
-        The mean over layers of max/mean device load.
-    max_over_mean
-        The largest of any layer.
-    duplicates
-        Slots in all layers whose expert is on the same device already: no engine may load such a plan.
-    """
-
-    balance: float
-    max_over_mean: float
-    duplicates: int
+    balance: float  #: The mean over layers of max/mean device load
+    max_over_mean: float  #: The largest of any layer
+    duplicates: int  #: Slots in all layers whose expert is on the same device already: no engine may load such a plan
 
 
 def raw_balance(

@@ -16,17 +16,6 @@ from ...errors import UsageError
 from ..arrays import Bools, Floats, Ints
 from ..placement import Placement, ReplicaRule, slots_for
 
-__all__ = [
-    "Rows",
-    "has_form",
-    "live_slots",
-    "lowest_max",
-    "pinned",
-    "pinned_groups",
-    "refined",
-    "with_pins",
-]
-
 WORK, LEAST_WORK = 4000, 200_000  # a slot, some 70 ms of a core for 58 layers of 288; and a row
 NEAR = 1e-5  # a maximum so close to what bounds it, relatively, is good enough
 
@@ -49,24 +38,12 @@ def lowest_max(load: Floats, slots: Ints) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Experts to be placed with replicas on devices, row by row.
+    """Experts to be placed with replicas on devices, row by row."""
 
-    Parameters
-    ----------
-    load
-        `[R, e]`.
-    member
-        The experts of every row, ascending, `[R, e]`.
-    slots
-        S of every device of a row, `[G]`.
-    pinned
-        Whether a device of a row must hold an expert of it, `[R, G, e]`.
-    """
-
-    load: Floats
-    member: Ints
-    slots: Ints
-    pinned: Bools
+    load: Floats  #: `[R, e]`
+    member: Ints  #: The experts of every row, ascending, `[R, e]`
+    slots: Ints  #: S of every device of a row, `[G]`
+    pinned: Bools  #: Whether a device of a row must hold an expert of it, `[R, G, e]`
 
     @classmethod
     def of(cls, loads: Floats, slots: Ints, pinned: Bools, groups: Ints | None) -> "Rows":

@@ -16,8 +16,6 @@ from ..compiled import compiled
 from ..draws import below
 from .kernel import State, place, replace, state_of, swap
 
-__all__ = ["refine_steps"]
-
 MARGIN = 1e-9  # less of a gain is rounding
 SEED = 0x9E3779B97F4A7C15
 SAMPLE = 256  # steps, by which changes are dropped early

@@ -11,8 +11,6 @@ from ..arrays import Bools, Floats
 from ..balance import step_balance
 from ..placement import Placement
 
-__all__ = ["even_mean", "step_refined"]
-
 WORK = 100_000_000  # loads to look at, a layer
 SEED = 0
 

@@ -18,8 +18,6 @@ from ..placement import Groups, Placement, spread
 from .layers import Layers, compile_refinement, whole_layers
 from .rows import live_slots, pinned
 
-__all__ = ["Method", "solve"]
-
 Method = Literal["refined", "published"]
 
 

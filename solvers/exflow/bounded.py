@@ -16,8 +16,6 @@ from .budget import Budget
 from .methods import separable
 from .problem import Level, Problem
 
-__all__ = ["Thorough", "bound_simply", "bound_thoroughly"]
-
 BOUND_SHARE = 0.25  # of the time, at most
 LATE_S = 0.5  # for what is left at Ctrl-C
 
@@ -54,22 +52,13 @@ def _bound(problem: Problem, time_limit_s: float) -> KeptBound:
 
 @dataclass(frozen=True, slots=True)
 class Thorough:
-    """A bound on the goal and how it came about.
-
-    Parameters
-    ----------
-    proofs
-        By level, "device" and "node", the prices and floors `[L, E, E+4]` that prove it (`bounds.ThoroughBound`).
-    reasons
-        By level, why the simple bound stands there.
-    interrupted
-        Whether Ctrl-C ended it.
-    """
+    """A bound on the goal and how it came about."""
 
     bound: KeptBound
+    #: By level, "device" and "node", the prices and floors `[L, E, E+4]` that prove it (`bounds.ThoroughBound`)
     proofs: Mapping[str, Floats] = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    interrupted: bool = False
+    reasons: Mapping[str, str] = field(default_factory=dict)  #: By level, why the simple bound stands there
+    interrupted: bool = False  #: Whether Ctrl-C ended it
 
 
 def bound_thoroughly(

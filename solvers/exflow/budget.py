@@ -14,8 +14,6 @@ from ..arrays import Floats
 from ..moves import naming_group
 from .programme import Programme, Terms
 
-__all__ = ["PER_STEEP", "WIDEST", "Budget", "Cooling", "block_work", "layer_work", "naming_work", "value_work"]
-
 WIDEST = 4  # experts that a block move deals from each of two devices, at most
 BLOCK = 2_000  # a block move
 MOVE = 400  # and each of its layers

@@ -13,8 +13,6 @@ from ..outcome import ROUNDING
 from .ilp import solved
 from .programme import Layout
 
-__all__ = ["cap_of", "capped_layout", "evened"]
-
 
 def cap_of(loads: Floats, slots: Ints, max_load: float) -> Floats:
     """The most load that a device may hold in each layer `[L]`: so many times the mean of devices that have slots."""

@@ -20,8 +20,6 @@ from .programme import Layout, Programme
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver
 
-__all__ = ["Backend", "IlpResult", "Solved", "solve_ilp", "solve_paper", "solved"]
-
 STOP_S = 0.1  # between two calls to stop: one before the search has begun goes unheard
 Backend = Literal["ortools", "pulp"]
 NODE_SHARE = 0.5  # of the time; what it leaves goes to the devices inside the nodes

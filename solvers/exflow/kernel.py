@@ -16,8 +16,6 @@ from ..draws import below, unit
 from .messages import Deals, best_over, draw, sum_over
 from .state import Pulls, State, swap
 
-__all__ = ["anneal", "descend", "resample"]
-
 TOURNAMENT = 2  # candidates a pick, times experts a device over those picked
 
 

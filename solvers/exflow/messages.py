@@ -20,8 +20,6 @@ from ..arrays import Floats, Ints
 from ..compiled import compiled, inlined
 from ..draws import exponential, unit
 
-__all__ = ["Deals", "best_over", "deals_of", "draw", "sum_over"]
-
 LANES = 8  # ways that a loop takes at once, at most
 NEVER = 650.0  # ways so many temperatures below the best are not summed
 LEAST = 30.0  # what is so many temperatures below the rest of a sum is nothing

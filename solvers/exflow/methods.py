@@ -18,8 +18,6 @@ from .ilp import Backend, IlpResult, solve_ilp, solve_paper
 from .programme import Incumbent, Layout, Programme, Terms
 from .sweeps import START_SHARE, chain, polish, search, start
 
-__all__ = ["SWEEPS_WORK", "Method", "Run", "Stage", "anneal", "compile_annealing", "improve", "separable", "staged"]
-
 STAGED_SHARE = 0.7  # of the budget, where there are several nodes
 NODE_SHARE = 0.7  # of that; the rest goes to the devices inside the nodes
 SWEEPS_WORK = 3e9  # 3 s
@@ -35,17 +33,11 @@ def separable(programme: Programme, terms: Terms) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Cost of a layout after a stage of the search.
+    """Cost of a layout after a stage of the search."""
 
-    Parameters
-    ----------
-    name
-        "nodes", "devices" or "joint".
-    inter_hops, intra_hops
-        The shares of transitions (and of a layer's pairs) that leave their node, and their device but not their node.
-    """
-
-    name: str
+    name: str  #: "nodes", "devices" or "joint"
+    #: inter_hops, intra_hops: the shares of transitions (and of a layer's pairs) that leave their node, and their
+    #: device but not their node
     inter_hops: float
     intra_hops: float
 

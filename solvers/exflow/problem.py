@@ -20,8 +20,6 @@ from ..placement import Placement, slots_for
 from .caps import capped_layout
 from .programme import Layout, Programme, Terms
 
-__all__ = ["Goal", "Level", "Problem"]
-
 Level = Literal["device", "node"]
 MAX_CELLS = 2**24
 MOST_EXPONENT = 300  # of weights that are taken as they are
@@ -32,17 +30,6 @@ CAP_SHARE = 0.2  # of the time, at most, to find a layout within a cap
 class Goal:
     """Hops kept on one node, cost of hops on several.
 
-    Parameters
-    ----------
-    cluster
-        N nodes of G devices.
-    total
-        W.sum(), the transitions there are, and the pairs.
-    expected
-        Whether replicas make what is kept an expectation (`cost.hops_kept`), which the figure's name then says.
-    paired
-        Whether pairs of experts of one layer count as transitions do.
-
     Notes
     -----
     A transition that stays on its device is worth rho, on its node rho - 1, else 0; rho is the cost of a hop between
@@ -51,10 +38,11 @@ class Goal:
         value = (rho - 1) KN + KD,    hops_kept = value / total,    hop_cost = rho - value / total
     """
 
-    cluster: Cluster
-    total: float
+    cluster: Cluster  #: N nodes of G devices
+    total: float  #: W.sum(), the transitions there are, and the pairs
+    #: Whether replicas make what is kept an expectation (`cost.hops_kept`), which the figure's name then says
     expected: bool
-    paired: bool = False
+    paired: bool = False  #: Whether pairs of experts of one layer count as transitions do
 
     @property
     def rho(self) -> float:
@@ -93,30 +81,16 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Placement problem with its goal, programme and terms.
+    """Placement problem with its goal, programme and terms."""
 
-    Parameters
-    ----------
-    weights
-        W `[L-1, E, E]`.
-    loads
-        `[L, E]`.
-    start
-        A layout within the caps, where there are caps.
-    hurried
-        Whether time ended the search for it.
-    unit
-        What the weights given were divided by.
-    """
-
-    weights: Floats
-    loads: Floats
+    weights: Floats  #: W `[L-1, E, E]`
+    loads: Floats  #: `[L, E]`
     goal: Goal
     programme: Programme
     terms: Terms
-    start: Layout | None = None
-    hurried: bool = False
-    unit: float = 1.0
+    start: Layout | None = None  #: A layout within the caps, where there are caps
+    hurried: bool = False  #: Whether time ended the search for it
+    unit: float = 1.0  #: What the weights given were divided by
 
     @classmethod
     def of(

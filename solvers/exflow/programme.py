@@ -12,27 +12,12 @@ from numpy.typing import NDArray
 from ..arrays import Floats, Ints
 from ..outcome import ROUNDING
 
-__all__ = ["Incumbent", "Layout", "Programme", "Terms"]
-
 Layout = list[Ints]  # the device of every expert `[E]`, a layer; arrays are replaced, never written
 
 
 @dataclass(frozen=True, slots=True)
 class Programme:
     """One home for every expert of every layer, to keep the most weight near.
-
-    Parameters
-    ----------
-    weights
-        W, float64 `[E_l, E_l+1]` for every layer pair, at least 0.
-    sizes
-        E_l, experts of each layer.
-    slots
-        S, int64 `[D]`.
-    near
-        What a transition is worth by the devices it joins, `[D, D]`, symmetric, largest on the diagonal.
-    devices_per_node
-        `near` does not change when nodes trade places, or devices inside a node.
 
     Notes
     -----
@@ -41,11 +26,11 @@ class Programme:
         max sum_l sum_{a,b} W[l,a,b] near[x[l,a], x[l+1,b]]      s.t. (1) |{a : x[l,a] = d}| <= S[d]
     """
 
-    weights: Sequence[Floats]
-    sizes: tuple[int, ...]
-    slots: Ints
-    near: Floats
-    devices_per_node: int
+    weights: Sequence[Floats]  #: W, float64 `[E_l, E_l+1]` for every layer pair, at least 0
+    sizes: tuple[int, ...]  #: E_l, experts of each layer
+    slots: Ints  #: S, int64 `[D]`
+    near: Floats  #: What a transition is worth by the devices it joins, `[D, D]`, symmetric, largest on the diagonal
+    devices_per_node: int  #: `near` does not change when nodes trade places, or devices inside a node
     places: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,21 +119,14 @@ class Programme:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Terms of the objective and limits besides the weights between layers.
+    """Terms of the objective and limits besides the weights between layers."""
 
-    Parameters
-    ----------
-    beside
-        Weights of pairs inside each layer `[L, E, E]`, symmetric; the diagonal counts for nothing.
-    load, cap
-        `[L, E]`, and the most of it that a device may hold in each layer `[L]`; None: no limit.
-    twin
-        int64 `[L, E]`: the expert that replicas share, -1 without; twins keep to different devices.
-    """
-
+    #: Weights of pairs inside each layer `[L, E, E]`, symmetric; the diagonal counts for nothing
     beside: Floats | None = None
+    #: load, cap: `[L, E]`, and the most of it that a device may hold in each layer `[L]`; None: no limit
     load: Floats | None = None
     cap: Floats | None = None
+    #: int64 `[L, E]`: the expert that replicas share, -1 without; twins keep to different devices
     twin: Ints | None = None
 
     @property

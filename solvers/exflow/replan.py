@@ -24,8 +24,6 @@ from .problem import Problem
 from .programme import Layout, Programme, Terms
 from .sweeps import gains
 
-__all__ = ["reconsider"]
-
 ALIKE = 0.01  # of the value: what moving all experts must give at least; searches end within that of one another
 LITTLE = 1e-3  # of the value: a smaller gain is not worth any move
 WARM = 0.65  # temperature, in units of the weights (`Cooling`)

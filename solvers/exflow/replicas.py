@@ -16,8 +16,6 @@ from ..placement import Placement
 from .budget import Budget
 from .programme import Incumbent, Layout, Programme, Terms
 
-__all__ = ["anneal_replicas", "with_replicas"]
-
 MOST_CELLS = 2**25  # of weights between slots; 0.7 GB
 
 

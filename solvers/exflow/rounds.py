@@ -23,8 +23,6 @@ from .programme import Incumbent, Layout, Programme, Terms
 from .state import State, moved, state_of
 from .sweeps import name_worth, polish
 
-__all__ = ["anneal_rounds", "compile_rounds", "recombine"]
-
 WORKERS = 2
 HOT, WARM = 1.25, 0.85  # temperatures, in units of the weights (`Cooling`)
 SHORTEST, PER_PAIR = 20, 4  # block moves a pair of devices of the first fresh start: at least, and a pair; where they

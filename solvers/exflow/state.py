@@ -15,8 +15,6 @@ from ..arrays import Floats, Ints
 from ..compiled import compiled
 from .programme import Layout, Programme, Terms
 
-__all__ = ["Pulls", "State", "add_pulls", "moved", "state_of", "swap"]
-
 Pulls = NDArray[np.int32]
 LARGEST = 2.0**30  # no pull exceeds it
 

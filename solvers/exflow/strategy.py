@@ -42,8 +42,6 @@ from .programme import Incumbent
 from .replicas import anneal_replicas, with_replicas
 from .whole import checked_groups, place_whole
 
-__all__ = ["BoundKind", "ExflowResult", "Method", "solve"]
-
 ANNEALING_RATE = 8e8  # work of annealing a second of the time limit, about what a core does
 ILP_START_WORK = 2e8  # before the integer programme
 SEARCH_SHARE = 0.97  # of the time limit; the rest is for what ends late
@@ -55,20 +53,13 @@ BoundKind = Literal["simple", "thorough"]
 
 @dataclass(frozen=True, slots=True)
 class ExflowResult(PlacementResult):
-    """A placement and how it came about.
+    """A placement and how it came about."""
 
-    Parameters
-    ----------
-    stages
-        What it cost after each stage (before replicas); none on one level of links, under a cap, or of whole groups.
-    compiled_s
-        Seconds of compilation, or of loading what was compiled, before `outcome.wall_s` and outside the time limit.
-    thorough
-        The bound: what proves it where a thorough one was asked for, or why it is a simple one.
-    """
-
+    #: What it cost after each stage (before replicas); none on one level of links, under a cap, or of whole groups
     stages: tuple[Stage, ...] = ()
+    #: Seconds of compilation, or of loading what was compiled, before `outcome.wall_s` and outside the time limit
     compiled_s: float = 0.0
+    #: The bound: what proves it where a thorough one was asked for, or why it is a simple one
     thorough: Thorough = field(kw_only=True)
 
 

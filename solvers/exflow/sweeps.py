@@ -15,8 +15,6 @@ from ..moves import best_labels
 from .budget import Budget, layer_work, naming_work, value_work
 from .programme import Incumbent, Layout, Programme, Terms
 
-__all__ = ["START_SHARE", "chain", "gains", "name_worth", "polish", "relabel", "search", "start", "sweep"]
-
 TOLERANCE = 1e-12  # gains below this share of what is at stake are rounding
 STARTS = 8
 START_SHARE = 0.3  # of the work

@@ -17,8 +17,6 @@ from ..placement import Placement, block_devices, spread
 from .budget import Budget
 from .problem import Problem
 
-__all__ = ["checked_groups", "place_whole"]
-
 BLOCK_SHARE = 0.3  # of the budget, where groups fill several devices: for which block each is on
 LEAST_S = 1e-3  # for a search whose time the ones before it took
 Search = Callable[..., PlacementResult]

@@ -15,20 +15,12 @@ from ..cost import inter_ratio
 from ..ports import CLASSES, link_classes, sample_copies
 from .traffic import Traffic
 
-__all__ = ["Channels", "refine"]
-
 MAX_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channels:
     """The ports of every device as alpha-beta: seconds to start, seconds a copy, each `[C]`; 0 of an unused class.
-
-    Parameters
-    ----------
-    name
-        "exchange_s"; "busiest_cost" where a link or the bytes of a copy are unknown: then in copies inside a node, one
-        between nodes counted `cost.inter_ratio` times.
 
     Notes
     -----
@@ -44,6 +36,8 @@ class Channels:
     cluster: Cluster
     alpha: Floats
     beta: Floats
+    #: "exchange_s"; "busiest_cost" where a link or the bytes of a copy are unknown: then in copies inside a node, one
+    #: between nodes counted `cost.inter_ratio` times
     name: Literal["exchange_s", "busiest_cost"]
 
     @classmethod

@@ -12,8 +12,6 @@ from ..assignment import balanced_assignment
 from .bottleneck import Channels
 from .traffic import Traffic
 
-__all__ = ["PortBound", "least_time"]
-
 STEPS = 16  # each costs a transportation; more raise the bound by little
 RATE, SLOWER = 20.0, 0.6  # of the weights' growth: valid at any, chosen for a high bound after few steps
 

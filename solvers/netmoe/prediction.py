@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike
 
 from ..arrays import Floats, checked_counts
 
-__all__ = ["global_next", "predict_next", "sample_transitions"]
-
 
 def predict_next(counts: ArrayLike, transitions: ArrayLike) -> Floats:
     """The copies of each sample expected at the next layer, `[I, F]`: num(l) A(l -> l+1).

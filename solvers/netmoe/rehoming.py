@@ -16,26 +16,18 @@ from ..compiled import seconds_to_compile
 from ..outcome import Outcome
 from .strategy import NetMoeResult, solve
 
-__all__ = ["METHODS", "Goal", "Rehomed", "Way", "compile_rehoming", "rehome"]
-
 Goal = Literal["sum", "bottleneck"]
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How the homes after a layer are solved for.
+    """How the homes after a layer are solved for."""
 
-    Parameters
-    ----------
-    goal, assignment
-        The objective and the method of `netmoe.solve`.
-    even
-        Whether samples are dealt in rounds, the longest first, one a device in each: devices then take about equal
-        tokens, not only equal numbers of samples.
-    """
-
+    #: goal, assignment: the objective and the method of `netmoe.solve`
     goal: Goal = "sum"
     assignment: Assignment = "transport"
+    #: Whether samples are dealt in rounds, the longest first, one a device in each: devices then take about equal
+    #: tokens, not only equal numbers of samples
     even: bool = False
 
 

@@ -27,8 +27,6 @@ from .bottleneck import Channels, refine
 from .port_bound import least_time
 from .traffic import Traffic, Volumes, traffic_of, volumes
 
-__all__ = ["NetMoeResult", "one_stage", "solve", "two_stages"]
-
 
 def two_stages(units: Ints, capacity: Ints, devices_per_node: int, method: Method = "transport") -> Ints:
     """The device of every sample `[I]`: as little as possible between nodes, then between the devices of each.
@@ -82,17 +80,11 @@ def one_stage(units: Ints, capacity: Ints, devices_per_node: int, ratio: float, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetMoeResult:
-    """Homes of samples and how they came about.
+    """Homes of samples and how they came about."""
 
-    Parameters
-    ----------
-    device_of_sample
-        SmpDev, int64 `[I]`.
-    gather, scatter
-        What crosses then: this layer's combine, and the next layer's dispatch as predicted (None: not looked at).
-    """
-
-    device_of_sample: Ints
+    device_of_sample: Ints  #: SmpDev, int64 `[I]`
+    #: gather, scatter: what crosses then: this layer's combine, and the next layer's dispatch as predicted (None: not
+    #: looked at)
     gather: Volumes
     scatter: Volumes | None
     outcome: Outcome

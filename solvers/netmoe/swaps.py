@@ -12,8 +12,6 @@ import numpy as np
 from ..arrays import Floats, Ints
 from ..compiled import compiled
 
-__all__ = ["swap"]
-
 LEAST_GAIN = 1e-9  # relatively; less is rounding
 MAX_SWEEPS = 8
 

@@ -18,25 +18,15 @@ from ...profilers.cluster import Cluster
 from ..arrays import Floats, Ints, checked_counts
 from ..ports import sample_copies
 
-__all__ = ["Locality", "Traffic", "Volumes", "locality", "traffic_of", "volumes"]
-
 EXACT_BITS = 50  # of the sum of all copies, in units
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """The copies of each sample with every device, `[I, D]`: of this layer's combine and of the next layer's dispatch.
+    """Copies of each sample with every device, `[I, D]`: of this layer's combine and of the next layer's dispatch."""
 
-    Parameters
-    ----------
-    gather
-        Of the combine ("gather" in the paper) that delivers the samples to their new homes.
-    scatter
-        Of the next layer's dispatch, as predicted; None where it is not looked at.
-    """
-
-    gather: Floats
-    scatter: Floats | None
+    gather: Floats  #: Of the combine ("gather" in the paper) that delivers the samples to their new homes
+    scatter: Floats | None  #: Of the next layer's dispatch, as predicted; None where it is not looked at
 
     @property
     def exchanges(self) -> tuple[Floats, ...]:
@@ -115,18 +105,12 @@ def _shares(found: NDArray[Any], num_devices: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Volumes:
-    """The copies of one exchange that cross a link; times the bytes of a copy, its bytes.
+    """The copies of one exchange that cross a link; times the bytes of a copy, its bytes."""
 
-    Parameters
-    ----------
-    inter, intra
-        Between nodes (s_inter), and between devices of one node (s_intra).
-    busiest_inter, busiest_intra
-        The most that a node (Eq. 5), or a device inside its node, sends or receives.
-    """
-
+    #: inter, intra: between nodes (s_inter), and between devices of one node (s_intra)
     inter: float
     intra: float
+    #: busiest_inter, busiest_intra: the most that a node (Eq. 5), or a device inside its node, sends or receives.
     busiest_inter: float
     busiest_intra: float
 
@@ -145,18 +129,11 @@ def volumes(traffic: Floats, device_of_sample: NDArray[np.integer], cluster: Clu
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """Copies between nodes (on one node: between devices) of samples dealt out blindly, and the fewest possible.
+    """Copies between nodes (on one node: between devices) of samples dealt out blindly, and the fewest possible."""
 
-    Parameters
-    ----------
-    blind
-        Expected when the places are dealt at random: the samples' counts and the popularity of the sinks remain.
-    least
-        No assignment within the capacities has fewer.
-    """
-
+    #: Expected when the places are dealt at random: the samples' counts and the popularity of the sinks remain
     blind: float
-    least: float
+    least: float  #: No assignment within the capacities has fewer
 
     @property
     def share(self) -> float:

@@ -21,24 +21,16 @@ import numpy as np
 from ..outcome import ROUNDING, Objective, Outcome
 from .degree import optimal_degree
 
-__all__ = ["Chunks", "unequal_chunks"]
-
 MOST = 16  # unequal chunks
 Found = tuple[float, tuple[float, ...]]  # seconds and shares
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Shares of a layer, one a chunk, in the order they are dispatched.
-
-    Parameters
-    ----------
-    equal_s
-        Seconds of the best equal chunks; the objective is below it where unequal ones help.
-    """
+    """Shares of a layer, one a chunk, in the order they are dispatched."""
 
     shares: tuple[float, ...]
-    equal_s: float
+    equal_s: float  #: Seconds of the best equal chunks; the objective is below it where unequal ones help
     outcome: Outcome
 
 

@@ -22,8 +22,6 @@ from ..arrays import Floats, Ints
 from ..outcome import Objective, Outcome
 from .seconds import Arms, pass_arms, turning_points
 
-__all__ = ["HIGHEST", "TUTEL_MAX_DEGREE", "Degrees", "LayerDegrees", "optimal_degree", "printed_degree"]
-
 HIGHEST = 2**31  # what "no limit" means
 TUTEL_MAX_DEGREE = 32  # AllToAllStatus.max_num_split in Tutel
 IDLE = Arms(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -34,29 +32,17 @@ TOLERANCE = 1e-11
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """Pipeline degrees of one layer, with the seconds they take, and how they came about.
+    """Pipeline degrees of one layer, with the seconds they take, and how they came about."""
 
-    Parameters
-    ----------
-    forward, backward
-        A degree for each pass; `backward` is 1 where there is no backward pass.
-    joint
-        The one degree for both passes (Tutel has one).
-    forward_s, backward_s
-        Seconds of the passes at their own degrees.
-    joint_s
-        Seconds of both passes at `joint`.
-    outcome
-        Of `forward` and `backward`: its objective is forward_s + backward_s.
-    """
-
+    #: forward, backward: a degree for each pass; `backward` is 1 where there is no backward pass
     forward: int
     backward: int
-    joint: int
+    joint: int  #: The one degree for both passes (Tutel has one)
+    #: forward_s, backward_s: seconds of the passes at their own degrees
     forward_s: float
     backward_s: float
-    joint_s: float
-    outcome: Outcome
+    joint_s: float  #: Seconds of both passes at `joint`
+    outcome: Outcome  #: Of `forward` and `backward`: its objective is forward_s + backward_s
 
 
 @dataclass(frozen=True, slots=True)

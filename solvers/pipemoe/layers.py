@@ -25,8 +25,6 @@ from ..outcome import Objective, Outcome
 from .degree import HIGHEST, LayerDegrees
 from .seconds import Arms, layer_seconds, pass_arms
 
-__all__ = ["Curve", "measured_degrees", "nested_pairs", "optimal_degrees"]
-
 Curve = Callable[[Floats], ArrayLike]  # work of each call -> its seconds
 
 

@@ -19,23 +19,13 @@ from numpy.typing import ArrayLike
 from ..arrays import Floats
 from ..outcome import Objective, Outcome
 
-__all__ = ["RobustChoice", "robust_choice"]
-
 
 @dataclass(frozen=True, slots=True)
 class RobustChoice:
-    """The choice of the smallest largest regret.
+    """The choice of the smallest largest regret."""
 
-    Parameters
-    ----------
-    choice
-        Which of the P, from 0.
-    regret_s
-        Of every choice, `[P]`: at worst, the seconds it takes beyond the one that would have been best.
-    """
-
-    choice: int
-    regret_s: Floats
+    choice: int  #: Which of the P, from 0
+    regret_s: Floats  #: Of every choice, `[P]`: at worst, the seconds it takes beyond the one that would have been best
     outcome: Outcome
 
 

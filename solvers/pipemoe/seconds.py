@@ -16,17 +16,6 @@ import numpy as np
 
 from ..arrays import Floats, Ints
 
-__all__ = [
-    "Arms",
-    "Event",
-    "Stage",
-    "chunk_seconds",
-    "layer_seconds",
-    "pass_arms",
-    "simulate",
-    "turning_points",
-]
-
 Number = TypeVar("Number", float, Floats)
 
 

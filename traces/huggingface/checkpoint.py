@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["DTYPES", "load_model", "load_tokenizer", "tokenizer_label"]
-
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
 FREE_PARAMETERS = 2**20

@@ -10,8 +10,6 @@ from ...files import read_json
 from ..model import MAX_LAYERS, ModelSpec
 from ..recording.layers import sizes_of
 
-__all__ = ["check_layers", "read_config", "spec_of_config"]
-
 MAX_BYTES = 4 * 2**20
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 SPARSE = ("sparse", "moe", "hash_moe", "E")  # what lists of layer kinds call a layer of experts

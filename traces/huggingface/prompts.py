@@ -24,8 +24,6 @@ from ...files import read_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Prompts", "dataset_prompts", "text_prompts"]
-
 MAX_BYTES = 256 * 2**20
 MAX_LINE = 4 * 2**20  # characters
 MAX_SECONDS = 10  # a conversation in a chat template

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-__all__ = ["Recording", "record_model"]
-
 
 @dataclass(frozen=True, slots=True)
 class Recording:

@@ -25,30 +25,17 @@ StrPath = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """Summary of an import.
+    """Summary of an import."""
 
-    Parameters
-    ----------
-    importer
-        Its name in `IMPORTERS`.
-    is_counts
-        Whether it is counts, not tokens.
-    num_tokens
-        Of counts those of every layer by the experts a token; None where these are not known, or layers differ.
-    num_samples
-        None where samples are unknown.
-    notes
-        What was decided or left out on the way, a sentence each.
-    """
-
-    importer: str
-    is_counts: bool
+    importer: str  #: Its name in `IMPORTERS`
+    is_counts: bool  #: Whether it is counts, not tokens
     destination: str
     model: ModelSpec
+    #: Of counts those of every layer by the experts a token; None where these are not known, or layers differ
     num_tokens: int | None
-    num_samples: int | None
+    num_samples: int | None  #: None where samples are unknown
     has_weights: bool
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  #: What was decided or left out on the way, a sentence each
 
 
 def import_trace(

@@ -12,8 +12,6 @@ from ...errors import InputError
 from ..model import NOT_ROUTED
 from ..schema import MAX_COUNT
 
-__all__ = ["UNORDERED", "by_weight", "check_counted", "expert_ids", "gates", "largest", "repeated"]
-
 UNORDERED = "no gate weights: a token's experts stay in the engine's order, the first taken as its highest"
 
 

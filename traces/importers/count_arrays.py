@@ -22,8 +22,6 @@ from .cells import check_counted
 from .npy import NpyArray, companion, integers_as
 from .source import BLOCK_BYTES, CountSource
 
-__all__ = ["CountArrays", "counts_samples"]
-
 MAX_ROWS = 2**31 - 1
 COMPANION = {3: "n_tokens", 5: "iteration"}  # by the dimensions of counts
 Block = NDArray[np.int64]

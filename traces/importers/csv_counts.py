@@ -20,8 +20,6 @@ from ..model import MAX_LAYERS, NOT_ROUTED
 from ..schema import KEYS, MAX_COUNT
 from .source import CountSource, Given
 
-__all__ = ["CsvSource", "open_source", "recognises"]
-
 NEEDED = ("layer", "expert", "count")
 BLOCK_BYTES = 2**20
 FREE_CELLS = 2**28  # of the count form, which has one for every expert

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from ...errors import InputError, MismatchError
 from ..model import ModelSpec
 
-__all__ = ["Layers", "check_routed", "counted_layers", "named_layers", "spans", "with_experts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layers:

@@ -21,8 +21,6 @@ from .cells import expert_ids, gates, largest
 from .json_tokens import Token, model_of, tokens
 from .source import BLOCK_BYTES, Given, TokenSource
 
-__all__ = ["JsonLinesSource", "open_source", "recognises"]
-
 VALUE_BYTES = 64  # of a number in a list, id and weight together
 MAX_ROWS = 8192
 MAX_NAMES = 8  # of keys left out that are told

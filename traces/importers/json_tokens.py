@@ -17,8 +17,6 @@ from ...files import validated
 from ..model import MAX_LAYERS, NOT_ROUTED
 from .source import numbered_lines
 
-__all__ = ["Token", "TokenLine", "model_of", "tokens"]
-
 MAX_LINE_BYTES = 4 * 2**20
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -27,30 +25,20 @@ Gate = Annotated[float, Field(ge=-65504, le=65504)]  # what float16 holds
 
 
 class TokenLine(BaseModel):
-    """A line: a token, or with `layer` a token in one layer. Other keys are left out.
-
-    Parameters
-    ----------
-    sample
-        A number, or a name, whose id is then made of its hash.
-    position
-        In the sample; the number of the token where no line has one.
-    experts
-        `[[e, ...K], ...L]`, or with `layer` `[e, ...K]`; -1 is not routed.
-    weights
-        Gate weights in the same shape.
-    """
+    """A line: a token, or with `layer` a token in one layer. Other keys are left out."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
+    #: A number, or a name, whose id is then made of its hash
     sample: Int64 | Annotated[str, Field(max_length=4096)] | None = None
     step: Int32 | None = None
+    #: In the sample; the number of the token where no line has one
     position: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     source_rank: Int32 | None = None
     phase: Literal["prefill", "decode", "train"] | None = None
     layer: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    experts: list[list[Expert]] | list[Expert]
-    weights: list[list[Gate]] | list[Gate] | None = None
+    experts: list[list[Expert]] | list[Expert]  #: `[[e, ...K], ...L]`, or with `layer` `[e, ...K]`; -1 is not routed
+    weights: list[list[Gate]] | list[Gate] | None = None  #: Gate weights in the same shape
 
 
 class _ModelFacts(BaseModel):

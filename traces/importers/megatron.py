@@ -22,8 +22,6 @@ from .hidden_layers import named_layers, spans
 from .megatron_lines import Pass, digest_of, passes_of
 from .source import CountSource, Given, Source, TokenSource, check_ranks, first_of_each, naming
 
-__all__ = ["RouterCounts", "RouterTokens", "open_source", "recognises"]
-
 UNSORTED = (
     "a token's experts come in the order of their ids where the router gave a mask, not of their gates, and requests"
     " are unknown: what follows a token's first choice (exflow, coherent dispatch) needs another recording"

@@ -19,8 +19,6 @@ from ...files import validated
 from ..model import MAX_LAYERS, NOT_ROUTED
 from .source import numbered_lines
 
-__all__ = ["Pass", "RouterLine", "digest_of", "passes_of"]
-
 MAX_LINE_BYTES = 64 * 2**20
 MAX_STEP_BYTES = 2**30
 RANK = re.compile(rb'"rank": ?[0-9]+')
@@ -44,23 +42,14 @@ class RouterLine(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward pass of one rank.
-
-    Parameters
-    ----------
-    layers
-        Ascending, as the file numbers them.
-    ids
-        uint16 `[T, L, K]`.
-    is_repeated
-        Whether it is a pass of its step once more, which recomputing activations in the backward pass gives.
-    """
+    """One forward pass of one rank."""
 
     number: int
     step: int
     rank: int
-    layers: tuple[int, ...]
-    ids: NDArray[np.uint16]
+    layers: tuple[int, ...]  #: Ascending, as the file numbers them
+    ids: NDArray[np.uint16]  #: uint16 `[T, L, K]`
+    #: Whether it is a pass of its step once more, which recomputing activations in the backward pass gives
     is_repeated: bool
 
 

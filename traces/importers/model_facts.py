@@ -11,8 +11,6 @@ from ..model import ModelSpec
 from .hidden_layers import spans
 from .source import Source
 
-__all__ = ["model_of"]
-
 Facts = dict[str, Any]
 
 

@@ -14,25 +14,16 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from .source import naming, refusing_damage
 
-__all__ = ["NpyArray", "companion", "integers_as", "open_arrays", "parse_array"]
-
 MAX_EXPANSION = 200  # unpacked bytes a packed byte, allowed beyond FREE_BYTES
 FREE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class NpyArray:
-    """An array on disk whose header fits the bytes there are.
+    """An array on disk whose header fits the bytes there are."""
 
-    Parameters
-    ----------
-    name
-        What messages call it.
-    path, member
-        The file, and the name in the archive; None for an `.npy` file.
-    """
-
-    name: str
+    name: str  #: What messages call it
+    #: path, member: the file, and the name in the archive; None for an `.npy` file
     path: Path
     member: str | None
     shape: tuple[int, ...]

@@ -19,8 +19,6 @@ from .count_arrays import CountArrays, counts_samples
 from .npy import NpyArray, companion, integers_as, open_arrays
 from .source import BLOCK_BYTES, Given, TokenSource
 
-__all__ = ["NumpySource", "open_source", "recognises"]
-
 MAX_BATCH_ROWS = 65_536
 MAX_TOKENS = 2**31 - 1  # positions are int32
 COMPANIONS = ("weights", "seq_id", "pos", "num_experts")

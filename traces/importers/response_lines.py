@@ -25,33 +25,20 @@ from ..model import ModelSpec
 from .npy import parse_array
 from .source import numbered_lines
 
-__all__ = ["Response", "responses_of", "routing_of"]
-
 MAX_LINE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Response to one request, as far as the importer needs it.
-
-    Parameters
-    ----------
-    packed
-        Its routing, base64.
-    is_raw
-        Whether what that packs has no shape (SGLang).
-    prompt_tokens, total_tokens
-        None where the response does not tell them of this request alone.
-    source_rank
-        The data-parallel rank that ran it; None where unknown.
-    """
+    """Response to one request, as far as the importer needs it."""
 
     number: int
-    packed: str
-    is_raw: bool
+    packed: str  #: Its routing, base64
+    is_raw: bool  #: Whether what that packs has no shape (SGLang)
+    #: prompt_tokens, total_tokens: none where the response does not tell them of this request alone
     prompt_tokens: int | None
     total_tokens: int | None
-    source_rank: int | None
+    source_rank: int | None  #: The data-parallel rank that ran it; None where unknown
 
 
 def responses_of(path: Path, seen: set[int]) -> Iterator[Response]:

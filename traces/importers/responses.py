@@ -20,8 +20,6 @@ from .hidden_layers import check_routed, with_experts
 from .response_lines import Response, responses_of, routing_of
 from .source import BLOCK_BYTES, Given, TokenSource, naming
 
-__all__ = ["ResponseSource", "open_source", "recognises"]
-
 
 def recognises(head: bytes) -> bool:
     """Whether a file begins with JSON in which routing is named."""

@@ -14,8 +14,6 @@ from ...files import size_of
 from ..part_file import reading_order
 from .source import Importer
 
-__all__ = ["IMPORTERS", "Chosen", "choose"]
-
 IMPORTERS = {  # engines first: what they write is also a zip archive or JSON
     "megatron": ".megatron",
     "tensorrt_llm": ".tensorrt_llm",

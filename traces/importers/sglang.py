@@ -24,9 +24,7 @@ from .cells import check_counted
 from .hidden_layers import counted_layers, spans
 from .sglang_records import FOLDED, Records, TokensSource, records_of
 from .source import BLOCK_BYTES, CountSource, Given, common_steps, naming
-from .torch_file import integers, load, recognises
-
-__all__ = ["open_source", "recognises", "ring_order"]
+from .torch_file import integers, load
 
 
 def open_source(given: Given) -> "StatSource | PassesSource | TokensSource":

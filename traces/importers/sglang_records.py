@@ -22,8 +22,6 @@ from .hidden_layers import check_routed, with_experts
 from .source import BLOCK_BYTES, TokenSource, check_ranks, first_of_each, naming
 from .torch_file import integers
 
-__all__ = ["Records", "TokensSource", "records_of"]
-
 Record = Mapping[str, Any]
 PHASE_OF_MODE = {1: "prefill", 2: "decode"}  # SGLang's ForwardMode; in others both occur
 FOLDED = "physical experts taken as the last map has them: wrong where EPLB moved experts while recording"
@@ -31,21 +29,12 @@ FOLDED = "physical experts taken as the last map has them: wrong where EPLB move
 
 @dataclass(frozen=True)
 class Records:
-    """Records of all ranks.
+    """Records of all ranks."""
 
-    Parameters
-    ----------
-    by_rank
-        By rank and forward pass.
-    physical_to_logical
-        `[H, P]`: the logical expert in each physical one, when the recording ended.
-    of_tokens
-        Whether they hold tokens, not only counts.
-    """
-
-    by_rank: Mapping[int, Mapping[int, Record]]
+    by_rank: Mapping[int, Mapping[int, Record]]  #: By rank and forward pass
+    #: `[H, P]`: the logical expert in each physical one, when the recording ended
     physical_to_logical: NDArray[np.int64]
-    of_tokens: bool
+    of_tokens: bool  #: Whether they hold tokens, not only counts
 
     @property
     def num_experts(self) -> int:

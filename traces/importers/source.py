@@ -18,21 +18,6 @@ from ..model import ModelSpec
 from ..schema import TokenBatch
 from .hidden_layers import spans
 
-__all__ = [
-    "BLOCK_BYTES",
-    "CountSource",
-    "Given",
-    "Importer",
-    "Source",
-    "TokenSource",
-    "check_ranks",
-    "common_steps",
-    "first_of_each",
-    "naming",
-    "numbered_lines",
-    "refusing_damage",
-]
-
 BLOCK_BYTES = 32 * 2**20  # of tokens or counts at a time
 DAMAGE: tuple[type[Exception], ...] = (
     ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
@@ -43,18 +28,10 @@ DAMAGE: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The files to import, and the model they are of.
+    """The files to import, and the model they are of."""
 
-    Parameters
-    ----------
-    files
-        All of the kind that the importer recognises, in the order of their names.
-    model
-        What the model's config.json says; None where there is none.
-    """
-
-    files: tuple[Path, ...]
-    model: ModelSpec | None = None
+    files: tuple[Path, ...]  #: All of the kind that the importer recognises, in the order of their names
+    model: ModelSpec | None = None  #: What the model's config.json says; None where there is none
 
     @property
     def file(self) -> Path:
@@ -66,18 +43,11 @@ class Given:
 
 
 class Source(ABC):
-    """A recording whose shape has been checked and whose values have not.
+    """A recording whose shape has been checked and whose values have not."""
 
-    Attributes
-    ----------
-    model
-        What the files say of the model, by the names of `ModelSpec`; `layer_ids` always, of tokens `top_k` too.
-    notes
-        What had to be decided or left out, a sentence each; complete once the recording has been read.
-    """
-
+    #: What the files say of the model, by the names of `ModelSpec`; `layer_ids` always, of tokens `top_k` too
     model: dict[str, Any]
-    notes: list[str]
+    notes: list[str]  #: What had to be decided or left out, a sentence each; complete once the recording has been read
     has_weights: bool = False
 
     def largest_id(self) -> int:
@@ -86,18 +56,10 @@ class Source(ABC):
 
 
 class TokenSource(Source):
-    """A recording of tokens.
+    """A recording of tokens."""
 
-    Attributes
-    ----------
-    choice_order
-        As in `TraceMeta`.
-    may_be_counts
-        Whether it may be counts under another name.
-    """
-
-    choice_order: Literal["gate", "unknown"] = "gate"
-    may_be_counts: bool = False
+    choice_order: Literal["gate", "unknown"] = "gate"  #: As in `TraceMeta`
+    may_be_counts: bool = False  #: Whether it may be counts under another name
 
     @abstractmethod
     def batches(self, phase: str) -> Iterator[TokenBatch]:

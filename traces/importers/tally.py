@@ -16,8 +16,6 @@ from ..model import NOT_ROUTED
 from ..schema import TokenBatch
 from .cells import by_weight, repeated
 
-__all__ = ["Tally"]
-
 Rows = TypeVar("Rows", TokenBatch, CountTable)
 
 

@@ -22,8 +22,6 @@ from .cells import check_counted
 from .hidden_layers import named_layers, spans
 from .source import BLOCK_BYTES, CountSource, Given, check_ranks, common_steps, naming, refusing_damage
 
-__all__ = ["StatisticSource", "open_source", "recognises"]
-
 MAX_DESCRIPTION_BYTES = 2**20
 NAME = re.compile(r"rank([0-9]{1,6})\.safetensors")
 KEY = re.compile(r"(0|[1-9][0-9]{0,8})_(0|[1-9][0-9]{0,8})")

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from .source import refusing_damage
 
-__all__ = ["check_pickle", "integers", "load", "recognises"]
-
 MAX_PICKLE_BYTES = 128 * 2**20  # beside the tensors; positions and token ids as lists take about 8 a token
 ATOMS = frozenset({"BINUNICODE", "GLOBAL"})  # what a pickle may refer to again
 PLAIN = ATOMS | {

@@ -18,26 +18,14 @@ from .layers import MoELayer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Capture", "Cells"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The routing of the kept tokens.
+    """The routing of the kept tokens."""
 
-    Parameters
-    ----------
-    ids
-        uint16 `[R, L, K]`, largest gate weight first, 65535 = not routed.
-    weights
-        float16 `[R, L, K]`, or None.
-    inputs
-        Layer -> float16 `[R, M]`, what entered it.
-    """
-
-    ids: NDArray[np.uint16]
-    weights: NDArray[np.float16] | None
-    inputs: dict[int, NDArray[np.float16]]
+    ids: NDArray[np.uint16]  #: uint16 `[R, L, K]`, largest gate weight first, 65535 = not routed
+    weights: NDArray[np.float16] | None  #: float16 `[R, L, K]`, or None
+    inputs: dict[int, NDArray[np.float16]]  #: Layer -> float16 `[R, M]`, what entered it
 
 
 class Capture:

@@ -17,8 +17,6 @@ from ...errors import StorageError, UsageError
 from ...files import atomic_path
 from ..schema import TokenBatch
 
-__all__ = ["EmbeddingWriter", "embedded_layers"]
-
 
 class EmbeddingWriter:
     """A stream of hidden states into files `embeddings-{rank}-{start_ns}-{n}.safetensors`; a context manager.

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ..split import mixed
 
-__all__ = ["Kept", "chosen_samples", "sampled"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
@@ -20,15 +18,13 @@ class Kept:
 
     Parameters
     ----------
-    sample_rate
-        The share of samples kept, chosen by `sampled`.
     max_tokens
         The most tokens kept in all; None: no bound.
 
     Raises UsageError where the rate is not in (0, 1], or the bound below 1.
     """
 
-    sample_rate: float = 1.0
+    sample_rate: float = 1.0  #: The share of samples kept, chosen by `sampled`
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:

@@ -13,8 +13,6 @@ from ..model import Attention, ModelSpec
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MoELayer", "hidden_layers", "model_config", "moe_layers", "routers", "sizes_of", "spec_of"]
-
 ROUTER_NAMES = ("router", "gate")
 EXPERT_ARGUMENTS = 3  # hidden states, expert ids, gate weights
 NAMES = {  # ours -> what configurations call it, the most specific first
@@ -33,22 +31,13 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", *HEADS)
 
 @dataclass(frozen=True, slots=True)
 class MoELayer:
-    """A place where the routing of a layer shows.
+    """A place where the routing of a layer shows."""
 
-    Parameters
-    ----------
-    name
-        The module's qualified name.
-    at_input
-        The chosen ids are among the arguments of `module` (stacked experts); else they are in what it returns.
-    block
-        The module around router and experts, where it is known.
-    """
-
-    name: str
+    name: str  #: The module's qualified name
     module: "nn.Module"
+    #: The chosen ids are among the arguments of `module` (stacked experts); else they are in what it returns
     at_input: bool = False
-    block: "nn.Module | None" = None
+    block: "nn.Module | None" = None  #: The module around router and experts, where it is known
 
 
 def moe_layers(model: "nn.Module", pattern: str | None = None) -> list[MoELayer]:

@@ -21,8 +21,6 @@ from .recorder import Recorder, recording, sample_ids
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["LoopRecorder", "record"]
-
 
 @contextmanager
 def record(

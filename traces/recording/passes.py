@@ -16,24 +16,15 @@ from ...errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Pass", "pass_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Tokens of a forward pass, as the arguments of the model give them.
+    """Tokens of a forward pass, as the arguments of the model give them."""
 
-    Parameters
-    ----------
-    rows, columns
-        B and S.
-    num_cached
-        Tokens of each row whose keys and values are there from earlier passes.
-    """
-
+    #: rows, columns: B and S
     rows: int
     columns: int
-    num_cached: int
+    num_cached: int  #: Tokens of each row whose keys and values are there from earlier passes
     mask: "Tensor | None"
     position_ids: "Tensor | None"
 

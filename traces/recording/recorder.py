@@ -23,8 +23,6 @@ from .layers import moe_layers
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Recorder", "recording", "sample_ids"]
-
 
 def sample_ids(source_rank: int, ordinals: ArrayLike) -> NDArray[np.int64]:
     """Sample ids that ranks need not agree on: `source_rank << 40 | ordinal`, for ordinals counted on each rank."""

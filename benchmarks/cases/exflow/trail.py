@@ -10,8 +10,9 @@ import numpy as np
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
 from moeplan.solvers.exflow.budget import Budget
+from moeplan.solvers.exflow.methods import Method
 from moeplan.solvers.exflow.programme import Programme
-from moeplan.solvers.exflow.strategy import ANNEALING_RATE, Method
+from moeplan.solvers.exflow.strategy import ANNEALING_RATE
 from moeplan.solvers.exflow.sweeps import chain
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement

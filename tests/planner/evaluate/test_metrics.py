@@ -21,6 +21,7 @@ from moeplan.planner.evaluate.tally import COUNTS, Ports, Tally
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.runtime.decisions import DispatchModel
+from moeplan.runtime.plan import Contender as Row
 from moeplan.runtime.plan import Evaluation, Part, Verdict
 from moeplan.solvers.placement import Placement
 from moeplan.traces.model import Attention
@@ -265,7 +266,8 @@ def test_steps_compare_where_both_have_attention_or_neither_and_one_dispatch_mod
 
 def evaluated(**values: float) -> Evaluated:
     """A plan of so many bytes, or seconds, beside 100, each surely known."""
-    nobody = Part(num_samples=1, num_tokens=1, num_steps=1, dropped_samples=0, contenders=())
+    row = Row(name="plan", dispatch_model="migrating", metrics={})
+    nobody = Part(num_samples=1, num_tokens=1, num_steps=1, dropped_samples=0, contenders=(row,))
     whole = values | ({"attention_s": 1.0} if "step_s" in values else {})
     plan, base = (
         Figures({name: {"": np.full((1, 9), value)} for name, value in of.items()})
