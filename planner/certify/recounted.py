@@ -46,9 +46,10 @@ class Recounted(Task):
         return naive_replay
 
     @property
-    def counter(self) -> Counter:
-        """The naive count of samples."""
-        assert isinstance(self.index, SampleIndex)
+    def counter(self) -> Counter | None:
+        """The naive count of samples, where they may be re-homed."""
+        if not isinstance(self.index, SampleIndex):
+            return None
         request = self.request
         return partial(count_samples, self.source, self.index, self.fitted, request.cluster, request.phases)
 
