@@ -18,7 +18,7 @@ from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ...traces.split import Unit, fitted
-from .splits import Cohort, refuse_phases, steps_in_order
+from .splits import Cohort, read_cells, steps_in_order
 
 __all__ = ["Counter", "SampleIndex", "SampleTraffic", "index_samples"]
 
@@ -46,7 +46,6 @@ class SampleIndex:
     contexts: Numbers
 
     kind: ClassVar[Unit] = "sample"
-    by_step: ClassVar[bool] = True
 
     @property
     def split_kind(self) -> Unit:
@@ -164,51 +163,18 @@ def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None =
     """
     if "sample" not in trace.known:
         raise UsageError(f"{trace.path}: samples were not recorded; a sample policy has nothing to move")
-    if isinstance(trace, CountTrace):
-        refuse_phases(trace, phases)
-    sums_of: dict[tuple[int, int, int], Numbers] = {}
-    parts = _of_counts(trace) if isinstance(trace, CountTrace) else _of_tokens(trace, phases)
-    for keys_U3, sums_UC in parts:
-        for key, row in zip(map(tuple, keys_U3.tolist()), sums_UC, strict=True):
-            sums_of[key] = sums_of[key] + row if key in sums_of else row
-    keys = np.array(sorted(sums_of), np.int64)
-    sums = np.array([sums_of[key] for key in map(tuple, keys.tolist())])
-    if isinstance(trace, CountTrace) and sums.max() > MAX_PAIRS:
+    by_counts, cells = isinstance(trace, CountTrace), read_cells(trace, phases, by_sample=True)
+    if by_counts and cells.sums.max(initial=0) > MAX_PAIRS:
         raise UsageError(f"{trace.path}: a sample with over {MAX_PAIRS:,} counts in a layer; expected single samples")
-    if len(np.unique(keys[:, :2], axis=0)) < len(keys):
+    if ((np.diff(cells.step) == 0) & (np.diff(cells.unit) == 0)).any():
         raise InputError(f"{trace.path}: a sample is on two source ranks in one step; expected it whole on one")
-    tokens_I = sums.max(axis=1) // trace.meta.model.top_k if isinstance(trace, CountTrace) else sums[:, 0]
+    tokens_I = cells.sums.max(axis=1) // trace.meta.model.top_k if by_counts else cells.sums[:, 0]
     if not tokens_I.any():
         raise InputError(f"{trace.path}: no token is routed; there is nothing to move for")
     return SampleIndex(
-        sample=keys[:, 1],
-        step=keys[:, 0] if "step" in trace.known else None,
-        rank=keys[:, 2] if "source_rank" in trace.known else None,
+        sample=cells.unit,
+        step=cells.step if "step" in trace.known else None,
+        rank=cells.rank if "source_rank" in trace.known else None,
         unit_tokens=tokens_I,
-        contexts=tokens_I**2 if isinstance(trace, CountTrace) else sums[:, 1],
+        contexts=tokens_I**2 if by_counts else cells.sums[:, 1],
     )
-
-
-def _of_tokens(trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[Numbers, Numbers]]:
-    """Samples `[U, 3]` (step, sample, rank) of a batch with their tokens and contexts `[U, 2]`."""
-    for batch in trace.batches((), phases=phases):
-        keys_U3, place_T = _distinct(batch)
-        weight_2T = (np.ones(len(batch)), 2.0 * batch.position + 1)
-        sums = [np.bincount(place_T, weight_T, len(keys_U3)).astype(np.int64) for weight_T in weight_2T]
-        yield keys_U3, np.stack(sums, axis=1)
-
-
-def _of_counts(trace: CountTrace) -> Iterator[tuple[Numbers, Numbers]]:
-    """Samples `[U, 3]` of a table with their token-expert pairs by layer `[U, L]`."""
-    for table in trace.tables():
-        keys_U3, place_R = _distinct(table)
-        sums_UL = np.zeros((len(keys_U3), trace.meta.model.num_layers), np.int64)
-        np.add.at(sums_UL, (place_R, table.layer), table.counts.sum(axis=1))
-        yield keys_U3, sums_UL
-
-
-def _distinct(rows: TokenBatch | CountTable) -> tuple[Numbers, Numbers]:
-    nothing = np.zeros(len(rows), np.int64)
-    columns = [nothing if column is None else column for column in (rows.step, rows.sample, rows.source_rank)]
-    keys_U3, place_R = np.unique(np.stack(columns, axis=1).astype(np.int64), axis=0, return_inverse=True)
-    return keys_U3, place_R.reshape(-1)

@@ -1,11 +1,11 @@
 """The units of a trace (samples, else steps, else blocks of rows), and cohorts of them as they run on D devices.
 
-Legend: T tokens; U units; B steps; D devices; R rows of counts.
+Legend: T tokens; U units; C cells; B steps; L MoE layers; E experts; D devices; R rows of tokens or counts.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,19 @@ from ...traces.count_form import CountTable, CountTrace
 from ...traces.counts import count
 from ...traces.reader import Trace
 from ...traces.schema import PHASES, TokenBatch
-from ...traces.split import Unit, fitted, unit_kind, with_units
+from ...traces.split import Unit, fitted, with_units
 
-__all__ = ["Cohort", "Located", "UnitIndex", "index_units", "loads_of", "table_units"]
+__all__ = [
+    "Cells",
+    "Cohort",
+    "Located",
+    "UnitIndex",
+    "index_units",
+    "loads_of",
+    "read_cells",
+    "steps_in_order",
+    "table_units",
+]
 
 Numbers = NDArray[np.int64]
 
@@ -108,7 +118,7 @@ class UnitIndex:
     unit_ids, unit_tokens
         int64 `[U]`: the units, ascending, and the tokens of each.
     steps
-        The recorded steps of each unit, int64 `[P, 2]` rows of (unit, step), sorted; None without.
+        The recorded steps of each unit, int64 `[C, 2]` rows of (unit, step); None without.
     num_source_ranks
         One more than the largest recorded source rank; None without.
     phases
@@ -121,8 +131,6 @@ class UnitIndex:
     steps: Numbers | None
     num_source_ranks: int | None
     phases: tuple[str, ...] = ()
-
-    by_step: ClassVar[bool] = False  # figures are not resampled over steps: units of a step do not depend on each other
 
     @property
     def split_kind(self) -> Unit:
@@ -182,35 +190,81 @@ def steps_in_order(num_units: int, units_per_step: int) -> tuple[Numbers, int]:
 
 
 def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> UnitIndex:
-    """Read the scalar columns of a trace once; of counts, which have no phase, how many there are.
+    """Index the units of a trace in one pass: of tokens samples, else steps, else blocks; of counts steps come first.
 
-    The units of counts are the recorded steps, else the samples, else all of them are one block.
+    A token of counts, which have no phase, counts `top_k` times in the layer that counts most.
     """
-    if isinstance(trace, CountTrace):
-        return _index_counts(trace, phases)
-    tokens_of: dict[int, int] = {}
-    steps = np.zeros((0, 2), np.int64)
-    ranks, kind, phase_ids = -1, None, set[int]()
-    for batch, unit_T in with_units(trace.batches((), phases=phases)):
-        kind = kind or unit_kind(batch)
-        units, tokens = np.unique(unit_T, return_counts=True)
-        for unit, number in zip(units.tolist(), tokens.tolist(), strict=True):
-            tokens_of[unit] = tokens_of.get(unit, 0) + number
-        if batch.step is not None:
-            pairs = np.stack([unit_T, batch.step.astype(np.int64)], axis=1)
-            steps = np.unique(np.concatenate([steps, pairs]), axis=0)
-        ranks = ranks if batch.source_rank is None else max(ranks, int(batch.source_rank.max()))
-        phase_ids.update(np.unique(batch.phase).tolist())
-    unit_ids = np.array(sorted(tokens_of), dtype=np.int64)
-    unit_tokens = np.array([tokens_of[unit] for unit in unit_ids.tolist()], dtype=np.int64)
+    by_counts = isinstance(trace, CountTrace)
+    order: tuple[Unit, ...] = ("step", "sample") if by_counts else ("sample", "step")
+    cells = read_cells(trace, phases)
+    unit_ids, place_C = np.unique(cells.unit, return_inverse=True)
+    sums_UX = np.zeros((len(unit_ids), cells.sums.shape[1]), np.int64)
+    np.add.at(sums_UX, place_C, cells.sums)
     return UnitIndex(
-        kind or "sample",
+        next((kind for kind in order if kind in trace.known), "block"),
         unit_ids,
-        unit_tokens,
-        steps if len(steps) else None,
-        ranks + 1 if ranks >= 0 else None,
-        tuple(PHASES[phase] for phase in sorted(phase_ids)),
+        -(-sums_UX.max(axis=1) // trace.meta.model.top_k) if by_counts else sums_UX[:, 0],
+        np.stack([cells.unit, cells.step], axis=1) if "step" in trace.known else None,
+        int(cells.rank.max(initial=-1)) + 1 if "source_rank" in trace.known and not by_counts else None,
+        cells.phases,
     )
+
+
+class Cells(NamedTuple):
+    """Tokens by step, unit and source rank, 0 where one was not recorded; `[C]` in ascending order.
+
+    `sums` are tokens and the sum over them of 2 x position + 1, `[C, 2]`; of counts token-expert pairs by layer,
+    `[C, L]`. `phases` are those of all tokens, in their order; none of counts.
+    """
+
+    step: Numbers
+    unit: Numbers
+    rank: Numbers
+    sums: Numbers
+    phases: tuple[str, ...]
+
+
+def read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False) -> Cells:
+    """Read the scalar columns of a trace once; `by_sample`: units of counts are samples even where steps are recorded.
+
+    Raises
+    ------
+    UsageError
+        Phases are asked for of counts.
+    """
+    parts, phase_ids = list[tuple[Numbers, Numbers]](), set[int]()
+    if isinstance(trace, CountTrace):
+        if phases:
+            raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
+        for table in trace.tables():
+            unit_R = table.sample if by_sample else table_units(table)
+            pairs_RL = np.zeros((len(table), trace.meta.model.num_layers), np.int64)
+            pairs_RL[np.arange(len(table)), table.layer] = table.counts.sum(axis=1)
+            parts.append(_summed(_keys(table, unit_R), pairs_RL))
+    else:
+        for batch, unit_T in with_units(trace.batches((), phases=phases)):
+            phase_ids.update(np.unique(batch.phase).tolist())
+            sums_T2 = np.stack([np.ones(len(batch), np.int64), 2 * batch.position.astype(np.int64) + 1], axis=1)
+            parts.append(_summed(_keys(batch, unit_T), sums_T2))
+    parts = parts or [(np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int64))]
+    keys_C3, sums = _summed(*map(np.concatenate, zip(*parts, strict=True)))
+    step, unit, rank = keys_C3.T
+    return Cells(step, unit, rank, sums, tuple(PHASES[phase] for phase in sorted(phase_ids)))
+
+
+def _keys(rows: TokenBatch | CountTable, unit: Numbers | None) -> Numbers:
+    """Step, unit and source rank of each row, `[R, 3]`."""
+    nothing = np.zeros(len(rows), np.int64)
+    columns = [nothing if column is None else column for column in (rows.step, unit, rows.source_rank)]
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
+def _summed(keys_R3: Numbers, values_RX: Numbers) -> tuple[Numbers, Numbers]:
+    """The different keys, ascending, and the sums of their values."""
+    order = np.lexsort(keys_R3.T[::-1])
+    keys_R3 = keys_R3[order]
+    first = np.flatnonzero(np.append(True, (keys_R3[1:] != keys_R3[:-1]).any(axis=1))[: len(order)])
+    return keys_R3[first], np.add.reduceat(values_RX[order], first, axis=0)
 
 
 def table_units(table: CountTable) -> Numbers:
@@ -228,35 +282,6 @@ def loads_of(trace: Trace | CountTrace, unit_ids: Numbers, *, phases: Collection
         rows = np.isin(table_units(table), unit_ids)
         np.add.at(loads_LE, table.layer[rows], table.counts[rows])
     return loads_LE
-
-
-def _index_counts(trace: CountTrace, phases: Collection[str] | None) -> UnitIndex:
-    """The units of counts; a token counts `top_k` times in the layer that counts most."""
-    refuse_phases(trace, phases)
-    model, kind = trace.meta.model, _kind_of_counts(trace)
-    pairs_of: dict[int, Numbers] = {}
-    for table in trace.tables():
-        ids, place_R = np.unique(table_units(table), return_inverse=True)
-        sums_UL = np.zeros((len(ids), model.num_layers), np.int64)
-        np.add.at(sums_UL, (place_R, table.layer), table.counts.sum(axis=1))
-        for unit, pairs_L in zip(ids.tolist(), sums_UL, strict=True):
-            pairs_of[unit] = pairs_of.get(unit, 0) + pairs_L
-    unit_ids = np.array(sorted(pairs_of), dtype=np.int64)
-    pairs_U = np.array([pairs_of[unit].max() for unit in unit_ids.tolist()], dtype=np.int64)
-    steps = np.stack([unit_ids, unit_ids], axis=1) if kind == "step" else None
-    return UnitIndex(kind, unit_ids, -(-pairs_U // model.top_k), steps, None)
-
-
-def refuse_phases(trace: CountTrace, phases: Collection[str] | None) -> None:
-    """Refuse to choose phases of counts, which have none."""
-    if phases:
-        raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
-
-
-def _kind_of_counts(trace: CountTrace) -> Literal["step", "sample", "block"]:
-    if "step" in trace.known:
-        return "step"
-    return "sample" if "sample" in trace.known else "block"
 
 
 def _column(values: NDArray[np.integer] | None) -> NDArray[np.integer]:
