@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.count_form import CountTable
-from ..evaluate.samples import Counter
 from ..evaluate.scene import Scene
+from ..evaluate.traffic import Counter
 from ..task import Task
 from .census import Source
 from .naive import NaiveReplay

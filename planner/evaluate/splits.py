@@ -1,34 +1,26 @@
 """The units of a trace (samples, else steps, else blocks of rows), and cohorts of them as they run on D devices.
 
-Legend: T tokens; U units; C cells; B steps; L MoE layers; E experts; D devices; R rows of tokens or counts.
+Legend: T tokens; U units; I samples (one in two steps counts twice); C cells; B steps; L MoE layers; E experts;
+D devices; R rows of tokens or counts.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
+from ...errors import InputError, UsageError
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.counts import count
 from ...traces.reader import Trace
 from ...traces.schema import PHASES, TokenBatch
 from ...traces.split import Unit, fitted, with_units
 
-__all__ = [
-    "Cells",
-    "Cohort",
-    "Located",
-    "UnitIndex",
-    "index_units",
-    "loads_of",
-    "read_cells",
-    "steps_in_order",
-    "table_units",
-]
+__all__ = ["Cohort", "Located", "SampleIndex", "UnitIndex", "index_samples", "index_units", "loads_of"]
 
+MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 Numbers = NDArray[np.int64]
 
 
@@ -169,7 +161,7 @@ class UnitIndex:
         if self.steps is not None:
             step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
             return Cohort(unit_ids, tokens_U, home_U, None, step_ids, len(step_ids), 0)
-        step_U, num_steps = steps_in_order(len(unit_ids), samples_per_step)
+        step_U, num_steps = _steps_in_order(len(unit_ids), samples_per_step)
         return Cohort(unit_ids, tokens_U, home_U, step_U, None, num_steps, int((step_U < 0).sum()))
 
     def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
@@ -178,10 +170,87 @@ class UnitIndex:
 
     def rows(self, table: CountTable) -> Numbers:
         """The unit of each row of a table of counts."""
-        return table_units(table)
+        return _table_units(table)
 
 
-def steps_in_order(num_units: int, units_per_step: int) -> tuple[Numbers, int]:
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleIndex:
+    """The samples of a trace by step, then by id; a unit is a place in this order.
+
+    Parameters
+    ----------
+    sample, step, rank
+        `[I]`; None for steps and source ranks that were not recorded.
+    unit_tokens, contexts
+        The tokens of each, and the sum over them of 2 x position + 1; whole from the first token on where only counts
+        are known, `[I]`.
+    """
+
+    sample: Numbers
+    step: Numbers | None
+    rank: Numbers | None
+    unit_tokens: Numbers
+    contexts: Numbers
+
+    kind: ClassVar[Unit] = "sample"
+
+    @property
+    def split_kind(self) -> Unit:
+        """Unit of the held-out split: whole recorded steps, or samples where one sample is in several steps."""
+        alone = len(np.unique(self.sample)) == len(self.sample)
+        return "step" if self.step is not None and alone else "sample"
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps were recorded."""
+        return self.step is not None
+
+    def recorded_home(self, num_devices: int) -> bool:
+        """Whether samples start on their source ranks: the recording had as many."""
+        return self.rank is not None and int(self.rank.max()) + 1 == num_devices
+
+    def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
+        """Whether each sample is fitted, `[I]`, with the whole of its step where `split_kind` says so."""
+        unit_I = self.step if self.split_kind == "step" else self.sample
+        assert unit_I is not None
+        ids, place_I = np.unique(unit_I, return_inverse=True)
+        return np.asarray(fitted(ids, seed=seed, fraction=fraction)[place_I.reshape(-1)])
+
+    def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
+        """The chosen samples as they run: on their source ranks, else on ordinal mod D; in their steps, else in order,
+        -1 in an incomplete last one.
+        """
+        place = np.flatnonzero(chosen_U)
+        home = np.arange(len(place)) % num_devices
+        if self.rank is not None and self.recorded_home(num_devices):
+            home = self.rank[place]
+        if self.step is not None:
+            steps, step = np.unique(self.step[place], return_inverse=True)
+            num_steps, step = len(steps), step.reshape(-1)
+        else:
+            step, num_steps = _steps_in_order(len(place), samples_per_step)
+        return Cohort(place, self.unit_tokens[place], home, step, None, num_steps, int((step < 0).sum()))
+
+    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
+        """The batches of the trace, with the place of each token's sample."""
+        return ((batch, self.rows(batch)) for batch in trace.batches(phases=phases))
+
+    def rows(self, table: TokenBatch | CountTable) -> Numbers:
+        """The place of each row's sample, `[R]`."""
+        assert table.sample is not None
+        if self.step is None or table.step is None:
+            return np.searchsorted(self.sample, table.sample)
+        steps, first_B = np.unique(self.step, return_index=True)
+        step_R = np.searchsorted(steps, table.step)
+        place_R = np.empty(len(table), np.int64)
+        for step in np.unique(step_R).tolist():
+            end = first_B[step + 1] if step + 1 < len(steps) else len(self.sample)
+            here = step_R == step
+            place_R[here] = first_B[step] + np.searchsorted(self.sample[first_B[step] : end], table.sample[here])
+        return place_R
+
+
+def _steps_in_order(num_units: int, units_per_step: int) -> tuple[Numbers, int]:
     """The derived step of each unit, `[U]`, -1 in an incomplete last one, and how many steps there are."""
     num_steps = max(num_units // units_per_step, 1)
     step_U = np.arange(num_units) // units_per_step
@@ -196,7 +265,7 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
     """
     by_counts = isinstance(trace, CountTrace)
     order: tuple[Unit, ...] = ("step", "sample") if by_counts else ("sample", "step")
-    cells = read_cells(trace, phases)
+    cells = _read_cells(trace, phases)
     unit_ids, place_C = np.unique(cells.unit, return_inverse=True)
     sums_UX = np.zeros((len(unit_ids), cells.sums.shape[1]), np.int64)
     np.add.at(sums_UX, place_C, cells.sums)
@@ -210,7 +279,36 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
     )
 
 
-class Cells(NamedTuple):
+def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> SampleIndex:
+    """Index the samples of a trace in one pass.
+
+    Raises
+    ------
+    UsageError
+        Samples were not recorded, or phases are asked for of counts.
+    InputError
+        The trace is damaged, empty, or has a sample on two ranks in one step.
+    """
+    if "sample" not in trace.known:
+        raise UsageError(f"{trace.path}: samples were not recorded; a sample policy has nothing to move")
+    by_counts, cells = isinstance(trace, CountTrace), _read_cells(trace, phases, by_sample=True)
+    if by_counts and cells.sums.max(initial=0) > MAX_PAIRS:
+        raise UsageError(f"{trace.path}: a sample with over {MAX_PAIRS:,} counts in a layer; expected single samples")
+    if ((np.diff(cells.step) == 0) & (np.diff(cells.unit) == 0)).any():
+        raise InputError(f"{trace.path}: a sample is on two source ranks in one step; expected it whole on one")
+    tokens_I = cells.sums.max(axis=1) // trace.meta.model.top_k if by_counts else cells.sums[:, 0]
+    if not tokens_I.any():
+        raise InputError(f"{trace.path}: no token is routed; there is nothing to move for")
+    return SampleIndex(
+        sample=cells.unit,
+        step=cells.step if "step" in trace.known else None,
+        rank=cells.rank if "source_rank" in trace.known else None,
+        unit_tokens=tokens_I,
+        contexts=tokens_I**2 if by_counts else cells.sums[:, 1],
+    )
+
+
+class _Cells(NamedTuple):
     """Tokens by step, unit and source rank, 0 where one was not recorded; `[C]` in ascending order.
 
     `sums` are tokens and the sum over them of 2 x position + 1, `[C, 2]`; of counts token-expert pairs by layer,
@@ -224,7 +322,7 @@ class Cells(NamedTuple):
     phases: tuple[str, ...]
 
 
-def read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False) -> Cells:
+def _read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False) -> _Cells:
     """Read the scalar columns of a trace once; `by_sample`: units of counts are samples even where steps are recorded.
 
     Raises
@@ -237,7 +335,7 @@ def read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_
         if phases:
             raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
         for table in trace.tables():
-            unit_R = table.sample if by_sample else table_units(table)
+            unit_R = table.sample if by_sample else _table_units(table)
             pairs_RL = np.zeros((len(table), trace.meta.model.num_layers), np.int64)
             pairs_RL[np.arange(len(table)), table.layer] = table.counts.sum(axis=1)
             parts.append(_summed(_keys(table, unit_R), pairs_RL))
@@ -249,7 +347,7 @@ def read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_
     parts = parts or [(np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int64))]
     keys_C3, sums = _summed(*map(np.concatenate, zip(*parts, strict=True)))
     step, unit, rank = keys_C3.T
-    return Cells(step, unit, rank, sums, tuple(PHASES[phase] for phase in sorted(phase_ids)))
+    return _Cells(step, unit, rank, sums, tuple(PHASES[phase] for phase in sorted(phase_ids)))
 
 
 def _keys(rows: TokenBatch | CountTable, unit: Numbers | None) -> Numbers:
@@ -267,7 +365,7 @@ def _summed(keys_R3: Numbers, values_RX: Numbers) -> tuple[Numbers, Numbers]:
     return keys_R3[first], np.add.reduceat(values_RX[order], first, axis=0)
 
 
-def table_units(table: CountTable) -> Numbers:
+def _table_units(table: CountTable) -> Numbers:
     """The unit of each row of a table of counts: its step, else its sample, else one block."""
     keys = table.sample if table.step is None else table.step
     return np.zeros(len(table), np.int64) if keys is None else keys.astype(np.int64)
@@ -279,7 +377,7 @@ def loads_of(trace: Trace | CountTrace, unit_ids: Numbers, *, phases: Collection
         return count(trace, keep=lambda units: np.isin(units, unit_ids), phases=phases).loads
     loads_LE = np.zeros((trace.meta.model.num_layers, trace.meta.model.num_experts), np.int64)
     for table in trace.tables():
-        rows = np.isin(table_units(table), unit_ids)
+        rows = np.isin(_table_units(table), unit_ids)
         np.add.at(loads_LE, table.layer[rows], table.counts[rows])
     return loads_LE
 

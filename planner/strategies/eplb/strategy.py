@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ....errors import UsageError
 from ....runtime.decisions import DispatchModel
 from ....solvers import contiguous, eplb
-from ....solvers.balance import balance, device_loads, max_over_mean, step_balance
+from ....solvers.balance import balance, max_over_mean, step_balance
 from ....solvers.outcome import PlacementResult
 from ....solvers.placement import Placement
 from ....traces.counts import Counts
@@ -21,6 +21,7 @@ from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, Figures
 from ...evaluate.price import STEP
 from ...evaluate.replay import step_loads
 from ...evaluate.scene import Scene
+from ...evaluate.tally import device_loads
 from ...moves import expert_bytes
 from ...options import Candidate, Member, PhaseSwap, RawBalance, Redundancy, TimedMetric
 from ...request import Phase

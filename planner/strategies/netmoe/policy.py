@@ -19,7 +19,7 @@ from ...evaluate.evaluate import evaluate
 from ...evaluate.homes import Rehoming, steps_of
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
-from ...evaluate.samples import SampleTraffic
+from ...evaluate.traffic import SampleTraffic
 from ...options import Options
 from ...task import Task
 

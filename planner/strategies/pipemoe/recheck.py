@@ -10,9 +10,8 @@ from ....errors import CertificationError, InputError, UsageError
 from ....runtime.decisions import PipelineDecision
 from ....runtime.plan import Plan
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
-from ...evaluate.chunks import Cut, Cuts
+from ...evaluate.chunks import Cut, Cuts, Pipeline
 from ...evaluate.journey import Journey
-from ...evaluate.pipelined import Pipeline
 from ...options import PipelineOptions, StageSeconds
 from ..strategy import Again, Check, Told
 from . import MAX_DEGREE

@@ -15,9 +15,8 @@ from moeplan.planner.certify.census import Source
 from moeplan.planner.certify.naive import NaiveReplay
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
-from moeplan.planner.evaluate.samples import index_samples
 from moeplan.planner.evaluate.scene import Scene
-from moeplan.planner.evaluate.splits import index_units
+from moeplan.planner.evaluate.splits import index_samples, index_units
 from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.profilers.cluster import Cluster

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
-from moeplan.planner.evaluate.samples import index_samples
 from moeplan.planner.evaluate.scene import Scene
-from moeplan.planner.evaluate.splits import Cohort, index_units
+from moeplan.planner.evaluate.splits import Cohort, index_samples, index_units
 from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.profilers.cluster import Cluster
