@@ -21,9 +21,8 @@ from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender
 from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
-from .evaluate.samples import SampleIndex, index_samples
 from .evaluate.scene import Scene
-from .evaluate.splits import UnitIndex, index_units
+from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .loaded_plan import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
 from .moves import Moves
 from .options import EvaluationOptions, SecondsOptions

@@ -21,9 +21,8 @@ from ..traces.reader import Trace
 from ..traces.split import fitted
 from .evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
 from .evaluate.metrics import BALANCE
-from .evaluate.samples import SampleIndex
 from .evaluate.scene import Passes, Scene
-from .evaluate.splits import UnitIndex
+from .evaluate.splits import SampleIndex, UnitIndex
 from .options import EvaluationOptions, PlacementOptions
 from .strategies.registry import STRATEGIES, strategy
 from .strategies.strategy import Strategy

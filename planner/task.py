@@ -23,9 +23,9 @@ from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads
-from .evaluate.samples import Counter, SampleIndex, index_samples
 from .evaluate.scene import Scene
-from .evaluate.splits import UnitIndex, index_units
+from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
+from .evaluate.traffic import Counter
 from .options import EvaluationOptions
 from .params import Params
 from .request import Request

@@ -3,8 +3,6 @@
 Legend: L MoE layers; E experts a layer; P slots a layer; D devices; B steps.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,7 +33,11 @@ def step_balance(loads: Floats, placement: Placement, quantile: float | None = N
 
 def step_ratios(loads: Floats, placement: Placement) -> Floats:
     """Max/mean device load of every step and layer `[B, L]`, of devices that have slots; 1 without load."""
-    return max_over_mean(device_loads(loads, placement)[..., placement.slots > 0])
+    ratio_BL = np.empty(loads.shape[:2])
+    for layer in range(placement.num_layers):
+        held_ED = placement.holds(layer)[:, placement.slots > 0]
+        ratio_BL[:, layer] = max_over_mean(loads[:, layer] @ (held_ED / held_ED.sum(axis=1, keepdims=True)))
+    return ratio_BL
 
 
 def max_over_mean(loads: Floats, *, idle: float = 1.0) -> Floats:
@@ -52,10 +54,9 @@ def replica_loads(loads: Floats, experts: NDArray[np.integer]) -> Floats:
     return np.asarray((loads.ravel() / np.maximum(count_N, 1))[cell_LP])
 
 
-def device_loads(loads: NDArray[Any], placement: Placement) -> Floats:
-    """The load of every device `[..., L, D]` for loads `[..., L, E]`."""
-    loads_D = np.empty((*loads.shape[:-1], placement.num_devices))
-    for layer in range(placement.num_layers):
-        held_ED = placement.holds(layer)
-        loads_D[..., layer, :] = loads[..., layer, :] @ (held_ED / held_ED.sum(axis=1, keepdims=True))
-    return loads_D
+def device_loads(loads: Floats, placement: Placement) -> Floats:
+    """The load of every device `[L, D]` for loads `[L, E]`."""
+    load_LD = np.zeros((placement.num_layers, placement.num_devices))
+    layer = np.arange(placement.num_layers)[:, None]
+    np.add.at(load_LD, (layer, placement.device_of_slot), replica_loads(loads, placement.physical_to_logical))
+    return load_LD

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from moeplan.planner.evaluate.homes import Rehoming, Staying
-from moeplan.planner.evaluate.samples import SampleIndex, index_samples
+from moeplan.planner.evaluate.splits import SampleIndex, index_samples
 from moeplan.planner.evaluate.tally import COUNTS
 from moeplan.planner.evaluate.traffic import SampleCounts, sample_tally
 from moeplan.planner.strategies.netmoe.policy import fit_predictor

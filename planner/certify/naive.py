@@ -9,7 +9,6 @@ B steps; I samples; U units of a part.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +20,10 @@ from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
-from ..evaluate.samples import SampleIndex, SampleTraffic
 from ..evaluate.scene import Scene
-from ..evaluate.splits import Cohort, Located
+from ..evaluate.splits import Cohort, Located, SampleIndex
 from ..evaluate.tally import COUNTS, Ports, Tally, check_cells, nothing_sent
-
-if TYPE_CHECKING:
-    from ..evaluate.traffic import SampleCounts
+from ..evaluate.traffic import SampleCounts, SampleTraffic
 
 __all__ = ["count_samples", "naive_replay"]
 
@@ -231,7 +227,7 @@ class _Sheet:
                 for device in devices:
                     np.add.at(self.loads[:, layer, device], step_R[here], counts_RE[:, expert] / len(devices))
 
-    def rehome(self, samples: "SampleCounts", moves_LI: Numbers) -> None:
+    def rehome(self, samples: SampleCounts, moves_LI: Numbers) -> None:
         """Add the samples of complete steps, each where it is when a layer begins and when it ends."""
         assert self.cohort.step is not None
         traffic, index, counts = samples.under(self.journey.placement), samples.index, self.cohort.step >= 0

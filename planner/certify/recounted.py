@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...traces.count_form import CountTrace
-from ..evaluate.samples import Counter, SampleIndex
 from ..evaluate.scene import Scene
+from ..evaluate.splits import SampleIndex
+from ..evaluate.traffic import Counter
 from ..strategies.placement import mixed_loads
 from ..task import Task
 from .naive import count_samples, naive_replay

@@ -10,10 +10,10 @@ from ...errors import InputError, UsageError
 from ...runtime.plan import Contender as Row
 from ...runtime.plan import Evaluation, Part, Verdict
 from ..options import SecondsOptions
+from .chunks import capacity
 from .homes import Homes, Staying
 from .journey import TODAY, Contender, Journey
 from .metrics import Figures, figures_of
-from .pipelined import capacity
 from .price import STEP, cuts_of, price
 from .replay import Replay
 from .replay import replay as fast_replay

@@ -31,10 +31,9 @@ from ...solvers.seconds import (
     step_seconds,
     total,
 )
-from .chunks import Cut, Cuts
+from .chunks import Cut, Cuts, Pipeline, by_class
 from .costs import CostModel
 from .journey import Journey
-from .pipelined import Pipeline, by_class
 from .scene import Passes, Scene
 from .tally import Tally
 

@@ -156,7 +156,7 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
             ids_LTK = np.ascontiguousarray(batch.ids[located.rows].transpose(1, 0, 2))
             for walker, tally in zip(walkers, row, strict=True):
                 walker.walk(ids_LTK, located, tally)
-    if scene.index.by_step:
+    if scene.samples is not None:  # samples that are re-homed depend on each other in a step
         return [[tally.by_step(cohort) for tally in row] for cohort, row in zip(cohorts, tallies, strict=True)]
     return tallies
 

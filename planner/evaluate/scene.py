@@ -16,9 +16,8 @@ from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .costs import CostModel
-from .samples import Counter, SampleIndex
-from .splits import Cohort, UnitIndex
-from .traffic import SampleCounts
+from .splits import Cohort, SampleIndex, UnitIndex
+from .traffic import Counter, SampleCounts
 
 __all__ = ["Passes", "Scene"]
 

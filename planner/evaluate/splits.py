@@ -1,24 +1,26 @@
 """The units of a trace (samples, else steps, else blocks of rows), and cohorts of them as they run on D devices.
 
-Legend: T tokens; U units; B steps; D devices; R rows of counts.
+Legend: T tokens; U units; I samples (one in two steps counts twice); C cells; B steps; L MoE layers; E experts;
+D devices; R rows of tokens or counts.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
+from ...errors import InputError, UsageError
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.counts import count
 from ...traces.reader import Trace
 from ...traces.schema import PHASES, TokenBatch
-from ...traces.split import Unit, fitted, unit_kind, with_units
+from ...traces.split import Unit, fitted, with_units
 
-__all__ = ["Cohort", "Located", "UnitIndex", "index_units", "loads_of", "table_units"]
+__all__ = ["Cohort", "Located", "SampleIndex", "UnitIndex", "index_samples", "index_units", "loads_of"]
 
+MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 Numbers = NDArray[np.int64]
 
 
@@ -108,7 +110,7 @@ class UnitIndex:
     unit_ids, unit_tokens
         int64 `[U]`: the units, ascending, and the tokens of each.
     steps
-        The recorded steps of each unit, int64 `[P, 2]` rows of (unit, step), sorted; None without.
+        The recorded steps of each unit, int64 `[C, 2]` rows of (unit, step); None without.
     num_source_ranks
         One more than the largest recorded source rank; None without.
     phases
@@ -121,8 +123,6 @@ class UnitIndex:
     steps: Numbers | None
     num_source_ranks: int | None
     phases: tuple[str, ...] = ()
-
-    by_step: ClassVar[bool] = False  # figures are not resampled over steps: units of a step do not depend on each other
 
     @property
     def split_kind(self) -> Unit:
@@ -161,7 +161,7 @@ class UnitIndex:
         if self.steps is not None:
             step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
             return Cohort(unit_ids, tokens_U, home_U, None, step_ids, len(step_ids), 0)
-        step_U, num_steps = steps_in_order(len(unit_ids), samples_per_step)
+        step_U, num_steps = _steps_in_order(len(unit_ids), samples_per_step)
         return Cohort(unit_ids, tokens_U, home_U, step_U, None, num_steps, int((step_U < 0).sum()))
 
     def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
@@ -170,10 +170,87 @@ class UnitIndex:
 
     def rows(self, table: CountTable) -> Numbers:
         """The unit of each row of a table of counts."""
-        return table_units(table)
+        return _table_units(table)
 
 
-def steps_in_order(num_units: int, units_per_step: int) -> tuple[Numbers, int]:
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleIndex:
+    """The samples of a trace by step, then by id; a unit is a place in this order.
+
+    Parameters
+    ----------
+    sample, step, rank
+        `[I]`; None for steps and source ranks that were not recorded.
+    unit_tokens, contexts
+        The tokens of each, and the sum over them of 2 x position + 1; whole from the first token on where only counts
+        are known, `[I]`.
+    """
+
+    sample: Numbers
+    step: Numbers | None
+    rank: Numbers | None
+    unit_tokens: Numbers
+    contexts: Numbers
+
+    kind: ClassVar[Unit] = "sample"
+
+    @property
+    def split_kind(self) -> Unit:
+        """Unit of the held-out split: whole recorded steps, or samples where one sample is in several steps."""
+        alone = len(np.unique(self.sample)) == len(self.sample)
+        return "step" if self.step is not None and alone else "sample"
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps were recorded."""
+        return self.step is not None
+
+    def recorded_home(self, num_devices: int) -> bool:
+        """Whether samples start on their source ranks: the recording had as many."""
+        return self.rank is not None and int(self.rank.max()) + 1 == num_devices
+
+    def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
+        """Whether each sample is fitted, `[I]`, with the whole of its step where `split_kind` says so."""
+        unit_I = self.step if self.split_kind == "step" else self.sample
+        assert unit_I is not None
+        ids, place_I = np.unique(unit_I, return_inverse=True)
+        return np.asarray(fitted(ids, seed=seed, fraction=fraction)[place_I.reshape(-1)])
+
+    def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
+        """The chosen samples as they run: on their source ranks, else on ordinal mod D; in their steps, else in order,
+        -1 in an incomplete last one.
+        """
+        place = np.flatnonzero(chosen_U)
+        home = np.arange(len(place)) % num_devices
+        if self.rank is not None and self.recorded_home(num_devices):
+            home = self.rank[place]
+        if self.step is not None:
+            steps, step = np.unique(self.step[place], return_inverse=True)
+            num_steps, step = len(steps), step.reshape(-1)
+        else:
+            step, num_steps = _steps_in_order(len(place), samples_per_step)
+        return Cohort(place, self.unit_tokens[place], home, step, None, num_steps, int((step < 0).sum()))
+
+    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
+        """The batches of the trace, with the place of each token's sample."""
+        return ((batch, self.rows(batch)) for batch in trace.batches(phases=phases))
+
+    def rows(self, table: TokenBatch | CountTable) -> Numbers:
+        """The place of each row's sample, `[R]`."""
+        assert table.sample is not None
+        if self.step is None or table.step is None:
+            return np.searchsorted(self.sample, table.sample)
+        steps, first_B = np.unique(self.step, return_index=True)
+        step_R = np.searchsorted(steps, table.step)
+        place_R = np.empty(len(table), np.int64)
+        for step in np.unique(step_R).tolist():
+            end = first_B[step + 1] if step + 1 < len(steps) else len(self.sample)
+            here = step_R == step
+            place_R[here] = first_B[step] + np.searchsorted(self.sample[first_B[step] : end], table.sample[here])
+        return place_R
+
+
+def _steps_in_order(num_units: int, units_per_step: int) -> tuple[Numbers, int]:
     """The derived step of each unit, `[U]`, -1 in an incomplete last one, and how many steps there are."""
     num_steps = max(num_units // units_per_step, 1)
     step_U = np.arange(num_units) // units_per_step
@@ -182,38 +259,113 @@ def steps_in_order(num_units: int, units_per_step: int) -> tuple[Numbers, int]:
 
 
 def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> UnitIndex:
-    """Read the scalar columns of a trace once; of counts, which have no phase, how many there are.
+    """Index the units of a trace in one pass: of tokens samples, else steps, else blocks; of counts steps come first.
 
-    The units of counts are the recorded steps, else the samples, else all of them are one block.
+    A token of counts, which have no phase, counts `top_k` times in the layer that counts most.
     """
-    if isinstance(trace, CountTrace):
-        return _index_counts(trace, phases)
-    tokens_of: dict[int, int] = {}
-    steps = np.zeros((0, 2), np.int64)
-    ranks, kind, phase_ids = -1, None, set[int]()
-    for batch, unit_T in with_units(trace.batches((), phases=phases)):
-        kind = kind or unit_kind(batch)
-        units, tokens = np.unique(unit_T, return_counts=True)
-        for unit, number in zip(units.tolist(), tokens.tolist(), strict=True):
-            tokens_of[unit] = tokens_of.get(unit, 0) + number
-        if batch.step is not None:
-            pairs = np.stack([unit_T, batch.step.astype(np.int64)], axis=1)
-            steps = np.unique(np.concatenate([steps, pairs]), axis=0)
-        ranks = ranks if batch.source_rank is None else max(ranks, int(batch.source_rank.max()))
-        phase_ids.update(np.unique(batch.phase).tolist())
-    unit_ids = np.array(sorted(tokens_of), dtype=np.int64)
-    unit_tokens = np.array([tokens_of[unit] for unit in unit_ids.tolist()], dtype=np.int64)
+    by_counts = isinstance(trace, CountTrace)
+    order: tuple[Unit, ...] = ("step", "sample") if by_counts else ("sample", "step")
+    cells = _read_cells(trace, phases)
+    unit_ids, place_C = np.unique(cells.unit, return_inverse=True)
+    sums_UX = np.zeros((len(unit_ids), cells.sums.shape[1]), np.int64)
+    np.add.at(sums_UX, place_C, cells.sums)
     return UnitIndex(
-        kind or "sample",
+        next((kind for kind in order if kind in trace.known), "block"),
         unit_ids,
-        unit_tokens,
-        steps if len(steps) else None,
-        ranks + 1 if ranks >= 0 else None,
-        tuple(PHASES[phase] for phase in sorted(phase_ids)),
+        -(-sums_UX.max(axis=1) // trace.meta.model.top_k) if by_counts else sums_UX[:, 0],
+        np.stack([cells.unit, cells.step], axis=1) if "step" in trace.known else None,
+        int(cells.rank.max(initial=-1)) + 1 if "source_rank" in trace.known and not by_counts else None,
+        cells.phases,
     )
 
 
-def table_units(table: CountTable) -> Numbers:
+def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> SampleIndex:
+    """Index the samples of a trace in one pass.
+
+    Raises
+    ------
+    UsageError
+        Samples were not recorded, or phases are asked for of counts.
+    InputError
+        The trace is damaged, empty, or has a sample on two ranks in one step.
+    """
+    if "sample" not in trace.known:
+        raise UsageError(f"{trace.path}: samples were not recorded; a sample policy has nothing to move")
+    by_counts, cells = isinstance(trace, CountTrace), _read_cells(trace, phases, by_sample=True)
+    if by_counts and cells.sums.max(initial=0) > MAX_PAIRS:
+        raise UsageError(f"{trace.path}: a sample with over {MAX_PAIRS:,} counts in a layer; expected single samples")
+    if ((np.diff(cells.step) == 0) & (np.diff(cells.unit) == 0)).any():
+        raise InputError(f"{trace.path}: a sample is on two source ranks in one step; expected it whole on one")
+    tokens_I = cells.sums.max(axis=1) // trace.meta.model.top_k if by_counts else cells.sums[:, 0]
+    if not tokens_I.any():
+        raise InputError(f"{trace.path}: no token is routed; there is nothing to move for")
+    return SampleIndex(
+        sample=cells.unit,
+        step=cells.step if "step" in trace.known else None,
+        rank=cells.rank if "source_rank" in trace.known else None,
+        unit_tokens=tokens_I,
+        contexts=tokens_I**2 if by_counts else cells.sums[:, 1],
+    )
+
+
+class _Cells(NamedTuple):
+    """Tokens by step, unit and source rank, 0 where one was not recorded; `[C]` in ascending order.
+
+    `sums` are tokens and the sum over them of 2 x position + 1, `[C, 2]`; of counts token-expert pairs by layer,
+    `[C, L]`. `phases` are those of all tokens, in their order; none of counts.
+    """
+
+    step: Numbers
+    unit: Numbers
+    rank: Numbers
+    sums: Numbers
+    phases: tuple[str, ...]
+
+
+def _read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False) -> _Cells:
+    """Read the scalar columns of a trace once; `by_sample`: units of counts are samples even where steps are recorded.
+
+    Raises
+    ------
+    UsageError
+        Phases are asked for of counts.
+    """
+    parts, phase_ids = list[tuple[Numbers, Numbers]](), set[int]()
+    if isinstance(trace, CountTrace):
+        if phases:
+            raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
+        for table in trace.tables():
+            unit_R = table.sample if by_sample else _table_units(table)
+            pairs_RL = np.zeros((len(table), trace.meta.model.num_layers), np.int64)
+            pairs_RL[np.arange(len(table)), table.layer] = table.counts.sum(axis=1)
+            parts.append(_summed(_keys(table, unit_R), pairs_RL))
+    else:
+        for batch, unit_T in with_units(trace.batches((), phases=phases)):
+            phase_ids.update(np.unique(batch.phase).tolist())
+            sums_T2 = np.stack([np.ones(len(batch), np.int64), 2 * batch.position.astype(np.int64) + 1], axis=1)
+            parts.append(_summed(_keys(batch, unit_T), sums_T2))
+    parts = parts or [(np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int64))]
+    keys_C3, sums = _summed(*map(np.concatenate, zip(*parts, strict=True)))
+    step, unit, rank = keys_C3.T
+    return _Cells(step, unit, rank, sums, tuple(PHASES[phase] for phase in sorted(phase_ids)))
+
+
+def _keys(rows: TokenBatch | CountTable, unit: Numbers | None) -> Numbers:
+    """Step, unit and source rank of each row, `[R, 3]`."""
+    nothing = np.zeros(len(rows), np.int64)
+    columns = [nothing if column is None else column for column in (rows.step, unit, rows.source_rank)]
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
+def _summed(keys_R3: Numbers, values_RX: Numbers) -> tuple[Numbers, Numbers]:
+    """The different keys, ascending, and the sums of their values."""
+    order = np.lexsort(keys_R3.T[::-1])
+    keys_R3 = keys_R3[order]
+    first = np.flatnonzero(np.append(True, (keys_R3[1:] != keys_R3[:-1]).any(axis=1))[: len(order)])
+    return keys_R3[first], np.add.reduceat(values_RX[order], first, axis=0)
+
+
+def _table_units(table: CountTable) -> Numbers:
     """The unit of each row of a table of counts: its step, else its sample, else one block."""
     keys = table.sample if table.step is None else table.step
     return np.zeros(len(table), np.int64) if keys is None else keys.astype(np.int64)
@@ -225,38 +377,9 @@ def loads_of(trace: Trace | CountTrace, unit_ids: Numbers, *, phases: Collection
         return count(trace, keep=lambda units: np.isin(units, unit_ids), phases=phases).loads
     loads_LE = np.zeros((trace.meta.model.num_layers, trace.meta.model.num_experts), np.int64)
     for table in trace.tables():
-        rows = np.isin(table_units(table), unit_ids)
+        rows = np.isin(_table_units(table), unit_ids)
         np.add.at(loads_LE, table.layer[rows], table.counts[rows])
     return loads_LE
-
-
-def _index_counts(trace: CountTrace, phases: Collection[str] | None) -> UnitIndex:
-    """The units of counts; a token counts `top_k` times in the layer that counts most."""
-    refuse_phases(trace, phases)
-    model, kind = trace.meta.model, _kind_of_counts(trace)
-    pairs_of: dict[int, Numbers] = {}
-    for table in trace.tables():
-        ids, place_R = np.unique(table_units(table), return_inverse=True)
-        sums_UL = np.zeros((len(ids), model.num_layers), np.int64)
-        np.add.at(sums_UL, (place_R, table.layer), table.counts.sum(axis=1))
-        for unit, pairs_L in zip(ids.tolist(), sums_UL, strict=True):
-            pairs_of[unit] = pairs_of.get(unit, 0) + pairs_L
-    unit_ids = np.array(sorted(pairs_of), dtype=np.int64)
-    pairs_U = np.array([pairs_of[unit].max() for unit in unit_ids.tolist()], dtype=np.int64)
-    steps = np.stack([unit_ids, unit_ids], axis=1) if kind == "step" else None
-    return UnitIndex(kind, unit_ids, -(-pairs_U // model.top_k), steps, None)
-
-
-def refuse_phases(trace: CountTrace, phases: Collection[str] | None) -> None:
-    """Refuse to choose phases of counts, which have none."""
-    if phases:
-        raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
-
-
-def _kind_of_counts(trace: CountTrace) -> Literal["step", "sample", "block"]:
-    if "step" in trace.known:
-        return "step"
-    return "sample" if "sample" in trace.known else "block"
 
 
 def _column(values: NDArray[np.integer] | None) -> NDArray[np.integer]:

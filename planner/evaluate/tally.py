@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel
-from ...solvers.balance import device_loads
 from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.ports import link_classes
 from ...solvers.replicas import ReplayRule
 from .splits import Cohort
 
-__all__ = ["COUNTS", "Ports", "Tally", "check_cells", "nothing_sent"]
+__all__ = ["COUNTS", "Ports", "Tally", "check_cells", "device_loads", "nothing_sent"]
 
 MAX_CELLS = 2**27
 COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
@@ -138,6 +137,15 @@ class Tally:
         counts_BC, kept_U = np.zeros((cohort.num_steps, len(COUNTS)), np.int64), cohort.step >= 0
         np.add.at(counts_BC, cohort.step[kept_U], self.counts[kept_U])
         return replace(self, counts=counts_BC)
+
+
+def device_loads(loads: NDArray[np.int64], placement: Placement) -> NDArray[np.float64]:
+    """The load of every device `[B, L, D]` for loads `[B, L, E]`, the replicas of an expert sharing alike."""
+    load_BLD = np.empty((*loads.shape[:2], placement.num_devices))
+    for layer in range(placement.num_layers):
+        held_ED = placement.holds(layer)
+        load_BLD[:, layer] = loads[:, layer] @ (held_ED / held_ED.sum(axis=1, keepdims=True))
+    return load_BLD
 
 
 def nothing_sent(num_steps: int, num_layers: int, num_experts: int, cluster: Cluster) -> NDArray[np.int32]:

@@ -4,8 +4,9 @@ Legend: I samples of the index; R rows, U of them different samples; T tokens; L
 token; D devices; N nodes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +19,61 @@ from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
 from ...traces.reader import Trace
-from .samples import Counter, SampleIndex, SampleTraffic
-from .splits import Cohort
+from .splits import Cohort, SampleIndex
 from .tally import COUNTS, Tally
 
-__all__ = ["SampleCounts", "sample_tally"]
+__all__ = ["Counter", "SampleCounts", "SampleTraffic", "sample_tally"]
 
 MAX_CELLS = 2**28  # of 4 bytes
 Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleTraffic:
+    """Traffic of every sample under one placement.
+
+    Parameters
+    ----------
+    placement
+        Its replicas, if any, are used evenly.
+    copies, nodes
+        Copies of each sample to every device, one a token and distinct device, and tokens that visit each node,
+        int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
+    pairs
+        Token-expert pairs of each sample on every device, int32 `[I, L, D]`.
+    linked
+        How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
+        only counts are known.
+    """
+
+    placement: Placement
+    copies: NDArray[np.int32]
+    nodes: NDArray[np.int32]
+    pairs: NDArray[np.int32]
+    linked: Numbers | None
+
+    @classmethod
+    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> Self:
+        """Table of zeros for one placement."""
+        shape = (num_samples, placement.num_layers)
+        by_device = (placement.num_layers - 1, placement.num_experts, cluster.num_devices)
+        copies = np.zeros((*shape, cluster.num_devices), np.int32)
+        return cls(
+            placement,
+            copies,
+            np.zeros((*shape, cluster.num_nodes), np.int32),
+            np.zeros_like(copies) if linked else copies,
+            np.zeros(by_device, np.int64) if linked else None,
+        )
+
+    def following(self, layer: int, place: Numbers) -> NDArray[np.float64] | None:
+        """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
+        after = layer + 1
+        return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None
+
+
+# Counts samples: their pairs with experts, `[I, L, E]`, and their traffic under each of several placements.
+Counter = Callable[[Sequence[Placement]], tuple[NDArray[np.int32], list[SampleTraffic]]]
 
 
 class SampleCounts:

@@ -15,7 +15,7 @@ from ...evaluate.evaluate import evaluate
 from ...evaluate.homes import Rehoming, steps_of
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
-from ...evaluate.samples import SampleTraffic
+from ...evaluate.traffic import SampleTraffic
 from ...task import Task
 
 __all__ = ["PLAN", "TRIED", "fit_predictor", "fitted_predictor", "locality", "tried"]

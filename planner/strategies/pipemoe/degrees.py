@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from ....profilers.fits.laws import AlphaBeta
 from ....runtime.decisions import ChunkShares, PipelineDecision
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE, nested_pairs, optimal_degree, robust_choice, unequal_chunks
-from ...evaluate.chunks import Cut, Cuts
-from ...evaluate.pipelined import Pipeline
+from ...evaluate.chunks import Cut, Cuts, Pipeline
 from ...options import StageSeconds
 
 __all__ = ["BASELINES", "DegreeTable", "stages_of", "tabulated", "unequal"]

@@ -11,9 +11,8 @@ from ....runtime.decisions import PipelineDecision
 from ....runtime.plan import Plan
 from ....solvers.outcome import Outcome
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
-from ...evaluate.chunks import Cuts
+from ...evaluate.chunks import Cuts, Pipeline
 from ...evaluate.journey import Journey
-from ...evaluate.pipelined import Pipeline
 from ...options import PipelineOptions, StageSeconds
 from ..strategy import Again, Check, Told
 from . import MAX_DEGREE

@@ -8,9 +8,8 @@ from ....runtime.decisions import DispatchModel, PipelineDecision
 from ....runtime.plan import Plan
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
-from ...evaluate.chunks import Cuts
+from ...evaluate.chunks import Cuts, Pipeline, capacity
 from ...evaluate.journey import Contender, Journey
-from ...evaluate.pipelined import Pipeline, capacity
 from ...evaluate.price import STEP
 from ...evaluate.scene import Passes, Scene
 from ...evaluate.tally import Tally

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from moeplan.planner.certify.naive import count_samples, naive_replay
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
-from moeplan.planner.evaluate.samples import SampleIndex
 from moeplan.planner.evaluate.scene import Scene
+from moeplan.planner.evaluate.splits import SampleIndex
 from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.profilers.cluster import Cluster

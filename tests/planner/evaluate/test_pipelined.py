@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.planner.evaluate.pipelined import capacity
+from moeplan.planner.evaluate.chunks import capacity
 from moeplan.planner.evaluate.sums import dropped_share
 from moeplan.planner.evaluate.tally import COUNTS, Ports, Tally
 from moeplan.solvers.pipemoe import simulate

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.errors import InputError, UsageError
-from moeplan.planner.evaluate.samples import SampleIndex, index_samples
+from moeplan.planner.evaluate.splits import SampleIndex, index_samples
 from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.planner.evaluate.chunks import Cut
-from moeplan.planner.evaluate.pipelined import Pipeline
+from moeplan.planner.evaluate.chunks import Cut, Pipeline
 from moeplan.planner.strategies.pipemoe.degrees import DegreeTable, tabulated
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load, save
