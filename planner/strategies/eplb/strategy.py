@@ -113,7 +113,7 @@ def _solved(loads: NDArray[np.integer], task: Task, slots: NDArray[np.int64]) ->
 
 
 def _steps_decide(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.int64]) -> bool:
-    """Whether steps, not their sum, are to be made even: asked for by a quantile, or unlike by more than chance.
+    """Choose to make steps even, not their sum: asked for by a quantile, or unlike by more than chance.
 
     They are where placing some layers by every other step makes the steps between more even than placing by their sum.
     """

@@ -146,8 +146,7 @@ def _bound(plan: Plan, tables: Tables, outcome: Outcome, bound: float, search: S
         raise CertificationError(f"bound {bound:.9g} ({kind}) is looser than two layers at a time, {pairwise:.9g}")
     proven = proven_shares(search.proof, tables, levels, folder)
     if isinstance(proven, str):
-        told = f"how far the {kind} bound is below that of two layers at a time ({proven})"
-        return Told(told, checked=False)
+        return Told(f"how far the {kind} bound is below that of two layers at a time ({proven})", checked=False)
     least = _limit(plan, outcome, {level: min(share, proven.get(level, share)) for level, share in near.items()})
     if sign * (least - bound) > slack:
         raise CertificationError(f"bound {bound:.9g} ({kind}) is tighter than what its prices prove, {least:.9g}")

@@ -108,7 +108,7 @@ class Exflow(PlacementStrategy):
         return replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 
     def to_apply(self, plan: Plan) -> bool:
-        """Whether no plan in force is better kept."""
+        """Advise against a plan where the one in force is better kept."""
         return not stays_in_force(plan)
 
 
@@ -136,7 +136,7 @@ def _objective(task: Task) -> Objective:
 
 
 def _at_home(task: Task) -> bool:
-    """Whether the objective is copies of tokens that return home: the pairs inside layers alone."""
+    """Ask for copies of tokens that return home: of the pairs inside layers alone."""
     return task.dispatch_model == "standard" and _objective(task) == "copies"
 
 
