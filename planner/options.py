@@ -92,6 +92,11 @@ class Replanned(Record):
     verdict: Verdict
     paid_back_tokens: float | None
 
+    @property
+    def pays(self) -> bool:
+        """Whether the plan in force is better replaced than kept."""
+        return self.experts_moved > 0 and self.verdict.value == "benefit"
+
 
 class StageHops(Record):
     """The shares of transitions (or of a layer's pairs) between and inside nodes after a stage of exflow's search."""

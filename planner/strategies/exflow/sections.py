@@ -8,7 +8,7 @@ from ...evaluate.metrics import COPIES, NODE_COPIES
 from ...figures import find, megabytes, value
 from ...options import PlacementOptions, Replanned
 
-__all__ = ["remarks", "sections", "stays_in_force"]
+__all__ = ["remarks", "sections"]
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -102,9 +102,3 @@ def _replanned(cost: Replanned) -> str:
         return f"keep the plan in force: no benefit over it; {moved}"
     back = "" if cost.paid_back_tokens is None else f", paid back after {cost.paid_back_tokens:,.0f} tokens"
     return f"worth replacing the plan in force: {moved}{back}"
-
-
-def stays_in_force(plan: Plan) -> bool:
-    """Advise to keep the plan in force rather than to replace it by this one."""
-    cost = PlacementOptions.of(plan).replanned
-    return cost is not None and (not cost.experts_moved or cost.verdict.value == "none")

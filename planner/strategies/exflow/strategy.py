@@ -24,14 +24,14 @@ from ...evaluate.evaluate import Evaluated, verdict
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import COPIES, copies_metric
 from ...moves import MATRICES, Moves
-from ...options import Cap, Replanned, Search, StageHops
+from ...options import Cap, PlacementOptions, Replanned, Search, StageHops
+from ...sidecars import dump_proof
 from ...task import Task
 from ..placement import PlacementStrategy
 from ..strategy import Solution
 from . import ExflowParams, Objective
-from .proof import Proof
 from .recheck import recheck
-from .sections import remarks, sections, stays_in_force
+from .sections import remarks, sections
 
 __all__ = ["STRATEGY", "Exflow"]
 
@@ -86,7 +86,7 @@ class Exflow(PlacementStrategy):
             )
         proof, sidecars = None, dict[str, bytes]()
         if result.thorough.proofs:
-            contents = Proof(result.thorough.proofs).to_bytes()
+            contents = dump_proof(result.thorough.proofs)
             proof = SidecarFile.of("bound", contents)
             sidecars[proof.file] = contents
         search = Search(
@@ -109,7 +109,8 @@ class Exflow(PlacementStrategy):
 
     def to_apply(self, plan: Plan) -> bool:
         """Advise against a plan where the one in force is better kept."""
-        return not stays_in_force(plan)
+        cost = PlacementOptions.of(plan).replanned
+        return cost is None or cost.pays
 
 
 def _objective(task: Task) -> Objective:
