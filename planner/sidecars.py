@@ -19,8 +19,6 @@ from ..files import MAX_JSON_BYTES, atomic_path, sha256_file
 from ..runtime.decisions import sidecars_in
 from ..runtime.plan import Plan, load, save
 
-__all__ = ["dump_proof", "parse_proof", "save_with"]
-
 Prices = NDArray[np.float64]  # and floors of a level, [L, E, E+4]
 LEVELS = ("device", "node")
 MOST_HEADER_BYTES = 4096

@@ -25,15 +25,6 @@ from ..options import PlacementOptions
 from ..task import Task
 from .strategy import Again, Check, Solution, Strategy, Told
 
-__all__ = [
-    "STRATEGY",
-    "PlacementStrategy",
-    "check_goal",
-    "check_groups",
-    "mixed_loads",
-    "placement_options",
-]
-
 Loads = NDArray[np.int64]
 
 WHOLE = 2**40  # what the loads of a layer of a mixture add up to
@@ -42,16 +33,10 @@ UNASKED = {"method": None, "backend": "ortools", "time_limit_s": 30.0}
 
 
 class PlacementStrategy(Strategy):
-    """A strategy that places experts by counts of the fitted units.
-
-    Attributes
-    ----------
-    by_loads
-        Whether the loads of experts are enough.
-    """
+    """A strategy that places experts by counts of the fitted units."""
 
     decides = "placement"
-    by_loads: ClassVar[bool] = False
+    by_loads: ClassVar[bool] = False  #: Whether the loads of experts are enough
 
     def counted_pairs(self, task: Task) -> tuple[Pairs, bool]:
         """Pairs of experts to count, and whether those inside layers are counted too."""

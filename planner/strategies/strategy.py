@@ -19,41 +19,25 @@ if TYPE_CHECKING:
     from ..certify.recounted import Recounted
     from ..task import Task
 
-__all__ = ["Again", "Check", "Solution", "Strategy", "Told"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A strategy's own decision with its evidence on the fitted units.
-
-    Parameters
-    ----------
-    options
-        How it was decided; the plan keeps it under the decision's name.
-    aside
-        Contenders that are judged beside the plan, but not kept in it.
-    sidecars
-        Files that lie beside the plan and that it names, name to contents.
-    """
+    """A strategy's own decision with its evidence on the fitted units."""
 
     decision: Decision
-    options: Record
+    options: Record  #: How it was decided; the plan keeps it under the decision's name
     outcome: Outcome
-    aside: Sequence[Contender] = ()
+    aside: Sequence[Contender] = ()  #: Contenders that are judged beside the plan, but not kept in it
+    #: Files that lie beside the plan and that it names, name to contents
     sidecars: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A plan that is certified on its trace: its task, counted anew, and the folder of its sidecars.
-
-    Parameters
-    ----------
-    evaluated
-        The plan and its rivals judged by the naive replay; None of a decision that the plan's last one stands on.
-    """
+    """A plan that is certified on its trace: its task, counted anew, and the folder of its sidecars."""
 
     task: "Recounted"
+    #: The plan and its rivals judged by the naive replay; None of a decision that the plan's last one stands on
     evaluated: Evaluated | None
     folder: Path
 
@@ -76,31 +60,18 @@ class Told:
 
 
 class Strategy:
-    """A strategy; one folder each, and a row in `registry`.
-
-    Attributes
-    ----------
-    decides
-        Key of its decision in a plan.
-    dispatch_models
-        Dispatch models it makes sense under, the default first.
-    beside
-        Decisions that its base (`--on`) may hold.
-    by_steps
-        The outcome depends on the steps, the profile and the links, not on the fitted units alone.
-    moves_samples
-        Samples may be re-homed, and are counted one by one.
-    pays_from
-        Share of the baseline's value that a gain must be above to pay for what no metric but `step_s` holds.
-    """
+    """A strategy; one folder each, and a row in `registry`."""
 
     name: ClassVar[str]
-    decides: ClassVar[str]
+    decides: ClassVar[str]  #: Key of its decision in a plan
+    #: Dispatch models it makes sense under, the default first
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
-    beside: ClassVar[frozenset[str]] = frozenset()
+    beside: ClassVar[frozenset[str]] = frozenset()  #: Decisions that its base (`--on`) may hold
+    #: Share of the baseline's value that a gain must be above to pay for what no metric but `step_s` holds
     pays_from: ClassVar[float] = 0.0
+    #: The outcome depends on the steps, the profile and the links, not on the fitted units alone
     by_steps: ClassVar[bool] = False
-    moves_samples: ClassVar[bool] = False
+    moves_samples: ClassVar[bool] = False  #: Samples may be re-homed, and are counted one by one
 
     def check(self, task: "Task") -> None:
         """Refuse a task that cannot be solved, before anything is read."""

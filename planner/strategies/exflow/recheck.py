@@ -22,8 +22,6 @@ from ...options import PlacementOptions, Search
 from ..placement import check_goal, check_groups, placement_options
 from ..strategy import Again, Check, Told
 
-__all__ = ["recheck"]
-
 TOLERANCE = 1e-9
 BOUND_TOLERANCE = 1e-6  # relative; bounds are rounded up to stay bounds
 MOST_EXPERTS = 64  # a transportation programme of E x E cells a layer pair takes seconds beyond

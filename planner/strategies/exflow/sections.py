@@ -8,8 +8,6 @@ from ...evaluate.metrics import COPIES, NODE_COPIES
 from ...figures import find, megabytes, value
 from ...options import PlacementOptions, Replanned
 
-__all__ = ["remarks", "sections"]
-
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
     """Remarks on replacing the plan in force, on what saves how much, and on what would save more."""

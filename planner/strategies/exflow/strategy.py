@@ -16,14 +16,14 @@ from ....solvers import eplb, exflow
 from ....solvers.balance import step_ratios
 from ....solvers.exflow.replan import reconsider
 from ....solvers.exflow.strategy import BoundKind, ExflowResult
+from ....solvers.moves import experts_moved
 from ....solvers.outcome import PlacementResult, Status
 from ....solvers.placement import Placement
 from ....traces.counts import Counts, Pairs
-from ....traces.model import ModelSpec
+from ....traces.model import EXPERT_MATRICES, ModelSpec
 from ...evaluate.evaluate import Evaluated, verdict
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import COPIES, copies_metric
-from ...moves import MATRICES, Moves
 from ...options import Cap, PlacementOptions, Replanned, Search, StageHops
 from ...sidecars import dump_proof
 from ...task import Task
@@ -32,8 +32,6 @@ from ..strategy import Solution
 from . import ExflowParams, Objective
 from .recheck import recheck
 from .sections import remarks, sections
-
-__all__ = ["STRATEGY", "Exflow"]
 
 FREE_SHARE = 0.2  # of the time limit, to see what a cap costs
 MOVES_SHARE = 0.1  # of the time limit, after it, to weigh moves from the plan in force
@@ -247,16 +245,17 @@ def _replanned(new: Placement, evaluated: Evaluated, task: Task) -> Replanned | 
     if plan is None or plan.placement is None:
         return None
     label, ours = f"{PREVIOUS}/{plan.dispatch_model}", next(iter(evaluated.judged.values()))
-    moves, copies = Moves.between(plan.placement, new, model), ours.gain(COPIES, evaluated.judged[label]).value
+    moved, each = int(experts_moved(new, plan.placement).sum()), model.expert_bytes
+    copies = ours.gain(COPIES, evaluated.judged[label]).value
     saved = copies * model.num_layers if model.ffn_size is not None and copies > 0 else None
     return Replanned(
         plan_sha256=plan.plan_sha256,
-        experts_moved=moves.experts,
-        experts_held=moves.held,
-        bytes_moved=moves.num_bytes,
+        experts_moved=moved,
+        experts_held=new.num_slots * new.num_layers,
+        bytes_moved=None if each is None else moved * each,
         horizon_tokens=ExflowParams.of(task).horizon_tokens,
         verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), against=label),
-        paid_back_tokens=None if saved is None else moves.experts * _vectors_a_move(model) / saved,
+        paid_back_tokens=None if saved is None else moved * _vectors_a_move(model) / saved,
     )
 
 
@@ -264,7 +263,7 @@ def _vectors_a_move(model: ModelSpec) -> int:
     """Hidden vectors that weigh as much as an expert."""
     if model.ffn_size is None:
         raise UsageError("--horizon weighs experts, and the trace does not say their ffn_size; import with --ffn-size")
-    return MATRICES * model.ffn_size
+    return EXPERT_MATRICES * model.ffn_size
 
 
 STRATEGY = Exflow()

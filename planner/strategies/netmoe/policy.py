@@ -19,8 +19,6 @@ from ...evaluate.price import SOURCES
 from ...evaluate.samples import SampleTraffic
 from ...task import Task
 
-__all__ = ["PLAN", "TRIED", "fit_predictor", "fitted_predictor", "locality", "tried"]
-
 PLAN = "plan/migrating"
 TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
 RIDGE = 0.03  # of the mean square of an expert's pairs

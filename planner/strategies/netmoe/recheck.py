@@ -25,8 +25,6 @@ from ...options import SamplePolicyOptions
 from ..strategy import Again, Check, Told
 from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 
-__all__ = ["recheck"]
-
 CLOSE = 1e-4  # relative to the largest: float32
 Numbers = NDArray[np.float64]
 

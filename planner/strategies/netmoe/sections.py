@@ -10,8 +10,6 @@ from ...evaluate.price import STEP
 from ...figures import TimeUnit, find, value
 from ...options import SamplePolicyOptions
 
-__all__ = ["remarks", "sections"]
-
 SAVED = {
     FAR_BYTES: "bytes between nodes",
     NODE_COPIES: "copies between nodes",

@@ -26,8 +26,6 @@ from ...evaluate.chunks import Cut, Cuts
 from ...evaluate.pipelined import Pipeline
 from ...options import StageSeconds
 
-__all__ = ["BASELINES", "DegreeTable", "stages_of", "tabulated", "unequal"]
-
 Seconds = NDArray[np.float64]
 Shares = tuple[float, ...]
 BASELINES = ("degree_1", "one_degree", "paper", "exact")  # methods, whose degrees a plan is held against
@@ -36,28 +34,16 @@ LEAST_SHARE = 1e-6  # of a chunk; one below it is none
 
 @dataclass(frozen=True, slots=True)
 class DegreeTable:
-    """Seconds of every pair of degrees in every layer, mean over steps.
+    """Seconds of every pair of degrees in every layer, mean over steps."""
 
-    Parameters
-    ----------
-    pairs
-        A forward and a backward degree, `[P, 2]`, the smallest first; the same twice where one serves both passes.
-    taken
-        Seconds of all passes under every scenario, `[S, P, L]`.
-    dispatch, experts
-        Seconds of one chunk under the curves themselves, `[R, L]`.
-    trains
-        Whether there is a backward pass.
-    capacity_factor
-        As in `PipelineDecision`, of whose decisions it is a part.
-    """
-
+    #: A forward and a backward degree, `[P, 2]`, the smallest first; the same twice where one serves both passes
     pairs: NDArray[np.int64]
-    taken: Seconds
+    taken: Seconds  #: Seconds of all passes under every scenario, `[S, P, L]`
+    #: dispatch, experts: seconds of one chunk under the curves themselves, `[R, L]`
     dispatch: Seconds
     experts: Seconds
-    trains: bool
-    capacity_factor: float | None
+    trains: bool  #: Whether there is a backward pass
+    capacity_factor: float | None  #: As in `PipelineDecision`, of whose decisions it is a part
 
     @property
     def max_degree(self) -> int:
