@@ -6,6 +6,7 @@ Units that a plan was fitted to are left out where the trace is the plan's own.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,11 @@ from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.plan import Metric, Part, Plan, Verdict
+from ..solvers.moves import experts_moved
+from ..solvers.placement import Placement
 from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace, open_any
+from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender
@@ -24,13 +28,27 @@ from .evaluate.price import STEP
 from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .loaded_plan import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
-from .moves import Moves
 from .options import EvaluationOptions, SecondsOptions
 from .request import SAMPLES_PER_DEVICE, Phase
 
 __all__ = ["Compared", "Comparison", "compare"]
 
 MOST_DEVICES = 512  # of a matrix of all pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The moves from one placement to another: experts that devices are sent, of all held, and their bytes."""
+
+    experts: int
+    held: int
+    num_bytes: int | None  #: None where the sizes of the model are not known
+
+    @classmethod
+    def between(cls, old: Placement, new: Placement, model: ModelSpec) -> Self:
+        """Moves from an old placement to a new one."""
+        moved, each = int(experts_moved(new, old).sum()), model.expert_bytes
+        return cls(moved, new.num_slots * new.num_layers, None if each is None else moved * each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from rich.console import Console
 
-__all__ = ["LearningCurve", "Point", "as_dict", "curve_report", "learning_curve", "write_curve"]
-
 SUBSETS = 3  # of every size but the largest
 HALVINGS = 7
 # Work of a solve (`solvers.exflow`), so that time ends none where there is enough of it: at least, and as many times as
@@ -46,49 +44,28 @@ SHARES = (0.95, 0.99)  # of the last gain
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Gain on held-out units of a placement fitted to a given number of units.
-
-    Parameters
-    ----------
-    num_tokens
-        Of the units, mean over the subsets drawn.
-    gain
-        Fewer copies than contiguous experts have under the same dispatch model, mean over the subsets; the interval is
-        over subsets and held-out units.
-    """
+    """Gain on held-out units of a placement fitted to a given number of units."""
 
     num_units: int
-    num_tokens: int
+    num_tokens: int  #: Of the units, mean over the subsets drawn
     num_subsets: int
+    #: Fewer copies than contiguous experts have under the same dispatch model, mean over the subsets; the interval is
+    #: over subsets and held-out units
     gain: Metric
 
 
 @dataclass(frozen=True, slots=True)
 class LearningCurve:
-    """The gain by the number of units fitted.
-
-    Parameters
-    ----------
-    metric
-        The copies that gains are of (`metrics.copies_metric`).
-    points
-        In ascending size.
-    last_doubling
-        What the last doubling of the fitted units gained.
-    num_capped
-        Solves that the time limit ended, so that another run may find others.
-    wall_s
-        Seconds of all solves together.
-    """
+    """The gain by the number of units fitted."""
 
     unit: str
     dispatch_model: str
-    metric: str
-    points: tuple[Point, ...]
-    last_doubling: Metric
+    metric: str  #: The copies that gains are of (`metrics.copies_metric`)
+    points: tuple[Point, ...]  #: In ascending size
+    last_doubling: Metric  #: What the last doubling of the fitted units gained
     num_solves: int
-    num_capped: int
-    wall_s: float = field(compare=False)
+    num_capped: int  #: Solves that the time limit ended, so that another run may find others
+    wall_s: float = field(compare=False)  #: Seconds of all solves together
 
     @property
     def saturated(self) -> bool:

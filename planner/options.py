@@ -9,25 +9,6 @@ from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
 from ..runtime.plan import Metric, Plan, Verdict
 
-__all__ = [
-    "Candidate",
-    "Cap",
-    "EvaluationOptions",
-    "Member",
-    "Options",
-    "PipelineOptions",
-    "PlacementOptions",
-    "Redundancy",
-    "Replanned",
-    "SamplePolicyOptions",
-    "Search",
-    "SecondsOptions",
-    "StageHops",
-    "StageSeconds",
-    "TimedMetric",
-    "parsed",
-]
-
 MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
@@ -68,29 +49,22 @@ class Options(Record):
 
 
 class Replanned(Record):
-    """Cost of replacing the plan in force, and the gain on the judging part.
+    """Cost of replacing the plan in force, and the gain on the judging part."""
 
-    Parameters
-    ----------
-    plan_sha256
-        Of the plan in force.
-    experts_moved, experts_held
-        Experts that a device is sent, and all that devices hold, over all layers.
-    bytes_moved
-        None where the sizes of the model are not known.
-    verdict
-        Whether there is less than under the plan in force, called `previous`.
-    paid_back_tokens
-        After so many tokens the copies saved have moved as much less; None where none are saved, or sizes not known.
-    """
-
-    plan_sha256: Sha256
+    plan_sha256: Sha256  #: Of the plan in force
+    #: experts_moved, experts_held: experts that a device is sent, and all that devices hold, over all layers
     experts_moved: int = Field(ge=0)
     experts_held: int = Field(ge=1)
-    bytes_moved: int | None
+    bytes_moved: int | None  #: None where the sizes of the model are not known
     horizon_tokens: float | None
-    verdict: Verdict
+    verdict: Verdict  #: Whether there is less than under the plan in force, called `previous`
+    #: After so many tokens the copies saved have moved as much less; None where none are saved, or sizes not known
     paid_back_tokens: float | None
+
+    @property
+    def pays(self) -> bool:
+        """Whether the plan in force is better replaced than kept."""
+        return self.experts_moved > 0 and self.verdict.value == "benefit"
 
 
 class StageHops(Record):
@@ -102,73 +76,45 @@ class StageHops(Record):
 
 
 class Cap(Record):
-    """The most load of a device in a layer, over the mean, and what it costs.
-
-    Parameters
-    ----------
-    objective_without, highest_without
-        What a shorter search without the cap reached, and the most load of a device in any layer there.
-    """
+    """The most load of a device in a layer, over the mean, and what it costs."""
 
     max_load: float = Field(ge=1)
+    #: objective_without, highest_without: what a shorter search without the cap reached, and the most load of a device
+    #: in any layer there
     objective_without: float
     highest_without: float = Field(ge=1 - 1e-9)
 
 
 class Search(Record):
-    """The search of exflow.
+    """The search of exflow."""
 
-    Parameters
-    ----------
-    objective
-        What it kept together: the exflow flag `--objective`.
-    proof, simple
-        Of a thorough bound: the file that proves it, and why it is simple nonetheless, by "device" or "node".
-    stages
-        Of two levels of links: nodes first, the devices inside, both at once.
-    cap
-        None where there was none, or where the search was interrupted.
-    """
-
-    objective: Literal["hops", "copies"]
+    objective: Literal["hops", "copies"]  #: What it kept together: the exflow flag `--objective`
     bound: Literal["simple", "thorough"]
+    #: proof, simple: of a thorough bound: the file that proves it, and why it is simple nonetheless, by "device" or
+    #: "node"
     proof: SidecarFile | None = None
     simple: Mapping[str, Reason] = {}
-    stages: tuple[StageHops, ...]
-    cap: Cap | None
+    stages: tuple[StageHops, ...]  #: Of two levels of links: nodes first, the devices inside, both at once
+    cap: Cap | None  #: None where there was none, or where the search was interrupted
 
 
 class Candidate(Record):
-    """A number of redundant experts per layer, and what they give on the part that judges.
-
-    Parameters
-    ----------
-    slots
-        Of each device.
-    seconds
-        Predicted of a step, or of its experts (`Redundancy.metric`); None without a profile.
-    memory_bytes
-        Of the experts of all layers on a device; None where the sizes of the model are not known.
-    """
+    """A number of redundant experts per layer, and what they give on the part that judges."""
 
     redundant: int = Field(ge=0)
-    slots: int = Field(ge=1)
+    slots: int = Field(ge=1)  #: Of each device
     balance: float = Field(ge=1 - 1e-9)
     balance_p95: float = Field(ge=1 - 1e-9)
+    #: Predicted of a step, or of its experts (`Redundancy.metric`); None without a profile
     seconds: float | None = Field(ge=0)
+    #: Of the experts of all layers on a device; None where the sizes of the model are not known
     memory_bytes: int | None
 
 
 class Redundancy(Record):
-    """Numbers of redundant experts weighed against each other, and by what.
+    """Numbers of redundant experts weighed against each other, and by what."""
 
-    Parameters
-    ----------
-    metric
-        What the fewest within 2 % of the best were chosen by.
-    """
-
-    metric: TimedMetric | Literal["balance"]
+    metric: TimedMetric | Literal["balance"]  #: What the fewest within 2 % of the best were chosen by
     held_out: bool
     candidates: tuple[Candidate, ...] = Field(min_length=1)
 
@@ -189,19 +135,7 @@ class Member(Record):
 
 
 class PlacementOptions(Options):
-    """Record of how the placement was decided.
-
-    Parameters
-    ----------
-    search, replanned
-        By exflow, and where it replaces another.
-    groups, dead, pins, quantile
-        As asked for; see `planner.request`.
-    redundancy, mixture
-        Of eplb; figures of a mixture are weighted means over its traces.
-    raw, swaps
-        Figures that older plans hold and nothing reads.
-    """
+    """Record of how the placement was decided."""
 
     key = "placement"
 
@@ -210,14 +144,18 @@ class PlacementOptions(Options):
     method: str | None
     backend: str
     time_limit_s: float
+    #: search, replanned: by exflow, and where it replaces another
     search: Search | None = None
     replanned: Replanned | None = None
+    #: groups, dead, pins, quantile: as asked for; see `planner.request`
     groups: Literal["split", "whole"] = "split"
     dead: tuple[Ordinal, ...] = ()
     pins: tuple[tuple[Ordinal, Ordinal], ...] = ()
     quantile: float | None = Field(None, gt=0, le=1)
+    #: redundancy, mixture: of eplb; figures of a mixture are weighted means over its traces
     redundancy: Redundancy | None = None
     mixture: tuple[Member, ...] = ()
+    #: raw, swaps: figures that older plans hold and nothing reads
     raw: Any = Field(None, exclude=True)
     swaps: tuple[Any, ...] = Field((), exclude=True)
 
@@ -235,21 +173,7 @@ class StageSeconds(Record):
 
 
 class PipelineOptions(Options):
-    """Record of how the degrees were decided, and what they make of a layer.
-
-    Parameters
-    ----------
-    backward
-        How many times as long as forward the experts compute backward; 0: no backward pass was planned.
-    placement
-        Under which placement: that of the plan it was solved on, or contiguous.
-    baselines
-        What the contenders decide that the plan is held against: equal chunks, and the plan's capacity.
-    a2a_ffn_overlap_degree
-        What Tutel takes, one a layer for both passes.
-    whole, forward, backward_pass
-        The stages of a layer in one piece, and at the plan's degrees.
-    """
+    """Record of how the degrees were decided, and what they make of a layer."""
 
     key = "pipeline"
 
@@ -257,41 +181,35 @@ class PipelineOptions(Options):
     max_degree: Degree
     joint: bool
     full_duplex: bool
+    #: How many times as long as forward the experts compute backward; 0: no backward pass was planned
     backward: Seconds
-    placement: Literal["base", "contiguous"]
+    placement: Literal["base", "contiguous"]  #: Under which placement: that of the plan it was solved on, or contiguous
+    #: What the contenders decide that the plan is held against: equal chunks, and the plan's capacity
     baselines: Mapping[str, PipelineDecision]
-    a2a_ffn_overlap_degree: tuple[Degree, ...]
+    a2a_ffn_overlap_degree: tuple[Degree, ...]  #: What Tutel takes, one a layer for both passes
+    #: whole, forward, backward_pass: the stages of a layer in one piece, and at the plan's degrees
     whole: StageSeconds
     forward: StageSeconds
     backward_pass: StageSeconds | None
 
 
 class SamplePolicyOptions(Options):
-    """Record of how samples were re-homed, and what that could save at most.
-
-    Parameters
-    ----------
-    copies
-        What crosses: a copy a token and distinct device, or, where only counts are known, one a token-expert pair.
-    blind_copies, least_copies
-        Copies a fitted step between nodes (on one node: between devices) in both exchanges around the layers' ends,
-        next layers known: of samples dealt out blindly, and the fewest that any homes have (`solvers.netmoe.locality`).
-    over_dealt
-        What the plan has less of its verdict's metric than samples dealt by length alone, paired over steps.
-    asked
-        Whether the method was asked for.
-    tried_s
-        Where exchanges are timed and no method was asked for: of each method that was tried, the seconds of all timed
-        parts of a fitted step. The plan has the fastest.
-    """
+    """Record of how samples were re-homed, and what that could save at most."""
 
     key = "sample_policy"
 
+    #: What crosses: a copy a token and distinct device, or, where only counts are known, one a token-expert pair
     copies: Literal["devices", "pairs"]
+    #: blind_copies, least_copies: copies a fitted step between nodes (on one node: between devices) in both exchanges
+    #: around the layers' ends, next layers known: of samples dealt out blindly, and the fewest that any homes have
+    #: (`solvers.netmoe.locality`)
     blind_copies: float = Field(ge=0)
     least_copies: float = Field(ge=0)
+    #: What the plan has less of its verdict's metric than samples dealt by length alone, paired over steps
     over_dealt: Metric | None = None  # older plans
-    asked: bool = False
+    asked: bool = False  #: Whether the method was asked for
+    #: Where exchanges are timed and no method was asked for: of each method that was tried, the seconds of all timed
+    #: parts of a fitted step. The plan has the fastest.
     tried_s: Mapping[str, Annotated[float, Field(ge=0)]] = {}
 
     @property
@@ -313,23 +231,12 @@ class EvaluationOptions(Options):
 
 
 class SecondsOptions(Options):
-    """Record of how seconds were predicted.
-
-    Parameters
-    ----------
-    sources
-        Part (and link class) to the profile's series, or the link, that times it.
-    missing
-        Part without seconds to the reason.
-    extrapolated
-        Metric to the largest share, over the judged contenders, of calls outside the sizes measured.
-    other_dtype
-        Parts timed in a dtype of another width than the model's.
-    """
+    """Record of how seconds were predicted."""
 
     key = "seconds"
 
-    sources: Mapping[str, str]
-    missing: Mapping[str, Reason]
+    sources: Mapping[str, str]  #: Part (and link class) to the profile's series, or the link, that times it
+    missing: Mapping[str, Reason]  #: Part without seconds to the reason
+    #: Metric to the largest share, over the judged contenders, of calls outside the sizes measured
     extrapolated: Mapping[str, Annotated[float, Field(ge=0, le=1)]]
-    other_dtype: tuple[str, ...]
+    other_dtype: tuple[str, ...]  #: Parts timed in a dtype of another width than the model's

@@ -15,19 +15,6 @@ from ..profilers.cluster import Cluster
 if TYPE_CHECKING:
     from .task import Task
 
-__all__ = [
-    "HOW",
-    "WHOLE",
-    "Flag",
-    "Params",
-    "PlacementParams",
-    "choices",
-    "flag",
-    "flags_of",
-    "option_of",
-    "short_number",
-]
-
 MOST_DIGITS = 9
 HOW = "How to solve; the strategy's own."  # help of flags that several strategies have
 WHOLE = "Whole keeps each expert group in one block of slots."
@@ -35,25 +22,15 @@ WHOLE = "Whole keeps each expert group in one block of slots."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """The flag that a field is on the command line.
-
-    Parameters
-    ----------
-    name
-        Without dashes; None: the field's, with dashes for underscores.
-    parse
-        Turns the text given into the field's value; None: typer reads the field's type.
-    repeats
-        Whether it may be given several times, `parse` then taking all of them.
-    at_least, above, at_most
-        Bounds of a number, as `expected` words them.
-    """
+    """The flag that a field is on the command line."""
 
     help: str
-    name: str | None = None
+    name: str | None = None  #: Without dashes; None: the field's, with dashes for underscores
     metavar: str | None = None
+    #: Turns the text given into the field's value; None: typer reads the field's type
     parse: Callable[[Any], Any] | None = None
-    repeats: bool = False
+    repeats: bool = False  #: Whether it may be given several times, `parse` then taking all of them
+    #: at_least, above, at_most: bounds of a number, as `expected` words them
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
@@ -138,15 +115,9 @@ def _slots_or_auto(text: str) -> int | Literal["auto"]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementParams(Params):
-    """Parameters of a strategy that places experts: how many slots there are; without either one an expert, rounded up.
+    """Parameters of a strategy that places experts: how many slots there are; else one an expert, rounded up."""
 
-    Attributes
-    ----------
-    weighs
-        Whether it may weigh how many replicas serve.
-    """
-
-    weighs: ClassVar[bool] = False
+    weighs: ClassVar[bool] = False  #: Whether it may weigh how many replicas serve
 
     slots: int | None = flag(None, "Expert slots per device; surplus ones hold replicas.")
     redundant: int | Literal["auto"] = flag(

@@ -11,8 +11,6 @@ from ..profilers.cluster import Cluster
 from .params import Flag, Params, choices, flags_of, option_of
 from .strategies.registry import STRATEGIES
 
-__all__ = ["SAMPLES_PER_DEVICE", "Phase", "Request", "cluster_for", "profile_for"]
-
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
@@ -21,42 +19,21 @@ SAMPLES_PER_DEVICE = 4  # the default step: 4 samples a device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The inputs and options of one solve.
-
-    Parameters
-    ----------
-    cluster
-        Where the plan is for; at least 2 devices.
-    params
-        What the strategy alone is asked for.
-    mixture
-        Traces with their weights, `trace` the first of them; empty: that trace alone.
-    on
-        The plan whose decisions this one's is added to.
-    previous
-        The plan in force that this one replaces.
-    dispatch_model
-        None: the strategy's own.
-    phases
-        Only tokens of these phases count; empty: all.
-    fit_fraction
-        The share of samples to fit on.
-    samples_per_step
-        Samples of a derived step; None: 4 a device.
-    """
+    """The inputs and options of one solve."""
 
     strategy: str
     trace: str
-    cluster: Cluster
-    params: Params = field(default_factory=Params)
+    cluster: Cluster  #: Where the plan is for; at least 2 devices
+    params: Params = field(default_factory=Params)  #: What the strategy alone is asked for
+    #: Traces with their weights, `trace` the first of them; empty: that trace alone
     mixture: tuple[tuple[str, float], ...] = ()
     profile: Path | None = None
-    on: Path | None = None
-    previous: Path | None = None
-    dispatch_model: Literal["standard", "coherent", "migrating"] | None = None
-    phases: tuple[Phase, ...] = ()
-    fit_fraction: float = 0.5
-    samples_per_step: int | None = None
+    on: Path | None = None  #: The plan whose decisions this one's is added to
+    previous: Path | None = None  #: The plan in force that this one replaces
+    dispatch_model: Literal["standard", "coherent", "migrating"] | None = None  #: None: the strategy's own
+    phases: tuple[Phase, ...] = ()  #: Only tokens of these phases count; empty: all
+    fit_fraction: float = 0.5  #: The share of samples to fit on
+    samples_per_step: int | None = None  #: Samples of a derived step; None: 4 a device
     seed: int = 0
 
     @classmethod

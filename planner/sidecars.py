@@ -1,16 +1,28 @@
-"""The files that lie beside a plan, which it names by their hash: written with it, and gone with it."""
+"""The files that lie beside a plan, which it names by their hash: written with it, and gone with it.
+
+The proof of a thorough bound is one: the prices that give it (`solvers.bounds.triples`), by level, "device" or "node".
+
+Legend: L MoE layers; E experts.
+"""
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..errors import MoeplanError, StorageError
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, MoeplanError, StorageError
 from ..files import MAX_JSON_BYTES, atomic_path, sha256_file
 from ..runtime.decisions import sidecars_in
 from ..runtime.plan import Plan, load, save
 
-__all__ = ["save_with"]
+Prices = NDArray[np.float64]  # and floors of a level, [L, E, E+4]
+LEVELS = ("device", "node")
+MOST_HEADER_BYTES = 4096
+MOST_PRICE = 1e18  # sums stay finite
 
 
 def save_with(sidecars: Mapping[str, bytes], plan: Plan, path: Path) -> None:
@@ -37,6 +49,38 @@ def save_with(sidecars: Mapping[str, bytes], plan: Plan, path: Path) -> None:
     for old in replaced:
         if old.name not in sidecars and not _is_named(old):
             old.unlink(missing_ok=True)
+
+
+def dump_proof(levels: Mapping[str, Prices]) -> bytes:
+    """Dump a proof as a safetensors file, the same bytes every time."""
+    from safetensors.numpy import save as dump
+
+    return dump({name: np.ascontiguousarray(table) for name, table in levels.items()})
+
+
+def parse_proof(contents: bytes, shape: tuple[int, int, int]) -> Mapping[str, Prices]:
+    """Parse a proof whose levels have this shape.
+
+    Raises
+    ------
+    InputError
+        The file is damaged, holds something else, or numbers too large.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load as parse
+
+    expected = f"expected device or node float64 {list(shape)}, within {MOST_PRICE:g}"
+    if len(contents) > MOST_HEADER_BYTES + 8 * len(LEVELS) * math.prod(shape):
+        raise InputError(f"no proof of this plan's bound in {len(contents):,} bytes; {expected}")
+    try:
+        levels: dict[str, Prices] = parse(contents)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"damaged proof of a bound ({str(error)[:80]}); {expected}") from error
+    for name, table in levels.items():
+        alike = name in LEVELS and table.dtype == np.float64 and table.shape == shape
+        if not alike or not (np.abs(table) <= MOST_PRICE).all():
+            raise InputError(f"proof of a bound with {name[:20]!r} {table.dtype} {list(table.shape)}; {expected}")
+    return levels
 
 
 def _write_beside(path: Path, name: str, contents: bytes) -> None:

@@ -9,6 +9,7 @@ NOT_ROUTED = 65_535  # the id of a dropped or padded cell
 MAX_LAYERS = 4096
 MAX_NAME = 256  # characters of a name that reports show
 MAX_SIZE = 2**31 - 1
+EXPERT_MATRICES = 3  # each hidden x ffn: gate, up and down
 MAY_BE_ZERO = ("num_mtp_layers", "num_shared_experts")
 
 
@@ -96,3 +97,10 @@ class ModelSpec:
     def copy_bytes(self) -> int | None:
         """Bytes of a token's hidden vector as it travels between devices; None where a size of it is unknown."""
         return None if self.hidden_size is None or self.dtype_bytes is None else self.hidden_size * self.dtype_bytes
+
+    @property
+    def expert_bytes(self) -> int | None:
+        """Bytes of an expert's weights, in elements of the model's dtype; None where a size is unknown."""
+        if self.ffn_size is None or self.copy_bytes is None:
+            return None
+        return EXPERT_MATRICES * self.ffn_size * self.copy_bytes

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import CertificationError, InputError
 from ...runtime.decisions import SidecarFile
-from ..strategies.exflow.proof import Proof
+from ..sidecars import parse_proof
 
 __all__ = ["kept_by_prices", "proven_shares"]
 
@@ -49,11 +49,11 @@ def proven_shares(
     if not path.exists():
         return f"no {named.file} beside the plan"
     try:
-        proof = Proof.from_bytes(named.read(folder), shape)
+        proof = parse_proof(named.read(folder), shape)
     except InputError as error:
         raise CertificationError(str(error)) from error
     shares = {}
-    for level, table in proof.levels.items():
+    for level, table in proof.items():
         widths = levels.get(level, [])
         if len(set(widths)) != 1 or sum(widths) != num_experts:
             raise CertificationError(f"{path}: prices of a {level}; the plan's have replicas or unequal slots, or none")

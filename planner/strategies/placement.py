@@ -5,7 +5,6 @@ The simplest one stands here: contiguous, what every engine does without a plan.
 Legend: B steps; L MoE layers; E experts; D devices.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, ClassVar
 
@@ -26,15 +25,6 @@ from ..options import PlacementOptions
 from ..task import Task
 from .strategy import Again, Check, Solution, Strategy, Told
 
-__all__ = [
-    "STRATEGY",
-    "PlacementStrategy",
-    "check_goal",
-    "check_groups",
-    "mixed_loads",
-    "placement_options",
-]
-
 Loads = NDArray[np.int64]
 
 WHOLE = 2**40  # what the loads of a layer of a mixture add up to
@@ -43,30 +33,14 @@ UNASKED = {"method": None, "backend": "ortools", "time_limit_s": 30.0}
 
 
 class PlacementStrategy(Strategy):
-    """A strategy that places experts by counts of the fitted units.
-
-    Attributes
-    ----------
-    by_loads
-        Whether the loads of experts are enough.
-    """
+    """A strategy that places experts by counts of the fitted units."""
 
     decides = "placement"
-    by_loads: ClassVar[bool] = False
-
-    @abstractmethod
-    def place(self, counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
-        """Place the experts of every layer in `slots` (`[D]`) slots of each device."""
+    by_loads: ClassVar[bool] = False  #: Whether the loads of experts are enough
 
     def counted_pairs(self, task: Task) -> tuple[Pairs, bool]:
         """Pairs of experts to count, and whether those inside layers are counted too."""
         return "top1", False
-
-    def solve(self, task: Task) -> Solution:
-        """Place by the fitted units."""
-        counts = task.counts
-        task.say(f"solving {self.name}")
-        return self.solution(self.place(counts, task, task.slots), task)
 
     def solution(self, placed: PlacementResult, task: Task, **options: Any) -> Solution:
         """The solution of a placement, with the options of its strategy."""
@@ -127,10 +101,12 @@ class Contiguous(PlacementStrategy):
     name = "contiguous"
     dispatch_models = ("standard", "coherent")
 
-    def place(self, counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
-        """Place the experts in order."""
-        num_layers, num_experts = counts.loads.shape
-        return contiguous.solve(num_layers, num_experts, task.request.cluster, slots=slots)
+    def solve(self, task: Task) -> Solution:
+        """Place the experts in order, once there are counts to judge that by."""
+        num_layers, num_experts = task.counts.loads.shape
+        task.say(f"solving {self.name}")
+        placed = contiguous.solve(num_layers, num_experts, task.request.cluster, slots=task.slots)
+        return self.solution(placed, task)
 
     def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         """Recheck that the objective is the balance of equal loads."""

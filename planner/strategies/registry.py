@@ -17,8 +17,6 @@ from .pipemoe import PipemoeParams
 if TYPE_CHECKING:
     from .strategy import Strategy
 
-__all__ = ["STRATEGIES", "Row", "strategy"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -19,47 +19,25 @@ if TYPE_CHECKING:
     from ..certify.recounted import Recounted
     from ..task import Task
 
-__all__ = ["Again", "Check", "Solution", "Strategy", "Told"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """A strategy's own decision with its evidence.
-
-    Parameters
-    ----------
-    options
-        How it was decided; the plan keeps it under the decision's name, beside `evaluation` and `seconds`.
-    outcome
-        On the fitted units.
-    aside
-        Contenders that are judged beside the plan, but not kept in it.
-    sidecars
-        Name to contents of the files that lie beside the plan, which its decision names with their hashes.
-    """
+    """A strategy's own decision with its evidence on the fitted units."""
 
     decision: Decision
-    options: Record
+    options: Record  #: How it was decided; the plan keeps it under the decision's name
     outcome: Outcome
-    aside: Sequence[Contender] = ()
+    aside: Sequence[Contender] = ()  #: Contenders that are judged beside the plan, but not kept in it
+    #: Files that lie beside the plan and that it names, name to contents
     sidecars: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A plan that is certified on its trace.
-
-    Parameters
-    ----------
-    task
-        The one that the strategy was given, counted anew.
-    evaluated
-        The plan and its rivals judged by the naive replay; None of a decision that the plan's last one stands on.
-    folder
-        Where the plan's sidecars are.
-    """
+    """A plan that is certified on its trace: its task, counted anew, and the folder of its sidecars."""
 
     task: "Recounted"
+    #: The plan and its rivals judged by the naive replay; None of a decision that the plan's last one stands on
     evaluated: Evaluated | None
     folder: Path
 
@@ -82,31 +60,18 @@ class Told:
 
 
 class Strategy:
-    """A strategy; one folder each, and a row in `registry`.
-
-    Attributes
-    ----------
-    decides
-        The decision it makes, by its key in a plan.
-    dispatch_models
-        Those it makes sense under, the default first.
-    beside
-        The decisions that its base (`--on`) may hold.
-    by_steps
-        Whether its outcome depends on the steps, the profile and the links, not on the fitted units alone.
-    moves_samples
-        Whether samples may be re-homed, so that they are counted one by one.
-    pays_from
-        The share of the baseline's value that a gain must be above to pay for what no metric but `step_s` holds.
-    """
+    """A strategy; one folder each, and a row in `registry`."""
 
     name: ClassVar[str]
-    decides: ClassVar[str]
+    decides: ClassVar[str]  #: Key of its decision in a plan
+    #: Dispatch models it makes sense under, the default first
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
-    beside: ClassVar[frozenset[str]] = frozenset()
+    beside: ClassVar[frozenset[str]] = frozenset()  #: Decisions that its base (`--on`) may hold
+    #: Share of the baseline's value that a gain must be above to pay for what no metric but `step_s` holds
     pays_from: ClassVar[float] = 0.0
+    #: The outcome depends on the steps, the profile and the links, not on the fitted units alone
     by_steps: ClassVar[bool] = False
-    moves_samples: ClassVar[bool] = False
+    moves_samples: ClassVar[bool] = False  #: Samples may be re-homed, and are counted one by one
 
     def check(self, task: "Task") -> None:
         """Refuse a task that cannot be solved, before anything is read."""
@@ -136,12 +101,7 @@ class Strategy:
         return copies_metric(dispatch_model, scene.cluster)
 
     def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-        """Hold what the plan says of this strategy's decision against its definition: cost and feasibility.
-
-        Parameters
-        ----------
-        again
-            None: what the plan alone tells.
+        """Hold a plan's claims on this decision against its definition; without `again`, what the plan alone tells.
 
         Raises
         ------
@@ -155,7 +115,7 @@ class Strategy:
         return solution
 
     def to_apply(self, plan: Plan) -> bool:
-        """Whether a plan that pays is to be applied; not where another one is better kept."""
+        """Advise to apply a plan that pays; not where another one is better kept."""
         return True
 
     def remarks(self, plan: Plan, part: Part) -> Iterator[str]:

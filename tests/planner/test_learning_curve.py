@@ -86,6 +86,12 @@ def test_the_same_seed_draws_the_same_curve(trace: Any, curve: LearningCurve) ->
     assert learning_curve(request(trace, seed=1)) != curve
 
 
+def test_on_a_single_held_out_sample_no_gain_has_an_interval(make_trace: Any) -> None:
+    found = learning_curve(request(make_trace(samples=6, tokens=30), fit_fraction=0.75, seed=1))
+    gains = [*(point.gain for point in found.points), found.last_doubling]
+    assert {(gain.low, gain.high) for gain in gains} == {(None, None)}
+
+
 def points(*gains: float) -> LearningCurve:
     made = [Point(2**i, 10 * 2**i, 3, Metric(value=gain, low=gain - 1, high=gain + 1)) for i, gain in enumerate(gains)]
     step = gains[-1] - gains[-2]

@@ -8,8 +8,6 @@ from ....errors import UsageError
 from ....profilers.cluster import Cluster
 from ...params import HOW, WHOLE, PlacementParams, flag, short_number
 
-__all__ = ["EplbParams"]
-
 
 def _pins(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """Experts and devices of `EXPERT@DEVICE` each."""

@@ -13,12 +13,9 @@ from ....solvers.balance import balance, step_balance
 from ....solvers.placement import Placement
 from ...certify.recounted import Fitted, count_fitted
 from ...evaluate.metrics import BALANCE, TAIL
-from ...moves import expert_bytes
 from ...options import EvaluationOptions, PlacementOptions, Redundancy
 from ..placement import check_goal, check_groups, placement_options
 from ..strategy import Again, Check, Told
-
-__all__ = ["recheck"]
 
 OWN = ("groups", "dead", "pins", "quantile", "raw", "redundancy", "swaps", "mixture")
 
@@ -88,7 +85,7 @@ def _redundancy(
         raise CertificationError(
             f"{sorted({*widths})} slots a device; the redundancy that was weighed says {redundancy.chosen.slots}"
         )
-    each = expert_bytes(plan.model)
+    each = plan.model.expert_bytes
     for one in redundancy.candidates:
         held = None if each is None else one.slots * plan.model.num_layers * each
         yield Check("redundant experts", one.redundant, one.slots * len(widths) - plan.model.num_experts)

@@ -10,13 +10,10 @@ from ...document import Column, Drawing, Section, Table, Text, check_page, write
 from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
 from ...evaluate.price import STEP
 from ...figures import TimeUnit, find, megabytes, value
-from ...moves import expert_bytes
 from ...options import PlacementOptions, Redundancy
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-__all__ = ["remarks", "sections", "write_redundancy"]
 
 WEIGHED_BY = {STEP: "predicted step", EXPERTS: "predicted time of experts", BALANCE: "balance"}
 
@@ -98,7 +95,7 @@ def _chosen(weighed: Redundancy) -> str:
 
 def _weight(weighed: Redundancy, plan: Plan) -> str:
     """Memory that the replicas take, in words."""
-    each = expert_bytes(plan.model)
+    each = plan.model.expert_bytes
     more = (weighed.chosen.slots - weighed.candidates[0].slots) * plan.model.num_layers
     if each is None:
         return "what they weigh is not known: import the trace with --hidden-size, --ffn-size and --dtype-bytes"

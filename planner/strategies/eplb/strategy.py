@@ -19,7 +19,6 @@ from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, Figures
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
-from ...moves import expert_bytes
 from ...options import Candidate, Member, Redundancy, TimedMetric
 from ...task import Task
 from ..placement import PlacementStrategy
@@ -27,8 +26,6 @@ from ..strategy import Solution
 from . import EplbParams
 from .recheck import recheck
 from .sections import remarks, sections
-
-__all__ = ["STRATEGY"]
 
 TRIAL_LAYERS = 8
 MOST_EXTRA = 4  # slots a device beyond the fewest
@@ -113,7 +110,7 @@ def _solved(loads: NDArray[np.integer], task: Task, slots: NDArray[np.int64]) ->
 
 
 def _steps_decide(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.int64]) -> bool:
-    """Whether steps, not their sum, are to be made even: asked for by a quantile, or unlike by more than chance.
+    """Choose to make steps even, not their sum: asked for by a quantile, or unlike by more than chance.
 
     They are where placing some layers by every other step makes the steps between more even than placing by their sum.
     """
@@ -146,7 +143,7 @@ def _fewest(task: Task) -> int:
 def _candidate(slots: int, figures: Figures, timed: list[TimedMetric], task: Task) -> Candidate:
     if BALANCE not in figures.value:
         raise UsageError("--redundant auto: no step that judges routes a token; expected some: record more")
-    each = expert_bytes(task.model)
+    each = task.model.expert_bytes
     return Candidate(
         redundant=slots * len(task.alive) - task.model.num_experts,
         slots=slots,

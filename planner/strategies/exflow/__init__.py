@@ -6,8 +6,6 @@ from typing import ClassVar, Literal
 from ....errors import UsageError
 from ...params import HOW, WHOLE, PlacementParams, flag
 
-__all__ = ["ExflowParams", "Objective"]
-
 Objective = Literal["hops", "copies"]
 MOST_LOAD = 4096  # of a device over the mean: all devices there may be
 

@@ -23,8 +23,6 @@ from ...options import PlacementOptions, Search
 from ..placement import check_goal, check_groups, placement_options
 from ..strategy import Again, Check, Told
 
-__all__ = ["recheck"]
-
 TOLERANCE = 1e-9
 BOUND_TOLERANCE = 1e-6  # relative; bounds are rounded up to stay bounds
 PAIRS = {"transportation", "spectral", "row"}  # of layers: what is proved again here
@@ -149,8 +147,7 @@ def _bound(plan: Plan, tables: Tables, outcome: Outcome, bound: float, search: S
         raise CertificationError(f"bound {bound:.9g} ({kind}) is looser than two layers at a time, {pairwise:.9g}")
     proven = proven_shares(search.proof, tables, levels, folder)
     if isinstance(proven, str):
-        told = f"how far the {kind} bound is below that of two layers at a time ({proven})"
-        return Told(told, checked=False)
+        return Told(f"how far the {kind} bound is below that of two layers at a time ({proven})", checked=False)
     least = _limit(plan, outcome, {level: min(share, proven.get(level, share)) for level, share in near.items()})
     if sign * (least - bound) > slack:
         raise CertificationError(f"bound {bound:.9g} ({kind}) is tighter than what its prices prove, {least:.9g}")

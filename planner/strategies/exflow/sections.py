@@ -2,26 +2,27 @@
 
 from collections.abc import Iterator
 
-from ....runtime.plan import Part, Plan
+from ....runtime.plan import Contender, Part, Plan
 from ...document import Section, Text
 from ...evaluate.metrics import COPIES, NODE_COPIES
 from ...figures import find, megabytes, value
-from ...options import PlacementOptions
-
-__all__ = ["remarks", "sections", "stays_in_force"]
+from ...options import PlacementOptions, Replanned
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
-    """Whether to replace the plan in force, what saves how much, and what would save more."""
-    yield from _replanned(plan, part)
-    ours = part.contenders[0]
+    """Remarks on replacing the plan in force, on what saves how much, and on what would save more."""
+    options = PlacementOptions.of(plan)
+    if options.replanned is not None:
+        yield _replanned(options.replanned)
+    assert plan.verdict is not None
+    ours, base = part.contenders[0], find(part, plan.verdict.against)
     if ours.dispatch_model == "coherent":
-        yield _split_gain(plan, part)
-        yield from _even_kv(plan, part)
+        yield _split_gain(part, ours, base)
+        yield _even_kv(plan, ours, base)
     elif plan.cluster.num_nodes > 1:
-        yield _node_copies(plan, part)
-    search = PlacementOptions.of(plan).search
-    if search is not None and search.objective == "hops" and plan.model.top_k > 1 and ours.dispatch_model == "coherent":
+        yield _node_copies(plan.verdict.metric, ours, base)
+    hops = options.search is not None and options.search.objective == "hops"
+    if hops and plan.model.top_k > 1 and ours.dispatch_model == "coherent":
         yield f"only the first choice of each token was considered; --objective copies considers all {plan.model.top_k}"
 
 
@@ -44,12 +45,10 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
         yield Section("Search", (Text(tuple(lines)),), verbose=True)
 
 
-def _split_gain(plan: Plan, part: Part) -> str:
+def _split_gain(part: Part, ours: Contender, base: Contender) -> str:
     """Split of a coherent plan's savings in copies: by coherence, and by the placement."""
-    assert plan.verdict is not None
-    ours, home = part.contenders[0], find(part, plan.verdict.against)
     stays = next(one for one in part.contenders[1:] if one.dispatch_model == "coherent")
-    coherence = value(home, COPIES) - value(stays, COPIES)
+    coherence = value(base, COPIES) - value(stays, COPIES)
     placement = value(stays, COPIES) - value(ours, COPIES)
     words = (
         f"of {coherence + placement:.3f} copies saved, {coherence:.3f} come from coherence alone and {placement:.3f}"
@@ -58,7 +57,7 @@ def _split_gain(plan: Plan, part: Part) -> str:
     return words if placement > 0 else f"{words}: contiguous experts with coherence save as much"
 
 
-def _even_kv(plan: Plan, part: Part) -> Iterator[str]:
+def _even_kv(plan: Plan, ours: Contender, base: Contender) -> str:
     """The size of K and V up to which coherence moves fewer bytes than tokens that return home.
 
     Notes
@@ -66,26 +65,22 @@ def _even_kv(plan: Plan, part: Part) -> Iterator[str]:
     Per token and layer, in hidden vectors, c_standard copies move when tokens return home, and c_coherent + (D-1) kv/d
     when K and V are gathered; equal at kv/d = (c_standard - c_coherent) / (D - 1).
     """
-    assert plan.verdict is not None
-    ours, base = part.contenders[0], find(part, plan.verdict.against)
     kv_size, hidden = plan.model.attention.kv_size, plan.model.hidden_size
     even = (value(base, COPIES) - value(ours, COPIES)) / (plan.cluster.num_devices - 1)
     limit = f"while kv/d is below {even:.2f}" if even > 0 else "never: there are no fewer copies"
     if kv_size and hidden:
-        ratio = f"{kv_size / hidden:.2f}"
-        yield f"coherence moves fewer bytes {limit}; this model's kv/d (K and V over the hidden vector) is {ratio}"
+        known = f"(K and V over the hidden vector) is {kv_size / hidden:.2f}"
     else:
-        yield (
-            f"coherence moves fewer bytes {limit}; this model's kv/d is not in the trace (2 for MHA, 0.5 for Mixtral's"
-            " GQA, 0.08 for DeepSeek's MLA): import it with --hidden-size and --kv-size"
+        known = (
+            "is not in the trace (2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA): import it with"
+            " --hidden-size and --kv-size"
         )
+    return f"coherence moves fewer bytes {limit}; this model's kv/d {known}"
 
 
-def _node_copies(plan: Plan, part: Part) -> str:
+def _node_copies(metric: str, ours: Contender, base: Contender) -> str:
     """Savings by kind of engine, where tokens return home over several nodes."""
-    assert plan.verdict is not None
-    ours, base = part.contenders[0], find(part, plan.verdict.against)
-    if plan.verdict.metric == NODE_COPIES:
+    if metric == NODE_COPIES:
         each = f"{value(ours, COPIES):.2f} per token and layer (today {value(base, COPIES):.2f})"
         return (
             f"engines that send a token once per node (DeepEP) save this; moeplan.runtime sends one per device: {each}"
@@ -94,24 +89,14 @@ def _node_copies(plan: Plan, part: Part) -> str:
     return f"an engine that sends a token once per node (DeepEP) makes {each} per token and layer"
 
 
-def _replanned(plan: Plan, part: Part) -> Iterator[str]:
-    """Say what replacing the plan in force takes, and whether that is worth it."""
-    if (options := PlacementOptions.of(plan).replanned) is None:
-        return
-    size = "" if options.bytes_moved is None else f" ({megabytes(options.bytes_moved)} MB)"
-    weighed = "" if options.horizon_tokens is None else f", weighed over {options.horizon_tokens:,.0f} tokens"
-    moved = f"{options.experts_moved:,} of {options.experts_held:,} experts move{size}{weighed}"
-    if not options.experts_moved:
-        yield "keep the plan in force: no move is worth its price"
-    elif options.verdict.value == "none":
-        yield f"keep the plan in force: no benefit over it; {moved}"
-    else:
-        paid = options.paid_back_tokens
-        back = "" if paid is None else f", paid back after {paid:,.0f} tokens"
-        yield f"worth replacing the plan in force: {moved}{back}"
-
-
-def stays_in_force(plan: Plan) -> bool:
-    """Whether the plan in force is better kept than replaced by this one."""
-    options = PlacementOptions.of(plan).replanned
-    return options is not None and (not options.experts_moved or options.verdict.value == "none")
+def _replanned(cost: Replanned) -> str:
+    """Cost of replacing the plan in force, and whether that is worth it."""
+    size = "" if cost.bytes_moved is None else f" ({megabytes(cost.bytes_moved)} MB)"
+    weighed = "" if cost.horizon_tokens is None else f", weighed over {cost.horizon_tokens:,.0f} tokens"
+    moved = f"{cost.experts_moved:,} of {cost.experts_held:,} experts move{size}{weighed}"
+    if not cost.experts_moved:
+        return "keep the plan in force: no move is worth its price"
+    if cost.verdict.value == "none":
+        return f"keep the plan in force: no benefit over it; {moved}"
+    back = "" if cost.paid_back_tokens is None else f", paid back after {cost.paid_back_tokens:,.0f} tokens"
+    return f"worth replacing the plan in force: {moved}{back}"

@@ -16,24 +16,22 @@ from ....solvers import eplb, exflow
 from ....solvers.balance import step_ratios
 from ....solvers.exflow.replan import reconsider
 from ....solvers.exflow.strategy import BoundKind, ExflowResult
+from ....solvers.moves import experts_moved
 from ....solvers.outcome import PlacementResult, Status
 from ....solvers.placement import Placement
 from ....traces.counts import Counts, Pairs
-from ....traces.model import ModelSpec
+from ....traces.model import EXPERT_MATRICES, ModelSpec
 from ...evaluate.evaluate import Evaluated, verdict
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import COPIES, copies_metric
-from ...moves import MATRICES, Moves
-from ...options import Cap, Replanned, Search, StageHops
+from ...options import Cap, PlacementOptions, Replanned, Search, StageHops
+from ...sidecars import dump_proof
 from ...task import Task
 from ..placement import PlacementStrategy
 from ..strategy import Solution
 from . import ExflowParams, Objective
-from .proof import Proof
 from .recheck import recheck
-from .sections import remarks, sections, stays_in_force
-
-__all__ = ["STRATEGY", "Exflow"]
+from .sections import remarks, sections
 
 FREE_SHARE = 0.2  # of the time limit, to see what a cap costs
 MOVES_SHARE = 0.1  # of the time limit, after it, to weigh moves from the plan in force
@@ -86,7 +84,7 @@ class Exflow(PlacementStrategy):
             )
         proof, sidecars = None, dict[str, bytes]()
         if result.thorough.proofs:
-            contents = Proof(result.thorough.proofs).to_bytes()
+            contents = dump_proof(result.thorough.proofs)
             proof = SidecarFile.of("bound", contents)
             sidecars[proof.file] = contents
         search = Search(
@@ -108,8 +106,9 @@ class Exflow(PlacementStrategy):
         return replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 
     def to_apply(self, plan: Plan) -> bool:
-        """Whether no plan in force is better kept."""
-        return not stays_in_force(plan)
+        """Advise against a plan where the one in force is better kept."""
+        cost = PlacementOptions.of(plan).replanned
+        return cost is None or cost.pays
 
 
 def _objective(task: Task) -> Objective:
@@ -136,7 +135,7 @@ def _objective(task: Task) -> Objective:
 
 
 def _at_home(task: Task) -> bool:
-    """Whether the objective is copies of tokens that return home: the pairs inside layers alone."""
+    """Ask for copies of tokens that return home: of the pairs inside layers alone."""
     return task.dispatch_model == "standard" and _objective(task) == "copies"
 
 
@@ -246,16 +245,17 @@ def _replanned(new: Placement, evaluated: Evaluated, task: Task) -> Replanned | 
     if plan is None or plan.placement is None:
         return None
     label, ours = f"{PREVIOUS}/{plan.dispatch_model}", next(iter(evaluated.judged.values()))
-    moves, copies = Moves.between(plan.placement, new, model), ours.gain(COPIES, evaluated.judged[label]).value
+    moved, each = int(experts_moved(new, plan.placement).sum()), model.expert_bytes
+    copies = ours.gain(COPIES, evaluated.judged[label]).value
     saved = copies * model.num_layers if model.ffn_size is not None and copies > 0 else None
     return Replanned(
         plan_sha256=plan.plan_sha256,
-        experts_moved=moves.experts,
-        experts_held=moves.held,
-        bytes_moved=moves.num_bytes,
+        experts_moved=moved,
+        experts_held=new.num_slots * new.num_layers,
+        bytes_moved=None if each is None else moved * each,
         horizon_tokens=ExflowParams.of(task).horizon_tokens,
         verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), against=label),
-        paid_back_tokens=None if saved is None else moves.experts * _vectors_a_move(model) / saved,
+        paid_back_tokens=None if saved is None else moved * _vectors_a_move(model) / saved,
     )
 
 
@@ -263,7 +263,7 @@ def _vectors_a_move(model: ModelSpec) -> int:
     """Hidden vectors that weigh as much as an expert."""
     if model.ffn_size is None:
         raise UsageError("--horizon weighs experts, and the trace does not say their ffn_size; import with --ffn-size")
-    return MATRICES * model.ffn_size
+    return EXPERT_MATRICES * model.ffn_size
 
 
 STRATEGY = Exflow()

@@ -5,8 +5,6 @@ from typing import Literal
 
 from ...params import HOW, Params, flag
 
-__all__ = ["NetmoeParams"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NetmoeParams(Params):

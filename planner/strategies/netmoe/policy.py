@@ -3,6 +3,7 @@
 Legend: I fitted samples; L MoE layers; E experts; D devices.
 """
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +18,6 @@ from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
 from ...evaluate.traffic import SampleTraffic
 from ...task import Task
-
-__all__ = ["PLAN", "TRIED", "fit_predictor", "fitted_predictor", "locality", "tried"]
 
 PLAN = "plan/migrating"
 TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
@@ -54,14 +53,12 @@ def locality(task: Task) -> netmoe.Locality:
     assert cohort.step is not None
     here_D = np.arange(cluster.num_devices)
     blind = least = 0.0
-    for at in steps_of(cohort.step):
-        place = cohort.unit_ids[at]
-        room_D = np.full(len(here_D), -(-len(at) // len(here_D)))
-        for layer in range(task.model.num_layers):
-            following = traffic.following(layer, place)
-            crossing = netmoe.traffic_of(traffic.copies[place, layer], here_D, cluster, next_counts=following)
-            index = netmoe.locality(crossing, room_D, cluster)
-            blind, least = blind + index.blind, least + max(index.least, 0.0)
+    for at, layer in itertools.product(steps_of(cohort.step), range(task.model.num_layers)):
+        place, room_D = cohort.unit_ids[at], np.full(len(here_D), -(-len(at) // len(here_D)))
+        following = traffic.following(layer, place)
+        crossing = netmoe.traffic_of(traffic.copies[place, layer], here_D, cluster, next_counts=following)
+        index = netmoe.locality(crossing, room_D, cluster)
+        blind, least = blind + index.blind, least + max(index.least, 0.0)
     return netmoe.Locality(blind / cohort.num_steps, least / cohort.num_steps)
 
 

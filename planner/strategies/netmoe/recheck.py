@@ -25,8 +25,6 @@ from ...options import SamplePolicyOptions
 from ..strategy import Again, Check, Told
 from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 
-__all__ = ["recheck"]
-
 CLOSE = 1e-4  # relative to the largest: float32
 Numbers = NDArray[np.float64]
 
@@ -149,7 +147,7 @@ def _outcome(
 
 
 def _ports(channels: Channels) -> NDArray[np.bool_]:
-    """Whether the way between two devices is of a link class, `[C, D, D]`."""
+    """Ways between two devices by link class, `[C, D, D]`."""
     node_D = np.arange(channels.cluster.num_devices) // channels.cluster.devices_per_node
     far_DD = node_D[:, None] != node_D
     return np.stack([~far_DD & ~np.eye(len(node_D), dtype=bool), far_DD])

@@ -10,27 +10,26 @@ from ...evaluate.price import STEP
 from ...figures import TimeUnit, find, value
 from ...options import SamplePolicyOptions
 
-__all__ = ["remarks", "sections"]
-
 SAVED = {
     FAR_BYTES: "bytes between nodes",
     NODE_COPIES: "copies between nodes",
     COPIES: "copies between devices",
     EXCHANGE: "seconds of dispatch and combine",
 }
-BLIND = "unpredicted/migrating"
+PLAN, BLIND = "plan/migrating", "unpredicted/migrating"
 TIMED = (EXCHANGE, STEP)
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
-    """Whether dealing by length does as well, shares saved with and without a prediction, moves."""
-    yield from _dealt(plan, part)
-    yield from _saved(plan, part, pairs=SamplePolicyOptions.of(plan).copies == "pairs")
+    """Remarks on dealing by length, on the shares saved with and without a prediction, on moves."""
+    options = SamplePolicyOptions.of(plan)
+    yield from _dealt(plan, part, options)
+    yield from _saved(plan, part, pairs=options.copies == "pairs")
     yield (
-        f"a combine delivers {value(find(part, 'plan/migrating'), MOVED):.0%} of the samples to another"
+        f"a combine delivers {value(find(part, PLAN), MOVED):.0%} of the samples to another"
         " device; not included: the time to solve, and the labels and positions that move along"
     )
-    if SamplePolicyOptions.of(plan).copies == "pairs":
+    if options.copies == "pairs":
         yield (
             "the trace holds counts only: a copy is a token-expert pair, where engines send a device one copy per"
             " token; contexts are taken as whole sequences"
@@ -55,86 +54,77 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     if options.tried_s:
         tried = ", ".join(f"{method} {seconds * 1e3:.4g}" for method, seconds in options.tried_s.items())
         lines.append(f"tried     {tried} ms of timed parts per fitted step: {decision.method} is the plan's")
-    yield Section("Sample policy", (Text((*lines, *_exchanges(plan, plan.evaluation.judging))),), verbose=True)
+    lines += _exchanges(plan, plan.evaluation.judging, options)
+    yield Section("Sample policy", (Text(tuple(lines)),), verbose=True)
 
 
-def _dealt(plan: Plan, part: Part) -> Iterator[str]:
+def _dealt(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str]:
     """Compare a verdict on seconds with a data loader that deals samples by length."""
-    verdict, over = plan.verdict, SamplePolicyOptions.of(plan).over_dealt
+    verdict, over = plan.verdict, options.over_dealt
     if verdict is None or verdict.metric not in TIMED or over is None:
         return
-    home = _home(plan, part)
-    dealt, base = (value(one, verdict.metric) for one in (find(part, "dealt/standard"), home))
-    share = 1 - dealt / base if base else 0.0
+    home, dealt = _home(plan, part), find(part, "dealt/standard")
     yield (
-        f"dealing samples by length alone, once per step in a data loader, takes {share:z.1%} less than {home.name},"
-        f" {home.dispatch_model}"
+        "dealing samples by length alone, once per step in a data loader, takes"
+        f" {_less(dealt, home, verdict.metric):z.1%} less than {home.name}, {home.dispatch_model}"
     )
-    if over.low is not None and over.low <= verdict.at_least * dealt:
-        more = f"{abs(over.value) / dealt if dealt else 0.0:.1%} {'less' if over.value >= 0 else 'more'}"
+    dealt_s = value(dealt, verdict.metric)
+    if over.low is not None and over.low <= verdict.at_least * dealt_s:
+        more = f"{abs(over.value) / dealt_s if dealt_s else 0.0:.1%} {'less' if over.value >= 0 else 'more'}"
         yield f"dealing by length does as well: the plan takes {more} than that, no sure gain that pays for its moves"
 
 
 def _home(plan: Plan, part: Part) -> Contender:
-    """The same experts and chunks with samples that stay."""
-    return find(part, _today(part) if plan.decisions.names == ("sample_policy",) else "base/standard")
+    """The same experts and chunks with samples that stay: what runs today, or the base of the plan."""
+    return part.contenders[1] if plan.decisions.names == ("sample_policy",) else find(part, "base/standard")
 
 
-def _today(part: Part) -> str:
-    """Label of what runs today, the second contender; where devices are dead it says so."""
-    return part.contenders[1].label
+def _less(ours: Contender, base: Contender, metric: str) -> float:
+    """The share by which a contender has less of a metric than a base; 0 where the base has none."""
+    return 1 - value(ours, metric) / value(base, metric) if value(base, metric) else 0.0
 
 
 def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
-    """Relative gains on every contender's own, the plan's beside the oracle's; under a base, either alone."""
-    metric = COPIES
-    if plan.cluster.num_nodes > 1:
+    """Relative gains of the plan beside the oracle's; under a base, of the placement and of re-homing alone."""
+    metric, base, several = COPIES, _home(plan, part), plan.cluster.num_nodes > 1
+    if several:
         metric = FAR_BYTES if FAR_BYTES in part.contenders[0].metrics else NODE_COPIES
-    base = _home(plan, part)
-    saved = {
-        contender.label: 1 - value(contender, metric) / value(base, metric) if value(base, metric) else 0.0
-        for contender in part.contenders
-    }
+    saved = {contender.label: _less(contender, base, metric) for contender in part.contenders}
     blind = f"{saved[BLIND]:.1%} without predicting the next layer, " if BLIND in saved else ""
     yield (
-        f"{saved['plan/migrating']:z.1%} fewer {SAVED[metric]} than {base.name}, {base.dispatch_model}:"
+        f"{saved[PLAN]:z.1%} fewer {SAVED[metric]} than {base.name}, {base.dispatch_model}:"
         f" {blind}at most {saved['oracle/migrating']:.1%} if it were known"
     )
-    if metric != NODE_COPIES and plan.cluster.num_nodes > 1 and not pairs:
-        once = 1 - value(find(part, "plan/migrating"), NODE_COPIES) / max(value(base, NODE_COPIES), 1e-9)
+    if metric != NODE_COPIES and several and not pairs:
+        once = _less(find(part, PLAN), base, NODE_COPIES)
         yield f"with one copy per token and node (DeepEP) {once:.1%} are saved"
-    if plan.placement is not None:
-        yield from _jointly(part, [metric, *([EXCHANGE] if EXCHANGE in base.metrics else [])])
-
-
-def _jointly(part: Part, metrics: list[str]) -> Iterator[str]:
-    """Savings of the placement alone, of re-homing alone and of both, over contiguous experts and homes."""
-    for metric in metrics:
-        start = value(find(part, _today(part)), metric)
+    if plan.placement is None:
+        return
+    for name in [metric, *([EXCHANGE] if EXCHANGE in base.metrics else [])]:
         alone, moved, both = (
-            1 - value(find(part, label), metric) / start if start else 0.0
-            for label in ("base/standard", "contiguous/migrating", "plan/migrating")
+            _less(find(part, label), part.contenders[1], name)
+            for label in ("base/standard", "contiguous/migrating", PLAN)
         )
         yield (
-            f"of the {SAVED[metric]} of contiguous, standard the placement alone saves {alone:z.1%},"
+            f"of the {SAVED[name]} of contiguous, standard the placement alone saves {alone:z.1%},"
             f" re-homing alone {moved:z.1%}, both {both:z.1%}"
         )
 
 
-def _exchanges(plan: Plan, part: Part) -> Iterator[str]:
+def _exchanges(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str]:
     """Seconds of both exchanges. Fewer copies take longer where the busiest port carries more."""
-    ours = find(part, "plan/migrating")
-    base = _home(plan, part)
+    ours, base = find(part, PLAN), _home(plan, part)
     if not all(EXCHANGE in one.metrics for one in (ours, base)):
         return
-    mine, theirs = (value(one, EXCHANGE) for one in (ours, base))
-    unit = TimeUnit.up_to(max(mine, theirs))
-    summed = f"{unit.text(mine)} {unit.name} per step, {unit.text(theirs)} of {base.name}, {base.dispatch_model}"
-    if mine > theirs:
-        hint = "" if SamplePolicyOptions.of(plan).tried_s else " (without --method, the fastest of several is taken)"
+    ours_s, base_s = (value(one, EXCHANGE) for one in (ours, base))
+    unit = TimeUnit.up_to(max(ours_s, base_s))
+    summed = f"{unit.text(ours_s)} {unit.name} per step, {unit.text(base_s)} of {base.name}, {base.dispatch_model}"
+    if ours_s > base_s:
+        hint = "" if options.tried_s else " (without --method, the fastest of several is taken)"
         yield (
-            f"costs time: dispatch and combine take {mine / theirs - 1:.1%} longer ({summed}), since the busiest port"
+            f"costs time: dispatch and combine take {ours_s / base_s - 1:.1%} longer ({summed}), since the busiest port"
             f" carries more although all together carry less{hint}"
         )
-    elif theirs:
-        yield f"dispatch and combine take {1 - mine / theirs:.1%} less time ({summed}): the busiest port carries less"
+    elif base_s:
+        less = f"{1 - ours_s / base_s:.1%} less time ({summed})"
+        yield f"dispatch and combine take {less}: the busiest port carries less"

@@ -26,8 +26,6 @@ from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 from .recheck import recheck
 from .sections import remarks, sections
 
-__all__ = ["STRATEGY"]
-
 PAYS_FROM = 0.02  # of bytes, copies or their seconds: what follows a sample (labels, masks) and the solves are extra
 
 

@@ -6,8 +6,6 @@ from typing import Literal
 from ....errors import UsageError
 from ...params import HOW, Params, flag
 
-__all__ = ["MAX_DEGREE", "PipemoeParams"]
-
 MAX_DEGREE = 1024
 MAX_CAPACITY_FACTOR = 1024  # as `runtime.decisions` has it
 

@@ -25,8 +25,6 @@ from ....solvers.pipemoe import TUTEL_MAX_DEGREE, nested_pairs, optimal_degree, 
 from ...evaluate.chunks import Cut, Cuts, Pipeline
 from ...options import StageSeconds
 
-__all__ = ["BASELINES", "DegreeTable", "stages_of", "tabulated", "unequal"]
-
 Seconds = NDArray[np.float64]
 Shares = tuple[float, ...]
 BASELINES = ("degree_1", "one_degree", "paper", "exact")  # methods, whose degrees a plan is held against
@@ -35,28 +33,16 @@ LEAST_SHARE = 1e-6  # of a chunk; one below it is none
 
 @dataclass(frozen=True, slots=True)
 class DegreeTable:
-    """Seconds of every pair of degrees in every layer, mean over steps.
+    """Seconds of every pair of degrees in every layer, mean over steps."""
 
-    Parameters
-    ----------
-    pairs
-        A forward and a backward degree, `[P, 2]`, the smallest first; the same twice where one serves both passes.
-    taken
-        Seconds of all passes under every scenario, `[S, P, L]`.
-    dispatch, experts
-        Seconds of one chunk under the curves themselves, `[R, L]`.
-    trains
-        Whether there is a backward pass.
-    capacity_factor
-        As in `PipelineDecision`, of whose decisions it is a part.
-    """
-
+    #: A forward and a backward degree, `[P, 2]`, the smallest first; the same twice where one serves both passes
     pairs: NDArray[np.int64]
-    taken: Seconds
+    taken: Seconds  #: Seconds of all passes under every scenario, `[S, P, L]`
+    #: dispatch, experts: seconds of one chunk under the curves themselves, `[R, L]`
     dispatch: Seconds
     experts: Seconds
-    trains: bool
-    capacity_factor: float | None
+    trains: bool  #: Whether there is a backward pass
+    capacity_factor: float | None  #: As in `PipelineDecision`, of whose decisions it is a part
 
     @property
     def max_degree(self) -> int:
@@ -130,7 +116,7 @@ def tabulated(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTabl
         backward[degree, pieces] = pipeline.taken(chunks, back=True) if trains else np.zeros(())
         if degree == pieces:
             stages[degree] = [stage.seconds[0].mean(axis=0) for stage in chunks.stages[:2]]
-    taken = [forward[there, max(there, back)] + backward[back, max(there, back)] for there, back in pairs.tolist()]
+    taken = [forward[r, max(r, b)] + backward[b, max(r, b)] for r, b in pairs.tolist()]
     dispatch, experts = (np.stack(column) for column in zip(*(stages[r + 1] for r in range(max_degree)), strict=True))
     return DegreeTable(pairs, np.stack(taken, axis=1), dispatch, experts, trains, pipeline.capacity_factor)
 
@@ -141,8 +127,8 @@ def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:
     Those offered are the best of either pass under lines, so that no pass cuts the other's chunks.
     """
     exact = table.degrees("exact")
-    backward = exact.backward or exact.forward
-    chosen = [((1 / there,) * there, (1 / back,) * back) for there, back in zip(exact.forward, backward, strict=True)]
+    passes = zip(exact.forward, exact.backward or exact.forward, strict=True)
+    chosen = [tuple((1 / degree,) * degree for degree in pair) for pair in passes]
     least_L = table.middle.min(axis=0)
     for factor in (1.0, pipeline.passes.backward) if table.trains else (1.0,):
         offered = [_offered(table, layer, factor, pipeline.passes.full_duplex) for layer in range(len(chosen))]
@@ -150,12 +136,11 @@ def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:
         taken_L = pipeline.both(Cuts(cut, cut if table.trains else None))
         for layer in np.flatnonzero(taken_L < least_L):
             chosen[layer], least_L[layer] = (offered[layer], offered[layer]), taken_L[layer]
-    there, back = zip(*chosen, strict=True)
-    shares = ChunkShares(forward=there, backward=back if table.trains else None)
+    forward, backward = zip(*chosen, strict=True)
     return PipelineDecision(
-        forward=tuple(map(len, there)),
-        backward=tuple(map(len, back)) if table.trains else None,
-        shares=shares,
+        forward=tuple(map(len, forward)),
+        backward=tuple(map(len, backward)) if table.trains else None,
+        shares=ChunkShares(forward=forward, backward=backward if table.trains else None),
         capacity_factor=table.capacity_factor,
     )
 

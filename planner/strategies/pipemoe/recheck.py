@@ -18,8 +18,6 @@ from ..strategy import Again, Check, Told
 from . import MAX_DEGREE
 from .degrees import BASELINES, DegreeTable, stages_of, tabulated
 
-__all__ = ["recheck"]
-
 TOLERANCE = 1e-9
 
 

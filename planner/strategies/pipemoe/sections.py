@@ -17,8 +17,6 @@ from ...evaluate.metrics import COMBINE, DISPATCH, DROPPED, EXPERTS
 from ...figures import TimeUnit, find, value
 from ...options import PipelineOptions, StageSeconds
 
-__all__ = ["degree_choices", "layer_passes", "pipeline_options", "remarks", "sections", "stage_seconds"]
-
 Seconds = NDArray[np.float64]
 LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
 

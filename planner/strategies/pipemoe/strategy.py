@@ -21,8 +21,6 @@ from .degrees import BASELINES, DegreeTable, stages_of, tabulated, unequal
 from .recheck import recheck
 from .sections import remarks, sections
 
-__all__ = ["STRATEGY"]
-
 BACKWARD = 2.0  # the gradients of inputs and of weights are two products for each of forward
 REMEDIES = {
     "the profile": "; join it with one that has, by moeplan profile --merge",

@@ -23,8 +23,6 @@ from .sections import degree_choices, layer_passes, pipeline_options
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["BASIS", "Timeline", "timeline_picture", "timelines", "trace_events", "write_timeline"]
-
 SIGNS = "0123456789"  # of the chunks, where they are few
 SHADES = " ░▒▓█"  # of a column, by the share of it that is busy
 BASIS = "means over the fitted steps"
@@ -35,20 +33,12 @@ COLOURS = ("#1f77b4", "#6baed6")  # of chunks in turn
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A pass of a layer, simulated.
+    """A pass of a layer, simulated."""
 
-    Parameters
-    ----------
-    name
-        "forward" or "backward", or either "in one piece".
-    whole_s
-        The seconds of that pass in one piece.
-    """
-
-    name: str
+    name: str  #: "forward" or "backward", or either "in one piece"
     degree: int
     events: tuple[Event, ...]
-    whole_s: float
+    whole_s: float  #: The seconds of that pass in one piece
 
     @property
     def seconds(self) -> float:
