@@ -1,10 +1,13 @@
 """Write the pages of docs/ that follow from the code, or with --check say whether they are current."""
 
 import ast
+import inspect
 import json
 import os
+import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ["COLUMNS"] = os.environ["TERMINAL_WIDTH"] = "100"
@@ -12,7 +15,11 @@ os.environ["COLUMNS"] = os.environ["TERMINAL_WIDTH"] = "100"
 from moeplan.errors import MoeplanError
 from moeplan.planner.cli.commands import LazyGroup, group
 from moeplan.planner.evaluate.metrics import METRICS
+from moeplan.profilers import cluster
+from moeplan.runtime import decisions, plan
 from moeplan.runtime.plan import Plan
+from moeplan.solvers import outcome
+from moeplan.traces import model
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -29,8 +36,35 @@ def cli_reference() -> str:
 
 
 def plan_schema() -> str:
-    """The JSON schema of a plan."""
-    return json.dumps(Plan.model_json_schema(), indent=1) + "\n"
+    """The JSON schema of a plan, every field described as beside it in the source."""
+    schema = Plan.model_json_schema()
+    types = {kind.__name__: kind for module in (plan, decisions, outcome, cluster, model) for kind in _classes(module)}
+    for name, part in {"Plan": schema, **schema["$defs"]}.items():
+        for field, text in _explained(types[name]).items() if name in types else ():
+            if field in part.get("properties", {}):
+                part["properties"][field]["description"] = text
+    return json.dumps(schema, indent=1) + "\n"
+
+
+def _classes(module: ModuleType) -> list[type]:
+    return [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__]
+
+
+def _explained(kind: type) -> dict[str, str]:
+    """What `#:` says beside or above each field of a class; `a, b: ...` above several of them is said of each."""
+    texts, above = dict[str, str](), list[str]()
+    for line in inspect.getsource(kind).splitlines():
+        before, mark, text = line.partition("#: ")
+        field = re.match(r" {4}(\w+): ", before)
+        if mark and not before.strip():
+            above.append(text)
+        elif field:
+            said = text if mark else " ".join(above)
+            names, colon, rest = said.partition(": ")
+            several = names.split(", ") if colon and re.fullmatch(r"\w+(, \w+)+", names) else [field[1]]
+            texts |= dict.fromkeys(several, rest if len(several) > 1 else said) if said else {}
+            above = []
+    return texts
 
 
 def metrics_page() -> str:

@@ -31,8 +31,6 @@ from .loaded_plan import LoadedPlan, check_model, common_cluster, common_passes,
 from .options import EvaluationOptions, SecondsOptions
 from .request import SAMPLES_PER_DEVICE, Phase
 
-__all__ = ["Compared", "Comparison", "compare"]
-
 MOST_DEVICES = 512  # of a matrix of all pairs
 
 
@@ -53,26 +51,14 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One plan on the trace.
-
-    Parameters
-    ----------
-    label
-        Its contender's label.
-    verdict
-        Whether it still pays: against today.
-    against_first
-        How it stands to the first plan, which has none.
-    moves
-        What it takes to replace the first plan by it; None for that one.
-    """
+    """One plan on the trace."""
 
     path: str
     plan: Plan
-    label: str
-    verdict: Verdict
-    against_first: Verdict | None
-    moves: Moves | None = None
+    label: str  #: Its contender's label
+    verdict: Verdict  #: Whether it still pays: against today
+    against_first: Verdict | None  #: How it stands to the first plan, which has none
+    moves: Moves | None = None  #: What it takes to replace the first plan by it; None for that one
 
     @property
     def claimed(self) -> Metric | None:
@@ -99,36 +85,23 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Plans on a trace.
-
-    Parameters
-    ----------
-    part
-        The contenders: the plans, then their baselines.
-    unit, num_fitted
-        What judges, and how many of them were left out because a plan was fitted to them.
-    seen
-        Whether nothing else was left, so that plans are judged on what they were fitted to.
-    seconds
-        How seconds were predicted; None without.
-    replica_rule
-        Which replica a token uses, as an engine has it; None: as each plan has it.
-    between
-        Contender to the copies a step from every device to every other one, `[D, D]`, where that was asked for.
-    """
+    """Plans on a trace."""
 
     trace: str
     trace_sha256: str
     cluster: Cluster
     samples_per_step: int
-    part: Part
+    part: Part  #: The contenders: the plans, then their baselines
     compared: tuple[Compared, ...]
+    #: unit, num_fitted: what judges, and how many of them were left out because a plan was fitted to them
     unit: str
     num_fitted: int
-    seen: bool
-    seconds: SecondsOptions | None
+    seen: bool  #: Whether nothing else was left, so that plans are judged on what they were fitted to
+    seconds: SecondsOptions | None  #: How seconds were predicted; None without
     copy_bytes: int | None = None
+    #: Which replica a token uses, as an engine has it; None: as each plan has it
     replica_rule: ReplayRule | None = None
+    #: Contender to the copies a step from every device to every other one, `[D, D]`, where that was asked for
     between: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @property

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from rich.console import Console
 
-__all__ = ["Column", "Drawing", "Section", "Table", "Text", "check_page", "drawn", "to_console", "write_page"]
-
 # The browser itself is told to fetch nothing, whatever the drawing library would like to.
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 STYLE = """
@@ -62,15 +60,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns, the most important ones first.
-
-    Parameters
-    ----------
-    whole
-        Whether a narrow screen shows all columns, in several tables; else it leaves the last ones out.
-    """
+    """Columns, the most important ones first."""
 
     columns: Sequence[Column]
+    #: Whether a narrow screen shows all columns, in several tables; else it leaves the last ones out
     whole: bool = False
 
     def fitting(self, width: int) -> "list[Table]":
@@ -127,19 +120,11 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a document.
+    """A part of a document."""
 
-    Parameters
-    ----------
-    title
-        Its heading on a page, and on a console where it is of the details.
-    verbose
-        Whether a console shows it only when all details are asked for.
-    """
-
-    title: str
+    title: str  #: Its heading on a page, and on a console where it is of the details
     body: Sequence[Text | Table | Drawing]
-    verbose: bool = False
+    verbose: bool = False  #: Whether a console shows it only when all details are asked for
 
 
 def drawn(title: str, text: str, figure: "Figure") -> Section:

@@ -9,19 +9,6 @@ from ..runtime.plan import Contender, Metric, Part
 from .document import Column, Table
 from .evaluate.metrics import METRICS, MetricSpec
 
-__all__ = [
-    "TimeUnit",
-    "contender_table",
-    "find",
-    "headlines",
-    "legend",
-    "megabytes",
-    "named",
-    "shown",
-    "value",
-    "worded",
-]
-
 TODAY_NAME = "today"
 
 

@@ -27,8 +27,6 @@ from .options import EvaluationOptions, PlacementOptions
 from .strategies.registry import STRATEGIES, strategy
 from .strategies.strategy import Strategy
 
-__all__ = ["LoadedPlan", "check_model", "common_cluster", "common_passes", "known_model", "load_plans"]
-
 SAME = ("name", "layer_ids", "num_experts", "top_k")  # what two traces of one model agree on
 
 

@@ -20,8 +20,6 @@ from .strategies.registry import strategy
 from .strategies.strategy import Solution, Strategy
 from .task import Task
 
-__all__ = ["Made", "contenders", "make", "solve", "task_for"]
-
 
 @dataclass(frozen=True, slots=True)
 class Made:

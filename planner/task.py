@@ -31,8 +31,6 @@ from .params import Params
 from .request import Request
 from .strategies.strategy import Strategy
 
-__all__ = ["Task"]
-
 
 @dataclass(frozen=True)
 class Task:
@@ -42,10 +40,6 @@ class Task:
     ----------
     base, previous
         The plans of `--on` and of `--from`, for this cluster and, once the trace is open, for its model.
-    dispatch_model
-        As asked for, else the strategy's own.
-    say
-        Told what begins, in a few words.
     """
 
     bounds: ClassVar[bool] = True  # whether what is decided is bounded, too
@@ -53,8 +47,8 @@ class Task:
     request: Request
     strategy: Strategy
     base: Plan | None
-    dispatch_model: DispatchModel
-    say: Callable[[str], None] = lambda _: None
+    dispatch_model: DispatchModel  #: As asked for, else the strategy's own
+    say: Callable[[str], None] = lambda _: None  #: Told what begins, in a few words
     previous: Plan | None = None
 
     @property

@@ -76,17 +76,10 @@ class SidecarFile(Record):
 
 
 class Decision(Record):
-    """A decision of a plan, which holds at most one of each kind.
+    """A decision of a plan, which holds at most one of each kind."""
 
-    Attributes
-    ----------
-    key
-        The name of the kind in a plan.
-    dispatch_models
-        Those under which the decision can be carried out; a plan that names none gets the first that suits all.
-    """
-
-    key: ClassVar[str]
+    key: ClassVar[str]  #: The name of the kind in a plan
+    #: Those under which the decision can be carried out; a plan that names none gets the first that suits all
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = DISPATCH_MODELS
 
     def check(self, model: ModelSpec, cluster: Cluster, /) -> None:
@@ -155,37 +148,24 @@ def boundaries(shares: Sequence[float]) -> list[float]:
 
 
 class ChunkShares(Record):
-    """The share of every MoE layer in each of its chunks, in the order of dispatch; a pass's degrees are their numbers.
+    """Shares of every MoE layer in its chunks, in the order of dispatch; their numbers are the degrees of a pass."""
 
-    Parameters
-    ----------
-    forward, backward
-        A tuple a layer that sums to 1; `backward` is None where no backward pass was planned.
-    """
-
+    #: forward, backward: a tuple a layer that sums to 1; `backward` is None where no backward pass was planned
     forward: tuple[tuple[Share, ...], ...]
     backward: tuple[tuple[Share, ...], ...] | None
 
 
 class PipelineDecision(Decision):
-    """Into how many chunks each MoE layer is cut, so that its exchanges and its experts overlap.
-
-    Parameters
-    ----------
-    forward, backward
-        A degree a layer for each pass; `backward` is None where no backward pass was planned.
-    shares
-        Of the chunks where they are unequal; None: equal ones.
-    capacity_factor
-        Every expert's buffer over its mean rows, padded to a multiple of both degrees; None: no fixed capacity.
-    """
+    """Into how many chunks each MoE layer is cut, so that its exchanges and its experts overlap."""
 
     key = "pipeline"
     dispatch_models = ("standard", "migrating")
 
+    #: forward, backward: a degree a layer for each pass; `backward` is None where no backward pass was planned
     forward: tuple[Degree, ...]
     backward: tuple[Degree, ...] | None
-    shares: ChunkShares | None = None
+    shares: ChunkShares | None = None  #: Of the chunks where they are unequal; None: equal ones
+    #: Every expert's buffer over its mean rows, padded to a multiple of both degrees; None: no fixed capacity
     capacity_factor: Annotated[float, Field(gt=0, le=MAX_CAPACITY_FACTOR)] | None = None
 
     def check(self, model: ModelSpec, _cluster: Cluster, /) -> None:
@@ -216,22 +196,14 @@ class PipelineDecision(Decision):
 
 
 class SamplePolicyDecision(Decision):
-    """Layers that re-home their samples, the method, and the prediction of the next layer.
-
-    Parameters
-    ----------
-    layers
-        Ordinals of the MoE layers whose combine delivers samples to new homes, ascending.
-    predictor
-        None: only this layer's routing decides.
-    """
+    """Layers that re-home their samples, the method, and the prediction of the next layer."""
 
     key = "sample_policy"
     dispatch_models = ("migrating",)
 
     method: str
-    layers: tuple[Layer, ...]
-    predictor: SidecarFile | None = None
+    layers: tuple[Layer, ...]  #: Ordinals of the MoE layers whose combine delivers samples to new homes, ascending
+    predictor: SidecarFile | None = None  #: None: only this layer's routing decides
 
     def check(self, model: ModelSpec, _cluster: Cluster, /) -> None:
         """Refuse layers that the model has not, or that do not ascend."""
@@ -242,19 +214,14 @@ class SamplePolicyDecision(Decision):
 
 
 class Decisions(Record):
-    """Decisions of a plan; one that is absent is not written, so that new kinds leave old plans their hash.
-
-    Parameters
-    ----------
-    dispatch
-        How tokens travel; None in old plans, where `Plan.dispatch_model` finds it in the options.
-    """
+    """Decisions of a plan; one that is absent is not written, so that new kinds leave old plans their hash."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
     placement: PlacementDecision | None = None
     pipeline: PipelineDecision | None = None
     sample_policy: SamplePolicyDecision | None = None
+    #: How tokens travel; None in old plans, where `Plan.dispatch_model` finds it in the options
     dispatch: DispatchModel | None = None
 
     @property

@@ -98,18 +98,13 @@ class Evaluation(Record):
 
 
 class Verdict(Record):
-    """Whether the plan pays: benefit if and only if `gain.low` is above `at_least` of the value of `against`.
-
-    Parameters
-    ----------
-    at_least
-        A share; above 0 where carrying the plan out costs what the metric does not hold.
-    """
+    """Whether the plan pays: benefit if and only if `gain.low` is above `at_least` of the value of `against`."""
 
     value: Literal["benefit", "none"]
     metric: str
     against: str
     gain: Metric
+    #: A share; above 0 where carrying the plan out costs what the metric does not hold
     at_least: float = Field(0.0, ge=0, lt=1)
 
 

@@ -17,8 +17,6 @@ from ...errors import CertificationError, InputError
 from ...runtime.decisions import SidecarFile
 from ..sidecars import parse_proof
 
-__all__ = ["kept_by_prices", "proven_shares"]
-
 ROUNDING = 1e-11  # of all numbers that are added
 BLOCK = 1000  # groups begun that are continued at a time
 MOST_GROUPS = 2e8  # looked at by all triples together

@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 
 from ...errors import CertificationError
 
-__all__ = ["TOLERANCE", "Certificate"]
-
 TOLERANCE = 1e-9  # relative
 
 

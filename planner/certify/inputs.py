@@ -14,8 +14,6 @@ from ...traces.count_form import CountTrace, open_any
 from ...traces.reader import Trace
 from .certificate import Certificate
 
-__all__ = ["certifiable_profile", "certifiable_trace", "check_profile", "check_trace"]
-
 
 def check_trace(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -> Trace | CountTrace:
     """The plan's trace, refused where it is another one."""

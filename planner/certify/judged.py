@@ -21,8 +21,6 @@ from .certificate import Certificate
 from .recounted import Recounted
 from .structure import strategies_of
 
-__all__ = ["check_judged", "mixture_of", "task_of"]
-
 MOST_CELLS = 2**29
 Mixture = tuple[tuple[str, float], ...]
 

@@ -25,8 +25,6 @@ from ..evaluate.splits import Cohort, Located, SampleIndex
 from ..evaluate.tally import COUNTS, Ports, Tally, check_cells, nothing_sent
 from ..evaluate.traffic import SampleCounts, SampleTraffic
 
-__all__ = ["count_samples", "naive_replay"]
-
 Numbers = NDArray[np.int64]
 ONE = np.int32(1)  # of the tables' dtype: added in place several times as fast
 Holders = list[list[list[int]]]  # [layer][expert] -> devices, ascending

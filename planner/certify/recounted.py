@@ -22,24 +22,16 @@ from .naive import count_samples, naive_replay
 if TYPE_CHECKING:
     from ..evaluate.replay import Replay
 
-__all__ = ["Fitted", "Recounted", "count_fitted"]
-
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Recounted(Task):
-    """A task whose samples and units are counted naively.
-
-    Parameters
-    ----------
-    untimed
-        Whether the profile is not at hand, so that nothing is timed.
-    """
+    """A task whose samples and units are counted naively."""
 
     bounds: ClassVar[bool] = False  # these are proved again by the strategy's recheck
 
-    untimed: bool = False
+    untimed: bool = False  #: Whether the profile is not at hand, so that nothing is timed
 
     @cached_property
     def replay(self) -> "Replay":

@@ -19,8 +19,6 @@ from ..strategies.registry import STRATEGIES, strategy
 from ..strategies.strategy import Strategy
 from .certificate import TOLERANCE, Certificate
 
-__all__ = ["check_structure", "seconds_names", "strategies_of"]
-
 PARTS = ("dispatch", "kv", "experts", "attention")  # of a step, that something times or that are missing
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ...runtime.checkpoints import Permuted
     from ...runtime.plan import Plan
 
-__all__ = ["apply"]
-
 PLAN = Path("plan.json")
 
 

@@ -9,8 +9,6 @@ import typer
 from .flags import Json, optional
 from .screen import console, print_json, progress
 
-__all__ = ["certify"]
-
 
 def certify(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),

@@ -9,8 +9,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-__all__ = ["COMMANDS", "LazyGroup", "PanelCommand", "group"]
-
 COMMANDS = {
     "profile": "Measure this machine, or describe a cluster.",
     "trace": "Record, import, inspect and count routing.",

@@ -9,8 +9,6 @@ from ...errors import NoBenefitError
 from .flags import Json, Phases, ReplicaRule, Verbose, optional, phases
 from .screen import console, print_json, progress
 
-__all__ = ["compare"]
-
 
 def compare(
     plans: Annotated[list[Path], typer.Argument(help="The plans; gains are against the first, too.")],

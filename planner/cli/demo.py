@@ -8,8 +8,6 @@ import typer
 from .flags import Json
 from .screen import console, print_json, progress
 
-__all__ = ["demo"]
-
 
 def demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="A new folder for its files.")] = Path("moeplan-demo"),

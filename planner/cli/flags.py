@@ -14,18 +14,6 @@ from ..params import Flag, choices, flags_of, option_of
 from ..request import Phase
 from ..strategies.registry import STRATEGIES
 
-__all__ = [
-    "Dispatch",
-    "Json",
-    "Phases",
-    "ReplicaRule",
-    "StrategyFlags",
-    "Verbose",
-    "optional",
-    "phases",
-    "with_strategy_flags",
-]
-
 # As `runtime.decisions` and `solvers.replicas` have them, which load numpy.
 Dispatch = Literal["standard", "coherent", "migrating"]
 ReplicaRule = Literal["even", "nearest", "static", "round_robin"]

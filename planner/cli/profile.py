@@ -13,8 +13,6 @@ from .screen import console, end_interrupted, print_json, progress, step_progres
 if TYPE_CHECKING:
     from ...profilers.profile import Profile
 
-__all__ = ["profile"]
-
 
 def profile(
     profiles: Annotated[

@@ -17,17 +17,6 @@ from rich.console import Console
 if TYPE_CHECKING:
     from ...profilers.harness import Step
 
-__all__ = [
-    "HangingConsole",
-    "byte_progress",
-    "console",
-    "end_interrupted",
-    "hung",
-    "print_json",
-    "progress",
-    "step_progress",
-]
-
 LINE_S = 10.0
 GIGA = 1e9
 LABEL = re.compile(r"(?=.{9} \S)(?:\w+(?: \w+)? {2,}|unchecked |not there )")

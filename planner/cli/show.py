@@ -8,8 +8,6 @@ import typer
 from .flags import Json, Verbose, optional
 from .screen import console, print_json
 
-__all__ = ["show"]
-
 
 def show(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),

@@ -13,8 +13,6 @@ from .screen import console, end_interrupted, print_json, progress
 if TYPE_CHECKING:
     from ..request import Request
 
-__all__ = ["solve"]
-
 
 @with_strategy_flags
 def solve(

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ...traces.huggingface.prompts import Prompts
     from ...traces.importers import ImportSummary
 
-__all__ = ["COMMANDS", "count", "group", "import_", "info", "record"]
-
 EMBEDDED = "embedded"
 MAX_TEXT_BYTES = 64 * 2**20
 COMMANDS = {

@@ -9,8 +9,6 @@ from ...errors import InputError, printable
 from .flags import Json, optional
 from .screen import print_json
 
-__all__ = ["validate"]
-
 
 def validate(
     file: Annotated[Path, typer.Argument(help="The file, or a directory that moeplan apply --engine wrote.")],

@@ -25,35 +25,21 @@ from ..solve import solve
 from .run import Measured, Trial, run_trials
 from .text import SAMPLE_TOKENS, other_text, record_embedded, record_text, samples
 
-__all__ = ["Demo", "run_demo"]
-
 NUM_RANKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Result of the demo: its files, runs and predictions.
-
-    Parameters
-    ----------
-    plan
-        ExFlow's, coherent, fitted and judged on one half of the held-out text.
-    certificate
-        Its recount.
-    runs
-        Contiguous and plan, coherent and standard, measured on the other half.
-    replayed
-        Each run as a replay of the other half's routing predicts it; seconds where the profile has them.
-    num_samples, num_tokens
-        Of the other half.
-    """
+    """Result of the demo: its files, runs and predictions."""
 
     folder: Path
     profile: Profile
-    plan: Plan
-    certificate: Certificate
-    runs: list[Measured]
+    plan: Plan  #: ExFlow's, coherent, fitted and judged on one half of the held-out text
+    certificate: Certificate  #: Its recount
+    runs: list[Measured]  #: Contiguous and plan, coherent and standard, measured on the other half
+    #: Each run as a replay of the other half's routing predicts it; seconds where the profile has them
     replayed: Sequence[plans.Contender]
+    #: num_samples, num_tokens: of the other half
     num_samples: int
     num_tokens: int
 

@@ -18,8 +18,6 @@ from torch.nn import functional
 from ...traces.model import Attention as AttentionSpec
 from ...traces.model import ModelSpec
 
-__all__ = ["Attention", "Experts", "Layer", "MoEBlock", "MoELanguageModel", "ModelConfig", "Router", "load_embedded"]
-
 ROTARY_BASE = 10_000.0
 
 

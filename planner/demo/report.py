@@ -10,8 +10,6 @@ from .job import Demo
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["demo_report"]
-
 
 def demo_report(demo: Demo, console: "Console") -> None:
     """Outputs against the single process, copies and bytes before and after, the price, and where the files are."""

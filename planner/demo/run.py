@@ -20,8 +20,6 @@ from ...runtime.expert_parallel import ExpertParallelModel
 from ...runtime.plan import Plan
 from .model import load_embedded
 
-__all__ = ["Measured", "Trial", "run_trials"]
-
 TIMEOUT_S = 120.0
 REPEATS = 3
 
@@ -37,35 +35,21 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Measurements of one run, over all ranks.
-
-    Parameters
-    ----------
-    largest_difference
-        Between any logit and the single process's.
-    misrouted
-        Choices that differ from those of the single process, of all tokens, layers and K.
-    copies
-        Copies that crossed devices, a token and layer.
-    payload_bytes, kv_bytes, return_bytes
-        Bytes that crossed devices in the whole run: hidden vectors, K and V, and tokens going home after the last
-        layer of a coherent forward.
-    balance
-        Token-expert pairs of the busiest device over the mean, mean over layers.
-    exchange_s, experts_s
-        Seconds of a forward's dispatches and combines of hidden vectors, and of its experts: the slowest rank of each
-        layer, the median over `REPEATS` forwards, summed over layers.
-    """
+    """Measurements of one run, over all ranks."""
 
     name: str
     dispatch_model: DispatchModel
-    largest_difference: float
-    misrouted: int
-    copies: float
+    largest_difference: float  #: Between any logit and the single process's
+    misrouted: int  #: Choices that differ from those of the single process, of all tokens, layers and K
+    copies: float  #: Copies that crossed devices, a token and layer
+    #: payload_bytes, kv_bytes, return_bytes: bytes that crossed devices in the whole run: hidden vectors, K and V, and
+    #: tokens going home after the last layer of a coherent forward
     payload_bytes: int
     kv_bytes: int
     return_bytes: int
-    balance: float
+    balance: float  #: Token-expert pairs of the busiest device over the mean, mean over layers
+    #: exchange_s, experts_s: seconds of a forward's dispatches and combines of hidden vectors, and of its experts: the
+    #: slowest rank of each layer, the median over `REPEATS` forwards, summed over layers
     exchange_s: float
     experts_s: float
 

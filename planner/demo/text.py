@@ -24,8 +24,6 @@ from ...traces.recording.recorder import recording
 from ...traces.schema import TraceMeta
 from .model import load_embedded
 
-__all__ = ["SAMPLE_TOKENS", "other_text", "record_embedded", "record_text", "samples", "training_text"]
-
 SAMPLE_TOKENS = 128
 BATCH_SAMPLES = 16
 

@@ -11,8 +11,6 @@ from ..figures import TimeUnit, find, megabytes, shown, value, worded
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.strategy import Strategy
 
-__all__ = ["answer", "copies_remarks", "gain_words", "remark_sections", "remarks", "short_of", "standing"]
-
 MOST_REMARKS = 5
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
 BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes"]

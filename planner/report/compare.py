@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from rich.console import Console
 
-__all__ = ["as_dict", "compare_report", "write_matrices"]
-
 RULES = {  # what engines do
     "even": "shared alike (vLLM)",
     "nearest": "the token's own device, else its node, else all alike",

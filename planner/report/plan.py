@@ -24,8 +24,6 @@ from .answer import answer, remark_sections, remarks
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["plan_sections", "show_report", "solve_report"]
-
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
 

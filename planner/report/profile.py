@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["profile_report", "remarks", "time_text"]
-
 
 def profile_report(profile: Profile, path: Path, console: "Console") -> None:
     """The origins with what is to be remarked of them, a line a series, the links, and where the file is."""

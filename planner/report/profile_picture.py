@@ -26,8 +26,6 @@ from .profile import time_text
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["Slice", "slice_of", "text_picture", "write_profile_page"]
-
 Array = NDArray[np.float64]
 CURVE_POINTS = 160
 BLUE, BAND, RED = "#1f77b4", "rgba(31, 119, 180, 0.18)", "#d62728"
@@ -43,25 +41,18 @@ LABEL = 9  # columns of the seconds beside a plot
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Points measured along `axis`, and the curve fitted to them.
+    """Points measured along `axis`, and the curve fitted to them."""
 
-    Parameters
-    ----------
-    axis, fixed
-        What varies, and the values of the other axes that vary in the series.
-    at, seconds, rate, error
-        `[P]`: the points' place on the axis, their median seconds, their rate, and how far off a fit was that had not
-        seen them (NaN where none was).
-    curve_at, curve, curve_rate
-        `[G]`: the fit along the measured range.
-    """
-
+    #: axis, fixed: what varies, and the values of the other axes that vary in the series
     axis: str
     fixed: Mapping[str, int]
+    #: at, seconds, rate, error: `[P]`: the points' place on the axis, their median seconds, their rate, and how far off
+    #: a fit was that had not seen them (NaN where none was)
     at: Array
     seconds: Array
     rate: Array
     error: Array
+    #: curve_at, curve, curve_rate: `[G]`: the fit along the measured range
     curve_at: Array
     curve: Prediction
     curve_rate: Array

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from rich.console import Console
 
-__all__ = ["statistics_json", "trace_report", "write_trace_page"]
-
 BAR = 10
 MAX_CELLS = 400_000  # of the maps of all layers together: about 2 MB of the page
 MAX_TICKS = 24  # of an axis of layers
