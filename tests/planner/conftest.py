@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from moeplan.solvers.exflow import strategy
-from moeplan.traces.reader import Trace, open_trace
-from moeplan.traces.schema import TraceMeta
-from moeplan.traces.writer import TraceWriter
-from tests.planner.makers import write_profile
-
-MakeProfile = Callable[..., Path]
+from moeplan.traces.reader import Trace
+from tests.planner.makers import stored_tokens, write_profile
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -25,8 +21,8 @@ def little_work() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def make_profile(tmp_path_factory: pytest.TempPathFactory) -> MakeProfile:
-    """Write a profile of a cluster; parameters as of `profiles.write_profile`."""
+def make_profile(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Write a profile of a cluster; parameters as of `write_profile`."""
 
     def make(cluster: str = "1x4", **settings: Any) -> Path:
         return write_profile(tmp_path_factory.mktemp("profile") / "profile.json", cluster, **settings)
@@ -39,12 +35,7 @@ def make_trace(make_trace: Callable[..., Trace], tmp_path_factory: pytest.TempPa
     """The traces of all tests, with experts of a known size."""
 
     def make(ffn_size: int | None = 96, **settings: Any) -> Trace:
-        plain = make_trace(**settings)
-        folder = tmp_path_factory.mktemp("sized")
-        meta = TraceMeta(form="tokens", model=replace(plain.model, ffn_size=ffn_size), recorder="test")
-        with TraceWriter(folder, meta) as writer:
-            for batch in plain.batches():
-                writer.append(batch)
-        return open_trace(folder)
+        plain, folder = make_trace(**settings), tmp_path_factory.mktemp("sized")
+        return stored_tokens(folder, replace(plain.model, ffn_size=ffn_size), *plain.batches())
 
     return make

@@ -1,25 +1,25 @@
-"""Documents: what a narrow screen shows of a table, how answers are worded, and that any plan fits a page."""
+"""Documents: tables on narrow screens, how answers are worded, that any plan fits a screen; pages whole and offline."""
 
 import ast
-from collections.abc import Callable
+import re
 from pathlib import Path
+from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plotly.offline import get_plotlyjs
 
 import moeplan.planner
-from moeplan.planner.cli.screen import HangingConsole
-from moeplan.planner.document import GAP, Column, Section, Table, Text, to_console
+from moeplan.errors import StorageError
+from moeplan.planner.document import GAP, Column, Section, Table, Text, drawn, to_console, write_page
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.figures import TimeUnit, megabytes
 from moeplan.planner.report.answer import gain_words
 from moeplan.planner.report.plan import show_report
-from moeplan.planner.request import Request
-from moeplan.planner.solve import solve
-from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Contender, Metric, Part, Verdict
-from moeplan.traces.reader import Trace
+from tests.planner.makers import planned, screen
 
 COLUMNS = st.lists(st.integers(1, 12), min_size=2, max_size=12).map(
     lambda widths: [Column(f"{number}".ljust(width, "x"), ["y"]) for number, width in enumerate(widths)]
@@ -46,64 +46,35 @@ def test_a_narrow_screen_shows_the_first_columns_that_fit_or_all_in_several_tabl
 
 def test_details_are_printed_only_when_asked_for() -> None:
     sections = [Section("Answer", (Text.of("yes"),)), Section("Why", (Text.of("because"),), verbose=True)]
-    shown = {}
-    for verbose in (False, True):
-        console = HangingConsole(80)
-        with console.capture() as captured:
-            to_console(sections, console, verbose=verbose)
-        shown[verbose] = captured.get()
-    assert shown == {False: "yes\n", True: "yes\n\nWhy\nbecause\n"}
+    shown = [screen(to_console, sections, verbose=verbose) for verbose in (False, True)]
+    assert shown == ["yes\n", "yes\n\nWhy\nbecause\n"]
 
 
 def part(metric: str, ours: float, theirs: float) -> Part:
-    rows = [("plan", "standard", ours), ("contiguous", "standard", theirs)]
     contenders = tuple(
         Contender(name=name, dispatch_model="standard", metrics={metric: Metric(value=figure)})
-        for name, _, figure in rows
+        for name, figure in (("plan", ours), ("contiguous", theirs))
     )
     return Part(num_samples=9, num_tokens=90, num_steps=3, dropped_samples=0, contenders=contenders)
 
 
 @pytest.mark.parametrize(
-    ("metric", "ours", "theirs", "ends", "words"),
+    ("metric", "ours", "theirs", "low", "high", "words"),
     [
-        (
-            "step_s",
-            0.0311,
-            0.041,
-            (0.0078, 0.0119),
-            "24.1 % less time per step than today (31.1 ms against 41.0 ms; 95 %: 19.0 to 29.0 %)",
-        ),
-        (
-            "device_copies",
-            3.0,
-            2.0,
-            (-1.2, -0.8),
-            "50.0 % more copies than today (3.00 against 2.00; 95 %: 40.0 to 60.0 %)",
-        ),
-        (
-            "balance",
-            1.5,
-            1.2,
-            (-0.6, 0.12),
-            "25.0 % more load on the busiest device than today (1.50 against 1.20; 95 %: -10.0 to 50.0 %)",
-        ),
-        (
-            "inter_bytes",
-            1e6,
-            4e6,
-            (None, None),
-            "75.0 % fewer bytes between nodes than today (1 MB against 4 MB; no interval)",
-        ),
-        ("device_copies", 2.0, 2.0, (-0.1, 0.1), "no fewer copies than today (2.00 against 2.00)"),
+        ("step_s", 0.031, 0.04, 8e-3, 0.012, "22.5 % less time per step|31.0 ms against 40.0 ms; 95 %: 20.0 to 30.0 %"),
+        ("device_copies", 3.0, 2.0, -1.2, -0.8, "50.0 % more copies|3.00 against 2.00; 95 %: 40.0 to 60.0 %"),
+        ("balance", 3, 2, -1.2, 0.2, "50.0 % more load on the busiest device|3.00 against 2.00; 95 %: -10.0 to 60.0 %"),
+        ("inter_bytes", 1e6, 4e6, None, None, "75.0 % fewer bytes between nodes|1 MB against 4 MB; no interval"),
+        ("device_copies", 2.0, 2.0, -0.1, 0.1, "no fewer copies|2.00 against 2.00"),
     ],
 )
 def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
-    metric: str, ours: float, theirs: float, ends: tuple[float | None, float | None], words: str
+    metric: str, ours: float, theirs: float, low: float | None, high: float | None, words: str
 ) -> None:
-    gain = Metric(value=theirs - ours, low=ends[0], high=ends[1])
+    gain = Metric(value=theirs - ours, low=low, high=high)
     verdict = Verdict(value="none", metric=metric, against="contiguous/standard", gain=gain, at_least=0.0)
-    assert gain_words(verdict, part(metric, ours, theirs)) == words
+    told = "{} than today ({})".format(*words.split("|"))
+    assert gain_words(verdict, part(metric, ours, theirs)) == told
 
 
 @pytest.mark.parametrize(
@@ -128,13 +99,9 @@ def test_every_metric_has_words_of_its_own_for_sentences_and_for_docs() -> None:
     assert len(set(headlines)) == len(headlines)
 
 
-def test_a_plan_of_58_layers_fits_a_page(make_trace: Callable[..., Trace]) -> None:
-    trace = make_trace(layers=58, experts=64, top_k=8, samples=40)
-    plan = solve(Request.of(strategy="contiguous", trace=str(trace.path), cluster=Cluster.parse("2x8")))
-    console = HangingConsole(80)
-    with console.capture() as captured:
-        show_report(plan, Path("plan.json"), console)
-    assert captured.get().count("\n") <= 24
+def test_a_plan_of_58_layers_fits_a_page(make_trace: Any) -> None:
+    plan = planned(make_trace(layers=58, experts=64, top_k=8, samples=40), "contiguous", "2x8")
+    assert screen(show_report, plan, Path("plan.json"), width=80).count("\n") <= 24
 
 
 def test_metrics_are_named_by_their_rows_alone() -> None:
@@ -147,3 +114,62 @@ def test_metrics_are_named_by_their_rows_alone() -> None:
         if name not in aside and not name.startswith("evaluate/"):
             values = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
             assert not values & (METRICS.keys() - alike), name
+
+
+def page(path: Path, *sections: Section, title: str = "A <title>", text: str = "1 < 2") -> str:
+    write_page(path, title, text, sections)
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def section() -> Section:
+    return drawn("Head & tail", "a < b", go.Figure(go.Scatter(x=[1, 2], y=[3, 4])))
+
+
+def test_a_page_holds_the_library_once_and_refers_to_nothing_outside(tmp_path: Path, section: Section) -> None:
+    text = page(tmp_path / "p.html", section, section)
+    library = get_plotlyjs()
+    assert text.count(library) == 1
+    own = text.replace(library, "")
+    assert not re.search(r"""(src|href)\s*=|@import|url\(""", own)
+    assert not re.search(r"https?://(?!www\.w3\.org)", re.sub(r'"plotlyServerURL":"[^"]*"', "", own))
+    assert "default-src 'none'" in own
+    assert own.count("Plotly.newPlot(") == 2
+    assert 'id="figure-0-1"' in own
+    assert 'id="figure-1-1"' in own
+
+
+def test_what_is_said_is_escaped(tmp_path: Path, section: Section) -> None:
+    text = page(tmp_path / "p.html", section, title="</script><b>")
+    assert "<title>&lt;/script&gt;&lt;b&gt;</title>" in text
+    assert "<p>1 &lt; 2</p>" in text
+    assert "<h2>Head &amp; tail</h2><p>a &lt; b</p>" in text
+
+
+def test_names_in_a_figure_cannot_end_its_script(tmp_path: Path) -> None:
+    hostile = "</script><script>alert(1)</script>"
+    figure = go.Figure(go.Scatter(x=[1], y=[1], name=hostile))
+    assert hostile not in page(tmp_path / "p.html", drawn("x", "y", figure))
+
+
+def test_equal_contents_give_equal_bytes(tmp_path: Path, section: Section) -> None:
+    assert page(tmp_path / "a.html", section) == page(tmp_path / "b.html", section)
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path, section: Section) -> None:
+    (tmp_path / "p.html").mkdir()
+    with pytest.raises(StorageError, match=r"p\.html"):
+        page(tmp_path / "p.html", section)
+    assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
+
+
+def test_a_section_that_fails_leaves_the_old_page(tmp_path: Path, section: Section) -> None:
+    old = page(tmp_path / "p.html", section)
+
+    def failing() -> Any:
+        yield section
+        raise StorageError("no more")
+
+    with pytest.raises(StorageError):
+        write_page(tmp_path / "p.html", "x", "y", failing())
+    assert (tmp_path / "p.html").read_text(encoding="utf-8") == old

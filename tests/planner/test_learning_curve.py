@@ -1,5 +1,4 @@
 import dataclasses
-import io
 import itertools
 import json
 from collections.abc import Iterator
@@ -8,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from moeplan.errors import UsageError
 from moeplan.planner.learning_curve import (
@@ -21,24 +19,21 @@ from moeplan.planner.learning_curve import (
 )
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
-from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Metric
 from moeplan.traces.schema import TokenBatch
 from tests.builders import model
-from tests.planner.makers import figure_in, stored_tokens
+from tests.planner.makers import figure_in, judged, request, screen, stored_tokens
 
 CURVE = "moeplan.planner.learning_curve"
 
 
-def request(trace: Any, **changes: Any) -> Request:
-    settings: dict[str, Any] = {
-        "strategy": "exflow",
-        "trace": str(trace.path),
-        "cluster": Cluster.parse("1x2"),
-        "method": "sweeps",
-        "time_limit_s": 300.0,
-    }
-    return Request.of(**settings | changes)
+def curve_of(trace: Any, *asked: Any, **settings: Any) -> LearningCurve:
+    return learning_curve(for_sweeps(trace, *asked, **settings))
+
+
+def for_sweeps(trace: Any, strategy: str = "exflow", cluster: str = "1x2", **settings: Any) -> Request:
+    usual: dict[str, Any] = {"method": "sweeps", "time_limit_s": 300.0}
+    return request(trace, strategy, cluster, **usual | settings)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,16 +51,14 @@ def trace(make_trace: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def curve(trace: Any) -> LearningCurve:
-    return learning_curve(request(trace))
+    return curve_of(trace)
 
 
 def test_sizes_double_up_to_all_fitted_samples_and_the_last_point_is_the_plans_own_gain(
     trace: Any, curve: LearningCurve
 ) -> None:
-    plan = solve(request(trace))
-    assert plan.evaluation is not None
-    assert plan.evaluation.held_out is not None
-    copies = {one.label: one.metrics["device_copies"].value for one in plan.evaluation.held_out.contenders}
+    plan: Any = solve(for_sweeps(trace))
+    copies = {label: metrics["device_copies"] for label, metrics in judged(plan).items()}
     units = [one.num_units for one in curve.points]
     assert units[-1] == plan.evaluation.fit.num_samples
     assert all(a == b // 2 for a, b in itertools.pairwise(units))
@@ -81,14 +74,9 @@ def test_more_tokens_gain_more_on_samples_that_were_not_seen(curve: LearningCurv
     assert curve.last_doubling.value == pytest.approx(last - half)
 
 
-def test_the_same_seed_draws_the_same_curve(trace: Any, curve: LearningCurve) -> None:
-    assert learning_curve(request(trace)) == curve
-    assert learning_curve(request(trace, seed=1)) != curve
-
-
 def test_on_a_single_held_out_sample_no_gain_has_an_interval(make_trace: Any) -> None:
-    found = learning_curve(request(make_trace(samples=6, tokens=30), fit_fraction=0.75, seed=1))
-    gains = [*(point.gain for point in found.points), found.last_doubling]
+    curve = curve_of(make_trace(samples=6, tokens=30), fit_fraction=0.75, seed=1)
+    gains = [*(point.gain for point in curve.points), curve.last_doubling]
     assert {(gain.low, gain.high) for gain in gains} == {(None, None)}
 
 
@@ -104,17 +92,12 @@ def test_enough_is_where_the_curve_stays_above_the_share_and_more_helps_while_it
     assert flat.enough(0.95).num_units == 4
     assert (flat.saturated, steep.saturated) == (True, False)
     assert steep.enough(0.95).num_units == 4
-    screen = Console(file=io.StringIO(), width=100)
-    curve_report(flat, screen)
-    curve_report(steep, screen)
-    curve_report(points(0.0, -1.0), screen)
-    said = " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
-    assert "95% of the last gain from 40 tokens on" in said
-    assert "95% of the last gain from all 40 tokens only" in said
-    assert "9 solves in 4 s" in said
-    assert "more tokens would hardly help" in said
-    assert "record more" in said
-    assert "no number of tokens is enough" in said
+    for curve, words in (
+        (flat, ("95% of the last gain from 40 tokens on", "9 solves in 4 s", "more tokens would hardly help")),
+        (steep, ("95% of the last gain from all 40 tokens only", "record more")),
+        (points(0.0, -1.0), ("no number of tokens is enough",)),
+    ):
+        assert all(what in screen(curve_report, curve) for what in words)
 
 
 def test_a_bar_that_ends_at_0_is_drawn_to_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,43 +110,38 @@ def test_a_bar_that_ends_at_0_is_drawn_to_0(tmp_path: Path, monkeypatch: pytest.
     assert (list(error.array), list(error.arrayminus)) == ([1.0, 0.0], [1.0, 0.0])
 
 
-def said_of(curve: LearningCurve) -> str:
-    screen = Console(file=io.StringIO(), width=200)
-    curve_report(curve, screen)
-    return screen.file.getvalue()  # type: ignore[attr-defined,no-any-return]
-
-
 def test_where_the_fewest_units_tried_are_enough_that_is_said_and_units_are_not_divided() -> None:
     one = Point(1, 900, 3, Metric(value=99.0, low=98.0, high=100.0))
     flat = dataclasses.replace(points(99.0, 100.0), points=(one, points(99.0, 100.0).points[-1]))
-    assert "already from the fewest tried on, 900 tokens, 1 sample; perhaps from fewer" in said_of(flat)
+    assert "already from the fewest tried on, 900 tokens, 1 sample; perhaps from fewer" in screen(curve_report, flat)
 
 
 def test_solves_that_time_ended_are_told_and_where_copies_to_nodes_count_so_is_that() -> None:
     capped = dataclasses.replace(points(50.0, 100.0), num_capped=3, metric="node_copies")
-    assert "9 solves in 4 s, 3 ended by time: another run may differ" in said_of(capped)
-    assert "copies to other nodes" in said_of(capped)
+    assert "9 solves in 4 s, 3 ended by time: another run may differ" in screen(curve_report, capped)
+    assert "copies to other nodes" in screen(curve_report, capped)
 
 
-def test_annealing_ends_by_work_so_that_the_curve_is_the_same_again(trace: Any) -> None:
-    first, again = (learning_curve(request(trace, method="annealing")) for _ in range(2))
+@pytest.mark.parametrize("method", ["sweeps", "annealing"])
+def test_solves_end_by_work_so_that_a_seed_draws_its_curve_again(trace: Any, method: str) -> None:
+    first, again, other = (curve_of(trace, method=method, seed=seed) for seed in (0, 0, 1))
     assert first.num_capped == 0
-    assert first == again
+    assert first == again != other
 
 
 def test_standard_dispatch_on_several_nodes_is_about_copies_to_nodes(make_trace: Any) -> None:
     trace = make_trace(samples=24, tokens=6)
-    found = learning_curve(request(trace, cluster=Cluster.parse("2x2"), dispatch_model="standard", method="annealing"))
+    found = curve_of(trace, cluster="2x2", dispatch_model="standard", method="annealing")
     assert (found.metric, as_dict(found)["metric"]) == ("node_copies", "node_copies")
 
 
 def test_of_a_markov_chain_of_8_experts_a_thousand_tokens_give_94_per_cent_and_more_would_hardly_help(
     tmp_path: Path,
 ) -> None:
-    curve = learning_curve(request(markov(tmp_path, experts=8, tokens=16_000)))
+    curve = curve_of(markov(tmp_path, experts=8, tokens=16_000))
     assert curve.enough(0.94).num_tokens <= 1_000
     assert curve.saturated
-    assert "hardly help" in said_of(curve)
+    assert "hardly help" in screen(curve_report, curve)
 
 
 def markov(path: Path, *, experts: int, tokens: int, layers: int = 6) -> Any:
@@ -188,14 +166,16 @@ def test_its_json_form_and_its_page(curve: LearningCurve, tmp_path: Path) -> Non
 
 def test_a_curve_needs_exflow_and_samples_to_halve_and_to_hold_out(trace: Any, make_trace: Any) -> None:
     with pytest.raises(UsageError, match="--learning-curve with --from or another strategy"):
-        learning_curve(Request.of(strategy="eplb", trace=str(trace.path), cluster=Cluster.parse("1x4")))
-    with pytest.raises(UsageError, match="--learning-curve with --fit-fraction 1"):
-        learning_curve(request(trace, fit_fraction=1.0))
-    for changes, words in (({"method": "exact"}, "--method exact"), ({"dispatch_model": "migrating"}, "--dispatch")):
+        learning_curve(request(trace, "eplb", "1x4"))
+    for changes, words in (
+        ({"fit_fraction": 1.0}, "--learning-curve with --fit-fraction 1"),
+        ({"method": "exact"}, "--method exact"),
+        ({"dispatch_model": "migrating"}, "--dispatch"),
+    ):
         with pytest.raises(UsageError, match=words):
-            learning_curve(request(trace, **changes))
+            curve_of(trace, **changes)
     with pytest.raises(UsageError, match="record more"):
-        learning_curve(request(make_trace(samples=2), fit_fraction=0.5, seed=1))
+        curve_of(make_trace(samples=2), fit_fraction=0.5, seed=1)
 
 
 def test_ctrl_c_in_a_solve_ends_the_curve(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,5 +190,5 @@ def test_ctrl_c_in_a_solve_ends_the_curve(trace: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr("moeplan.solvers.exflow.methods.Run._improve", interrupted)
     monkeypatch.setattr(f"{CURVE}._subsets", lambda *_: iter([np.arange(8), np.arange(4)]))
     with pytest.raises(KeyboardInterrupt):
-        learning_curve(request(trace))
+        curve_of(trace)
     assert solves == 1

@@ -2,32 +2,26 @@
 
 import errno
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moeplan.errors import StorageError
-from moeplan.planner.request import Request
-from moeplan.planner.solve import Made, make
-from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import load
-from moeplan.traces.reader import Trace
+from tests.planner.makers import made as make
 
 
 @pytest.fixture(scope="module")
-def made(make_trace: Callable[..., Trace]) -> Made:
-    trace = make_trace(samples=48)
-    found = make(Request.of(strategy="netmoe", trace=str(trace.path), cluster=Cluster.parse("2x2"), samples_per_step=8))
-    assert len(found.sidecars) == 1
-    return found
+def made(make_trace: Any) -> Any:
+    """A plan with a predictor."""
+    return make(make_trace(samples=48), "netmoe", samples_per_step=8)
 
 
 @pytest.fixture(scope="module")
-def other(make_trace: Callable[..., Trace]) -> Made:
-    trace = make_trace(samples=48, seed=1)
-    return make(Request.of(strategy="netmoe", trace=str(trace.path), cluster=Cluster.parse("2x2"), samples_per_step=8))
+def other(make_trace: Any) -> Any:
+    return make(make_trace(samples=48, seed=1), "netmoe", samples_per_step=8)
 
 
 def names(folder: Path) -> set[str]:
@@ -36,7 +30,7 @@ def names(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("place", ["", "file/plan.json", "/proc/plan.json"])
 def test_where_the_plan_cannot_be_its_predictor_is_not_either_and_the_error_names_what_was_asked_for(
-    made: Made, tmp_path: Path, place: str
+    made: Any, tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError) as told:
@@ -48,7 +42,7 @@ def test_where_the_plan_cannot_be_its_predictor_is_not_either_and_the_error_name
 
 @pytest.mark.parametrize("failing", ["plan.json", "predictor"])
 def test_a_write_that_fails_half_way_leaves_what_was_there(
-    made: Made, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+    made: Any, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "plan.json").write_text("the old plan")
     rename = Path.replace
@@ -67,7 +61,7 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(
 
 
 def test_an_interruption_once_the_plan_is_there_leaves_its_predictor(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replaced = Path.replace
 
@@ -84,7 +78,7 @@ def test_an_interruption_once_the_plan_is_there_leaves_its_predictor(
 
 
 def test_a_predictor_that_was_there_survives_a_failed_write(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.save(tmp_path / "plan.json")
     before = names(tmp_path)
@@ -94,7 +88,7 @@ def test_a_predictor_that_was_there_survives_a_failed_write(
     assert names(tmp_path) == before
 
 
-def test_a_replaced_plans_predictor_goes_with_it(made: Made, other: Made, tmp_path: Path) -> None:
+def test_a_replaced_plans_predictor_goes_with_it(made: Any, other: Any, tmp_path: Path) -> None:
     made.save(tmp_path / "plan.json")
     made.save(tmp_path / "plan.json")
     assert names(tmp_path) == {"plan.json", *made.sidecars}
@@ -102,28 +96,18 @@ def test_a_replaced_plans_predictor_goes_with_it(made: Made, other: Made, tmp_pa
     assert names(tmp_path) == {"plan.json", *other.sidecars}
 
 
-def test_a_predictor_that_another_plan_names_stays(made: Made, other: Made, tmp_path: Path) -> None:
+def test_a_predictor_that_another_plan_names_stays(made: Any, other: Any, tmp_path: Path) -> None:
     made.save(tmp_path / "plan.json")
     shutil.copyfile(tmp_path / "plan.json", tmp_path / "copy")
     other.save(tmp_path / "plan.json")
     assert names(tmp_path) == {"plan.json", "copy", *made.sidecars, *other.sidecars}
 
 
-def test_what_is_not_as_solve_wrote_it_stays(made: Made, other: Made, tmp_path: Path) -> None:
-    made.save(tmp_path / "plan.json")
-    (name,) = made.sidecars
-    (tmp_path / name).write_bytes(b"somebody else's")
-    other.save(tmp_path / "plan.json")
-    assert (tmp_path / name).read_bytes() == b"somebody else's"
-
-
 def test_a_plan_that_names_another_file_of_the_folder_does_not_take_it_along(
-    made: Made, other: Made, tmp_path: Path
+    made: Any, other: Any, tmp_path: Path
 ) -> None:
     (contents,) = made.sidecars.values()
     policy = made.plan.decisions.sample_policy
-    assert policy is not None
-    assert policy.predictor is not None
     named = policy.predictor.model_copy(update={"file": "thesis.bin"})
     decisions = made.plan.decisions.model_copy(update={"sample_policy": policy.model_copy(update={"predictor": named})})
     kept = {key: getattr(made.plan, key) for key in ("strategies", "seed", "cluster", "model", "inputs", "options")}
@@ -132,3 +116,11 @@ def test_a_plan_that_names_another_file_of_the_folder_does_not_take_it_along(
     assert load(tmp_path / "plan.json").decisions.sample_policy == decisions.sample_policy
     other.save(tmp_path / "plan.json")
     assert (tmp_path / "thesis.bin").read_bytes() == contents
+
+
+def test_what_is_not_as_solve_wrote_it_stays(made: Any, other: Any, tmp_path: Path) -> None:
+    made.save(tmp_path / "plan.json")
+    (name,) = made.sidecars
+    (tmp_path / name).write_bytes(b"somebody else's")
+    other.save(tmp_path / "plan.json")
+    assert (tmp_path / name).read_bytes() == b"somebody else's"

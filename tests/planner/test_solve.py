@@ -1,3 +1,5 @@
+"""Requests that are met, for any cluster and the same again, and what is refused before or when anything is read."""
+
 from pathlib import Path
 from typing import Any
 
@@ -5,14 +7,11 @@ import pytest
 
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.request import Request
-from moeplan.planner.solve import solve
 from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.plan import load, save
+from moeplan.runtime.plan import load
+from tests.planner.makers import planned
 
-
-def request(trace: Any, **changes: Any) -> Request:
-    settings: dict[str, Any] = {"strategy": "exflow", "trace": str(trace.path), "cluster": Cluster.parse("1x2")}
-    return Request.of(**settings | changes)
+NAN = float("nan")
 
 
 @pytest.mark.parametrize("strategy", ["exflow", "eplb", "contiguous"])
@@ -20,30 +19,24 @@ def request(trace: Any, **changes: Any) -> Request:
 def test_every_strategy_plans_for_any_cluster_and_its_plan_survives_the_disk(
     make_trace: Any, tmp_path: Path, strategy: str, cluster: str
 ) -> None:
-    plan = solve(request(make_trace(), strategy=strategy, cluster=Cluster.parse(cluster)))
-    save(plan, tmp_path / "plan.json")
+    plan = planned(make_trace(), strategy, cluster, to=tmp_path / "plan.json")
     assert load(tmp_path / "plan.json") == plan
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another_split(make_trace: Any) -> None:
-    trace = make_trace(samples=40)
-    one, again, other = (solve(request(trace, seed=seed)) for seed in (1, 1, 2))
+    one, again, other = (planned(make_trace(samples=40), cluster="1x2", seed=seed) for seed in (1, 1, 2))
     assert one.plan_sha256 == again.plan_sha256
-    assert one.evaluation == again.evaluation
-    assert one.evaluation is not None
-    assert other.evaluation is not None
-    assert one.evaluation.fit.num_tokens != other.evaluation.fit.num_tokens or one.evaluation != other.evaluation
+    assert one.evaluation == again.evaluation != other.evaluation
 
 
 def test_a_split_that_leaves_one_side_empty_is_refused(make_trace: Any) -> None:
     with pytest.raises(InputError, match="--fit-fraction 1"):
-        solve(request(make_trace(samples=1)))
+        planned(make_trace(samples=1), cluster="1x2")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"fit_fraction": 0.0}, "--fit-fraction"),
         ({"time_limit_s": 0.0}, "--time-limit"),
         ({"redundant": 3}, "--redundant 4"),
         ({"slots": 3}, "at least 4 a device"),
@@ -54,4 +47,67 @@ def test_a_split_that_leaves_one_side_empty_is_refused(make_trace: Any) -> None:
 )
 def test_a_request_that_cannot_be_met_says_what_could(make_trace: Any, changes: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        solve(request(make_trace(), **changes))
+        planned(make_trace(), cluster="1x2", **changes)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "words"),
+    [
+        ("magic", {}, "--strategy magic; expected one of exflow, pipemoe"),
+        ("exflow", {"max_load": 0.5}, "--max-load 0.5; expected 1 (all devices alike) or more"),
+        ("exflow", {"max_load": NAN}, "--max-load nan; expected 1"),
+        ("exflow", {"method": "exact"}, "--method exact with --strategy exflow; expected annealing or sweeps"),
+        ("exflow", {"method": "sweeps", "objective": "copies"}, "only annealing"),
+        ("exflow", {"method": "annealing", "backend": "pulp"}, "--method ilp or paper"),
+        ("exflow", {"groups": "whole", "redundant": 4}, "--groups whole with --redundant"),
+        ("exflow", {"redundant": "auto"}, "--redundant auto; only eplb weighs how many"),
+        ("exflow", {"horizon_tokens": 0.5}, "--horizon 0.5; expected 1 token or more"),
+        ("exflow", {"horizon_tokens": 2e18}, "--horizon 2e+18; expected 1 token or more, below 1e18"),
+        ("eplb", {"objective": "copies"}, "--objective with --strategy eplb; it is a flag of exflow"),
+        ("eplb", {"dead": (4,)}, "device 4; expected 0 to 3"),
+        ("eplb", {"pins": ((0, 9),)}, "device 9; expected 0 to 3"),
+        ("eplb", {"dead": (0, 1, 2, 3)}, "expected a device that is alive"),
+        ("eplb", {"dead": (1,), "pins": ((7, 1),)}, "--pin 7@1; device 1 is --dead"),
+        ("eplb", {"quantile": 0.0}, "--quantile 0.0; expected above 0"),
+        ("eplb", {"quantile": NAN}, "--quantile nan; expected above 0"),
+        ("eplb", {"quantile": 0.5, "method": "published"}, "--quantile with --method published"),
+        ("eplb", {"redundant": -1}, "--redundant -1; expected at least 0"),
+        ("eplb", {"groups": "whole", "redundant": "auto"}, "--groups whole with --redundant or --dead"),
+        ("eplb", {"groups": "whole", "dead": (1,)}, "--groups whole with --redundant or --dead"),
+        ("eplb", {"redundant": "auto", "slots": 5}, "--slots and --redundant both"),
+        ("contiguous", {"groups": "whole"}, "--groups with --strategy contiguous; it is a flag of exflow and eplb"),
+        ("contiguous", {"method": "paper"}, "--method with --strategy contiguous; it is a flag of exflow"),
+        ("pipemoe", {"max_degree": 0}, "--max-degree 0; expected 1 to 1,024"),
+        ("pipemoe", {"slots": 4}, "--slots with --strategy pipemoe; it is a flag of exflow and eplb and contiguous"),
+        ("pipemoe", {"method": "unequal", "joint": True}, "--joint with --method unequal"),
+        ("pipemoe", {"capacity_factor": NAN}, "--capacity-factor nan; expected above 0"),
+        ("netmoe", {"mixture": (("t", 1.0),)}, "with --strategy netmoe; it is a flag of eplb"),
+        ("eplb", {"mixture": (("t", 0.0),)}, "expected weights above 0"),
+        ("eplb", {"mixture": (("t", NAN),)}, "expected weights above 0"),
+        ("eplb", {"mixture": (("t", 1e300),)}, "expected weights above 0"),
+        ("eplb", {"previous": "plan.json"}, "--from with --on, or with another strategy than exflow"),
+        ("exflow", {"previous": "plan.json", "on": "base.json"}, "--from with --on"),
+        ("eplb", {"cluster": Cluster.parse("1x1")}, "there is nothing to place"),
+        ("eplb", {"cluster": Cluster.parse("128x128")}, "16,384 devices; plans are made for at most 4,096"),
+        ("eplb", {"fit_fraction": 1.5}, "--fit-fraction 1.5; expected above 0 and at most 1"),
+        ("eplb", {"fit_fraction": 0.0}, "--fit-fraction 0.0; expected above 0"),
+        ("eplb", {"seed": -1}, "--seed -1; expected at least 0"),
+        ("eplb", {"fit_fraction": NAN}, "--fit-fraction nan; expected above 0"),
+        ("eplb", {"samples_per_step": 0}, "--samples-per-step 0; expected at least 1"),
+        ("eplb", {"seed": 2**63}, "--seed 9223372036854775808; expected at least 0"),
+    ],
+    ids=str,
+)
+def test_a_request_that_cannot_be_met_is_refused_before_anything_is_read(
+    strategy: str, changes: dict[str, Any], words: str
+) -> None:
+    settings: dict[str, Any] = {"trace": "nowhere", "cluster": Cluster.parse("2x2")}
+    with pytest.raises(UsageError) as refused:
+        Request.of(strategy=strategy, **settings | changes)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_parameter_that_no_strategy_has_is_an_error_of_the_caller() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        Request.of(strategy="eplb", trace="t", cluster=Cluster.parse("2x2"), colour="red")

@@ -11,7 +11,7 @@ from moeplan.profilers.cluster import Cluster
 from tests.planner.makers import assert_refused, edited, parsed, planned, seconds, training
 
 REPLICAS = {"strategy": "eplb", "redundant": 4}
-HELD = "evaluation/held_out/contenders"
+HELD, BASELINES = "evaluation/held_out/contenders", "options/pipeline/baselines"
 LOPSIDED = {"forward": [2] * 3, "backward": None, "shares": {"forward": [[0.4, 0.6]] * 3, "backward": None}}
 
 
@@ -81,7 +81,7 @@ def test_degrees_of_which_neither_divides_the_other_are_refused(
     make_trace: Any, make_profile: Any, tmp_path: Path
 ) -> None:
     trace, profile, plan = trained(make_trace, make_profile, tmp_path)
-    worse, paper = {"forward": [3] * 3, "backward": [2] * 3}, "options/pipeline/baselines/paper"
+    worse, paper = {"forward": [3] * 3, "backward": [2] * 3}, f"{BASELINES}/paper"
     shares = {"forward": [[0.3, 0.7]] * 3, "backward": [[0.5, 0.5]] * 3}
     uneven = {"forward": [2] * 3, "backward": [2] * 3, "shares": shares}
     for path, change, words in (
@@ -105,19 +105,11 @@ def made(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
     [
         ("decisions/pipeline/forward/1", lambda x: x % 8 + 1, "plan/standard: .* the plan says"),
         ("decisions/pipeline/backward", [1, 1, 1], "passes other than"),
-        (
-            "options/pipeline/baselines/one_degree/forward",
-            lambda x: [one % 8 + 1 for one in x],
-            "one_degree/standard: .* the plan says",
-        ),
-        ("options/pipeline/baselines/degree_1/forward/0", 2, "degree_1/standard: .* the plan says"),
-        (
-            "options/pipeline/baselines/paper/forward/0",
-            lambda x: x % 8 + 1,
-            "paper/standard: dispatch_s: the plan says",
-        ),
-        ("options/pipeline/baselines/paper/forward", [2], "degrees of paper: not one a layer"),
-        ("options/pipeline/baselines", {}, "the contenders are"),
+        (f"{BASELINES}/one_degree/forward", lambda x: [x[0] % 8 + 1] * 3, "one_degree/standard: .* the plan says"),
+        (f"{BASELINES}/degree_1/forward/0", 2, "degree_1/standard: .* the plan says"),
+        (f"{BASELINES}/paper/forward/0", lambda x: x % 8 + 1, "paper/standard: dispatch_s: the plan says"),
+        (f"{BASELINES}/paper/forward", [2], "degrees of paper: not one a layer"),
+        (BASELINES, {}, "the contenders are"),
         ("options/pipeline/a2a_ffn_overlap_degree/0", lambda x: x % 8 + 1, "a2a_ffn_overlap_degree: others take fewer"),
         ("options/pipeline/a2a_ffn_overlap_degree", [2], "a2a_ffn_overlap_degree: not one a layer"),
         ("options/pipeline/max_degree", 1, "above 1"),
@@ -128,7 +120,7 @@ def made(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
         ("options/pipeline/placement", "base", "placement 'base'"),
         ("options/pipeline/method", "paper", "degrees of .*; the contenders are"),
         ("decisions/pipeline/capacity_factor", 1.5, "degree_1: shares or a capacity"),
-        ("options/pipeline/baselines/paper/capacity_factor", 1.5, "paper: shares or a capacity"),
+        (f"{BASELINES}/paper/capacity_factor", 1.5, "paper: shares or a capacity"),
         ("decisions/pipeline", LOPSIDED, "degrees of plan: shares or a capacity"),
         ("options/pipeline/forward/dispatch_s/0/0", lambda x: x * 1.001, "dispatch_s of chunk 0 of layer 0"),
         ("options/pipeline/forward/dispatch_s/0", lambda x: x * 2, "dispatch_s of other chunks"),
@@ -139,11 +131,7 @@ def made(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
         (f"{HELD}/1/metrics/dispatch_s/low", lambda x: x * 0.999, "contiguous/standard: dispatch_s low"),
         (f"{HELD}/2/metrics/step_s/high", lambda x: x * 1.001, "degree_1/standard: step_s high"),
         (f"{HELD}/3/metrics/balance/value", lambda x: x * 1.001, "one_degree/standard: balance"),
-        (
-            f"{HELD}/0/metrics",
-            without("moe_s"),
-            "what times it gives",
-        ),
+        (f"{HELD}/0/metrics", without("moe_s"), "what times it gives"),
         (HELD, lambda x: x[:-1], "contenders .*; expected"),
         ("outcome/pipeline/objective/value", lambda x: x * 0.999, "better than its bound"),
         ("outcome/pipeline/objective/name", "step_s", "expected the least moe_s"),
@@ -211,7 +199,7 @@ def uneven(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
         ("decisions/pipeline/shares/forward/0", lambda x: [x[1], x[0], *x[2:]], "plan/standard: .* the plan says"),
         ("options/pipeline/forward/experts_s/0/0", lambda x: x * 1.001, "experts_s of chunk 0 of layer 0"),
         ("options/pipeline/forward/combine_s/1", lambda x: x[:1], "combine_s of other chunks"),
-        ("options/pipeline/baselines/exact", LOPSIDED, "degrees of exact: shares"),
+        (f"{BASELINES}/exact", LOPSIDED, "degrees of exact: shares"),
         ("options/pipeline/joint", True, "unequal with joint"),
         ("outcome/pipeline/bound", 0.0, "gap of pipeline"),
         ("outcome/pipeline/objective/value", lambda x: x * 0.999, "objective: the plan says"),

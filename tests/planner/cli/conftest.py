@@ -1,6 +1,7 @@
 """Running the installed command line as a user does: a process in a folder of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from tests.warm import Finished, warm
 
 Run = Callable[..., Finished]
 ROOMS = ("planner", "profilers", "solvers", "traces")
+MAIN = "-m", "moeplan.planner.cli"
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +36,50 @@ def fresh_moeplan() -> Run:
     """`fresh_moeplan(*args, cwd=..., code=0, **environ)`: the same in an interpreter of its own."""
 
     def run(*args: object, cwd: Path, code: int = 0, **environ: str) -> Finished:
-        command = [sys.executable, "-m", "moeplan.planner.cli", *map(str, args)]
-        env = surroundings(environ)
-        return expected(subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, env=env), code)
+        return expected(python(*MAIN, *args, cwd=cwd, **environ), code)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def refuse(moeplan: Run) -> Run:
+    """`refuse(*args, cwd=..., code=..., words=...)`: the words are in one line, and nothing is printed or written."""
+
+    def run(*args: object, cwd: Path, code: int, words: str) -> Finished:
+        before = contents(cwd)
+        done = moeplan(*args, cwd=cwd, code=code)
+        assert words in done.stderr
+        assert done.stderr.startswith("moeplan: ")
+        assert done.stderr.count("\n") == 1
+        assert not done.stdout
+        assert contents(cwd) == before
+        return done
+
+    return run
+
+
+def contents(folder: Path) -> dict[Path, int]:
+    """When each file below a folder was written, of folders nothing."""
+    return {path: path.stat().st_mtime_ns if path.is_file() else 0 for path in folder.rglob("*")}
+
+
+def python(*args: object, cwd: Path | None = None, **environ: str) -> Finished:
+    """An interpreter that has run."""
+    command, env = [sys.executable, *map(str, args)], surroundings(environ)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def started(*args: object, cwd: Path, **environ: str) -> "subprocess.Popen[str]":
+    """`moeplan` that still runs."""
+    command, env = [sys.executable, *MAIN, *map(str, args)], surroundings(environ)
+    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: "subprocess.Popen[str]", by: signal.Signals, code: int) -> str:
+    """What a process says on stderr that ends by a signal."""
+    process.send_signal(by)
+    output, errors = process.communicate(timeout=60)
+    return expected(Finished(process.args, process.returncode, output, errors), code).stderr
 
 
 def surroundings(environ: dict[str, str]) -> dict[str, str]:

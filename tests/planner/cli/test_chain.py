@@ -1,16 +1,15 @@
 """The main job, as typed: profile, solve, apply in an empty directory without flags, and what else looks at it."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+from tests.planner.cli.conftest import ended, started
 
 ROUTER = "import moeplan.runtime as r; print(r.load_plan().plan_sha256)"
 
@@ -69,9 +68,7 @@ def test_what_a_started_command_prints_follows_the_json(moeplan: Any, home: Path
     "args",
     [
         ("show",),
-        ("certify", "plan.json", "--trace", "traces"),
         ("certify", "plan.json", "--trace", "traces", "--profile", "profile.json"),
-        ("solve", "--cluster", "2x2", "--link", "inter=1:50", "-o", "linked.json"),
         ("certify", "plan.json"),
         ("apply",),
         ("solve", "--strategy", "eplb", "--cluster", "2x2", "--redundant", "4", "-o", "other.json"),
@@ -92,26 +89,18 @@ def test_json_is_one_document_on_stdout_and_text_fits_80_columns(moeplan: Any, h
 
 
 def test_show_draws_every_expert_of_every_layer(moeplan: Any, home: Path) -> None:
-    rows = [
-        line.split()[-1] for line in moeplan("show", "-v", cwd=home).stdout.splitlines() if line.startswith("layer ")
-    ]
+    lines = moeplan("show", "-v", cwd=home).stdout.splitlines()
+    rows = [line.split()[-1] for line in lines if line.startswith("layer ")]
     assert len(rows) == 6
     assert all(sorted(row) == sorted("0123" * 4) for row in rows)
 
 
-def test_record_import_info_and_count_from_a_users_own_files(moeplan: Any, tmp_path: Path) -> None:
+def test_the_embedded_model_records_a_users_own_text(moeplan: Any, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("To be, or not to be, that is the question.\n" * 40)
     moeplan("trace", "record", "embedded", "--text", "book.txt", "-o", "mine", "--sample-tokens", "32", cwd=tmp_path)
-    found = json.loads(moeplan("trace", "info", "mine", "--json", cwd=tmp_path).stdout)
-    assert (found["num_tokens"], found["num_samples"]) == (1696, 53)
-    ids = np.random.default_rng(0).integers(8, size=(300, 3, 2)).astype(np.uint8)
-    ids[:, :, 1] = (ids[:, :, 0] + 1) % 8
-    np.save(tmp_path / "plain.npy", ids)
-    sizes = ("--hidden-size", "64", "--kv-size", "16", "--dtype-bytes", "2")
-    done = moeplan("trace", "import", "plain.npy", "-o", "plain", *sizes, cwd=tmp_path)
-    assert "3 layers x 8 experts, top-2" in done.stdout
-    moeplan("trace", "count", "plain", "-o", "counts", cwd=tmp_path)
-    done = moeplan("solve", "--trace", "plain", "--cluster", "1x2", "--verbose", cwd=tmp_path)
+    info = json.loads(moeplan("trace", "info", "mine", "--json", cwd=tmp_path).stdout)
+    assert (info["num_tokens"], info["num_samples"]) == (1696, 53)
+    done = moeplan("solve", "--trace", "mine", "--cluster", "1x2", "--verbose", cwd=tmp_path)
     assert "blocks" in done.stdout
     assert "kv/d (K and V over the hidden vector) is 0.25" in " ".join(done.stdout.split())
 
@@ -119,13 +108,9 @@ def test_record_import_info_and_count_from_a_users_own_files(moeplan: Any, tmp_p
 def test_ctrl_c_during_profile_ends_with_130_and_keeps_only_a_profile_that_says_it_is_incomplete(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-m", "moeplan.planner.cli", "profile", "--ranks", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = started("profile", "--ranks", "2", cwd=tmp_path)
     time.sleep(9)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
+    errors = ended(process, signal.SIGINT, 130)
     left = [path.name for path in tmp_path.iterdir()]
     assert left in ([], ["profile.json"])
     if left:
@@ -136,12 +121,7 @@ def test_ctrl_c_during_profile_ends_with_130_and_keeps_only_a_profile_that_says_
 def test_sigterm_during_profile_leaves_neither_files_nor_processes(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    command = [sys.executable, "-m", "moeplan.planner.cli", "profile", "--ranks", "2"]
-    environ = {**os.environ, "TMPDIR": str(scratch)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = started("profile", "--ranks", "2", cwd=tmp_path, TMPDIR=str(scratch))
     time.sleep(6)
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
-    assert not list(scratch.iterdir())
+    ended(process, signal.SIGTERM, 143)
+    assert [path.name for path in tmp_path.rglob("*")] == ["scratch"]

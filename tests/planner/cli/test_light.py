@@ -1,8 +1,6 @@
 """The command line starts light: what `--help` and `import moeplan.runtime` load, and how long help takes."""
 
 import json
-import subprocess
-import sys
 import time
 from importlib.metadata import version
 
@@ -10,6 +8,7 @@ import pytest
 
 from moeplan.planner.cli.commands import COMMANDS, group
 from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
+from tests.planner.cli.conftest import MAIN, python
 
 HEAVY = ("torch", "ortools", "pulp", "scipy", "pyarrow", "numba")
 REPORT = "import json, sys; print(json.dumps([m for m in sys.modules if '.' not in m]), file=sys.stderr)"
@@ -22,14 +21,13 @@ finally: {report}
 
 
 def loaded(code: str) -> set[str]:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    return set(json.loads(done.stderr.splitlines()[-1]))
+    return set(json.loads(python("-c", code).stderr.splitlines()[-1]))
 
 
 def seconds(code: str) -> float:
     def once() -> float:
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+        python("-c", code)
         return time.perf_counter() - start
 
     return min(once() for _ in range(5))
@@ -47,17 +45,13 @@ def test_the_top_level_help_loads_neither_pydantic_nor_numpy_nor_anything_heavy(
 
 
 def test_the_version_is_that_of_what_is_installed() -> None:
-    command = [sys.executable, "-m", "moeplan.planner.cli", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == f"moeplan {version('moeplan')}\n"
+    assert python(*MAIN, "--version").stdout == f"moeplan {version('moeplan')}\n"
 
 
 @pytest.mark.parametrize("args", [*([c] for c in COMMANDS), *(["trace", c] for c in TRACE_COMMANDS)], ids=" ".join)
 def test_a_commands_help_loads_nothing_heavy_and_has_an_example(args: list[str]) -> None:
     assert not loaded(HELP.format(args=[*args, "--help"], report=REPORT)) & set(HEAVY)
-    done = subprocess.run(
-        [sys.executable, "-m", "moeplan.planner.cli", *args, "--help"], capture_output=True, text=True
-    )
+    done = python(*MAIN, *args, "--help")
     assert done.returncode == 0
     if args != ["trace"]:
         assert "Example" in done.stdout

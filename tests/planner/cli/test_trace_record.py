@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from moeplan.planner.cli import screen
 from moeplan.planner.cli.trace import record
 from moeplan.planner.demo.text import record_embedded
 from moeplan.traces.reader import open_trace
+from tests.planner.cli.conftest import ended, started
 
 TEXT = "the quick brown fox jumps over the lazy dog, again and again.\n" * 8
 
@@ -133,16 +132,12 @@ def test_progress_is_lines_off_a_terminal_and_skipped_prompts_are_in_the_last_on
 
 def test_ctrl_c_leaves_a_readable_trace_and_exits_with_130(folder: Path, model: Path) -> None:
     (folder / "long.txt").write_text(TEXT * 400)
-    command = [sys.executable, "-m", "moeplan.planner.cli", "trace", "record", str(model), "--text", "long.txt"]
-    command += ["--generate", "50", "--batch-samples", "1"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    args = ("--text", "long.txt", "--generate", "50", "--batch-samples", "1")
+    process = started("trace", "record", model, *args, cwd=folder)
     deadline = time.monotonic() + 60
     while not (folder / "traces").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1.5)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
+    errors = ended(process, signal.SIGINT, 130)
     assert "interrupted" in errors
     assert open_trace(folder / "traces").num_tokens > 0

@@ -15,14 +15,6 @@ from tests.builders import model
 from tests.planner.makers import judged, options, planned, said, seconds, training
 
 
-def test_the_fit_objective_is_what_the_evaluator_gives(make_trace: Any, make_profile: Any, tmp_path: Path) -> None:
-    trace, profile = training(make_trace(samples=40, tokens=60), tmp_path), make_profile("2x2")
-    for method in ("exact", "paper", "robust"):
-        plan = planned(trace, "pipemoe", profile=profile, method=method)
-        both = sum(seconds(plan, "plan/standard", name) for name in ("moe_s", "moe_backward_s"))
-        assert both == pytest.approx(plan.outcome["pipeline"].objective.value, rel=1e-12)
-
-
 def test_degree_1_takes_what_the_placement_takes_without_a_pipeline(
     make_trace: Any, make_profile: Any, tmp_path: Path
 ) -> None:

@@ -11,17 +11,15 @@ from moeplan.errors import UsageError
 from moeplan.planner.evaluate import replay as replay_module
 from moeplan.planner.evaluate.chunks import Cut, Cuts
 from moeplan.planner.evaluate.evaluate import evaluate
-from moeplan.planner.evaluate.homes import Staying
 from moeplan.planner.evaluate.journey import Contender, Journey
-from moeplan.planner.evaluate.price import price
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes
 from moeplan.planner.evaluate.splits import index_units
 from moeplan.planner.evaluate.tally import COUNTS, Tally
-from moeplan.solvers.placement import Placement, ReplicaRule
+from moeplan.solvers.placement import Placement
 from moeplan.traces.schema import TokenBatch
-from tests.builders import known, model
-from tests.planner.makers import in_several_steps, scene_of, stored_tokens, tokens
+from tests.builders import model
+from tests.planner.makers import scene_of, stored_tokens
 
 HALVES = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
 PAIRS = Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8)
@@ -62,23 +60,6 @@ def test_copies_to_another_node_count_once_a_device_and_once_a_node(tmp_path: Pa
     assert (counts["device_copies"], counts["far_copies"], counts["node_copies"]) == (6, 4, 2)
 
 
-def test_top_1_coherent_moves_a_token_once_a_layer_and_standard_twice(make_trace: Any) -> None:
-    trace = make_trace(samples=8, tokens=20, top_k=1)
-    sums = sums_of(tally_of(trace, HALVES, "1x2", "coherent"))
-    first_hop = (tokens(trace)[:, 0, 0] // 4 != np.repeat(np.arange(8) % 2, 20)).sum()
-    assert sums["device_copies"] == sums["hops"] - sums["hops_kept"] + first_hop
-
-
-def test_relabelling_the_devices_of_a_node_keeps_hops_and_swaps_loads(make_trace: Any) -> None:
-    trace, even, odd = make_trace(samples=20), [0, 2, 4, 6], [1, 3, 5, 7]
-    one, other = (
-        tally_of(trace, Placement.from_sets([held] * 3, 8), "1x2", "coherent", fraction=0.5)
-        for held in ([even, odd], [odd, even])
-    )
-    np.testing.assert_array_equal(one.counts[:, 1:4], other.counts[:, 1:4])
-    np.testing.assert_array_equal(one.loads, other.loads[:, :, ::-1])
-
-
 def test_an_incomplete_last_step_is_left_out_of_loads_and_counted(make_trace: Any) -> None:
     scene = scene_of(make_trace(samples=11, tokens=5), "1x2")
     (cohort,), ((tally,),) = scene.cohorts, replay(scene, [Journey("standard", HALVES)])
@@ -110,33 +91,6 @@ def test_a_device_without_slots_does_not_count_as_idle(make_trace: Any) -> None:
     ]
     three, two = (one["plan/standard"].value["balance"] for one in found)
     assert three == two
-
-
-@pytest.mark.parametrize("columns", [("sample",), ("sample", "step", "source_rank"), ()])
-@pytest.mark.parametrize("cluster", ["2x2", "1x4"])
-def test_samples_that_stay_give_by_their_counts_what_their_tokens_give_walked(
-    make_trace: Any, make_profile: Any, tmp_path: Path, columns: tuple[str, ...], cluster: str
-) -> None:
-    """Without columns: recorded steps, every sample in all of them."""
-    trace = make_trace(samples=41, tokens=12, unrouted=0.1, columns=columns or ("sample",), ranks=4)
-    trace = trace if columns else in_several_steps(trace, tmp_path / "trace")
-    scene = scene_of(trace, cluster, profile=make_profile(cluster), moving=True, each=8)
-    (cohort,), staying = scene.cohorts, Staying()
-    for placement in (PAIRS, Placement.from_sets([[[0, 1, 4], [2, 3], [4, 5], [0, 6, 7]]] * 3, 8, ReplicaRule.EVEN)):
-        moves_LI = np.zeros((4, len(scene.index.unit_tokens)), np.int64)
-        moves_LI[:, cohort.unit_ids] = staying(known(scene.samples), placement, cohort).device
-        walked = Journey("standard", placement)
-        counted = dataclasses.replace(walked, moves=moves_LI)
-        ((one, other),) = replay(scene, [walked, counted], ports=True, between=True)
-        for name in ("tokens", "device_copies", "node_copies", "far_copies"):
-            column = COUNTS.index(name)
-            np.testing.assert_array_equal(one.counts[:, column], other.counts[:, column], err_msg=name)
-        np.testing.assert_array_equal(one.loads, other.loads)
-        np.testing.assert_array_equal(one.between, other.between)
-        seconds = [price(tally, walked, scene).levels for tally in (one, other)]
-        assert seconds[0].keys() == seconds[1].keys() >= {"step_s", "attention_s", "dispatch_s"}
-        for name, levels_QB in seconds[0].items():
-            np.testing.assert_allclose(levels_QB, seconds[1][name], rtol=1e-12, err_msg=name)
 
 
 def test_layers_in_chunks_share_the_walk_of_whole_ones_and_other_placements_have_their_own(
@@ -176,22 +130,14 @@ def test_a_whole_step_takes_as_long_beside_one_in_chunks_as_alone(
     ("num_steps", "ports", "words"),
     [
         (2**15, False, "loads: 32,768 steps x 1 layers x 8,192 devices are 268,435,456 numbers; expected at most"),
-        (
-            2**13,
-            True,
-            "copies for seconds: 8,192 steps x 1 layers x 8,192 devices x 2 classes x 2 directions x 2 exchanges are"
-            " 536,870,912 numbers; expected at most",
-        ),
+        (2**13, True, "copies for seconds: 8,192 steps .* x 2 classes x 2 directions x 2 exchanges are 536,870,912"),
     ],
-    ids=["loads", "ports"],
 )
 def test_what_would_not_fit_is_refused_by_its_own_factors_before_it_takes_memory(
     make_trace: Any, num_steps: int, ports: bool, words: str
 ) -> None:
     scene = scene_of(make_trace(samples=2, layers=1), "2x4096", each=1)
     huge = dataclasses.replace(scene, cohorts=[dataclasses.replace(scene.cohorts[0], num_steps=num_steps)])
-    slots = np.zeros(8192, int)
-    slots[0] = 8
-    placement = Placement(np.arange(8, dtype=np.int32)[None], slots, 8)
+    placement = Placement(np.arange(8, dtype=np.int32)[None], np.array([8] + [0] * 8191), 8)
     with pytest.raises(UsageError, match=words):
         replay(huge, [Journey("coherent", placement)], ports=ports)

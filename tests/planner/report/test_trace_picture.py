@@ -1,6 +1,5 @@
 """The page of a trace: what its figures hold, and that it stays small."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,11 @@ import pytest
 from moeplan.planner.document import Section
 from moeplan.planner.report import trace as page
 from moeplan.planner.report.trace import write_trace_page
-from moeplan.traces.count_form import read_counts, tabulate, write_counts
 from moeplan.traces.importers import import_trace
-from moeplan.traces.reader import Trace, open_trace
+from moeplan.traces.reader import open_trace
 from moeplan.traces.statistics import describe, describe_counts
-from tests.planner.makers import figure_in
+from tests.planner.makers import counted, figure_in
 
-MakeTrace = Callable[..., Trace]
 NAMES = [str(layer) for layer in range(64)]
 
 
@@ -24,37 +21,27 @@ def sections_of(found: Any) -> dict[str, Section]:
     return {section.title: section for section in page._sections(found, NAMES[: len(found.loads)])}
 
 
-def test_figures_hold_the_shares_of_plain_loops(make_trace: MakeTrace) -> None:
-    found = describe(make_trace(layers=3, experts=8, top_k=2, samples=40), coactivation=True)
-    assert found.tokens is not None
-    assert found.locality is not None
+def test_figures_hold_the_shares_of_plain_loops(make_trace: Any) -> None:
+    found: Any = describe(make_trace(layers=3, experts=8, top_k=2, samples=40), coactivation=True)
     sections = sections_of(found)
     assert list(sections) == [
         "Loads", "Locality of samples", "What a layer tells of the next", "Transitions", "Co-activation",
     ]  # fmt: skip
-    loads = figure_in(sections["Loads"]).data[0].z
-    for layer in range(3):
-        for expert in range(8):
-            mean = sum(found.loads[layer]) / 8
-            assert loads[layer][expert] == pytest.approx(found.loads[layer, expert] / mean, rel=1e-5)
-    for title, table in (
-        ("Transitions", found.tokens.counts.transitions),
-        ("Co-activation", found.tokens.counts.coactivation),
-    ):
-        assert table is not None
+    shares = found.loads / found.loads.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.asarray(figure_in(sections["Loads"]).data[0].z), shares, rtol=1e-5)
+    for title in ("Transitions", "Co-activation"):
+        table = getattr(found.tokens.counts, title.lower().replace("-", ""))
         figure = figure_in(sections[title])
-        assert len(figure.data) == len(table)
-        for drawn, counted in zip(figure.data, table, strict=True):
-            for a in range(8):
-                expected = [count / max(1, sum(counted[a])) for count in counted[a]]
-                assert np.asarray(drawn.z)[a].tolist() == pytest.approx(expected, rel=1e-5)
+        for drawn, counts in zip(figure.data, table, strict=True):
+            shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+            np.testing.assert_allclose(np.asarray(drawn.z), shares, rtol=1e-5)
     recorded, shuffled = figure_in(sections["What a layer tells of the next"]).data
     assert list(recorded.y) == found.tokens.information.bits.tolist()
     assert list(shuffled.y) == found.tokens.information.shuffled.tolist()
     assert list(figure_in(sections["Locality of samples"]).data[0].y) == found.locality.index.tolist()
 
 
-def test_the_slider_shows_one_layer_at_a_time(make_trace: MakeTrace) -> None:
+def test_the_slider_shows_one_layer_at_a_time(make_trace: Any) -> None:
     figure = figure_in(sections_of(describe(make_trace(layers=4)))["Transitions"])
     steps = figure.layout.sliders[0].steps
     assert [step.label for step in steps] == ["0 to 1", "1 to 2", "2 to 3"]
@@ -63,8 +50,8 @@ def test_the_slider_shows_one_layer_at_a_time(make_trace: MakeTrace) -> None:
         assert step.args[0]["visible"] == [other == layer for other in range(3)]
 
 
-def test_layer_axes_have_whole_ticks_that_name_the_hidden_layer_where_it_differs(make_trace: MakeTrace) -> None:
-    found = describe(make_trace(layers=3), coactivation=True)
+def test_layer_axes_have_whole_ticks_that_name_the_hidden_layer_where_it_differs(make_trace: Any) -> None:
+    found: Any = describe(make_trace(layers=3), coactivation=True)
     names = page._layer_names((0, 3, 5))
     sections = {section.title: figure_in(section).layout for section in page._sections(found, names)}
     for axis in (sections["Loads"].yaxis, sections["Locality of samples"].xaxis):
@@ -75,9 +62,8 @@ def test_layer_axes_have_whole_ticks_that_name_the_hidden_layer_where_it_differs
     assert (many["title"], many["tickvals"]) == ("layer", [*range(0, 60, 3)])
 
 
-def test_many_experts_are_drawn_in_groups_that_say_so(make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = describe(make_trace(layers=3, experts=8, samples=60))
-    assert found.tokens is not None
+def test_many_experts_are_drawn_in_groups_that_say_so(make_trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Any = describe(make_trace(layers=3, experts=8, samples=60))
     monkeypatch.setattr(page, "MAX_CELLS", 2 * 3 * 3)
     section = sections_of(found)["Transitions"]
     assert "groups of 3 experts" in section.body[0].lines[0]  # type: ignore[union-attr]
@@ -88,17 +74,15 @@ def test_many_experts_are_drawn_in_groups_that_say_so(make_trace: MakeTrace, mon
     assert z[2, 1] == pytest.approx(first[6:, 3:6].sum() / first[6:].sum(), rel=1e-5)
 
 
-def test_counts_have_loads_and_locality_only(make_trace: MakeTrace, tmp_path: Path) -> None:
-    trace = make_trace()
-    write_counts(tmp_path / "counts", trace.meta.model_copy(update={"form": "counts"}), tabulate(trace))
-    counts = read_counts(tmp_path / "counts")
+def test_counts_have_loads_and_locality_only(make_trace: Any, tmp_path: Path) -> None:
+    counts = counted(make_trace(), tmp_path / "counts")
     assert list(sections_of(describe_counts(counts))) == ["Loads", "Locality of samples"]
     write_trace_page(counts, describe_counts(counts), tmp_path / "p.html")
     assert "Routing of random" in (tmp_path / "p.html").read_text()
 
 
 @pytest.mark.parametrize("shape", [{"layers": 1}, {"top_k": 1}, {"unrouted": 1.0}, {"columns": ()}])
-def test_a_trace_with_little_in_it_is_drawn_too(make_trace: MakeTrace, tmp_path: Path, shape: dict[str, Any]) -> None:
+def test_a_trace_with_little_in_it_is_drawn_too(make_trace: Any, tmp_path: Path, shape: dict[str, Any]) -> None:
     trace = make_trace(**shape)
     write_trace_page(trace, describe(trace, coactivation=True), tmp_path / "p.html")
     assert (tmp_path / "p.html").stat().st_size > 10**6
@@ -107,10 +91,8 @@ def test_a_trace_with_little_in_it_is_drawn_too(make_trace: MakeTrace, tmp_path:
 def test_the_page_of_real_routing_stays_below_8_megabytes(gpt_oss: Path, tmp_path: Path) -> None:
     import_trace(gpt_oss, tmp_path / "trace")
     trace = open_trace(tmp_path / "trace")
-    found = describe(trace, coactivation=True)
+    found: Any = describe(trace, coactivation=True)
     write_trace_page(trace, found, tmp_path / "p.html")
     assert (tmp_path / "p.html").stat().st_size < 8e6
-    assert found.tokens is not None
-    assert found.locality is not None
     assert found.tokens.information.excess.min() > 1  # gpt-oss has affinity
     assert found.locality.index.min() > 0.05  # and its samples have experts of their own

@@ -134,15 +134,6 @@ def test_recorded_steps_are_balanced_one_by_one_and_the_plan_says_how(steps: Any
         assert_refused(edited(plan, f"outcome.placement.objective.{key}", change), trace.path)
 
 
-def test_tokens_with_recorded_steps_are_balanced_by_step_too(make_trace: Any) -> None:
-    trace = make_trace(samples=60, tokens=20, columns=("sample", "step"))
-    plan = planned(trace, "eplb", "1x4", redundant=4)
-    assert plan.outcome["placement"].objective.name == "step_balance"
-    certificate = certify(plan, trace.path)
-    assert "objective" in certificate.checks
-    assert certificate.largest_difference < 1e-12
-
-
 def test_a_profile_times_the_experts_and_says_why_nothing_else(tmp_path: Path, make_profile: Any) -> None:
     trace, _ = tallied(tmp_path / "t", **SIZES)
     profile = make_profile("2x2")

@@ -66,25 +66,6 @@ def test_copies_are_the_share_of_pairs_kept_as_a_loop_over_tokens_counts_them(
     assert "a token's experts" in said(plan)
 
 
-def test_where_tokens_return_home_the_objective_is_the_pairs_of_a_tokens_experts(make_trace: Any) -> None:
-    trace = make_trace(samples=40, tokens=20, top_k=3)
-    plan = fitted(trace, dispatch_model="standard", method="annealing")
-    kept = [
-        devices[i] == devices[j]
-        for token in tokens(trace)
-        for devices in np.take_along_axis(homes(plan), token, axis=1)
-        for i, j in ((0, 1), (0, 2), (1, 2))
-    ]
-    assert (objective(plan).name, objective(plan).value) == ("affinity_kept", pytest.approx(np.mean(kept)))
-    assert {"objective", "bound", "cap on loads"} <= {*certify(plan, trace.path).checks}
-
-
-@pytest.mark.parametrize("cluster", ["1x2", "1x4"])
-def test_the_hops_that_a_fit_keeps_are_those_the_evaluator_counts(make_trace: Any, cluster: str) -> None:
-    plan = planned(make_trace(samples=40), "exflow", cluster)
-    assert objective(plan).value == pytest.approx(seconds(plan, "plan/coherent", "hops_kept"), rel=1e-12)
-
-
 def test_pairs_that_no_first_choices_tell_of_save_copies(tmp_path: Path) -> None:
     """Experts 0 to 3 are first choices in a loose order; each takes its own of the experts 4 to 7 along."""
     first = np.cumsum(np.random.default_rng(0).random((2000, 4)) < 0.6, axis=1) % 4
@@ -137,7 +118,7 @@ def test_no_device_of_a_capped_plan_holds_more_than_the_cap_of_the_fitted_tokens
         load = np.bincount(device[ids.ravel()], minlength=4)
         assert load.max() <= 1.2 * load.mean() * (1 + 1e-9)
     certificate = certify(plan, trace.path)
-    assert "cap on loads" in certificate.checks
+    assert {"objective", "bound", "cap on loads"} <= {*certificate.checks}
     assert "that the cap is what was asked for, and what it costs" in certificate.unchecked
     assert "\ncapped    at 1.2 of a layer's mean load per device; without, " in said(plan)
 

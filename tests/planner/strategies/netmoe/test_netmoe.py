@@ -17,20 +17,17 @@ from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Scene
 from moeplan.planner.evaluate.splits import Cohort
-from moeplan.planner.evaluate.tally import Ports, Tally
+from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.evaluate.traffic import SampleTraffic
 from moeplan.planner.strategies.netmoe.policy import fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.migrating.predictor import Predictor
-from moeplan.runtime.plan import Part
 from moeplan.solvers import contiguous
-from moeplan.solvers.cost import inter_ratio
 from moeplan.solvers.placement import Placement
-from moeplan.solvers.seconds import exchange_seconds, slowest
 from moeplan.traces.count_form import open_any
 from moeplan.traces.importers import import_trace
 from tests.builders import known
-from tests.planner.makers import edited, figures, generated, judged, made, planned, said, scene_of, stored
+from tests.planner.makers import edited, generated, judged, planned, said, scene_of, stored
 
 FIG_2 = np.array([[0, 0, 3, 1], [1, 2, 1, 0], [1, 1, 0, 2], [3, 0, 0, 1]])  # expert i is on device i
 LINKS = ("intra=100:2", "inter=10:5")
@@ -74,10 +71,6 @@ def rehomed(scene: Scene, rule: Any, placement: Placement) -> tuple[Homes, Tally
     return homes, tally
 
 
-def ports_of(tally: Tally) -> Ports:
-    return known(tally.ports)
-
-
 @pytest.fixture(scope="module")
 def plan(counts: Counts) -> Any:
     """A policy for samples with preferences, judged by bytes."""
@@ -86,37 +79,9 @@ def plan(counts: Counts) -> Any:
 
 def test_figure_2_leaves_2_of_5_tokens_a_node_to_cross(tmp_path: Path) -> None:
     scene = scene_of(stored(tmp_path / "trace", FIG_2[:, None], ("sample",), top_k=1), "2x2", moving=True)
-    ports = ports_of(rehomed(scene, Rehoming("sum"), in_order(4, 1))[1])
+    ports = known(rehomed(scene, Rehoming("sum"), in_order(4, 1))[1].ports)
     assert ports.dispatch[0, 0, 1, 0].reshape(2, 2).sum(axis=1).tolist() == [5, 5]
     assert ports.combine[0, 0, 1, 1].reshape(2, 2).sum(axis=1).tolist() == [2, 2]
-
-
-def test_without_moves_its_baseline_is_that_of_placement_strategies(make_trace: Any) -> None:
-    trace = make_trace(samples=64, tokens=7, unrouted=0.05)
-    asked: dict[str, Any] = {"fit_fraction": 1.0, "samples_per_step": 16}
-    ours, theirs = (
-        judged(planned(trace, name, "2x2", LINKS, **asked))["contiguous/standard"] for name in ("netmoe", "contiguous")
-    )
-    shared = set(ours) & set(theirs)
-    assert {"device_copies", "node_copies", "inter_bytes", "intra_bytes", "balance", "dispatch_s", "combine_s"} < shared
-    assert {name: ours[name] for name in shared} == pytest.approx({name: theirs[name] for name in shared})
-    assert ours["samples_moved"] == 0
-
-
-@pytest.mark.parametrize("cluster", ["2x2", "1x4", "4x1"])
-def test_the_objective_of_a_sample_policy_is_what_its_combines_carry(make_trace: Any, cluster: str) -> None:
-    """Method paper looks at this layer's combine alone; contenders in tokens and layers, both exchanges."""
-    where = Cluster.parse(cluster)
-    plan = solved(make_trace(samples=64, tokens=6, layers=1), cluster, method="paper", fit_fraction=1.0)
-    part: Part = plan.evaluation.fit
-    ours, still = (figures(part)[label] for label in ("plan/migrating", "contiguous/standard"))
-
-    def link_cost(metrics: dict[str, float]) -> float:
-        far = metrics["inter_bytes"] / 128 if where.num_nodes > 1 else 0.0
-        return metrics["device_copies"] * part.num_tokens / part.num_steps + (inter_ratio(where) - 1) * far
-
-    dispatched = link_cost(still) / 2  # of the only layer, from where samples start
-    assert plan.outcome["sample_policy"].objective.value == pytest.approx(link_cost(ours) - dispatched, rel=1e-12)
 
 
 @pytest.mark.parametrize("method", ["sum", "bottleneck", "paper"])
@@ -201,34 +166,6 @@ def test_the_method_that_is_fastest_on_the_fitted_steps_is_taken_where_exchanges
     assert "\ntried " in said(chosen)
     assert not plain.options["sample_policy"]["tried_s"]
     assert solved(trace).decisions.sample_policy.method == "sum"
-
-
-@pytest.mark.parametrize("name", ["1x4", "2x2", "4x1"])
-def test_what_bottleneck_minimises_are_the_seconds_that_exchanges_are_predicted_to_take(
-    counts: Counts, name: str
-) -> None:
-    cluster = Cluster.parse(name, [] if name == "1x4" else ["inter=10:5"]).linked(["intra=100:2"])
-    scene = scene_of(counts(48, uneven=True), cluster, moving=True, each=16)
-    rule = Rehoming("bottleneck", oracle=True, bounded=scene.cohorts[0])
-    homes, tally = rehomed(scene, rule, contiguous.solve(3, 8, cluster).placement)
-    dispatch, combine = (
-        slowest(exchange_seconds(copies, 128.0, known(known(scene.costs).exchange))).seconds
-        for copies in (ports_of(tally).dispatch, ports_of(tally).combine)
-    )
-    assert homes.totals.name == "exchange_s"
-    assert homes.totals.value == pytest.approx(combine.sum() + dispatch[:, 1:].sum(), rel=1e-12)
-    assert 0.8 * homes.totals.value < homes.totals.bound <= homes.totals.value
-
-
-def test_even_gives_every_device_one_of_each_round(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    length = rng.permutation(10) + 1
-    lengthy = rng.multinomial(length[:, None] * 20, [0.25] * 4, (10, 2))
-    scene = scene_of(stored(tmp_path / "trace", lengthy, ("sample",)), "2x2", moving=True, each=10)
-    homes = rehomed(scene, Rehoming("even"), in_order(4, 2))[0].device
-    for first in (10, 6, 2):
-        devices = homes[1:, (length <= first) & (length > first - 4)]
-        assert all(len(set(row)) == len(row) for row in devices.tolist())
 
 
 @pytest.mark.parametrize(
@@ -331,23 +268,6 @@ def test_placement_and_homes_together_save_more_than_either_alone(tmp_path: Path
     assert plan.strategies == ("exflow", "netmoe")
     assert "the placement alone saves" in said(plan)
     assert "metrics of every contender" in certify(plan, trace.path, folder=tmp_path).checks
-
-
-def test_the_same_request_gives_the_same_plan_and_file(make_trace: Any) -> None:
-    one, two = (made(make_trace(samples=70), "netmoe") for _ in range(2))
-    assert one.plan.plan_sha256 == two.plan.plan_sha256
-    assert one.plan.evaluation == two.plan.evaluation
-    assert one.sidecars == two.sidecars
-
-
-def test_relabelling_the_devices_of_a_node_changes_no_figure(counts: Counts, tmp_path: Path) -> None:
-    trace = counts(64)
-    swapped = [2, 3, 0, 1, 4, 5, 6, 7]  # experts of devices 0 and 1 of node 0, two each
-    sizes = {"hidden_size": 64, "dtype_bytes": 2}
-    other = stored(tmp_path / "swapped", np.ascontiguousarray(loads(trace)[:, :, swapped]), ("sample",), **sizes)
-    one, two = (judged(solved(form)) for form in (trace, other))
-    for label in ("plan/migrating", "oracle/migrating"):
-        assert one[label]["inter_bytes"] == pytest.approx(two[label]["inter_bytes"], rel=2e-3)  # the fit's rounding
 
 
 def test_gpt_oss_saves_something_and_says_so(gpt_oss: Path, tmp_path: Path) -> None:

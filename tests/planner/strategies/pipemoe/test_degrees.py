@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.planner.evaluate.chunks import Cut, Pipeline
-from moeplan.planner.strategies.pipemoe.degrees import DegreeTable, tabulated
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load, save
 from moeplan.solvers.pipemoe import simulate
@@ -82,31 +80,6 @@ def simulated(
         return simulate(exchange, experts, exchange, full_duplex=full_duplex)[-1].end_s
 
     return np.array([[layer(*cell) for cell in step] for step in work])
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_the_table_holds_every_pair_of_which_one_divides_the_other_timed_by_itself(
-    make_trace: Any, make_profile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joint: bool
-) -> None:
-    kept: list[Any] = []
-
-    def keeping(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTable:
-        kept.extend((pipeline, tabulated(pipeline, max_degree, joint=joint)))
-        return kept[1]  # type: ignore[no-any-return]
-
-    monkeypatch.setattr("moeplan.planner.strategies.pipemoe.strategy.tabulated", keeping)
-    trace = training(make_trace(samples=16, tokens=100), tmp_path)
-    planned(trace, "pipemoe", profile=make_profile(), max_degree=6, joint=joint)
-    pipeline, table = kept
-    every = itertools.product(range(1, 7), repeat=2)
-    pairs = {pair for pair in every if (pair[0] == pair[1] if joint else max(pair) % min(pair) == 0)}
-    assert {*map(tuple, table.pairs.tolist())} == pairs
-    for (forward, backward), taken_SL in zip(table.pairs.tolist(), table.taken.swapaxes(0, 1), strict=True):
-        there, back = (
-            pipeline.chunks(Cut.equal(degree, taken_SL.shape[1], max(forward, backward) // degree))
-            for degree in (forward, backward)
-        )
-        np.testing.assert_allclose(taken_SL, pipeline.taken(there) + pipeline.taken(back, back=True))
 
 
 def test_a_larger_limit_never_hurts_and_no_method_beats_the_bound_or_the_exact_degrees_beside_it(

@@ -1,0 +1,176 @@
+"""`moeplan apply` to engines and to checkpoints, `--undo` and `validate`, as a user calls them."""
+
+import json
+import shlex
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeplan.planner.cli.commands import group
+from moeplan.runtime.exports import ENGINES
+from moeplan.runtime.plan import Metric, Verdict, save
+from tests.planner.makers import planned
+from tests.runtime.checkpoints.made_checkpoints import (
+    assert_same,
+    expert_tensors,
+    files_of,
+    permuted_by_hand,
+    plan_of,
+    read_tensors,
+    spec,
+    write_checkpoint,
+)
+
+ROWS = [[2, 0, 3, 1], [3, 1, 0, 2]]
+DOCS = Path(__file__).parents[3] / "docs" / "engines"
+CONFIG = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_nextn_predict_layers": 1,
+    "hidden_size": 64,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory with a plan and a checkpoint."""
+    write_checkpoint(tmp_path / "model", expert_tensors((0, 1), 4), shards=2)
+    save(plan_of(spec(), ROWS), tmp_path / "plan.json")
+    return tmp_path
+
+
+def test_a_checkpoint_is_permuted_told_and_undone(moeplan: Any, folder: Path) -> None:
+    (folder / "model" / "config.json").chmod(0o400)
+    told = moeplan("apply", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
+    assert "wrote     planned    5 files" in told
+    assert "4 experts of 2 layers in the plan's order" in told
+    assert "expert parallelism over 2 ranks, 2 experts each" in told
+    assert "moeplan apply --undo planned -o DIR" in told
+    expected = permuted_by_hand(read_tensors(folder / "model"), plan_of(spec(), ROWS))
+    assert_same(read_tensors(folder / "planned"), expected)
+    assert not (folder / ".moeplan").exists()
+    (folder / "fresh").mkdir()  # whose rights are those of new files
+    assert stat.S_IMODE((folder / "planned").stat().st_mode) == stat.S_IMODE((folder / "fresh").stat().st_mode)
+    assert (folder / "planned" / "config.json").stat().st_mode & stat.S_IWUSR
+    (folder / "plan.json").unlink()
+    told = moeplan("apply", "--undo", "planned", "-o", "back", cwd=folder).stdout
+    assert "byte for byte what was permuted" in told
+    assert files_of(folder / "back") == files_of(folder / "model")
+
+
+def test_json_holds_what_was_done(moeplan: Any, folder: Path) -> None:
+    done = moeplan("apply", "plan.json", "--checkpoint", "model", "-o", "planned", "--json", cwd=folder)
+    told = json.loads(done.stdout)
+    assert (told["plan"], told["directory"], told["layers"], told["num_experts"]) == ("plan.json", "planned", [0, 1], 4)
+    done = moeplan("apply", "--undo", "planned", "-o", "back", "--json", cwd=folder)
+    assert json.loads(done.stdout)["changed"] == []
+
+
+def test_what_an_engine_makes_of_a_coherent_plan_without_benefit_is_said(moeplan: Any, folder: Path) -> None:
+    gain = Metric(value=0.0, low=None, high=None)
+    verdict = Verdict(value="none", metric="device_copies", against="contiguous", gain=gain, at_least=0.0)
+    options = {"placement": {"dispatch_model": "coherent"}}
+    save(plan_of(spec(), ROWS, options=options, verdict=verdict), folder / "coherent.json")
+    told = moeplan("apply", "coherent.json", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
+    assert "the plan is for coherent dispatch; an engine's standard dispatch returns tokens home" in told
+    assert "no benefit expected" in told
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("--checkpoint", "model"), 2, "-o DIRECTORY goes with one of"),
+        (("-o", "out"), 2, "-o DIRECTORY goes with one of"),
+        (("--checkpoint", "model", "--engine", "sglang", "-o", "out"), 2, "-o DIRECTORY goes with one of"),
+        (("--checkpoint", "model", "--undo", "model", "-o", "out"), 2, "-o DIRECTORY goes with one of"),
+        (("--checkpoint", "model", "--trace", "traces", "-o", "out"), 2, "do not go with --checkpoint"),
+        (("--checkpoint", "model", "-o", "model"), 2, "already there and not empty"),
+        (("--checkpoint", "model", "-o", "model/planned"), 2, "inside model, which is read"),
+        (("--checkpoint", "gone", "-o", "out"), 3, "gone: no directory"),
+        (("--undo", "model", "-o", "out", "--", "true"), 2, "true: --undo needs neither"),
+        (("--undo", "model", "-o", "out"), 3, "no moeplan-permutation.json"),
+        (("gone.json", "--checkpoint", "model", "-o", "out"), 3, "gone.json: cannot be read"),
+        (("--checkpoint", "model", "-o", "plan.json/out"), 7, "cannot be written"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_permuted_is_refused_in_one_line(
+    refuse: Any, folder: Path, args: tuple[str, ...], code: int, words: str
+) -> None:
+    refuse("apply", *args, cwd=folder, code=code, words=words)
+
+
+@pytest.fixture(scope="module")
+def plan(make_trace: Any) -> Any:
+    """Three layers of eight experts in twelve slots on four devices, in the order of the checkpoint: no benefit."""
+    return planned(make_trace(layers=3, experts=8), "contiguous", "1x4", slots=3)
+
+
+@pytest.fixture
+def home(plan: Any, tmp_path: Path) -> Path:
+    """A directory with the plan and the config.json of its model."""
+    save(plan, tmp_path / "plan.json")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "mixtral.json").write_text(json.dumps(CONFIG | {"model_type": "mixtral"}))
+    return tmp_path
+
+
+def test_a_plan_becomes_an_engine_s_files_and_they_are_sound(moeplan: Any, home: Path) -> None:
+    args = ("apply", "plan.json", "--engine", "tensorrt-llm", "-o", "out", "--hf-config", "config.json")
+    lines = moeplan(*args, cwd=home).stdout.splitlines()
+    assert lines[-2] == "start"
+    assert lines[-1].startswith("trtllm-serve ")
+    assert str(home / "out" / "extra_config.yaml") in lines[-1]
+    assert any("no benefit expected" in line for line in lines)
+    assert any("round_robin" in line for line in lines)
+    assert not (home / ".moeplan").exists()
+    asked = ("--hf-config", "config.json", "--ep-size", 4, "--redundant", 4)
+    said = moeplan("validate", "out", "--engine", "tensorrt-llm", *asked, cwd=home).stdout
+    assert said == "out is sound for tensorrt-llm: 3 MoE layers\n"
+    bad = moeplan("validate", "config.json", "--engine", "sglang", *asked, "--json", cwd=home, code=3)
+    assert len(json.loads(bad.stdout)["findings"]) == 1
+    assert bad.stderr.count("\n") == 1
+
+
+def test_a_plan_for_an_engine_as_json(moeplan: Any, home: Path) -> None:
+    said = json.loads(moeplan("apply", "--engine", "vllm", "-o", "new/out", "--json", cwd=home).stdout)
+    assert (said["engine"], said["directory"], said["replica_rule"]) == ("vllm", "new/out", "even")
+    assert all((home / "new" / "out" / file).is_file() for file in said["files"])
+    assert said["command"].startswith(f"PYTHONPATH={home}/new/out")
+    assert said["conditions"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--engine", "sglang"), "goes with one of --engine"),
+        (("--engine", "sglang", "-o", "out"), "--hf-config"),
+        (("--engine", "sglang", "-o", "out", "--hf-config", "mixtral.json"), "Mixtral has no expert-location hook"),
+    ],
+)
+def test_an_engine_s_files_that_cannot_be_made_leave_nothing(refuse: Any, home: Path, args: Any, words: str) -> None:
+    refuse("apply", "plan.json", *args, cwd=home, code=2, words=words)
+
+
+@pytest.mark.parametrize("command", ["apply", "validate"])
+def test_the_help_names_every_engine(command: str) -> None:
+    (option,) = [option for option in group.load(command).params if option.name == "engine"]
+    assert all(name in option.help for name in ENGINES)
+
+
+def test_the_commands_of_the_engine_pages_are_real() -> None:
+    pages = sorted(DOCS.glob("*.md"))
+    blocks = [block for page in pages for block in page.read_text().split("```")[1::2]]
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("moeplan ")]
+    assert len(pages) > len(ENGINES)
+    assert len(lines) > 2 * len(ENGINES)
+    for line in lines:
+        words = shlex.split(line)[1:]
+        command = group.load(words[0])
+        command = command.load(words[1]) if words[0] == "trace" else command
+        known = {flag for option in command.params for flag in option.opts}
+        assert {word for word in words if word.startswith("-")} <= known, line

@@ -1,0 +1,157 @@
+"""`moeplan trace import`, `info` and `count` of both forms of a trace and of engines' recordings, as typed."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.traces.importers.recordings import config, distinct_ids, megatron, physical_map, stat, vllm_response, write
+from tests.traces.importers.recordings import per_pass as passes
+
+H, E, K = 4, 8, 2
+STAT = "expert_distribution_recorder_1763.25.pt"
+
+
+@pytest.fixture(scope="module")
+def home(moeplan: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trace from JSON lines in `traces`, its counts in `counts`, those of `r.csv` in `sparse`."""
+    folder = tmp_path_factory.mktemp("home")
+    rng = np.random.default_rng(0)
+    with (folder / "r.jsonl").open("w") as stream:
+        stream.write('{"model": {"num_experts": 8, "name": "mine"}}\n')
+        for token in range(600):
+            ids = [rng.permutation(4)[:2] + 4 * (token // 300) for _ in range(3)]
+            line = {"sample": token // 20, "position": token % 20, "experts": np.array(ids).tolist()}
+            stream.write(json.dumps(line) + "\n")
+    (folder / "r.csv").write_text("layer,expert,count,step\n3,0,5,0\n3,1,7,0\n5,1,2,1\n3,0,1,0\n")
+    moeplan("trace", "import", "r.jsonl", cwd=folder)
+    moeplan("trace", "count", (folder / "traces").as_uri(), "-o", "counts", cwd=folder)
+    moeplan("trace", "import", "r.csv", "-o", "sparse", cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def info(moeplan: Any, home: Path) -> Any:
+    """`info(trace)`: its JSON, and its screen, which fits 80 columns."""
+
+    def told(trace: str, cwd: Path = home) -> tuple[dict[str, Any], str]:
+        text = moeplan("trace", "info", trace, cwd=cwd).stdout
+        assert max(map(len, text.splitlines())) <= 80
+        return json.loads(moeplan("trace", "info", trace, "--json", cwd=cwd).stdout), text
+
+    return told
+
+
+def test_info_tells_what_a_trace_holds_and_what_counts_do_not(info: Any) -> None:
+    (tokens, text), (counts, less) = info("traces"), info("counts")
+    assert (tokens["form"], tokens["num_tokens"], tokens["num_samples"]) == ("tokens", 600, 30)
+    assert tokens["model"]["name"] == "mine"
+    assert min(tokens["locality"]) > 0.4  # each half of the samples has half of the experts
+    assert tokens["affinity_information"]["bits"][0] > 0.9 > 0.2 > tokens["affinity_information"]["shuffled"][0]
+    assert "locality" in text
+    assert counts["form"] == "counts"
+    assert (counts["skew"], counts["locality"]) == (tokens["skew"], tokens["locality"])
+    assert counts.keys() == tokens.keys()
+    assert [counts[name] for name in ("num_tokens", "affinity", "affinity_information", "phase_tokens")] == [None] * 4
+    assert "not there" in less
+
+
+def test_info_names_the_hidden_layers_where_they_are_not_the_ordinals(info: Any) -> None:
+    lines = info("sparse")[1].splitlines()
+    (head,) = (row for row, line in enumerate(lines) if line.startswith("layer hidden  load"))
+    assert [line.split()[:2] for line in lines[head + 1 : head + 3]] == [["0", "3"], ["1", "5"]]
+    assert "hidden" not in info("traces")[1]
+
+
+def test_info_draws_a_page(moeplan: Any, home: Path, tmp_path: Path) -> None:
+    done = moeplan("trace", "info", "traces", "--plot", tmp_path / "out.html", cwd=home)
+    assert f"wrote     {tmp_path / 'out.html'}" in done.stdout
+    text = (tmp_path / "out.html").read_text()
+    assert "Co-activation" in text
+    assert "Transitions" in text
+    moeplan("trace", "info", "counts", "--plot", tmp_path / "missing" / ".." / "counts.html", cwd=home)
+    assert (tmp_path / "counts.html").is_file()
+
+
+def test_counts_of_csv_are_added_up_by_count(moeplan: Any, refuse: Any, info: Any, home: Path, tmp_path: Path) -> None:
+    done = moeplan("trace", "import", home / "r.csv", "-o", "csv", "--top-k", "2", cwd=tmp_path)
+    assert re.search(r"imported  counts( of \d+ tokens)?, 2 layers x 2 experts, top-2", done.stdout)
+    assert "model     r, after the file; --name says another" in done.stdout
+    named = moeplan("trace", "import", home / "r.csv", "-o", "named", "--name", "r", cwd=tmp_path).stdout
+    assert "model     r\n" in named
+    done = moeplan("trace", "count", "csv", "-o", (tmp_path / "again").as_uri(), "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["by"] == ["step"]
+    found, _ = info("again", tmp_path)
+    assert (found["num_rows"], found["num_steps"], found["model"]["layer_ids"]) == (2, 2, [3, 5])
+    refuse("trace", "count", "csv", "-o", "third", "--phase", "decode", cwd=tmp_path, code=2, words="--phase")
+
+
+@pytest.mark.parametrize("args", [("import", "r.csv"), ("count", "traces")])
+def test_a_place_that_is_not_local_is_refused_as_output(refuse: Any, home: Path, args: Any) -> None:
+    refuse("trace", *args, "-o", "s3://bucket/traces", cwd=home, code=2, words="written to local ones only")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with recordings of one model by several engines, and its config.json."""
+    folder, rng = tmp_path_factory.mktemp("recorded"), np.random.default_rng(0)
+    counts = rng.integers(1, 99, (6, H, E))
+    counts[:, 0] = 0
+    ids = distinct_ids(rng, (20, 9, H), E, K)
+    ids[:, :, 0] = 0
+    map_HP = physical_map(rng, H, E, 0)
+    by_slot = np.take_along_axis(np.stack([counts, 2 * counts]), map_HP[None, None], -1)
+    write(folder, {"config.json": config(H, 1, E, K), **stat(counts, rows=9, begin=5)})
+    write(folder, {"answers.jsonl": [vllm_response(ids_THK) for ids_THK in ids]})
+    write(folder / "passes", passes(by_slot, map_HP))
+    write(folder / "router", megatron(ids[:2].transpose(0, 2, 1, 3)[:, None, 1:], [1, 2, 3]))
+    return folder
+
+
+def test_a_directory_of_ranks_is_imported_and_what_it_cannot_tell_is_said(
+    moeplan: Any, info: Any, recorded: Path, tmp_path: Path
+) -> None:
+    done = moeplan("trace", "import", recorded / "passes", "--hf-config", recorded / "config.json", cwd=tmp_path)
+    assert "imported  counts" in done.stdout
+    assert "3 layers x 8 experts, top-2" in done.stdout
+    assert "model     deepseek_v3\n" in done.stdout
+    assert "note      ranks 0-1 added up: tokens, requests and source ranks are unknown" in done.stdout
+    found, _ = info("traces", tmp_path)
+    assert (found["form"], found["num_steps"], found["model"]["layer_ids"]) == ("counts", 6, [1, 2, 3])
+
+
+def test_files_as_a_shell_spells_them_out_are_one_recording(moeplan: Any, recorded: Path, tmp_path: Path) -> None:
+    files = sorted((recorded / "passes").iterdir())
+    done = moeplan("trace", "import", *files, "-o", "t", "--first-step", "9", "--json", cwd=tmp_path)
+    assert "6 rows of steps before 9 left out" in json.loads(done.stdout)["notes"]
+
+
+@pytest.mark.parametrize(
+    ("recording", "strategy", "code", "words"),
+    [(STAT, "exflow", 3, "exflow needs tokens"), ("router", "netmoe", 2, "samples were not recorded")],
+)
+def test_a_strategy_refuses_a_recording_that_lacks_what_it_needs(
+    moeplan: Any, refuse: Any, recorded: Path, tmp_path: Path, recording: str, strategy: str, code: int, words: str
+) -> None:
+    moeplan("trace", "import", recorded / recording, cwd=tmp_path)
+    refuse("solve", "--strategy", strategy, "--cluster", "1x4", cwd=tmp_path, code=code, words=words)
+
+
+def test_responses_go_all_the_way_to_a_plan(moeplan: Any, refuse: Any, recorded: Path, tmp_path: Path) -> None:
+    answers = ("trace", "import", recorded / "answers.jsonl")
+    refuse(*answers, cwd=tmp_path, code=3, words="give --hf-config config.json")
+    done = moeplan(*answers, "--hf-config", recorded / "config.json", cwd=tmp_path)
+    assert "imported  180 tokens of 20 samples, 3 layers x 8 experts, top-2" in done.stdout
+    moeplan("solve", "--strategy", "exflow", "--cluster", "1x4", "--time-limit", "1", cwd=tmp_path)
+    assert json.loads((tmp_path / "plan.json").read_text())["model"]["layer_ids"] == [1, 2, 3]
+
+
+def test_a_config_of_another_model_ends_with_the_code_of_a_mismatch(
+    refuse: Any, recorded: Path, tmp_path: Path
+) -> None:
+    write(tmp_path, {"config.json": config(5, 1, E, K)})
+    args = ("trace", "import", recorded / STAT, "--hf-config", "config.json")
+    refuse(*args, cwd=tmp_path, code=4, words="4 layers recorded; config.json has 5 hidden layers")
