@@ -22,8 +22,7 @@ from ...traces.count_form import CountTable, CountTrace
 from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
-from ..evaluate.tally import COUNTS, Ports, Tally, check_cells, nothing_sent
-from ..evaluate.traffic import SampleTraffic
+from ..evaluate.tally import COUNTS, Ports, SampleTraffic, Tally, check_cells, nothing_sent
 from .census import Census, Roster, Rows, Source, take_census
 
 __all__ = ["NaiveReplay"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...traces.count_form import CountTable
 from ..evaluate.scene import Scene
-from ..evaluate.traffic import Counter
+from ..evaluate.tally import Counter
 from ..task import Task
 from .census import Source
 from .naive import NaiveReplay

@@ -132,7 +132,7 @@ def _solved(loads: NDArray[np.integer], task: Task, slots: NDArray[np.int64]) ->
 
 def _has_steps(task: Task) -> bool:
     """Whether a placement may go by steps: they are recorded, and of one trace."""
-    return task.units.has_steps and _params_of(task).method != "published" and not task.request.mixture
+    return "step" in task.source.known and _params_of(task).method != "published" and not task.request.mixture
 
 
 def _steps_decide(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.int64]) -> bool:

@@ -16,10 +16,10 @@ from ....runtime.plan import Metric
 from ....solvers import netmoe
 from ....solvers.placement import Placement
 from ...evaluate.evaluate import evaluate
-from ...evaluate.homes import Rehoming, steps_of
+from ...evaluate.homes import Rehoming
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
-from ...evaluate.traffic import SampleTraffic
+from ...evaluate.tally import SampleTraffic
 from ...options import Options
 from ...task import Task
 
@@ -89,10 +89,9 @@ def locality(task: Task) -> netmoe.Locality:
     """Blind and least copies per fitted step, next layers known."""
     assert task.scene.samples is not None
     cluster, traffic, cohort = task.request.cluster, task.scene.samples.under(task.placement), task.scene.cohorts[0]
-    assert cohort.step is not None
     here_D = np.arange(cluster.num_devices)
     blind = least = 0.0
-    for at in steps_of(cohort.step):
+    for at in cohort.steps():
         place = cohort.unit_ids[at]
         room_D = np.full(len(here_D), -(-len(at) // len(here_D)))
         for layer in range(task.model.num_layers):

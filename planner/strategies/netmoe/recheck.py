@@ -18,7 +18,6 @@ from ....solvers.netmoe.bottleneck import Channels
 from ....traces.count_form import CountTrace
 from ...certify.recounted import Recounted
 from ...evaluate.evaluate import verdict
-from ...evaluate.homes import steps_of
 from ...evaluate.metrics import EXCHANGE
 from ..strategy import Again, Check, Told
 from .policy import PLAN, TRIED, SamplePolicyOptions, fitted_predictor, locality, tried
@@ -126,10 +125,9 @@ def _outcome(
     channels, outcome = Channels.of(plan.cluster, plan.model.copy_bytes), plan.outcome["sample_policy"]
     busiest = outcome.bound_kind == "weighted ports"
     cohort, samples, reached = task.scene.cohorts[0], task.scene.samples, list[tuple[float, float]]()
-    assert cohort.step is not None
     assert samples is not None
     copies = samples.under(task.placement).copies
-    for at in steps_of(cohort.step):
+    for at in cohort.steps():
         place, room = cohort.unit_ids[at], -(-len(at) // copies.shape[2])
         for layer in range(plan.model.num_layers):
             exchanges, home_I = [copies[place, layer].astype(np.float64)], device_LM[layer + 1, at]

@@ -240,7 +240,9 @@ def test_what_would_not_fit_is_refused_by_its_own_factors_before_it_takes_memory
     make_trace: Any, num_steps: int, ports: bool, words: str
 ) -> None:
     scene = scene_of(make_trace(samples=2, layers=1), "2x4096", each=1)
-    huge = dataclasses.replace(scene, cohorts=[dataclasses.replace(scene.cohorts[0], num_steps=num_steps)])
+    huge = dataclasses.replace(
+        scene, cohorts=[dataclasses.replace(scene.cohorts[0], step=np.array([0, num_steps - 1]))]
+    )
     slots = np.zeros(8192, int)
     slots[0] = 8
     placement = Placement(np.arange(8, dtype=np.int32)[None], slots, 8)

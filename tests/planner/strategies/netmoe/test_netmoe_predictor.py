@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moeplan.planner.evaluate.traffic import SampleTraffic
+from moeplan.planner.evaluate.tally import SampleTraffic
 from moeplan.planner.strategies.netmoe.policy import fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous

@@ -203,7 +203,7 @@ def test_dealt_gives_the_longest_sample_that_is_left_to_the_device_with_fewest_t
     cluster: str, chosen: int, dealt: list[int]
 ) -> None:
     length, step = np.array([9, 1, 8, 2, 7, 3, 5])[:chosen], np.array([0, 0, 0, 0, 0, 0, -1])[:chosen]
-    cohort = Cohort(np.arange(chosen), length, np.full(chosen, 2), step, None, 1, 0)
+    cohort = Cohort(np.arange(chosen), length, np.full(chosen, 2), step)
     placement, uncounted = contiguous.solve(2, 6, Cluster.parse(cluster)).placement, SimpleNamespace()
     device_LI = Dealt()(uncounted, placement, cohort).device  # type: ignore[arg-type]
     assert device_LI.tolist() == [dealt] * 3
