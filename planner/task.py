@@ -25,7 +25,7 @@ from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads
 from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
-from .evaluate.traffic import Counter
+from .evaluate.tally import Counter
 from .options import EvaluationOptions
 from .params import Params
 from .request import Request
@@ -112,7 +112,7 @@ class Task:
 
     @cached_property
     def fitted(self) -> NDArray[np.bool_]:
-        """Whether each unit is fitted, `[U]`; some are, and unless all were asked for some are held out."""
+        """Mask of the fitted units, `[U]`; some are, and unless all were asked for some are held out."""
         index, request = self.index, self.request
         fitted_U = index.fitted(seed=request.seed, fraction=request.fit_fraction)
         if not fitted_U.any() or (request.fit_fraction < 1 and fitted_U.all()):
@@ -198,18 +198,18 @@ class Task:
     @property
     def slots(self) -> NDArray[np.int64]:
         """The slots of every device as asked for, else as many as in the plan in force, none on dead ones, `[D]`."""
-        asked, redundant, alive = self._asked("slots"), self._asked("redundant") or 0, self.alive
+        asked, redundant = getattr(self.params, "slots", None), getattr(self.params, "redundant", 0)
         before = None if self.previous is None else self.previous.placement
         slots = before.slots if before is not None and asked is None and not redundant else asked
         redundant = 0 if redundant == "auto" else redundant
         slots_D = np.zeros(self.request.cluster.num_devices, np.int64)
-        slots_D[alive] = slots_for(self.model.num_experts, len(alive), slots, redundant=redundant)
+        slots_D[self.alive] = slots_for(self.model.num_experts, len(self.alive), slots, redundant=redundant)
         return slots_D
 
     @property
     def alive(self) -> list[int]:
         """The ranks that may hold experts."""
-        dead = self._asked("dead") or ()
+        dead = getattr(self.params, "dead", ())
         return [rank for rank in range(self.request.cluster.num_devices) if rank not in dead]
 
     @property
@@ -233,12 +233,8 @@ class Task:
             phases=request.phases,
             samples_per_step=request.step_samples,
             home=home,
-            step="recorded" if index.has_steps else "derived",
+            step="recorded" if "step" in self.source.known else "derived",
         )
-
-    def _asked(self, name: str) -> Any:
-        """A parameter that strategies that place experts have."""
-        return getattr(self.params, name, None)
 
 
 def _check_model(path: object, planned: ModelSpec, trace: Trace | CountTrace, *, unknown: bool = False) -> None:

@@ -22,8 +22,8 @@ from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort, Located, SampleIndex
-from ..evaluate.tally import COUNTS, Ports, Tally, check_cells, nothing_sent
-from ..evaluate.traffic import SampleCounts, SampleTraffic
+from ..evaluate.tally import COUNTS, Ports, SampleTraffic, Tally, check_cells, nothing_sent
+from ..evaluate.traffic import SampleCounts
 
 Numbers = NDArray[np.int64]
 ONE = np.int32(1)  # of the tables' dtype: added in place several times as fast

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...traces.count_form import CountTrace
 from ..evaluate.scene import Scene
 from ..evaluate.splits import SampleIndex
-from ..evaluate.traffic import Counter
+from ..evaluate.tally import Counter
 from ..strategies.placement import mixed_loads
 from ..task import Task
 from .naive import count_samples, naive_replay

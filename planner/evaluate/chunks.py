@@ -98,7 +98,7 @@ class Cut:
         return seconds if self.shares is None else seconds * (self.shares > 0)[:, None]
 
     def busy(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How long a stage whose chunks take `seconds` `[..., C, B, L]` works, `[..., B, L]`."""
+        """Seconds that a stage works whose chunks take `seconds` `[..., C, B, L]`, `[..., B, L]`."""
         return np.asarray(seconds.sum(axis=-3) * (self.degree if self.shares is None else 1))
 
     def taken(self, *stages: NDArray[np.float64], full_duplex: bool) -> NDArray[np.float64]:
@@ -126,18 +126,19 @@ class Cuts:
             Passes that cut each other's chunks unevenly.
         """
         shares = decision.shares
-        there, back = np.array(decision.forward), np.array(decision.backward or decision.forward)
-        fits = np.maximum(there, back) % np.minimum(there, back) == 0
+        forward_L, backward_L = np.array(decision.forward), np.array(decision.backward or decision.forward)
+        pieces_L = np.maximum(forward_L, backward_L)
+        fits = pieces_L % np.minimum(forward_L, backward_L) == 0
         if shares is not None and shares.backward is not None:
             fits &= [_fit(*both) for both in zip(shares.forward, shares.backward, strict=True)]
         if not fits.all():
             layer = int(fits.argmin())
             raise InputError(
-                f"MoE layer {layer} in {there[layer]} chunks forward and {back[layer]} backward, which cut each other"
-                " unevenly; expected the same chunks, or equal ones of which one number divides the other"
+                f"MoE layer {layer} in {forward_L[layer]} chunks forward and {backward_L[layer]} backward, which cut"
+                " each other unevenly; expected the same chunks, or equal ones of which one number divides the other"
             )
-        calls = [np.maximum(there, back) // degree_L for degree_L in (there, back)]
-        cuts = [Cut(there, calls[0]), Cut(back, calls[1])]
+        calls = [pieces_L // degree_L for degree_L in (forward_L, backward_L)]
+        cuts = [Cut(forward_L, calls[0]), Cut(backward_L, calls[1])]
         if shares is not None:
             passes = (shares.forward, shares.backward or shares.forward)
             cuts = [Cut.of(one, calls_L) for one, calls_L in zip(passes, calls, strict=True)]
@@ -286,7 +287,7 @@ def by_class(name: str, seconds: list[Prediction], cluster: Cluster) -> dict[str
 
 
 def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:
-    """Whether the chunks of both passes, as the runtime rounds them, are the same, or all of a pass alike."""
+    """Check whether the chunks of both passes, as the runtime rounds them, are the same, or all of a pass alike."""
     if len(forward) == len(backward):
         return boundaries(forward) == boundaries(backward)
     return all(boundaries(one) == boundaries([1 / len(one)] * len(one)) for one in (forward, backward))

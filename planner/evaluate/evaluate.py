@@ -109,7 +109,7 @@ def evaluate(
 def verdict(
     evaluated: Evaluated, metric: str, *, against: str = TODAY, of: str | None = None, at_least: float = 0.0
 ) -> Verdict:
-    """Whether a contender has less than another, with a paired interval.
+    """Verdict whether a contender has less than another, with a paired interval.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from ...solvers.placement import Placement
 from .splits import Cohort
 from .traffic import SampleCounts
 
-__all__ = ["Dealt", "HomeRule", "Homes", "Rehoming", "Staying", "Totals", "steps_of"]
+__all__ = ["Dealt", "HomeRule", "Homes", "Rehoming", "Staying", "Totals"]
 
 Numbers = NDArray[np.int64]
 
@@ -63,7 +63,7 @@ class Staying:
     """Samples stay where they start."""
 
     def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
-        """As `HomeRule`."""
+        """Homes as `HomeRule` says."""
         assert cohort.home is not None
         return Homes(np.tile(cohort.home, (placement.num_layers + 1, 1)))
 
@@ -77,11 +77,10 @@ class Dealt:
     """
 
     def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
-        """As `HomeRule`."""
+        """Homes as `HomeRule` says."""
         assert cohort.home is not None
-        assert cohort.step is not None
         device_I, size, length_I = cohort.home.copy(), placement.num_devices, cohort.unit_tokens
-        for at in steps_of(cohort.step):
+        for at in cohort.steps():
             tokens_D, room_D = np.zeros(size), np.full(size, -(-len(at) // size))
             for sample in at[np.argsort(-length_I[at], kind="stable")]:
                 device = np.where(room_D > 0, tokens_D, np.inf).argmin()
@@ -118,13 +117,12 @@ class Rehoming:
     bounded: Cohort | None = None
 
     def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
-        """As `HomeRule`."""
+        """Homes as `HomeRule` says."""
         assert cohort.home is not None
-        assert cohort.step is not None
         traffic, totals = counts.under(placement), Totals()
         num_layers = placement.num_layers
         device_LI = np.tile(cohort.home, (num_layers + 1, 1))
-        for at, layer in itertools.product(steps_of(cohort.step), range(num_layers)):
+        for at, layer in itertools.product(cohort.steps(), range(num_layers)):
             place, following = cohort.unit_ids[at], None
             if self.oracle:
                 following = traffic.following(layer, place)
@@ -142,10 +140,3 @@ class Rehoming:
             device_LI[layer + 1 :, at] = rehomed.device_of_sample
             totals.add(rehomed)
         return Homes(device_LI, totals)
-
-
-def steps_of(step: Numbers) -> list[Numbers]:
-    """The samples of each complete step."""
-    order = np.argsort(step, kind="stable")
-    order = order[np.searchsorted(step[order], 0) :]
-    return np.split(order, np.flatnonzero(np.diff(step[order])) + 1) if len(order) else []

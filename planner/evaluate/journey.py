@@ -60,7 +60,7 @@ class Journey:
     capacity_factor: float | None = None
 
     def sends_as(self, other: "Journey") -> bool:
-        """Whether tokens and samples go the same way as on another journey; chunks and capacities change none."""
+        """Check whether tokens and samples go the same way as on another journey; chunks and capacities change none."""
         alike = (self.dispatch_model, self.replica_rule) == (other.dispatch_model, other.replica_rule)
         moved = self.moves is other.moves
         if self.moves is not None and other.moves is not None:
@@ -68,7 +68,7 @@ class Journey:
         return alike and moved and self.placement.sends_as(other.placement)
 
     def goes_as(self, other: "Journey") -> bool:
-        """Whether tokens and samples do the same as on another journey."""
+        """Check whether tokens and samples do the same as on another journey."""
         names = ("homes", "cuts", "capacity_factor")
         return self.sends_as(other) and all(getattr(self, name) == getattr(other, name) for name in names)
 

@@ -81,7 +81,7 @@ class MetricSpec:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One contender's metrics with what their resampling gave, so that gains can be paired, by metric name."""
+    """Metrics of a contender by name, with what their resampling gave, so that gains can be paired."""
 
     summands: Mapping[str, Summands]
 
@@ -95,7 +95,7 @@ class Figures:
         return {name: _metric(summands) for name, summands in self.summands.items()}
 
     def gain(self, metric: str, against: "Figures") -> Metric:
-        """How much less of `metric` there is than in `against`, paired draw by draw; one step gives no interval."""
+        """Gain over `against`: how much less of `metric` there is, paired draw by draw; one step gives no interval."""
         if metric not in self.summands or metric not in against.summands:
             raise InputError(
                 f"no {metric} to judge by: it needs {METRICS[metric].needs}, and steps that route tokens; give what"
@@ -107,7 +107,7 @@ class Figures:
         return Metric(value=_middle(theirs) - _middle(ours), low=low, high=high)
 
     def step_compares(self, against: "Figures", *, alike: bool) -> bool:
-        """Whether `step_s` is there in both and of the same parts and passes.
+        """Check whether `step_s` is known of both, and of the same parts and passes.
 
         Parameters
         ----------
@@ -236,8 +236,8 @@ def _timed(
 ) -> MetricSpec:
     """A metric of seconds; those of that name unless computed otherwise."""
     noun = "time per step" if name == STEP else f"{column} time per step"
-    made = compute or _seconds(name)
-    return MetricSpec(name, column, noun, "seconds", "step", TIMED, made, meaning, headline=headline)
+    computed = compute or _seconds(name)
+    return MetricSpec(name, column, noun, "seconds", "step", TIMED, computed, meaning, headline=headline)
 
 
 ANY, PLACED, SAMPLES = "any trace", "a trace of tokens", "a trace of samples"

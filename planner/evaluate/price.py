@@ -151,7 +151,7 @@ def _chunked(
 
 
 def _combines(journey: Journey, scene: Scene) -> bool:
-    """Whether anything is combined: a coherent token with one expert is where it lives next."""
+    """Check whether anything is combined: a coherent token with one expert is where it lives next."""
     return journey.dispatch_model != "coherent" or scene.model.top_k > 1
 
 

@@ -51,7 +51,7 @@ class RememberingReplay:
     def __call__(
         self, scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
     ) -> list[list[Tally]]:
-        """As `replay`."""
+        """Tally as `replay` does."""
         known, new = self._known[scene, ports, between], list[Journey]()
         for journey in sorted(journeys, key=lambda one: one.capacity_factor is None):  # a fixed capacity tallies more
             if not any(_serves(other, journey) for other in (*new, *(other for other, _ in known))):
@@ -91,11 +91,9 @@ def step_loads(scene: Scene, *, phases: Collection[str] | None = None) -> list[N
     """
     model, loads = scene.source.meta.model, list[NDArray[np.int64]]()
     for cohort in scene.cohorts:
-        shape = (cohort.num_steps, model.num_layers, model.num_experts)
-        check_cells(
-            "loads of experts", None, MAX_LOADS, **dict(zip(("steps", "layers", "experts"), shape, strict=True))
-        )
-        loads.append(np.zeros(shape, np.int64))
+        steps, layers, experts = cohort.num_steps, model.num_layers, model.num_experts
+        check_cells("loads of experts", None, MAX_LOADS, steps=steps, layers=layers, experts=experts)
+        loads.append(np.zeros((steps, layers, experts), np.int64))
     if isinstance(scene.source, CountTrace):
         for table in scene.source.tables():
             unit_R = scene.index.rows(table)
@@ -114,7 +112,7 @@ def step_loads(scene: Scene, *, phases: Collection[str] | None = None) -> list[N
 
 
 def _serves(known: Journey, journey: Journey) -> bool:
-    """Whether the tally of a known journey is a journey's, too: chunks change no way."""
+    """Check whether the tally of a known journey is another's, too: chunks change no way."""
     return known.sends_as(journey) and (known.capacity_factor is not None or journey.capacity_factor is None)
 
 
@@ -148,16 +146,19 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
             [Tally.of_loads(loads_BLE, journey.placement, journey.replica_rule) for journey in journeys]
             for loads_BLE in step_loads(scene)
         ]
+    by_step = scene.samples is not None  # those that are re-homed depend on each other in a step
     walkers = [_Walker(journey, cluster) for journey in journeys]
-    tallies = [[walker.empty(cohort, ports=ports, between=between) for walker in walkers] for cohort in cohorts]
+    tallies = [
+        [walker.empty(cohort, ports=ports, between=between, by_step=by_step) for walker in walkers]
+        for cohort in cohorts
+    ]
     for batch, unit_T in scene.index.batches(trace, scene.phases or None):
         for cohort, row in zip(cohorts, tallies, strict=True):
             located = cohort.locate(batch, unit_T)
             ids_LTK = np.ascontiguousarray(batch.ids[located.rows].transpose(1, 0, 2))
+            row_T = located.step if by_step else located.unit
             for walker, tally in zip(walkers, row, strict=True):
-                walker.walk(ids_LTK, located, tally)
-    if scene.samples is not None:  # samples that are re-homed depend on each other in a step
-        return [[tally.by_step(cohort) for tally in row] for cohort, row in zip(cohorts, tallies, strict=True)]
+                walker.walk(ids_LTK, located, tally, row_T)
     return tallies
 
 
@@ -200,14 +201,14 @@ class _Walker:
             for layer in range(journey.placement.num_layers)
         ]
 
-    def empty(self, cohort: Cohort, *, ports: bool, between: bool) -> Tally:
+    def empty(self, cohort: Cohort, *, ports: bool, between: bool, by_step: bool) -> Tally:
         """The journey's tally of a cohort before any token."""
         journey, fixed = self.journey, self.journey.capacity_factor is not None
         way = (journey.placement, journey.dispatch_model, cohort, self.cluster)
-        return Tally.empty(*way, ports=ports, between=between, fixed=fixed)
+        return Tally.empty(*way, ports=ports, between=between, fixed=fixed, by_step=by_step)
 
-    def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally) -> None:
-        """Add the tokens of a batch to a tally."""
+    def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally, row_T: NDArray[np.int64]) -> None:
+        """Add the tokens of a batch to a tally; `row_T` is the row of its counts that each adds to, -1 for none."""
         counts = {name: np.zeros(len(at.rows), dtype=np.int64) for name in COUNTS}
         counts["tokens"] += 1
         window = _Window.of(at.step)
@@ -235,8 +236,9 @@ class _Walker:
             self._count_hops(before_T, device_TK[:, 0], counts)
             window.add(device_TK.T, tally.loads[:, layer])
             before_T, here_T = device_TK[:, 0], after_T
+        kept = row_T >= 0
         for column, of_token_T in enumerate(counts.values()):
-            tally.counts[:, column] += np.bincount(at.unit, of_token_T, len(tally.counts)).astype(np.int64)
+            tally.counts[:, column] += np.bincount(row_T[kept], of_token_T[kept], len(tally.counts)).astype(np.int64)
 
     def _count_copies(
         self,

@@ -17,7 +17,8 @@ from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .costs import CostModel
 from .splits import Cohort, SampleIndex, UnitIndex
-from .traffic import Counter, SampleCounts
+from .tally import Counter
+from .traffic import SampleCounts
 
 __all__ = ["Passes", "Scene"]
 

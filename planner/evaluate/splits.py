@@ -54,17 +54,23 @@ class Cohort:
         The step each unit runs in, `[U]`, -1 in an incomplete last step; None where the trace recorded steps.
     step_ids
         The recorded steps, ascending; None where steps are derived, or `step` holds them.
-    dropped
-        Units left out of per-step metrics with the incomplete last step.
     """
 
     unit_ids: Numbers
     unit_tokens: Numbers
     home: Numbers | None
     step: Numbers | None
-    step_ids: Numbers | None
-    num_steps: int
-    dropped: int
+    step_ids: Numbers | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Complete steps, or one of what there is."""
+        return len(_column(self.step_ids)) if self.step is None else int(self.step.max(initial=0)) + 1
+
+    @property
+    def dropped(self) -> int:
+        """Units left out of per-step metrics with the incomplete last step."""
+        return 0 if self.step is None else int((self.step < 0).sum())
 
     @property
     def num_tokens(self) -> int:
@@ -76,6 +82,13 @@ class Cohort:
         """Mean tokens of a complete step."""
         counted_U = slice(None) if self.step is None else self.step >= 0
         return float(self.unit_tokens[counted_U].sum()) / self.num_steps
+
+    def steps(self) -> list[Numbers]:
+        """The units of each complete step, by their places in the cohort, where every unit is in one step."""
+        step_U = _column(self.step)
+        order = np.argsort(step_U, kind="stable")
+        order = order[np.searchsorted(step_U[order], 0) :]
+        return np.split(order, np.flatnonzero(np.diff(step_U[order])) + 1) if len(order) else []
 
     def locate(self, batch: TokenBatch, unit_T: Numbers) -> Located:
         """The batch's tokens that belong to this cohort; `unit_T` is the unit of each of its tokens."""
@@ -129,22 +142,12 @@ class UnitIndex:
         """Unit of the held-out split, the same as `kind`."""
         return self.kind
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether steps were recorded."""
-        return self.steps is not None
-
-    @property
-    def training(self) -> bool:
-        """Whether every token is of the phase train."""
-        return self.phases == ("train",)
-
     def recorded_home(self, num_devices: int) -> bool:
-        """Whether units start on their source ranks: the recording had as many."""
+        """Check whether units start on their source ranks: the recording had as many as there are devices."""
         return self.num_source_ranks == num_devices
 
     def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
-        """Whether each unit is fitted, `[U]`."""
+        """Mask of the fitted units, `[U]`."""
         return fitted(self.unit_ids, seed=seed, fraction=fraction)
 
     def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
@@ -160,9 +163,8 @@ class UnitIndex:
         tokens_U = self.unit_tokens[chosen_U]
         if self.steps is not None:
             step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
-            return Cohort(unit_ids, tokens_U, home_U, None, step_ids, len(step_ids), 0)
-        step_U, num_steps = _steps_in_order(len(unit_ids), samples_per_step)
-        return Cohort(unit_ids, tokens_U, home_U, step_U, None, num_steps, int((step_U < 0).sum()))
+            return Cohort(unit_ids, tokens_U, home_U, None, step_ids)
+        return Cohort(unit_ids, tokens_U, home_U, _steps_in_order(len(unit_ids), samples_per_step))
 
     def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
         """The batches of the trace, with the unit of each token."""
@@ -200,21 +202,16 @@ class SampleIndex:
         alone = len(np.unique(self.sample)) == len(self.sample)
         return "step" if self.step is not None and alone else "sample"
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether steps were recorded."""
-        return self.step is not None
-
     def recorded_home(self, num_devices: int) -> bool:
-        """Whether samples start on their source ranks: the recording had as many."""
+        """Check whether samples start on their source ranks: the recording had as many as there are devices."""
         return self.rank is not None and int(self.rank.max()) + 1 == num_devices
 
     def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
-        """Whether each sample is fitted, `[I]`, with the whole of its step where `split_kind` says so."""
+        """Mask of the fitted samples, `[I]`, whole steps where `split_kind` says so."""
         unit_I = self.step if self.split_kind == "step" else self.sample
         assert unit_I is not None
         ids, place_I = np.unique(unit_I, return_inverse=True)
-        return np.asarray(fitted(ids, seed=seed, fraction=fraction)[place_I.reshape(-1)])
+        return np.asarray(fitted(ids, seed=seed, fraction=fraction)[place_I])
 
     def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
         """The chosen samples as they run: on their source ranks, else on ordinal mod D; in their steps, else in order,
@@ -224,12 +221,10 @@ class SampleIndex:
         home = np.arange(len(place)) % num_devices
         if self.rank is not None and self.recorded_home(num_devices):
             home = self.rank[place]
+        step = _steps_in_order(len(place), samples_per_step)
         if self.step is not None:
-            steps, step = np.unique(self.step[place], return_inverse=True)
-            num_steps, step = len(steps), step.reshape(-1)
-        else:
-            step, num_steps = _steps_in_order(len(place), samples_per_step)
-        return Cohort(place, self.unit_tokens[place], home, step, None, num_steps, int((step < 0).sum()))
+            step = np.unique(self.step[place], return_inverse=True)[1]
+        return Cohort(place, self.unit_tokens[place], home, step)
 
     def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
         """The batches of the trace, with the place of each token's sample."""
@@ -240,22 +235,17 @@ class SampleIndex:
         assert table.sample is not None
         if self.step is None or table.step is None:
             return np.searchsorted(self.sample, table.sample)
-        steps, first_B = np.unique(self.step, return_index=True)
-        step_R = np.searchsorted(steps, table.step)
-        place_R = np.empty(len(table), np.int64)
-        for step in np.unique(step_R).tolist():
-            end = first_B[step + 1] if step + 1 < len(steps) else len(self.sample)
-            here = step_R == step
-            place_R[here] = first_B[step] + np.searchsorted(self.sample[first_B[step] : end], table.sample[here])
-        return place_R
+        steps, step_I = np.unique(self.step, return_inverse=True)
+        samples, sample_I = np.unique(self.sample, return_inverse=True)
+        key_R = np.searchsorted(steps, table.step) * len(samples) + np.searchsorted(samples, table.sample)
+        return np.searchsorted(step_I * len(samples) + sample_I, key_R)
 
 
-def _steps_in_order(num_units: int, units_per_step: int) -> tuple[Numbers, int]:
-    """The derived step of each unit, `[U]`, -1 in an incomplete last one, and how many steps there are."""
-    num_steps = max(num_units // units_per_step, 1)
+def _steps_in_order(num_units: int, units_per_step: int) -> Numbers:
+    """The derived step of each unit, `[U]`, -1 in an incomplete last one."""
     step_U = np.arange(num_units) // units_per_step
-    step_U[step_U >= num_steps] = -1
-    return step_U, num_steps
+    step_U[step_U >= max(num_units // units_per_step, 1)] = -1
+    return step_U
 
 
 def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> UnitIndex:
@@ -273,7 +263,7 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
         next((kind for kind in order if kind in trace.known), "block"),
         unit_ids,
         -(-sums_UX.max(axis=1) // trace.meta.model.top_k) if by_counts else sums_UX[:, 0],
-        np.stack([cells.unit, cells.step], axis=1) if "step" in trace.known else None,
+        np.stack([cells.unit, cells.step], axis=1) if "step" in trace.known and len(unit_ids) else None,
         int(cells.rank.max(initial=-1)) + 1 if "source_rank" in trace.known and not by_counts else None,
         cells.phases,
     )

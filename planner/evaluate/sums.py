@@ -44,7 +44,7 @@ Summands = Mapping[str, NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """One contender on one part of a trace.
+    """Contender on one part of a trace.
 
     Parameters
     ----------
@@ -94,21 +94,16 @@ class Sums:
 
 def summed(contexts: Sequence[Context], seed: int) -> list[Sums]:
     """The resampled sums of every contender."""
-    counts_UC = [context.tally.counts for context in contexts]
-    steps_BC = [_by_step(context) for context in contexts]
-    counted = _products(counts_UC, seed)
-    stepped = _products([np.concatenate([*columns.values()], axis=1) for columns in steps_BC], seed)
+    counted = _resampled([{"counts": context.tally.counts} for context in contexts], seed)
+    stepped = _resampled([_by_step(context) for context in contexts], seed)
     sums = []
-    for counts_RC, steps_RC, columns in zip(counted, stepped, steps_BC, strict=True):
-        num_steps = len(next(iter(columns.values())))
-        widths = np.cumsum([column_BC.shape[1] for column_BC in columns.values()])[:-1]
-        of = dict(zip(columns, np.split(steps_RC, widths, axis=1), strict=True))
-        means = {name: sums_RQ.T / num_steps for name, sums_RQ in of.items()}
+    for context, counts, steps in zip(contexts, counted, stepped, strict=True):
+        means = {key: sums_RQ.T / len(context.tally.loads) for key, sums_RQ in steps.items()}
         sums.append(
             Sums(
-                counts=dict(zip(COUNTS, counts_RC.T, strict=False)) if counts_RC.shape[1] else {},
-                balance=of["balance"][:, 0],
-                busy=of["balance"][:, 1],
+                counts=dict(zip(COUNTS, counts["counts"].T, strict=False)) if context.tally.counts.shape[1] else {},
+                balance=steps["balance"][:, 0],
+                busy=steps["balance"][:, 1],
                 moved=means["moved"][0] if "moved" in means else None,
                 seconds={key[1]: means[key] for key in means if key[0] == "levels"},
                 step={key[1]: means[key] for key in means if key[0] == "step"},
@@ -129,15 +124,17 @@ def _by_step(context: Context) -> dict[Any, NDArray[np.float64]]:
     return columns | {("step", source): levels_QB.T for source, levels_QB in context.seconds.step.items()}
 
 
-def _products(columns: Sequence[NDArray[Any]], seed: int) -> list[NDArray[np.float64]]:
-    """The resampled sums of several contenders' columns, `[R, C]` each, by one product for those of as many rows."""
-    sums: dict[int, NDArray[np.float64]] = {}
-    for num_rows in {len(one) for one in columns}:
-        at = [number for number, one in enumerate(columns) if len(one) == num_rows]
-        widths = np.cumsum([columns[number].shape[1] for number in at])[:-1]
-        together = np.concatenate([columns[number] for number in at], axis=1)
-        sums |= dict(zip(at, np.split(resampled_sums(together, seed=seed), widths, axis=1), strict=True))
-    return [sums[number] for number in range(len(columns))]
+def _resampled(blocks: Sequence[Mapping[Any, NDArray[Any]]], seed: int) -> list[dict[Any, NDArray[np.float64]]]:
+    """The resampled sums of contenders' columns, `[R, C]` by key, by one product for those of as many rows."""
+    sums: list[dict[Any, NDArray[np.float64]]] = [{} for _ in blocks]
+    columns = [(number, key, block[key]) for number, block in enumerate(blocks) for key in block]
+    for num_rows in {len(rows) for _, _, rows in columns}:
+        alike = [column for column in columns if len(column[2]) == num_rows]
+        widths = np.cumsum([rows.shape[1] for _, _, rows in alike])[:-1]
+        together = resampled_sums(np.concatenate([rows for _, _, rows in alike], axis=1), seed=seed)
+        for (number, key, _), sums_RC in zip(alike, np.split(together, widths, axis=1), strict=True):
+            sums[number][key] = sums_RC
+    return sums
 
 
 def device_ratios(tally: Tally) -> NDArray[np.float64]:
@@ -174,12 +171,12 @@ def resampled_sums(values_UC: NDArray[np.number], *, seed: int) -> NDArray[np.fl
 
 
 def drawn(summands: Summands) -> bool:
-    """Whether a figure was resampled."""
+    """Check whether a figure was resampled."""
     return any(levels_QR.shape[1] > 1 for levels_QR in summands.values())
 
 
 def difference(ours: Summands, theirs: Summands) -> Summands:
-    """How much less we have than they, source by source and level by level; a source that one lacks adds nothing."""
+    """Their figure less ours, source by source and level by level; a source that one of them lacks adds nothing."""
     nothing = np.zeros((1, 1))
     return {source: theirs.get(source, nothing) - ours.get(source, nothing) for source in {**ours, **theirs}}
 

@@ -1,10 +1,11 @@
-"""A tally: what a journey did with a cohort of a trace, by unit and by step.
+"""A tally: what a journey did with a cohort of a trace, by unit and by step; and the traffic of single samples.
 
-Legend: L MoE layers; U units; B steps; C link classes; D devices; E experts.
+Legend: L MoE layers; U units; I samples; B steps; C link classes; D devices; N nodes; E experts.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from ...solvers.ports import link_classes
 from ...solvers.replicas import ReplayRule
 from .splits import Cohort
 
-__all__ = ["COUNTS", "Ports", "Tally", "check_cells", "device_loads", "nothing_sent"]
+__all__ = ["COUNTS", "Counter", "Ports", "SampleTraffic", "Tally", "check_cells", "device_loads", "nothing_sent"]
 
 MAX_CELLS = 2**27
 COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
@@ -131,12 +132,53 @@ class Tally:
             )
         return cls(np.zeros((len(loads), 0), np.int64), device_loads(loads, placement), placement.slots)
 
-    def by_step(self, cohort: Cohort) -> Self:
-        """The same with its counts summed over the units of each complete step."""
-        assert cohort.step is not None
-        counts_BC, kept_U = np.zeros((cohort.num_steps, len(COUNTS)), np.int64), cohort.step >= 0
-        np.add.at(counts_BC, cohort.step[kept_U], self.counts[kept_U])
-        return replace(self, counts=counts_BC)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleTraffic:
+    """Traffic of every sample under one placement.
+
+    Parameters
+    ----------
+    placement
+        Its replicas, if any, are used evenly.
+    copies, nodes
+        Copies of each sample to every device, one a token and distinct device, and tokens that visit each node,
+        int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
+    pairs
+        Token-expert pairs of each sample on every device, int32 `[I, L, D]`.
+    linked
+        How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
+        only counts are known.
+    """
+
+    placement: Placement
+    copies: NDArray[np.int32]
+    nodes: NDArray[np.int32]
+    pairs: NDArray[np.int32]
+    linked: NDArray[np.int64] | None
+
+    @classmethod
+    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> Self:
+        """Table of zeros for one placement."""
+        shape = (num_samples, placement.num_layers)
+        by_device = (placement.num_layers - 1, placement.num_experts, cluster.num_devices)
+        copies = np.zeros((*shape, cluster.num_devices), np.int32)
+        return cls(
+            placement,
+            copies,
+            np.zeros((*shape, cluster.num_nodes), np.int32),
+            np.zeros_like(copies) if linked else copies,
+            np.zeros(by_device, np.int64) if linked else None,
+        )
+
+    def following(self, layer: int, place: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
+        after = layer + 1
+        return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None
+
+
+# Counts samples: their pairs with experts, `[I, L, E]`, and their traffic under each of several placements.
+Counter = Callable[[Sequence[Placement]], tuple[NDArray[np.int32], list[SampleTraffic]]]
 
 
 def device_loads(loads: NDArray[np.int64], placement: Placement) -> NDArray[np.float64]:

@@ -4,9 +4,8 @@ Legend: I samples of the index; R rows, U of them different samples; T tokens; L
 token; D devices; N nodes.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,63 +16,14 @@ from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.ports import CLASSES, link_classes, remote_visits, sample_copies
 from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
-from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .splits import Cohort, SampleIndex
-from .tally import COUNTS, Tally
+from .tally import COUNTS, Counter, SampleTraffic, Tally
 
-__all__ = ["Counter", "SampleCounts", "SampleTraffic", "sample_tally"]
+__all__ = ["SampleCounts", "sample_tally"]
 
 MAX_CELLS = 2**28  # of 4 bytes
 Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleTraffic:
-    """Traffic of every sample under one placement.
-
-    Parameters
-    ----------
-    placement
-        Its replicas, if any, are used evenly.
-    copies, nodes
-        Copies of each sample to every device, one a token and distinct device, and tokens that visit each node,
-        int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
-    pairs
-        Token-expert pairs of each sample on every device, int32 `[I, L, D]`.
-    linked
-        How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
-        only counts are known.
-    """
-
-    placement: Placement
-    copies: NDArray[np.int32]
-    nodes: NDArray[np.int32]
-    pairs: NDArray[np.int32]
-    linked: Numbers | None
-
-    @classmethod
-    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> Self:
-        """Table of zeros for one placement."""
-        shape = (num_samples, placement.num_layers)
-        by_device = (placement.num_layers - 1, placement.num_experts, cluster.num_devices)
-        copies = np.zeros((*shape, cluster.num_devices), np.int32)
-        return cls(
-            placement,
-            copies,
-            np.zeros((*shape, cluster.num_nodes), np.int32),
-            np.zeros_like(copies) if linked else copies,
-            np.zeros(by_device, np.int64) if linked else None,
-        )
-
-    def following(self, layer: int, place: Numbers) -> NDArray[np.float64] | None:
-        """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
-        after = layer + 1
-        return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None
-
-
-# Counts samples: their pairs with experts, `[I, L, E]`, and their traffic under each of several placements.
-Counter = Callable[[Sequence[Placement]], tuple[NDArray[np.int32], list[SampleTraffic]]]
 
 
 class SampleCounts:
@@ -121,8 +71,7 @@ class SampleCounts:
         """
         new = {name: one for name, one in placements.items() if self._traffic(one) is None}
         if new:
-            model, tokens = self.trace.meta.model, isinstance(self.trace, Trace)
-            _check(model, len(self.index.sample), new, len(self._known), self.cluster, tokens=tokens)
+            self._check(new)
             self.experts, known = self._counter([*new.values()])
             self._known += known
         return [traffic for one in placements.values() if (traffic := self._traffic(one)) is not None]
@@ -130,17 +79,45 @@ class SampleCounts:
     def _traffic(self, placement: Placement) -> SampleTraffic | None:
         return next((traffic for traffic in self._known if traffic.placement.sends_as(placement)), None)
 
+    def _check(self, new: Mapping[str, Placement]) -> None:
+        model, devices, num_samples = self.trace.meta.model, self.cluster.num_devices, len(self.index.sample)
+        places = 2 * devices + self.cluster.num_nodes
+        cells = num_samples * model.num_layers * (model.num_experts + (len(self._known) + len(new)) * places)
+        if cells > MAX_CELLS:
+            raise UsageError(
+                f"{num_samples:,} samples x {model.num_layers} layers x {model.num_experts} experts and {places} places"
+                f" are {cells:,} counts; expected at most {MAX_CELLS:,}: plan by a part of the trace"
+            )
+        for name in (name for name, placement in new.items() if placement.has_replicas):
+            if new[name].replica_rule is ReplicaRule.NEAREST:
+                raise UsageError(
+                    f"the {name} placement has replicas and the rule nearest, so that traffic depends on where samples"
+                    " are; expected no replicas, or the rule even (--strategy eplb)"
+                )
+            if isinstance(self.trace, CountTrace):
+                obstacle = f"the {name} placement has replicas"
+                if model.num_experts % devices:
+                    obstacle = f"--cluster {self.cluster}: {devices} devices do not divide {model.num_experts} experts"
+                raise UsageError(
+                    f"{obstacle}, and counts do not say which replica serves a token; expected devices that divide the"
+                    " experts, each expert once, or a trace of tokens"
+                )
+
     def _walked(self, placements: Sequence[Placement]) -> tuple[NDArray[np.int32], list[SampleTraffic]]:
-        """The pairs of samples with experts, and their traffic, by a walk of all tokens."""
+        """The pairs of samples with experts, and their traffic, by a walk of all tokens, or of all counts."""
         trace, index, model = self.trace, self.index, self.trace.meta.model
         shape, tokens = (len(index.sample), model.num_layers, model.num_experts), isinstance(trace, Trace)
+        experts_ILE = np.zeros(shape, np.int32)
         new = [SampleTraffic.empty(one, shape[0], self.cluster, linked=tokens) for one in placements]
         if isinstance(trace, CountTrace):
-            experts_ILE = _table_counts(trace, index)
-            for traffic in new:
-                _map_counts(experts_ILE, traffic, self.cluster)
+            for table in trace.tables():
+                np.add.at(experts_ILE, (index.rows(table), table.layer), table.counts.astype(np.int32))
+            for traffic in new:  # every pair is a copy
+                for layer in range(model.num_layers):
+                    traffic.copies[:, layer] = experts_ILE[:, layer] @ traffic.placement.holds(layer).astype(np.int32)
+                by_node = (*shape[:2], self.cluster.num_nodes, self.cluster.devices_per_node)
+                traffic.nodes[:] = traffic.copies.reshape(by_node).sum(axis=3)
             return experts_ILE, new
-        experts_ILE = np.zeros(shape, np.int32)
         visitors = [_Visitor(traffic, self.cluster) for traffic in new]
         for batch, place_T in index.batches(trace, self.phases):
             assert batch.sample is not None
@@ -175,58 +152,6 @@ class _Visitor:
                 for before_T in ids_TLK[:, layer - 1].T.astype(np.int64):
                     known_KT = visits_KT & fitted_T & (before_T < traffic.placement.num_experts)
                     _add(traffic.linked[layer - 1], before_T, device_TK, known_KT)
-
-
-def _check(
-    model: ModelSpec,
-    num_samples: int,
-    placements: Mapping[str, Placement],
-    num_known: int,
-    cluster: Cluster,
-    *,
-    tokens: bool,
-) -> None:
-    devices = cluster.num_devices
-    places = 2 * devices + cluster.num_nodes
-    cells = num_samples * model.num_layers * (model.num_experts + (num_known + len(placements)) * places)
-    if cells > MAX_CELLS:
-        raise UsageError(
-            f"{num_samples:,} samples x {model.num_layers} layers x {model.num_experts} experts and {places} places are"
-            f" {cells:,} counts; expected at most {MAX_CELLS:,}: plan by a part of the trace"
-        )
-    for name, placement in placements.items():
-        if not placement.has_replicas:
-            continue
-        if placement.replica_rule is ReplicaRule.NEAREST:
-            raise UsageError(
-                f"the {name} placement has replicas and the rule nearest, so that traffic depends on where samples are;"
-                " expected no replicas, or the rule even (--strategy eplb)"
-            )
-        if not tokens:
-            found = f"the {name} placement has replicas"
-            if model.num_experts % devices:
-                found = f"--cluster {cluster}: {devices} devices do not divide {model.num_experts} experts"
-            raise UsageError(
-                f"{found}, and counts do not say which replica serves a token; expected devices that divide the"
-                " experts, each expert once, or a trace of tokens"
-            )
-
-
-def _table_counts(trace: CountTrace, index: SampleIndex) -> NDArray[np.int32]:
-    """The pairs of each sample with every expert, `[I, L, E]`."""
-    model = trace.meta.model
-    total_ILE = np.zeros((len(index.sample), model.num_layers, model.num_experts), np.int32)
-    for table in trace.tables():
-        np.add.at(total_ILE, (index.rows(table), table.layer), table.counts.astype(np.int32))
-    return total_ILE
-
-
-def _map_counts(experts_ILE: NDArray[np.int32], traffic: SampleTraffic, cluster: Cluster) -> None:
-    for layer in range(traffic.placement.num_layers):
-        held_ED = traffic.placement.holds(layer).astype(np.int32)
-        traffic.copies[:, layer] = experts_ILE[:, layer] @ held_ED
-    by_node = traffic.copies.reshape(*traffic.copies.shape[:2], cluster.num_nodes, cluster.devices_per_node)
-    traffic.nodes[:] = by_node.sum(axis=3)
 
 
 def _add(

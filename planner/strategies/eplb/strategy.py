@@ -50,10 +50,11 @@ class Eplb(PlacementStrategy):
         params, mixture = EplbParams.of(task), task.request.mixture
         if mixture and params.quantile is not None:
             raise UsageError("--quantile with several --trace, which are balanced together; leave it out")
-        if params.quantile is not None and not task.units.has_steps:
+        recorded = "step" in task.source.known
+        if params.quantile is not None and not recorded:
             raise UsageError(f"--quantile of steps, and {task.source.path} has none recorded; leave it out")
-        has_steps = task.units.has_steps and params.method != "published" and not mixture
-        by_step = has_steps and _steps_decide(task.fitted_steps, task, slots)
+        several = recorded and params.method != "published" and not mixture
+        by_step = several and _steps_decide(task.fitted_steps, task, slots)
         return _solved(task.fitted_steps if by_step else counts.loads, task, slots)
 
     def weighed(self, counts: Counts, task: Task) -> Redundancy:

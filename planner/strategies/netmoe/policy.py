@@ -13,10 +13,10 @@ from ....runtime.migrating.predictor import Predictor
 from ....solvers import netmoe
 from ....solvers.placement import Placement
 from ...evaluate.evaluate import evaluate
-from ...evaluate.homes import Rehoming, steps_of
+from ...evaluate.homes import Rehoming
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
-from ...evaluate.traffic import SampleTraffic
+from ...evaluate.tally import SampleTraffic
 from ...task import Task
 
 PLAN = "plan/migrating"
@@ -50,10 +50,9 @@ def locality(task: Task) -> netmoe.Locality:
     """Blind and least copies per fitted step, next layers known."""
     assert task.scene.samples is not None
     cluster, traffic, cohort = task.request.cluster, task.scene.samples.under(task.placement), task.scene.cohorts[0]
-    assert cohort.step is not None
     here_D = np.arange(cluster.num_devices)
     blind = least = 0.0
-    for at, layer in itertools.product(steps_of(cohort.step), range(task.model.num_layers)):
+    for at, layer in itertools.product(cohort.steps(), range(task.model.num_layers)):
         place, room_D = cohort.unit_ids[at], np.full(len(here_D), -(-len(at) // len(here_D)))
         following = traffic.following(layer, place)
         crossing = netmoe.traffic_of(traffic.copies[place, layer], here_D, cluster, next_counts=following)

@@ -19,7 +19,6 @@ from ....solvers.netmoe.bottleneck import Channels
 from ....traces.count_form import CountTrace
 from ...certify.recounted import Recounted
 from ...evaluate.evaluate import verdict
-from ...evaluate.homes import steps_of
 from ...evaluate.metrics import EXCHANGE
 from ...options import SamplePolicyOptions
 from ..strategy import Again, Check, Told
@@ -126,11 +125,10 @@ def _outcome(
     channels, outcome = Channels.of(plan.cluster, plan.model.copy_bytes), plan.outcome["sample_policy"]
     busiest = outcome.bound_kind == "weighted ports"
     cohort, samples, reached = task.scene.cohorts[0], task.scene.samples, list[tuple[float, float]]()
-    assert cohort.step is not None
     assert samples is not None
     copies, experts = samples.under(task.placement).copies, samples.experts
     assert experts is not None
-    for at, layer in itertools.product(steps_of(cohort.step), range(plan.model.num_layers)):
+    for at, layer in itertools.product(cohort.steps(), range(plan.model.num_layers)):
         place, home_I, room = cohort.unit_ids[at], device_LM[layer + 1, at], -(-len(at) // copies.shape[2])
         following = None if predictor is None else predictor.copies(layer, experts[place, layer])
         traffic = Traffic(copies[place, layer].astype(np.float64), following)

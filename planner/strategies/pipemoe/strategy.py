@@ -45,7 +45,7 @@ class Pipemoe(Strategy):
 
     def passes(self, task: Task) -> Passes:
         """Forward, and backward where all tokens are of training."""
-        return Passes(BACKWARD if task.units.training else 0.0, PipemoeParams.of(task).full_duplex)
+        return Passes(BACKWARD if task.units.phases == ("train",) else 0.0, PipemoeParams.of(task).full_duplex)
 
     def solve(self, task: Task) -> Solution:
         """Choose the degrees of every layer by the busiest device and port of the fitted steps.

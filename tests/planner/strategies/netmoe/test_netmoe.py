@@ -17,8 +17,7 @@ from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Scene
 from moeplan.planner.evaluate.splits import Cohort
-from moeplan.planner.evaluate.tally import Tally
-from moeplan.planner.evaluate.traffic import SampleTraffic
+from moeplan.planner.evaluate.tally import SampleTraffic, Tally
 from moeplan.planner.strategies.netmoe.policy import fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.migrating.predictor import Predictor
@@ -175,7 +174,7 @@ def test_dealt_gives_the_longest_sample_that_is_left_to_the_device_with_fewest_t
     cluster: str, chosen: int, dealt: list[int]
 ) -> None:
     length, step = np.array([9, 1, 8, 2, 7, 3, 5])[:chosen], np.array([0, 0, 0, 0, 0, 0, -1])[:chosen]
-    cohort = Cohort(np.arange(chosen), length, np.full(chosen, 2), step, None, 1, 0)
+    cohort = Cohort(np.arange(chosen), length, np.full(chosen, 2), step)
     placement, uncounted = contiguous.solve(2, 6, Cluster.parse(cluster)).placement, SimpleNamespace()
     device_LI = Dealt()(uncounted, placement, cohort).device  # type: ignore[arg-type]
     assert device_LI.tolist() == [dealt] * 3
