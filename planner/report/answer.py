@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from ...errors import InputError
 from ...runtime.plan import Contender, Part, Plan, Verdict
 from ..document import Section, Text
 from ..evaluate.journey import TODAY
@@ -26,6 +27,8 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     of
         The label of the contender; None: the first.
     """
+    if verdict.metric not in METRICS:
+        raise InputError(f"a verdict on {verdict.metric!r:.40}, which is no metric; re-run moeplan solve")
     spec, gain = METRICS[verdict.metric], verdict.gain
     ours = part.contenders[0] if of is None else find(part, of)
     base = value(find(part, verdict.against), verdict.metric)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
 import moeplan.planner
-from moeplan.errors import StorageError
+from moeplan.errors import InputError, StorageError
 from moeplan.planner.document import GAP, Column, Section, Table, Text, drawn, to_console, write_page
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.figures import TimeUnit, megabytes
 from moeplan.planner.report.answer import gain_words
 from moeplan.planner.report.plan import show_report
 from moeplan.runtime.plan import Contender, Metric, Part, Verdict
-from tests.planner.makers import planned, screen
+from tests.planner.makers import edited, planned, screen
 
 COLUMNS = st.lists(st.integers(1, 12), min_size=2, max_size=12).map(
     lambda widths: [Column(f"{number}".ljust(width, "x"), ["y"]) for number, width in enumerate(widths)]
@@ -102,6 +102,19 @@ def test_every_metric_has_words_of_its_own_for_sentences_and_for_docs() -> None:
 def test_a_plan_of_58_layers_fits_a_page(make_trace: Any) -> None:
     plan = planned(make_trace(layers=58, experts=64, top_k=8, samples=40), "contiguous", "2x8")
     assert screen(show_report, plan, Path("plan.json"), width=80).count("\n") <= 24
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "words"),
+    [
+        ("verdict.metric", "foo", "a verdict on 'foo', which is no metric"),
+        ("options.evaluation.samples_per_step", "many", "options.evaluation: 1 values missing or wrong"),
+    ],
+)
+def test_what_a_hand_has_edited_is_one_clear_refusal(make_trace: Any, path: str, change: str, words: str) -> None:
+    plan = edited(planned(make_trace(samples=40)), path, change)
+    with pytest.raises(InputError, match=words):
+        screen(show_report, plan, Path("plan.json"))
 
 
 def test_metrics_are_named_by_their_rows_alone() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moeplan.errors import MismatchError
-from moeplan.planner.certify import certifiable_profile, certifiable_trace, certify
+from moeplan.errors import CertificationError, MismatchError
+from moeplan.planner.certify import Certificate, certifiable_profile, certifiable_trace, certify
 from tests.planner.makers import assert_refused, edited, parsed, planned, rewritten
 
 HELD = "evaluation.held_out.contenders"
@@ -268,3 +268,8 @@ def test_a_plan_finds_its_own_trace_and_profile_only_while_they_have_their_hashe
     profile.unlink()
     assert (certifiable_trace(plan), certifiable_profile(plan)) == (None, None)
     assert certifiable_profile(edited(plan, "inputs.profile", None)) is None
+
+
+def test_a_recount_that_is_no_number_agrees_with_nothing() -> None:
+    with pytest.raises(CertificationError, match="the plan says 1, the recount nan"):
+        Certificate().agree("balance", 1.0, float("nan"))

@@ -12,12 +12,12 @@ import pytest
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.evaluate.metrics import METRICS, MetricSpec
-from moeplan.planner.report.compare import as_dict
+from moeplan.planner.report.compare import as_dict, compare_report
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile
 from moeplan.runtime.plan import Metric, load, save
 from tests.builders import known
-from tests.planner.makers import edited, in_several_steps, planned, rewritten, training
+from tests.planner.makers import edited, in_several_steps, planned, rewritten, screen, training
 
 Shelf = Callable[[str], Path]
 STILL = ("coherent", "coherent_s", "standard", "replicated", "contiguous", "even_s", "piped_s", "capped_s", "dead")
@@ -302,6 +302,13 @@ def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
             compare([coherent], make_trace(samples=4, **changes).path)
     with pytest.raises(UsageError, match="samples were not recorded"):
         compare([shelf("moving")], make_trace(samples=40, columns=("step",)).path)
+
+
+def test_a_plan_is_named_by_its_whole_path(trace: Any, shelf: Shelf) -> None:
+    first, second = shelf("coherent"), shelf("standard")
+    assert "/" in str(first)
+    text = " ".join(screen(compare_report, compare([first, second], trace.path)).split())
+    assert f"than {first}, coherent (" in text
 
 
 def test_a_predictor_that_is_missing_or_another_is_one_clear_error(trace: Any, shelf: Shelf, tmp_path: Path) -> None:

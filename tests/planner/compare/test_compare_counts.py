@@ -10,9 +10,10 @@ import pytest
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.report.compare import as_dict, write_matrices
+from moeplan.traces.schema import PHASES
 from moeplan.traces.split import fitted
 from tests.builders import known
-from tests.planner.makers import balances, counted, held_out, planned, stored, tallied
+from tests.planner.makers import balances, counted, held_out, planned, rewritten, stored, tallied
 
 
 def figure(found: Comparison, name: str, metric: str) -> float:
@@ -66,6 +67,40 @@ def test_what_counts_do_not_say_is_one_clear_refusal(make_trace: Any, tmp_path: 
     planned(tokens, redundant=4, dispatch_model="standard", to=tmp_path / "nearest.json")
     with pytest.raises(UsageError, match="depends on where it is"):
         compare([tmp_path / "nearest.json"], counted(tokens, tmp_path / "counts").path)
+
+
+def cells(trace: Any) -> set[tuple[int, int]]:
+    """Every sample in every step of it."""
+    return {cell for batch in trace.batches() for cell in zip(batch.step.tolist(), batch.sample.tolist(), strict=True)}
+
+
+def is_fitted(unit: int) -> bool:
+    return bool(fitted(np.array([unit]), seed=0, fraction=0.5)[0])
+
+
+def test_each_plan_leaves_out_the_units_that_it_was_split_by(make_trace: Any, tmp_path: Path) -> None:
+    tokens = make_trace(samples=60, seed=2, columns=("sample", "step"))
+    trace, paths = counted(tokens, tmp_path / "counts"), [tmp_path / "eplb.json", tmp_path / "netmoe.json"]
+    assert planned(trace, "eplb", to=paths[0]).options["evaluation"]["unit"] == "step"
+    planned(trace, "netmoe", to=paths[1])
+    steps = {step for step, _ in cells(tokens)}
+    assert compare(paths, trace.path).part.num_steps == sum(not is_fitted(step) for step in steps)
+
+
+def test_a_plan_of_one_phase_leaves_out_the_same_units_when_all_phases_are_read(
+    make_trace: Any, tmp_path: Path, path: Path
+) -> None:
+    def later(batch: Any) -> Any:
+        """Prefill in the step recorded, and decode, every other token, in a later one."""
+        late = batch.position % 2 == 1
+        phase = np.where(late, PHASES.index("decode"), PHASES.index("prefill")).astype(np.int8)
+        return {"phase": phase, "step": np.where(late, batch.step + 100, batch.step).astype(np.int32)}
+
+    trace = rewritten(make_trace(samples=60, seed=2, columns=("sample", "step")), tmp_path / "t", later)
+    plan = planned(trace, "netmoe", phases=("prefill",), to=path)
+    assert plan.options["evaluation"]["unit"] == "step"
+    comparison = compare([path], trace.path)
+    assert comparison.num_fitted == sum(is_fitted(step) for step, _ in cells(trace))
 
 
 def walked(trace: Any, plan: Any, rule: str) -> tuple[float, Any]:
