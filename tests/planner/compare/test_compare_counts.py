@@ -96,11 +96,12 @@ def test_a_plan_of_one_phase_leaves_out_the_same_units_when_all_phases_are_read(
         phase = np.where(late, PHASES.index("decode"), PHASES.index("prefill")).astype(np.int8)
         return {"phase": phase, "step": np.where(late, batch.step + 100, batch.step).astype(np.int32)}
 
-    trace = rewritten(make_trace(samples=60, seed=2, columns=("sample", "step")), tmp_path / "t", later)
+    trace = rewritten(make_trace(samples=70, seed=2, columns=("sample", "step")), tmp_path / "t", later)
     plan = planned(trace, "netmoe", phases=("prefill",), to=path)
     assert plan.options["evaluation"]["unit"] == "step"
     comparison = compare([path], trace.path)
     assert comparison.num_fitted == sum(is_fitted(step) for step, _ in cells(trace))
+    assert comparison.num_fitted != sum(is_fitted(sample) for _, sample in cells(trace))
 
 
 def walked(trace: Any, plan: Any, rule: str) -> tuple[float, Any]:
