@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moeplan.errors import StorageError
-from moeplan.runtime.plan import load
+from tests.planner.makers import edited
 from tests.planner.makers import made as make
 
 
@@ -107,13 +107,8 @@ def test_a_plan_that_names_another_file_of_the_folder_does_not_take_it_along(
     made: Any, other: Any, tmp_path: Path
 ) -> None:
     (contents,) = made.sidecars.values()
-    policy = made.plan.decisions.sample_policy
-    named = policy.predictor.model_copy(update={"file": "thesis.bin"})
-    decisions = made.plan.decisions.model_copy(update={"sample_policy": policy.model_copy(update={"predictor": named})})
-    kept = {key: getattr(made.plan, key) for key in ("strategies", "seed", "cluster", "model", "inputs", "options")}
-    forged = type(made.plan).make(**kept, decisions=decisions)
+    forged = edited(made.plan, "decisions.sample_policy.predictor.file", "thesis.bin")
     replace(made, plan=forged, sidecars={"thesis.bin": contents}).save(tmp_path / "plan.json")
-    assert load(tmp_path / "plan.json").decisions.sample_policy == decisions.sample_policy
     other.save(tmp_path / "plan.json")
     assert (tmp_path / "thesis.bin").read_bytes() == contents
 

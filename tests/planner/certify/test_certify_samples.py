@@ -9,7 +9,7 @@ import pytest
 from moeplan.errors import InputError
 from moeplan.planner.certify import certify
 from moeplan.solvers.netmoe import port_bound, strategy
-from tests.planner.makers import assert_refused, edited, generated, judged, planned
+from tests.planner.makers import assert_refused, edited, generated, judged, planned, said
 
 LINKS = ("intra=100:2", "inter=10:5")
 HURRIED = {"sum": 1.0, "even": 0.5, "bottleneck": 2.0}
@@ -80,6 +80,7 @@ def test_degrees_made_for_other_steps_or_seconds_keep_no_outcome_and_are_told_as
     cluster = planned(tokens, "pipemoe", to=base, **asked).cluster
     plan, certificate = certified(tokens, tmp_path, on=base, **{"cluster": cluster} | asked | changes)
     assert ("pipeline" in plan.outcome) is kept
+    assert "placement alone" not in said(plan)
     assert any(what.startswith("objective of pipeline, decided for") for what in certificate.unchecked) is not kept
 
 

@@ -168,11 +168,3 @@ def test_homes_on_top_of_replicas_and_degrees_make_one_plan_of_all_three(moeplan
     assert "verdict" in json.loads(certified.stdout)["checks"]
     assert "forward" in moeplan("show", "all.json", "-v", cwd=home).stdout
     moeplan("apply", "all.json", cwd=home)
-
-
-def test_samples_move_on_a_pipeline_of_experts_in_order(moeplan: Any, home: Path) -> None:
-    moeplan("solve", "--strategy", "pipemoe", "-o", "ordered.json", cwd=home)
-    done = moeplan("solve", "--strategy", "netmoe", "--on", "ordered.json", "-o", "moved.json", "-v", cwd=home)
-    assert "than base, standard: " in " ".join(done.stdout.split())
-    assert "placement alone" not in done.stdout
-    assert "sample policy" in moeplan("certify", "moved.json", "--trace", "traces", cwd=home).stdout

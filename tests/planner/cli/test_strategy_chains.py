@@ -160,16 +160,12 @@ def loose(moeplan: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_thorough_bound_is_proven_by_the_file_beside_the_plan_or_says_why_it_is_none(
-    moeplan: Any, loose: Path
-) -> None:
+def test_a_thorough_bound_is_proven_by_the_file_beside_the_plan(moeplan: Any, loose: Path) -> None:
     done = moeplan("solve", "--cluster", "1x8", *THOROUGH, "--verbose", cwd=loose)
     assert "three-layer bound" in " ".join(done.stdout.split())
     assert len(list(loose.glob("bound-*.safetensors"))) == 1
     done = moeplan("certify", "plan.json", "--trace", "traces", cwd=loose)
     assert "bound (by its prices)" in " ".join(done.stdout.split())
-    done = moeplan("solve", "--cluster", "1x24", *THOROUGH, "--method", "sweeps", "--slots", "2", "-v", cwd=loose)
-    assert "no thorough bound of what stays on a device: slots hold replicas" in done.stdout
 
 
 def cpu_s(pid: int) -> float:

@@ -11,8 +11,7 @@ import pytest
 
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.planner.compare import Comparison, compare
-from moeplan.planner.evaluate.metrics import METRICS, MetricSpec
-from moeplan.planner.report.compare import as_dict, compare_report
+from moeplan.planner.report.compare import compare_report
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile
 from moeplan.runtime.plan import Metric, load, save
@@ -135,31 +134,6 @@ def test_a_policy_on_a_pipeline_is_judged_with_its_chunks(trace: Any, profile: P
     assert {"moving_piped_s.json at degree 1/migrating", stays} < found.keys()
     assert found[stays] == found["piped_s.json/standard"]
     assert {"moe_s", "dispatch_s", "exchange_s", "step_s"} <= found["moving_piped_s.json/migrating"].keys()
-
-
-def test_a_metric_is_one_row(trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that visit no other device, over steps."""
-    spec = MetricSpec(
-        name="loneliness",
-        column="lonely",
-        noun="lonely tokens",
-        meaning="tokens over the copies that they are sent in",
-        unit="ratio",
-        per="sample",
-        needs="a trace of tokens",
-        compute=lambda sums, _: {"": np.atleast_2d(sums.counts["tokens"] / (1 + sums.counts["device_copies"]))},
-        better="more",
-    )
-    monkeypatch.setitem(METRICS, spec.name, spec)
-    evaluation = planned(trace, "eplb", to=tmp_path / "lonely.json").evaluation
-    found = compare([tmp_path / "lonely.json"], trace.path)
-    for one in (*evaluation.fit.contenders, *evaluation.judging.contenders, *found.part.contenders):
-        figure = one.metrics[spec.name]
-        assert 0 < known(figure.low) < figure.value < known(figure.high)
-    ours = evaluation.judging.contenders[0].metrics[spec.name]
-    assert metrics_of(found)["lonely.json/standard"][spec.name] == ours
-    listed: Any = json.loads(json.dumps(as_dict(found)))["part"]["contenders"]
-    assert all(spec.name in one["metrics"] for one in listed)
 
 
 def test_samples_that_either_plan_was_fitted_to_are_left_out(trace: Any, shelf: Shelf, tmp_path: Path) -> None:

@@ -58,18 +58,6 @@ def test_sizes_that_are_unknown_leave_their_metrics_out() -> None:
     assert found.keys() == {"device_copies", "node_copies", "balance", "balance_p95"}
 
 
-def test_a_gain_is_paired_so_that_a_constant_gain_has_no_width() -> None:
-    rng = np.random.default_rng(0)
-    tokens, copies = rng.integers(5, 50, size=40).tolist(), rng.integers(0, 90, size=40).tolist()
-    theirs, ours = (
-        figures([{"tokens": t, "device_copies": c + t * more} for t, c in zip(tokens, copies, strict=True)], [[[1, 1]]])
-        for more in (1, 0)
-    )
-    gain = ours.gain("device_copies", theirs)
-    assert (gain.value, gain.low, gain.high) == pytest.approx((0.5, 0.5, 0.5))
-    assert np.ptp(ours.summands["device_copies"][""]) > 0
-
-
 VALUES = arrays.arrays(np.float64, st.tuples(st.integers(2, 9), st.just(2)), elements=st.floats(0, 1e6))
 
 
@@ -99,17 +87,6 @@ def test_a_gain_is_paired_and_its_errors_are_those_of_each_source(values_UC: np.
         highs.append(max(levels) + mine)
     ends = np.array(interval(difference(ours, theirs)), np.float64)
     np.testing.assert_allclose(ends, (np.quantile(lows, 0.025), np.quantile(highs, 0.975)), rtol=1e-7, atol=1e-5)
-
-
-def test_a_95_percent_interval_covers_the_truth_about_95_times_in_100() -> None:
-    rng = np.random.default_rng(5)
-    hits = 0
-    for seed in range(100):
-        tokens = rng.integers(1, 60, size=80)
-        sums = resampled_sums(np.stack([tokens, rng.binomial(tokens, 0.3)], axis=1), seed=seed)
-        low, high = map(known, interval({"": (sums[:, 1] / sums[:, 0])[None]}))
-        hits += low <= 0.3 <= high
-    assert 85 <= hits <= 100
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3])
@@ -248,10 +225,7 @@ def test_one_step_has_the_fits_error_as_its_interval_and_shows_no_gain() -> None
     assert (step.value, step.low, step.high) == pytest.approx((2.0, 1.6, 3.0))
     gain = timed(experts=[1]).gain("step_s", timed(experts=[2]))
     assert (gain.value, gain.low, gain.high) == (1.0, None, None)
-
-
-def test_one_step_by_curves_without_error_has_no_interval() -> None:
-    assert timed((1.0, 1.0), experts=[2]).metrics()["step_s"].low is None
+    assert timed((1.0, 1.0), experts=[2]).metrics()["step_s"].low is None  # by curves without error
 
 
 def test_steps_compare_where_both_have_attention_or_neither_and_one_dispatch_model() -> None:

@@ -12,6 +12,7 @@ import pytest
 from moeplan.errors import UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
+from moeplan.planner.report.compare import as_dict
 from moeplan.planner.request import Request
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import load
@@ -50,6 +51,8 @@ def test_its_plan_holds_its_decision_and_is_judged_by_its_metric_against_today(p
     judged = figures(plan.evaluation.judging)
     assert [*judged] == ["plan/standard", "contiguous/standard", "by 1/standard"]
     ours, theirs, _ = (metrics["far_share"] for metrics in judged.values())
+    share = plan.evaluation.judging.contenders[1].metrics["far_share"]
+    assert share.low < share.value < share.high
     assert (plan.verdict.metric, plan.verdict.against) == ("far_share", "contiguous/standard")
     assert plan.verdict.gain.value == pytest.approx(theirs - ours)
 
@@ -60,6 +63,7 @@ def test_it_is_compared_beside_others_and_with_the_verdict_that_it_was_solved_wi
     planned(trace, "eplb", to=tmp_path / "eplb.json")
     found = compare([path, tmp_path / "eplb.json"], trace.path)
     assert found.compared[0].verdict == plan.verdict
+    assert all("far_share" in one["metrics"] for one in as_dict(found)["part"]["contenders"])
     assert [one.verdict.metric for one in found.compared] == ["far_share", "balance"]
 
 

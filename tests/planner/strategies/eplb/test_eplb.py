@@ -10,7 +10,6 @@ import pytest
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.options import PlacementOptions
-from moeplan.solvers.placement import keeps_groups_whole
 from tests.planner.makers import (
     assert_refused,
     balances,
@@ -99,10 +98,8 @@ def test_counts_as_large_as_a_trace_may_hold_are_certified(tmp_path: Path) -> No
     ("path", "change"),
     [
         ("evaluation.held_out.contenders.0.metrics.balance.value", lambda x: x - 1e-6),
-        ("evaluation.held_out.contenders.0.metrics.balance.low", lambda x: x - 1e-6),
         ("evaluation.held_out.contenders.2.metrics.balance_p95.value", lambda x: x + 1e-6),
         ("evaluation.fit.num_tokens", lambda x: x + 1),
-        ("evaluation.held_out.num_steps", lambda x: x + 1),
         ("inputs.trace.num_tokens", lambda x: x + 1),
         ("options.evaluation.unit", "sample"),
         ("options.evaluation.home", "ordinal"),
@@ -113,7 +110,6 @@ def test_counts_as_large_as_a_trace_may_hold_are_certified(tmp_path: Path) -> No
         ("options.placement.pins", [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1], [1, 2], [1, 3]]),
         ("options.placement.groups", "whole"),
         ("outcome.placement.objective.value", lambda x: x - 1e-6),
-        ("verdict.gain.low", lambda x: x - 1e-6),
     ],
 )
 def test_a_figure_that_the_counts_do_not_give_is_refused(steps: Any, path: str, change: Any) -> None:
@@ -218,17 +214,12 @@ def test_whole_groups_are_blocks_in_every_layer_and_are_certified(tmp_path: Path
         assert_refused(edited(plan, "decisions.placement", lambda made, to=uneven: made | to), words="is split")
 
 
-def grouped(trace: Any, folder: Path) -> Any:
-    """The trace of a model of four groups of experts."""
-    return rewritten(trace, folder, model=replace(trace.model, num_expert_groups=4))
-
-
 @pytest.mark.parametrize("strategy", ["eplb", "exflow"])
 def test_with_expert_groups_eplb_keeps_each_on_a_node_as_plan_and_as_baseline_and_it_certifies(
     make_trace: Any, tmp_path: Path, strategy: str
 ) -> None:
     plain = make_trace(samples=40)
-    trace = grouped(plain, tmp_path / "grouped")
+    trace = rewritten(plain, tmp_path / "grouped", model=replace(plain.model, num_expert_groups=4))
     plan, other = (planned(one, strategy, redundant=4) for one in (trace, plain))
     assert plan.evaluation.fit.contenders[-1].metrics != other.evaluation.fit.contenders[-1].metrics
     certify(plan, trace.path)
@@ -240,14 +231,3 @@ def test_with_expert_groups_eplb_keeps_each_on_a_node_as_plan_and_as_baseline_an
             assert np.unique(row).size == 8
     with pytest.raises(UsageError, match="expert groups"):
         planned(plain, strategy, groups="whole")
-
-
-@pytest.mark.parametrize("changes", [{}, {"dispatch_model": "standard"}, {"method": "sweeps"}], ids=str)
-def test_whole_groups_of_exflow_are_blocks_and_its_cap_on_loads_stays_away(
-    make_trace: Any, tmp_path: Path, changes: Any
-) -> None:
-    trace = grouped(make_trace(samples=40), tmp_path / "grouped")
-    plan = planned(trace, groups="whole", **changes)
-    assert keeps_groups_whole(plan.placement, 4)
-    assert plan.options["placement"]["groups"] == "whole"
-    assert KEPT in certify(plan, trace.path).checks

@@ -1,18 +1,13 @@
 """PipeMoE as a strategy: what it decides, on what, and what it refuses to plan."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from moeplan.errors import InputError, MismatchError, UsageError
-from moeplan.runtime.plan import save
-from tests.planner.makers import edited, judged, options, planned, rewritten, stored_tokens
+from tests.planner.makers import options, planned, rewritten
 
 
 def piped(trace: Any, profile: Path, *asked: Any, **settings: Any) -> Any:
@@ -68,41 +63,6 @@ def test_a_fixed_capacity_and_shares_are_decisions_that_the_hash_covers(make_tra
     assert len({plan.plan_sha256 for plan in plans}) == 4
     for plan, decision in zip(plans, decided, strict=True):
         assert {one.capacity_factor for one in options(plan).baselines.values()} == {decision.capacity_factor}
-
-
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.randoms(use_true_random=False), st.sampled_from(["exact", "robust", "unequal"]))
-def test_other_names_for_experts_or_for_devices_change_no_degree_and_no_figure(
-    make_trace: Any, make_profile: Any, tmp_path_factory: Any, random: Any, method: str
-) -> None:
-    """Devices move with their node; the base's slots, the homes of samples and the experts follow."""
-    folder = tmp_path_factory.mktemp("relabelled")
-    profile, plain = make_profile("2x2"), make_trace(samples=16, tokens=40)
-    nodes = random.sample([[0, 1], [2, 3]], 2)
-    device = np.array([one for node in nodes for one in random.sample(node, 2)])  # the new one of each old
-    expert = np.array(random.sample(range(8), 8))
-    here = np.array([int(sample) % 4 for batch in plain.batches() for sample in batch.sample])
-    plans = []
-    for name, to_expert, to_device in (("old", np.arange(8), np.arange(4)), ("new", expert, device)):
-        batches, start = [], 0
-        for batch in plain.batches():
-            home = to_device[here[start : start + len(batch)]].astype(np.int32)
-            start += len(batch)
-            batches.append(replace(batch, ids=to_expert[batch.ids].astype(batch.ids.dtype), source_rank=home))
-        trace = stored_tokens(folder / name, plain.model, *batches)
-        base = planned(trace, "contiguous", profile=profile, dispatch_model="standard")
-        slots = np.empty((plain.model.num_layers, 4, 2), np.int64)
-        for number in range(8):
-            slots[:, to_device[number // 2], number % 2] = to_expert[number]
-        rows = np.sort(slots, axis=2).reshape(len(slots), 8).tolist()
-        on = folder / f"{name}.json"
-        save(edited(base, "decisions/placement/physical_to_logical", rows), on)
-        plans.append(piped(trace, profile, on=on, method=method, max_degree=8))
-    old, new = plans
-    assert old.decisions.pipeline == new.decisions.pipeline
-    assert options(old) == options(new)
-    for ours, theirs in zip(*(judged(plan).items() for plan in plans), strict=True):
-        assert ours == theirs or ours[0] == "contiguous/standard"  # in the order of names
 
 
 @pytest.mark.parametrize(
