@@ -22,7 +22,7 @@ from ...solvers.netmoe import METHODS
 from ...solvers.placement import Placement, slots_for
 from ...solvers.replicas import ReplayRule
 from ...traces.model import ModelSpec
-from ..options import PipelineOptions, parsed
+from ..options import PipelineOptions
 from .chunks import Cuts
 from .homes import HomeRule, Rehoming
 from .scene import Passes
@@ -116,7 +116,7 @@ def passes_of(plan: Plan) -> Passes | None:
     """The passes of a step under a plan that cuts layers into chunks; None under others."""
     if plan.decisions.pipeline is None:
         return None
-    options = parsed(PipelineOptions, dict(plan.options.get("pipeline", {})), "pipeline")
+    options = PipelineOptions.of(plan)
     return Passes(options.backward, options.full_duplex)
 
 
