@@ -23,7 +23,7 @@ from .evaluate.journey import Contender, contiguous_in, journey_of, passes_of, t
 from .evaluate.metrics import BALANCE
 from .evaluate.scene import Passes, Scene
 from .evaluate.splits import SampleIndex, UnitIndex
-from .options import PlacementOptions
+from .options import PlacementOptions, parsed
 from .strategies.registry import STRATEGIES, strategy
 from .strategies.strategy import Strategy
 
@@ -102,7 +102,8 @@ class LoadedPlan:
             return None
         fitted_to = {source.sha256}
         if "placement" in self.plan.options:
-            fitted_to |= {one.sha256 for one in PlacementOptions.of(self.plan).mixture}
+            options = parsed(PlacementOptions, self.plan.options["placement"], "placement")
+            fitted_to |= {one.sha256 for one in options.mixture}
         return source.split if sha256 in fitted_to else None
 
 
