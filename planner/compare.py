@@ -235,12 +235,12 @@ def _check(
 ) -> None:
     """Refuse what the trace, or one of the plans, has no answer to."""
     by_counts, moving = isinstance(trace, CountTrace), [one.path for one in plans if one.moves_samples]
-    for one in plans:
-        if by_counts and one.plan.decisions.pipeline is not None and not one.moves_samples:
-            raise UsageError(
-                f"{trace.path}: counts do not say what exchanges carry, which {one.path} cuts into chunks; give a"
-                " trace of tokens"
-            )
+    cutting = [one.path for one in plans if one.plan.decisions.pipeline is not None and not one.moves_samples]
+    if by_counts and cutting:
+        raise UsageError(
+            f"{trace.path}: counts do not say what exchanges carry, which {cutting[0]} cuts into chunks; give a trace"
+            " of tokens"
+        )
     if between and by_counts:
         raise UsageError(f"{trace.path}: counts do not say between which devices copies go; leave -o out")
     if between and cluster.num_devices > MOST_DEVICES:

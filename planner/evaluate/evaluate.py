@@ -81,23 +81,23 @@ def evaluate(
     labels = [contender.label for contender in every]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise UsageError(f"{min(twice)}: two contenders of one name; rename the plan's file")
-    judged = [_judged(scene, every, replay, between=between) for _, scene in weighted]
+    homes, contexts = zip(*(_judged(scene, every, replay, between=between) for _, scene in weighted), strict=True)
     parts, figures = list[Part](), list[dict[str, Figures]]()
-    for number in range(len(judged[0][1])):
+    for number in range(len(contexts[0])):
         rows = [
-            (weight, figures_of(contexts[number], seed=scene.seed))
-            for (weight, scene), (_, contexts) in zip(weighted, judged, strict=True)
+            (weight, figures_of(of_parts[number], seed=scene.seed))
+            for (weight, scene), of_parts in zip(weighted, contexts, strict=True)
         ]
         figures.append(
             {label: Figures.weighted([(weight, row[at]) for weight, row in rows]) for at, label in enumerate(labels)}
         )
         parts.append(_part([scene.cohorts[number] for _, scene in weighted], contenders, figures[-1]))
-    judging = [contexts[-1] for _, contexts in judged]
+    judging = [of_parts[-1] for of_parts in contexts]
     return Evaluated(
         Evaluation(fit=parts[0], held_out=parts[1] if len(parts) > 1 else None),
         figures[-1],
         _seconds_options(weighted[0][1], [context for row in judging for context in row[: len(contenders)]]),
-        judged[0][0],
+        homes[0],
         {
             label: context.tally.between / len(context.tally.loads)
             for label, context in zip(labels, judging[0], strict=True)

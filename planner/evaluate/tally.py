@@ -192,10 +192,9 @@ def device_loads(loads: NDArray[np.int64], placement: Placement) -> NDArray[np.f
 
 def nothing_sent(num_steps: int, num_layers: int, num_experts: int, cluster: Cluster) -> NDArray[np.int32]:
     """Pairs from every device to every expert, none yet, `[B, L, D, E]`."""
-    shape = (num_steps, num_layers, cluster.num_devices, num_experts)
-    lengths = dict(zip(("steps", "layers", "devices", "experts"), shape, strict=True))
+    lengths = {"steps": num_steps, "layers": num_layers, "devices": cluster.num_devices, "experts": num_experts}
     check_cells("pairs under --capacity-factor", cluster, **lengths)
-    return np.zeros(shape, np.int32)
+    return np.zeros([*lengths.values()], np.int32)
 
 
 def check_cells(what: str, cluster: Cluster | None, most: int = MAX_CELLS, **lengths: int) -> None:
