@@ -304,7 +304,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _problem(error: "ValidationError", what: str) -> str:
-    """What is wrong with a value, on one line."""
+    """Problem of a value, on one line."""
     problems = error.errors()
     deepest = max(problems, key=lambda problem: len(problem["loc"]))
     version = next((problem for problem in problems if problem["loc"] == ("schema_version",)), None)

@@ -1,4 +1,4 @@
-"""How plans fare on any trace of their model: side by side, each against today and against the first.
+"""Comparison of plans on any trace of their model: side by side, each against today and against the first.
 
 Units that a plan was fitted to are left out where the trace is the plan's own.
 """

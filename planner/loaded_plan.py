@@ -108,7 +108,7 @@ class LoadedPlan:
         return ~fitted(units, seed=split.seed, fraction=split.fit_fraction)
 
     def _split_of(self, sha256: str) -> Split | None:
-        """How the units of a trace were split for it; None where it was made from another trace."""
+        """Split of a trace's units that the plan was fitted by; None of another trace than its own."""
         source = self.plan.inputs.trace
         if source is None:
             return None

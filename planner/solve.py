@@ -185,7 +185,7 @@ def _file(path: Path | None) -> FileInput | None:
 
 
 def _options(task: Task, solution: Solution, evaluated: Evaluated | None) -> dict[str, Mapping[str, Any]]:
-    """How each decision was made, and how this plan was judged; a base's own judgement stays with the base."""
+    """Options of each decision and of this plan's judgement; a base's own judgement stays with the base."""
     base, decides = task.base, task.strategy.decides
     kept = {name: dict(base.options[name]) for name in base.decisions.names if name in base.options} if base else {}
     seconds = None if evaluated is None else evaluated.seconds

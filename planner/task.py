@@ -221,7 +221,7 @@ class Task:
 
     @property
     def evaluation_options(self) -> EvaluationOptions:
-        """How a plan of this task is judged."""
+        """Options of how a plan of this task is judged."""
         index, request = self.index, self.request
         home: Literal["source_rank", "ordinal", "none"] = "ordinal"
         if isinstance(self.source, CountTrace) and not self.moves_samples:

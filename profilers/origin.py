@@ -115,7 +115,7 @@ class Noise:
 
 
 class Origin(BaseModel):
-    """Where a part of a profile comes from, and when."""
+    """Origin of a part of a profile, and its date."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -102,7 +102,7 @@ def _timed(clock: Clock, call: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def _more(num_samples: int, elapsed_s: float, budget_s: float) -> int:
-    """How many calls more, given the time that those taken took."""
+    """Number of calls still to make, given the time that those made took."""
     if num_samples < MIN_SAMPLES and elapsed_s * MIN_SAMPLES <= FIRST_BUDGETS * budget_s * num_samples:
         return MIN_SAMPLES - num_samples
     within = int((budget_s / elapsed_s - 1) * num_samples)

@@ -1,4 +1,4 @@
-"""How evenly a placement spreads its loads when every expert's replicas share alike.
+"""Balance of a placement's loads when every expert's replicas share alike.
 
 Legend: L MoE layers; E experts a layer; P slots a layer; D devices; B steps.
 """

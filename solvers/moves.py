@@ -71,5 +71,5 @@ def best_labels(worth: Floats, slots: Ints, devices_per_node: int) -> Ints:
 
 
 def naming_group(num_devices: int, devices_per_node: int) -> int:
-    """How many devices trade names inside a node; nodes of one device are devices of one node."""
+    """Number of devices that trade names inside a node; nodes of one device are devices of one node."""
     return devices_per_node if devices_per_node > 1 else num_devices

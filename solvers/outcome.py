@@ -13,7 +13,7 @@ ROUNDING = 1e-9  # a value this close to its bound, relatively, meets it
 
 
 class Status(StrEnum):
-    """How a solve ended."""
+    """End of a solve."""
 
     OPTIMAL = "optimal"  # proven: the bound meets the value
     FEASIBLE = "feasible"  # a heuristic's answer, run to its end
@@ -23,7 +23,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What was optimised, its value, and whether more ("max") or less ("min") is better."""
+    """Quantity that was optimised, its value, and whether more ("max") or less ("min") is better."""
 
     name: str
     value: float

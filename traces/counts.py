@@ -155,13 +155,13 @@ class Counter:
 def _pairs(
     from_T: NDArray[np.intp], to_T: NDArray[np.intp], size: int, gates_T: NDArray[np.float64] | None = None
 ) -> NDArray[np.int64 | np.float64]:
-    """How often (a, b) occurs, or the sum of its gates, `[size, size]`."""
+    """Number of times (a, b) occurs, or the sum of its gates, `[size, size]`."""
     table: NDArray[np.int64 | np.float64] = np.bincount(from_T * size + to_T, gates_T, minlength=size * size)
     return table.reshape(size, size)
 
 
 def _pairs_within(experts_KT: NDArray[np.intp], size: int) -> NDArray[np.int64]:
-    """How often a token has both a and b as two different choices, symmetric `[size, size]`."""
+    """Number of times a token has both a and b as two different choices, symmetric `[size, size]`."""
     table = np.zeros((size, size), np.int64)
     for i in range(len(experts_KT)):
         for j in range(i):

@@ -19,7 +19,7 @@ MIN_ROOM = 1e-9  # bits: what rounding leaves of none
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """How concentrated the expert use of samples is."""
+    """Concentration of the expert use of samples."""
 
     #: `[L]`, from 0 (a sample's tokens choose as all tokens do) to 1 (each sample has K experts that all its tokens
     #: choose), whatever the length of the samples

@@ -54,7 +54,7 @@ class Rows:
     """Columns of equal length; None where a column is unknown."""
 
     def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Self:
-        """These rows only."""
+        """Select these rows."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: column[rows] for name, column in columns.items() if column is not None})
 

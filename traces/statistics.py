@@ -116,7 +116,7 @@ class _Keys:
             values.add(getattr(source, name))
 
     def statistics(self, loads: NDArray[np.int64], tokens: TokenStatistics | None, seed: int) -> Statistics:
-        """All figures together."""
+        """Collect all figures."""
         number = {name: len(values) for name, values in self._values.items()}
         return Statistics(
             num_samples=number.get("sample"),

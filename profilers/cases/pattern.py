@@ -21,7 +21,7 @@ def of_sender(sender: int, receiver: int, length: int, device: str) -> "Tensor":
 
 
 def unlike(received: "Tensor", sender: int, receiver: int) -> str | None:
-    """How many of the received bytes are not the sender's; None where all are."""
+    """Number of received bytes that are not the sender's; None where all are."""
     wrong = int((received != of_sender(sender, receiver, len(received), str(received.device))).sum())
     return f"{wrong} of {len(received)} bytes from rank {sender} differ" if wrong else None
 
@@ -41,7 +41,7 @@ def share(rank: int, num_ranks: int, length: int, kind: "torch.dtype", device: s
 
 
 def unlike_whole(reduced: "Tensor", first: int = 0) -> str | None:
-    """How many elements are not those of the whole from position `first` on; None where all are."""
+    """Number of elements that are not those of the whole from position `first` on; None where all are."""
     import torch
 
     position = torch.arange(first, first + len(reduced), device=reduced.device, dtype=torch.int32)

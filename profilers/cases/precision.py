@@ -38,7 +38,7 @@ def normal(world: World, dtype: str) -> "Callable[..., Tensor]":
 
 
 def deviation(output: "Tensor", exact: "Tensor", *, roundings: int, terms: int) -> str | None:
-    """How far rows are from the exact ones, where it is more than rounding explains; None where it is not.
+    """Distance of rows from the exact ones, where it is more than rounding explains; None where it is not.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class Sizes:
         return tuple(sorted(found, key=lambda axis: axis != max(found, key=counts.__getitem__)))
 
     def where(self, kept: NDArray[np.bool_]) -> Self:
-        """Some of them."""
+        """Select sizes by a mask."""
         return type(self)(self.axes, self.points[kept], self.works[kept], self.seconds[kept])
 
     def along(self, axes: Sequence[str]) -> list[Array]:

@@ -65,7 +65,7 @@ class Rows:
         return self.columns[name]
 
     def where(self, kept: NDArray[np.bool_]) -> Self:
-        """Some of the rows."""
+        """Select rows by a mask."""
         return type(self)(self.path, {name: column[kept] for name, column in self.columns.items()})
 
     def above_zero(self, names: Sequence[str]) -> Self:

@@ -90,7 +90,7 @@ class MigratingDispatch:
         return rows if self._guests is None else self._guests.follow(rows)
 
     def generation(self, _group: dist.ProcessGroup | None) -> NoReturn:
-        """None: a generation keeps the keys and values of a sample on one rank."""
+        """Refuse: a generation keeps the keys and values of a sample on one rank."""
         raise UsageError(
             "generation with dispatch model 'migrating', which moves samples; parallelize with dispatch='standard' or"
             " 'coherent'"

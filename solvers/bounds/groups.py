@@ -110,7 +110,7 @@ def _branch(
 
 @compiled
 def met(worth_EJ: Floats, sides: int, group_EC: Ints) -> Floats:
-    """How many of the E groups join expert e with expert j beside it `[E, J]`."""
+    """Number of the E groups that join expert e with expert j beside it `[E, J]`."""
     num_beside, num_experts = worth_EJ.shape[1] // sides, len(group_EC)
     room, met_EJ = _room(worth_EJ, group_EC.shape[1]), np.zeros(worth_EJ.shape)
     for e in range(num_experts):

@@ -114,7 +114,7 @@ class Triples:
         self._stop[0] = True
 
     def first_prices(self) -> Prices:
-        """Nothing has a price; W is halved, but for the pairs that one triple alone counts."""
+        """Prices of zero; W is halved, but for the pairs that one triple alone counts."""
         none_LE = np.zeros((len(self._weights) + 1, self._weights.shape[1]))
         share = self._weights / 2
         share[0] = 0.0

@@ -187,7 +187,7 @@ def _ways(groups: tuple[int, ...], each: int) -> Iterator[list[tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class RawBalance:
-    """How even the published placement is."""
+    """Balance of the published placement."""
 
     balance: float  #: The mean over layers of max/mean device load
     max_over_mean: float  #: The largest of any layer

@@ -127,7 +127,7 @@ def _partner(state: State, p: int, seed: NDArray[np.uint64]) -> int:
 
 @inlined
 def _width(state: State, p: int, q: int, most: int) -> int:
-    """How many experts of each of two devices can be dealt."""
+    """Number of experts of each of two devices that can be dealt."""
     return int(min(state.first[p + 1] - state.first[p], state.first[q + 1] - state.first[q], most))
 
 
@@ -166,7 +166,7 @@ def _link(deals: Deals, after: Pulls, kappa: float) -> None:
 
 @compiled
 def _score(state: State, deals: Deals, layer: int, here: int, there: int, threads: bool, score: Floats) -> None:
-    """How much it is wished that each expert of a device be dealt."""
+    """Score of each expert of a device: those of a high one are dealt."""
     for at in range(state.first[here], state.first[here + 1]):
         e = state.occupant[layer, at]
         score[e] = 0.0 if threads else state.pull[layer, there, e] - state.pull[layer, here, e]

@@ -59,7 +59,7 @@ def place_whole(
 
 
 def checked_groups(problem: Problem, num_groups: int | None, max_load: float | None) -> tuple[int, int]:
-    """How many groups there are, and how many devices each fills, 0 where devices hold whole ones.
+    """Number of groups, and of devices that each fills, 0 where devices hold whole ones.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def _within(search: Search, budget: Budget) -> Search:
 
 
 def _ended(*statuses: Status) -> Status:
-    """How all ended that ended so; the best of whole groups is proven by no bound of all placements."""
+    """Status of searches that ended so; the best of whole groups is proven by no bound of all placements."""
     return next((s for s in (Status.INTERRUPTED, Status.TIME_LIMIT) if s in statuses), Status.FEASIBLE)
 
 

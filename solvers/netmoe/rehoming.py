@@ -21,7 +21,7 @@ Goal = Literal["sum", "bottleneck"]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How the homes after a layer are solved for."""
+    """Way in which the homes after a layer are solved for."""
 
     #: goal, assignment: the objective and the method of `netmoe.solve`
     goal: Goal = "sum"

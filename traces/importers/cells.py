@@ -39,7 +39,7 @@ def largest(ids: NDArray[np.uint16]) -> int:
 
 
 def repeated(ids_TLK: NDArray[np.uint16]) -> int:
-    """How many cells name an expert twice."""
+    """Number of cells that name an expert twice."""
     ascending_TLK = np.sort(ids_TLK, axis=-1)
     first, second = ascending_TLK[..., :-1], ascending_TLK[..., 1:]
     return int(((first == second) & (first != NOT_ROUTED)).any(-1).sum())

@@ -1,4 +1,4 @@
-"""How much passes through an importer: tokens and samples, put in order and counted on the way to disk.
+"""Tally of what passes through an importer: tokens and samples, put in order and counted on the way to disk.
 
 Legend: L MoE layers.
 """
@@ -59,7 +59,7 @@ class Tally:
 
     @property
     def num_tokens(self) -> int | None:
-        """None where not every layer counts the same whole tokens, as far as is known."""
+        """Number of tokens; None where not every layer counts the same whole tokens, as far as is known."""
         pairs = float(self._pairs_L[0])
         if self._top_k is None or (self._pairs_L != pairs).any() or pairs % self._top_k:
             return None
@@ -67,7 +67,7 @@ class Tally:
 
     @property
     def num_samples(self) -> int | None:
-        """None where samples are unknown."""
+        """Number of samples; None where samples are unknown."""
         return len(self._samples) or None
 
     @property
