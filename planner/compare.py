@@ -30,6 +30,7 @@ from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .loaded_plan import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
 from .request import SAMPLES_PER_DEVICE, Phase
+from .strategies.registry import STRATEGIES
 
 MOST_DEVICES = 512  # of a matrix of all pairs
 
@@ -120,7 +121,7 @@ class Comparison:
         if all(one.verdict.gain.low is None for one in self.compared if one.path in self.failing):
             return "one step shows nothing: give --samples-per-step below the samples of the trace, or record more"
         paid = [one for one in self.compared if one.path in self.failing and one.paid_when_solved]
-        placed = [one.path for one in paid if one.plan.strategies == ("exflow",)]
+        placed = [one.path for one in paid if _is_replannable(one.plan)]
         return (
             f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"
             if placed
@@ -252,6 +253,11 @@ def _check(
             f"--replica-rule {rule} goes by where tokens come from, and {trace.path} holds counts alone; expected even,"
             " or a trace of tokens"
         )
+
+
+def _is_replannable(plan: Plan) -> bool:
+    """Tell a plan by a single strategy that re-plans one in force."""
+    return [name in STRATEGIES and STRATEGIES[name].params.replans for name in plan.strategies] == [True]
 
 
 def _samples_per_step(plan: Plan) -> int:

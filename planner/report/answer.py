@@ -53,7 +53,8 @@ def answer(plan: Plan) -> str:
     if verdict is None or evaluation is None:
         return "not judged"
     gain = gain_words(verdict, evaluation.judging)
-    if plan.strategies == ("contiguous",):
+    part = evaluation.judging
+    if part.contenders[0].metrics == find(part, verdict.against).metrics:
         return f"what runs today, the baseline of every verdict: {gain}, {_samples(plan)}"
     if verdict.value == "benefit":
         return f"benefit: {gain}, {_samples(plan)}"
