@@ -98,7 +98,7 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
     if request.fit_fraction == 1:
         raise UsageError("--learning-curve with --fit-fraction 1; expected units held out to judge by: give less")
     task = task_for(request, on_progress)
-    params = ExflowParams.of(task)
+    params = ExflowParams.of(task.params)
     if params.bound != "simple":
         raise UsageError(f"--learning-curve with --bound {params.bound}; it bounds no placement: leave it away")
     if params.max_load is not None:

@@ -7,13 +7,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
-
-if TYPE_CHECKING:
-    from .task import Task
 
 MOST_DIGITS = 9
 HOW = "How to solve; the strategy's own."  # help of flags that several strategies have
@@ -90,10 +87,10 @@ class Params:
                 raise UsageError(f"{option_of(name, one)} {value}; expected {one.expected}")
 
     @classmethod
-    def of(cls, task: "Task") -> Self:
-        """The parameters of a task whose strategy takes these."""
-        assert isinstance(task.params, cls)
-        return task.params
+    def of(cls, params: "Params") -> Self:
+        """Parameters known to be of this kind, as those of a task are of its strategy's."""
+        assert isinstance(params, cls)
+        return params
 
     def check(self, cluster: Cluster) -> None:
         """Refuse what this cluster does not have."""

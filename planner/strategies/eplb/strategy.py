@@ -47,7 +47,7 @@ class Eplb(PlacementStrategy):
 
     def place(self, counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
         """Place by steps where recorded ones differ by more than chance, else by all loads together."""
-        params, mixture = EplbParams.of(task), task.request.mixture
+        params, mixture = EplbParams.of(task.params), task.request.mixture
         if mixture and params.quantile is not None:
             raise UsageError("--quantile with several --trace, which are balanced together; leave it out")
         recorded = "step" in task.source.known
@@ -84,7 +84,7 @@ class Eplb(PlacementStrategy):
     def solve(self, task: Task) -> Solution:
         """Place the fitted units' experts, with as many replicas as asked for or as serve."""
         counts = task.counts
-        redundancy = self.weighed(counts, task) if EplbParams.of(task).redundant == "auto" else None
+        redundancy = self.weighed(counts, task) if EplbParams.of(task.params).redundant == "auto" else None
         slots_D = task.slots if redundancy is None else _slots_of(redundancy.chosen.slots, task)
         task.say(f"solving {self.name}")
         mixture = tuple(
@@ -96,7 +96,7 @@ class Eplb(PlacementStrategy):
 
 def _solved(loads: NDArray[np.integer], task: Task, slots: NDArray[np.int64]) -> PlacementResult:
     """The placement by loads `[L, E]`, or `[B, L, E]` step by step, as a task asks for it."""
-    params = EplbParams.of(task)
+    params = EplbParams.of(task.params)
     return eplb.solve(
         loads,
         task.request.cluster,
@@ -115,7 +115,7 @@ def _steps_decide(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.in
 
     They are where placing some layers by every other step makes the steps between more even than placing by their sum.
     """
-    if EplbParams.of(task).quantile is not None:
+    if EplbParams.of(task.params).quantile is not None:
         return True
     trial_BLE = loads_BLE[:, :: -(-loads_BLE.shape[1] // TRIAL_LAYERS)]
     fitted_BLE, between_BLE = trial_BLE[::2], trial_BLE[1::2]
@@ -135,7 +135,7 @@ def _slots_of(slots: int, task: Task) -> NDArray[np.int64]:
 
 def _fewest(task: Task) -> int:
     """Slots a device, with which all experts, and all that are pinned where they are, find a place."""
-    pins, num_experts = {*EplbParams.of(task).pins}, task.model.num_experts
+    pins, num_experts = {*EplbParams.of(task.params).pins}, task.model.num_experts
     on_device = Counter(device for _, device in pins)
     replicas = num_experts - len({expert for expert, _ in pins}) + len(pins)
     return min(max(-(-replicas // len(task.alive)), *on_device.values(), 1), num_experts)

@@ -50,7 +50,7 @@ class Exflow(PlacementStrategy):
 
     def check(self, task: Task) -> None:
         """Refuse a horizon without a plan in force, or where nothing says what experts weigh; before the search."""
-        params = ExflowParams.of(task)
+        params = ExflowParams.of(task.params)
         if task.previous is not None and params.groups == "whole":
             raise UsageError("--from with --groups whole; moves of single experts split groups: leave one of them out")
         if params.horizon_tokens is not None and task.previous is None:
@@ -65,12 +65,12 @@ class Exflow(PlacementStrategy):
 
     def place(self, counts: Counts, task: Task, slots: NDArray[np.int64], *, work: float | None = None) -> ExflowResult:
         """Place by the task's objective, within its cap; `work` as `solvers.exflow` takes it."""
-        limit_s = ExflowParams.of(task).time_limit_s
+        limit_s = ExflowParams.of(task.params).time_limit_s
         return _solved(counts, task, slots, _load_cap(counts, task, slots), limit_s, work=work)
 
     def solve(self, task: Task) -> Solution:
         """Place the fitted units' experts, near the plan in force where there is one."""
-        params, counts, slots_D = ExflowParams.of(task), task.counts, task.slots
+        params, counts, slots_D = ExflowParams.of(task.params), task.counts, task.slots
         task.say(f"solving {self.name}")
         most, limit_s = _load_cap(counts, task, slots_D), params.time_limit_s
         result = _solved(counts, task, slots_D, most, limit_s * (1.0 if most is None else 1 - FREE_SHARE))
@@ -129,7 +129,7 @@ def _objective(task: Task) -> Objective:
     is pairs, and these are the objective of coherent dispatch: the transitions from first choices to all K next ones,
     and the pairs inside layers. Where tokens return home it is the pairs inside layers alone.
     """
-    params = ExflowParams.of(task)
+    params = ExflowParams.of(task.params)
     wanted = params.objective or ("copies" if task.dispatch_model == "standard" else "hops")
     return wanted if params.method == "annealing" and task.model.top_k > 1 else "hops"
 
@@ -159,7 +159,7 @@ def _solved(
     work: float | None = None,
 ) -> ExflowResult:
     """The placement by a task's objective within a cap."""
-    params, (transitions, coactivation) = ExflowParams.of(task), _pairs(counts, task)
+    params, (transitions, coactivation) = ExflowParams.of(task.params), _pairs(counts, task)
     return exflow.solve(
         transitions,
         task.request.cluster,
@@ -187,7 +187,7 @@ def _load_cap(counts: Counts, task: Task, slots: NDArray[np.int64]) -> float | N
     That is the most that EPLB has in any layer, so that there is a placement, and EVEN at least. Experts that one token
     takes together are busy in the same steps, so that steps are less even than these loads: looser caps cost there.
     """
-    params, num_experts = ExflowParams.of(task), counts.loads.shape[1]
+    params, num_experts = ExflowParams.of(task.params), counts.loads.shape[1]
     whole = params.groups == "whole" or slots.max() == 1
     if params.max_load is not None or whole or slots.sum() > num_experts or not _at_home(task):
         return params.max_load
@@ -209,7 +209,7 @@ def _reconsidered(placed: PlacementResult, counts: Counts, task: Task, max_load:
     dispatch of copies a vector there and one back. With T fitted tokens standing for the `horizon` to come, a move
     costs as much as 3 M T / horizon vectors are worth.
     """
-    params, old = ExflowParams.of(task), None if task.previous is None else task.previous.placement
+    params, old = ExflowParams.of(task.params), None if task.previous is None else task.previous.placement
     if old is None:
         return placed
     price, horizon = 0.0, params.horizon_tokens
@@ -253,7 +253,7 @@ def _replanned(new: Placement, evaluated: Evaluated, task: Task) -> Replanned | 
         experts_moved=moved,
         experts_held=new.num_slots * new.num_layers,
         bytes_moved=None if each is None else moved * each,
-        horizon_tokens=ExflowParams.of(task).horizon_tokens,
+        horizon_tokens=ExflowParams.of(task.params).horizon_tokens,
         verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), against=label),
         paid_back_tokens=None if saved is None else moved * _vectors_a_move(model) / saved,
     )

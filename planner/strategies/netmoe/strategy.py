@@ -61,7 +61,7 @@ class Netmoe(Strategy):
         UsageError
             The trace has no samples, or a placement with replicas that its traffic does not follow.
         """
-        asked, tried_s = NetmoeParams.of(task).method, dict[str, float]()
+        asked, tried_s = NetmoeParams.of(task.params).method, dict[str, float]()
         several = asked is None and task.scene.costs is not None and bool(task.scene.costs.exchange)
         method: str = asked or TRIED[0]
         predictor = None if method == "paper" else fitted_predictor(task, task.placement)

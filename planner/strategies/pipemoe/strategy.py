@@ -45,7 +45,8 @@ class Pipemoe(Strategy):
 
     def passes(self, task: Task) -> Passes:
         """Forward, and backward where all tokens are of training."""
-        return Passes(BACKWARD if task.units.phases == ("train",) else 0.0, PipemoeParams.of(task).full_duplex)
+        backward = BACKWARD if task.units.phases == ("train",) else 0.0
+        return Passes(backward, PipemoeParams.of(task.params).full_duplex)
 
     def solve(self, task: Task) -> Solution:
         """Choose the degrees of every layer by the busiest device and port of the fitted steps.
@@ -57,7 +58,7 @@ class Pipemoe(Strategy):
         InputError
             The profile cannot time an exchange or the experts, or says absurd times; no token is routed.
         """
-        trace, params = task.trace, PipemoeParams.of(task)
+        trace, params = task.trace, PipemoeParams.of(task.params)
         _check_costs(task)
         task.say("replaying the trace under the placement")
         journey = Journey(task.dispatch_model, task.placement)
@@ -100,7 +101,7 @@ def _check_costs(task: Task) -> None:
 
 
 def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
-    factor, model, passes = PipemoeParams.of(task).capacity_factor, task.model, task.scene.passes
+    factor, model, passes = PipemoeParams.of(task.params).capacity_factor, task.model, task.scene.passes
     assert passes is not None
     if not tally.loads.any():
         raise InputError(f"{path}: no token is routed in the fitted, or in the held-out, steps")
@@ -148,7 +149,7 @@ def _outcome(pipeline: Pipeline, table: DegreeTable, degrees: PipelineDecision, 
 
 
 def _options(task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts) -> PipelineOptions:
-    params = PipemoeParams.of(task)
+    params = PipemoeParams.of(task.params)
     return PipelineOptions(
         method=params.method,
         max_degree=table.max_degree,
