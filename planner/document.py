@@ -26,7 +26,7 @@ GAP = 2  # signs between two columns
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Lines, each of which goes on where the screen ends; `label     text` goes on below its text."""
+    """Lines of text. Long ones wrap; after a `label     ` they wrap below the text."""
 
     lines: tuple[str, ...]
 

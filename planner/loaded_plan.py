@@ -64,8 +64,8 @@ class LoadedPlan:
 
     @cached_property
     def beside(self) -> list[Contender]:
-        """Today first, then what tells the plan's parts apart: as many slots in order, coherence alone, whole layers,
-        samples that stay.
+        """Baselines, today's first; each of the others leaves out one part of the plan: its placement, its chunks, its
+        re-homing.
         """
         own, model, cluster = self.contender, self.plan.model, self.plan.cluster
         slots_D = own.journey.placement.slots

@@ -112,7 +112,7 @@ def _slots_or_auto(text: str) -> int | Literal["auto"]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementParams(Params):
-    """Parameters of a strategy that places experts: how many slots there are; else one an expert, rounded up."""
+    """Parameters of a strategy that places experts: the number of slots, by default the fewest equal ones."""
 
     weighs: ClassVar[bool] = False  #: Whether it may weigh how many replicas serve
 

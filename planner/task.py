@@ -187,7 +187,7 @@ class Task:
 
     @cached_property
     def counts(self) -> Counts:
-        """The counts of the fitted units that the strategy goes by."""
+        """Counts of the fitted units, as the strategy needs them."""
         return self.strategy.count(self)
 
     @cached_property

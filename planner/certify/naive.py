@@ -1,8 +1,8 @@
 """The naive replay: a trace recounted token by token, row by row, under every journey.
 
-It gives what `planner.evaluate.replay` gives and shares no walk with it: membership matrices in place of comparisons by
-pairs, holders looked up expert by expert. Samples that are re-homed are counted one by one, once for each placement,
-and every journey of theirs is summed up from these counts.
+It gives what `planner.evaluate.replay` gives and shares no walk with it: visited devices are marked in a 0/1 matrix,
+not compared pair by pair, and replicas are looked up one expert at a time. Samples that are re-homed are counted one by
+one, once for each placement, and every journey of theirs is summed up from these counts.
 
 Legend: R rows: tokens, those of counts, or samples; L MoE layers; K experts a token; E experts; D devices; N nodes;
 B steps; I samples; U units of a part.

@@ -154,7 +154,7 @@ def _check_rising(one: Contender) -> None:
 
 
 def seconds_names(plan: Plan, one: Contender) -> set[str]:
-    """The metrics of seconds that a contender has: those of a step where all that is not missing takes no time."""
+    """Names of the metrics of seconds that a contender must have, found by pricing an empty step with free curves."""
     seconds = SecondsOptions.of(plan)
     timed = {source.split()[0] for source in seconds.sources if source}
     if timed & {*seconds.missing} or timed | {*seconds.missing} != {*PARTS}:

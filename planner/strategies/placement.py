@@ -54,7 +54,7 @@ class PlacementStrategy(Strategy):
         )
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
-        """Coherence and placement told apart, and EPLB as published in as many slots."""
+        """Rivals that tell the gain of coherence from that of the placement, and published EPLB in as many slots."""
         rows = []
         if journey.dispatch_model == "coherent":
             slots_D = journey.placement.slots

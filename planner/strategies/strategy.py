@@ -37,7 +37,7 @@ class Again:
     """A plan that is certified on its trace: its task, counted anew, and the folder of its sidecars."""
 
     task: "Recounted"
-    #: The plan and its rivals judged by the naive replay; None of a decision that the plan's last one stands on
+    #: The plan and its rivals judged by the naive replay; None unless the strategy made the plan's last decision
     evaluated: Evaluated | None
     folder: Path
 
@@ -53,7 +53,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Item of a certificate's list: checked, or unchecked."""
+    """Line of a certificate: what was checked, or named as unchecked."""
 
     what: str
     checked: bool
@@ -89,7 +89,7 @@ class Strategy:
         raise NotImplementedError
 
     def own(self, task: "Task", journey: Journey) -> Journey:
-        """The plan's journey, with what only its solve asks of it."""
+        """Journey of the plan for this solve; netmoe asks for bounds of the fitted steps."""
         return journey
 
     def rivals(self, task: "Task", plan: Plan, journey: Journey) -> Sequence[Contender]:
@@ -111,7 +111,7 @@ class Strategy:
         return iter(())
 
     def finished(self, task: "Task", solution: Solution, evaluated: Evaluated) -> Solution:
-        """The solution with what only its evaluation tells."""
+        """Add to the solution what is known only after evaluation."""
         return solution
 
     def to_apply(self, plan: Plan) -> bool:

@@ -127,7 +127,7 @@ def _stages(
 
 
 def _bound(plan: Plan, tables: Tables, outcome: Outcome, bound: float, search: Search, folder: Path) -> Told:
-    """Refuse a bound that is tighter than two layers at a time, or its proof, give; a thorough one that is looser."""
+    """Check the bound: none beats the pairwise one; a thorough one lies between that and what its prices prove."""
     kind = outcome.bound_kind or ""
     kinds = set(kind.split()) - {"and"}
     if not (kinds <= PAIRS or kinds <= TIGHTER):
