@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import InputError
 from ...profilers.cluster import Cluster
@@ -35,7 +36,7 @@ EXPERTS: Final = "experts_s"
 COMBINE: Final = "combine_s"
 EXCHANGE: Final = "exchange_s"
 
-Compute = Callable[[Sums, Context], Summands | None]
+Compute = Callable[[Sums, Context], Summands | NDArray[np.float64] | float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class MetricSpec:
     needs
         What must be known for it.
     compute
-        Its summands; None where the contender lacks what it needs.
+        Its summands, or a figure without errors of curves, `[R]` or one; None where the contender lacks what it needs.
     headline
         Whether it is a column of the first table; those of a higher rank come first, None: it is not.
     tail
@@ -144,8 +145,9 @@ def figures_of(contexts: Sequence[Context], *, seed: int) -> list[Figures]:
     figures = []
     for sums, context in zip(summed(contexts, seed), contexts, strict=True):
         known = [spec for spec in METRICS.values() if sums.counts or spec.needs not in (PLACED, SIZED)]
-        summands = {spec.name: spec.compute(sums, context) for spec in known}
-        figures.append(Figures({name: figure for name, figure in summands.items() if figure is not None}))
+        with np.errstate(invalid="ignore"):  # a draw may hold nothing of what a figure is a share of
+            computed = {spec.name: spec.compute(sums, context) for spec in known}
+        figures.append(Figures({name: _summands(one) for name, one in computed.items() if one is not None}))
     return figures
 
 
@@ -166,9 +168,8 @@ def _metric(summands: Summands) -> Metric:
     return Metric(value=_middle(summands), low=low, high=high)
 
 
-def _of(figure: Draws | float | None) -> Summands | None:
-    """The summands of a figure without errors of curves."""
-    return None if figure is None else {"": np.atleast_2d(np.asarray(figure, np.float64))}
+def _summands(figure: Summands | NDArray[np.float64] | float) -> Summands:
+    return figure if isinstance(figure, Mapping) else {"": np.atleast_2d(np.asarray(figure, np.float64))}
 
 
 def _per_token(sums: Sums, context: Context, name: str) -> Draws:
@@ -177,56 +178,46 @@ def _per_token(sums: Sums, context: Context, name: str) -> Draws:
 
 
 def _copies(name: str) -> Compute:
-    return lambda sums, context: _of(_per_token(sums, context, name))
+    return lambda sums, context: _per_token(sums, context, name)
 
 
 def _hops(name: str) -> Compute:
     """Share of transitions that are kept."""
-
-    def compute(sums: Sums, _: Context) -> Summands | None:
-        if not sums.counts["hops"].any():
-            return None
-        with np.errstate(invalid="ignore"):
-            return _of(sums.counts[name] / sums.counts["hops"])
-
-    return compute
+    return lambda sums, _: sums.counts[name] / sums.counts["hops"] if sums.counts["hops"].any() else None
 
 
-def _inter_bytes(sums: Sums, context: Context) -> Summands | None:
+def _inter_bytes(sums: Sums, context: Context) -> Draws | None:
     each = context.copies_to_bytes
-    return _of(each * _per_token(sums, context, "far_copies")) if each else None
+    return each * _per_token(sums, context, "far_copies") if each else None
 
 
-def _intra_bytes(sums: Sums, context: Context) -> Summands | None:
+def _intra_bytes(sums: Sums, context: Context) -> Draws | None:
     each, far_R = context.copies_to_bytes, _per_token(sums, context, "far_copies")
-    return _of(each * (_per_token(sums, context, COPIES) - far_R)) if each else None
+    return each * (_per_token(sums, context, COPIES) - far_R) if each else None
 
 
-def _kv_bytes(sums: Sums, context: Context) -> Summands | None:
-    model, others = context.model, context.tally.loads.shape[2] - 1
+def _kv_bytes(_: Sums, context: Context) -> float | None:
+    model, others = context.model, len(context.tally.slots) - 1
     if context.dispatch_model != "coherent" or not (model.attention.kv_size and model.dtype_bytes):
         return None
-    return _of(context.tokens_per_step * model.num_layers * model.attention.kv_size * model.dtype_bytes * others)
+    return context.tokens_per_step * model.num_layers * model.attention.kv_size * model.dtype_bytes * others
 
 
-def _balance(sums: Sums, context: Context) -> Summands | None:
-    if not sums.busy[0]:
-        return None
-    with np.errstate(invalid="ignore"):
-        return _of(sums.balance / sums.busy)
+def _balance(sums: Sums, _: Context) -> Draws | None:
+    return sums.balance / sums.busy if sums.busy[0] else None
 
 
-def _balance_p95(sums: Sums, context: Context) -> Summands | None:
+def _balance_p95(sums: Sums, context: Context) -> float | None:
     ratio_BL = device_ratios(context.tally)
-    return _of(float(np.quantile(ratio_BL[ratio_BL > 0], 0.95))) if sums.busy[0] else None
+    return float(np.quantile(ratio_BL[ratio_BL > 0], 0.95)) if sums.busy[0] else None
 
 
 def _seconds(*names: str) -> Compute:
     """Seconds of these parts together, those that are timed; None where none is."""
 
-    def compute(sums: Sums, _: Context) -> Summands | None:
+    def compute(sums: Sums, _: Context) -> NDArray[np.float64] | None:
         parts = [sums.seconds[name] for name in names if name in sums.seconds]
-        return {"": np.asarray(sum(parts))} if parts else None
+        return np.asarray(sum(parts)) if parts else None
 
     return compute
 
@@ -265,10 +256,10 @@ ROWS = (
         "bytes per step of the copies that stay inside a node"),
     MetricSpec("kv_bytes", "MB of K and V", "bytes of K and V", "bytes", "nothing", SIZED, _kv_bytes,
         "bytes per step of K and V that coherence gathers on every device", headline=5),
-    MetricSpec(MOVED, "moved", "samples moved", "share", "step", SAMPLES, lambda sums, _: _of(sums.moved),
+    MetricSpec(MOVED, "moved", "samples moved", "share", "step", SAMPLES, lambda sums, _: sums.moved,
         "share of samples that change their device in a combine, mean over layers", headline=3),
     MetricSpec(DROPPED, "dropped", "pairs dropped", "share", "nothing", PLACED,
-        lambda _, context: _of(context.dropped_share),
+        lambda _, context: context.dropped_share,
         "share of token-expert pairs beyond a fixed capacity", headline=10),
     _timed("attention_s", "attention", "seconds per step: attention of the busiest device"),
     _timed(KV, "K/V", "seconds per step: gathering K and V on every device"),
