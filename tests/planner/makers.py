@@ -122,15 +122,15 @@ def balances(plan: Any, loads: Loads) -> NDArray[np.float64]:
     """Max over mean device load in every step and layer `[B, L]`, replicas sharing alike, from the plan's own lists."""
     slots, rows = plan.decisions.placement.slots_per_device, plan.decisions.placement.physical_to_logical
     widths = [slots] * plan.cluster.num_devices if isinstance(slots, int) else list(slots)
-    found = np.zeros(loads.shape[:2])
-    for step, layer in np.ndindex(*found.shape):
+    ratios = np.zeros(loads.shape[:2])
+    for step, layer in np.ndindex(*ratios.shape):
         row, at, devices = list(rows[layer]), 0, []
         for width in widths:
             devices.append(sum(loads[step, layer, e] / row.count(e) for e in row[at : at + width]))
             at += width
         used = [load for load, width in zip(devices, widths, strict=True) if width]
-        found[step, layer] = max(used) * len(used) / sum(used)
-    return found
+        ratios[step, layer] = max(used) * len(used) / sum(used)
+    return ratios
 
 
 def screen(report: Callable[..., None], *shown: Any, width: int = 400, **options: Any) -> str:
@@ -312,15 +312,15 @@ def write_profile(
         (where.num_nodes, where.num_devices, "inter"),
     ]
     crossed = [(ranks, link) for joined, ranks, link in places if joined > 1]
-    found = {}
+    measured = {}
     for name in cases:
         for ranks, link in crossed if CASES[name].min_ranks > 1 else [(1, None)]:
             series = _series(name, ranks, link, rng, noise)
-            found[series.key] = series
+            measured[series.key] = series
     links: dict[str, Link] = {link: Link(50e-6 if link == "inter" else 5e-6, 1e-9) for _, link in crossed}
     known = Cluster(where.num_nodes, where.devices_per_node, links)
     origin = Origin(kind="described", created_at=now(), name="formulas")
-    save(Profile.make(origins=(origin,), cluster=known, link_origins=dict.fromkeys(links, 0), series=found), path)
+    save(Profile.make(origins=(origin,), cluster=known, link_origins=dict.fromkeys(links, 0), series=measured), path)
     return path
 
 

@@ -26,8 +26,8 @@ def test_ctrl_c_while_it_measures_ends_it(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_ctrl_c_while_it_searches_ends_it_with_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(complete=True, cluster=Cluster.parse("1x4"))
-    monkeypatch.setattr("moeplan.profilers.measure.measure", lambda **_: found)
+    profile = SimpleNamespace(complete=True, cluster=Cluster.parse("1x4"))
+    monkeypatch.setattr("moeplan.profilers.measure.measure", lambda **_: profile)
     monkeypatch.setattr("moeplan.profilers.profile.save", lambda *_: None)
     monkeypatch.setattr(job, "record_embedded", lambda *_: None)
     interrupted = SimpleNamespace(outcome={"placement": SimpleNamespace(status=Status.INTERRUPTED)})

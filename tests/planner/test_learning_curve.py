@@ -131,8 +131,8 @@ def test_solves_end_by_work_so_that_a_seed_draws_its_curve_again(trace: Any, met
 
 def test_standard_dispatch_on_several_nodes_is_about_copies_to_nodes(make_trace: Any) -> None:
     trace = make_trace(samples=24, tokens=6)
-    found = curve_of(trace, cluster="2x2", dispatch_model="standard", method="annealing")
-    assert (found.metric, as_dict(found)["metric"]) == ("node_copies", "node_copies")
+    curve = curve_of(trace, cluster="2x2", dispatch_model="standard", method="annealing")
+    assert (curve.metric, as_dict(curve)["metric"]) == ("node_copies", "node_copies")
 
 
 def test_of_a_markov_chain_of_8_experts_a_thousand_tokens_give_94_per_cent_and_more_would_hardly_help(
@@ -158,8 +158,8 @@ def markov(path: Path, *, experts: int, tokens: int, layers: int = 6) -> Any:
 
 
 def test_its_json_form_and_its_page(curve: LearningCurve, tmp_path: Path) -> None:
-    found = as_dict(curve)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    document = as_dict(curve)
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
     write_curve(curve, tmp_path / "curve.html")
     assert f"{curve.points[-1].num_tokens}" in (tmp_path / "curve.html").read_text()
 

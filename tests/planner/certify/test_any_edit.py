@@ -75,8 +75,8 @@ def plans(make_trace: Any, make_profile: Any, tmp_path_factory: pytest.TempPathF
         {"strategy": "netmoe", "profile": profile},
     ]
     cluster, to = load(profile).cluster, folder / "plan.json"
-    found = [planned(trace, cluster=cluster, samples_per_step=4, to=to, **kind) for kind in kinds]
-    return lambda which: (found[which], trace.path, kinds[which].get("profile"), folder)
+    solved = [planned(trace, cluster=cluster, samples_per_step=4, to=to, **kind) for kind in kinds]
+    return lambda which: (solved[which], trace.path, kinds[which].get("profile"), folder)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -202,8 +202,8 @@ def test_what_is_not_recomputed_is_listed(make_trace: Any, plain: Any, timed: An
     assert "unchecked" in replicated.summary("plan.json", trace.path)
     trace, _, plan = timed
     untimed = certify(plan, trace.path)
-    told = {"predicted seconds (give the plan's profile)", "the gain of the verdict", "the profile's hash"}
-    assert told <= {*untimed.unchecked}
+    listed = {"predicted seconds (give the plan's profile)", "the gain of the verdict", "the profile's hash"}
+    assert listed <= {*untimed.unchecked}
     assert "metrics of every contender" in untimed.checks
 
 

@@ -238,8 +238,8 @@ def test_a_capacity_that_every_contender_claims_is_recounted(make_trace: Any, ma
 def test_without_the_profile_degrees_and_seconds_are_listed_as_unchecked_and_without_a_trace_all(made: Any) -> None:
     trace, _, plan = made
     certificate = certify(plan, trace.path)
-    told = {"degrees, their objective and their bound", "predicted seconds (give the plan's profile)"}
-    assert told <= {*certificate.unchecked}
+    listed = {"degrees, their objective and their bound", "predicted seconds (give the plan's profile)"}
+    assert listed <= {*certificate.unchecked}
     assert "metrics of every contender" in certificate.checks
     assert certify(plan).checks == ["gap of pipeline"]
 

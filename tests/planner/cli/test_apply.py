@@ -46,11 +46,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_is_permuted_told_and_undone(moeplan: Any, folder: Path) -> None:
     (folder / "model" / "config.json").chmod(0o400)
-    told = moeplan("apply", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
-    assert "wrote     planned    5 files" in told
-    assert "4 experts of 2 layers in the plan's order" in told
-    assert "expert parallelism over 2 ranks, 2 experts each" in told
-    assert "moeplan apply --undo planned -o DIR" in told
+    screen = moeplan("apply", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
+    assert "wrote     planned    5 files" in screen
+    assert "4 experts of 2 layers in the plan's order" in screen
+    assert "expert parallelism over 2 ranks, 2 experts each" in screen
+    assert "moeplan apply --undo planned -o DIR" in screen
     expected = permuted_by_hand(read_tensors(folder / "model"), plan_of(spec(), ROWS))
     assert_same(read_tensors(folder / "planned"), expected)
     assert not (folder / ".moeplan").exists()
@@ -58,15 +58,16 @@ def test_a_checkpoint_is_permuted_told_and_undone(moeplan: Any, folder: Path) ->
     assert stat.S_IMODE((folder / "planned").stat().st_mode) == stat.S_IMODE((folder / "fresh").stat().st_mode)
     assert (folder / "planned" / "config.json").stat().st_mode & stat.S_IWUSR
     (folder / "plan.json").unlink()
-    told = moeplan("apply", "--undo", "planned", "-o", "back", cwd=folder).stdout
-    assert "byte for byte what was permuted" in told
+    screen = moeplan("apply", "--undo", "planned", "-o", "back", cwd=folder).stdout
+    assert "byte for byte what was permuted" in screen
     assert files_of(folder / "back") == files_of(folder / "model")
 
 
 def test_json_holds_what_was_done(moeplan: Any, folder: Path) -> None:
     done = moeplan("apply", "plan.json", "--checkpoint", "model", "-o", "planned", "--json", cwd=folder)
-    told = json.loads(done.stdout)
-    assert (told["plan"], told["directory"], told["layers"], told["num_experts"]) == ("plan.json", "planned", [0, 1], 4)
+    document = json.loads(done.stdout)
+    assert (document["plan"], document["directory"]) == ("plan.json", "planned")
+    assert (document["layers"], document["num_experts"]) == ([0, 1], 4)
     done = moeplan("apply", "--undo", "planned", "-o", "back", "--json", cwd=folder)
     assert json.loads(done.stdout)["changed"] == []
 
@@ -76,9 +77,9 @@ def test_what_an_engine_makes_of_a_coherent_plan_without_benefit_is_said(moeplan
     verdict = Verdict(value="none", metric="device_copies", against="contiguous", gain=gain, at_least=0.0)
     options = {"placement": {"dispatch_model": "coherent"}}
     save(plan_of(spec(), ROWS, options=options, verdict=verdict), folder / "coherent.json")
-    told = moeplan("apply", "coherent.json", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
-    assert "the plan is for coherent dispatch; an engine's standard dispatch returns tokens home" in told
-    assert "no benefit expected" in told
+    screen = moeplan("apply", "coherent.json", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
+    assert "the plan is for coherent dispatch; an engine's standard dispatch returns tokens home" in screen
+    assert "no benefit expected" in screen
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,11 @@ def catching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def requested(*args: str, by: str = "eplb") -> Request:
     """What `moeplan solve` asks for; its refusals are raised."""
-    found = CliRunner().invoke(app, ["--strategy", by, "--cluster", "2x2", *args])
-    if isinstance(found.exception, Asked):
-        return found.exception.args[0]  # type: ignore[no-any-return]
-    assert found.exception is not None
-    raise found.exception
+    result = CliRunner().invoke(app, ["--strategy", by, "--cluster", "2x2", *args])
+    if isinstance(result.exception, Asked):
+        return result.exception.args[0]  # type: ignore[no-any-return]
+    assert result.exception is not None
+    raise result.exception
 
 
 def values_of(hint: Any, one: Flag) -> tuple[list[str], Any]:
@@ -139,10 +139,10 @@ def test_a_pin_is_an_expert_at_a_device(text: str) -> None:
 
 
 def test_pins_and_dead_devices_are_sorted_and_each_once_and_slots_are_numbers_or_auto() -> None:
-    found: Any = requested(
+    asked: Any = requested(
         *["--pin", "3@1", "--pin", "12@0", "--pin", "3@1", "--dead", "3", "--dead", "2", "--dead", "3"]
     ).params
-    assert (found.pins, found.dead) == (((3, 1), (12, 0)), (2, 3))
+    assert (asked.pins, asked.dead) == (((3, 1), (12, 0)), (2, 3))
     assert requested("--redundant", "auto").params.redundant == "auto"  # type: ignore[attr-defined]
     for wrong in ("many", "9" * 5000):
         with pytest.raises(UsageError, match="a number of slots, or auto"):
@@ -164,9 +164,9 @@ def test_pins_and_dead_devices_are_sorted_and_each_once_and_slots_are_numbers_or
 )
 def test_a_weight_follows_the_last_colon_unless_that_is_a_traces_name(given: list[str], mixture: Any) -> None:
     Path("run-12:30").mkdir()
-    found = requested(*(word for path in given for word in ("--trace", path)))
-    assert found.mixture == mixture
-    assert found.trace == (mixture[0][0] if mixture else (given or ["traces"])[0])
+    asked = requested(*(word for path in given for word in ("--trace", path)))
+    assert asked.mixture == mixture
+    assert asked.trace == (mixture[0][0] if mixture else (given or ["traces"])[0])
 
 
 def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:

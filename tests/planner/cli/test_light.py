@@ -39,9 +39,9 @@ def test_a_training_script_imports_the_runtime_without_anything_heavy(code: str)
 
 
 def test_the_top_level_help_loads_neither_pydantic_nor_numpy_nor_anything_heavy() -> None:
-    found = loaded(HELP.format(args=["--help"], report=REPORT))
-    assert not found & {"pydantic", "numpy", *HEAVY}
-    assert "typer" in found
+    modules = loaded(HELP.format(args=["--help"], report=REPORT))
+    assert not modules & {"pydantic", "numpy", *HEAVY}
+    assert "typer" in modules
 
 
 def test_the_version_is_that_of_what_is_installed() -> None:

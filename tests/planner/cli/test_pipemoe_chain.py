@@ -88,9 +88,9 @@ def test_the_trace_follows_the_trace_event_format(moeplan: Any, home: Path) -> N
     assert min(map(min, lanes)) > 0  # 0 is the idle process of a viewer
     for kind, places in (("thread", lanes.keys()), ("process", {(process, 0) for process, _ in lanes})):
         for named, value in ((f"{kind}_name", "name"), (f"{kind}_sort_index", "sort_index")):
-            told = {(event["pid"], event["tid"]): event["args"][value] for event in events if event["name"] == named}
-            assert told.keys() == places
-            assert all(isinstance(one, str if value == "name" else int) for one in told.values())
+            names = {(event["pid"], event["tid"]): event["args"][value] for event in events if event["name"] == named}
+            assert names.keys() == places
+            assert all(isinstance(one, str if value == "name" else int) for one in names.values())
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,9 @@ def test_a_merged_profile_says_which_part_came_from_where(moeplan: Any, tmp_path
     assert "intra: 400 GB/s, 2 us, from [2]" in words
     assert load(tmp_path / "all.json").link_origins == {"intra": 1}
     done = moeplan("profile", "--merge", "net.json", "node.json", "-o", "all.json", "--json", cwd=tmp_path)
-    told = json.loads(done.stdout)
-    assert "cluster 2x8: net.json and node.json agree" in told["notes"]
-    assert any("NOISY" in note for note in told["notes"])
+    document = json.loads(done.stdout)
+    assert "cluster 2x8: net.json and node.json agree" in document["notes"]
+    assert any("NOISY" in note for note in document["notes"])
     merge = ("profile", "--merge", "net.json", "node.json", "-o", "new.json", "--plot", "/proc/x.html")
     assert "new.json is written," in moeplan(*merge, cwd=tmp_path, code=7).stderr
     assert (tmp_path / "new.json").is_file()

@@ -27,9 +27,9 @@ def test_counts_are_weighed_planned_certified_and_drawn(moeplan: Any, tmp_path: 
     assert "wrote" in moeplan("show", "plan.json", "-o", "weighed.html", cwd=tmp_path).stdout
     assert "redundant experts per layer" in (tmp_path / "weighed.html").read_text()
     wishes = ("--dead", "1", "--pin", "3@0", "--pin", "5@2", "--redundant", "5", "--quantile", "0.9", "--json")
-    found = json.loads(moeplan(*solve, "--cluster", "1x4", *wishes, "-o", "other.json", cwd=tmp_path).stdout)
-    assert found["options"]["placement"]["pins"] == [[3, 0], [5, 2]]
-    assert found["outcome"]["placement"]["objective"]["name"] == "step_balance_p90"
+    printed = json.loads(moeplan(*solve, "--cluster", "1x4", *wishes, "-o", "other.json", cwd=tmp_path).stdout)
+    assert printed["options"]["placement"]["pins"] == [[3, 0], [5, 2]]
+    assert printed["outcome"]["placement"]["objective"]["name"] == "step_balance_p90"
     placement = json.loads((tmp_path / "other.json").read_text())["decisions"]["placement"]
     assert placement["slots_per_device"] == [7, 0, 7, 7]
 
@@ -91,9 +91,9 @@ def test_counts_are_imported_planned_and_certified(moeplan: Any, refuse: Any, tm
     np.savez(tmp_path / "c.npz", counts=counts, n_tokens=np.full(96, 32))
     moeplan("trace", "import", "c.npz", "-o", "t", "--hidden-size", "64", "--dtype-bytes", "2", cwd=tmp_path)
     netmoe = ("solve", "--strategy", "netmoe", "--trace", "t", "--cluster", "2x2")
-    found = json.loads(moeplan(*netmoe, "--json", cwd=tmp_path).stdout)
-    assert found["verdict"]["value"] == "benefit"
-    assert found["options"]["sample_policy"]["copies"] == "pairs"
+    printed = json.loads(moeplan(*netmoe, "--json", cwd=tmp_path).stdout)
+    assert printed["verdict"]["value"] == "benefit"
+    assert printed["options"]["sample_policy"]["copies"] == "pairs"
     assert "verdict" in moeplan("certify", "plan.json", "--trace", "t", cwd=tmp_path).stdout
     refuse(*netmoe, "--phase", "decode", cwd=tmp_path, code=2, words="leave --phase out")
 
@@ -122,9 +122,9 @@ def test_one_that_does_not_ends_with_8_its_table_on_stdout_and_its_name_on_stder
     done = moeplan(*args, cwd=compared, code=8)
     assert "plain.json does not pay: " in done.stdout
     assert done.stderr == "moeplan: new shows no benefit of plain.json; solve anew on this trace\n"
-    found = json.loads(moeplan(*args, "--json", cwd=compared, code=8).stdout)
-    assert found["no_longer_pay"] == ["plain.json"]
-    assert found["plans"][1]["against_first"]["gain"]["value"] < 0
+    printed = json.loads(moeplan(*args, "--json", cwd=compared, code=8).stdout)
+    assert printed["no_longer_pay"] == ["plain.json"]
+    assert printed["plans"][1]["against_first"]["gain"]["value"] < 0
     said = " ".join(moeplan("compare", "--help", cwd=compared).stdout.split())
     assert "Exits with 8 when at least one of the plans does not pay there" in said
 

@@ -84,8 +84,8 @@ def test_counts_of_csv_are_added_up_by_count(moeplan: Any, refuse: Any, info: An
     assert "model     r\n" in named
     done = moeplan("trace", "count", "csv", "-o", (tmp_path / "again").as_uri(), "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["by"] == ["step"]
-    found, _ = info("again", tmp_path)
-    assert (found["num_rows"], found["num_steps"], found["model"]["layer_ids"]) == (2, 2, [3, 5])
+    facts, _ = info("again", tmp_path)
+    assert (facts["num_rows"], facts["num_steps"], facts["model"]["layer_ids"]) == (2, 2, [3, 5])
     refuse("trace", "count", "csv", "-o", "third", "--phase", "decode", cwd=tmp_path, code=2, words="--phase")
 
 
@@ -119,8 +119,8 @@ def test_a_directory_of_ranks_is_imported_and_what_it_cannot_tell_is_said(
     assert "3 layers x 8 experts, top-2" in done.stdout
     assert "model     deepseek_v3\n" in done.stdout
     assert "note      ranks 0-1 added up: tokens, requests and source ranks are unknown" in done.stdout
-    found, _ = info("traces", tmp_path)
-    assert (found["form"], found["num_steps"], found["model"]["layer_ids"]) == ("counts", 6, [1, 2, 3])
+    facts, _ = info("traces", tmp_path)
+    assert (facts["form"], facts["num_steps"], facts["model"]["layer_ids"]) == ("counts", 6, [1, 2, 3])
 
 
 def test_files_as_a_shell_spells_them_out_are_one_recording(moeplan: Any, recorded: Path, tmp_path: Path) -> None:

@@ -73,9 +73,9 @@ def shelf(trace: Any, profile: Path, tmp_path_factory: pytest.TempPathFactory) -
     return plan
 
 
-def metrics_of(found: Comparison) -> dict[str, dict[str, Metric]]:
+def metrics_of(comparison: Comparison) -> dict[str, dict[str, Metric]]:
     """Label to metrics, paths as names without folders."""
-    contenders = found.part.contenders
+    contenders = comparison.part.contenders
     return {f"{Path(one.name).name}/{one.dispatch_model}": dict(one.metrics) for one in contenders}
 
 
@@ -89,22 +89,22 @@ def test_on_its_own_trace_a_plan_has_the_verdict_and_the_figures_that_it_was_sol
     trace: Any, profile: Path, shelf: Shelf, name: str
 ) -> None:
     plan: Any = load(shelf(name))
-    found = compare([shelf(name)], trace.path, profile=profile if name.endswith("_s") else None)
-    ours, theirs, evaluation = found.compared[0].verdict, plan.verdict, plan.evaluation
+    comparison = compare([shelf(name)], trace.path, profile=profile if name.endswith("_s") else None)
+    ours, theirs, evaluation = comparison.compared[0].verdict, plan.verdict, plan.evaluation
     today = "contiguous without 3/standard" if name == "dead" else "contiguous/standard"
     assert ours.against == theirs.against == today
     assert (ours.value, ours.metric, ours.at_least) == (theirs.value, theirs.metric, theirs.at_least)
     assert close(ours.gain, theirs.gain)
-    assert found.compared[0].claimed == theirs.gain
+    assert comparison.compared[0].claimed == theirs.gain
     solved = {one.label: one.metrics for one in evaluation.held_out.contenders}
-    compared = metrics_of(found)
+    compared = metrics_of(comparison)
     assert today in compared
     solved[f"{name}.json/{plan.dispatch_model}"] = solved[f"plan/{plan.dispatch_model}"]
     assert f"{name}.json/{plan.dispatch_model}" in compared
     for label in compared.keys() & solved.keys():
         assert compared[label].keys() == solved[label].keys()
         assert all(close(metric, solved[label][key]) for key, metric in compared[label].items())
-    assert (found.num_fitted, found.seen) == (evaluation.fit.num_samples, False)
+    assert (comparison.num_fitted, comparison.seen) == (evaluation.fit.num_samples, False)
 
 
 def test_any_mix_of_plans_stands_in_one_table_with_the_figures_that_each_has_alone(
@@ -129,11 +129,11 @@ def test_any_mix_of_plans_stands_in_one_table_with_the_figures_that_each_has_alo
 
 
 def test_a_policy_on_a_pipeline_is_judged_with_its_chunks(trace: Any, profile: Path, shelf: Shelf) -> None:
-    found = metrics_of(compare([shelf("moving_piped_s"), shelf("piped_s")], trace.path, profile=profile))
+    metrics = metrics_of(compare([shelf("moving_piped_s"), shelf("piped_s")], trace.path, profile=profile))
     stays = "moving_piped_s.json, samples staying/standard"
-    assert {"moving_piped_s.json at degree 1/migrating", stays} < found.keys()
-    assert found[stays] == found["piped_s.json/standard"]
-    assert {"moe_s", "dispatch_s", "exchange_s", "step_s"} <= found["moving_piped_s.json/migrating"].keys()
+    assert {"moving_piped_s.json at degree 1/migrating", stays} < metrics.keys()
+    assert metrics[stays] == metrics["piped_s.json/standard"]
+    assert {"moe_s", "dispatch_s", "exchange_s", "step_s"} <= metrics["moving_piped_s.json/migrating"].keys()
 
 
 def test_samples_that_either_plan_was_fitted_to_are_left_out(trace: Any, shelf: Shelf, tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_any_trace_of_the_model_will_do_larger_or_smaller_with_or_without_steps_
     make_trace: Any, shelf: Shelf, columns: tuple[str, ...], samples: int
 ) -> None:
     other = make_trace(samples=samples, columns=columns, seed=3)
-    found = compare([shelf("coherent"), shelf("replicated")], other.path)
-    assert found.part.num_tokens == samples * 10
-    assert found.num_fitted == 0
-    assert [one.plan.strategies for one in found.compared] == [("exflow",), ("eplb",)]
+    comparison = compare([shelf("coherent"), shelf("replicated")], other.path)
+    assert comparison.part.num_tokens == samples * 10
+    assert comparison.num_fitted == 0
+    assert [one.plan.strategies for one in comparison.compared] == [("exflow",), ("eplb",)]
 
 
 def test_a_plan_does_not_pay_where_experts_no_longer_serve_the_same_tokens(
@@ -186,8 +186,8 @@ def test_a_pipeline_is_held_against_today_and_stands_beside_one_chunk_and_needs_
     trace: Any, make_profile: Any, profile: Path, shelf: Shelf
 ) -> None:
     piped, even = shelf("piped_s"), shelf("even_s")
-    found = compare([piped, even], trace.path, profile=profile)
-    metrics, (first, second) = metrics_of(found), found.compared
+    comparison = compare([piped, even], trace.path, profile=profile)
+    metrics, (first, second) = metrics_of(comparison), comparison.compared
     assert first.verdict.against == "contiguous/standard"
     assert metrics["piped_s.json at degree 1/standard"] == metrics["even_s.json/standard"]
     step_s = [metrics[f"{name}.json/standard"]["step_s"].value for name in ("piped_s", "even_s")]
@@ -248,10 +248,10 @@ def test_a_plan_without_evaluation_or_by_a_strategy_that_nobody_knows_is_judged_
     bare: dict[str, Any] = {"evaluation": None, "verdict": None, "options": {}, "outcome": {}}
     for path, names in zip(paths, (["theirs"], []), strict=True):
         path.write_text(json.dumps(value | bare | {"strategies": names}))
-    found = compare(paths, trace.path).compared
-    assert [one.claimed for one in found] == [None, None]
-    assert [one.verdict.metric for one in found] == ["node_copies"] * 2
-    assert known(found[1].against_first).gain == Metric(value=0, low=0, high=0)
+    comparison = compare(paths, trace.path).compared
+    assert [one.claimed for one in comparison] == [None, None]
+    assert [one.verdict.metric for one in comparison] == ["node_copies"] * 2
+    assert known(comparison[1].against_first).gain == Metric(value=0, low=0, high=0)
 
 
 def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
@@ -301,6 +301,6 @@ def test_samples_in_several_steps_are_moved_and_judged_beside_placements_step_by
     again = in_several_steps(trace, tmp_path / "again")
     alone, both = compare([shelf("even")], again.path), compare([shelf("moving"), shelf("even")], again.path)
     assert both.part.num_steps == alone.part.num_steps == 4
-    ours, theirs = (metrics_of(found)["even.json/standard"] for found in (both, alone))
+    ours, theirs = (metrics_of(comparison)["even.json/standard"] for comparison in (both, alone))
     assert ours["balance"].value == pytest.approx(theirs["balance"].value, rel=1e-12)
     assert ours["device_copies"].value == pytest.approx(theirs["device_copies"].value, rel=0.01)  # other homes

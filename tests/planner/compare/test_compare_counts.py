@@ -16,8 +16,8 @@ from tests.builders import known
 from tests.planner.makers import balances, counted, held_out, planned, rewritten, stored, tallied
 
 
-def figure(found: Comparison, name: str, metric: str) -> float:
-    return next(one.metrics[metric].value for one in found.part.contenders if one.name.endswith(name))
+def figure(comparison: Comparison, name: str, metric: str) -> float:
+    return next(one.metrics[metric].value for one in comparison.part.contenders if one.name.endswith(name))
 
 
 @pytest.fixture
@@ -28,12 +28,13 @@ def path(tmp_path: Path) -> Path:
 def test_on_its_own_counts_a_plan_is_judged_on_the_steps_that_it_has_not_seen(tmp_path: Path, path: Path) -> None:
     trace, loads = tallied(tmp_path / "t")
     plan = planned(trace, "eplb", redundant=4, to=path)
-    found = compare([path], trace.path)
-    assert found.num_fitted == plan.evaluation.fit.num_samples
-    assert figure(found, "plan.json", "balance") == pytest.approx(balances(plan, held_out(loads)).mean(), rel=1e-12)
-    assert found.compared[0].verdict.gain == plan.verdict.gain
-    assert found.failing == []
-    json.dumps(as_dict(found), allow_nan=False)
+    comparison = compare([path], trace.path)
+    assert comparison.num_fitted == plan.evaluation.fit.num_samples
+    expected = balances(plan, held_out(loads)).mean()
+    assert figure(comparison, "plan.json", "balance") == pytest.approx(expected, rel=1e-12)
+    assert comparison.compared[0].verdict.gain == plan.verdict.gain
+    assert comparison.failing == []
+    json.dumps(as_dict(comparison), allow_nan=False)
 
 
 def test_on_new_counts_placements_of_any_strategy_are_judged_by_their_balance(make_trace: Any, tmp_path: Path) -> None:
@@ -143,23 +144,23 @@ def chosen(holders: list[int], home: int, turn: int, expert: int, rule: str) -> 
 def test_a_rule_replays_what_an_engine_does_with_every_token(make_trace: Any, path: Path, rule: Any) -> None:
     plan = planned(make_trace(samples=40), "eplb", redundant=8, to=path)
     trace = make_trace(samples=16, tokens=6, seed=9)  # one whole step
-    found = compare([path], trace.path, replica_rule=rule, between=True)
+    comparison = compare([path], trace.path, replica_rule=rule, between=True)
     copies, between = walked(trace, plan, rule)
-    assert figure(found, "plan.json", "device_copies") == pytest.approx(copies, rel=1e-12)
-    np.testing.assert_array_equal(found.between[f"{path}/standard"], between)
-    assert as_dict(found)["replica_rule"] == rule
+    assert figure(comparison, "plan.json", "device_copies") == pytest.approx(copies, rel=1e-12)
+    np.testing.assert_array_equal(comparison.between[f"{path}/standard"], between)
+    assert as_dict(comparison)["replica_rule"] == rule
 
 
 @pytest.mark.parametrize("strategy", ["exflow", "netmoe"])
 def test_copies_between_devices_add_up_to_those_of_the_table(make_trace: Any, path: Path, strategy: str) -> None:
     trace = make_trace(samples=64, tokens=10)
     planned(trace, strategy, to=path)
-    found = compare([path], trace.path, between=True)
-    for one in found.part.contenders:
-        matrix, metrics = found.between[one.label], one.metrics
+    comparison = compare([path], trace.path, between=True)
+    for one in comparison.part.contenders:
+        matrix, metrics = comparison.between[one.label], one.metrics
         assert not np.diag(matrix).any()
         moved = (metrics["intra_bytes"].value + metrics["inter_bytes"].value) / trace.model.copy_bytes
-        dropped = found.part.dropped_samples > 0
+        dropped = comparison.part.dropped_samples > 0
         assert matrix.sum() == pytest.approx(moved, rel=0.1 if dropped else 1e-9)
     if strategy == "netmoe":
         with pytest.raises(UsageError, match="moves samples and has its own"):
@@ -185,10 +186,10 @@ def test_experts_that_move_from_the_first_plan_are_counted_with_their_bytes(make
 def test_the_page_has_a_matrix_a_contender_with_its_bytes(make_trace: Any, tmp_path: Path, path: Path) -> None:
     trace = make_trace(samples=64)
     planned(trace, "eplb", redundant=4, to=path)
-    found = compare([path], trace.path, between=True)
-    write_matrices(found, tmp_path / "page.html")
-    page, copies = (tmp_path / "page.html").read_text(), found.between[f"{path}/standard"]
-    assert page.count("<h2>") == len(found.part.contenders) == 3
+    comparison = compare([path], trace.path, between=True)
+    write_matrices(comparison, tmp_path / "page.html")
+    page, copies = (tmp_path / "page.html").read_text(), comparison.between[f"{path}/standard"]
+    assert page.count("<h2>") == len(comparison.part.contenders) == 3
     far = copies[:2, 2:].sum() + copies[2:, :2].sum()
-    megabytes = [float(number) * known(found.copy_bytes) / 1e6 for number in (copies.sum(), far)]
+    megabytes = [float(number) * known(comparison.copy_bytes) / 1e6 for number in (copies.sum(), far)]
     assert f"{megabytes[0]:.4g} MB a step, {megabytes[1]:.4g} of them between nodes" in page

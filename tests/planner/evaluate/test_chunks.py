@@ -131,8 +131,8 @@ def test_passes_that_cut_each_others_chunks_unevenly_are_refused(
 ) -> None:
     shares = ChunkShares(forward=((1.0,), forward), backward=((1.0,), backward))
     decision = PipelineDecision(forward=(1, len(forward)), backward=(1, len(backward)), shares=shares)
-    told = rf"layer 1 in {len(forward)} chunks forward and {len(backward)} backward, which cut each other unevenly"
-    with pytest.raises(InputError, match=told):
+    words = rf"layer 1 in {len(forward)} chunks forward and {len(backward)} backward, which cut each other unevenly"
+    with pytest.raises(InputError, match=words):
         Cuts.of(decision)
 
 

@@ -35,27 +35,27 @@ def figures(rows: list[dict[str, int]], loads: Any, spec: Any = MODEL, *, each: 
     """Those of units with these counts under coherent dispatch."""
     counts = np.array([[row.get(name, 0) for name in COUNTS] for row in rows], dtype=np.int64)
     tally = Tally(counts, np.array(loads, dtype=np.int64), np.ones(len(loads[0][0]), dtype=np.int64))
-    (found,) = figures_of([Context(tally, Seconds(), "coherent", spec, each)], seed=seed)
-    return found
+    (only,) = figures_of([Context(tally, Seconds(), "coherent", spec, each)], seed=seed)
+    return only
 
 
 def test_shares_copies_balance_and_bytes_by_hand() -> None:
     names = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
     rows = [dict(zip(names, row, strict=True)) for row in ((4, 4, 1, 3, 6, 2, 3), (6, 6, 4, 6, 4, 0, 0))]
-    found = figures(rows, [[[6, 4], [9, 1]], [[5, 5], [0, 0]]], each=5).value
-    assert found["hops_kept"] == 0.5
-    assert found["node_hops_kept"] == 0.9
-    assert found["device_copies"] == 10 / 20
-    assert found["node_copies"] == 2 / 20
-    assert found["balance"] == pytest.approx((6 / 5 + 9 / 5 + 5 / 5) / 3)  # the idle layer of step 1 has no balance
-    assert found["inter_bytes"] == pytest.approx(3 / 20 * 2 * 5 * 10 * 2)
-    assert found["intra_bytes"] == pytest.approx(7 / 20 * 2 * 5 * 10 * 2)
-    assert found["kv_bytes"] == pytest.approx(5 * 2 * 1 * 5 * 2)
+    values = figures(rows, [[[6, 4], [9, 1]], [[5, 5], [0, 0]]], each=5).value
+    assert values["hops_kept"] == 0.5
+    assert values["node_hops_kept"] == 0.9
+    assert values["device_copies"] == 10 / 20
+    assert values["node_copies"] == 2 / 20
+    assert values["balance"] == pytest.approx((6 / 5 + 9 / 5 + 5 / 5) / 3)  # the idle layer of step 1 has no balance
+    assert values["inter_bytes"] == pytest.approx(3 / 20 * 2 * 5 * 10 * 2)
+    assert values["intra_bytes"] == pytest.approx(7 / 20 * 2 * 5 * 10 * 2)
+    assert values["kv_bytes"] == pytest.approx(5 * 2 * 1 * 5 * 2)
 
 
 def test_sizes_that_are_unknown_leave_their_metrics_out() -> None:
-    found = figures([{"tokens": 4}], [[[1, 1]]], model(1, 4, 1)).value
-    assert found.keys() == {"device_copies", "node_copies", "balance", "balance_p95"}
+    values = figures([{"tokens": 4}], [[[1, 1]]], model(1, 4, 1)).value
+    assert values.keys() == {"device_copies", "node_copies", "balance", "balance_p95"}
 
 
 VALUES = arrays.arrays(np.float64, st.tuples(st.integers(2, 9), st.just(2)), elements=st.floats(0, 1e6))
@@ -145,8 +145,8 @@ def timed(levels: Levels | Mapping[str, Levels] = (0.8, 1.5), **seconds: list[in
     scene = Scene(nothing, nothing, [], cluster, ONE, costs, seed=2)
     way: DispatchModel = "coherent" if "kv" in seconds else "standard"
     journey = Journey(way, Placement.from_sets([[[0], [1]]], 2))
-    (found,) = figures_of([Context(tally, price(tally, journey, scene), way, ONE, 4)], seed=2)
-    return found
+    (only,) = figures_of([Context(tally, price(tally, journey, scene), way, ONE, 4)], seed=2)
+    return only
 
 
 def test_seconds_are_means_over_steps_whose_interval_holds_the_fits_error_and_the_steps() -> None:
@@ -258,10 +258,12 @@ def evaluated(**values: float) -> Evaluated:
 def test_a_gain_pays_above_a_share_of_the_baseline_and_of_seconds_any_gain(
     ours: float, at_least: float, value: str
 ) -> None:
-    found = verdict(evaluated(inter_bytes=ours), "inter_bytes", at_least=at_least)
-    assert (found.value, found.at_least, found.metric) == (value, at_least, "inter_bytes")
-    found = verdict(evaluated(inter_bytes=ours, step_s=ours), "inter_bytes", at_least=at_least)
-    assert (found.value, found.at_least, found.metric) == ("benefit" if ours < 100 else "none", 0.0, "step_s")
+    for seconds, expected in (
+        ({}, (value, at_least, "inter_bytes")),
+        ({"step_s": ours}, ("benefit" if ours < 100 else "none", 0.0, "step_s")),
+    ):
+        judged = verdict(evaluated(inter_bytes=ours, **seconds), "inter_bytes", at_least=at_least)
+        assert (judged.value, judged.at_least, judged.metric) == expected
 
 
 def test_a_verdict_of_an_older_plan_pays_from_any_gain_on() -> None:

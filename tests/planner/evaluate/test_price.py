@@ -38,13 +38,13 @@ def priced(scene: Scene, journey: Journey) -> dict[str, Any]:
 def test_a_step_is_what_the_formulas_behind_the_profile_give(make_trace: Any, make_profile: Any, dispatch: Any) -> None:
     """Two devices, samples of 10 tokens at home on their ordinal mod 2; every token walked in Python."""
     trace = make_trace(samples=8)
-    found = priced(scene_of(trace, "1x2", profile=make_profile("1x2", noise=0.0)), Journey(dispatch, HALVES))
+    parts = priced(scene_of(trace, "1x2", profile=make_profile("1x2", noise=0.0)), Journey(dispatch, HALVES))
     expected = naive(tokens(trace), dispatch)
-    assert expected.keys() <= found.keys()
+    assert expected.keys() <= parts.keys()
     for name, seconds in expected.items():
-        np.testing.assert_allclose(found[name], seconds, rtol=0.03, err_msg=name)
-    assert ("kv_s" in found) == (dispatch == "coherent")
-    np.testing.assert_allclose(found["step_s"], sum(found[name] for name in expected))
+        np.testing.assert_allclose(parts[name], seconds, rtol=0.03, err_msg=name)
+    assert ("kv_s" in parts) == (dispatch == "coherent")
+    np.testing.assert_allclose(parts["step_s"], sum(parts[name] for name in expected))
 
 
 def naive(ids: Any, dispatch: str) -> dict[str, Any]:
@@ -102,15 +102,15 @@ def test_samples_that_move_between_layers_take_what_a_token_by_token_simulation_
     trace = make_trace(samples=8, tokens=5, seed=seed % 97, unrouted=0.1)
     home_LI = np.random.default_rng(seed).integers(4, size=(4, 8))
     scene = replace(scene_of(trace, "2x2", moving=True), costs=LINES)
-    found = priced(scene, Journey("migrating", PAIRS, moves=home_LI))
-    assert "combine_inter_s" in found
-    assert "kv_s" not in found
+    parts = priced(scene, Journey("migrating", PAIRS, moves=home_LI))
+    assert "combine_inter_s" in parts
+    assert "kv_s" not in parts
     for step in (0, 1):
         expected: Any = Counter()
         for layer, ids_TK in enumerate(tokens(trace)[20 * step :][:20].swapaxes(0, 1).tolist()):
             expected.update(simulated(ids_TK, home_LI[layer : layer + 2, 4 * step :].tolist()))
-        assert {name: found[name][step] for name in expected} == pytest.approx(expected)
-        assert found["step_s"][step] == pytest.approx(sum(expected.values()))
+        assert {name: parts[name][step] for name in expected} == pytest.approx(expected)
+        assert parts["step_s"][step] == pytest.approx(sum(expected.values()))
 
 
 def simulated(ids_TK: list[list[int]], homes: list[list[int]]) -> dict[str, float]:
@@ -141,9 +141,9 @@ def simulated(ids_TK: list[list[int]], homes: list[list[int]]) -> dict[str, floa
 
 def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any) -> None:
     scene = scene_of(make_trace(samples=8, top_k=1), "1x2", profile=make_profile("1x2"))
-    found = priced(scene, Journey("coherent", HALVES))
-    assert not found["combine_s"].any()
-    assert found["dispatch_s"].all()
+    parts = priced(scene, Journey("coherent", HALVES))
+    assert not parts["combine_s"].any()
+    assert parts["dispatch_s"].all()
 
 
 def test_a_noisier_profile_gives_wider_intervals_and_the_same_request_the_same_seconds(

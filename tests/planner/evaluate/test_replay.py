@@ -77,19 +77,19 @@ def test_recorded_source_ranks_are_homes_only_where_the_recording_had_as_many_ra
 
 
 def test_a_cohort_has_only_the_recorded_steps_of_its_own_units(make_trace: Any) -> None:
-    found = index_units(make_trace(samples=12, tokens=5, columns=("step",)))
-    assert found.unit_ids.tolist() == [0, 1, 2, 3]  # three samples of five tokens a step
-    cohort = found.cohort(np.array([True, False, True, False]), num_devices=2, samples_per_step=8)
+    index = index_units(make_trace(samples=12, tokens=5, columns=("step",)))
+    assert index.unit_ids.tolist() == [0, 1, 2, 3]  # three samples of five tokens a step
+    cohort = index.cohort(np.array([True, False, True, False]), num_devices=2, samples_per_step=8)
     assert (cohort.num_steps, cohort.num_tokens, cohort.tokens_per_step) == (2, 30, 15)
 
 
 def test_a_device_without_slots_does_not_count_as_idle(make_trace: Any) -> None:
     trace, idle = make_trace(samples=8), Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7], []]] * 3, 8)
-    found = [
+    judged = [
         evaluate(scene_of(trace, cluster), [Contender("plan", Journey("standard", placement))]).judged
         for cluster, placement in (("1x3", idle), ("1x2", HALVES))
     ]
-    three, two = (one["plan/standard"].value["balance"] for one in found)
+    three, two = (one["plan/standard"].value["balance"] for one in judged)
     assert three == two
 
 

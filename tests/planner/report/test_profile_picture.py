@@ -45,8 +45,8 @@ def figure_of(series: Series) -> Any:
 
 def drawn(figure: Any, panel: int, name: str) -> Any:
     axis = "x" if panel == 1 else f"x{panel}"
-    (found,) = [trace for trace in figure.data if (trace.xaxis or "x") == axis and trace.name == name]
-    return found
+    (line,) = [trace for trace in figure.data if (trace.xaxis or "x") == axis and trace.name == name]
+    return line
 
 
 def test_a_series_of_one_axis_is_drawn_with_its_curve_band_and_held_out_points() -> None:

@@ -17,28 +17,28 @@ from tests.planner.makers import counted, figure_in
 NAMES = [str(layer) for layer in range(64)]
 
 
-def sections_of(found: Any) -> dict[str, Section]:
-    return {section.title: section for section in page._sections(found, NAMES[: len(found.loads)])}
+def sections_of(statistics: Any) -> dict[str, Section]:
+    return {section.title: section for section in page._sections(statistics, NAMES[: len(statistics.loads)])}
 
 
 def test_figures_hold_the_shares_of_plain_loops(make_trace: Any) -> None:
-    found: Any = describe(make_trace(layers=3, experts=8, top_k=2, samples=40), coactivation=True)
-    sections = sections_of(found)
+    statistics: Any = describe(make_trace(layers=3, experts=8, top_k=2, samples=40), coactivation=True)
+    sections = sections_of(statistics)
     assert list(sections) == [
         "Loads", "Locality of samples", "What a layer tells of the next", "Transitions", "Co-activation",
     ]  # fmt: skip
-    shares = found.loads / found.loads.mean(axis=1, keepdims=True)
+    shares = statistics.loads / statistics.loads.mean(axis=1, keepdims=True)
     np.testing.assert_allclose(np.asarray(figure_in(sections["Loads"]).data[0].z), shares, rtol=1e-5)
     for title in ("Transitions", "Co-activation"):
-        table = getattr(found.tokens.counts, title.lower().replace("-", ""))
+        table = getattr(statistics.tokens.counts, title.lower().replace("-", ""))
         figure = figure_in(sections[title])
         for drawn, counts in zip(figure.data, table, strict=True):
             shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
             np.testing.assert_allclose(np.asarray(drawn.z), shares, rtol=1e-5)
     recorded, shuffled = figure_in(sections["What a layer tells of the next"]).data
-    assert list(recorded.y) == found.tokens.information.bits.tolist()
-    assert list(shuffled.y) == found.tokens.information.shuffled.tolist()
-    assert list(figure_in(sections["Locality of samples"]).data[0].y) == found.locality.index.tolist()
+    assert list(recorded.y) == statistics.tokens.information.bits.tolist()
+    assert list(shuffled.y) == statistics.tokens.information.shuffled.tolist()
+    assert list(figure_in(sections["Locality of samples"]).data[0].y) == statistics.locality.index.tolist()
 
 
 def test_the_slider_shows_one_layer_at_a_time(make_trace: Any) -> None:
@@ -51,9 +51,9 @@ def test_the_slider_shows_one_layer_at_a_time(make_trace: Any) -> None:
 
 
 def test_layer_axes_have_whole_ticks_that_name_the_hidden_layer_where_it_differs(make_trace: Any) -> None:
-    found: Any = describe(make_trace(layers=3), coactivation=True)
+    statistics: Any = describe(make_trace(layers=3), coactivation=True)
     names = page._layer_names((0, 3, 5))
-    sections = {section.title: figure_in(section).layout for section in page._sections(found, names)}
+    sections = {section.title: figure_in(section).layout for section in page._sections(statistics, names)}
     for axis in (sections["Loads"].yaxis, sections["Locality of samples"].xaxis):
         assert axis.title.text == "layer (hidden layer)"
         assert (axis.tickvals, axis.ticktext) == ((0, 1, 2), ("0", "1 (3)", "2 (5)"))
@@ -63,11 +63,11 @@ def test_layer_axes_have_whole_ticks_that_name_the_hidden_layer_where_it_differs
 
 
 def test_many_experts_are_drawn_in_groups_that_say_so(make_trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: Any = describe(make_trace(layers=3, experts=8, samples=60))
+    statistics: Any = describe(make_trace(layers=3, experts=8, samples=60))
     monkeypatch.setattr(page, "MAX_CELLS", 2 * 3 * 3)
-    section = sections_of(found)["Transitions"]
+    section = sections_of(statistics)["Transitions"]
     assert "groups of 3 experts" in section.body[0].lines[0]  # type: ignore[union-attr]
-    first = found.tokens.counts.transitions[0]
+    first = statistics.tokens.counts.transitions[0]
     z = np.asarray(figure_in(section).data[0].z)
     assert z.shape == (3, 3)
     assert z[0, 2] == pytest.approx(first[:3, 6:].sum() / first[:3].sum(), rel=1e-5)
@@ -91,8 +91,8 @@ def test_a_trace_with_little_in_it_is_drawn_too(make_trace: Any, tmp_path: Path,
 def test_the_page_of_real_routing_stays_below_8_megabytes(gpt_oss: Path, tmp_path: Path) -> None:
     import_trace(gpt_oss, tmp_path / "trace")
     trace = open_trace(tmp_path / "trace")
-    found: Any = describe(trace, coactivation=True)
-    write_trace_page(trace, found, tmp_path / "p.html")
+    statistics: Any = describe(trace, coactivation=True)
+    write_trace_page(trace, statistics, tmp_path / "p.html")
     assert (tmp_path / "p.html").stat().st_size < 8e6
-    assert found.tokens.information.excess.min() > 1  # gpt-oss has affinity
-    assert found.locality.index.min() > 0.05  # and its samples have experts of their own
+    assert statistics.tokens.information.excess.min() > 1  # gpt-oss has affinity
+    assert statistics.locality.index.min() > 0.05  # and its samples have experts of their own

@@ -113,8 +113,8 @@ class Rotation(Strategy):
     def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         """The objective is the plan's own share on the fitted part."""
         if again is not None and again.evaluated is not None:
-            found = again.evaluated.evaluation.fit.contenders[0].metrics["far_share"].value
-            yield Check("objective of rotation", plan.outcome[NAME].objective.value, found)
+            share = again.evaluated.evaluation.fit.contenders[0].metrics["far_share"].value
+            yield Check("objective of rotation", plan.outcome[NAME].objective.value, share)
             yield Told("objective of rotation", checked=True)
 
     def remarks(self, plan: Plan, part: Part) -> Iterator[str]:

@@ -61,10 +61,10 @@ def test_it_is_compared_beside_others_and_with_the_verdict_that_it_was_solved_wi
     trace: Any, path: Path, plan: Any, tmp_path: Path
 ) -> None:
     planned(trace, "eplb", to=tmp_path / "eplb.json")
-    found = compare([path, tmp_path / "eplb.json"], trace.path)
-    assert found.compared[0].verdict == plan.verdict
-    assert all("far_share" in one["metrics"] for one in as_dict(found)["part"]["contenders"])
-    assert [one.verdict.metric for one in found.compared] == ["far_share", "balance"]
+    comparison = compare([path, tmp_path / "eplb.json"], trace.path)
+    assert comparison.compared[0].verdict == plan.verdict
+    assert all("far_share" in one["metrics"] for one in as_dict(comparison)["part"]["contenders"])
+    assert [one.verdict.metric for one in comparison.compared] == ["far_share", "balance"]
 
 
 def test_it_is_certified_until_it_is_edited(trace: Any, plan: Any) -> None:

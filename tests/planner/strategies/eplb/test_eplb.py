@@ -122,8 +122,8 @@ def test_a_figure_that_the_counts_do_not_give_is_refused(steps: Any, path: str, 
 def test_recorded_steps_are_balanced_one_by_one_and_the_plan_says_how(steps: Any, quantile: Any, name: str) -> None:
     trace, loads = steps
     plan = on_counts(trace, quantile=quantile)
-    found, objective = balances(plan, fit_part(loads)), plan.outcome["placement"].objective
-    expected = found if quantile is None else np.quantile(found, quantile, axis=0, method="higher")
+    ratios, objective = balances(plan, fit_part(loads)), plan.outcome["placement"].objective
+    expected = ratios if quantile is None else np.quantile(ratios, quantile, axis=0, method="higher")
     assert (objective.name, objective.value) == (name, pytest.approx(expected.mean(), rel=1e-12))
     assert "objective" in certify(plan, trace.path).checks
     for key, change in (("name", "step_balance_p50"), ("value", lambda x: x * 0.999)):

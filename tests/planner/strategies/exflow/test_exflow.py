@@ -39,12 +39,12 @@ def objective(plan: Any) -> Any:
 
 def pairs_of(token: Any) -> list[tuple[int, int, int, int]]:
     """The pairs that count of a token `[L, K]`, as layer and expert twice: its experts, each with the first before."""
-    found = []
+    pairs = []
     for layer, experts in enumerate(token.tolist()):
-        found += [(layer, one, layer, other) for one, other in itertools.combinations(experts, 2)]
+        pairs += [(layer, one, layer, other) for one, other in itertools.combinations(experts, 2)]
         if layer:
-            found += [(layer - 1, int(token[layer - 1, 0]), layer, expert) for expert in experts]
-    return [pair for pair in found if DROPPED not in pair]
+            pairs += [(layer - 1, int(token[layer - 1, 0]), layer, expert) for expert in experts]
+    return [pair for pair in pairs if DROPPED not in pair]
 
 
 @pytest.mark.parametrize("cluster", ["1x4", "2x2"])

@@ -76,8 +76,8 @@ def test_a_bound_may_be_what_its_prices_prove_and_no_tighter(trace: Any, thoroug
     def claimed(tightness: float) -> Any:
         bound = tightness * tight + (1 - tightness) * simple
         gap = 1 - plan.outcome["placement"].objective.value / bound
-        told = {"bound": bound, "gap": gap, "status": "feasible" if gap else "optimal"}
-        return edited(plan, "outcome.placement", lambda outcome: outcome | told)
+        claim = {"bound": bound, "gap": gap, "status": "feasible" if gap else "optimal"}
+        return edited(plan, "outcome.placement", lambda outcome: outcome | claim)
 
     assert PROVEN in certify(claimed(0.05), trace.path, folder=tmp_path).checks
     for tightness in (1, 0.95):

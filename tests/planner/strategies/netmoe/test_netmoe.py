@@ -217,8 +217,8 @@ def test_what_dealing_by_length_gives_stands_below_a_verdict_on_seconds_and_not_
 def test_a_gain_that_must_reach_a_share_is_told_as_one(plan: Any, gain: Any, words: str) -> None:
     assert plan.verdict.at_least == 0.02
     value, low, high = (judged(plan)["contiguous/standard"]["inter_bytes"] * share for share in gain)
-    told = edited(plan, "verdict.gain", {"value": value, "low": low, "high": high})
-    screen = said(edited(told, "verdict.value", "benefit" if gain[1] > 0.02 else "none"))
+    forged = edited(plan, "verdict.gain", {"value": value, "low": low, "high": high})
+    screen = said(edited(forged, "verdict.value", "benefit" if gain[1] > 0.02 else "none"))
     assert words in screen
     assert ("; a gain below 2% does not pay for moving samples" in screen) == (0 < gain[1] < 0.02)
 
@@ -272,8 +272,8 @@ def test_placement_and_homes_together_save_more_than_either_alone(tmp_path: Path
 def test_gpt_oss_saves_something_and_says_so(gpt_oss: Path, tmp_path: Path) -> None:
     import_trace(gpt_oss, tmp_path / "trace", hidden_size=2880, dtype_bytes=2)
     labels = ("contiguous/standard", "plan/migrating", "oracle/migrating")
-    found = judged(solved(open_any(tmp_path / "trace"), "2x4"))
-    base, plan, oracle = (found[label]["inter_bytes"] for label in labels)
+    by_label = judged(solved(open_any(tmp_path / "trace"), "2x4"))
+    base, plan, oracle = (by_label[label]["inter_bytes"] for label in labels)
     assert 1 - plan / base == pytest.approx(0.064, abs=0.01)
     assert 1 - oracle / base == pytest.approx(0.071, abs=0.01)
     shutil.rmtree(tmp_path / "trace")

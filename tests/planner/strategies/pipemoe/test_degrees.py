@@ -56,7 +56,7 @@ def busiest(trace: Any) -> list[list[tuple[int, int]]]:
     """Copies through the busiest port, pairs on the busiest device, by step and layer; sample i at home on i mod 2."""
     ids = tokens(trace)
     home, step = np.repeat(np.arange(16) % 2, 200), np.repeat(np.arange(16) // 8, 200)
-    found = []
+    steps = []
     for of in (0, 1):
         layers = []
         for layer in (0, 1):
@@ -64,8 +64,8 @@ def busiest(trace: Any) -> list[list[tuple[int, int]]]:
             sent = [int(((step == of) & (home == d) & (devices == 1 - d).any(axis=1)).sum()) for d in (0, 1)]
             pairs = [int((devices[step == of] == d).sum()) for d in (0, 1)]
             layers.append((max(sent), max(pairs)))
-        found.append(layers)
-    return found
+        steps.append(layers)
+    return steps
 
 
 def simulated(
