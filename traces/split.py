@@ -16,13 +16,6 @@ Unit = Literal["sample", "step", "block"]
 BLOCK_ROWS = 64
 
 
-def unit_kind(batch: TokenBatch) -> Unit:
-    """The unit that a trace splits by, from any batch of it."""
-    if batch.sample is not None:
-        return "sample"
-    return "step" if batch.step is not None else "block"
-
-
 def units(batch: TokenBatch, first_row: int) -> NDArray[np.int64]:
     """The unit of each token, `[T]`; `first_row` is the batch's first row in the trace."""
     if batch.sample is not None:

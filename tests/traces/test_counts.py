@@ -18,7 +18,7 @@ from moeplan.traces.counts import Counter, Pairs, count
 from moeplan.traces.loads import Distinct, distinct_rows, grouped_loads
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.schema import PHASES, Key, TokenBatch
-from moeplan.traces.split import BLOCK_ROWS, fitted, mixed, unit_kind, units, with_units
+from moeplan.traces.split import BLOCK_ROWS, fitted, mixed, units, with_units
 from tests.builders import known
 from tests.traces.builders import META, MakeTrace, make_batch
 
@@ -220,11 +220,6 @@ def test_what_waits_is_bounded_by_what_is_known(monkeypatch: pytest.MonkeyPatch)
 
 
 MASK = 2**64 - 1
-
-
-@pytest.mark.parametrize(("known", "kind"), [(("sample", "step"), "sample"), (("step",), "step"), ((), "block")])
-def test_samples_come_before_steps_and_steps_before_blocks(known: tuple[str, ...], kind: str) -> None:
-    assert unit_kind(make_batch(5, known=known)) == kind
 
 
 @pytest.mark.parametrize("known", [("sample",), ("step",), ()])
