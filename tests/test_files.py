@@ -126,7 +126,7 @@ def test_an_empty_directory_is_taken_over_and_anything_else_refused_untouched(tm
         (directory / "part").write_text("whole")
     (tmp_path / "file").write_text("old")
     for name in ("new", "file"):
-        with pytest.raises(UsageError, match="not empty|no directory"), atomic_directory(tmp_path / name):
+        with pytest.raises(UsageError, match=r"not empty|no directory"), atomic_directory(tmp_path / name):
             pass
     assert (tmp_path / "new" / "part").read_text() == "whole"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new"]
