@@ -10,9 +10,10 @@ from ...runtime.plan import Contender, Plan
 from ...solvers.outcome import Outcome, Status
 from ..evaluate.costs import CostModel
 from ..evaluate.journey import Journey, passes_of, today
-from ..evaluate.metrics import METRICS, Context, figures_of
+from ..evaluate.metrics import METRICS, figures_of
 from ..evaluate.price import STEP, price
 from ..evaluate.scene import Scene
+from ..evaluate.sums import Context
 from ..evaluate.tally import COUNTS, Ports, Tally
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import STRATEGIES, strategy

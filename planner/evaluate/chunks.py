@@ -33,8 +33,6 @@ from ...traces.model import ModelSpec
 from .scene import Passes, Scene
 from .tally import Tally
 
-__all__ = ["ChunkSeconds", "Cut", "Cuts", "Pipeline", "by_class", "capacity"]
-
 SLACK = 1e-9  # a share that is 1 / r but for rounding takes no row more
 Stages = tuple[Prediction, Prediction, Prediction]
 Work = list[NDArray[np.int64]]  # of each chunk
@@ -42,20 +40,11 @@ Work = list[NDArray[np.int64]]  # of each chunk
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The chunks of one pass of every layer.
+    """The chunks of one pass of every layer."""
 
-    Parameters
-    ----------
-    degree
-        How many, `[L]`.
-    calls
-        Of the experts a chunk, `[L]`.
-    shares
-        Of a layer in each of its chunks, `[C, L]`, 0 beyond its last; None: equal ones.
-    """
-
-    degree: NDArray[np.int64]
-    calls: NDArray[np.int64]
+    degree: NDArray[np.int64]  #: Number of chunks, `[L]`
+    calls: NDArray[np.int64]  #: Calls of the experts per chunk, `[L]`
+    #: Of a layer in each of its chunks, `[C, L]`, 0 beyond its last; None: equal ones
     shares: NDArray[np.float64] | None = None
 
     @classmethod
@@ -162,18 +151,13 @@ class ChunkSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Time model of a tally's layers at any cuts; the scene has curves of exchanges and experts.
-
-    Parameters
-    ----------
-    capacity_factor
-        Every expert has a buffer of that many times the mean rows from each device, all of it sent and computed
-        whether used or not (`capacity`); None: what is routed is sent.
-    """
+    """Time model of a tally's layers at any cuts; the scene has curves of exchanges and experts."""
 
     tally: Tally
     scene: Scene
     passes: Passes
+    #: Every expert has a buffer of that many times the mean rows from each device, all of it sent and computed whether
+    #: used or not (`capacity`); None: what is routed is sent
     capacity_factor: float | None = None
 
     def priced(self, cuts: Cuts, *, combines: bool = True) -> tuple[dict[str, Prediction], NDArray[np.float64]]:

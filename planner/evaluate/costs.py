@@ -19,37 +19,23 @@ from ...solvers.ports import LinkClass, link_classes
 from ...solvers.seconds import Curve, Curve2
 from ...traces.model import ModelSpec
 
-__all__ = ["CostModel"]
-
 COUNTS_ALONE = "counts do not say where tokens are"
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Cost curves of a model's parts, from a profile and a cluster's links. None: no curve is known.
+    """Cost curves of a model's parts, from a profile and a cluster's links. None: no curve is known."""
 
-    Parameters
-    ----------
-    exchange, gather
-        Of an all-to-all and an all-gather over bytes through the busiest port, one curve a link class.
-    experts
-        Over token-expert pairs and experts of a device.
-    attention
-        Over (batch, length).
-    sources, missing
-        Where each curve is from; why a part has none.
-    other_dtype
-        Parts timed in a dtype of another width than the model's.
-    """
-
+    #: exchange, gather: of an all-to-all and an all-gather over bytes through the busiest port, one curve a link class
     exchange: Sequence[Curve] | None = None
     gather: Sequence[Curve] | None = None
-    experts: Curve2 | None = None
-    attention: Curve2 | None = None
+    experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
+    attention: Curve2 | None = None  #: Over (batch, length)
+    #: sources, missing: where each curve is from; why a part has none
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
-    other_dtype: tuple[str, ...] = ()
+    other_dtype: tuple[str, ...] = ()  #: Parts timed in a dtype of another width than the model's
 
     @classmethod
     def of(

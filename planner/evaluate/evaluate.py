@@ -22,29 +22,17 @@ from .splits import Cohort
 from .sums import Context, dropped_share
 from .tally import Tally
 
-__all__ = ["Evaluated", "evaluate", "verdict"]
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation as the plan stores it, and what it rests on.
-
-    Parameters
-    ----------
-    judged
-        The figures of the contenders on the part that judges, by label.
-    seconds
-        How seconds were predicted; None without.
-    homes
-        Where samples were re-homed, by label and part.
-    between
-        Copies per step between all pairs of devices on the part that judges, `[D, D]`, where asked for, by label.
-    """
+    """An evaluation as the plan stores it, and what it rests on."""
 
     evaluation: Evaluation
-    judged: Mapping[str, Figures]
-    seconds: SecondsOptions | None
+    judged: Mapping[str, Figures]  #: The figures of the contenders on the part that judges, by label
+    seconds: SecondsOptions | None  #: How seconds were predicted; None without
+    #: Where samples were re-homed, by label and part
     homes: Mapping[str, Sequence[Homes]] = field(default_factory=dict)
+    #: Copies per step between all pairs of devices on the part that judges, `[D, D]`, where asked for, by label
     between: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 

@@ -16,8 +16,6 @@ from ...solvers.placement import Placement
 from .splits import Cohort
 from .traffic import SampleCounts
 
-__all__ = ["Dealt", "HomeRule", "Homes", "Rehoming", "Staying", "Totals"]
-
 Numbers = NDArray[np.int64]
 
 
@@ -94,27 +92,16 @@ class Dealt:
 class Rehoming:
     """Every layer's combine delivers samples to new homes (`solvers.netmoe.rehome`).
 
-    Parameters
-    ----------
-    method
-        In `solvers.netmoe.METHODS`.
-    predictor
-        What says the next layer's copies; None: only this layer's routing decides.
-    oracle
-        Whether the next layer's real copies are known.
-    bounded
-        The cohort whose totals are bounded, too.
-
     Notes
     -----
     A step's devices take the same number of samples each, rounded up. Where samples are dealt in rounds, their length
-    is that of this layer: the pairs they have in it. What is bounded is the whole step, however it is dealt.
+    is that of this layer: the pairs they have in it. The bound is for the whole step, also where samples are dealt in rounds.
     """
 
-    method: str
-    predictor: Predictor | None = None
-    oracle: bool = False
-    bounded: Cohort | None = None
+    method: str  #: In `solvers.netmoe.METHODS`
+    predictor: Predictor | None = None  #: What says the next layer's copies; None: only this layer's routing decides
+    oracle: bool = False  #: Whether the next layer's real copies are known
+    bounded: Cohort | None = None  #: The cohort whose totals are bounded, too
 
     def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
         """Homes as `HomeRule` says."""

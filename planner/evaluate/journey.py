@@ -27,36 +27,23 @@ from .chunks import Cuts
 from .homes import HomeRule, Rehoming
 from .scene import Passes
 
-__all__ = ["EFFECTS", "TODAY", "Contender", "Effect", "Journey", "contiguous_in", "journey_of", "passes_of", "today"]
-
 TODAY = "contiguous/standard"  # the label of what runs without a plan
 ReadSidecar = Callable[[SidecarFile], bytes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Journey:
-    """Path of tokens and samples under some decisions.
-
-    Parameters
-    ----------
-    replica_rule
-        Which replica a token uses, as an engine has it; None: as the placement has it.
-    homes
-        Where samples are re-homed; None: tokens go as the dispatch model says.
-    moves
-        Where every sample is when each layer begins and after the last, `[L+1, I]`: what `homes` gave on a trace.
-    cuts
-        The chunks of every layer; None: layers are whole.
-    capacity_factor
-        Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent.
-    """
+    """Path of tokens and samples under some decisions."""
 
     dispatch_model: DispatchModel
     placement: Placement
+    #: Which replica a token uses, as an engine has it; None: as the placement has it
     replica_rule: ReplayRule | None = None
-    homes: HomeRule | None = None
+    homes: HomeRule | None = None  #: Where samples are re-homed; None: tokens go as the dispatch model says
+    #: Where every sample is when each layer begins and after the last, `[L+1, I]`: what `homes` gave on a trace
     moves: NDArray[np.int64] | None = None
-    cuts: Cuts | None = None
+    cuts: Cuts | None = None  #: The chunks of every layer; None: layers are whole
+    #: Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent
     capacity_factor: float | None = None
 
     def sends_as(self, other: "Journey") -> bool:
@@ -86,7 +73,7 @@ class Contender:
         return f"{self.name}/{self.journey.dispatch_model}"
 
     def named(self, name: str, **changes: Any) -> "Contender":
-        """The same under another name, with some of its journey changed."""
+        """A copy under another name, with these fields of its journey replaced."""
         return Contender(name, replace(self.journey, **changes))
 
 

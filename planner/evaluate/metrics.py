@@ -20,9 +20,7 @@ from ...runtime.plan import Metric
 from .price import STEP
 from .sums import Context, Draws, Summands, Sums, device_ratios, difference, drawn, interval, summed
 
-__all__ = ["METRICS", "Context", "Figures", "MetricSpec", "Sums", "copies_metric", "figures_of"]
-
-# Names that verdicts and sentences ask for; all else loops over METRICS.
+# Metrics that code asks for by name; everything else loops over METRICS.
 COPIES: Final = "device_copies"
 NODE_COPIES: Final = "node_copies"
 BALANCE: Final = "balance"
@@ -41,43 +39,21 @@ Compute = Callable[[Sums, Context], Summands | NDArray[np.float64] | float | Non
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric.
-
-    Parameters
-    ----------
-    column
-        Its header in a table; empty: not a column of its own.
-    noun
-        What there is more or less of, in a sentence.
-    unit
-        What its figures are; says how they are shown.
-    meaning
-        One sentence for legends and docs.
-    better
-        Whether less or more of it is better.
-    per
-        What its interval resamples.
-    needs
-        What must be known for it.
-    compute
-        Its summands, or a figure without errors of curves, `[R]` or one; None where the contender lacks what it needs.
-    headline
-        Whether it is a column of the first table; those of a higher rank come first, None: it is not.
-    tail
-        The metric in brackets beside it in a table.
-    """
+    """A metric."""
 
     name: str
-    column: str
-    noun: str
-    unit: Literal["count", "share", "ratio", "bytes", "seconds"]
-    per: Literal["sample", "step", "nothing"]
-    needs: str
+    column: str  #: Its header in a table; empty: not a column of its own
+    noun: str  #: What there is more or less of, in a sentence
+    unit: Literal["count", "share", "ratio", "bytes", "seconds"]  #: What its figures are; says how they are shown
+    per: Literal["sample", "step", "nothing"]  #: What its interval resamples
+    needs: str  #: What must be known for it
+    #: Its summands, or a figure without errors of curves, `[R]` or one; None where the contender lacks what it needs
     compute: Compute
-    meaning: str
-    better: Literal["less", "more"] = "less"
+    meaning: str  #: One sentence for legends and docs
+    better: Literal["less", "more"] = "less"  #: Whether less or more of it is better
+    #: Rank among the columns of the first table, the highest first; None: not in it
     headline: int | None = None
-    tail: str | None = None
+    tail: str | None = None  #: The metric in brackets beside it in a table
 
 
 @dataclass(frozen=True, slots=True)

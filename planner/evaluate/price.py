@@ -37,8 +37,6 @@ from .journey import Journey
 from .scene import Passes, Scene
 from .tally import Tally
 
-__all__ = ["SOURCES", "STEP", "Seconds", "cuts_of", "price"]
-
 STEP: Final = "step_s"
 SOURCES = {  # each part of a step, in order, to what errs as one: all curves of that kind
     "attention_s": "attention",
@@ -52,21 +50,15 @@ PASSES = ("moe_s", "moe_backward_s")
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Seconds of the parts of a step, by metric name.
+    """Seconds of the parts of a step, by metric name."""
 
-    Parameters
-    ----------
-    levels
-        The fits' low, middle and high, `[Q, B]`.
-    step
-        What each source of error adds to a step, `[Q, B]`, its middle level the fits': exchanges, experts, ...; for
-        chunks every level of the exchanges with every level of the experts. Empty where a part but attention lacks.
-    extrapolated
-        The share of calls outside the measured sizes, where there are any.
-    """
-
-    levels: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    levels: Mapping[str, NDArray[np.float64]] = field(
+        default_factory=dict
+    )  #: Low, middle and high of the fits, `[Q, B]`
+    #: What each source of error adds to a step, `[Q, B]`, its middle level the fits': exchanges, experts, ...; for
+    #: chunks every level of the exchanges with every level of the experts. Empty where a part but attention lacks.
     step: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    #: The share of calls outside the measured sizes, where there are any
     extrapolated: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -27,8 +27,6 @@ from .splits import Cohort, Located
 from .tally import COUNTS, Tally, check_cells
 from .traffic import sample_tally
 
-__all__ = ["RememberingReplay", "Replay", "replay", "step_loads"]
-
 MAX_LOADS = 2**28  # of 8 bytes
 
 

@@ -20,58 +20,32 @@ from .splits import Cohort, SampleIndex, UnitIndex
 from .tally import Counter
 from .traffic import SampleCounts
 
-__all__ = ["Passes", "Scene"]
-
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The passes of a step whose MoE layers are cut into chunks.
+    """The passes of a step whose MoE layers are cut into chunks."""
 
-    Parameters
-    ----------
-    backward
-        How many times as long as forward the experts compute backward; 0 without a backward pass.
-    full_duplex
-        Whether dispatch and combine do not share a channel (`solvers.pipemoe.seconds.layer_seconds`).
-    """
-
-    backward: float
-    full_duplex: bool
+    backward: float  #: How many times as long as forward the experts compute backward; 0 without a backward pass
+    full_duplex: bool  #: Whether dispatch and combine do not share a channel (`solvers.pipemoe.seconds.layer_seconds`)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
-    """Setting in which contenders are judged: trace, parts, cluster, model and costs.
-
-    Parameters
-    ----------
-    index
-        The units of the trace, by which it is fitted, judged and resampled.
-    cohorts
-        The parts of the trace: fitted units, then those held out where there are any; or those that judge.
-    model
-        The trace's, sizes that it lacks as plans know them.
-    costs
-        What times the parts of a step; None: no seconds.
-    samples
-        The samples counted one by one, where they may be re-homed.
-    passes
-        Where some contender's layers are cut into chunks; None: steps are one forward pass of whole layers.
-    phases
-        Only tokens of these phases count; empty: all.
-    """
+    """Setting in which contenders are judged: trace, parts, cluster, model and costs."""
 
     source: Trace | CountTrace
-    index: UnitIndex | SampleIndex
+    index: UnitIndex | SampleIndex  #: The units of the trace, by which it is fitted, judged and resampled
+    #: The parts of the trace: fitted units, then those held out where there are any; or those that judge
     cohorts: Sequence[Cohort]
     cluster: Cluster
-    model: ModelSpec
-    costs: CostModel | None
+    model: ModelSpec  #: The trace's, sizes that it lacks as plans know them
+    costs: CostModel | None  #: What times the parts of a step; None: no seconds
     seed: int
-    phases: Sequence[str] = ()
-    samples: SampleCounts | None = None
+    phases: Sequence[str] = ()  #: Phases whose tokens count; empty: all
+    samples: SampleCounts | None = None  #: The samples counted one by one, where they may be re-homed
+    #: Where some contender's layers are cut into chunks; None: steps are one forward pass of whole layers
     passes: Passes | None = None
 
     @classmethod

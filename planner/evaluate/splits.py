@@ -18,8 +18,6 @@ from ...traces.reader import Trace
 from ...traces.schema import PHASES, TokenBatch
 from ...traces.split import Unit, fitted, with_units
 
-__all__ = ["Cohort", "Located", "SampleIndex", "UnitIndex", "index_samples", "index_units", "loads_of"]
-
 MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 Numbers = NDArray[np.int64]
 
@@ -28,8 +26,8 @@ Numbers = NDArray[np.int64]
 class Located:
     """The tokens of a batch that belong to a cohort: rows of the batch `[T]`, and for each its place.
 
-    `step` is -1 in the incomplete last step, `position` counts in the sample, `turn` is sample + position (what replica
-    rules count by).
+    `step` is -1 in the incomplete last step, `position` counts in the sample, `turn` is sample + position: replicas
+    are taken in turn by it.
     """
 
     rows: Numbers
@@ -42,24 +40,15 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Some units of a trace as they run on D devices.
+    """Some units of a trace as they run on D devices."""
 
-    Parameters
-    ----------
-    unit_ids, unit_tokens
-        The units, ascending, and the tokens of each, int64 `[U]`.
-    home
-        Where each unit starts, `[U]`; None where the trace recorded source ranks.
-    step
-        The step each unit runs in, `[U]`, -1 in an incomplete last step; None where the trace recorded steps.
-    step_ids
-        The recorded steps, ascending; None where steps are derived, or `step` holds them.
-    """
-
+    #: unit_ids, unit_tokens: the units, ascending, and the tokens of each, int64 `[U]`
     unit_ids: Numbers
     unit_tokens: Numbers
-    home: Numbers | None
+    home: Numbers | None  #: Where each unit starts, `[U]`; None where the trace recorded source ranks
+    #: The step each unit runs in, `[U]`, -1 in an incomplete last step; None where the trace recorded steps
     step: Numbers | None
+    #: The recorded steps, ascending; None where steps are derived, or `step` holds them
     step_ids: Numbers | None = None
 
     @property
@@ -114,28 +103,15 @@ class Cohort:
 
 @dataclass(frozen=True, slots=True)
 class UnitIndex:
-    """The units of a trace, from one pass over its scalar columns.
+    """The units of a trace, from one pass over its scalar columns."""
 
-    Parameters
-    ----------
-    kind
-        What the trace splits by, and is resampled by.
-    unit_ids, unit_tokens
-        int64 `[U]`: the units, ascending, and the tokens of each.
-    steps
-        The recorded steps of each unit, int64 `[C, 2]` rows of (unit, step); None without.
-    num_source_ranks
-        One more than the largest recorded source rank; None without.
-    phases
-        Those of its tokens, in their order; none of counts.
-    """
-
-    kind: Unit
+    kind: Unit  #: What the trace splits by, and is resampled by
+    #: unit_ids, unit_tokens: int64 `[U]`: the units, ascending, and the tokens of each
     unit_ids: Numbers
     unit_tokens: Numbers
-    steps: Numbers | None
-    num_source_ranks: int | None
-    phases: tuple[str, ...] = ()
+    steps: Numbers | None  #: The recorded steps of each unit, int64 `[C, 2]` rows of (unit, step); None without
+    num_source_ranks: int | None  #: One more than the largest recorded source rank; None without
+    phases: tuple[str, ...] = ()  #: Those of its tokens, in their order; none of counts
 
     @property
     def split_kind(self) -> Unit:
@@ -177,20 +153,14 @@ class UnitIndex:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleIndex:
-    """The samples of a trace by step, then by id; a unit is a place in this order.
+    """The samples of a trace by step, then by id; a unit is a place in this order."""
 
-    Parameters
-    ----------
-    sample, step, rank
-        `[I]`; None for steps and source ranks that were not recorded.
-    unit_tokens, contexts
-        The tokens of each, and the sum over them of 2 x position + 1; whole from the first token on where only counts
-        are known, `[I]`.
-    """
-
+    #: sample, step, rank: `[I]`; None for steps and source ranks that were not recorded
     sample: Numbers
     step: Numbers | None
     rank: Numbers | None
+    #: unit_tokens, contexts: the tokens of each, and the sum over them of 2 x position + 1; whole from the first token
+    #: on where only counts are known, `[I]`
     unit_tokens: Numbers
     contexts: Numbers
 

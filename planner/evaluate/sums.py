@@ -19,75 +19,42 @@ from ...traces.model import ModelSpec
 from .price import Seconds
 from .tally import COUNTS, Tally
 
-__all__ = [
-    "DRAWS",
-    "Context",
-    "Draws",
-    "Summands",
-    "Sums",
-    "device_ratios",
-    "difference",
-    "drawn",
-    "dropped_share",
-    "interval",
-    "resampled_sums",
-    "summed",
-]
-
 DRAWS = 1000
 BLOCK = 64  # draws at a time, so that their weights stay small
 
 Draws = NDArray[np.float64]  # [R]
-# What each source of error adds to a figure: its levels, over the part itself and its draws, `[Q, R]`.
+# A figure as a sum over sources of fit error: of each its curves' levels on the part and its draws, `[Q, R]`.
 Summands = Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """Contender on one part of a trace.
-
-    Parameters
-    ----------
-    tokens_per_step
-        The mean over complete steps.
-    dropped_share
-        Of the routed token-expert pairs, where buffers have a fixed capacity.
-    """
+    """Contender on one part of a trace."""
 
     tally: Tally
     seconds: Seconds
     dispatch_model: DispatchModel
     model: ModelSpec
-    tokens_per_step: float
-    dropped_share: float | None = None
+    tokens_per_step: float  #: The mean over complete steps
+    dropped_share: float | None = None  #: Of the routed token-expert pairs, where buffers have a fixed capacity
 
     @property
     def copies_to_bytes(self) -> float | None:
-        """Bytes of a step that a copy per token and layer is; None where the model's sizes are not known."""
+        """Bytes per step of one copy per token and layer; None where the model's sizes are not known."""
         each = self.model.copy_bytes
         return None if each is None else self.tokens_per_step * self.model.num_layers * each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """Sums of a contender that are resampled: over a part and over each of its draws.
+    """Sums of a contender that are resampled: over a part and over each of its draws."""
 
-    Parameters
-    ----------
-    counts
-        By name in `tally.COUNTS`, `[R]`; empty where only loads are known.
-    balance, busy
-        Of max/mean device load over the layers that are used, and the number of these, `[R]`.
-    moved
-        Of the share of samples moved, `[R]`; None where none can be.
-    seconds, step
-        Means over steps of `Seconds.levels` and `.step`, `[Q, R]`.
-    """
-
-    counts: Mapping[str, Draws]
+    counts: Mapping[str, Draws]  #: By name in `tally.COUNTS`, `[R]`; empty where only loads are known
+    #: balance, busy: of max/mean device load over the layers that are used, and the number of these, `[R]`
     balance: Draws
     busy: Draws
-    moved: Draws | None
+    moved: Draws | None  #: Of the share of samples moved, `[R]`; None where none can be
+    #: seconds, step: means over steps of `Seconds.levels` and `.step`, `[Q, R]`
     seconds: Mapping[str, NDArray[np.float64]]
     step: Summands
 

@@ -19,27 +19,20 @@ from ...solvers.ports import link_classes
 from ...solvers.replicas import ReplayRule
 from .splits import Cohort
 
-__all__ = ["COUNTS", "Counter", "Ports", "SampleTraffic", "Tally", "check_cells", "device_loads", "nothing_sent"]
-
 MAX_CELLS = 2**27
 COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Inputs of predicted seconds: copies through every port, and tokens on every device.
+    """Inputs of predicted seconds: copies through every port, and tokens on every device."""
 
-    Parameters
-    ----------
-    dispatch, combine
-        Copies that leave (0) and reach (1) each device by link class (`ports.link_classes`), int64 `[B, L, C, 2, D]`.
-    tokens, contexts
-        Tokens on each device before the layer, and the sum over them of 2 x position + 1, int64 `[B, L, D]`; or
-        `[B, 1, D]` where tokens are at home before every layer.
-    """
-
+    #: dispatch, combine: copies that leave (0) and reach (1) each device by link class (`ports.link_classes`), int64
+    #: `[B, L, C, 2, D]`
     dispatch: NDArray[np.int64]
     combine: NDArray[np.int64]
+    #: tokens, contexts: tokens on each device before the layer, and the sum over them of 2 x position + 1, int64
+    #: `[B, L, D]`; or `[B, 1, D]` where tokens are at home before every layer
     tokens: NDArray[np.int64]
     contexts: NDArray[np.int64]
 
@@ -58,36 +51,22 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts of a journey over a cohort of a trace, by unit and by step.
+    """Counts of a journey over a cohort of a trace, by unit and by step."""
 
-    Parameters
-    ----------
-    counts
-        int64 `[U, len(COUNTS)]`: tokens, transitions of a routed first choice, those that stayed on the device and on
-        the node, copies to distinct remote devices and nodes, and those to devices of other nodes, over all layers.
-        `[U, 0]` where only the loads of experts are known.
-    loads
-        Token-expert pairs of every device, `[B, L, D]`: int64, or as expected where replicas share loads of experts.
-    slots
-        Experts of each device, `[D]`.
-    ports
-        None where no seconds are asked for.
-    between
-        Copies from every device to every other one in complete steps, dispatch and combine over all layers, int64
-        `[D, D]`; None where nobody asked.
-    moved
-        The share of samples that change their device in a combine, mean over layers, by step `[B]`; None where none
-        can.
-    sent
-        Token-expert pairs from every device to every expert, `[B, L, D, E]`; None where no buffer has a fixed capacity.
-    """
-
+    #: int64 `[U, len(COUNTS)]`: tokens, transitions of a routed first choice, those that stayed on the device and on
+    #: the node, copies to distinct remote devices and nodes, and those to devices of other nodes, over all layers.
+    #: `[U, 0]` where only the loads of experts are known.
     counts: NDArray[np.int64]
+    #: Token-expert pairs of every device, `[B, L, D]`: int64, or as expected where replicas share loads of experts
     loads: NDArray[Any]
-    slots: NDArray[np.int64]
-    ports: Ports | None = None
+    slots: NDArray[np.int64]  #: Experts of each device, `[D]`
+    ports: Ports | None = None  #: None where no seconds are asked for
+    #: Copies from every device to every other one in complete steps, dispatch and combine over all layers, int64
+    #: `[D, D]`; None where nobody asked
     between: NDArray[np.int64] | None = None
+    #: The share of samples that change their device in a combine, mean over layers, by step `[B]`; None where none can
     moved: NDArray[np.float64] | None = None
+    #: Token-expert pairs from every device to every expert, `[B, L, D, E]`; None where no buffer has a fixed capacity
     sent: NDArray[np.int32] | None = None
 
     @classmethod
@@ -135,26 +114,16 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleTraffic:
-    """Traffic of every sample under one placement.
+    """Traffic of every sample under one placement."""
 
-    Parameters
-    ----------
-    placement
-        Its replicas, if any, are used evenly.
-    copies, nodes
-        Copies of each sample to every device, one a token and distinct device, and tokens that visit each node,
-        int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
-    pairs
-        Token-expert pairs of each sample on every device, int32 `[I, L, D]`.
-    linked
-        How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
-        only counts are known.
-    """
-
-    placement: Placement
+    placement: Placement  #: Its replicas, if any, are used evenly
+    #: copies, nodes: copies of each sample to every device, one a token and distinct device, and tokens that visit each
+    #: node, int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
     copies: NDArray[np.int32]
     nodes: NDArray[np.int32]
-    pairs: NDArray[np.int32]
+    pairs: NDArray[np.int32]  #: Token-expert pairs of each sample on every device, int32 `[I, L, D]`
+    #: How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
+    #: only counts are known
     linked: NDArray[np.int64] | None
 
     @classmethod

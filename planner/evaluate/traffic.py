@@ -20,8 +20,6 @@ from ...traces.reader import Trace
 from .splits import Cohort, SampleIndex
 from .tally import COUNTS, Counter, SampleTraffic, Tally
 
-__all__ = ["SampleCounts", "sample_tally"]
-
 MAX_CELLS = 2**28  # of 4 bytes
 Numbers = NDArray[np.int64]
 

@@ -13,10 +13,10 @@ from hypothesis.extra import numpy as arrays
 from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.evaluate import Evaluated, verdict
 from moeplan.planner.evaluate.journey import Journey
-from moeplan.planner.evaluate.metrics import Context, Figures, figures_of
+from moeplan.planner.evaluate.metrics import Figures, figures_of
 from moeplan.planner.evaluate.price import Seconds, price
 from moeplan.planner.evaluate.scene import Scene
-from moeplan.planner.evaluate.sums import DRAWS, difference, interval, resampled_sums
+from moeplan.planner.evaluate.sums import DRAWS, Context, difference, interval, resampled_sums
 from moeplan.planner.evaluate.tally import COUNTS, Ports, Tally
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction

@@ -13,7 +13,8 @@ import numpy as np
 from moeplan.planner.document import Section, Text
 from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import EFFECTS, Contender, Journey, today
-from moeplan.planner.evaluate.metrics import METRICS, Context, MetricSpec, Sums
+from moeplan.planner.evaluate.metrics import METRICS, MetricSpec
+from moeplan.planner.evaluate.sums import Context, Sums
 from moeplan.planner.params import Params, flag
 from moeplan.planner.strategies.registry import STRATEGIES, Row
 from moeplan.planner.strategies.strategy import Again, Check, Solution, Strategy, Told
