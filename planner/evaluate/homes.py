@@ -95,7 +95,7 @@ class Rehoming:
     Notes
     -----
     A step's devices take the same number of samples each, rounded up. Where samples are dealt in rounds, their length
-    is that of this layer: the pairs they have in it. The bound is for the whole step, also where samples are dealt in rounds.
+    is that of this layer: the pairs they have in it. The bound is for the whole step then, too.
     """
 
     method: str  #: In `solvers.netmoe.METHODS`
