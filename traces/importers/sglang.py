@@ -25,6 +25,7 @@ from .hidden_layers import counted_layers, spans
 from .sglang_records import FOLDED, Records, TokensSource, records_of
 from .source import BLOCK_BYTES, CountSource, Given, common_steps, naming
 from .torch_file import integers, load
+from .torch_file import recognises as recognises  # selection asks for it here
 
 
 def open_source(given: Given) -> "StatSource | PassesSource | TokensSource":
