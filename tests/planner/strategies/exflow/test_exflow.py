@@ -174,6 +174,7 @@ SEARCH, OUTCOME = "options.placement.search", "outcome.placement"
         ({"cluster": "2x2"}, f"{SEARCH}.stages.2.inter_hops", lambda x: x * 0.99),
         ({"cluster": "2x2"}, f"{SEARCH}.stages.0.inter_hops", lambda x: x * 0.99),
         ({"cluster": "2x2"}, f"{SEARCH}.stages", lambda x: x[1:]),
+        ({"cluster": "2x2"}, f"{SEARCH}.stages.0.intra_hops", lambda x: 0.0),
         ({"bound": "thorough"}, OUTCOME, with_bound(1.5)),
         ({"dispatch_model": "standard"}, f"{OUTCOME}.objective.name", "hops_kept"),
         ({"dispatch_model": "standard"}, f"{OUTCOME}.objective.value", lambda x: x * 0.999),

@@ -116,6 +116,15 @@ def test_within_a_short_horizon_and_on_the_same_trace_nothing_moves_and_the_plan
         assert KEEP in said(one)
 
 
+def test_what_moves_nothing_does_not_pay_whatever_its_verdict(trace: Any, old: Path) -> None:
+    moves = moves_of(planned(trace, previous=old, horizon_tokens=1e9))
+    gained = moves.verdict.model_copy(update={"value": "benefit"})
+    assert [moves.model_copy(update={"experts_moved": number, "verdict": gained}).pays for number in (0, 1)] == [
+        False,
+        True,
+    ]
+
+
 @pytest.mark.parametrize(
     "changes", [{"dispatch_model": "standard"}, {"max_load": 1.3}, {"objective": "copies"}], ids=str
 )
