@@ -110,7 +110,8 @@ def size_of(path: str | os.PathLike[str], *, what: str) -> int:
         status = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read as {what} ({reason})") from error
+        hint = f"; make one with {_WRITTEN[what][1]}" if what in _WRITTEN else ""
+        raise InputError(f"{path}: cannot be read as {what} ({reason}){hint}") from error
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
         raise InputError(f"{path}: cannot be read as {what} ({kind}, expected a regular file)")

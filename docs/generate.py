@@ -74,11 +74,13 @@ def metrics_page() -> str:
         "Figures of every contender in `moeplan solve`, `show`, `compare` and in a plan's `evaluation`. Intervals are"
     ]
     lines += [
-        "95 %, by bootstrap over what the fourth column says; gains are paired. Where samples are re-homed, all are"
+        "95 %, by bootstrap over what the fifth column says; gains are paired. Where samples are re-homed, all are"
     ]
-    lines += ["over steps.", "", "| metric | what it is | better | interval over | needs |", "|---|---|---|---|---|"]
+    lines += ["over steps.", "", "| metric | on the screen | what it is | better | interval over | needs |"]
+    lines += ["|---|---|---|---|---|---|"]
     lines += [
-        f"| `{one.name}` | {one.meaning} | {one.better} | {one.per if one.per != 'nothing' else '-'} | {one.needs} |"
+        f"| `{one.name}` | {one.column} | {one.meaning} | {one.better} | {one.per.replace('nothing', '-')} |"
+        f" {one.needs} |"
         for one in METRICS.values()
     ]
     return "\n".join([*lines, ""])

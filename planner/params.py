@@ -119,7 +119,7 @@ class PlacementParams(Params):
     slots: int | None = flag(None, "Expert slots per device; surplus ones hold replicas.")
     redundant: int | Literal["auto"] = flag(
         0,
-        "Slots beyond one per expert, in all; eplb: auto weighs how many.",
+        "Extra slots per layer, over all devices; eplb: auto weighs how many.",
         metavar="N|auto",
         parse=_slots_or_auto,
         at_least=0,

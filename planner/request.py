@@ -80,7 +80,10 @@ class Request:
             )
         if self.previous is not None and (self.on is not None or not self.params.replans):
             planning = " and ".join(name for name, row in STRATEGIES.items() if row.params.replans)
-            raise UsageError(f"--from with --on, or with another strategy than {planning}, which re-plans by itself")
+            mend = (
+                "leave one of them away" if self.params.replans else f"only {planning} re-plans: solve anew without it"
+            )
+            raise UsageError(f"--from with {'--on' if self.params.replans else f'--strategy {self.strategy}'}; {mend}")
         if wild := [weight for _, weight in self.mixture if not 1e-9 <= weight <= 1e9]:
             raise UsageError(f"--trace of weight {wild[0]}; expected weights above 0, 1e-9 to 1e9")
         self.params.check(self.cluster)

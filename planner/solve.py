@@ -149,9 +149,10 @@ def _base(chosen: Strategy, request: Request) -> Plan | None:
     base = load(request.on)
     if other := [name for name in base.decisions.names if name not in chosen.beside]:
         what = "again" if chosen.decides in other else f"beside {' and '.join(other)}"
+        mend = f"expected a plan of {' and '.join(sorted(chosen.beside))}" if chosen.beside else "leave --on away"
         raise UsageError(
             f"--on {request.on}: it decides {' and '.join(other)}; {chosen.name} decides {chosen.decides}, not {what}:"
-            f" expected a plan of {' and '.join(sorted(chosen.beside)) or 'nothing; leave --on away'}"
+            f" {mend}"
         )
     if base.dispatch_model == "coherent":
         raise UsageError(

@@ -166,8 +166,9 @@ def slots_for(
         raise UsageError(f"slots given for {slots_D.size} devices; expected one number or {num_devices}")
     if (slots_D < 0).any() or (slots_D > num_experts).any():
         raise UsageError(
-            f"slots a device from {slots_D.min()} to {slots_D.max()}; expected 0 to {num_experts}, since a device holds"
-            f" an expert once (at most {num_experts * num_devices} slots in all)"
+            f"slots per device of {slots_D.min()} to {slots_D.max()}; expected 0 to {num_experts}, since a device holds"
+            f" an expert once: at most {num_experts * num_devices} slots in all, {num_experts * (num_devices - 1)} of"
+            " them redundant"
         )
     if slots_D.sum() < num_experts:
         raise UsageError(

@@ -19,7 +19,8 @@ class Certificate:
     def summary(self, plan: object, trace: object) -> str:
         """List the checks made and those left out, a line each."""
         if trace is None:
-            return f"certified {plan}: structure only ({', '.join(self.checks)}); no trace to hold its figures against"
+            checks = ", ".join(self.checks)
+            return f"NOT certified {plan}: structure only ({checks}); no trace to hold its figures against"
         lines = [
             f"certified {plan} against {trace}: {self.figures} figures recomputed, largest relative difference"
             f" {self.largest_difference:.1g}",

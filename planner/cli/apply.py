@@ -61,6 +61,8 @@ def apply(
       moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
     ways = [way for way in (engine, checkpoint, undo) if way is not None]
+    if ways and output is None:
+        raise UsageError("--engine, --checkpoint and --undo write a new directory; name it with -o DIRECTORY")
     if len(ways) > 1 or bool(ways) != (output is not None) or (ways and command):
         raise UsageError(
             "-o DIRECTORY goes with one of --engine NAME, --checkpoint DIRECTORY and --undo DIRECTORY, without a"

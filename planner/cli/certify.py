@@ -25,6 +25,7 @@ def certify(
       moeplan certify plan.json --trace traces --profile profile.json
     """
     from ...runtime.plan import load
+    from ..certify import certifiable_profile, certifiable_trace
     from ..certify import certify as check
 
     loaded = load(plan)
@@ -34,3 +35,6 @@ def certify(
         print_json({"plan": str(plan), "trace": trace, "profile": profile} | asdict(certificate))
     else:
         console().print(certificate.summary(plan, trace))
+        if trace is None and (own := certifiable_trace(loaded, plan.parent)) is not None:
+            timed = certifiable_profile(loaded, plan.parent)
+            print(f"next: moeplan certify {plan} --trace {own}{f' --profile {timed}' if timed else ''}")

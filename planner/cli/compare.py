@@ -32,7 +32,7 @@ def compare(
 
     Today is contiguous experts, one slot each, standard dispatch, whole layers, samples that stay. Exits with 8 when at
     least one of the plans does not pay there: the 95 % interval of its gain over today is not above 0 (of a sample
-    policy judged by its exchanges, not by whole steps: above 2 % of today). stderr names all that do not; gains over
+    policy that is not judged by whole steps: above 2 % of today). stderr names all that do not; gains over
     the first plan decide nothing. To ask about one plan alone, name it alone.
 
     \b

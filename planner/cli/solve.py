@@ -21,13 +21,14 @@ def solve(
     trace: Annotated[
         list[str] | None,
         optional(
-            "The trace: a directory, a file or a URI; traces. eplb: several with weights.", metavar="TRACE[:WEIGHT]"
+            "The trace: a directory (traces unless given), a file or a URI. eplb: several with weights.",
+            metavar="TRACE[:WEIGHT]",
         ),
     ] = None,
     profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
     cluster: Annotated[str | None, optional("NxG: N nodes of G devices, instead of the profile's.")] = None,
     link: Annotated[list[str] | None, optional("KIND=GBps:us, instead of the profile's; may repeat.")] = None,
-    on: Annotated[Path | None, optional("A plan to add this decision to; its cluster.")] = None,
+    on: Annotated[Path | None, optional("Add this decision to a plan; the cluster is that plan's.")] = None,
     previous: Annotated[Path | None, optional("exflow: the plan in force, to move few experts from.", "--from")] = None,
     dispatch: Annotated[Dispatch | None, optional("Instead of the strategy's own.")] = None,
     phase: Phases = None,

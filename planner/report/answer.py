@@ -67,7 +67,7 @@ def short_of(verdict: Verdict) -> str:
     """Threshold that a positive gain must reach to pay, in words. Empty where there is none."""
     if not verdict.at_least or verdict.gain.value <= 0:
         return ""
-    return f"; a gain below {verdict.at_least:.0%} does not pay for moving samples"
+    return f"; moving samples pays where the gain is surely above {verdict.at_least:.0%}"
 
 
 def standing(verdict: Verdict, *, paid_when_solved: bool) -> str:

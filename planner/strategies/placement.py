@@ -149,8 +149,8 @@ def placement_options(plan: Plan, name: str, own: tuple[str, ...]) -> PlacementO
     asked = {key for key in options.model_fields_set if getattr(options, key) not in (None, (), "split")} - kept
     if options.strategy != name or asked:
         raise CertificationError(
-            f"strategies {[*plan.strategies]} with options of {options.strategy!r}, {sorted(asked)} among them, flags"
-            f" that {name} does not have"
+            f"strategies {[*plan.strategies]}, but options.placement is of {options.strategy!r} with"
+            f" {', '.join(sorted(asked)) or 'no flags'} that {name} does not have; the plan was edited"
         )
     return options
 

@@ -39,7 +39,7 @@ class EplbParams(PlacementParams):
     )
     quantile: float | None = flag(
         None,
-        "Of the recorded steps' balance, instead of its mean.",
+        "Make this quantile of the steps' balance least, not its mean.",
         above=0,
         at_most=1,
         expected="above 0 and at most 1 (the worst step)",

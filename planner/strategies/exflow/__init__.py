@@ -28,7 +28,7 @@ class ExflowParams(PlacementParams):
     )
     max_load: float | None = flag(
         None,
-        "Most tokens of a device in a layer, over the mean.",
+        "Cap: the busiest device at most so many times the mean, in each layer.",
         at_least=1,
         at_most=MOST_LOAD,
         expected="1 (all devices alike) or more, of the mean",

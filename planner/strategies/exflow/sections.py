@@ -97,6 +97,6 @@ def _replanned(cost: Replanned) -> str:
     if not cost.experts_moved:
         return "keep the plan in force: no move is worth its price"
     if cost.verdict.value == "none":
-        return f"keep the plan in force: no benefit over it; {moved}"
+        return f"keep the plan in force: this one is no better, although {moved}"
     back = "" if cost.paid_back_tokens is None else f", paid back after {cost.paid_back_tokens:,.0f} tokens"
     return f"worth replacing the plan in force: {moved}{back}"

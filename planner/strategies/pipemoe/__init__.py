@@ -19,7 +19,7 @@ class PipemoeParams(Params):
         None, "Chunks at most; 32, the most Tutel takes.", at_least=1, at_most=MAX_DEGREE, expected="1 to 1,024"
     )
     joint: bool = flag(False, "One degree for both passes.")
-    full_duplex: bool = flag(False, "Combines have a channel of their own.")
+    full_duplex: bool = flag(False, "Dispatches and combines do not share a channel.")
     capacity_factor: float | None = flag(
         None,
         "Rows of an expert, over the mean; padded to the degrees.",

@@ -85,7 +85,7 @@ def test_what_an_engine_makes_of_a_coherent_plan_without_benefit_is_said(moeplan
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("--checkpoint", "model"), 2, "-o DIRECTORY goes with one of"),
+        (("--checkpoint", "model"), 2, "name it with -o DIRECTORY"),
         (("-o", "out"), 2, "-o DIRECTORY goes with one of"),
         (("--checkpoint", "model", "--engine", "sglang", "-o", "out"), 2, "-o DIRECTORY goes with one of"),
         (("--checkpoint", "model", "--undo", "model", "-o", "out"), 2, "-o DIRECTORY goes with one of"),

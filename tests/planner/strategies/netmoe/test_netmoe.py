@@ -220,7 +220,7 @@ def test_a_gain_that_must_reach_a_share_is_told_as_one(plan: Any, gain: Any, wor
     forged = edited(plan, "verdict.gain", {"value": value, "low": low, "high": high})
     screen = said(edited(forged, "verdict.value", "benefit" if gain[1] > 0.02 else "none"))
     assert words in screen
-    assert ("; a gain below 2% does not pay for moving samples" in screen) == (0 < gain[1] < 0.02)
+    assert ("; moving samples pays where the gain is surely above 2%" in screen) == (0 < gain[1] < 0.02)
 
 
 def test_few_steps_are_told(counts: Counts) -> None:
