@@ -76,7 +76,7 @@ def test_a_request_that_cannot_be_met_says_what_could(make_trace: Any, changes: 
         ("eplb", {"mixture": (("t", 0.0),)}, "expected weights above 0"),
         ("eplb", {"mixture": (("t", NAN),)}, "expected weights above 0"),
         ("eplb", {"mixture": (("t", 1e300),)}, "expected weights above 0"),
-        ("eplb", {"previous": "plan.json"}, "--from with --on, or with another strategy than exflow"),
+        ("eplb", {"previous": "plan.json"}, "--from with --strategy eplb; only exflow re-plans"),
         ("exflow", {"previous": "plan.json", "on": "base.json"}, "--from with --on"),
         ("eplb", {"cluster": Cluster.parse("1x1")}, "there is nothing to place"),
         ("eplb", {"cluster": Cluster.parse("128x128")}, "16,384 devices; plans are made for at most 4,096"),

@@ -148,7 +148,7 @@ def test_a_plan_for_an_engine_as_json(moeplan: Any, home: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--engine", "sglang"), "goes with one of --engine"),
+        (("--engine", "sglang"), "name it with -o DIRECTORY"),
         (("--engine", "sglang", "-o", "out"), "--hf-config"),
         (("--engine", "sglang", "-o", "out", "--hf-config", "mixtral.json"), "Mixtral has no expert-location hook"),
     ],

@@ -92,7 +92,7 @@ REFUSALS = [
     (("solve", "--no-such-flag"), 2, "--no-such-flag"),
     (("solve", "--from", "none.json"), 3, "none.json"),
     (("solve", "--from", "plan.json", "--cluster", "1x4"), 2, "leave --cluster out"),
-    (("solve", "--from", "plan.json", "--strategy", "eplb"), 2, "another strategy than exflow"),
+    (("solve", "--from", "plan.json", "--strategy", "eplb"), 2, "only exflow re-plans"),
     (("solve", "--cluster", "1x2", "--learning-curve", "-o", "folder.html"), 7, "no regular file"),
     (("compare", "plan.json", "-o", "folder.html"), 7, "no regular file"),
     (("profile", "-o", "plan.json/inside"), 7, "plan.json is no directory"),
