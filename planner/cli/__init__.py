@@ -49,7 +49,8 @@ def _tell_usage(message: str) -> None:
     if message.startswith("Usage:"):
         print(message, file=sys.stderr)
         sys.exit(UsageError.exit_code)
-    _tell(UsageError(f"{message.rstrip('.')}; see moeplan COMMAND --help"))
+    words = message.rstrip(".").replace("Value error, ", "")  # pydantic's, by which typer reads choices
+    _tell(UsageError(f"{words}; see moeplan COMMAND --help"))
 
 
 def _tell(error: MoeplanError) -> None:
