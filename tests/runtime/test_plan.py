@@ -57,7 +57,7 @@ parts = st.builds(
     num_tokens=counts,
     num_steps=counts,
     dropped_samples=st.integers(0, 9),
-    contenders=st.lists(contenders, max_size=3).map(tuple),
+    contenders=st.lists(contenders, min_size=1, max_size=3).map(tuple),
 )
 outcomes = st.builds(
     Outcome,
