@@ -104,7 +104,10 @@ class LoadedPlan:
         units = (
             index.unit_ids if isinstance(index, UnitIndex) else index.step if options.unit == "step" else index.sample
         )
-        assert units is not None  # the trace is the plan's own
+        if units is None:
+            raise InputError(
+                f"{self.path}: split by {options.unit}, which its trace does not record; the plan was edited"
+            )
         return ~fitted(units, seed=split.seed, fraction=split.fit_fraction)
 
     def _split_of(self, sha256: str) -> Split | None:

@@ -225,7 +225,7 @@ class EvaluationOptions(Options):
 
     unit: Literal["sample", "step", "block"]
     phases: tuple[Literal["prefill", "decode", "train"], ...]
-    samples_per_step: int = Field(ge=1)
+    samples_per_step: int = Field(ge=1, lt=2**31)
     home: Literal["source_rank", "ordinal", "none"]
     step: Literal["recorded", "derived"]
 

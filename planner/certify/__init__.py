@@ -41,7 +41,7 @@ def certify(
     profile
         The profile it was made from; None leaves predicted seconds unchecked, unless they come from links alone.
     folder
-        Where the plan's sidecars are; None is the working directory, and without a trace they are not read.
+        Where the plan's sidecars are; None is the working directory; without a folder and a trace they are not read.
 
     Raises
     ------

@@ -259,7 +259,9 @@ def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
 ) -> None:
     coherent, small, forged = shelf("coherent"), tmp_path / "small.json", tmp_path / "forged.json"
     planned(trace, cluster="1x2", to=small)
-    save(edited(load(coherent), "options.evaluation.samples_per_step", "many"), forged)
+    save(edited(load(coherent), "options.evaluation.samples_per_step", 10**20), forged)
+    stepless = tmp_path / "stepless.json"
+    save(edited(load(shelf("moving")), "options.evaluation.unit", "step"), stepless)
     (tmp_path / "contiguous").write_bytes(shelf("replicated").read_bytes())
     monkeypatch.chdir(tmp_path)
     for paths, error, words in (
@@ -267,6 +269,7 @@ def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
         ([coherent] * 2, UsageError, "each once"),
         ([], UsageError, "each once"),
         ([forged], InputError, "options.evaluation: 1 values missing"),
+        ([stepless], InputError, "split by step, which its trace does not record"),
         (["contiguous"], UsageError, "rename"),
     ):
         with pytest.raises(error, match=words):
