@@ -51,7 +51,7 @@ def _classes(module: ModuleType) -> list[type]:
 
 
 def _explained(kind: type) -> dict[str, str]:
-    """What `#:` says beside or above each field of a class; `a, b: ...` above several of them is said of each."""
+    """Texts of `#:` beside or above each field of a class; `a, b: ...` above several of them is said of each."""
     texts, above = dict[str, str](), list[str]()
     for line in inspect.getsource(kind).splitlines():
         before, mark, text = line.partition("#: ")

@@ -61,7 +61,6 @@ def certify(
     if profile is not None:
         check_profile(plan, profile, certificate)
     if trace is None:
-        certificate.unchecked.clear()  # its figures, all of them
         return certificate
     opened = check_trace(plan, trace, certificate)
     if plan.evaluation is None:
@@ -104,8 +103,10 @@ def _recheck(chosen: Strategy, plan: Plan, again: Again | None, certificate: Cer
     """Hold what a strategy finds against what the plan says."""
     for one in _found(chosen, plan, again):
         if not isinstance(one, Check):
-            listed = certificate.checks if one.checked else certificate.unchecked
-            listed += [one.what] if one.what not in listed else []
+            if one.checked and one.what not in certificate.checks:
+                certificate.checks.append(one.what)
+            elif not one.checked and again is not None:  # without a trace no figure is checked
+                certificate.unchecked.append(one.what)
         elif isinstance(one.claimed, int | float) and isinstance(one.found, int | float):
             certificate.agree(one.what, one.claimed, one.found)
         elif one.claimed != one.found:

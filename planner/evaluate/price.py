@@ -52,9 +52,8 @@ PASSES = ("moe_s", "moe_backward_s")
 class Seconds:
     """Seconds of the parts of a step, by metric name."""
 
-    levels: Mapping[str, NDArray[np.float64]] = field(
-        default_factory=dict
-    )  #: Low, middle and high of the fits, `[Q, B]`
+    #: Low, middle and high of the fits, `[Q, B]`
+    levels: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     #: What each source of error adds to a step, `[Q, B]`, its middle level the fits': exchanges, experts, ...; for
     #: chunks every level of the exchanges with every level of the experts. Empty where a part but attention lacks.
     step: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)

@@ -273,3 +273,5 @@ def test_a_link_that_is_not_the_profiles_is_listed_as_unchecked(make_trace: Any,
         plan = planned(trace, "pipemoe", cluster, profile=profile, samples_per_step=8)
         unchecked = certify(plan, trace.path, profile).unchecked
         assert ("link intra, which is not the profile's" in unchecked) is told
+        structure = certify(plan, profile=profile).unchecked
+        assert structure == (["link intra, which is not the profile's"] if told else [])
