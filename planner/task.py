@@ -22,7 +22,7 @@ from ..traces.counts import Counts
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .evaluate.journey import today
-from .evaluate.replay import RememberingReplay, Replay, step_loads
+from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
 from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .evaluate.tally import Counter
@@ -43,6 +43,7 @@ class Task:
     """
 
     bounds: ClassVar[bool] = True  # whether what is decided is bounded, too
+    tallied: ClassVar[Replay] = staticmethod(tallied)
 
     request: Request
     strategy: Strategy
@@ -148,7 +149,7 @@ class Task:
     @cached_property
     def replay(self) -> Replay:
         """Tallies journeys, each once."""
-        return RememberingReplay()
+        return RememberingReplay(self.tallied)
 
     @cached_property
     def members(self) -> list[tuple[float, Self]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from moeplan.planner.evaluate.homes import Rehoming, Staying
+from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.splits import SampleIndex, index_samples
 from moeplan.planner.evaluate.tally import COUNTS
 from moeplan.planner.evaluate.traffic import SampleCounts, sample_tally
@@ -121,7 +122,7 @@ def _far(trace: Trace | CountTrace, cluster: Cluster) -> Callable[[str, str], tu
             rule = Rehoming("sum", predictor, oracle=knows == "oracle")
         device_LI = np.zeros((model.num_layers + 1, len(fitted_I)), np.int64)
         device_LI[:, cohort.unit_ids] = rule(counts, placement, cohort).device
-        tally = sample_tally(counts, placement, cohort, device_LI)
+        tally = sample_tally(counts, Journey("migrating", placement, moves=device_LI), cohort)
         copies = float(tally.counts[:, COUNTS.index("far_copies")].sum())
         return copies, cpu_s() - started + (place_s if where == "plan" else 0.0)
 

@@ -8,7 +8,9 @@ Legend: R rows: tokens, those of counts, or samples; L MoE layers; K experts a t
 B steps; I samples; U units of a part.
 """
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort, Located, SampleIndex
-from ..evaluate.tally import COUNTS, Ports, SampleTraffic, Tally, check_cells, nothing_sent
+from ..evaluate.tally import COUNTS, SampleTraffic, Tally
 from ..evaluate.traffic import SampleCounts
 
 Numbers = NDArray[np.int64]
@@ -40,34 +42,30 @@ def naive_replay(
     CertificationError
         Samples move where they may not.
     """
-    for journey in journeys:
-        for cohort in scene.cohorts:
-            _check_moves(cohort, journey, scene.cluster.num_devices)
-    distinct = _distinct(journeys)
+    for journey, cohort in itertools.product(journeys, scene.cohorts):
+        _check_moves(cohort, journey, scene.cluster.num_devices)
     sheets = [
-        [_Sheet(scene, cohort, one, ports=ports, between=between) for one in distinct] for cohort in scene.cohorts
+        [_Sheet(scene, cohort, one, ports=ports, between=between) for one in journeys] for cohort in scene.cohorts
     ]
-    if any(one.moves is None for one in distinct):
+    if any(one.moves is None for one in journeys):
         _walk(scene, sheets)
-    for sheet in (sheet for row in sheets for sheet in row):
-        if scene.samples is not None and sheet.journey.moves is not None:
-            sheet.rehome(scene.samples, sheet.journey.moves)
-    which = [next(n for n, one in enumerate(distinct) if one.sends_as(journey)) for journey in journeys]
-    return [[row[number].tally() for number in which] for row in sheets]
+    return [[sheet.rehomed(scene.samples) if sheet.moves else sheet.tally for sheet in row] for row in sheets]
 
 
 def _walk(scene: Scene, sheets: "list[list[_Sheet]]") -> None:
     """Read the trace once, and add it to the sheets of every part, where samples do not move."""
-    source, index = scene.source, scene.index
-    if isinstance(source, CountTrace):
-        for table in source.tables():
-            for row, cohort in zip(sheets, scene.cohorts, strict=True):
-                rows, step = cohort.locate_rows(index.rows(table))
+    parts = [
+        (cohort, [sheet for sheet in row if not sheet.moves]) for cohort, row in zip(scene.cohorts, sheets, strict=True)
+    ]
+    if isinstance(scene.source, CountTrace):
+        for table in scene.source.tables():
+            for cohort, row in parts:
+                rows, step = cohort.locate_rows(scene.index.rows(table))
                 for sheet in row:
                     sheet.add_counts(table, rows, step)
         return
-    for batch, unit_T in index.batches(source, scene.phases or None):
-        for row, cohort in zip(sheets, scene.cohorts, strict=True):
+    for batch, unit_T in scene.index.batches(scene.source, scene.phases or None):
+        for cohort, row in parts:
             at = cohort.locate(batch, unit_T)
             for sheet in row:
                 sheet.add_tokens(batch, at)
@@ -165,12 +163,6 @@ def _offered(holders: list[int], here: int, group: int) -> list[int]:
     return [device for device in holders if device // group == here // group] or holders
 
 
-def _distinct(journeys: Sequence[Journey]) -> list[Journey]:
-    """Drop each journey that moves tokens as another does; one with a fixed capacity counts more, and stays."""
-    ranked = sorted(journeys, key=lambda one: one.capacity_factor is None)
-    return [one for n, one in enumerate(ranked) if not any(one.sends_as(before) for before in ranked[:n])]
-
-
 def _check_moves(cohort: Cohort, journey: Journey, size: int) -> None:
     """Refuse homes that give a device more of a step's samples than its share, and incomplete steps that move."""
     if journey.moves is None or journey.homes is None or cohort.step is None:
@@ -187,34 +179,23 @@ def _check_moves(cohort: Cohort, journey: Journey, size: int) -> None:
 
 
 class _Sheet:
-    """Recount of one journey over one part of the trace."""
+    """Recount of one journey over one part of the trace, into a tally of nothing."""
 
     def __init__(self, scene: Scene, cohort: Cohort, journey: Journey, *, ports: bool, between: bool) -> None:
-        cluster, placement, size = scene.cluster, journey.placement, scene.cluster.num_devices
-        self.journey, self.cohort, self.group = journey, cohort, cluster.devices_per_node
-        self.rehomed, self.by_step = journey.moves is not None, scene.samples is not None
-        self.loads_alone = isinstance(scene.source, CountTrace) and not self.rehomed
-        self.rule = str(placement.replica_rule if journey.replica_rule is None else journey.replica_rule)
-        shape = (cohort.num_steps, placement.num_layers, size)
-        self.holders = [] if self.rehomed else holders_of(placement)
-        if placement.has_replicas and self.loads_alone and self.rule != "even":
-            raise CertificationError(f"counts do not say which replica serves a token by the rule {self.rule}")
-        if self.rule not in ("even", "nearest"):
-            raise UsageError(f"replicas by the rule {self.rule}; expected even or nearest")
-        lengths = dict(zip(("steps", "layers", "devices"), shape, strict=True))
-        self.ports = self.sitting = None
-        if (ports or self.rehomed) and not self.loads_alone:
-            check_cells("a recount", cluster, exchanges=2, classes=2, directions=2, **lengths)
-            self.ports = np.zeros((2, shape[0], shape[1], 2, 2, size), np.int64)
-            self.sitting = np.zeros((2, *shape), np.int64)
-        check_cells("a recount", cluster, **lengths)
-        self.loads = np.zeros(shape, np.float64 if self.loads_alone else np.int64)
-        units = cohort.num_steps if self.by_step or self.loads_alone else len(cohort.unit_ids)
-        self.counts = {name: np.zeros(units, np.int64) for name in COUNTS}
-        self.between = np.zeros((size, size), np.int64) if (between and not self.loads_alone) or self.rehomed else None
-        fixed = journey.capacity_factor is not None
-        self.sent = nothing_sent(*shape[:2], placement.num_experts, cluster) if fixed else None
-        self.classes = [kind for kind, span in enumerate((self.group, cluster.num_nodes)) if span > 1]
+        self.journey, self.cohort, self.group = journey, cohort, scene.cluster.devices_per_node
+        self.moves, self.by_step = journey.moves is not None, scene.samples is not None
+        loads_alone = isinstance(scene.source, CountTrace) and not self.moves
+        if journey.placement.has_replicas and loads_alone and journey.rule != "even":
+            raise CertificationError(f"counts do not say which replica serves a token by the rule {journey.rule}")
+        if journey.rule not in ("even", "nearest"):
+            raise UsageError(f"replicas by the rule {journey.rule}; expected even or nearest")
+        ports, between = ((self.moves or asked) and not loads_alone for asked in (ports, between))
+        by_step = self.by_step or loads_alone
+        tally = Tally.empty(journey, cohort, scene.cluster, ports=ports, between=between, by_step=by_step)
+        if loads_alone:
+            tally = replace(tally, counts=tally.counts[:, :0], loads=tally.loads.astype(np.float64), sent=None)
+        self.tally, self.counts = tally, dict(zip(COUNTS, tally.counts.T, strict=False))
+        self.holders = [] if self.moves else holders_of(journey.placement)
 
     def add_counts(self, table: CountTable, rows_R: Numbers, step_R: Numbers) -> None:
         """Add the rows of a table that belong to complete steps of this part."""
@@ -223,34 +204,43 @@ class _Sheet:
             counts_RE = table.counts[rows_R[here]]
             for expert, devices in enumerate(holders):
                 for device in devices:
-                    np.add.at(self.loads[:, layer, device], step_R[here], counts_RE[:, expert] / len(devices))
+                    np.add.at(self.tally.loads[:, layer, device], step_R[here], counts_RE[:, expert] / len(devices))
 
-    def rehome(self, samples: SampleCounts, moves_LI: Numbers) -> None:
-        """Add the samples of complete steps, each where it is when a layer begins and when it ends."""
-        assert self.cohort.step is not None
-        traffic, index, counts = samples.under(self.journey.placement), samples.index, self.cohort.step >= 0
-        place, step = self.cohort.unit_ids[counts], self.cohort.step[counts]
+    def rehomed(self, samples: SampleCounts | None) -> Tally:
+        """The tally of the samples of complete steps, each where it is when a layer begins and when it ends."""
+        moves_LI, step_U = self.journey.moves, self.cohort.step
+        assert samples is not None
+        assert moves_LI is not None
+        assert step_U is not None
+        traffic, index, counts = samples.under(self.journey.placement), samples.index, step_U >= 0
+        place, step = self.cohort.unit_ids[counts], step_U[counts]
         _add(self.counts["tokens"], step, index.unit_tokens[place])
-        for layer in range(self.loads.shape[1]):
+        for layer in range(self.tally.loads.shape[1]):
             ends = moves_LI[layer, place], moves_LI[layer + 1, place]
             copies, nodes, pairs = (
                 table[place, layer].astype(np.int64) for table in (traffic.copies, traffic.nodes, traffic.pairs)
             )
-            np.add.at(self.loads[:, layer], step, pairs)
+            np.add.at(self.tally.loads[:, layer], step, pairs)
             self._exchange(layer, copies, nodes, ends, step, step)
-            if self.sent is not None and samples.experts is not None:
-                np.add.at(self.sent[:, layer], (step, ends[0]), samples.experts[place, layer])
+            if self.tally.sent is not None and samples.experts is not None:
+                np.add.at(self.tally.sent[:, layer], (step, ends[0]), samples.experts[place, layer])
             self._sit(layer, ends[0], step, index.unit_tokens[place], index.contexts[place])
+        leaves_I = (moves_LI[1:, place] != moves_LI[:-1, place]).mean(axis=0)
+        moved_B = [leaves_I[step == number].mean() for number in range(self.cohort.num_steps)]
+        return replace(self.tally, moved=np.array(moved_B))
 
     def add_tokens(self, batch: TokenBatch, at: Located) -> None:
-        """Take the tokens of a batch that belong to this part through every layer, where samples do not move."""
-        if self.rehomed:
-            return
-        size, once, here, before = self.loads.shape[2], np.ones_like(at.position), at.home, np.full(len(at.home), -1)
+        """Take the tokens of a batch that belong to this part through every layer."""
+        size, once, here, before = (
+            self.tally.loads.shape[2],
+            np.ones_like(at.position),
+            at.home,
+            np.full_like(at.home, -1),
+        )
         row = at.step if self.by_step else at.unit
         _add(self.counts["tokens"], row, once)
         for layer, holders in enumerate(self.holders):
-            device_RK = devices_of(batch.ids[at.rows, layer], holders, self.rule, here, at.turn, self.group)
+            device_RK = devices_of(batch.ids[at.rows, layer], holders, self.journey.rule, here, at.turn, self.group)
             first = device_RK[:, 0]
             after = _first(device_RK, here) if self.journey.dispatch_model == "coherent" else here
             visits_RD = _visited(device_RK, size)
@@ -262,10 +252,10 @@ class _Sheet:
             _add(self.counts["hops_kept"], row, hop & (before == first))
             _add(self.counts["node_hops_kept"], row, hop & (before // self.group == first // self.group))
             token, choice = np.nonzero((device_RK >= 0) & (at.step >= 0)[:, None])
-            np.add.at(self.loads[:, layer], (at.step[token], device_RK[token, choice]), 1)
-            if self.sent is not None:
+            np.add.at(self.tally.loads[:, layer], (at.step[token], device_RK[token, choice]), 1)
+            if self.tally.sent is not None:
                 cell = at.step[token], here[token], batch.ids[at.rows[token], layer, choice]
-                np.add.at(self.sent[:, layer], cell, ONE)
+                np.add.at(self.tally.sent[:, layer], cell, ONE)
             here, before = after, first
 
     def _exchange(
@@ -298,37 +288,23 @@ class _Sheet:
             _add(self.counts["node_copies"], row_R, times * (visits_RN.sum(axis=1) - visits_RN[line, node_R]))
             row, device = np.nonzero(away_RD * (step_R >= 0)[:, None])
             number, step, end = away_RD[row, device], step_R[row], end_R[row]
-            far = np.asarray(far_RD[row, device] > 0, np.int64)
             leaves, reaches = ((end, device), (device, end))[phase]
-            if self.ports is not None:
-                ports = self.ports[phase, :, layer]
-                np.add.at(ports, (step, far, np.zeros_like(far), leaves), number)
-                np.add.at(ports, (step, far, np.ones_like(far), reaches), number)
-            if self.between is not None:
-                np.add.at(self.between, (leaves, reaches), number)
+            if self.tally.ports is not None:
+                ports = (self.tally.ports.dispatch, self.tally.ports.combine)[phase][:, layer]
+                kind = (far_RD[row, device] > 0) * (ports.shape[1] - 1)  # the only class of links, or one of two
+                np.add.at(ports[:, :, 0], (step, kind, leaves), number)
+                np.add.at(ports[:, :, 1], (step, kind, reaches), number)
+            if self.tally.between is not None:
+                np.add.at(self.tally.between, (leaves, reaches), number)
                 if len(phases) == 1:
-                    np.add.at(self.between, (reaches, leaves), number)
+                    np.add.at(self.tally.between, (reaches, leaves), number)
 
     def _sit(self, layer: int, here_R: Numbers, step_R: Numbers, tokens_R: Numbers, contexts_R: Numbers) -> None:
-        """Add tokens and their contexts where they are before a layer."""
-        if self.sitting is not None:
-            at = step_R >= 0
-            for table, number_R in zip(self.sitting, (tokens_R, contexts_R), strict=True):
+        """Add tokens and their contexts where they are before a layer; once where they are at home before every one."""
+        ports, at = self.tally.ports, step_R >= 0
+        if ports is not None and layer < ports.tokens.shape[1]:
+            for table, number_R in ((ports.tokens, tokens_R), (ports.contexts, contexts_R)):
                 np.add.at(table[:, layer], (step_R[at], here_R[at]), number_R[at])
-
-    def tally(self) -> Tally:
-        """Tally of the recount, in the form that evaluation takes."""
-        moved, moves_LI, step_U = None, self.journey.moves, self.cohort.step
-        if moves_LI is not None and step_U is not None:
-            leaves_U = (moves_LI[1:] != moves_LI[:-1])[:, self.cohort.unit_ids].mean(axis=0)
-            moved = np.array([leaves_U[step_U == step].mean() for step in range(self.cohort.num_steps)])
-        ports, stays = None, self.journey.dispatch_model == "standard" and not self.rehomed
-        if self.ports is not None and self.sitting is not None:
-            dispatch, combine = self.ports[:, :, :, self.classes]
-            combine = dispatch[:, :, :, ::-1] if stays else combine
-            ports = Ports(dispatch, combine, *self.sitting[:, :, : 1 if stays else None])
-        counts = np.stack([*self.counts.values()], axis=1)[:, : 0 if self.loads_alone else None]
-        return Tally(counts, self.loads, self.journey.placement.slots, ports, self.between, moved, self.sent)
 
 
 def _add(to: Numbers, row_R: Numbers, number_R: NDArray[np.integer | np.bool_]) -> None:

@@ -13,8 +13,9 @@ from ..evaluate.journey import Journey, passes_of, today
 from ..evaluate.metrics import METRICS, figures_of
 from ..evaluate.price import STEP, price
 from ..evaluate.scene import Scene
+from ..evaluate.splits import Cohort
 from ..evaluate.sums import Context
-from ..evaluate.tally import COUNTS, Ports, Tally
+from ..evaluate.tally import Tally
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import STRATEGIES, strategy
 from ..strategies.strategy import Strategy
@@ -163,7 +164,7 @@ def seconds_names(plan: Plan, one: Contender) -> set[str]:
             f"options.seconds: sources of {sorted(timed)}, missing {sorted(seconds.missing)}; expected each of"
             f" {', '.join(PARTS)} once"
         )
-    cluster, num_layers, passes = plan.cluster, plan.model.num_layers, passes_of(plan)
+    cluster, passes = plan.cluster, passes_of(plan)
     if passes is not None and plan.model.copy_bytes is None:
         raise CertificationError(
             "chunks are timed, but the model has no hidden_size or dtype_bytes; expected both; re-run moeplan solve"
@@ -179,15 +180,10 @@ def seconds_names(plan: Plan, one: Contender) -> set[str]:
         (),
     )
     scene = Scene(cast(Any, None), cast(Any, None), (), cluster, plan.model, costs, 0, passes=passes)
-    counts, placement = np.zeros((1, len(COUNTS)), np.int64), today(plan.model, cluster).journey.placement
-    counts[0, 0] = 1
-    tally = Tally(
-        counts,
-        np.zeros((1, num_layers, cluster.num_devices)),
-        placement.slots,
-        Ports.empty(one.dispatch_model, 1, num_layers, cluster),
-    )
-    journey = Journey(one.dispatch_model, placement)
+    one_token, step = np.ones(1, np.int64), np.zeros(1, np.int64)
+    journey = Journey(one.dispatch_model, today(plan.model, cluster).journey.placement)
+    tally = Tally.empty(journey, Cohort(step, one_token, None, step), cluster, ports=True)
+    tally.counts[0, 0] = 1
     context = Context(tally, price(tally, journey, scene), one.dispatch_model, plan.model, 1.0)
     (figures,) = figures_of([context], seed=0)
     return {name for name in figures.summands if METRICS[name].unit == "seconds"}

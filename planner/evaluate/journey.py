@@ -46,6 +46,11 @@ class Journey:
     #: Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent
     capacity_factor: float | None = None
 
+    @property
+    def rule(self) -> str:
+        """The rule by which tokens choose replicas."""
+        return self.replica_rule or self.placement.replica_rule.value
+
     def sends_as(self, other: "Journey") -> bool:
         """Check whether tokens and samples go the same way as on another journey; chunks and capacities change none."""
         alike = (self.dispatch_model, self.replica_rule) == (other.dispatch_model, other.replica_rule)

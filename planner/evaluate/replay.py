@@ -9,7 +9,6 @@ Legend: T tokens; L MoE layers; K experts a token; B steps; E experts; D devices
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from .journey import Journey
 from .scene import Scene
-from .splits import Cohort, Located
+from .splits import Located
 from .tally import COUNTS, Tally, check_cells
 from .traffic import sample_tally
 
@@ -41,9 +40,10 @@ class Replay(Protocol):
 
 
 class RememberingReplay:
-    """A replay that keeps its tallies, so that a strategy and the evaluation of its plan walk a trace once."""
+    """A replay that tallies each journey once, so that a strategy and the evaluation of its plan walk a trace once."""
 
-    def __init__(self) -> None:
+    def __init__(self, tallied: Replay) -> None:
+        self._tallied = tallied
         self._known = defaultdict[tuple[Scene, bool, bool], list[tuple[Journey, tuple[Tally, ...]]]](list)
 
     def __call__(
@@ -54,7 +54,7 @@ class RememberingReplay:
         for journey in sorted(journeys, key=lambda one: one.capacity_factor is None):  # a fixed capacity tallies more
             if not any(_serves(other, journey) for other in (*new, *(other for other, _ in known))):
                 new.append(journey)
-        known += zip(new, zip(*_tallied(scene, new, ports=ports, between=between), strict=True), strict=True)
+        known += zip(new, zip(*self._tallied(scene, new, ports=ports, between=between), strict=True), strict=True)
         rows = [next(tallies for other, tallies in known if _serves(other, journey)) for journey in journeys]
         return [list(row) for row in zip(*rows, strict=True)]
 
@@ -71,7 +71,19 @@ def replay(
     ports, between
         Tally what seconds are predicted from, and the copies of every pair of devices, too.
     """
-    return RememberingReplay()(scene, journeys, ports=ports, between=between)
+    return RememberingReplay(tallied)(scene, journeys, ports=ports, between=between)
+
+
+def tallied(
+    scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
+) -> list[list[Tally]]:
+    """Tally journeys that are all different as `replay` does."""
+    walks = [journey for journey in journeys if journey.moves is None]
+    walked = _walked(scene, walks, ports=ports, between=between) if walks else [[] for _ in scene.cohorts]
+    return [
+        [next(own) if one.moves is None else sample_tally(scene.samples, one, cohort) for one in journeys]
+        for cohort, own in zip(scene.cohorts, map(iter, walked), strict=True)
+    ]
 
 
 def step_loads(scene: Scene, *, phases: Collection[str] | None = None) -> list[NDArray[np.int64]]:
@@ -114,25 +126,6 @@ def _serves(known: Journey, journey: Journey) -> bool:
     return known.sends_as(journey) and (known.capacity_factor is not None or journey.capacity_factor is None)
 
 
-def _tallied(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: bool) -> list[list[Tally]]:
-    """The tallies of journeys, all different, on every cohort."""
-    walks = [journey for journey in journeys if journey.moves is None]
-    walked = _walked(scene, walks, ports=ports, between=between) if walks else [[] for _ in scene.cohorts]
-    rows = []
-    for cohort, tallies in zip(scene.cohorts, map(iter, walked), strict=True):
-        rows.append(
-            [next(tallies) if journey.moves is None else _rehomed(scene, journey, cohort) for journey in journeys]
-        )
-    return rows
-
-
-def _rehomed(scene: Scene, journey: Journey, cohort: Cohort) -> Tally:
-    assert scene.samples is not None
-    assert journey.moves is not None
-    fixed = journey.capacity_factor is not None
-    return sample_tally(scene.samples, journey.placement, cohort, journey.moves, fixed=fixed)
-
-
 def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: bool) -> list[list[Tally]]:
     """The tallies of journeys on which tokens go as the dispatch model says."""
     trace, cohorts, cluster = scene.source, scene.cohorts, scene.cluster
@@ -140,14 +133,11 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
         for cohort in cohorts:
             layers, devices = trace.meta.model.num_layers, cluster.num_devices
             check_cells("loads", cluster, steps=cohort.num_steps, layers=layers, devices=devices)
-        return [
-            [Tally.of_loads(loads_BLE, journey.placement, journey.replica_rule) for journey in journeys]
-            for loads_BLE in step_loads(scene)
-        ]
+        return [[Tally.of_loads(loads_BLE, journey) for journey in journeys] for loads_BLE in step_loads(scene)]
     by_step = scene.samples is not None  # those that are re-homed depend on each other in a step
     walkers = [_Walker(journey, cluster) for journey in journeys]
     tallies = [
-        [walker.empty(cohort, ports=ports, between=between, by_step=by_step) for walker in walkers]
+        [Tally.empty(one, cohort, cluster, ports=ports, between=between, by_step=by_step) for one in journeys]
         for cohort in cohorts
     ]
     for batch, unit_T in scene.index.batches(trace, scene.phases or None):
@@ -160,35 +150,6 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
     return tallies
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """The steps that a batch touches, from `first` on, and its tokens' steps counted from there, -1 without."""
-
-    first: int
-    num_steps: int
-    step: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, step_T: NDArray[np.int64]) -> "_Window":
-        counted_T = step_T[step_T >= 0]
-        first, last = (int(counted_T.min()), int(counted_T.max())) if len(counted_T) else (0, -1)
-        return cls(first, last - first + 1, np.where(step_T >= 0, step_T - first, -1))
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.first, self.first + self.num_steps)
-
-    def add(
-        self, device: NDArray[np.integer], to_BD: NDArray[np.int64], weight_T: NDArray[np.int64] | None = None
-    ) -> None:
-        """Add tokens (or their weights) to the devices they are on, `[T]` or `[K, T]`, -1 for none."""
-        devices, rows = to_BD.shape[1], to_BD[self.rows]
-        counted = (self.step >= 0) & (device >= 0)
-        weights = None if weight_T is None else weight_T[counted]
-        sums = np.bincount((self.step * devices + device)[counted], weights, self.num_steps * devices)
-        rows += sums.astype(np.int64).reshape(rows.shape)
-
-
 class _Walker:
     """Sends tokens on one journey."""
 
@@ -199,41 +160,40 @@ class _Walker:
             for layer in range(journey.placement.num_layers)
         ]
 
-    def empty(self, cohort: Cohort, *, ports: bool, between: bool, by_step: bool) -> Tally:
-        """The journey's tally of a cohort before any token."""
-        journey, fixed = self.journey, self.journey.capacity_factor is not None
-        way = (journey.placement, journey.dispatch_model, cohort, self.cluster)
-        return Tally.empty(*way, ports=ports, between=between, fixed=fixed, by_step=by_step)
-
     def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally, row_T: NDArray[np.int64]) -> None:
         """Add the tokens of a batch to a tally; `row_T` is the row of its counts that each adds to, -1 for none."""
         counts = {name: np.zeros(len(at.rows), dtype=np.int64) for name in COUNTS}
         counts["tokens"] += 1
-        window = _Window.of(at.step)
-        through_ports = partial(port_copies, step=window.step, num_steps=window.num_steps, cluster=self.cluster)
+        counted_T = at.step >= 0
+        first, end = (at.step[counted_T].min(), at.step.max() + 1) if counted_T.any() else (0, 0)
+        touched, step_T = slice(first, end), np.where(counted_T, at.step - first, -1)  # the steps of this batch
+        through_ports = partial(port_copies, step=step_T, num_steps=end - first, cluster=self.cluster)
         here_T, before_T = at.home, np.full(len(at.rows), -1)
         for layer, ids_TK in enumerate(ids_LTK):
             device_TK = self.tables[layer].choose(ids_TK, here_T, at.turn)
             after_T = combined_at(self.journey.dispatch_model, here_T, device_TK)
             out_KT = self._count_copies(device_TK, here_T, counts, times=2 if after_T is here_T else 1)
             back_KT = None if after_T is here_T else self._count_copies(device_TK, after_T, counts)
-            if tally.ports is not None and window.num_steps:
+            if tally.ports is not None and end > first:
                 if layer < tally.ports.tokens.shape[1]:  # once where tokens are at home before every layer
-                    window.add(here_T, tally.ports.tokens[:, layer])
-                    window.add(here_T, tally.ports.contexts[:, layer], 2 * at.position + 1)
-                tally.ports.dispatch[window.rows, layer] += through_ports(out_KT, device_TK, here_T)
+                    _add_devices(tally.ports.tokens[touched, layer], step_T, here_T)
+                    _add_devices(tally.ports.contexts[touched, layer], step_T, here_T, 2 * at.position + 1)
+                tally.ports.dispatch[touched, layer] += through_ports(out_KT, device_TK, here_T)
                 if back_KT is not None:  # experts' devices send
-                    tally.ports.combine[window.rows, layer, :, ::-1] += through_ports(back_KT, device_TK, after_T)
+                    tally.ports.combine[touched, layer, :, ::-1] += through_ports(back_KT, device_TK, after_T)
             if tally.between is not None:
-                pairs_DD, counted_T = tally.between, window.step >= 0
-                _add_pairs(out_KT & counted_T, device_TK, here_T, pairs_DD)
-                _add_pairs((out_KT if back_KT is None else back_KT) & counted_T, device_TK, after_T, pairs_DD.T)
+                _add_pairs(out_KT & counted_T, device_TK, here_T, tally.between)
+                _add_pairs((out_KT if back_KT is None else back_KT) & counted_T, device_TK, after_T, tally.between.T)
             if tally.sent is not None:
-                token, choice = np.nonzero((ids_TK < tally.sent.shape[3]) & (at.step >= 0)[:, None])
+                token, choice = np.nonzero((ids_TK < tally.sent.shape[3]) & counted_T[:, None])
                 np.add.at(tally.sent[:, layer], (at.step[token], here_T[token], ids_TK[token, choice]), 1)
-            self._count_hops(before_T, device_TK[:, 0], counts)
-            window.add(device_TK.T, tally.loads[:, layer])
-            before_T, here_T = device_TK[:, 0], after_T
+            first_T = device_TK[:, 0]
+            hop_T = (before_T >= 0) & (first_T >= 0)  # a transition between the devices of two first choices
+            counts["hops"] += hop_T
+            counts["hops_kept"] += hop_T & (before_T == first_T)
+            counts["node_hops_kept"] += hop_T & (before_T // self.group == first_T // self.group)
+            _add_devices(tally.loads[touched, layer], step_T, device_TK.T)
+            before_T, here_T = first_T, after_T
         kept = row_T >= 0
         for column, of_token_T in enumerate(counts.values()):
             tally.counts[:, column] += np.bincount(row_T[kept], of_token_T[kept], len(tally.counts)).astype(np.int64)
@@ -255,14 +215,18 @@ class _Walker:
             counts["far_copies"] += times * (visits_KT & (end_node_T != node_TK.T)).sum(axis=0)
         return visits_KT
 
-    def _count_hops(
-        self, before_T: NDArray[np.int64], first_T: NDArray[np.int32], counts: dict[str, NDArray[np.int64]]
-    ) -> None:
-        """Transitions between the devices of two first choices, -1 where a layer has none."""
-        hop_T = (before_T >= 0) & (first_T >= 0)
-        counts["hops"] += hop_T
-        counts["hops_kept"] += hop_T & (before_T == first_T)
-        counts["node_hops_kept"] += hop_T & (before_T // self.group == first_T // self.group)
+
+def _add_devices(
+    to_BD: NDArray[np.int64],
+    step_T: NDArray[np.int64],
+    device: NDArray[np.integer],
+    weight_T: NDArray[np.int64] | None = None,
+) -> None:
+    """Add tokens, or their weights, in a step to the devices they are on, `[T]` or `[K, T]`, -1 for none."""
+    counted = (step_T >= 0) & (device >= 0)
+    weights = None if weight_T is None else weight_T[counted]
+    sums = np.bincount((step_T * to_BD.shape[1] + device)[counted], weights, to_BD.size)
+    to_BD += sums.astype(np.int64).reshape(to_BD.shape)
 
 
 def _add_pairs(

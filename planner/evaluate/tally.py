@@ -6,18 +6,19 @@ Legend: L MoE layers; U units; I samples; B steps; C link classes; D devices; N 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ...runtime.decisions import DispatchModel
 from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.ports import link_classes
-from ...solvers.replicas import ReplayRule
 from .splits import Cohort
+
+if TYPE_CHECKING:
+    from .journey import Journey
 
 MAX_CELLS = 2**27
 COUNTS = ("tokens", "hops", "hops_kept", "node_hops_kept", "device_copies", "node_copies", "far_copies")
@@ -35,18 +36,6 @@ class Ports:
     #: `[B, L, D]`; or `[B, 1, D]` where tokens are at home before every layer
     tokens: NDArray[np.int64]
     contexts: NDArray[np.int64]
-
-    @classmethod
-    def empty(cls, dispatch_model: DispatchModel, num_steps: int, num_layers: int, cluster: Cluster) -> Self:
-        """Ports without traffic. A standard combine retraces the dispatch: `combine` is then a mirrored view of it."""
-        stays = dispatch_model == "standard"
-        shape = (num_steps, num_layers, len(link_classes(cluster)), 2, cluster.num_devices)
-        held = (num_steps, 1 if stays else num_layers, cluster.num_devices)
-        ways = {"classes": shape[2], "directions": 2, "exchanges": 1 if stays else 2}
-        check_cells("copies for seconds", cluster, steps=num_steps, layers=num_layers, devices=held[2], **ways)
-        dispatch = np.zeros(shape, np.int64)
-        combine = dispatch[:, :, :, ::-1] if stays else np.zeros(shape, np.int64)
-        return cls(dispatch, combine, np.zeros(held, np.int64), np.zeros(held, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,44 +61,55 @@ class Tally:
     @classmethod
     def empty(
         cls,
-        placement: Placement,
-        dispatch_model: DispatchModel,
+        journey: "Journey",
         cohort: Cohort,
         cluster: Cluster,
         *,
         ports: bool,
         between: bool = False,
-        fixed: bool = False,
         by_step: bool = False,
     ) -> Self:
-        """A tally of nothing; `by_step`: its counts by step, not by unit."""
-        shape = (cohort.num_steps, placement.num_layers, cluster.num_devices)
-        check_cells("loads", cluster, steps=shape[0], layers=shape[1], devices=shape[2])
-        return cls(
-            np.zeros((cohort.num_steps if by_step else len(cohort.unit_ids), len(COUNTS)), np.int64),
-            np.zeros(shape, np.int64),
-            placement.slots,
-            Ports.empty(dispatch_model, *shape[:2], cluster) if ports else None,
-            np.zeros((cluster.num_devices, cluster.num_devices), np.int64) if between else None,
-            sent=nothing_sent(*shape[:2], placement.num_experts, cluster) if fixed else None,
-        )
+        """A tally of nothing; `by_step`: its counts by step, not by unit.
+
+        Where tokens are at home before every layer, a combine retraces the dispatch: it is a mirrored view of it.
+        """
+        placement, at_home = journey.placement, journey.dispatch_model == "standard" and journey.moves is None
+        classes, devices = len(link_classes(cluster)), cluster.num_devices
+        lengths = {"steps": cohort.num_steps, "layers": placement.num_layers, "devices": devices}
+        check_cells("loads", cluster, **lengths)
+        traffic, sent, shape = None, None, tuple(lengths.values())
+        if ports:
+            ways = {"classes": classes, "directions": 2, "exchanges": 1 if at_home else 2}
+            check_cells("copies for seconds", cluster, **lengths, **ways)
+            dispatch = np.zeros((*shape[:2], classes, 2, devices), np.int64)
+            combine = dispatch[:, :, :, ::-1] if at_home else np.zeros(dispatch.shape, np.int64)
+            tokens, contexts = np.zeros((2, shape[0], 1 if at_home else shape[1], devices), np.int64)
+            traffic = Ports(dispatch, combine, tokens, contexts)
+        if journey.capacity_factor is not None:
+            check_cells("pairs under --capacity-factor", cluster, **lengths, experts=placement.num_experts)
+            sent = np.zeros((*shape, placement.num_experts), np.int32)
+        counts = np.zeros((shape[0] if by_step else len(cohort.unit_ids), len(COUNTS)), np.int64)
+        pairs = np.zeros((devices, devices), np.int64) if between else None
+        return cls(counts, np.zeros(shape, np.int64), placement.slots, traffic, pairs, sent=sent)
 
     @classmethod
-    def of_loads(cls, loads: NDArray[np.int64], placement: Placement, rule: ReplayRule | None = None) -> Self:
-        """A tally of the loads of experts alone, `[B, L, E]`; `rule` of replicas, None: the placement's.
+    def of_loads(cls, loads: NDArray[np.int64], journey: "Journey") -> Self:
+        """A tally of the loads of experts alone, `[B, L, E]`, the replicas of an expert sharing alike.
 
         Raises
         ------
         UsageError
             The placement has replicas that tokens choose by where they are.
         """
-        chosen = placement.replica_rule if rule is None else rule
-        if placement.has_replicas and chosen != ReplicaRule.EVEN:
+        placement, rule = journey.placement, journey.rule
+        if placement.has_replicas and rule != ReplicaRule.EVEN:
             raise UsageError(
-                f"which replica serves a token depends on where it is ({chosen}), and counts do not say;"
+                f"which replica serves a token depends on where it is ({rule}), and counts do not say;"
                 " expected the rule even (--strategy eplb), no replicas, or a trace of tokens"
             )
-        return cls(np.zeros((len(loads), 0), np.int64), device_loads(loads, placement), placement.slots)
+        held_LED = map(placement.holds, range(placement.num_layers))
+        load_LBD = [loads[:, n] @ (held_ED / held_ED.sum(axis=1, keepdims=True)) for n, held_ED in enumerate(held_LED)]
+        return cls(np.zeros((len(loads), 0), np.int64), np.stack(load_LBD, axis=1), placement.slots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,16 +129,13 @@ class SampleTraffic:
     @classmethod
     def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> Self:
         """Table of zeros for one placement."""
-        shape = (num_samples, placement.num_layers)
-        by_device = (placement.num_layers - 1, placement.num_experts, cluster.num_devices)
-        copies = np.zeros((*shape, cluster.num_devices), np.int32)
-        return cls(
-            placement,
-            copies,
-            np.zeros((*shape, cluster.num_nodes), np.int32),
-            np.zeros_like(copies) if linked else copies,
-            np.zeros(by_device, np.int64) if linked else None,
-        )
+        layers, devices = placement.num_layers, cluster.num_devices
+        copies = np.zeros((num_samples, layers, devices), np.int32)
+        nodes = np.zeros((num_samples, layers, cluster.num_nodes), np.int32)
+        if not linked:
+            return cls(placement, copies, nodes, copies, None)
+        from_experts = np.zeros((layers - 1, placement.num_experts, devices), np.int64)
+        return cls(placement, copies, nodes, np.zeros_like(copies), from_experts)
 
     def following(self, layer: int, place: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
@@ -148,22 +145,6 @@ class SampleTraffic:
 
 # Counts samples: their pairs with experts, `[I, L, E]`, and their traffic under each of several placements.
 Counter = Callable[[Sequence[Placement]], tuple[NDArray[np.int32], list[SampleTraffic]]]
-
-
-def device_loads(loads: NDArray[np.int64], placement: Placement) -> NDArray[np.float64]:
-    """The load of every device `[B, L, D]` for loads `[B, L, E]`, the replicas of an expert sharing alike."""
-    load_BLD = np.empty((*loads.shape[:2], placement.num_devices))
-    for layer in range(placement.num_layers):
-        held_ED = placement.holds(layer)
-        load_BLD[:, layer] = loads[:, layer] @ (held_ED / held_ED.sum(axis=1, keepdims=True))
-    return load_BLD
-
-
-def nothing_sent(num_steps: int, num_layers: int, num_experts: int, cluster: Cluster) -> NDArray[np.int32]:
-    """Pairs from every device to every expert, none yet, `[B, L, D, E]`."""
-    lengths = {"steps": num_steps, "layers": num_layers, "devices": cluster.num_devices, "experts": num_experts}
-    check_cells("pairs under --capacity-factor", cluster, **lengths)
-    return np.zeros([*lengths.values()], np.int32)
 
 
 def check_cells(what: str, cluster: Cluster | None, most: int = MAX_CELLS, **lengths: int) -> None:

@@ -6,6 +6,7 @@ token; D devices; N nodes.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
 from .splits import Cohort, SampleIndex
 from .tally import COUNTS, Counter, SampleTraffic, Tally
+
+if TYPE_CHECKING:
+    from .journey import Journey
 
 MAX_CELLS = 2**28  # of 4 bytes
 Numbers = NDArray[np.int64]
@@ -116,40 +120,40 @@ class SampleCounts:
                 by_node = (*shape[:2], self.cluster.num_nodes, self.cluster.devices_per_node)
                 traffic.nodes[:] = traffic.copies.reshape(by_node).sum(axis=3)
             return experts_ILE, new
-        visitors = [_Visitor(traffic, self.cluster) for traffic in new]
+        group = self.cluster.devices_per_node
+        tables = [[ReplicaTable.of(one, layer, group) for layer in range(model.num_layers)] for one in placements]
         for batch, place_T in index.batches(trace, self.phases):
             assert batch.sample is not None
             for layer, ids_TK in enumerate(batch.ids.transpose(1, 0, 2)):
                 _add(experts_ILE[:, layer], place_T, ids_TK, (ids_TK < shape[2]).T)
-            for visitor in visitors:
-                visitor.walk(batch.ids, place_T, self._fitted_I[place_T], batch.sample + batch.position)
+            turn_T = batch.sample + batch.position
+            for traffic, of_layers in zip(new, tables, strict=True):
+                _visit(traffic, of_layers, group, batch.ids, place_T, self._fitted_I[place_T], turn_T)
         return experts_ILE, new
 
 
-class _Visitor:
-    """Sends tokens to the devices of one placement."""
-
-    def __init__(self, traffic: SampleTraffic, cluster: Cluster) -> None:
-        self.traffic, self.cluster = traffic, cluster
-        placement = traffic.placement
-        self.tables = [
-            ReplicaTable.of(placement, layer, cluster.devices_per_node) for layer in range(placement.num_layers)
-        ]
-
-    def walk(self, ids_TLK: NDArray[np.uint16], place_T: Numbers, fitted_T: NDArray[np.bool_], turn_T: Numbers) -> None:
-        """Add the copies of a batch's tokens, and of fitted ones the experts that led to them."""
-        traffic, group, nowhere_T = self.traffic, self.cluster.devices_per_node, np.full(len(ids_TLK), -1)
-        for layer, table in enumerate(self.tables):
-            device_TK = table.choose(ids_TLK[:, layer], nowhere_T, turn_T)
-            node_TK = np.where(device_TK < 0, -1, device_TK // group)
-            visits_KT = remote_visits(device_TK, nowhere_T)
-            _add(traffic.pairs[:, layer], place_T, device_TK, device_TK.T >= 0)
-            _add(traffic.copies[:, layer], place_T, device_TK, visits_KT)
-            _add(traffic.nodes[:, layer], place_T, node_TK, remote_visits(node_TK, nowhere_T))
-            if layer and traffic.linked is not None and fitted_T.any():
-                for before_T in ids_TLK[:, layer - 1].T.astype(np.int64):
-                    known_KT = visits_KT & fitted_T & (before_T < traffic.placement.num_experts)
-                    _add(traffic.linked[layer - 1], before_T, device_TK, known_KT)
+def _visit(
+    traffic: SampleTraffic,
+    tables: Sequence[ReplicaTable],
+    group: int,
+    ids_TLK: NDArray[np.uint16],
+    place_T: Numbers,
+    fitted_T: NDArray[np.bool_],
+    turn_T: Numbers,
+) -> None:
+    """Add the copies of a batch's tokens under one placement, and of fitted ones the experts that led to them."""
+    nowhere_T = np.full(len(ids_TLK), -1)
+    for layer, table in enumerate(tables):
+        device_TK = table.choose(ids_TLK[:, layer], nowhere_T, turn_T)
+        node_TK = np.where(device_TK < 0, -1, device_TK // group)
+        visits_KT = remote_visits(device_TK, nowhere_T)
+        _add(traffic.pairs[:, layer], place_T, device_TK, device_TK.T >= 0)
+        _add(traffic.copies[:, layer], place_T, device_TK, visits_KT)
+        _add(traffic.nodes[:, layer], place_T, node_TK, remote_visits(node_TK, nowhere_T))
+        if layer and traffic.linked is not None and fitted_T.any():
+            for before_T in ids_TLK[:, layer - 1].T.astype(np.int64):
+                known_KT = visits_KT & fitted_T & (before_T < traffic.placement.num_experts)
+                _add(traffic.linked[layer - 1], before_T, device_TK, known_KT)
 
 
 def _add(
@@ -164,32 +168,24 @@ def _add(
         to[first : last + 1] += counts.reshape(-1, width).astype(to.dtype)
 
 
-def sample_tally(
-    counts: SampleCounts, placement: Placement, cohort: Cohort, device_LI: Numbers, *, fixed: bool = False
-) -> Tally:
-    """Tally of the samples in a cohort's complete steps, by step.
-
-    Parameters
-    ----------
-    device_LI
-        Where every sample of the index is when each layer begins and after the last, `[L+1, I]`.
-    fixed
-        Whether buffers have a fixed capacity.
-    """
+def sample_tally(counts: SampleCounts | None, journey: "Journey", cohort: Cohort) -> Tally:
+    """Tally by step of the samples in a cohort's complete steps, which the journey moves."""
+    assert counts is not None
+    assert journey.moves is not None
     assert cohort.step is not None
-    cluster, traffic, index = counts.cluster, counts.under(placement), counts.index
+    cluster, traffic, index = counts.cluster, counts.under(journey.placement), counts.index
     order = np.argsort(cohort.step, kind="stable")[np.count_nonzero(cohort.step < 0) :]
     place, step = cohort.unit_ids[order], cohort.step[order]
-    device_LI = device_LI[:, place]
+    device_LI = journey.moves[:, place]
     first_B = np.searchsorted(step, np.arange(cohort.num_steps))
     moved_B = np.add.reduceat((device_LI[1:] != device_LI[:-1]).mean(axis=0), first_B)
-    tally = Tally.empty(placement, "migrating", cohort, cluster, ports=True, between=True, fixed=fixed, by_step=True)
+    tally = Tally.empty(journey, cohort, cluster, ports=True, between=True, by_step=True)
     assert tally.ports is not None
     assert tally.between is not None
     classes = [CLASSES.index(link) for link in link_classes(cluster)]
     column = {name: tally.counts[:, at] for at, name in enumerate(COUNTS)}
     column["tokens"] += np.add.reduceat(index.unit_tokens[place], first_B)
-    for layer in range(placement.num_layers):
+    for layer in range(tally.loads.shape[1]):
         tally.loads[:, layer] = np.add.reduceat(traffic.pairs[place, layer], first_B, dtype=np.int64)
         if tally.sent is not None and counts.experts is not None:
             np.add.at(tally.sent[:, layer], (step, device_LI[layer]), counts.experts[place, layer])
