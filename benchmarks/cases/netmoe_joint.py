@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moeplan.planner.evaluate.homes import Rehoming, Staying
+from moeplan.planner.evaluate.homes import HomeRule, Rehoming, stay
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.splits import SampleIndex, index_samples
 from moeplan.planner.evaluate.tally import COUNTS
@@ -115,7 +115,7 @@ def _far(trace: Trace | CountTrace, cluster: Cluster) -> Callable[[str, str], tu
 
     def far(where: str, knows: str) -> tuple[float, float]:
         started, placement = cpu_s(), placed if where == "plan" else plain
-        rule: Staying | Rehoming = Staying()
+        rule: HomeRule = stay
         if knows != "stay":
             assert counts.experts is not None
             predictor = fit_predictor(counts.experts, counts.under(placement), fitted_I, model.top_k)

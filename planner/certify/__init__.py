@@ -8,17 +8,17 @@ is listed in the certificate.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import CertificationError, InputError
 from ...runtime.decisions import SidecarFile, sidecars_in
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
-from ..strategies.strategy import Again, Check, Strategy, Told
-from .certificate import Certificate
-from .inputs import certifiable_profile, certifiable_trace, check_profile, check_trace
-from .judged import check_judged, mixture_of, task_of
+from ..strategies.strategy import Again, Check, Strategy
+from .certificate import Certificate, certifiable_profile, certifiable_trace, check_profile, check_trace
+from .judged import check_judged
+from .recounted import mixture_of, task_of
 from .structure import check_structure, strategies_of
 
 __all__ = ["Certificate", "certifiable_profile", "certifiable_trace", "certify"]
@@ -100,23 +100,19 @@ def _contents(file: SidecarFile, folder: Path) -> bytes:
 
 
 def _recheck(chosen: Strategy, plan: Plan, again: Again | None, certificate: Certificate) -> None:
-    """Hold what a strategy finds against what the plan says."""
-    for one in _found(chosen, plan, again):
-        if not isinstance(one, Check):
-            if one.checked and one.what not in certificate.checks:
-                certificate.checks.append(one.what)
-            elif not one.checked and again is not None:  # without a trace no figure is checked
-                certificate.unchecked.append(one.what)
-        elif isinstance(one.claimed, int | float) and isinstance(one.found, int | float):
-            certificate.agree(one.what, one.claimed, one.found)
-        elif one.claimed != one.found:
-            raise CertificationError(f"{one.what}: the plan says {one.claimed!s:.200}, the recount {one.found!s:.200}")
-
-
-def _found(chosen: Strategy, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
-    """Checks by a strategy's own recheck. Without a trace, unreadable input is a fault of the plan."""
+    """Hold what a strategy finds against what the plan says. Without a trace, unreadable input is the plan's fault."""
     try:
-        yield from chosen.recheck(plan, again)
+        for one in chosen.recheck(plan, again):
+            if not isinstance(one, Check):
+                if one.checked and one.what not in certificate.checks:
+                    certificate.checks.append(one.what)
+                elif not one.checked and again is not None:  # without a trace no figure is checked
+                    certificate.unchecked.append(one.what)
+            elif isinstance(one.claimed, int | float) and isinstance(one.found, int | float):
+                certificate.agree(one.what, one.claimed, one.found)
+            elif one.claimed != one.found:
+                words = f"the plan says {one.claimed!s:.200}, the recount {one.found!s:.200}"
+                raise CertificationError(f"{one.what}: {words}")
     except InputError as error:
         if again is not None:
             raise

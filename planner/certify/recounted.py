@@ -6,19 +6,29 @@ Legend: B steps; L MoE layers; E experts.
 import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...traces.count_form import CountTrace
+from ...errors import CertificationError, MismatchError, MoeplanError, UsageError
+from ...runtime.plan import Plan
+from ...traces.count_form import CountTrace, open_any
 from ..evaluate.scene import Scene
 from ..evaluate.splits import SampleIndex
 from ..evaluate.tally import Counter
+from ..options import EvaluationOptions, PlacementOptions
+from ..params import flags_of
+from ..request import Request
 from ..strategies.placement import mixed_loads
+from ..strategies.registry import STRATEGIES
+from ..strategies.strategy import Strategy
 from ..task import Task
 from .naive import count_samples, naive_replay
+from .structure import strategies_of
 
+Mixture = tuple[tuple[str, float], ...]
 Numbers = NDArray[np.int64]
 
 
@@ -43,6 +53,79 @@ class Recounted(Task):
     def scene(self) -> Scene:
         """Setting of the task, without costs where nothing is timed."""
         return replace(super().scene, costs=None) if self.untimed else super().scene
+
+
+def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixture: Mixture = ()) -> Recounted:
+    """The task that one of a plan's strategies was given: on what was decided before, by the parameters it names.
+
+    Raises
+    ------
+    CertificationError
+        They are none that the strategy takes.
+    """
+    assert plan.inputs.trace is not None
+    options, strategies, model = EvaluationOptions.of(plan), strategies_of(plan), chosen.dispatch_models[0]
+    before = strategies[: strategies.index(chosen)]
+    if chosen.decides == "placement":
+        model = plan.options.get("placement", {}).get("dispatch_model", "standard")
+    if model not in chosen.dispatch_models:
+        raise CertificationError(f"options of {chosen.name} under {model}; it is {' or '.join(chosen.dispatch_models)}")
+    try:
+        request = Request.of(
+            strategy=chosen.name,
+            trace=trace,
+            cluster=plan.cluster,
+            profile=profile,
+            phases=options.phases,
+            fit_fraction=plan.inputs.trace.split.fit_fraction,
+            seed=plan.seed,
+            samples_per_step=options.samples_per_step,
+            mixture=mixture,
+            **_params(plan, chosen),
+        )
+    except UsageError as error:
+        raise CertificationError(f"options of {chosen.name}: {error}") from error
+    base = None
+    if before:
+        kept = {one.decides: getattr(plan.decisions, one.decides) for one in before}
+        names = tuple(one.name for one in before)
+        base = plan.model_copy(update={"decisions": type(plan.decisions)(**kept), "strategies": names})
+    lost = plan.inputs.profile is not None and profile is None
+    return Recounted(request, chosen, base, model, untimed=lost)
+
+
+def _params(plan: Plan, chosen: Strategy) -> dict[str, Any]:
+    """Flags of the strategy, with the values that the plan stores."""
+    options = dict(plan.options.get(chosen.decides, {}))
+    told = getattr(plan.decisions, chosen.decides).model_dump() | (options.get("search") or {}) | options
+    if not options.get("asked", True):  # the method was chosen, by what it is fast at
+        told.pop("method", None)
+    names = [name for name, _ in flags_of(STRATEGIES[chosen.name].params)]
+    return {name: _tupled(told[name]) for name in names if name in told}
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list | tuple) else value
+
+
+def mixture_of(plan: Plan, first: str, sha256: str | None) -> Mixture | None:
+    """The traces of a mixture with their weights, none where there is one; None where one is gone or was changed."""
+    if "placement" not in plan.options:
+        return ()
+    members = PlacementOptions.of(plan).mixture
+    if not members or len(plan.strategies) > 1:
+        return ()
+    if members[0].sha256 != sha256:
+        raise MismatchError(f"{first}: not the first trace of the mixture; give {members[0].path}")
+    if abs(sum(one.weight for one in members) - 1) > 1e-9:
+        raise CertificationError(f"a mixture of weights {[one.weight for one in members]}; expected 1 in all")
+    for one in members[1:]:
+        try:
+            if "://" in one.path or open_any(one.path).sha256 != one.sha256:  # a plan alone opens no network address
+                return None
+        except MoeplanError:
+            return None
+    return tuple((first if one is members[0] else one.path, one.weight) for one in members)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +158,7 @@ def count_fitted(task: Recounted, *, followed: int, beside: bool) -> Fitted:
 
 
 def _counted(task: Recounted, followed: int, beside: bool) -> Fitted:
-    model, source, cohort = task.model, task.source, task.scene.cohorts[0]
-    layers, experts = model.num_layers, model.num_experts
+    source, cohort, layers, experts = task.source, task.scene.cohorts[0], task.model.num_layers, task.model.num_experts
     loads, steps = np.zeros((layers, experts), np.int64), np.zeros((cohort.num_steps, layers, experts), np.int64)
     between, within = (np.zeros((size, experts, experts), np.int64) for size in (layers - 1, layers))
     if isinstance(source, CountTrace):

@@ -10,7 +10,7 @@ from ...runtime.plan import Contender, Plan
 from ...solvers.outcome import Outcome, Status
 from ..evaluate.costs import CostModel
 from ..evaluate.journey import Journey, passes_of, today
-from ..evaluate.metrics import METRICS, figures_of
+from ..evaluate.metrics import figures_of, is_timed
 from ..evaluate.price import STEP, price
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort
@@ -135,7 +135,7 @@ def _check_seconds(plan: Plan) -> None:
     for part in filter(None, (plan.evaluation.fit, plan.evaluation.held_out)):
         for one in part.contenders:
             _check_rising(one)
-            found = {name for name in one.metrics if name not in METRICS or METRICS[name].unit == "seconds"}
+            found = set(filter(is_timed, one.metrics))
             expected = seconds_names(plan, one) if could else set()
             if found != expected:
                 raise CertificationError(
@@ -186,7 +186,7 @@ def seconds_names(plan: Plan, one: Contender) -> set[str]:
     tally.counts[0, 0] = 1
     context = Context(tally, price(tally, journey, scene), one.dispatch_model, plan.model, 1.0)
     (figures,) = figures_of([context], seed=0)
-    return {name for name in figures.summands if METRICS[name].unit == "seconds"}
+    return set(filter(is_timed, figures.summands))
 
 
 def _free(first: Any, second: Any = None) -> Prediction:

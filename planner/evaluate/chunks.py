@@ -16,6 +16,7 @@ of a source's curves (low, middle, high).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Self
 
@@ -168,17 +169,19 @@ class Pipeline:
         combines
             Whether anything is combined; not where tokens live next where their expert is.
         """
-        chunks = self.chunks(cuts.forward)
+        chunks, cluster = self.chunks(cuts.forward), self.scene.cluster
         if not combines:
-            chunks = replace(chunks, combine_by_class=[_times(0.0, part) for part in chunks.combine_by_class])
-        busy, layers = cuts.forward.busy, dict[str, Prediction]()
-        for name, parts in (("dispatch", chunks.dispatch_by_class), ("combine", chunks.combine_by_class)):
-            layers |= by_class(name, [_over_chunks(busy, part) for part in parts], self.scene.cluster)
-        layers["experts_s"] = _over_chunks(busy, chunks.experts)
+            chunks = replace(chunks, combine_by_class=[_scaled(0.0, part) for part in chunks.combine_by_class])
+        busy = partial(_each, cuts.forward.busy)
+        layers = by_class("dispatch", [*map(busy, chunks.dispatch_by_class)], cluster)
+        layers |= by_class("combine", [*map(busy, chunks.combine_by_class)], cluster) | {
+            "experts_s": busy(chunks.experts)
+        }
         passes = {"moe_s": (cuts.forward, chunks.stages)}
         if cuts.backward is not None:
             passes["moe_backward_s"] = (cuts.backward, self._reversed(self.chunks(cuts.backward)))
-        layers |= {name: self._pass(*one) for name, one in passes.items()}
+        for name, (cut, stages) in passes.items():
+            layers[name] = _each(partial(cut.taken, full_duplex=self.passes.full_duplex), *stages)
         crossed_QB: NDArray[np.float64] = np.sum([self._crossed(*one).sum(axis=2) for one in passes.values()], axis=0)
         return layers, crossed_QB
 
@@ -190,17 +193,14 @@ class Pipeline:
         assert costs.experts is not None
         assert copy_bytes is not None
         dispatch, pairs, combine = self._work(cut)
-        calls = [expert_seconds(one, self.tally.slots, costs.experts) for one in pairs]
+        stacked = partial(_each, lambda *chunks: cut.present(np.stack(chunks)))  # nothing where there is no such chunk
         sent, returned = (
             [exchange_seconds(copies, copy_bytes, costs.exchange) for copies in chunks]
             for chunks in (dispatch, combine)
         )
-        return ChunkSeconds(
-            cut,
-            [_stacked(cut, link) for link in zip(*sent, strict=True)],
-            _times(cut.calls, _stacked(cut, calls)),
-            [_stacked(cut, link) for link in zip(*returned, strict=True)],
-        )
+        calls = stacked(*(expert_seconds(one, self.tally.slots, costs.experts) for one in pairs))
+        by_link = ([stacked(*link) for link in zip(*chunks, strict=True)] for chunks in (sent, returned))
+        return ChunkSeconds(cut, next(by_link), _scaled(cut.calls, calls), next(by_link))
 
     def taken(self, chunks: ChunkSeconds, *, back: bool = False) -> NDArray[np.float64]:
         """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.
@@ -236,10 +236,7 @@ class Pipeline:
     def _reversed(self, chunks: ChunkSeconds) -> Stages:
         """Gradients go back through the combine, the experts, `backward` times as long, and the dispatch."""
         dispatch, experts, combine = chunks.stages
-        return combine, _times(self.passes.backward, experts), dispatch
-
-    def _pass(self, cut: Cut, stages: Stages) -> Prediction:
-        return _over_chunks(lambda *stage: cut.taken(*stage, full_duplex=self.passes.full_duplex), *stages)
+        return combine, _scaled(self.passes.backward, experts), dispatch
 
     def _crossed(self, cut: Cut, stages: Stages) -> NDArray[np.float64]:
         """Seconds of a pass, exchanges at each level with experts at each, `[Q Q, B, L]`."""
@@ -277,22 +274,12 @@ def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:
     return all(boundaries(one) == boundaries([1 / len(one)] * len(one)) for one in (forward, backward))
 
 
-def _times(factor: float | NDArray[Any], one: Prediction) -> Prediction:
-    return Prediction(factor * one.seconds, factor * one.low, factor * one.high, one.extrapolated)
+def _scaled(factor: float | NDArray[Any], part: Prediction) -> Prediction:
+    return _each(lambda seconds: factor * seconds, part)
 
 
-def _stacked(cut: Cut, chunks: Sequence[Prediction]) -> Prediction:
-    """The seconds of chunks as one, `[C, B, L]`, nothing where a layer has no such chunk."""
-    columns = ([getattr(one, name) for one in chunks] for name in ("seconds", "low", "high", "extrapolated"))
-    seconds, low, high, extrapolated = (cut.present(np.stack(column)) for column in columns)
-    return Prediction(seconds, low, high, extrapolated.astype(bool))
-
-
-def _over_chunks(how: Callable[..., NDArray[np.float64]], *parts: Prediction) -> Prediction:
-    """`how` of parts `[C, B, L]` at every level, `[B, L]`; it grows with each of them."""
-    return Prediction(
-        seconds=how(*(part.seconds for part in parts)),
-        low=how(*(part.low for part in parts)),
-        high=how(*(part.high for part in parts)),
-        extrapolated=np.asarray(np.any([part.extrapolated for part in parts], axis=(0, 1))),
-    )
+def _each(how: Callable[..., NDArray[Any]], *parts: Prediction) -> Prediction:
+    """`how` of parts at every level, where it grows with each of them; extrapolated where any of what it takes is."""
+    columns = ([getattr(part, name) for part in parts] for name in ("seconds", "low", "high", "extrapolated"))
+    seconds, low, high, extrapolated = (how(*column) for column in columns)
+    return Prediction(seconds, low, high, extrapolated > 0)

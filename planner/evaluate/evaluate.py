@@ -11,7 +11,7 @@ from ...runtime.plan import Contender as Row
 from ...runtime.plan import Evaluation, Part, Verdict
 from ..options import SecondsOptions
 from .chunks import capacity
-from .homes import Homes, Staying
+from .homes import Homes, stay
 from .journey import TODAY, Contender, Journey
 from .metrics import Figures, figures_of
 from .price import STEP, cuts_of, price
@@ -71,26 +71,21 @@ def evaluate(
         raise UsageError(f"{min(twice)}: two contenders of one name; rename the plan's file")
     homes, contexts = zip(*(_judged(scene, every, replay, between=between) for _, scene in weighted), strict=True)
     parts, figures = list[Part](), list[dict[str, Figures]]()
-    for number in range(len(contexts[0])):
+    for number, of_scenes in enumerate(zip(*contexts, strict=True)):
         rows = [
-            (weight, figures_of(of_parts[number], seed=scene.seed))
-            for (weight, scene), of_parts in zip(weighted, contexts, strict=True)
+            [(weight, one) for one in figures_of(of_scene, seed=scene.seed)]
+            for (weight, scene), of_scene in zip(weighted, of_scenes, strict=True)
         ]
-        figures.append(
-            {label: Figures.weighted([(weight, row[at]) for weight, row in rows]) for at, label in enumerate(labels)}
-        )
+        figures.append(dict(zip(labels, map(Figures.weighted, zip(*rows, strict=True)), strict=True)))
         parts.append(_part([scene.cohorts[number] for _, scene in weighted], contenders, figures[-1]))
     judging = [of_parts[-1] for of_parts in contexts]
+    tallies = {label: context.tally for label, context in zip(labels, judging[0], strict=True)}
     return Evaluated(
         Evaluation(fit=parts[0], held_out=parts[1] if len(parts) > 1 else None),
         figures[-1],
         _seconds_options(weighted[0][1], [context for row in judging for context in row[: len(contenders)]]),
         homes[0],
-        {
-            label: context.tally.between / len(context.tally.loads)
-            for label, context in zip(labels, judging[0], strict=True)
-            if between and context.tally.between is not None
-        },
+        {label: one.between / len(one.loads) for label, one in tallies.items() if between and one.between is not None},
     )
 
 
@@ -133,7 +128,7 @@ def _judged(
                 journey.dispatch_model,
                 scene.model,
                 cohort.tokens_per_step,
-                _dropped(scene, one, journey, tally),
+                _dropped(scene, one.name, journey, tally),
             )
             for one, journey, tally in zip(contenders, journeys, row, strict=True)
         ]
@@ -142,27 +137,26 @@ def _judged(
     return homes, contexts
 
 
-def _dropped(scene: Scene, contender: Contender, journey: Journey, tally: Tally) -> float | None:
+def _dropped(scene: Scene, name: str, journey: Journey, tally: Tally) -> float | None:
     """The share of pairs that a fixed capacity drops; None without one."""
     if tally.sent is None or journey.capacity_factor is None or scene.passes is None:
         return None
     capacity_BL = capacity(tally, scene.model, journey.capacity_factor)
     if not capacity_BL[tally.loads.any(axis=2)].all():
         raise UsageError(
-            f"{contender.name}: its fixed capacity holds no row in some step of this trace, so that nothing is computed"
-            " there; judge it with more --samples-per-step, or on longer samples"
+            f"{name}: its fixed capacity holds no row in some step of this trace, so that nothing is computed there;"
+            " judge it with more --samples-per-step, or on longer samples"
         )
-    cuts = cuts_of(journey, scene.passes, scene.model.num_layers)
-    return dropped_share(tally.sent, cuts.forward.padded(capacity_BL))
+    cut = cuts_of(journey, scene.passes, scene.model.num_layers).forward
+    return dropped_share(tally.sent, cut.padded(capacity_BL))
 
 
 def _settled(scene: Scene, journey: Journey) -> Journey:
     """A journey by the samples' counts where those tell all of it: samples then stay if no rule moves them."""
     if scene.samples is None or journey.homes is not None or journey.dispatch_model != "standard":
         return journey
-    rule, placement = journey.replica_rule, journey.placement
-    by_place = placement.has_replicas and (placement.replica_rule if rule is None else rule) != "even"
-    return journey if by_place else replace(journey, homes=Staying())
+    by_place = journey.placement.has_replicas and journey.rule != "even"
+    return journey if by_place else replace(journey, homes=stay)
 
 
 def _moving(scene: Scene, contenders: Sequence[Contender]) -> tuple[list[Journey], dict[str, list[Homes]]]:

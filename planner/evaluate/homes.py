@@ -4,8 +4,8 @@ Legend: I samples of a cohort; L MoE layers; E experts; D devices; B steps.
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,44 +48,32 @@ class Homes:
     totals: Totals = field(default_factory=Totals)
 
 
-class HomeRule(Protocol):
-    """A rule that re-homes samples."""
-
-    def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
-        """The homes of a cohort's samples under a placement; those of an incomplete last step stay."""
-        ...
+# The homes that a rule gives a cohort's samples under a placement; those of an incomplete last step stay.
+HomeRule = Callable[[SampleCounts, Placement, Cohort], Homes]
 
 
-@dataclass(frozen=True, slots=True)
-class Staying:
-    """Samples stay where they start."""
-
-    def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
-        """Homes as `HomeRule` says."""
-        assert cohort.home is not None
-        return Homes(np.tile(cohort.home, (placement.num_layers + 1, 1)))
+def stay(counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
+    """Homes of samples that stay where they start."""
+    assert cohort.home is not None
+    return Homes(np.tile(cohort.home, (placement.num_layers + 1, 1)))
 
 
-@dataclass(frozen=True, slots=True)
-class Dealt:
-    """Samples are dealt by length alone before the first layer, as a data loader does, and stay.
+def deal(counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
+    """Homes of samples that are dealt by length alone before the first layer, as a data loader does, and stay.
 
     The longest comes first, each to the device with the fewest tokens. A step's devices take the same number of samples
     each, rounded up.
     """
-
-    def __call__(self, counts: SampleCounts, placement: Placement, cohort: Cohort) -> Homes:
-        """Homes as `HomeRule` says."""
-        assert cohort.home is not None
-        device_I, size, length_I = cohort.home.copy(), placement.num_devices, cohort.unit_tokens
-        for at in cohort.steps():
-            tokens_D, room_D = np.zeros(size), np.full(size, -(-len(at) // size))
-            for sample in at[np.argsort(-length_I[at], kind="stable")]:
-                device = np.where(room_D > 0, tokens_D, np.inf).argmin()
-                device_I[sample] = device
-                tokens_D[device] += length_I[sample]
-                room_D[device] -= 1
-        return Homes(np.tile(device_I, (placement.num_layers + 1, 1)))
+    assert cohort.home is not None
+    device_I, size, length_I = cohort.home.copy(), placement.num_devices, cohort.unit_tokens
+    for at in cohort.steps():
+        tokens_D, room_D = np.zeros(size), np.full(size, -(-len(at) // size))
+        for sample in at[np.argsort(-length_I[at], kind="stable")]:
+            device = np.where(room_D > 0, tokens_D, np.inf).argmin()
+            device_I[sample] = device
+            tokens_D[device] += length_I[sample]
+            room_D[device] -= 1
+    return Homes(np.tile(device_I, (placement.num_layers + 1, 1)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -127,6 +127,11 @@ def figures_of(contexts: Sequence[Context], *, seed: int) -> list[Figures]:
     return figures
 
 
+def is_timed(name: str) -> bool:
+    """Check whether a metric is of seconds, as all unknown ones are taken to be."""
+    return name not in METRICS or METRICS[name].unit == "seconds"
+
+
 def copies_metric(dispatch_model: DispatchModel, cluster: Cluster) -> str:
     """The copies that a placement saves: to nodes where tokens return home to several nodes, else to devices.
 

@@ -29,7 +29,6 @@ from ...solvers.seconds import (
     gather_seconds,
     no_seconds,
     step_seconds,
-    total,
 )
 from .chunks import Cut, Cuts, Pipeline, by_class
 from .costs import CostModel
@@ -79,13 +78,13 @@ def price(tally: Tally, journey: Journey, scene: Scene) -> Seconds:
     else:
         layers |= _whole(tally, journey, scene, costs)
     seconds = {name: step_seconds(part, scene.model.num_layers) for name, part in layers.items()}
-    parts = [name for name in (*SOURCES, *PASSES) if name in seconds]
-    summed = [name for name in parts if name not in SOURCES or name in ("attention_s", "kv_s") or not piped]
-    levels = {name: _levels(part) for name, part in seconds.items()}
+    levels = {name: np.stack([part.low, part.seconds, part.high]) for name, part in seconds.items()}
+    parts = [name for name in (*SOURCES, *PASSES) if name in layers]
     needed = {"dispatch_s", "experts_s", "combine_s", *(["kv_s"] if journey.dispatch_model == "coherent" else [])}
     step: dict[str, NDArray[np.float64]] = {}
     if needed <= set(parts):
-        levels[STEP] = _levels(total([seconds[name] for name in summed]))  # (1), (2)
+        summed = [name for name in parts if not piped or name in ("attention_s", "kv_s", *PASSES)]
+        levels[STEP] = np.asarray(sum(levels[name] for name in summed))  # (1), (2)
         for name in summed:
             if name in SOURCES:
                 step[SOURCES[name]] = step.get(SOURCES[name], 0.0) + levels[name]
@@ -144,7 +143,3 @@ def _chunked(
 def _combines(journey: Journey, scene: Scene) -> bool:
     """Check whether anything is combined: a coherent token with one expert is where it lives next."""
     return journey.dispatch_model != "coherent" or scene.model.top_k > 1
-
-
-def _levels(part: Prediction) -> NDArray[np.float64]:
-    return np.stack([part.low, part.seconds, part.high])

@@ -14,7 +14,7 @@ from ....solvers.netmoe import METHODS, compile_rehoming
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....traces.count_form import CountTrace
 from ...evaluate.evaluate import Evaluated, verdict
-from ...evaluate.homes import Dealt, Rehoming, Staying, Totals
+from ...evaluate.homes import Rehoming, Totals, deal, stay
 from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
@@ -110,13 +110,13 @@ class Netmoe(Strategy):
         if journey.homes.predictor is not None:
             rows.append(own.named("unpredicted", homes=Rehoming(journey.homes.method)))
         if task.base is not None and task.base.decisions.names:
-            rows.append(own.named("base", dispatch_model="standard", homes=Staying()))
+            rows.append(own.named("base", dispatch_model="standard", homes=stay))
         if plan.placement is not None:
             in_order = today(plan.model, plan.cluster, journey.placement.slots).journey.placement
             predictor = None if journey.homes.predictor is None else fitted_predictor(task, in_order)
             rehoming = Rehoming(journey.homes.method, predictor)
             rows.append(own.named("contiguous", placement=in_order, homes=rehoming))
-        return [*rows, own.named("dealt", dispatch_model="standard", homes=Dealt())]
+        return [*rows, own.named("dealt", dispatch_model="standard", homes=deal)]
 
     def finished(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
         """The solution with what was reached on the fitted steps, and what dealing samples by length leaves of it."""

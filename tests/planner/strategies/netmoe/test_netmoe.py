@@ -12,7 +12,7 @@ import pytest
 
 from moeplan.errors import MoeplanError
 from moeplan.planner.certify import certify
-from moeplan.planner.evaluate.homes import Dealt, Homes, Rehoming
+from moeplan.planner.evaluate.homes import Homes, Rehoming, deal
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Scene
@@ -176,7 +176,7 @@ def test_dealt_gives_the_longest_sample_that_is_left_to_the_device_with_fewest_t
     length, step = np.array([9, 1, 8, 2, 7, 3, 5])[:chosen], np.array([0, 0, 0, 0, 0, 0, -1])[:chosen]
     cohort = Cohort(np.arange(chosen), length, np.full(chosen, 2), step)
     placement, uncounted = contiguous.solve(2, 6, Cluster.parse(cluster)).placement, SimpleNamespace()
-    device_LI = Dealt()(uncounted, placement, cohort).device  # type: ignore[arg-type]
+    device_LI = deal(uncounted, placement, cohort).device  # type: ignore[arg-type]
     assert device_LI.tolist() == [dealt] * 3
 
 
