@@ -1,12 +1,8 @@
-"""Comparison of plans on any trace of their model: side by side, each against today and against the first.
-
-Units that a plan was fitted to are left out where the trace is the plan's own.
-"""
+"""Comparison of plans on any trace of their model: side by side, each against today and against the first."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +12,16 @@ from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from ..solvers.moves import experts_moved
-from ..solvers.placement import Placement
 from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace, open_any
-from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender
 from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
 from .evaluate.scene import Scene
-from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
-from .loaded_plan import LoadedPlan, check_model, common_cluster, common_passes, known_model, load_plans
+from .evaluate.splits import index_samples, index_units
+from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
 from .request import SAMPLES_PER_DEVICE, Phase
 from .strategies.registry import STRATEGIES
@@ -43,12 +37,6 @@ class Moves:
     held: int
     num_bytes: int | None  #: None where the sizes of the model are not known
 
-    @classmethod
-    def between(cls, old: Placement, new: Placement, model: ModelSpec) -> Self:
-        """Moves from an old placement to a new one."""
-        moved, each = int(experts_moved(new, old).sum()), model.expert_bytes
-        return cls(moved, new.num_slots * new.num_layers, None if each is None else moved * each)
-
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -58,8 +46,9 @@ class Compared:
     plan: Plan
     label: str  #: Its contender's label
     verdict: Verdict  #: Whether it still pays: against today
-    against_first: Verdict | None  #: How it stands to the first plan, which has none
-    moves: Moves | None = None  #: What it takes to replace the first plan by it; None for that one
+    #: against_first, moves: how it stands to the first plan, and what it takes to replace that one by it
+    against_first: Verdict | None = None
+    moves: Moves | None = None
 
     @property
     def claimed(self) -> Metric | None:
@@ -72,10 +61,9 @@ class Compared:
         """Gain, when solved, over the baseline of today's verdict. None where the two were not judged together."""
         if (evaluation := self.plan.evaluation) is None:
             return None
-        against, metric = self.verdict.against, self.verdict.metric
-        ours, *others = evaluation.judging.contenders
-        held = [other.metrics[metric].value for other in others if other.label == against and metric in other.metrics]
-        return held[0] - ours.metrics[metric].value if held and metric in ours.metrics else None
+        rows = {one.label: one.metrics.get(self.verdict.metric) for one in evaluation.judging.contenders}
+        ours, theirs = next(iter(rows.values())), rows.get(self.verdict.against)
+        return theirs.value - ours.value if ours and theirs else None
 
     @property
     def paid_when_solved(self) -> bool:
@@ -118,10 +106,10 @@ class Comparison:
     @property
     def advice(self) -> str:
         """Advice about plans that do not pay."""
-        if all(one.verdict.gain.low is None for one in self.compared if one.path in self.failing):
+        failing = [one for one in self.compared if one.path in self.failing]
+        if all(one.verdict.gain.low is None for one in failing):
             return "one step shows nothing: give --samples-per-step below the samples of the trace, or record more"
-        paid = [one for one in self.compared if one.path in self.failing and one.paid_when_solved]
-        placed = [one.path for one in paid if _is_replannable(one.plan)]
+        placed = [one.path for one in failing if one.paid_when_solved and _is_replannable(one.plan)]
         return (
             f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"
             if placed
@@ -172,9 +160,11 @@ def compare(
     on_progress("reading the trace")
     source = open_any(trace)
     for one in loaded:
-        check_model(one, source)
+        one.check_model(source)
     _check(source, loaded, cluster, replica_rule, between=between)
-    index, unseen_U = _index(source, loaded, phases)
+    indexed = index_samples if any(one.moves_samples for one in loaded) else index_units
+    index = indexed(source, phases=phases or None)
+    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
     scene = Scene.of(
         source,
         index,
@@ -204,15 +194,6 @@ def compare(
         replica_rule=replica_rule,
         between=evaluated.between,
     )
-
-
-def _index(
-    source: Trace | CountTrace, loaded: Sequence[LoadedPlan], phases: Sequence[Phase]
-) -> tuple[UnitIndex | SampleIndex, NDArray[np.bool_]]:
-    """The units of the trace, and which of them no plan was fitted to, `[U]`."""
-    moves = any(one.moves_samples for one in loaded)
-    index = (index_samples if moves else index_units)(source, phases=phases or None)
-    return index, np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
 
 
 def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Contender]:
@@ -268,12 +249,13 @@ def _samples_per_step(plan: Plan) -> int:
 
 def _compared(one: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:
     """A plan against today and, but the first itself, against the first."""
-    label, base = one.contender.label, first.contender
+    label, base, new = one.contender.label, first.contender, one.contender.journey.placement
     metric, at_least = one.judged_on(scene), one.strategy.pays_from
     today = verdict(evaluated, metric, against=one.beside[0].label, of=label, at_least=at_least)
     if one is first:
-        return Compared(one.path, one.plan, label, today, None)
-    judged = first.judged_on(scene)
+        return Compared(one.path, one.plan, label, today)
+    judged, each = first.judged_on(scene), scene.model.expert_bytes
     against_first = verdict(evaluated, COPIES if judged == STEP else judged, against=base.label, of=label)
-    moves = Moves.between(base.journey.placement, one.contender.journey.placement, scene.model)
+    moved = int(experts_moved(new, base.journey.placement).sum())
+    moves = Moves(moved, new.num_slots * new.num_layers, None if each is None else moved * each)
     return Compared(one.path, one.plan, label, today, against_first, moves)

@@ -21,8 +21,8 @@ from ..solvers.placement import Placement
 from .document import Column, Section, Table, Text, drawn, to_console, write_page
 from .evaluate.evaluate import evaluate
 from .evaluate.journey import Contender, Journey, contiguous_in
-from .evaluate.metrics import NODE_COPIES, Figures, copies_metric
-from .evaluate.sums import difference, interval
+from .evaluate.metrics import NODE_COPIES, Figures, copies_metric, metric_of
+from .evaluate.sums import difference
 from .request import Request
 from .solve import task_for
 from .strategies.exflow import ExflowParams
@@ -81,17 +81,12 @@ class LearningCurve:
 def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> LearningCurve:
     """The curve of exflow on a trace: subsets of the fitted units in doubling sizes, several of each.
 
-    Parameters
-    ----------
-    request
-        As for a plan; its time limit is that of all solves together.
+    The request is as for a plan; its time limit is that of all solves together. Ctrl-C is `KeyboardInterrupt`.
 
     Raises
     ------
     UsageError
         Another strategy, nothing held out, too few units to halve, a cap on loads, or a thorough bound.
-    KeyboardInterrupt
-        A search was interrupted.
     """
     if request.strategy != "exflow" or request.previous is not None:
         raise UsageError("--learning-curve with --from or another strategy; it is of exflow's placements from nothing")
@@ -170,12 +165,10 @@ def _placed(task: Task, chosen: NDArray[np.int64], *, work: float) -> PlacementR
 
 def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
     """The figures of every placement on the held-out units, then those of contiguous."""
-    contenders = [
-        Contender(f"subset {number}", Journey(task.dispatch_model, placed)) for number, placed in enumerate(placements)
-    ]
-    model, cluster = task.model, task.request.cluster
-    in_order = contiguous_in(task.slots, model, cluster)
-    contenders.append(in_order.named("contiguous", dispatch_model=task.dispatch_model))
+    model = task.dispatch_model
+    contenders = [Contender(f"subset {number}", Journey(model, placed)) for number, placed in enumerate(placements)]
+    in_order = contiguous_in(task.slots, task.model, task.request.cluster)
+    contenders.append(in_order.named("contiguous", dispatch_model=model))
     held_out = replace(task.scene, cohorts=task.scene.cohorts[1:], costs=None)
     return list(evaluate(held_out, contenders).judged.values())
 
@@ -194,29 +187,24 @@ def _curve(
         of_size = np.flatnonzero(size_S == size)
         drawn_R = less_SR[of_size[rng.integers(len(of_size), size=len(draw))], draw]
         gains.append(np.concatenate([[less_SR[of_size, 0].mean()], drawn_R]))
-        points.append(Point(size, round(float(tokens_S[of_size].mean())), len(of_size), _metric(gains[-1])))
+        tokens = round(float(tokens_S[of_size].mean()))
+        points.append(Point(size, tokens, len(of_size), metric_of({"": gains[-1][None]})))
     return LearningCurve(
         unit=task.units.kind,
         dispatch_model=task.dispatch_model,
         metric=metric,
         points=tuple(points),
-        last_doubling=_metric(gains[-1] - gains[-2]),
+        last_doubling=metric_of({"": (gains[-1] - gains[-2])[None]}),
         num_solves=len(subsets),
         num_capped=num_capped,
         wall_s=wall_s,
     )
 
 
-def _metric(figure_R: NDArray[np.float64]) -> Metric:
-    low, high = interval({"": figure_R[None]})
-    return Metric(value=float(figure_R[0]), low=low, high=high)
-
-
 def _words(curve: LearningCurve) -> list[str]:
     points, step = curve.points, curve.last_doubling
     if points[-1].gain.value <= 0:
         return ["no gain at any size: no number of tokens is enough"]
-    lines = [_enough(curve, share) for share in SHARES]
     doubled = f"the last doubling, to {points[-1].num_tokens:,} tokens, saved {_ranged(step)} copies more"
     if curve.saturated:
         more = "more tokens would hardly help"
@@ -224,11 +212,10 @@ def _words(curve: LearningCurve) -> list[str]:
         more = "that more tokens would help is not shown"
     else:
         more = "more tokens would help: record more"
-    lines.append(f"{doubled}: {more}")
     solved = f"{curve.num_solves} solves in {curve.wall_s:.0f} s"
     if curve.num_capped:
         solved += f", {curve.num_capped} ended by time: another run may differ; give them more with --time-limit"
-    return [*lines, solved]
+    return [*(_enough(curve, share) for share in SHARES), f"{doubled}: {more}", solved]
 
 
 def _enough(curve: LearningCurve, share: float) -> str:
@@ -251,15 +238,10 @@ def _ranged(metric: Metric) -> str:
 def _drawn(curve: LearningCurve) -> "Figure":
     import plotly.graph_objects as go
 
-    gains = [one.gain for one in curve.points]
+    tokens, gains = [one.num_tokens for one in curve.points], [one.gain for one in curve.points]
     above = [0.0 if gain.high is None else gain.high - gain.value for gain in gains]
     below = [0.0 if gain.low is None else gain.value - gain.low for gain in gains]
-    figure = go.Figure(
-        go.Scatter(
-            x=[one.num_tokens for one in curve.points],
-            y=[gain.value for gain in gains],
-            error_y={"type": "data", "symmetric": False, "array": above, "arrayminus": below},
-            mode="lines+markers",
-        )
-    )
-    return figure.update_layout(xaxis={"type": "log", "title": "fit tokens"}, yaxis={"title": "copies saved"})
+    error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    line = go.Scatter(x=tokens, y=[gain.value for gain in gains], error_y=error, mode="lines+markers")
+    axes = {"xaxis": {"type": "log", "title": "fit tokens"}, "yaxis": {"title": "copies saved"}}
+    return go.Figure(line).update_layout(**axes)

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ..errors import InputError, MismatchError, UsageError
 from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
-from ..runtime.plan import Plan, Split, load
+from ..runtime.plan import Plan, load
 from ..traces.count_form import CountTrace
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
@@ -45,18 +45,12 @@ class LoadedPlan:
     @property
     def strategy(self) -> Strategy:
         """Strategy of the plan's last decision. A plan by none of our strategies is judged as a placement."""
-        made_by = self.plan.strategies[-1:]
-        return strategy(made_by[0]) if made_by and made_by[0] in STRATEGIES else Strategy()
+        name = self.plan.strategies[-1] if self.plan.strategies else ""
+        return strategy(name) if name in STRATEGIES else Strategy()
 
     @cached_property
     def contender(self) -> Contender:
-        """The plan under its path.
-
-        Raises
-        ------
-        UsageError, InputError
-            A decision that cannot be carried out, a sidecar that is missing or another one.
-        """
+        """The plan under its path; errors as of `journey_of`."""
         try:
             return Contender(self.path, journey_of(self.plan, lambda file: file.read(Path(self.path).parent)))
         except (UsageError, InputError) as error:
@@ -79,6 +73,12 @@ class LoadedPlan:
             rows.append(own.named(f"{self.path}, samples staying", dispatch_model="standard", homes=None))
         return [usual, *(one for one in rows if not one.journey.goes_as(usual.journey))]
 
+    def check_model(self, trace: Trace | CountTrace) -> None:
+        """Refuse a trace of another model than the plan's."""
+        check_model(self.path, self.plan.model, trace, names=SAME, expected="a trace of the plan's model")
+        if isinstance(trace, Trace) and self.plan.dispatch_model == "coherent":
+            trace.check_first_choices(f"{self.path}, a coherent plan,")
+
     def judged_on(self, scene: Scene) -> str:
         """The metric of its verdict; counts without samples tell balance alone."""
         by_loads = isinstance(scene.source, CountTrace) and scene.samples is None
@@ -93,9 +93,11 @@ class LoadedPlan:
             Those that are read. Blocks of rows are numbered among what is read, so those of other phases tell nothing:
             all then count as fitted.
         """
-        split, size = self._split_of(sha256), len(index.unit_tokens)
-        if split is None:
+        source, size = self.plan.inputs.trace, len(index.unit_tokens)
+        members = PlacementOptions.of(self.plan).mixture if "placement" in self.plan.options else ()
+        if source is None or sha256 not in {source.sha256, *(member.sha256 for member in members)}:
             return np.ones(size, np.bool_)
+        split = source.split
         if "evaluation" not in self.plan.options:
             return ~index.fitted(seed=split.seed, fraction=split.fit_fraction)
         options = EvaluationOptions.of(self.plan)
@@ -110,25 +112,9 @@ class LoadedPlan:
             )
         return ~fitted(units, seed=split.seed, fraction=split.fit_fraction)
 
-    def _split_of(self, sha256: str) -> Split | None:
-        """Split of a trace's units that the plan was fitted by; None of another trace than its own."""
-        source = self.plan.inputs.trace
-        if source is None:
-            return None
-        fitted_to = {source.sha256}
-        if "placement" in self.plan.options:
-            fitted_to |= {member.sha256 for member in PlacementOptions.of(self.plan).mixture}
-        return source.split if sha256 in fitted_to else None
-
 
 def load_plans(paths: Sequence[str | os.PathLike[str]]) -> list[LoadedPlan]:
-    """The plans in these files.
-
-    Raises
-    ------
-    UsageError
-        None, or one twice.
-    """
+    """The plans in these files, one or more, each once."""
     names = [str(path) for path in paths]
     if not names or len(set(names)) < len(names):
         raise UsageError(f"plans {', '.join(names)[:200] or 'none'}; expected one or more, each once")
@@ -166,17 +152,30 @@ def common_passes(plans: Sequence[LoadedPlan]) -> Passes | None:
     return next(iter(passes.values()), None)
 
 
-def check_model(entry: LoadedPlan, trace: Trace | CountTrace) -> None:
-    """Refuse a trace of another model than the plan's."""
-    for name in SAME:
-        ours, theirs = getattr(entry.plan.model, name), getattr(trace.meta.model, name)
-        if ours != theirs:
-            raise MismatchError(
-                f"{entry.path}: a plan for {name} {ours!s:.60}, {trace.path} has {theirs!s:.60}; expected a trace of"
-                " the plan's model"
-            )
-    if isinstance(trace, Trace) and entry.plan.dispatch_model == "coherent":
-        trace.check_first_choices(f"{entry.path}, a coherent plan,")
+def check_model(
+    path: object,
+    planned: ModelSpec,
+    trace: Trace | CountTrace,
+    *,
+    names: Sequence[str] = (),
+    unknown: bool = False,
+    expected: str = "the same model: give the plan's own trace, or solve on this one",
+) -> None:
+    """Refuse a trace whose model differs from a plan's in these fields, or any.
+
+    Parameters
+    ----------
+    unknown
+        Whether sizes that only one of them knows may differ.
+    """
+    ours, theirs = ({**asdict(one), **asdict(one.attention), "attention": None} for one in (planned, trace.meta.model))
+    sizes = [(name, ours[name], theirs[name]) for name in names or ours if ours[name] != theirs[name]]
+    if differing := [row for row in sizes if not (unknown and None in row)]:
+        own, recorded = (
+            ", ".join(f"{row[0]} {'unknown' if row[at] is None else row[at]!s:.60}" for row in differing)
+            for at in (1, 2)
+        )
+        raise MismatchError(f"{path}: a plan for {own}, {trace.path} has {recorded}; expected {expected}")
 
 
 def known_model(model: ModelSpec, plans: Sequence[Plan]) -> ModelSpec:

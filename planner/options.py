@@ -1,7 +1,7 @@
 """Schemas of a plan's `options`, from which its figures can be made again."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError
 
@@ -20,23 +20,6 @@ NEAR = 1.02  # of the best: as good
 Share0 = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9)]  # or none, up to rounding
 
 
-Parsed = TypeVar("Parsed", bound=Record)
-
-
-def parsed(kind: type[Parsed], options: Any, name: str) -> Parsed:
-    """Options of a plan under `options.name`, parsed.
-
-    Raises
-    ------
-    InputError
-        Values are missing or wrong.
-    """
-    try:
-        return kind.model_validate(options)
-    except ValidationError as error:
-        raise InputError(f"options.{name}: {error.error_count()} values missing or wrong; re-run solve") from error
-
-
 class Options(Record):
     """Options that a plan keeps under `key`."""
 
@@ -44,8 +27,18 @@ class Options(Record):
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """Read them of a plan; errors as of `parsed`."""
-        return parsed(cls, dict(plan.options.get(cls.key, {})), cls.key)
+        """Read them of a plan.
+
+        Raises
+        ------
+        InputError
+            Values are missing or wrong.
+        """
+        try:
+            return cls.model_validate(dict(plan.options.get(cls.key, {})))
+        except ValidationError as error:
+            words = f"{error.error_count()} values missing or wrong; re-run solve"
+            raise InputError(f"options.{cls.key}: {words}") from error
 
 
 class Replanned(Record):

@@ -34,12 +34,7 @@ class Made:
 
 
 def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Plan:
-    """The plan for a request.
-
-    Parameters
-    ----------
-    on_progress
-        Told what begins, in a few words.
+    """The plan for a request; `on_progress` is told what begins, in a few words.
 
     Raises
     ------
@@ -56,20 +51,14 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
     task = task_for(request, on_progress)
     chosen, base = task.strategy, task.base
     solution = chosen.solve(task)
-    inputs = _inputs(task)
+    inputs, before = _inputs(task), dict(base.decisions) if base else {}
     decided = Plan.make(
         strategies=(*(base.strategies if base else ()), chosen.name),
         seed=request.seed,
         cluster=request.cluster,
         model=task.model,
         inputs=inputs,
-        decisions=Decisions(
-            **{
-                **(dict(base.decisions) if base else {}),
-                chosen.decides: solution.decision,
-                "dispatch": task.dispatch_model,
-            }
-        ),
+        decisions=Decisions(**(before | {chosen.decides: solution.decision, "dispatch": task.dispatch_model})),
         options=_options(task, solution, None),
         outcome={**_kept_outcomes(task, inputs), chosen.decides: solution.outcome},
     )
@@ -77,17 +66,13 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
     rivals = contenders(task, decided, solution.sidecars)
     evaluated = evaluate(task.scenes, rivals, aside=solution.aside, replay=task.replay)
     solution = chosen.finished(task, solution, evaluated)
+    metric = chosen.judged_on(task.scene, decided.dispatch_model)
     plan = decided.model_copy(
         update={
             "options": _options(task, solution, evaluated),
             "outcome": {**decided.outcome, chosen.decides: solution.outcome},
             "evaluation": evaluated.evaluation,
-            "verdict": verdict(
-                evaluated,
-                chosen.judged_on(task.scene, decided.dispatch_model),
-                against=rivals[1].label,
-                at_least=chosen.pays_from,
-            ),
+            "verdict": verdict(evaluated, metric, against=rivals[1].label, at_least=chosen.pays_from),
         }
     )
     return Made(Plan.model_validate(plan.model_dump()), solution.sidecars)
@@ -115,7 +100,7 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
 def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> Task:
     """The task that a strategy is given, where the request goes with it; errors as in `solve`."""
     chosen = strategy(request.strategy)
-    previous = previous_plan(request)
+    previous = _previous(request)
     usual = chosen.dispatch_models[0] if previous is None else previous.dispatch_model
     model = request.dispatch_model or usual
     if model not in chosen.dispatch_models:
@@ -127,7 +112,7 @@ def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> T
     return task
 
 
-def previous_plan(request: Request) -> Plan | None:
+def _previous(request: Request) -> Plan | None:
     """The plan in force, where there is one: a placement for this cluster and nothing that rests on it."""
     if (path := request.previous) is None:
         return None
@@ -137,8 +122,7 @@ def previous_plan(request: Request) -> Plan | None:
             f"--from {path}: it decides {' and '.join(plan.decisions.names) or 'nothing'}; expected a placement alone:"
             " re-plan the plan that it stands on, then add the rest again with --on"
         )
-    if str(plan.cluster) != str(request.cluster):
-        raise UsageError(f"--from {path}: a plan for {plan.cluster}, asked for {request.cluster}; leave --cluster away")
+    _check_cluster("--from", path, plan, request)
     return plan
 
 
@@ -159,14 +143,14 @@ def _base(chosen: Strategy, request: Request) -> Plan | None:
             f"--on {request.on}: coherent dispatch, which has one exchange a layer or moves tokens on;"
             f" {chosen.name} needs tokens that return: solve that plan with --dispatch standard"
         )
-    if (base.cluster.num_nodes, base.cluster.devices_per_node) != (
-        request.cluster.num_nodes,
-        request.cluster.devices_per_node,
-    ):
-        raise UsageError(
-            f"--on {request.on}: a plan for {base.cluster}, asked for {request.cluster}; leave --cluster away"
-        )
+    _check_cluster("--on", request.on, base, request)
     return base
+
+
+def _check_cluster(flag: str, path: Path, plan: Plan, request: Request) -> None:
+    """Refuse a plan for another cluster; its links may be others."""
+    if str(plan.cluster) != str(request.cluster):
+        raise UsageError(f"{flag} {path}: a plan for {plan.cluster}, asked for {request.cluster}; leave --cluster away")
 
 
 def _inputs(task: Task) -> Inputs:
@@ -174,15 +158,12 @@ def _inputs(task: Task) -> Inputs:
     counts = isinstance(trace, CountTrace)
     num_tokens = int(task.index.unit_tokens.sum()) if counts else task.trace.num_tokens
     split = Split(fit_fraction=request.fit_fraction, seed=request.seed)
-    return Inputs(
-        trace=TraceInput(path=str(trace.path), sha256=trace.sha256, num_tokens=num_tokens, split=split),
-        profile=_file(request.profile),
-        base=_file(request.on),
+    profile, base = (
+        None if path is None else FileInput(path=str(path), sha256=sha256_file(path))
+        for path in (request.profile, request.on)
     )
-
-
-def _file(path: Path | None) -> FileInput | None:
-    return None if path is None else FileInput(path=str(path), sha256=sha256_file(path))
+    source = TraceInput(path=str(trace.path), sha256=trace.sha256, num_tokens=num_tokens, split=split)
+    return Inputs(trace=source, profile=profile, base=base)
 
 
 def _options(task: Task, solution: Solution, evaluated: Evaluated | None) -> dict[str, Mapping[str, Any]]:

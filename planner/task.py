@@ -4,10 +4,10 @@ Legend: U units; B steps; L MoE layers; E experts.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,8 @@ from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
 from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
-from .evaluate.tally import Counter
+from .evaluate.traffic import walk_samples
+from .loaded_plan import check_model
 from .options import EvaluationOptions
 from .params import Params
 from .request import Request
@@ -34,23 +35,18 @@ from .strategies.strategy import Strategy
 
 @dataclass(frozen=True)
 class Task:
-    """A request, checked; what is read of its files is read when it is first asked for, and once.
-
-    Parameters
-    ----------
-    base, previous
-        The plans of `--on` and of `--from`, for this cluster and, once the trace is open, for its model.
-    """
+    """A request, checked; what is read of its files is read when it is first asked for, and once."""
 
     bounds: ClassVar[bool] = True  # whether what is decided is bounded, too
-    tallied: ClassVar[Replay] = staticmethod(tallied)
+    tallied = staticmethod(tallied)  # what tallies journeys
+    counter = staticmethod(walk_samples)  # what counts samples
 
     request: Request
     strategy: Strategy
-    base: Plan | None
+    base: Plan | None  #: Of `--on`: for this cluster and, once the trace is open, for its model
     dispatch_model: DispatchModel  #: As asked for, else the strategy's own
     say: Callable[[str], None] = lambda _: None  #: Told what begins, in a few words
-    previous: Plan | None = None
+    previous: Plan | None = None  #: Of `--from`, as `base`
 
     @property
     def moves_samples(self) -> bool:
@@ -64,20 +60,12 @@ class Task:
 
     @cached_property
     def source(self) -> Trace | CountTrace:
-        """The trace, of either form.
-
-        Raises
-        ------
-        InputError
-            It is damaged.
-        MismatchError
-            It is of another model than the base or the plan in force.
-        """
+        """The trace, of either form; it is of the model of the base and of the plan in force."""
         trace = open_any(self.request.trace)
         if self.base is not None:
-            _check_model(self.request.on, self.base.model, trace)
+            check_model(self.request.on, self.base.model, trace)
         if self.previous is not None:
-            _check_model(self.request.previous, self.previous.model, trace, unknown=True)
+            check_model(self.request.previous, self.previous.model, trace, unknown=True)
         return trace
 
     @property
@@ -123,11 +111,6 @@ class Task:
             )
         return fitted_U
 
-    @property
-    def counter(self) -> Counter | None:
-        """Counter of samples; None: evaluation's own walk."""
-        return None
-
     @cached_property
     def scene(self) -> Scene:
         """Setting in which contenders are judged: on the fitted units, then on those held out where there are any."""
@@ -153,15 +136,7 @@ class Task:
 
     @cached_property
     def members(self) -> list[tuple[float, Self]]:
-        """A task for each trace, with its weight; all weights together are 1.
-
-        Raises
-        ------
-        MismatchError
-            Traces of several models.
-        UsageError
-            Traces that split or make steps in several ways.
-        """
+        """A task for each trace, with its weight, all of one model and kind; all weights together are 1."""
         request = self.request
         if not request.mixture:
             return [(1.0, self)]
@@ -193,18 +168,19 @@ class Task:
 
     @cached_property
     def fitted_steps(self) -> NDArray[np.int64]:
-        """The loads of experts in every complete step of the fitted units, `[B, L, E]`; errors as of `step_loads`."""
+        """The loads of experts in every complete step of the fitted units, `[B, L, E]`."""
         return step_loads(dataclasses.replace(self.scene, cohorts=self.scene.cohorts[:1]))[0]
 
     @property
     def slots(self) -> NDArray[np.int64]:
         """The slots of every device as asked for, else as many as in the plan in force, none on dead ones, `[D]`."""
-        asked, redundant = getattr(self.params, "slots", None), getattr(self.params, "redundant", 0)
+        slots, redundant = getattr(self.params, "slots", None), getattr(self.params, "redundant", 0)
         before = None if self.previous is None else self.previous.placement
-        slots = before.slots if before is not None and asked is None and not redundant else asked
-        redundant = 0 if redundant == "auto" else redundant
+        if before is not None and slots is None and not redundant:
+            slots = before.slots
         slots_D = np.zeros(self.request.cluster.num_devices, np.int64)
-        slots_D[self.alive] = slots_for(self.model.num_experts, len(self.alive), slots, redundant=redundant)
+        extra = 0 if redundant == "auto" else redundant
+        slots_D[self.alive] = slots_for(self.model.num_experts, len(self.alive), slots, redundant=extra)
         return slots_D
 
     @property
@@ -224,38 +200,12 @@ class Task:
     def evaluation_options(self) -> EvaluationOptions:
         """Options of how a plan of this task is judged."""
         index, request = self.index, self.request
-        home: Literal["source_rank", "ordinal", "none"] = "ordinal"
-        if isinstance(self.source, CountTrace) and not self.moves_samples:
-            home = "none"
-        elif index.recorded_home(request.cluster.num_devices):
-            home = "source_rank"
+        recorded = index.recorded_home(request.cluster.num_devices)
+        by_counts = isinstance(self.source, CountTrace) and not self.moves_samples
         return EvaluationOptions(
             unit=index.split_kind,
             phases=request.phases,
             samples_per_step=request.step_samples,
-            home=home,
+            home="none" if by_counts else "source_rank" if recorded else "ordinal",
             step="recorded" if "step" in self.source.known else "derived",
         )
-
-
-def _check_model(path: object, planned: ModelSpec, trace: Trace | CountTrace, *, unknown: bool = False) -> None:
-    """Refuse a trace of another model than a plan's; with `unknown`, sizes that only one of them knows may differ."""
-    ours, theirs = _flat(planned), _flat(trace.meta.model)
-    differing = [
-        name for name in ours if ours[name] != theirs[name] and not (unknown and None in (ours[name], theirs[name]))
-    ]
-    if differing:
-        raise MismatchError(
-            f"{path}: a plan for {_worded(ours, differing)}, {trace.path} has {_worded(theirs, differing)}; expected"
-            " the same model: give the plan's own trace, or solve on this one"
-        )
-
-
-def _flat(model: ModelSpec) -> dict[str, Any]:
-    """Every field of a model and of its attention."""
-    flat = asdict(model)
-    return {name: value for name, value in flat.items() if name != "attention"} | asdict(model.attention)
-
-
-def _worded(values: dict[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name} {'unknown' if values[name] is None else values[name]!s:.40}" for name in names)

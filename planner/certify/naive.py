@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError, UsageError
-from ...profilers.cluster import Cluster
 from ...solvers.placement import Placement
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
-from ..evaluate.splits import Cohort, Located, SampleIndex
+from ..evaluate.splits import Cohort, Located
 from ..evaluate.tally import COUNTS, SampleTraffic, Tally
 from ..evaluate.traffic import SampleCounts
 
@@ -72,15 +71,11 @@ def _walk(scene: Scene, sheets: "list[list[_Sheet]]") -> None:
 
 
 def count_samples(
-    trace: Trace | CountTrace,
-    index: SampleIndex,
-    fitted_I: NDArray[np.bool_],
-    cluster: Cluster,
-    phases: Sequence[str],
-    placements: Sequence[Placement],
+    samples: SampleCounts, placements: Sequence[Placement]
 ) -> tuple[NDArray[np.int32], list[SampleTraffic]]:
-    """The pairs of samples with experts `[I, L, E]`, and their traffic under each of several placements."""
-    model, size, of_tokens = trace.meta.model, len(index.sample), isinstance(trace, Trace)
+    """Count as `Counter` says, token by token."""
+    trace, index, cluster, model = samples.trace, samples.index, samples.cluster, samples.trace.meta.model
+    size, of_tokens = len(index.sample), isinstance(trace, Trace)
     experts = np.zeros((size, model.num_layers, model.num_experts), np.int32)
     traffics = [SampleTraffic.empty(one, size, cluster, linked=of_tokens) for one in placements]
     held = [holders_of(one) for one in placements]
@@ -93,9 +88,9 @@ def count_samples(
                     traffic.copies[:, layer, device] += experts[:, layer, expert]
                     traffic.nodes[:, layer, device // cluster.devices_per_node] += experts[:, layer, expert]
         return experts, traffics
-    for batch, place_R in index.batches(trace, phases or None):
+    for batch, place_R in index.batches(trace, samples.phases):
         assert batch.sample is not None
-        turn_R, fitted_R = batch.sample + batch.position.astype(np.int64), fitted_I[place_R]
+        turn_R, fitted_R = batch.sample + batch.position.astype(np.int64), samples.fitted[place_R]
         for layer in range(model.num_layers):
             ids_RK, before_RK = batch.ids[:, layer], batch.ids[:, layer - 1] if layer else None
             row, choice = np.nonzero(ids_RK < model.num_experts)

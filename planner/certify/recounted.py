@@ -5,7 +5,7 @@ Legend: B steps; L MoE layers; E experts.
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +16,6 @@ from ...errors import CertificationError, MismatchError, MoeplanError, UsageErro
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace, open_any
 from ..evaluate.scene import Scene
-from ..evaluate.splits import SampleIndex
-from ..evaluate.tally import Counter
 from ..options import EvaluationOptions, PlacementOptions
 from ..params import flags_of
 from ..request import Request
@@ -38,16 +36,9 @@ class Recounted(Task):
 
     bounds: ClassVar[bool] = False  # these are proved again by the strategy's recheck
     tallied = staticmethod(naive_replay)
+    counter = staticmethod(count_samples)
 
     untimed: bool = False  #: Whether the profile is not at hand, so that nothing is timed
-
-    @property
-    def counter(self) -> Counter | None:
-        """The naive count of samples, where they may be re-homed."""
-        if not isinstance(self.index, SampleIndex):
-            return None
-        request = self.request
-        return partial(count_samples, self.source, self.index, self.fitted, request.cluster, request.phases)
 
     @cached_property
     def scene(self) -> Scene:

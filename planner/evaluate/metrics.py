@@ -69,7 +69,7 @@ class Figures:
 
     def metrics(self) -> dict[str, Metric]:
         """The metrics with their intervals."""
-        return {name: _metric(summands) for name, summands in self.summands.items()}
+        return {name: metric_of(summands) for name, summands in self.summands.items()}
 
     def gain(self, metric: str, against: "Figures") -> Metric:
         """Gain over `against`: how much less of `metric` there is, paired draw by draw; one step gives no interval."""
@@ -140,13 +140,14 @@ def copies_metric(dispatch_model: DispatchModel, cluster: Cluster) -> str:
     return NODE_COPIES if dispatch_model == "standard" and cluster.num_nodes > 1 else COPIES
 
 
-def _middle(summands: Summands) -> float:
-    return float(sum(levels_QR[len(levels_QR) // 2, 0] for levels_QR in summands.values()))
-
-
-def _metric(summands: Summands) -> Metric:
+def metric_of(summands: Summands) -> Metric:
+    """A figure with its interval."""
     low, high = interval(summands)
     return Metric(value=_middle(summands), low=low, high=high)
+
+
+def _middle(summands: Summands) -> float:
+    return float(sum(levels_QR[len(levels_QR) // 2, 0] for levels_QR in summands.values()))
 
 
 def _summands(figure: Summands | NDArray[np.float64] | float) -> Summands:

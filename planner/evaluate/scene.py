@@ -17,8 +17,7 @@ from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .costs import CostModel
 from .splits import Cohort, SampleIndex, UnitIndex
-from .tally import Counter
-from .traffic import SampleCounts
+from .traffic import Counter, SampleCounts
 
 Mask = NDArray[np.bool_]
 
@@ -74,12 +73,11 @@ class Scene:
         model
             None: the trace's.
         linked, counter
-            As `fitted` and `counter` of `SampleCounts`; no sample's tokens link layers without.
+            As `fitted` and `counter` of `SampleCounts`.
         """
         model = source.meta.model if model is None else model
         samples = None
         if isinstance(index, SampleIndex):
-            linked = np.zeros_like(parts[0]) if linked is None else linked
             samples = SampleCounts(source, index, linked, cluster, phases=phases or None, counter=counter)
         by_loads = samples is None and isinstance(source, CountTrace)
         cohorts = [

@@ -4,7 +4,6 @@ Legend: L MoE layers; U units; I samples; B steps; C link classes; D devices; N 
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -141,10 +140,6 @@ class SampleTraffic:
         """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
         after = layer + 1
         return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None
-
-
-# Counts samples: their pairs with experts, `[I, L, E]`, and their traffic under each of several placements.
-Counter = Callable[[Sequence[Placement]], tuple[NDArray[np.int32], list[SampleTraffic]]]
 
 
 def check_cells(what: str, cluster: Cluster | None, most: int = MAX_CELLS, **lengths: int) -> None:

@@ -4,7 +4,7 @@ Legend: I samples of the index; R rows, U of them different samples; T tokens; L
 token; D devices; N nodes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
 from .splits import Cohort, SampleIndex
-from .tally import COUNTS, Counter, SampleTraffic, Tally
+from .tally import COUNTS, SampleTraffic, Tally
 
 if TYPE_CHECKING:
     from .journey import Journey
@@ -34,30 +34,23 @@ class SampleCounts:
     Parameters
     ----------
     fitted
-        The samples whose tokens link two layers (`SampleTraffic.linked`), `[I]`.
-    counter
-        What counts, `experts` and the traffic under each of several placements; None: a walk of all tokens.
-
-    Attributes
-    ----------
-    experts
-        The pairs of each sample with every expert, int32 `[I, L, E]`.
+        The samples whose tokens link two layers (`SampleTraffic.linked`), `[I]`; None: none.
     """
 
     def __init__(
         self,
         trace: Trace | CountTrace,
         index: SampleIndex,
-        fitted: NDArray[np.bool_],
+        fitted: NDArray[np.bool_] | None,
         cluster: Cluster,
         *,
         phases: Collection[str] | None = None,
-        counter: Counter | None = None,
+        counter: "Counter | None" = None,
     ) -> None:
         self.trace, self.index, self.cluster, self.phases = trace, index, cluster, phases
-        self._fitted_I, self._known = fitted, list[SampleTraffic]()
-        self._counter = counter or self._walked
-        self.experts: NDArray[np.int32] | None = None
+        self.fitted = np.zeros(len(index.sample), np.bool_) if fitted is None else fitted
+        self.experts: NDArray[np.int32] | None = None  #: Pairs of each sample with every expert, `[I, L, E]`
+        self._counter, self._known = counter or walk_samples, list[SampleTraffic]()
 
     def under(self, placement: Placement, *, name: str = "plan's") -> SampleTraffic:
         """Traffic under one placement. Errors are those of `count`."""
@@ -74,7 +67,7 @@ class SampleCounts:
         new = {name: one for name, one in placements.items() if self._traffic(one) is None}
         if new:
             self._check(new)
-            self.experts, known = self._counter([*new.values()])
+            self.experts, known = self._counter(self, [*new.values()])
             self._known += known
         return [traffic for one in placements.values() if (traffic := self._traffic(one)) is not None]
 
@@ -105,31 +98,38 @@ class SampleCounts:
                     " experts, each expert once, or a trace of tokens"
                 )
 
-    def _walked(self, placements: Sequence[Placement]) -> tuple[NDArray[np.int32], list[SampleTraffic]]:
-        """The pairs of samples with experts, and their traffic, by a walk of all tokens, or of all counts."""
-        trace, index, model = self.trace, self.index, self.trace.meta.model
-        shape, tokens = (len(index.sample), model.num_layers, model.num_experts), isinstance(trace, Trace)
-        experts_ILE = np.zeros(shape, np.int32)
-        new = [SampleTraffic.empty(one, shape[0], self.cluster, linked=tokens) for one in placements]
-        if isinstance(trace, CountTrace):
-            for table in trace.tables():
-                np.add.at(experts_ILE, (index.rows(table), table.layer), table.counts.astype(np.int32))
-            for traffic in new:  # every pair is a copy
-                for layer in range(model.num_layers):
-                    traffic.copies[:, layer] = experts_ILE[:, layer] @ traffic.placement.holds(layer).astype(np.int32)
-                by_node = (*shape[:2], self.cluster.num_nodes, self.cluster.devices_per_node)
-                traffic.nodes[:] = traffic.copies.reshape(by_node).sum(axis=3)
-            return experts_ILE, new
-        group = self.cluster.devices_per_node
-        tables = [[ReplicaTable.of(one, layer, group) for layer in range(model.num_layers)] for one in placements]
-        for batch, place_T in index.batches(trace, self.phases):
-            assert batch.sample is not None
-            for layer, ids_TK in enumerate(batch.ids.transpose(1, 0, 2)):
-                _add(experts_ILE[:, layer], place_T, ids_TK, (ids_TK < shape[2]).T)
-            turn_T = batch.sample + batch.position
-            for traffic, of_layers in zip(new, tables, strict=True):
-                _visit(traffic, of_layers, group, batch.ids, place_T, self._fitted_I[place_T], turn_T)
-        return experts_ILE, new
+
+# Counts the pairs of samples with experts, `[I, L, E]`, and their traffic under each of several placements.
+Counter = Callable[[SampleCounts, Sequence[Placement]], tuple[NDArray[np.int32], list[SampleTraffic]]]
+
+
+def walk_samples(
+    samples: SampleCounts, placements: Sequence[Placement]
+) -> tuple[NDArray[np.int32], list[SampleTraffic]]:
+    """Count as `Counter` says, by a walk of all tokens, or of all counts."""
+    trace, index, cluster, model = samples.trace, samples.index, samples.cluster, samples.trace.meta.model
+    shape = (len(index.sample), model.num_layers, model.num_experts)
+    experts_ILE = np.zeros(shape, np.int32)
+    traffics = [SampleTraffic.empty(one, shape[0], cluster, linked=isinstance(trace, Trace)) for one in placements]
+    if isinstance(trace, CountTrace):
+        for table in trace.tables():
+            np.add.at(experts_ILE, (index.rows(table), table.layer), table.counts.astype(np.int32))
+        for traffic in traffics:  # every pair is a copy
+            for layer in range(model.num_layers):
+                traffic.copies[:, layer] = experts_ILE[:, layer] @ traffic.placement.holds(layer).astype(np.int32)
+            by_node = (*shape[:2], cluster.num_nodes, cluster.devices_per_node)
+            traffic.nodes[:] = traffic.copies.reshape(by_node).sum(axis=3)
+        return experts_ILE, traffics
+    group = cluster.devices_per_node
+    tables = [[ReplicaTable.of(one, layer, group) for layer in range(model.num_layers)] for one in placements]
+    for batch, place_T in index.batches(trace, samples.phases):
+        assert batch.sample is not None
+        turn_T = batch.sample + batch.position
+        for layer, ids_TK in enumerate(batch.ids.transpose(1, 0, 2)):
+            _add(experts_ILE[:, layer], place_T, ids_TK, (ids_TK < shape[2]).T)
+        for traffic, of_layers in zip(traffics, tables, strict=True):
+            _visit(traffic, of_layers, group, batch.ids, place_T, samples.fitted[place_T], turn_T)
+    return experts_ILE, traffics
 
 
 def _visit(

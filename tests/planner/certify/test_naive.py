@@ -4,7 +4,6 @@ names for devices (nodes stay together) and for experts change neither.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,8 +47,7 @@ def recounted(scene: Scene) -> Scene:
         return scene
     source, index, cluster = scene.source, scene.index, scene.cluster
     fitted_I = np.isin(np.arange(len(index.sample)), scene.cohorts[0].unit_ids)
-    count = partial(count_samples, source, index, fitted_I, cluster, ())
-    return replace(scene, samples=SampleCounts(source, index, fitted_I, cluster, counter=count))
+    return replace(scene, samples=SampleCounts(source, index, fitted_I, cluster, counter=count_samples))
 
 
 def assert_alike(scene: Scene, journeys: Sequence[Journey], *, fraction: float = 0.6) -> None:
