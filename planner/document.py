@@ -152,19 +152,15 @@ def check_page(path: str | os.PathLike[str], expected: str) -> None:
 
 
 def write_page(path: str | os.PathLike[str], title: str, text: str, sections: Iterable[Section]) -> None:
-    """Write a document as one HTML file that needs no network, atomically; with drawings it takes 4.5 MB.
+    """Write a document as one HTML file that needs no network, atomically; with drawings it takes 4.5 MB."""
+    body, script = "", ""
+    for number, section in enumerate(sections):  # figures are numbered, so that equal contents give equal bytes
+        parts = (part.html(f"figure-{number}-{place}") for place, part in enumerate(section.body))
+        body += f"<h2>{html.escape(section.title)}</h2>" + "".join(parts)
+        if not script and any(isinstance(part, Drawing) for part in section.body):
+            from plotly.offline import get_plotlyjs
 
-    Raises
-    ------
-    StorageError
-        It cannot be written.
-    """
-    sections, script = list(sections), ""
-    if any(isinstance(part, Drawing) for section in sections for part in section.body):
-        from plotly.offline import get_plotlyjs
-
-        script = f"<script>{get_plotlyjs()}</script>"
-    body = "".join(_html(section, number) for number, section in enumerate(sections))
+            script = f"<script>{get_plotlyjs()}</script>"
     page = (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -173,9 +169,3 @@ def write_page(path: str | os.PathLike[str], title: str, text: str, sections: It
     )
     with atomic_path(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
-
-
-def _html(section: Section, number: int) -> str:
-    """A section as HTML; figures are numbered, so that equal contents give equal bytes."""
-    parts = (part.html(f"figure-{number}-{place}") for place, part in enumerate(section.body))
-    return f"<h2>{html.escape(section.title)}</h2>" + "".join(parts)

@@ -20,10 +20,10 @@ def worded(label: str) -> str:
 
 def find(part: Part, label: str) -> Contender:
     """The contender of that label."""
-    for contender in part.contenders:
-        if contender.label == label:
-            return contender
-    raise InputError(f"the plan's evaluation lacks {label}; re-run moeplan solve")
+    labelled = {contender.label: contender for contender in part.contenders}
+    if label not in labelled:
+        raise InputError(f"the plan's evaluation lacks {label}; re-run moeplan solve")
+    return labelled[label]
 
 
 def value(contender: Contender, metric: str) -> float:
@@ -82,12 +82,10 @@ def megabytes(number: float) -> str:
 def contender_table(
     part: Part, metrics: Iterable[str], *, today: str = "", judged: str | None = None, ranged: bool = False
 ) -> Table:
-    """Contenders side by side.
+    """Contenders side by side, metrics by name, the most important first; those that no contender has are left out.
 
     Parameters
     ----------
-    metrics
-        By name, the most important first; those that no contender has are left out.
     today
         The label of what runs today.
     judged
@@ -108,11 +106,9 @@ def contender_table(
 
 def headlines(part: Part, judged: str) -> list[str]:
     """The metrics of the first table: the judged one, then those that tell contenders apart, by rank."""
-    ranked = sorted(
-        (spec for spec in METRICS.values() if spec.headline is not None), key=lambda spec: -(spec.headline or 0)
-    )
-    apart = [spec.name for spec in ranked if spec.name != judged and _apart(part, spec.name)]
-    return [judged, *apart]
+    ranked = sorted(METRICS.values(), key=lambda spec: -(spec.headline or 0))
+    shown = [spec.name for spec in ranked if spec.headline is not None and spec.name != judged]
+    return [judged, *(name for name in shown if _apart(part, name))]
 
 
 def legend(part: Part, metrics: Iterable[str]) -> list[str]:

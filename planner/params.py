@@ -68,16 +68,9 @@ def choices(kind: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """Parameters of one strategy. Its fields are flags of `moeplan solve`.
-
-    Raises
-    ------
-    UsageError
-        A number beyond its flag's bounds; words are checked by `Request.of`.
-    """
+    """Parameters of one strategy: flags of `moeplan solve`, numbers within bounds. `Request.of` checks words."""
 
     mixes: ClassVar[bool] = False  # whether several traces may be planned for together
-
     replans: ClassVar[bool] = False  # whether a plan in force may be re-planned
 
     def __post_init__(self) -> None:

@@ -38,27 +38,19 @@ class Request:
 
     @classmethod
     def of(cls, *, strategy: str, **settings: Any) -> Self:
-        """A request by the names of its own fields and of the strategy's parameters.
-
-        Raises
-        ------
-        UsageError
-            A flag of another strategy, or a value that a flag does not take.
-        """
+        """A request by the names of its own fields and of the strategy's parameters."""
         if strategy not in STRATEGIES:
             raise UsageError(f"--strategy {strategy}; expected one of {', '.join(STRATEGIES)}")
-        shared = {one.name for one in dataclasses.fields(cls)}
+        shared, kind = {one.name for one in dataclasses.fields(cls)}, STRATEGIES[strategy].params
         params = {name: value for name, value in settings.items() if name not in shared and value is not None}
-        kind = STRATEGIES[strategy].params
         own, hints = dict(flags_of(kind)), get_type_hints(kind)
         for name, value in params.items():
             if name not in own:
                 raise UsageError(_anothers(name, strategy))
             words = choices(hints[name])
             if words and isinstance(value, str) and value not in words:
-                raise UsageError(
-                    f"{option_of(name, own[name])} {value} with --strategy {strategy}; expected {' or '.join(words)}"
-                )
+                option = option_of(name, own[name])
+                raise UsageError(f"{option} {value} with --strategy {strategy}; expected {' or '.join(words)}")
         mine = {name: settings[name] for name in settings.keys() & shared}
         return cls(strategy=strategy, params=kind(**params), **mine)
 
@@ -78,12 +70,12 @@ class Request:
             raise UsageError(
                 f"several --trace, or --trace FILE:WEIGHT, with --strategy {self.strategy}; it is a flag of {mixing}"
             )
-        if self.previous is not None and (self.on is not None or not self.params.replans):
+        if self.previous is not None and not self.params.replans:
             planning = " and ".join(name for name, row in STRATEGIES.items() if row.params.replans)
-            mend = (
-                "leave one of them away" if self.params.replans else f"only {planning} re-plans: solve anew without it"
-            )
-            raise UsageError(f"--from with {'--on' if self.params.replans else f'--strategy {self.strategy}'}; {mend}")
+            mend = f"only {planning} re-plans: solve anew without it"
+            raise UsageError(f"--from with --strategy {self.strategy}; {mend}")
+        if self.previous is not None and self.on is not None:
+            raise UsageError("--from with --on; leave one of them away")
         if wild := [weight for _, weight in self.mixture if not 1e-9 <= weight <= 1e9]:
             raise UsageError(f"--trace of weight {wild[0]}; expected weights above 0, 1e-9 to 1e9")
         self.params.check(self.cluster)
@@ -114,14 +106,9 @@ def profile_for(path: Path | None) -> Path | None:
 def cluster_for(
     text: str | None, profile: Path | None, links: Iterable[str] = (), *, on: Path | None = None
 ) -> Cluster:
-    """The cluster a plan is for: the base's, else `NxG` with the profile's links, else the profile's.
+    """The cluster a plan is for: that of the base it is solved `on`, else `NxG` with the profile's links, else its own.
 
-    Parameters
-    ----------
-    links
-        `KIND=GBps:us` each, in place of the profile's.
-    on
-        The base, whose cluster may be said again, with no other beside it.
+    The links `KIND=GBps:us` stand in place of the profile's. A base's cluster may be said again, but no other.
     """
     from ..profilers import profile as profiles
     from ..runtime import plan as plans

@@ -34,11 +34,6 @@ def proven_shares(
         The proof that a plan names.
     levels
         The slots of the places of each level.
-
-    Raises
-    ------
-    CertificationError
-        The file is another one than the plan names, or no proof.
     """
     if named is None:
         return "the plan names no proof"

@@ -13,6 +13,7 @@ from ...profilers.profile import MAX_PROFILE_BYTES, load
 from ...runtime.plan import FileInput, Plan, TraceInput
 from ...traces.count_form import CountTrace, open_any
 from ...traces.reader import Trace
+from ..options import Member
 
 TOLERANCE = 1e-9  # relative
 
@@ -97,7 +98,7 @@ def certifiable_trace(plan: Plan, folder: str | os.PathLike[str] = "") -> str | 
     folder
         Where the plan lies: a path that leads nowhere from the working directory is tried from there.
     """
-    return _path_of(plan.inputs.trace, folder, lambda path: open_any(path).sha256)
+    return path_of(plan.inputs.trace, folder, trace_hash)
 
 
 def certifiable_profile(plan: Plan, folder: str | os.PathLike[str] = "") -> str | None:
@@ -106,11 +107,16 @@ def certifiable_profile(plan: Plan, folder: str | os.PathLike[str] = "") -> str 
     def hash_of(path: str) -> str | None:
         return None if size_of(path, what="a profile") > MAX_PROFILE_BYTES else sha256_file(path)
 
-    return _path_of(plan.inputs.profile, folder, hash_of)
+    return path_of(plan.inputs.profile, folder, hash_of)
 
 
-def _path_of(
-    source: FileInput | TraceInput | None, folder: str | os.PathLike[str], hash_of: Callable[[str], str | None]
+def trace_hash(path: str) -> str | None:
+    """The hash of a trace."""
+    return open_any(path).sha256
+
+
+def path_of(
+    source: FileInput | TraceInput | Member | None, folder: str | os.PathLike[str], hash_of: Callable[[str], str | None]
 ) -> str | None:
     """The first of the places of a file that has its hash."""
     if source is None or source.path is None or "://" in source.path:  # a plan alone must not open a network address

@@ -34,13 +34,7 @@ Holders = list[list[list[int]]]  # [layer][expert] -> devices, ascending
 def naive_replay(
     scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
 ) -> list[list[Tally]]:
-    """Recount of every journey over every part, as `Replay` says; samples that move as `count_samples` counted them.
-
-    Raises
-    ------
-    CertificationError
-        Samples move where they may not.
-    """
+    """Recount of every journey over every part, as `Replay` says; samples that move as `count_samples` counted them."""
     for journey, cohort in itertools.product(journeys, scene.cohorts):
         _check_moves(cohort, journey, scene.cluster.num_devices)
     sheets = [
@@ -264,12 +258,7 @@ class _Sheet:
     ) -> None:
         """Add the copies `[R, D]` between rows' devices and where they are dispatched from and combined at.
 
-        Parameters
-        ----------
-        visits_RN
-            Of nodes, a token's one or none.
-        row_R
-            What each row counts for, -1 for nothing.
+        A token visits a node once or never, `visits_RN`; each row counts for `row_R`, -1 for nothing.
         """
         line, (sent_R, met_R) = np.arange(len(copies_RD)), ends
         phases = (0,) if sent_R is met_R else (0, 1)  # where tokens return, a combine is a dispatch backwards

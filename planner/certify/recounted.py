@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CertificationError, MismatchError, MoeplanError, UsageError
+from ...errors import CertificationError, MismatchError, UsageError
 from ...runtime.plan import Plan
-from ...traces.count_form import CountTrace, open_any
+from ...traces.count_form import CountTrace
 from ..evaluate.scene import Scene
 from ..options import EvaluationOptions, PlacementOptions
 from ..params import flags_of
@@ -23,6 +23,7 @@ from ..strategies.placement import mixed_loads
 from ..strategies.registry import STRATEGIES
 from ..strategies.strategy import Strategy
 from ..task import Task
+from .certificate import path_of, trace_hash
 from .naive import count_samples, naive_replay
 from .structure import strategies_of
 
@@ -47,13 +48,7 @@ class Recounted(Task):
 
 
 def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixture: Mixture = ()) -> Recounted:
-    """The task that one of a plan's strategies was given: on what was decided before, by the parameters it names.
-
-    Raises
-    ------
-    CertificationError
-        They are none that the strategy takes.
-    """
+    """The task that one of a plan's strategies was given: on what was decided before, by the parameters it names."""
     assert plan.inputs.trace is not None
     options, strategies, model = EvaluationOptions.of(plan), strategies_of(plan), chosen.dispatch_models[0]
     before = strategies[: strategies.index(chosen)]
@@ -110,12 +105,8 @@ def mixture_of(plan: Plan, first: str, sha256: str | None) -> Mixture | None:
         raise MismatchError(f"{first}: not the first trace of the mixture; give {members[0].path}")
     if abs(sum(one.weight for one in members) - 1) > 1e-9:
         raise CertificationError(f"a mixture of weights {[one.weight for one in members]}; expected 1 in all")
-    for one in members[1:]:
-        try:
-            if "://" in one.path or open_any(one.path).sha256 != one.sha256:  # a plan alone opens no network address
-                return None
-        except MoeplanError:
-            return None
+    if None in [path_of(one, "", trace_hash) for one in members[1:]]:
+        return None
     return tuple((first if one is members[0] else one.path, one.weight) for one in members)
 
 
@@ -134,12 +125,8 @@ class Fitted:
 def count_fitted(task: Recounted, *, followed: int, beside: bool) -> Fitted:
     """The counts of a task's fitted units; of a mixture loads alone, each layer's of every trace by its weight.
 
-    Parameters
-    ----------
-    followed
-        How many of a token's choices are counted as followers of its first choice in the layer before.
-    beside
-        Whether to count the pairs inside layers.
+    So many of a token's choices are `followed` as followers of its first choice in the layer before; pairs `beside`
+    each other inside layers are counted where asked for.
     """
     if not task.request.mixture:
         return _counted(task, followed, beside)

@@ -127,9 +127,9 @@ def _check_seconds(plan: Plan) -> None:
     """Refuse a plan that hides seconds it could tell, tells others, or tells impossible ones."""
     could = plan.inputs.profile is not None or bool(plan.cluster.links)
     if ("seconds" in plan.options) != could:
+        words = ("no", "with") if could else ("with", "without")
         raise CertificationError(
-            f"{'no' if could else 'with'} options.seconds in a plan made {'with' if could else 'without'} profile or"
-            " links; re-run moeplan solve"
+            f"{words[0]} options.seconds in a plan made {words[1]} profile or links; re-run moeplan solve"
         )
     assert plan.evaluation is not None
     for part in filter(None, (plan.evaluation.fit, plan.evaluation.held_out)):
@@ -146,9 +146,8 @@ def _check_seconds(plan: Plan) -> None:
 
 def _check_rising(one: Contender) -> None:
     for name, metric in one.metrics.items():
-        numbers = [number for number in (metric.low, metric.value, metric.high) if number is not None]
-        upside_down = metric.low is not None and metric.high is not None and metric.low > metric.high
-        if upside_down or (metric.low is None) != (metric.high is None) or min(numbers) < 0:
+        ends = [number for number in (metric.low, metric.high) if number is not None]
+        if len(ends) == 1 or ends != sorted(ends) or min(metric.value, *ends) < 0:
             raise CertificationError(
                 f"{one.label}: {name} {metric.value} from {metric.low} to {metric.high}; expected a rising interval of"
                 " figures (seconds too) of at least 0"
@@ -169,15 +168,12 @@ def seconds_names(plan: Plan, one: Contender) -> set[str]:
         raise CertificationError(
             "chunks are timed, but the model has no hidden_size or dtype_bytes; expected both; re-run moeplan solve"
         )
-    classes = (cluster.devices_per_node > 1) + (cluster.num_nodes > 1)
+    links = [_free] * ((cluster.devices_per_node > 1) + (cluster.num_nodes > 1))
     costs = CostModel(
-        [_free] * classes if "dispatch" in timed else None,
-        [_free] * classes if "kv" in timed else None,
-        _free if "experts" in timed else None,
-        _free if "attention" in timed else None,
-        {},
-        {},
-        (),
+        exchange=links if "dispatch" in timed else None,
+        gather=links if "kv" in timed else None,
+        experts=_free if "experts" in timed else None,
+        attention=_free if "attention" in timed else None,
     )
     scene = Scene(cast(Any, None), cast(Any, None), (), cluster, plan.model, costs, 0, passes=passes)
     one_token, step = np.ones(1, np.int64), np.zeros(1, np.int64)

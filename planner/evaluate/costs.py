@@ -19,6 +19,8 @@ from ...solvers.ports import LinkClass, link_classes
 from ...solvers.seconds import Curve, Curve2
 from ...traces.model import ModelSpec
 
+HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model that they are
+FFN = HIDDEN | {"ffn": "ffn_size"}
 COUNTS_ALONE = "counts do not say where tokens are"
 Numbers = NDArray[np.float64]
 
@@ -63,9 +65,11 @@ class CostModel:
         parts = {
             "dispatch": _exchange("all_to_all", "dispatch", profile, cluster, model),
             "kv": _exchange("all_gather", "kv", profile, cluster, model),
-            "experts": _experts(profile, model),
-            "attention": _attention(profile, model, samples=samples),
+            "experts": _curve_of_two("experts", "expert_ffn", ("tokens", "experts"), FFN, profile, model),
+            "attention": _curve_of_two("attention", "attention", ("batch", "length"), HIDDEN, profile, model),
         }
+        if not samples:
+            parts["attention"] = _Part(missing="the trace has no samples, hence no contexts")
         if by_loads:
             parts |= dict.fromkeys(("dispatch", "kv", "attention"), _Part(missing=COUNTS_ALONE))
         return cls(
@@ -106,35 +110,25 @@ def _exchange(case: str, part: str, profile: Profile | None, cluster: Cluster, m
     return _Part(curves, sources)
 
 
-def _experts(profile: Profile | None, model: ModelSpec) -> _Part:
-    series = _series(profile, "expert_ffn", model)
-    unknown = [name for name in ("hidden_size", "ffn_size") if getattr(model, name) is None]
-    if unknown:
+def _curve_of_two(
+    part: str, case: str, axes: tuple[str, str], fixed: Mapping[str, str], profile: Profile | None, model: ModelSpec
+) -> _Part:
+    """Curve of a case over two sizes; its other axes are `fixed` at sizes of the model, "grouped" at its least."""
+    series = _series(profile, case, model)
+    if unknown := [name for name in fixed.values() if getattr(model, name) is None]:
         return _Part(missing=f"the model's {' and '.join(unknown)} is not in the trace")
-    if series is None:
-        return _Part(missing=_unmeasured(profile, "expert_ffn"))
-    assert series.fit is not None
-    least = series.fit.measured.get("grouped", (0, 0))[0]
-    sizes = {"hidden": model.hidden_size, "ffn": model.ffn_size, "grouped": least}
-    curve = _of_two(series, ("tokens", "experts"), sizes)
-    return _Part(curve, {"experts": series.key}, other_dtype=series.dtype not in _dtypes(model))
+    if series is None or series.fit is None:
+        return _Part(missing="no profile" if profile is None else f"the profile has no {case}")
+    sizes = {axis: float(getattr(model, name)) for axis, name in fixed.items()}
+    sizes |= {axis: float(least) for axis, (least, _) in series.fit.measured.items() if axis == "grouped"}
 
+    def curve(first: Numbers, second: Numbers) -> Prediction:
+        return predicted(series, {axes[0]: first, axes[1]: second, **sizes})
 
-def _attention(profile: Profile | None, model: ModelSpec, *, samples: bool) -> _Part:
-    series = _series(profile, "attention", model)
-    if not samples:
-        return _Part(missing="the trace has no samples, hence no contexts")
-    if model.hidden_size is None:
-        return _Part(missing="the model's hidden_size is not in the trace")
-    if series is None:
-        return _Part(missing=_unmeasured(profile, "attention"))
-    source = series.key if model.attention.kv_size == 2 * model.hidden_size else f"{series.key} (as MHA)"
-    curve = _of_two(series, ("batch", "length"), {"hidden": model.hidden_size})
-    return _Part(curve, {"attention": source}, other_dtype=series.dtype not in _dtypes(model))
-
-
-def _unmeasured(profile: Profile | None, case: str) -> str:
-    return "no profile" if profile is None else f"the profile has no {case}"
+    source = series.key
+    if case == "attention" and model.attention.kv_size != 2 * (model.hidden_size or 0):
+        source += " (as MHA)"
+    return _Part(curve, {part: source}, other_dtype=series.dtype not in _dtypes(model))
 
 
 def _dtypes(model: ModelSpec) -> list[str]:
@@ -177,9 +171,3 @@ def _link(cluster: Cluster, kind: LinkClass) -> Curve:
         return Prediction(seconds, seconds, seconds, np.zeros(port.shape, dtype=bool))
 
     return curve
-
-
-def _of_two(series: Series, names: tuple[str, str], sizes: dict[str, int | None]) -> Curve2:
-    """Over two sizes, the others fixed."""
-    fixed = {name: float(value or 0) for name, value in sizes.items()}
-    return lambda first, second: predicted(series, {names[0]: first, names[1]: second, **fixed})

@@ -52,8 +52,6 @@ def evaluate(
         One, or several with weights that sum to 1: figures are then weighted means.
     aside
         Judged beside them, but no part of the evaluation.
-    replay
-        What tallies journeys.
     between
         Whether to tally the copies of every pair of devices, too.
 
@@ -180,13 +178,7 @@ def _moving(scene: Scene, contenders: Sequence[Contender]) -> tuple[list[Journey
 
 
 def _part(cohorts: Sequence[Cohort], contenders: Sequence[Contender], figures: Mapping[str, Figures]) -> Part:
-    """Part of an evaluation, as a plan stores it.
-
-    Raises
-    ------
-    InputError
-        It has no token, as counts of nothing have none.
-    """
+    """Part of an evaluation, as a plan stores it; refused without any token, as counts of nothing have none."""
     if not any(cohort.num_tokens for cohort in cohorts):
         raise InputError("no token is routed in what was fitted, or in what judges; expected some in both: record more")
     return Part(

@@ -61,8 +61,8 @@ class Journey:
 
     def goes_as(self, other: "Journey") -> bool:
         """Check whether tokens and samples do the same as on another journey."""
-        names = ("homes", "cuts", "capacity_factor")
-        return self.sends_as(other) and all(getattr(self, name) == getattr(other, name) for name in names)
+        alike = (self.homes, self.cuts, self.capacity_factor) == (other.homes, other.cuts, other.capacity_factor)
+        return alike and self.sends_as(other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,12 +86,7 @@ Effect = Callable[[Journey, Plan, ReadSidecar], Journey]
 
 
 def journey_of(plan: Plan, read: ReadSidecar) -> Journey:
-    """The journey under a plan's decisions.
-
-    Parameters
-    ----------
-    read
-        Gives the bytes of a file that a decision names.
+    """The journey under a plan's decisions; `read` gives the bytes of a file that a decision names.
 
     Raises
     ------
@@ -115,10 +110,7 @@ def passes_of(plan: Plan) -> Passes | None:
 def today(model: ModelSpec, cluster: Cluster, slots: NDArray[np.int64] | None = None) -> Contender:
     """Baseline without a plan: contiguous experts, one slot each, standard dispatch, whole layers, no re-homing.
 
-    Parameters
-    ----------
-    slots
-        Those of a plan, `[D]`: devices without any hold nothing today either.
+    Devices without any of a plan's `slots` `[D]` hold nothing today either.
     """
     alive_D = np.ones(cluster.num_devices, np.bool_) if slots is None else slots > 0
     slots_D = np.zeros(cluster.num_devices, np.int64)
@@ -149,9 +141,9 @@ def _placed(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
 
 
 def _piped(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
-    assert plan.decisions.pipeline is not None
-    factor = plan.decisions.pipeline.capacity_factor
-    return replace(journey, cuts=Cuts.of(plan.decisions.pipeline), capacity_factor=factor)
+    pipeline = plan.decisions.pipeline
+    assert pipeline is not None
+    return replace(journey, cuts=Cuts.of(pipeline), capacity_factor=pipeline.capacity_factor)
 
 
 def _moved(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:

@@ -168,14 +168,15 @@ def _hops(name: str) -> Compute:
     return lambda sums, _: sums.counts[name] / sums.counts["hops"] if sums.counts["hops"].any() else None
 
 
-def _inter_bytes(sums: Sums, context: Context) -> Draws | None:
-    each = context.copies_to_bytes
-    return each * _per_token(sums, context, "far_copies") if each else None
+def _bytes(name: str, *less: str) -> Compute:
+    """Bytes per step of copies, those of another kind left out; None where the model's sizes are not known."""
 
+    def compute(sums: Sums, context: Context) -> Draws | None:
+        each = context.tokens_per_step * context.model.num_layers * (context.model.copy_bytes or 0)
+        copies_R = _per_token(sums, context, name) - sum(_per_token(sums, context, other) for other in less)
+        return each * copies_R if each else None
 
-def _intra_bytes(sums: Sums, context: Context) -> Draws | None:
-    each, far_R = context.copies_to_bytes, _per_token(sums, context, "far_copies")
-    return each * (_per_token(sums, context, COPIES) - far_R) if each else None
+    return compute
 
 
 def _kv_bytes(_: Sums, context: Context) -> float | None:
@@ -232,10 +233,10 @@ ROWS = (
         headline=9, tail=TAIL),
     MetricSpec(TAIL, "", "load on the busiest device", "ratio", "nothing", ANY, _balance_p95,
         "95th percentile, over layers and steps, of the busiest device's load over the mean"),
-    MetricSpec(FAR_BYTES, "MB between nodes", "bytes between nodes", "bytes", "sample", SIZED, _inter_bytes,
+    MetricSpec(FAR_BYTES, "MB between nodes", "bytes between nodes", "bytes", "sample", SIZED, _bytes("far_copies"),
         "bytes per step of the copies that cross nodes", headline=6),
-    MetricSpec("intra_bytes", "MB inside nodes", "bytes inside nodes", "bytes", "sample", SIZED, _intra_bytes,
-        "bytes per step of the copies that stay inside a node"),
+    MetricSpec("intra_bytes", "MB inside nodes", "bytes inside nodes", "bytes", "sample", SIZED,
+        _bytes(COPIES, "far_copies"), "bytes per step of the copies that stay inside a node"),
     MetricSpec("kv_bytes", "MB of K and V", "bytes of K and V", "bytes", "nothing", SIZED, _kv_bytes,
         "bytes per step of K and V that coherence gathers on every device", headline=5),
     MetricSpec(MOVED, "moved", "samples moved", "share", "step", SAMPLES, lambda sums, _: sums.moved,

@@ -8,7 +8,7 @@ Legend: T tokens; L MoE layers; K experts a token; B steps; E experts; D devices
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -86,19 +86,8 @@ def tallied(
     ]
 
 
-def step_loads(scene: Scene, *, phases: Collection[str] | None = None) -> list[NDArray[np.int64]]:
-    """The token-expert pairs of every expert in each complete step of every cohort, `[B, L, E]`.
-
-    Parameters
-    ----------
-    phases
-        Instead of the scene's.
-
-    Raises
-    ------
-    UsageError
-        They do not fit into memory.
-    """
+def step_loads(scene: Scene) -> list[NDArray[np.int64]]:
+    """The token-expert pairs of every expert in each complete step of every cohort, `[B, L, E]`."""
     model, loads = scene.source.meta.model, list[NDArray[np.int64]]()
     for cohort in scene.cohorts:
         steps, layers, experts = cohort.num_steps, model.num_layers, model.num_experts
@@ -111,7 +100,7 @@ def step_loads(scene: Scene, *, phases: Collection[str] | None = None) -> list[N
                 rows, step_R = cohort.locate_rows(unit_R)
                 np.add.at(loads_BLE, (step_R, table.layer[rows]), table.counts[rows])
         return loads
-    for batch, unit_T in scene.index.batches(scene.source, phases or scene.phases or None):
+    for batch, unit_T in scene.index.batches(scene.source, scene.phases or None):
         for cohort, loads_BLE in zip(scene.cohorts, loads, strict=True):
             at = cohort.locate(batch, unit_T)
             ids_TLK = batch.ids[at.rows]

@@ -66,14 +66,8 @@ class Scene:
     ) -> Self:
         """The scene of a trace whose units in each part, `[U]`, run in steps of so many where none were recorded.
 
-        Parameters
-        ----------
-        profile
-            What times the parts of a step; None: the cluster's links, where it has any.
-        model
-            None: the trace's.
-        linked, counter
-            As `fitted` and `counter` of `SampleCounts`.
+        A profile times the parts of a step, without one the cluster's links, where it has any. The model is the trace's
+        unless given; `linked` and `counter` are as `fitted` and `counter` of `SampleCounts`.
         """
         model = source.meta.model if model is None else model
         samples = None

@@ -42,7 +42,7 @@ class Located:
 class Cohort:
     """Some units of a trace as they run on D devices."""
 
-    #: unit_ids, unit_tokens: the units, ascending, and the tokens of each, int64 `[U]`
+    #: unit_ids, unit_tokens: the units, ascending, and the tokens of each, `[U]`
     unit_ids: Numbers
     unit_tokens: Numbers
     home: Numbers | None  #: Where each unit starts, `[U]`; None where the trace recorded source ranks
@@ -85,7 +85,10 @@ class Cohort:
         rows = np.flatnonzero(self.unit_ids[ordinal_T] == unit_T)
         ordinal_T = ordinal_T[rows]
         home_T = _column(batch.source_rank)[rows] if self.home is None else self.home[ordinal_T]
-        step_T = self._recorded_step(batch)[rows] if self.step is None else self.step[ordinal_T]
+        if self.step is None:
+            step_T = np.searchsorted(_column(self.step_ids), _column(batch.step)[rows])
+        else:
+            step_T = self.step[ordinal_T]
         position_T = batch.position[rows].astype(np.int64)
         sample_T = (unit_T if batch.sample is None else batch.sample)[rows]
         return Located(rows, ordinal_T, home_T.astype(np.int64), step_T, position_T, sample_T + position_T)
@@ -96,9 +99,6 @@ class Cohort:
         step_R = ordinal_R if self.step is None else self.step[ordinal_R]  # recorded steps are the units
         rows = np.flatnonzero((self.unit_ids[ordinal_R] == unit_R) & (step_R >= 0))
         return rows, step_R[rows]
-
-    def _recorded_step(self, batch: TokenBatch) -> Numbers:
-        return np.searchsorted(_column(self.step_ids), _column(batch.step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,8 @@ class UnitIndex:
         are the recorded ones of these units, else `samples_per_step` units each by ascending id; fewer units than that
         make one step of what there is.
         """
-        unit_ids = self.unit_ids[chosen_U]
-        ordinal_U = np.arange(len(unit_ids))
-        home_U = None if self.recorded_home(num_devices) else ordinal_U % num_devices
-        tokens_U = self.unit_tokens[chosen_U]
+        unit_ids, tokens_U = self.unit_ids[chosen_U], self.unit_tokens[chosen_U]
+        home_U = None if self.recorded_home(num_devices) else np.arange(len(unit_ids)) % num_devices
         if self.steps is not None:
             step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
             return Cohort(unit_ids, tokens_U, home_U, None, step_ids)
@@ -179,8 +177,7 @@ class SampleIndex:
     def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
         """Mask of the fitted samples, `[I]`, whole steps where `split_kind` says so."""
         unit_I = self.step if self.split_kind == "step" else self.sample
-        assert unit_I is not None
-        ids, place_I = np.unique(unit_I, return_inverse=True)
+        ids, place_I = np.unique(_column(unit_I), return_inverse=True)
         return np.asarray(fitted(ids, seed=seed, fraction=fraction)[place_I])
 
     def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
@@ -188,10 +185,9 @@ class SampleIndex:
         -1 in an incomplete last one.
         """
         place = np.flatnonzero(chosen_U)
-        home = np.arange(len(place)) % num_devices
+        home, step = np.arange(len(place)) % num_devices, _steps_in_order(len(place), samples_per_step)
         if self.rank is not None and self.recorded_home(num_devices):
             home = self.rank[place]
-        step = _steps_in_order(len(place), samples_per_step)
         if self.step is not None:
             step = np.unique(self.step[place], return_inverse=True)[1]
         return Cohort(place, self.unit_tokens[place], home, step)
@@ -240,15 +236,7 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
 
 
 def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> SampleIndex:
-    """Index the samples of a trace in one pass.
-
-    Raises
-    ------
-    UsageError
-        Samples were not recorded, or phases are asked for of counts.
-    InputError
-        The trace is damaged, empty, or has a sample on two ranks in one step.
-    """
+    """Index the samples of a trace in one pass."""
     if "sample" not in trace.known:
         raise UsageError(f"{trace.path}: samples were not recorded; a sample policy has nothing to move")
     by_counts, cells = isinstance(trace, CountTrace), _read_cells(trace, phases, by_sample=True)
@@ -283,13 +271,7 @@ class _Cells(NamedTuple):
 
 
 def _read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False) -> _Cells:
-    """Read the scalar columns of a trace once; `by_sample`: units of counts are samples even where steps are recorded.
-
-    Raises
-    ------
-    UsageError
-        Phases are asked for of counts.
-    """
+    """Read the scalar columns of a trace once; `by_sample`: units of counts are samples even beside recorded steps."""
     parts, phase_ids = list[tuple[Numbers, Numbers]](), set[int]()
     if isinstance(trace, CountTrace):
         if phases:

@@ -38,12 +38,6 @@ class Context:
     tokens_per_step: float  #: The mean over complete steps
     dropped_share: float | None = None  #: Of the routed token-expert pairs, where buffers have a fixed capacity
 
-    @property
-    def copies_to_bytes(self) -> float | None:
-        """Bytes per step of one copy per token and layer; None where the model's sizes are not known."""
-        each = self.model.copy_bytes
-        return None if each is None else self.tokens_per_step * self.model.num_layers * each
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
@@ -61,34 +55,31 @@ class Sums:
 
 def summed(contexts: Sequence[Context], seed: int) -> list[Sums]:
     """The resampled sums of every contender."""
-    counted = _resampled([{"counts": context.tally.counts} for context in contexts], seed)
-    stepped = _resampled([_by_step(context) for context in contexts], seed)
     sums = []
-    for context, counts, steps in zip(contexts, counted, stepped, strict=True):
-        means = {key: sums_RQ.T / len(context.tally.loads) for key, sums_RQ in steps.items()}
+    for context, drawn_RC in zip(contexts, _resampled([_columns(context) for context in contexts], seed), strict=True):
+        means = {key: column_RC.T / len(context.tally.loads) for key, column_RC in drawn_RC.items()}
         sums.append(
             Sums(
-                counts=dict(zip(COUNTS, counts["counts"].T, strict=False)) if context.tally.counts.shape[1] else {},
-                balance=steps["balance"][:, 0],
-                busy=steps["balance"][:, 1],
+                counts=dict(zip(COUNTS, drawn_RC["counts"].T, strict=False)),
+                balance=drawn_RC["balance"][:, 0],
+                busy=drawn_RC["balance"][:, 1],
                 moved=means["moved"][0] if "moved" in means else None,
-                seconds={key[1]: means[key] for key in means if key[0] == "levels"},
-                step={key[1]: means[key] for key in means if key[0] == "step"},
+                seconds={name: means["levels", name] for name in context.seconds.levels},
+                step={source: means["step", source] for source in context.seconds.step},
             )
         )
     return sums
 
 
-def _by_step(context: Context) -> dict[Any, NDArray[np.float64]]:
-    """Quantities of a contender that are summed over steps, `[B, ...]`, by key."""
-    ratio_BL = device_ratios(context.tally)
-    columns: dict[Any, NDArray[np.float64]] = {
-        "balance": np.stack([ratio_BL.sum(axis=1), (ratio_BL > 0).sum(axis=1)], axis=1)
-    }
-    if context.tally.moved is not None:
-        columns["moved"] = context.tally.moved[:, None]
-    columns |= {("levels", name): levels_QB.T for name, levels_QB in context.seconds.levels.items()}
-    return columns | {("step", source): levels_QB.T for source, levels_QB in context.seconds.step.items()}
+def _columns(context: Context) -> dict[Any, NDArray[Any]]:
+    """Quantities of a contender that are summed over units, `[U, C]`, or over steps, `[B, C]`, by key."""
+    tally, seconds, ratio_BL = context.tally, context.seconds, device_ratios(context.tally)
+    columns: dict[Any, NDArray[Any]] = {"counts": tally.counts}
+    columns["balance"] = np.stack([ratio_BL.sum(axis=1), (ratio_BL > 0).sum(axis=1)], axis=1)
+    if tally.moved is not None:
+        columns["moved"] = tally.moved[:, None]
+    columns |= {("levels", name): levels_QB.T for name, levels_QB in seconds.levels.items()}
+    return columns | {("step", source): levels_QB.T for source, levels_QB in seconds.step.items()}
 
 
 def _resampled(blocks: Sequence[Mapping[Any, NDArray[Any]]], seed: int) -> list[dict[Any, NDArray[np.float64]]]:

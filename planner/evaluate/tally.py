@@ -93,13 +93,7 @@ class Tally:
 
     @classmethod
     def of_loads(cls, loads: NDArray[np.int64], journey: "Journey") -> Self:
-        """A tally of the loads of experts alone, `[B, L, E]`, the replicas of an expert sharing alike.
-
-        Raises
-        ------
-        UsageError
-            The placement has replicas that tokens choose by where they are.
-        """
+        """A tally of the loads of experts alone, `[B, L, E]`, the replicas of an expert sharing alike."""
         placement, rule = journey.placement, journey.rule
         if placement.has_replicas and rule != ReplicaRule.EVEN:
             raise UsageError(

@@ -53,17 +53,11 @@ class SampleCounts:
         self._counter, self._known = counter or walk_samples, list[SampleTraffic]()
 
     def under(self, placement: Placement, *, name: str = "plan's") -> SampleTraffic:
-        """Traffic under one placement. Errors are those of `count`."""
+        """Traffic under one placement."""
         return self.count({name: placement})[0]
 
     def count(self, placements: Mapping[str, Placement]) -> list[SampleTraffic]:
-        """Traffic under each of several placements. New placements are counted in one pass over the trace.
-
-        Raises
-        ------
-        UsageError
-            The tables would pass 2^28 cells, or replicas whose use depends on where samples are.
-        """
+        """Traffic under each of several placements. New placements are counted in one pass over the trace."""
         new = {name: one for name, one in placements.items() if self._traffic(one) is None}
         if new:
             self._check(new)
