@@ -109,7 +109,8 @@ class Comparison:
         failing = [one for one in self.compared if one.path in self.failing]
         if all(one.verdict.gain.low is None for one in failing):
             return "one step shows nothing: give --samples-per-step below the samples of the trace, or record more"
-        placed = [one.path for one in failing if one.paid_when_solved and _is_replannable(one.plan)]
+        replanning = [(name,) for name, row in STRATEGIES.items() if row.params.replans]
+        placed = [one.path for one in failing if one.paid_when_solved and one.plan.strategies in replanning]
         return (
             f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"
             if placed
@@ -156,7 +157,10 @@ def compare(
         The trace is of another model than a plan.
     """
     loaded = load_plans(plans)
-    cluster, samples = common_cluster(loaded, profile), samples_per_step or _samples_per_step(loaded[0].plan)
+    cluster, first = common_cluster(loaded, profile), loaded[0].plan
+    if samples_per_step is None and "evaluation" in first.options:
+        samples_per_step = EvaluationOptions.of(first).samples_per_step
+    samples = samples_per_step or SAMPLES_PER_DEVICE * first.cluster.num_devices
     on_progress("reading the trace")
     source = open_any(trace)
     for one in loaded:
@@ -234,17 +238,6 @@ def _check(
             f"--replica-rule {rule} goes by where tokens come from, and {trace.path} holds counts alone; expected even,"
             " or a trace of tokens"
         )
-
-
-def _is_replannable(plan: Plan) -> bool:
-    """Tell a plan by a single strategy that re-plans one in force."""
-    return [name in STRATEGIES and STRATEGIES[name].params.replans for name in plan.strategies] == [True]
-
-
-def _samples_per_step(plan: Plan) -> int:
-    """Samples of a derived step as the plan was judged; of one that was not, the default."""
-    judged = "evaluation" in plan.options
-    return EvaluationOptions.of(plan).samples_per_step if judged else SAMPLES_PER_DEVICE * plan.cluster.num_devices
 
 
 def _compared(one: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:

@@ -33,14 +33,6 @@ class Flag:
     at_most: float | None = None
     expected: str = ""
 
-    def admits(self, value: Any) -> bool:
-        """Whether a number is within the bounds."""
-        return (
-            (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-        )
-
 
 def flag(default: Any, help: str, **settings: Any) -> Any:  # noqa: A002  what it is on the command line
     """A field that is a flag; `settings` as in `Flag`."""
@@ -76,7 +68,10 @@ class Params:
     def __post_init__(self) -> None:
         for name, one in flags_of(type(self)):
             value = getattr(self, name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and not one.admits(value):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            low, high = (value if bound is None else bound for bound in (one.at_least, one.at_most))
+            if not low <= value <= high or (one.above is not None and value <= one.above):
                 raise UsageError(f"{option_of(name, one)} {value}; expected {one.expected}")
 
     @classmethod

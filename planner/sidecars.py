@@ -40,7 +40,12 @@ def save_with(sidecars: Mapping[str, bytes], plan: Plan, path: Path) -> None:
             for name, contents in sidecars.items():
                 if not (path.parent / name).exists():
                     appearing.append(path.parent / name)
-                _write_beside(path, name, contents)
+                try:
+                    with atomic_path(path.parent / name) as beside:
+                        beside.write_bytes(contents)
+                except StorageError as error:
+                    words = f"its {name} beside it cannot be written ({error.__cause__ or error})"
+                    raise StorageError(f"{path}: {words}") from error
     except BaseException:
         for sidecar in appearing:  # a plan that names it is there where only the end of this call was cut off
             if not _is_named(sidecar):
@@ -81,14 +86,6 @@ def parse_proof(contents: bytes, shape: tuple[int, int, int]) -> Mapping[str, Pr
         if not alike or not (np.abs(table) <= MOST_PRICE).all():
             raise InputError(f"proof of a bound with {name[:20]!r} {table.dtype} {list(table.shape)}; {expected}")
     return levels
-
-
-def _write_beside(path: Path, name: str, contents: bytes) -> None:
-    try:
-        with atomic_path(path.parent / name) as temporary:
-            temporary.write_bytes(contents)
-    except StorageError as error:
-        raise StorageError(f"{path}: its {name} beside it cannot be written ({error.__cause__ or error})") from error
 
 
 def _sidecars_of(path: Path) -> Iterator[Path]:

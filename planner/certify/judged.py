@@ -19,14 +19,21 @@ def check_judged(
     """Hold every figure of the evaluation, the seconds and the verdict against a naive replay; returns it."""
     assert plan.evaluation is not None
     try:
-        _check_options(plan, task, certificate)
+        ours, theirs = EvaluationOptions.of(plan), task.evaluation_options
+        if ours != theirs:
+            raise CertificationError(
+                f"options.evaluation: {ours.unit}, {ours.home}, {ours.step}; the trace gives {theirs.unit},"
+                f" {theirs.home}, {theirs.step}"
+            )
+        if isinstance(task.source, CountTrace) and plan.inputs.trace is not None:
+            certificate.agree("tokens of the trace", plan.inputs.trace.num_tokens, int(task.index.unit_tokens.sum()))
         rows = contenders(task, plan, sidecars)
         say("replaying the trace under the plan and its rivals, token by token")
         evaluated = evaluate(task.scenes, rows, replay=task.replay)
     except (InputError, UsageError) as error:
         raise CertificationError(f"what the plan decides does not go with its trace: {error}") from error
-    ours, theirs = plan.evaluation, evaluated.evaluation
-    for name, claimed, found in (("fit", ours.fit, theirs.fit), ("held out", ours.held_out, theirs.held_out)):
+    stated, recount = plan.evaluation, evaluated.evaluation
+    for name, claimed, found in (("fit", stated.fit, recount.fit), ("held out", stated.held_out, recount.held_out)):
         if (claimed is None) != (found is None):
             raise CertificationError("a held-out part where the trace has none, or none where it has one")
         if claimed is not None and found is not None:
@@ -38,18 +45,6 @@ def check_judged(
         _check_seconds(SecondsOptions.of(plan), evaluated.seconds, certificate)
     _check_verdict(plan, task, evaluated, rows[1].label, certificate)
     return evaluated
-
-
-def _check_options(plan: Plan, task: Recounted, certificate: Certificate) -> None:
-    claimed = EvaluationOptions.of(plan)
-    if claimed != task.evaluation_options:
-        raise CertificationError(
-            f"options.evaluation: {claimed.unit}, {claimed.home}, {claimed.step}; the trace gives"
-            f" {task.evaluation_options.unit}, {task.evaluation_options.home}, {task.evaluation_options.step}"
-        )
-    assert plan.inputs.trace is not None
-    if isinstance(task.source, CountTrace):
-        certificate.agree("tokens of the trace", plan.inputs.trace.num_tokens, int(task.index.unit_tokens.sum()))
 
 
 def _check_part(name: str, claimed: Part, found: Part, task: Recounted, certificate: Certificate) -> None:

@@ -233,7 +233,7 @@ class _Sheet:
             first = device_RK[:, 0]
             after = _first(device_RK, here) if self.journey.dispatch_model == "coherent" else here
             visits_RD = _visited(device_RK, size)
-            visits_RN = _on_nodes(visits_RD, self.group).clip(max=1)
+            visits_RN = np.maximum.reduceat(visits_RD, np.arange(0, size, self.group), axis=1)
             self._exchange(layer, visits_RD, visits_RN, (here, after), at.step, row)
             self._sit(layer, here, at.step, once, 2 * at.position + 1)
             hop = (before >= 0) & (first >= 0)
@@ -310,8 +310,3 @@ def _visited(device_RK: Numbers, size: int) -> Numbers:
     visited = np.zeros((len(device_RK), size + 1), np.int64)
     visited[np.arange(len(device_RK))[:, None], device_RK] = 1  # the last column is for cells not routed, -1
     return visited[:, :size]
-
-
-def _on_nodes(copies_RD: Numbers, group: int) -> Numbers:
-    """Copies to the devices of each node, `[R, N]`."""
-    return np.add.reduceat(copies_RD, np.arange(0, copies_RD.shape[1], group), axis=1)

@@ -56,6 +56,10 @@ def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixt
         model = plan.options.get("placement", {}).get("dispatch_model", "standard")
     if model not in chosen.dispatch_models:
         raise CertificationError(f"options of {chosen.name} under {model}; it is {' or '.join(chosen.dispatch_models)}")
+    own = dict(plan.options.get(chosen.decides, {}))
+    stored = getattr(plan.decisions, chosen.decides).model_dump() | (own.get("search") or {}) | own
+    if not own.get("asked", True):  # the method was chosen, by what it is fast at
+        stored.pop("method", None)
     try:
         request = Request.of(
             strategy=chosen.name,
@@ -67,7 +71,7 @@ def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixt
             seed=plan.seed,
             samples_per_step=options.samples_per_step,
             mixture=mixture,
-            **_params(plan, chosen),
+            **{name: _tupled(stored[name]) for name, _ in flags_of(STRATEGIES[chosen.name].params) if name in stored},
         )
     except UsageError as error:
         raise CertificationError(f"options of {chosen.name}: {error}") from error
@@ -78,16 +82,6 @@ def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixt
         base = plan.model_copy(update={"decisions": type(plan.decisions)(**kept), "strategies": names})
     lost = plan.inputs.profile is not None and profile is None
     return Recounted(request, chosen, base, model, untimed=lost)
-
-
-def _params(plan: Plan, chosen: Strategy) -> dict[str, Any]:
-    """Flags of the strategy, with the values that the plan stores."""
-    options = dict(plan.options.get(chosen.decides, {}))
-    told = getattr(plan.decisions, chosen.decides).model_dump() | (options.get("search") or {}) | options
-    if not options.get("asked", True):  # the method was chosen, by what it is fast at
-        told.pop("method", None)
-    names = [name for name, _ in flags_of(STRATEGIES[chosen.name].params)]
-    return {name: _tupled(told[name]) for name in names if name in told}
 
 
 def _tupled(value: Any) -> Any:

@@ -134,7 +134,13 @@ def _check_seconds(plan: Plan) -> None:
     assert plan.evaluation is not None
     for part in filter(None, (plan.evaluation.fit, plan.evaluation.held_out)):
         for one in part.contenders:
-            _check_rising(one)
+            for name, metric in one.metrics.items():
+                ends = [number for number in (metric.low, metric.high) if number is not None]
+                if len(ends) == 1 or ends != sorted(ends) or min([metric.value, *ends]) < 0:
+                    raise CertificationError(
+                        f"{one.label}: {name} {metric.value} from {metric.low} to {metric.high}; expected a rising"
+                        " interval of figures (seconds too) of at least 0"
+                    )
             found = set(filter(is_timed, one.metrics))
             expected = seconds_names(plan, one) if could else set()
             if found != expected:
@@ -142,16 +148,6 @@ def _check_seconds(plan: Plan) -> None:
                     f"{one.label}: seconds {sorted(found)}; what times it gives {sorted(expected)}: other metrics or"
                     " seconds than the plan's"
                 )
-
-
-def _check_rising(one: Contender) -> None:
-    for name, metric in one.metrics.items():
-        ends = [number for number in (metric.low, metric.high) if number is not None]
-        if len(ends) == 1 or ends != sorted(ends) or min(metric.value, *ends) < 0:
-            raise CertificationError(
-                f"{one.label}: {name} {metric.value} from {metric.low} to {metric.high}; expected a rising interval of"
-                " figures (seconds too) of at least 0"
-            )
 
 
 def seconds_names(plan: Plan, one: Contender) -> set[str]:

@@ -83,10 +83,6 @@ class Cut:
         ends = [np.rint(end_L * padded_BL) for end_L in np.cumsum(self.shares, axis=0).round(SHARE_DIGITS)]
         return [(end - start).astype(np.int64) for start, end in pairwise([np.zeros_like(ends[0]), *ends])]
 
-    def present(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of chunks `[..., C, B, L]` without those of chunks that a layer does not have."""
-        return seconds if self.shares is None else seconds * (self.shares > 0)[:, None]
-
     def busy(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds that a stage works whose chunks take `seconds` `[..., C, B, L]`, `[..., B, L]`."""
         return np.asarray(seconds.sum(axis=-3) * (self.degree if self.shares is None else 1))
@@ -193,7 +189,8 @@ class Pipeline:
         assert costs.experts is not None
         assert copy_bytes is not None
         dispatch, pairs, combine = self._work(cut)
-        stacked = partial(_each, lambda *chunks: cut.present(np.stack(chunks)))  # nothing where there is no such chunk
+        present = True if cut.shares is None else (cut.shares > 0)[:, None]  # chunks that a layer has
+        stacked = partial(_each, lambda *chunks: np.stack(chunks) * present)
         sent, returned = (
             [exchange_seconds(copies, copy_bytes, costs.exchange) for copies in chunks]
             for chunks in (dispatch, combine)

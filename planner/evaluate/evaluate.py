@@ -149,19 +149,14 @@ def _dropped(scene: Scene, name: str, journey: Journey, tally: Tally) -> float |
     return dropped_share(tally.sent, cut.padded(capacity_BL))
 
 
-def _settled(scene: Scene, journey: Journey) -> Journey:
-    """A journey by the samples' counts where those tell all of it: samples then stay if no rule moves them."""
-    if scene.samples is None or journey.homes is not None or journey.dispatch_model != "standard":
-        return journey
-    by_place = journey.placement.has_replicas and journey.rule != "even"
-    return journey if by_place else replace(journey, homes=stay)
-
-
 def _moving(scene: Scene, contenders: Sequence[Contender]) -> tuple[list[Journey], dict[str, list[Homes]]]:
     """The journeys of contenders with the moves of all samples, and by label the homes by part that rules give."""
-    journeys = {one.label: _settled(scene, one.journey) for one in contenders}
+    journeys, counts, homes = {one.label: one.journey for one in contenders}, scene.samples, dict[str, list[Homes]]()
+    for label, journey in journeys.items() if counts is not None else ():  # counts tell all of samples that stay
+        by_place = journey.placement.has_replicas and journey.rule != "even"
+        if journey.homes is None and journey.dispatch_model == "standard" and not by_place:
+            journeys[label] = replace(journey, homes=stay)
     rules = {label: journey.homes for label, journey in journeys.items() if journey.homes is not None}
-    counts, homes = scene.samples, dict[str, list[Homes]]()
     if counts is None:
         if rules:
             raise UsageError(f"{next(iter(rules))}: it moves samples, which are not counted one by one here")

@@ -71,16 +71,21 @@ def price(tally: Tally, journey: Journey, scene: Scene) -> Seconds:
     if costs is None:
         return Seconds()
     layers, crossed = _around(tally, journey, scene, costs), dict[str, NDArray[np.float64]]()
+    coherent, num_layers = journey.dispatch_model == "coherent", scene.model.num_layers
+    combines = not coherent or scene.model.top_k > 1  # a coherent token with one expert is where it lives next
     piped = passes is not None and costs.exchange and costs.experts and tally.ports is not None
     if passes is not None and piped:
-        moe, crossed["moe"] = _chunked(tally, journey, scene, passes)
-        layers |= moe
+        if coherent:  # such tokens are not trained
+            passes = Passes(0.0, passes.full_duplex)
+        pipeline, cuts = Pipeline(tally, scene, passes, journey.capacity_factor), cuts_of(journey, passes, num_layers)
+        chunked, crossed["moe"] = pipeline.priced(cuts, combines=combines)
+        layers |= chunked
     else:
-        layers |= _whole(tally, journey, scene, costs)
-    seconds = {name: step_seconds(part, scene.model.num_layers) for name, part in layers.items()}
+        layers |= _whole(tally, scene, costs, combines=combines)
+    seconds = {name: step_seconds(part, num_layers) for name, part in layers.items()}
     levels = {name: np.stack([part.low, part.seconds, part.high]) for name, part in seconds.items()}
     parts = [name for name in (*SOURCES, *PASSES) if name in layers]
-    needed = {"dispatch_s", "experts_s", "combine_s", *(["kv_s"] if journey.dispatch_model == "coherent" else [])}
+    needed = {"dispatch_s", "experts_s", "combine_s", *(["kv_s"] if coherent else [])}
     step: dict[str, NDArray[np.float64]] = {}
     if needed <= set(parts):
         summed = [name for name in parts if not piped or name in ("attention_s", "kv_s", *PASSES)]
@@ -114,32 +119,14 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
     return layers
 
 
-def _whole(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:
+def _whole(tally: Tally, scene: Scene, costs: CostModel, *, combines: bool) -> dict[str, Prediction]:
     """Seconds by layer, `[B, L]`, of the exchanges and the experts of whole layers."""
     ports, copy_bytes, layers = tally.ports, scene.model.copy_bytes, dict[str, Prediction]()
     if ports is not None and costs.exchange and copy_bytes:
         for name, copies in (("dispatch", ports.dispatch), ("combine", ports.combine)):
             layers |= by_class(name, exchange_seconds(copies, copy_bytes, costs.exchange), scene.cluster)
-        if not _combines(journey, scene):
+        if not combines:
             layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}
     if costs.experts:
         layers["experts_s"] = expert_seconds(tally.loads, tally.slots, costs.experts)
     return layers
-
-
-def _chunked(
-    tally: Tally, journey: Journey, scene: Scene, passes: Passes
-) -> tuple[dict[str, Prediction], NDArray[np.float64]]:
-    """Seconds by layer of stages and passes `[B, L]`, and of all passes under every pair of levels `[Q Q, B]`.
-
-    Coherent tokens are not trained: they have no backward pass.
-    """
-    if journey.dispatch_model == "coherent":
-        passes = Passes(0.0, passes.full_duplex)
-    cuts = cuts_of(journey, passes, scene.model.num_layers)
-    return Pipeline(tally, scene, passes, journey.capacity_factor).priced(cuts, combines=_combines(journey, scene))
-
-
-def _combines(journey: Journey, scene: Scene) -> bool:
-    """Check whether anything is combined: a coherent token with one expert is where it lives next."""
-    return journey.dispatch_model != "coherent" or scene.model.top_k > 1
