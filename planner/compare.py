@@ -111,11 +111,9 @@ class Comparison:
             return "one step shows nothing: give --samples-per-step below the samples of the trace, or record more"
         replanning = [(name,) for name, row in STRATEGIES.items() if row.params.replans]
         placed = [one.path for one in failing if one.paid_when_solved and one.plan.strategies in replanning]
-        return (
-            f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"
-            if placed
-            else "solve anew on this trace"
-        )
+        if not placed:
+            return "solve anew on this trace"
+        return f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"
 
 
 def compare(
@@ -146,8 +144,6 @@ def compare(
         Which replica a token uses, as an engine has it; None: as each plan has it.
     between
         Tell the copies of every pair of devices, too.
-    seed
-        Of the intervals.
 
     Raises
     ------
@@ -212,21 +208,14 @@ def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Co
 
 
 def _check(
-    trace: Trace | CountTrace,
-    plans: Sequence[LoadedPlan],
-    cluster: Cluster,
-    rule: ReplayRule | None,
-    *,
-    between: bool,
+    trace: Trace | CountTrace, plans: Sequence[LoadedPlan], cluster: Cluster, rule: ReplayRule | None, *, between: bool
 ) -> None:
     """Refuse what the trace, or one of the plans, has no answer to."""
     by_counts, moving = isinstance(trace, CountTrace), [one.path for one in plans if one.moves_samples]
     cutting = [one.path for one in plans if one.plan.decisions.pipeline is not None and not one.moves_samples]
     if by_counts and cutting:
-        raise UsageError(
-            f"{trace.path}: counts do not say what exchanges carry, which {cutting[0]} cuts into chunks; give a trace"
-            " of tokens"
-        )
+        what = f"what exchanges carry, which {cutting[0]} cuts into chunks; give a trace of tokens"
+        raise UsageError(f"{trace.path}: counts do not say {what}")
     if between and by_counts:
         raise UsageError(f"{trace.path}: counts do not say between which devices copies go; leave -o out")
     if between and cluster.num_devices > MOST_DEVICES:

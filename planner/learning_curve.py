@@ -17,11 +17,10 @@ from ..errors import UsageError
 from ..runtime.plan import Metric
 from ..solvers.exflow.budget import layer_work
 from ..solvers.outcome import PlacementResult, Status
-from ..solvers.placement import Placement
 from .document import Column, Section, Table, Text, drawn, to_console, write_page
 from .evaluate.evaluate import evaluate
 from .evaluate.journey import Contender, Journey, contiguous_in
-from .evaluate.metrics import NODE_COPIES, Figures, copies_metric, metric_of
+from .evaluate.metrics import NODE_COPIES, copies_metric, metric_of
 from .evaluate.sums import difference
 from .request import Request
 from .solve import task_for
@@ -82,11 +81,6 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
     """The curve of exflow on a trace: subsets of the fitted units in doubling sizes, several of each.
 
     The request is as for a plan; its time limit is that of all solves together. Ctrl-C is `KeyboardInterrupt`.
-
-    Raises
-    ------
-    UsageError
-        Another strategy, nothing held out, too few units to halve, a cap on loads, or a thorough bound.
     """
     if request.strategy != "exflow" or request.previous is not None:
         raise UsageError("--learning-curve with --from or another strategy; it is of exflow's placements from nothing")
@@ -109,8 +103,7 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
         placed.append(_placed(task, chosen, work=work))
     wall_s = time.perf_counter() - started
     on_progress("replaying the held-out samples")
-    judged = _judged(task, [one.placement for one in placed])
-    return _curve(task, subsets, judged, sum(one.outcome.status is Status.TIME_LIMIT for one in placed), wall_s)
+    return _curve(task, subsets, placed, wall_s)
 
 
 def curve_report(curve: LearningCurve, console: "Console") -> None:
@@ -163,21 +156,16 @@ def _placed(task: Task, chosen: NDArray[np.int64], *, work: float) -> PlacementR
     return placed
 
 
-def _judged(task: Task, placements: Sequence[Placement]) -> list[Figures]:
-    """The figures of every placement on the held-out units, then those of contiguous."""
-    model = task.dispatch_model
-    contenders = [Contender(f"subset {number}", Journey(model, placed)) for number, placed in enumerate(placements)]
-    in_order = contiguous_in(task.slots, task.model, task.request.cluster)
-    contenders.append(in_order.named("contiguous", dispatch_model=model))
-    held_out = replace(task.scene, cohorts=task.scene.cohorts[1:], costs=None)
-    return list(evaluate(held_out, contenders).judged.values())
-
-
 def _curve(
-    task: Task, subsets: Sequence[NDArray[np.int64]], judged: Sequence[Figures], num_capped: int, wall_s: float
+    task: Task, subsets: Sequence[NDArray[np.int64]], placed: Sequence[PlacementResult], wall_s: float
 ) -> LearningCurve:
-    metric = copies_metric(task.dispatch_model, task.request.cluster)
-    *figures, base = (one.summands[metric] for one in judged)
+    """The curve of the placements of subsets, judged beside contiguous on the held-out units."""
+    model, cluster = task.dispatch_model, task.request.cluster
+    contenders = [Contender(f"subset {n}", Journey(model, one.placement)) for n, one in enumerate(placed)]
+    contenders.append(contiguous_in(task.slots, task.model, cluster).named("contiguous", dispatch_model=model))
+    held_out = replace(task.scene, cohorts=task.scene.cohorts[1:], costs=None)
+    metric = copies_metric(model, cluster)
+    *figures, base = (one.summands[metric] for one in evaluate(held_out, contenders).judged.values())
     less_SR = np.concatenate([levels_QR for one in figures for levels_QR in difference(one, base).values()])
     size_S = np.array([len(one) for one in subsets])
     tokens_S = np.array([task.units.unit_tokens[one].sum() for one in subsets])
@@ -191,12 +179,12 @@ def _curve(
         points.append(Point(size, tokens, len(of_size), metric_of({"": gains[-1][None]})))
     return LearningCurve(
         unit=task.units.kind,
-        dispatch_model=task.dispatch_model,
+        dispatch_model=model,
         metric=metric,
         points=tuple(points),
         last_doubling=metric_of({"": (gains[-1] - gains[-2])[None]}),
         num_solves=len(subsets),
-        num_capped=num_capped,
+        num_capped=sum(one.outcome.status is Status.TIME_LIMIT for one in placed),
         wall_s=wall_s,
     )
 

@@ -87,11 +87,7 @@ class LoadedPlan:
     def unseen(self, index: UnitIndex | SampleIndex, sha256: str, phases: Sequence[str]) -> NDArray[np.bool_]:
         """Whether each unit of a trace was not fitted, `[U]`: all of another trace's.
 
-        Parameters
-        ----------
-        phases
-            Those that are read. Blocks of rows are numbered among what is read, so those of other phases tell nothing:
-            all then count as fitted.
+        Blocks of rows are numbered among the phases read; where the plan read others, all count as fitted.
         """
         source, size = self.plan.inputs.trace, len(index.unit_tokens)
         members = PlacementOptions.of(self.plan).mixture if "placement" in self.plan.options else ()
@@ -161,13 +157,7 @@ def check_model(
     unknown: bool = False,
     expected: str = "the same model: give the plan's own trace, or solve on this one",
 ) -> None:
-    """Refuse a trace whose model differs from a plan's in these fields, or any.
-
-    Parameters
-    ----------
-    unknown
-        Whether sizes that only one of them knows may differ.
-    """
+    """Refuse a trace whose model differs from a plan's in these fields, or any; `unknown` ones may where asked for."""
     ours, theirs = ({**asdict(one), **asdict(one.attention), "attention": None} for one in (planned, trace.meta.model))
     sizes = [(name, ours[name], theirs[name]) for name in names or ours if ours[name] != theirs[name]]
     if differing := [row for row in sizes if not (unknown and None in row)]:

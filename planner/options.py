@@ -27,13 +27,7 @@ class Options(Record):
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """Read them of a plan.
-
-        Raises
-        ------
-        InputError
-            Values are missing or wrong.
-        """
+        """Read them of a plan; `InputError` where values are missing or wrong."""
         try:
             return cls.model_validate(dict(plan.options.get(cls.key, {})))
         except ValidationError as error:

@@ -1,8 +1,6 @@
 """The files that lie beside a plan, which it names by their hash: written with it, and gone with it.
 
 The proof of a thorough bound is one: the prices that give it (`solvers.bounds.triples`), by level, "device" or "node".
-
-Legend: L MoE layers; E experts.
 """
 
 import contextlib
@@ -19,7 +17,7 @@ from ..files import MAX_JSON_BYTES, atomic_path, sha256_file
 from ..runtime.decisions import sidecars_in
 from ..runtime.plan import Plan, load, save
 
-Prices = NDArray[np.float64]  # and floors of a level, [L, E, E+4]
+Prices = NDArray[np.float64]  # and floors of a level, by MoE layer and expert [L, E, E+4]
 LEVELS = ("device", "node")
 MOST_HEADER_BYTES = 4096
 MOST_PRICE = 1e18  # sums stay finite
@@ -28,10 +26,7 @@ MOST_PRICE = 1e18  # sums stay finite
 def save_with(sidecars: Mapping[str, bytes], plan: Plan, path: Path) -> None:
     """Write a plan and, first, its sidecars, name to contents; the replaced plan's own goes unless it is still named.
 
-    Raises
-    ------
-    StorageError
-        One of them cannot be written; what was there stays as it was.
+    Where one of them cannot be written, what was there stays as it was.
     """
     replaced, appearing = list(_sidecars_of(path)), list[Path]()
     try:
@@ -64,13 +59,7 @@ def dump_proof(levels: Mapping[str, Prices]) -> bytes:
 
 
 def parse_proof(contents: bytes, shape: tuple[int, int, int]) -> Mapping[str, Prices]:
-    """Parse a proof whose levels have this shape.
-
-    Raises
-    ------
-    InputError
-        The file is damaged, holds something else, or numbers too large.
-    """
+    """Parse a proof whose levels have this shape; `InputError` where it is damaged, something else, or too large."""
     from safetensors import SafetensorError
     from safetensors.numpy import load as parse
 

@@ -200,7 +200,7 @@ class Task:
     def evaluation_options(self) -> EvaluationOptions:
         """Options of how a plan of this task is judged."""
         index, request = self.index, self.request
-        recorded = index.recorded_home(request.cluster.num_devices)
+        recorded = index.num_source_ranks == request.cluster.num_devices
         by_counts = isinstance(self.source, CountTrace) and not self.moves_samples
         return EvaluationOptions(
             unit=index.split_kind,

@@ -93,10 +93,7 @@ def _refuse_another(
 def certifiable_trace(plan: Plan, folder: str | os.PathLike[str] = "") -> str | None:
     """The path of the plan's own trace where it is on this machine, still with its hash.
 
-    Parameters
-    ----------
-    folder
-        Where the plan lies: a path that leads nowhere from the working directory is tried from there.
+    One that leads nowhere from the working directory is tried from the plan's `folder`.
     """
     return path_of(plan.inputs.trace, folder, trace_hash)
 

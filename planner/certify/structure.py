@@ -103,19 +103,19 @@ def _check_evidence(plan: Plan) -> None:
         raise CertificationError(f"contenders {labels}; expected plan/{plan.dispatch_model}, {usual} and others once")
     if [one.label for one in evaluation.fit.contenders] != labels:
         raise CertificationError(f"contenders {labels} of one part; expected those of the other")
-    _check_verdict(plan, usual, {0.0 if verdict.metric == STEP else last.pays_from})
+    _check_verdict(plan, usual, 0.0 if verdict.metric == STEP else last.pays_from)
 
 
-def _check_verdict(plan: Plan, usual: str, at_least: set[float]) -> None:
+def _check_verdict(plan: Plan, usual: str, at_least: float) -> None:
     """The gain is the difference of the plan's figure and today's, and the verdict follows from it."""
     assert plan.evaluation is not None
     assert plan.verdict is not None
     verdict, rows = plan.verdict, {one.label: one.metrics for one in plan.evaluation.judging.contenders}
     ours, theirs = (rows[label].get(verdict.metric) for label in (f"plan/{plan.dispatch_model}", usual))
-    if verdict.against != usual or ours is None or theirs is None or {verdict.at_least} != at_least:
+    if verdict.against != usual or ours is None or theirs is None or verdict.at_least != at_least:
         raise CertificationError(
             f"verdict on {verdict.metric} against {verdict.against} from {verdict.at_least} on; expected a metric of"
-            f" both, against {usual}, from {min(at_least)} on"
+            f" both, against {usual}, from {at_least} on"
         )
     Certificate().agree("gain of the verdict", verdict.gain.value, theirs.value - ours.value)
     low, least = verdict.gain.low, verdict.at_least * theirs.value

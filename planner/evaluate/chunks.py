@@ -104,13 +104,7 @@ class Cuts:
 
     @classmethod
     def of(cls, decision: PipelineDecision) -> Self:
-        """The cuts that carry a decision out.
-
-        Raises
-        ------
-        InputError
-            Passes that cut each other's chunks unevenly.
-        """
+        """The cuts that carry a decision out; `InputError` where passes cut each other's chunks unevenly."""
         shares = decision.shares
         forward_L, backward_L = np.array(decision.forward), np.array(decision.backward or decision.forward)
         pieces_L = np.maximum(forward_L, backward_L)
@@ -160,19 +154,15 @@ class Pipeline:
     def priced(self, cuts: Cuts, *, combines: bool = True) -> tuple[dict[str, Prediction], NDArray[np.float64]]:
         """The seconds of stages and passes by metric `[B, L]`, and of all passes under every pair of levels `[Q Q, B]`.
 
-        Parameters
-        ----------
-        combines
-            Whether anything is combined; not where tokens live next where their expert is.
+        Nothing `combines` where tokens live next where their expert is.
         """
         chunks, cluster = self.chunks(cuts.forward), self.scene.cluster
         if not combines:
             chunks = replace(chunks, combine_by_class=[_scaled(0.0, part) for part in chunks.combine_by_class])
         busy = partial(_each, cuts.forward.busy)
         layers = by_class("dispatch", [*map(busy, chunks.dispatch_by_class)], cluster)
-        layers |= by_class("combine", [*map(busy, chunks.combine_by_class)], cluster) | {
-            "experts_s": busy(chunks.experts)
-        }
+        layers |= by_class("combine", [*map(busy, chunks.combine_by_class)], cluster)
+        layers["experts_s"] = busy(chunks.experts)
         passes = {"moe_s": (cuts.forward, chunks.stages)}
         if cuts.backward is not None:
             passes["moe_backward_s"] = (cuts.backward, self._reversed(self.chunks(cuts.backward)))
@@ -191,13 +181,13 @@ class Pipeline:
         dispatch, pairs, combine = self._work(cut)
         present = True if cut.shares is None else (cut.shares > 0)[:, None]  # chunks that a layer has
         stacked = partial(_each, lambda *chunks: np.stack(chunks) * present)
+        calls = stacked(*(expert_seconds(one, self.tally.slots, costs.experts) for one in pairs))
         sent, returned = (
-            [exchange_seconds(copies, copy_bytes, costs.exchange) for copies in chunks]
+            zip(*(exchange_seconds(copies, copy_bytes, costs.exchange) for copies in chunks), strict=True)
             for chunks in (dispatch, combine)
         )
-        calls = stacked(*(expert_seconds(one, self.tally.slots, costs.experts) for one in pairs))
-        by_link = ([stacked(*link) for link in zip(*chunks, strict=True)] for chunks in (sent, returned))
-        return ChunkSeconds(cut, next(by_link), _scaled(cut.calls, calls), next(by_link))
+        links = [[stacked(*link) for link in exchange] for exchange in (sent, returned)]
+        return ChunkSeconds(cut, links[0], _scaled(cut.calls, calls), links[1])
 
     def taken(self, chunks: ChunkSeconds, *, back: bool = False) -> NDArray[np.float64]:
         """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.

@@ -54,13 +54,6 @@ def evaluate(
         Judged beside them, but no part of the evaluation.
     between
         Whether to tally the copies of every pair of devices, too.
-
-    Raises
-    ------
-    UsageError
-        A trace or a journey that the contenders cannot be judged on.
-    InputError
-        No token is routed in a part.
     """
     weighted = [(1.0, scenes)] if isinstance(scenes, Scene) else list(scenes)
     every = [*contenders, *aside]

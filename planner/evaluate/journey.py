@@ -88,10 +88,7 @@ Effect = Callable[[Journey, Plan, ReadSidecar], Journey]
 def journey_of(plan: Plan, read: ReadSidecar) -> Journey:
     """The journey under a plan's decisions; `read` gives the bytes of a file that a decision names.
 
-    Raises
-    ------
-    InputError, UsageError
-        Decisions that cannot be carried out, or a file that is missing, damaged or another one.
+    `InputError` or `UsageError` where they cannot be carried out, or a file is missing, damaged or another one.
     """
     journey = replace(today(plan.model, plan.cluster).journey, dispatch_model=plan.dispatch_model)
     for key in plan.decisions.names:

@@ -86,11 +86,7 @@ class Figures:
     def step_compares(self, against: "Figures", *, alike: bool) -> bool:
         """Check whether `step_s` is known of both, and of the same parts and passes.
 
-        Parameters
-        ----------
-        alike
-            Whether both have one dispatch model, hence their tokens in the same places for attention: it may then be
-            left out of both. Else it is what they differ in.
+        Under `alike` dispatch models tokens are in the same places for attention, which may then be left out of both.
         """
         whole, timed, backward = (
             [name in one.summands for one in (self, against)] for name in (STEP, "attention_s", "moe_backward_s")

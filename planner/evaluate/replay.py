@@ -64,12 +64,8 @@ def replay(
 ) -> list[list[Tally]]:
     """The tally of every journey on every cohort, `[cohort][journey]`, in one pass over the trace.
 
-    Of counts it is the loads alone, but for journeys whose samples are re-homed.
-
-    Parameters
-    ----------
-    ports, between
-        Tally what seconds are predicted from, and the copies of every pair of devices, too.
+    Of counts it is the loads alone, but for journeys whose samples are re-homed. `ports` are what seconds are predicted
+    from, `between` the copies of every pair of devices.
     """
     return RememberingReplay(tallied)(scene, journeys, ports=ports, between=between)
 

@@ -1,7 +1,4 @@
-"""The scene of an evaluation: a trace, who of it runs when, on what cluster, and what times it.
-
-Legend: U units.
-"""
+"""The scene of an evaluation: a trace, which of its units run when, on what cluster, and what times it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -118,10 +118,6 @@ class UnitIndex:
         """Unit of the held-out split, the same as `kind`."""
         return self.kind
 
-    def recorded_home(self, num_devices: int) -> bool:
-        """Check whether units start on their source ranks: the recording had as many as there are devices."""
-        return self.num_source_ranks == num_devices
-
     def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
         """Mask of the fitted units, `[U]`."""
         return fitted(self.unit_ids, seed=seed, fraction=fraction)
@@ -134,7 +130,7 @@ class UnitIndex:
         make one step of what there is.
         """
         unit_ids, tokens_U = self.unit_ids[chosen_U], self.unit_tokens[chosen_U]
-        home_U = None if self.recorded_home(num_devices) else np.arange(len(unit_ids)) % num_devices
+        home_U = None if self.num_source_ranks == num_devices else np.arange(len(unit_ids)) % num_devices
         if self.steps is not None:
             step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
             return Cohort(unit_ids, tokens_U, home_U, None, step_ids)
@@ -170,9 +166,10 @@ class SampleIndex:
         alone = len(np.unique(self.sample)) == len(self.sample)
         return "step" if self.step is not None and alone else "sample"
 
-    def recorded_home(self, num_devices: int) -> bool:
-        """Check whether samples start on their source ranks: the recording had as many as there are devices."""
-        return self.rank is not None and int(self.rank.max()) + 1 == num_devices
+    @property
+    def num_source_ranks(self) -> int | None:
+        """One more than the largest recorded source rank; None without."""
+        return None if self.rank is None else int(self.rank.max()) + 1
 
     def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
         """Mask of the fitted samples, `[I]`, whole steps where `split_kind` says so."""
@@ -186,7 +183,7 @@ class SampleIndex:
         """
         place = np.flatnonzero(chosen_U)
         home, step = np.arange(len(place)) % num_devices, _steps_in_order(len(place), samples_per_step)
-        if self.rank is not None and self.recorded_home(num_devices):
+        if self.rank is not None and self.num_source_ranks == num_devices:
             home = self.rank[place]
         if self.step is not None:
             step = np.unique(self.step[place], return_inverse=True)[1]

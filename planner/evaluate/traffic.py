@@ -31,10 +31,7 @@ Numbers = NDArray[np.int64]
 class SampleCounts:
     """Traffic of every sample of a trace, counted once under each placement that is requested.
 
-    Parameters
-    ----------
-    fitted
-        The samples whose tokens link two layers (`SampleTraffic.linked`), `[I]`; None: none.
+    The tokens of `fitted` samples, `[I]`, link layers (`SampleTraffic.linked`); None: of none.
     """
 
     def __init__(
