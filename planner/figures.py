@@ -84,14 +84,8 @@ def contender_table(
 ) -> Table:
     """Contenders side by side, metrics by name, the most important first; those that no contender has are left out.
 
-    Parameters
-    ----------
-    today
-        The label of what runs today.
-    judged
-        The metric that the verdict is about; how much of today's there is stands beside it.
-    ranged
-        Whether intervals are shown.
+    Beside the metric that the verdict is `judged` on stands how much there is of what the label `today` has; intervals
+    are shown where it is `ranged`.
     """
     columns = [Column("", [named(one, part, today) for one in part.contenders])]
     for name in metrics:
@@ -107,8 +101,8 @@ def contender_table(
 def headlines(part: Part, judged: str) -> list[str]:
     """The metrics of the first table: the judged one, then those that tell contenders apart, by rank."""
     ranked = sorted(METRICS.values(), key=lambda spec: -(spec.headline or 0))
-    shown = [spec.name for spec in ranked if spec.headline is not None and spec.name != judged]
-    return [judged, *(name for name in shown if _apart(part, name))]
+    others = [spec.name for spec in ranked if spec.headline is not None and spec.name != judged]
+    return [judged, *(name for name in others if _apart(part, name))]
 
 
 def legend(part: Part, metrics: Iterable[str]) -> list[str]:

@@ -3,8 +3,7 @@
 Prices prove a bound by triples of layers: `solvers.bounds.triples` says what it is. Nothing is taken on trust but that
 these are numbers: any prices give a bound, and so do any floors, below which no group of experts is looked for.
 
-Legend: L MoE layers; E experts; J experts beside a layer, E a side; C experts a device;
-n groups begun.
+Legend: L MoE layers; E experts; J experts beside a layer, E a side; C experts a device; n groups begun.
 """
 
 from collections.abc import Mapping
@@ -28,12 +27,7 @@ def proven_shares(
 ) -> dict[str, float] | str:
     """By level, "device" or "node", the share of W `[L-1, E, E]` that may stay there at most; or why none is proven.
 
-    Parameters
-    ----------
-    named
-        The proof that a plan names.
-    levels
-        The slots of the places of each level.
+    The proof is the one `named` in the plan; `levels` hold the slots of the places of each.
     """
     if named is None:
         return "the plan names no proof"

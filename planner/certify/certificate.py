@@ -41,14 +41,14 @@ class Certificate:
             lines.append(f"unchecked {', '.join(self.unchecked)}")
         return "\n".join(lines)
 
-    def agree(self, what: str, claimed: float | None, found: float | None, *, tolerance: float = TOLERANCE) -> None:
+    def agree(self, what: str, claimed: float | None, found: float | None) -> None:
         """Record a figure, refusing one that differs."""
         if (claimed is None) != (found is None):
             raise CertificationError(f"{what}: the plan says {claimed}, the recount {found}")
         if claimed is None or found is None:
             return
         difference = abs(claimed - found) / max(abs(claimed), abs(found), 1e-300)
-        if not difference <= tolerance:  # NaN agrees with nothing
+        if not difference <= TOLERANCE:  # NaN agrees with nothing
             raise CertificationError(
                 f"{what}: the plan says {claimed:.12g}, the recount {found:.12g}; the plan was not made from this"
                 " trace by this version, or was edited. Re-run moeplan solve"

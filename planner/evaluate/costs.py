@@ -45,12 +45,7 @@ class CostModel:
     ) -> "CostModel | None":
         """The costs of a model; None without a profile and without links.
 
-        Parameters
-        ----------
-        samples
-            Whether the trace has samples: contexts for attention.
-        by_loads
-            Whether only loads of experts are known: nothing but experts is timed then.
+        Only `samples` give contexts for attention; `by_loads`, of loads of experts alone, nothing but experts is timed.
 
         Notes
         -----

@@ -46,14 +46,8 @@ def evaluate(
 ) -> Evaluated:
     """Judge contenders, the plan first.
 
-    Parameters
-    ----------
-    scenes
-        One, or several with weights that sum to 1: figures are then weighted means.
-    aside
-        Judged beside them, but no part of the evaluation.
-    between
-        Whether to tally the copies of every pair of devices, too.
+    Of several scenes with weights, which sum to 1, figures are weighted means. Those `aside` are judged, too, but no
+    part of the evaluation; `between` tallies the copies of every pair of devices.
     """
     weighted = [(1.0, scenes)] if isinstance(scenes, Scene) else list(scenes)
     every = [*contenders, *aside]

@@ -49,9 +49,9 @@ class SampleCounts:
         self.experts: NDArray[np.int32] | None = None  #: Pairs of each sample with every expert, `[I, L, E]`
         self._counter, self._known = counter or walk_samples, list[SampleTraffic]()
 
-    def under(self, placement: Placement, *, name: str = "plan's") -> SampleTraffic:
+    def under(self, placement: Placement) -> SampleTraffic:
         """Traffic under one placement."""
-        return self.count({name: placement})[0]
+        return self.count({"plan's": placement})[0]
 
     def count(self, placements: Mapping[str, Placement]) -> list[SampleTraffic]:
         """Traffic under each of several placements. New placements are counted in one pass over the trace."""

@@ -14,7 +14,7 @@ from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.price import price
 from moeplan.planner.evaluate.replay import replay
-from moeplan.planner.evaluate.scene import Scene
+from moeplan.planner.evaluate.scene import Passes, Scene
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.profile import load
@@ -144,6 +144,11 @@ def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any)
     parts = priced(scene, Journey("coherent", HALVES))
     assert not parts["combine_s"].any()
     assert parts["dispatch_s"].all()
+    stretched = replace(LINES, exchange=[lambda port: replace(sure(1.0 + port), extrapolated=port >= 0)])
+    for passes in (None, Passes(0.0, full_duplex=False)):  # whole layers, then chunks
+        timed, journey = replace(scene, costs=stretched, passes=passes), Journey("coherent", HALVES)
+        ((tally,),) = replay(timed, [journey], ports=True)
+        assert price(tally, journey, timed).extrapolated.keys() & {"dispatch_s", "combine_s"} == {"dispatch_s"}
 
 
 def test_a_noisier_profile_gives_wider_intervals_and_the_same_request_the_same_seconds(
