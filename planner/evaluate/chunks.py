@@ -29,7 +29,7 @@ from ...profilers.fits.fit import Prediction
 from ...runtime.decisions import SHARE_DIGITS, PipelineDecision, boundaries
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 from ...solvers.ports import link_classes
-from ...solvers.seconds import exchange_seconds, expert_seconds, slowest
+from ...solvers.seconds import exchange_seconds, expert_seconds, no_seconds, slowest
 from ...traces.model import ModelSpec
 from .scene import Passes, Scene
 from .tally import Tally
@@ -158,7 +158,8 @@ class Pipeline:
         """
         chunks, cluster = self.chunks(cuts.forward), self.scene.cluster
         if not combines:
-            chunks = replace(chunks, combine_by_class=[_scaled(0.0, part) for part in chunks.combine_by_class])
+            nothing = [no_seconds(part.seconds.shape) for part in chunks.combine_by_class]
+            chunks = replace(chunks, combine_by_class=nothing)
         busy = partial(_each, cuts.forward.busy)
         layers = by_class("dispatch", [*map(busy, chunks.dispatch_by_class)], cluster)
         layers |= by_class("combine", [*map(busy, chunks.combine_by_class)], cluster)
@@ -179,8 +180,8 @@ class Pipeline:
         assert costs.experts is not None
         assert copy_bytes is not None
         dispatch, pairs, combine = self._work(cut)
-        present = True if cut.shares is None else (cut.shares > 0)[:, None]  # chunks that a layer has
-        stacked = partial(_each, lambda *chunks: np.stack(chunks) * present)
+        present = None if cut.shares is None else (cut.shares > 0)[:, None]  # chunks that a layer has
+        stacked = partial(_each, lambda *chunks: np.stack(chunks) if present is None else np.stack(chunks) * present)
         calls = stacked(*(expert_seconds(one, self.tally.slots, costs.experts) for one in pairs))
         sent, returned = (
             zip(*(exchange_seconds(copies, copy_bytes, costs.exchange) for copies in chunks), strict=True)
@@ -262,7 +263,7 @@ def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:
 
 
 def _scaled(factor: float | NDArray[Any], part: Prediction) -> Prediction:
-    return _each(lambda seconds: factor * seconds, part)
+    return Prediction(factor * part.seconds, factor * part.low, factor * part.high, part.extrapolated)
 
 
 def _each(how: Callable[..., NDArray[Any]], *parts: Prediction) -> Prediction:
