@@ -1,6 +1,6 @@
 """The homes that rules give the samples of a cohort, step by step and layer by layer, as a run would.
 
-Legend: I samples of a cohort; L MoE layers; E experts; D devices; B steps.
+Legend: I samples of a cohort; L MoE layers; D devices.
 """
 
 import itertools

@@ -10,7 +10,7 @@ Where layers are cut into chunks, exchanges and experts overlap, and seconds add
 
 A contender whose layers are whole then has one chunk, so that all are priced alike.
 
-Legend: B steps; L MoE layers; D devices; Q levels of a source's curves (low, middle, high).
+Legend: B steps; L MoE layers; Q levels of a source's curves (low, middle, high).
 """
 
 from collections.abc import Mapping
