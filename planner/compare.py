@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.plan import Metric, Part, Plan, Verdict
+from ..solvers.arrays import Floats
 from ..solvers.moves import experts_moved
 from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace, open_any
@@ -91,7 +91,7 @@ class Comparison:
     #: Which replica a token uses, as an engine has it; None: as each plan has it
     replica_rule: ReplayRule | None = None
     #: Contender to the copies a step from every device to every other one, `[D, D]`, where that was asked for
-    between: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    between: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def resampled(self) -> str:

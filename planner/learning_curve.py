@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from ..errors import UsageError
 from ..runtime.plan import Metric
+from ..solvers.arrays import Floats, Ints
 from ..solvers.exflow.budget import layer_work
 from ..solvers.outcome import PlacementResult, Status
 from .document import Column, Section, Table, Text, drawn, to_console, write_page
@@ -135,7 +135,7 @@ def write_curve(curve: LearningCurve, path: Path) -> None:
     write_page(path, "How many tokens are enough", text, [section])
 
 
-def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]]:
+def _subsets(fitted: Ints, seed: int) -> Iterator[Ints]:
     """Places of units: all fitted ones, then random halves, quarters and so on."""
     rng, size = np.random.default_rng(seed), len(fitted)
     if size < FEWEST_UNITS:
@@ -147,7 +147,7 @@ def _subsets(fitted: NDArray[np.int64], seed: int) -> Iterator[NDArray[np.int64]
             yield np.sort(rng.permutation(fitted)[:size])
 
 
-def _placed(task: Task, chosen: NDArray[np.int64], *, work: float) -> PlacementResult:
+def _placed(task: Task, chosen: Ints, *, work: float) -> PlacementResult:
     """The placement that these units give; none where Ctrl-C ended its search."""
     assert isinstance(task.strategy, Exflow)
     placed = task.strategy.place(task.strategy.counted(task, chosen), task, task.slots, work=work)
@@ -156,9 +156,7 @@ def _placed(task: Task, chosen: NDArray[np.int64], *, work: float) -> PlacementR
     return placed
 
 
-def _curve(
-    task: Task, subsets: Sequence[NDArray[np.int64]], placed: Sequence[PlacementResult], wall_s: float
-) -> LearningCurve:
+def _curve(task: Task, subsets: Sequence[Ints], placed: Sequence[PlacementResult], wall_s: float) -> LearningCurve:
     """The curve of the placements of subsets, judged beside contiguous on the held-out units."""
     model, cluster = task.dispatch_model, task.request.cluster
     contenders = [Contender(f"subset {n}", Journey(model, one.placement)) for n, one in enumerate(placed)]
@@ -170,7 +168,7 @@ def _curve(
     size_S = np.array([len(one) for one in subsets])
     tokens_S = np.array([task.units.unit_tokens[one].sum() for one in subsets])
     rng, draw = np.random.default_rng(task.request.seed), np.arange(1, less_SR.shape[1])
-    points, gains = list[Point](), list[NDArray[np.float64]]()
+    points, gains = list[Point](), list[Floats]()
     for size in np.unique(size_S).tolist():
         of_size = np.flatnonzero(size_S == size)
         drawn_R = less_SR[of_size[rng.integers(len(of_size), size=len(draw))], draw]

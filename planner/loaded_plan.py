@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError, UsageError
 from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.plan import Plan, load
+from ..solvers.arrays import Bools
 from ..traces.count_form import CountTrace
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
@@ -84,7 +84,7 @@ class LoadedPlan:
         by_loads = isinstance(scene.source, CountTrace) and scene.samples is None
         return BALANCE if by_loads else self.strategy.judged_on(scene, self.contender.journey.dispatch_model)
 
-    def unseen(self, index: UnitIndex | SampleIndex, sha256: str, phases: Sequence[str]) -> NDArray[np.bool_]:
+    def unseen(self, index: UnitIndex | SampleIndex, sha256: str, phases: Sequence[str]) -> Bools:
         """Whether each unit of a trace was not fitted, `[U]`: all of another trace's.
 
         Blocks of rows are numbered among the phases read; where the plan read others, all count as fitted.

@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InputError, MismatchError, UsageError
 from ..profilers.profile import load as load_profile
 from ..runtime.decisions import DispatchModel
 from ..runtime.plan import Plan
+from ..solvers.arrays import Bools, Ints
 from ..solvers.placement import Placement, slots_for
 from ..traces.count_form import CountTrace, open_any
 from ..traces.counts import Counts
@@ -100,7 +100,7 @@ class Task:
         return index_samples(self.source, phases=self.request.phases or None)
 
     @cached_property
-    def fitted(self) -> NDArray[np.bool_]:
+    def fitted(self) -> Bools:
         """Mask of the fitted units, `[U]`; some are, and unless all were asked for some are held out."""
         index, request = self.index, self.request
         fitted_U = index.fitted(seed=request.seed, fraction=request.fit_fraction)
@@ -167,12 +167,12 @@ class Task:
         return self.strategy.count(self)
 
     @cached_property
-    def fitted_steps(self) -> NDArray[np.int64]:
+    def fitted_steps(self) -> Ints:
         """The loads of experts in every complete step of the fitted units, `[B, L, E]`."""
         return step_loads(dataclasses.replace(self.scene, cohorts=self.scene.cohorts[:1]))[0]
 
     @property
-    def slots(self) -> NDArray[np.int64]:
+    def slots(self) -> Ints:
         """The slots of every device as asked for, else as many as in the plan in force, none on dead ones, `[D]`."""
         slots, redundant = getattr(self.params, "slots", None), getattr(self.params, "redundant", 0)
         before = None if self.previous is None else self.previous.placement

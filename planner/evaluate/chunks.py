@@ -27,6 +27,7 @@ from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
 from ...runtime.decisions import SHARE_DIGITS, PipelineDecision, boundaries
+from ...solvers.arrays import Floats, Ints
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 from ...solvers.ports import link_classes
 from ...solvers.seconds import exchange_seconds, expert_seconds, no_seconds, slowest
@@ -36,17 +37,17 @@ from .tally import Tally
 
 SLACK = 1e-9  # a share that is 1 / r but for rounding takes no row more
 Stages = tuple[Prediction, Prediction, Prediction]
-Work = list[NDArray[np.int64]]  # of each chunk
+Work = list[Ints]  # of each chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """The chunks of one pass of every layer."""
 
-    degree: NDArray[np.int64]  #: Number of chunks, `[L]`
-    calls: NDArray[np.int64]  #: Calls of the experts per chunk, `[L]`
+    degree: Ints  #: Number of chunks, `[L]`
+    calls: Ints  #: Calls of the experts per chunk, `[L]`
     #: Of a layer in each of its chunks, `[C, L]`, 0 beyond its last; None: equal ones
-    shares: NDArray[np.float64] | None = None
+    shares: Floats | None = None
 
     @classmethod
     def equal(cls, degree: int, num_layers: int, calls: int = 1) -> Self:
@@ -54,7 +55,7 @@ class Cut:
         return cls(np.full(num_layers, degree), np.full(num_layers, calls))
 
     @classmethod
-    def of(cls, shares: Sequence[Sequence[float]], calls: NDArray[np.int64] | None = None) -> Self:
+    def of(cls, shares: Sequence[Sequence[float]], calls: Ints | None = None) -> Self:
         """The chunks of these shares, a tuple a layer; one call each unless told."""
         degree_L = np.array([len(column) for column in shares])
         share_CL = np.zeros((degree_L.max(), len(shares)))
@@ -62,7 +63,7 @@ class Cut:
             share_CL[: len(column), layer] = column
         return cls(degree_L, np.ones_like(degree_L) if calls is None else calls, share_CL)
 
-    def parts(self, rows: NDArray[np.int64], calls: NDArray[np.int64] | int = 1) -> list[NDArray[np.int64]]:
+    def parts(self, rows: Ints, calls: Ints | int = 1) -> list[Ints]:
         """Rows of each chunk, or of each of its `calls` `[L]`, of `rows` `[B, L, ...]`, rounded up to whole rows."""
         other_axes = (1,) * (rows.ndim - 2)
         if self.shares is None:
@@ -70,12 +71,12 @@ class Cut:
         parts = (self.shares / calls).reshape(*self.shares.shape, *other_axes)
         return [np.ceil(part * rows - SLACK).astype(np.int64) for part in parts]
 
-    def padded(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def padded(self, rows: Ints) -> Ints:
         """`rows` `[B, L]` padded to a multiple of the pieces, as the runtime pads a fixed capacity."""
         pieces_L = self.degree * self.calls
         return np.asarray(-(-rows // pieces_L) * pieces_L)
 
-    def padded_sizes(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    def padded_sizes(self, rows: Ints) -> list[Ints]:
         """Rows of each chunk, of `rows` `[B, L]` padded to a fixed capacity."""
         padded_BL = self.padded(rows)
         if self.shares is None:
@@ -83,11 +84,11 @@ class Cut:
         ends = [np.rint(end_L * padded_BL) for end_L in np.cumsum(self.shares, axis=0).round(SHARE_DIGITS)]
         return [(end - start).astype(np.int64) for start, end in pairwise([np.zeros_like(ends[0]), *ends])]
 
-    def busy(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    def busy(self, seconds: Floats) -> Floats:
         """Seconds that a stage works whose chunks take `seconds` `[..., C, B, L]`, `[..., B, L]`."""
         return np.asarray(seconds.sum(axis=-3) * (self.degree if self.shares is None else 1))
 
-    def taken(self, *stages: NDArray[np.float64], full_duplex: bool) -> NDArray[np.float64]:
+    def taken(self, *stages: Floats, full_duplex: bool) -> Floats:
         """From the first chunk's first stage to the last one's last; three of `[..., C, B, L]` give `[..., B, L]`."""
         if self.shares is None:
             first, middle, last = (stage[..., 0, :, :] for stage in stages)
@@ -151,7 +152,7 @@ class Pipeline:
     #: used or not (`capacity`); None: what is routed is sent
     capacity_factor: float | None = None
 
-    def priced(self, cuts: Cuts, *, combines: bool = True) -> tuple[dict[str, Prediction], NDArray[np.float64]]:
+    def priced(self, cuts: Cuts, *, combines: bool = True) -> tuple[dict[str, Prediction], Floats]:
         """The seconds of stages and passes by metric `[B, L]`, and of all passes under every pair of levels `[Q Q, B]`.
 
         Nothing `combines` where tokens live next where their expert is.
@@ -169,7 +170,7 @@ class Pipeline:
             passes["moe_backward_s"] = (cuts.backward, self._reversed(self.chunks(cuts.backward)))
         for name, (cut, stages) in passes.items():
             layers[name] = _each(partial(cut.taken, full_duplex=self.passes.full_duplex), *stages)
-        crossed_QB: NDArray[np.float64] = np.sum([self._crossed(*one).sum(axis=2) for one in passes.values()], axis=0)
+        crossed_QB: Floats = np.sum([self._crossed(*one).sum(axis=2) for one in passes.values()], axis=0)
         return layers, crossed_QB
 
     def chunks(self, cut: Cut) -> ChunkSeconds:
@@ -190,7 +191,7 @@ class Pipeline:
         links = [[stacked(*link) for link in exchange] for exchange in (sent, returned)]
         return ChunkSeconds(cut, links[0], _scaled(cut.calls, calls), links[1])
 
-    def taken(self, chunks: ChunkSeconds, *, back: bool = False) -> NDArray[np.float64]:
+    def taken(self, chunks: ChunkSeconds, *, back: bool = False) -> Floats:
         """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.
 
         Exchanges are at each level with experts at each.
@@ -198,7 +199,7 @@ class Pipeline:
         stages = self._reversed(chunks) if back else chunks.stages
         return np.asarray(self._crossed(chunks.cut, stages).mean(axis=1))
 
-    def both(self, cuts: Cuts) -> NDArray[np.float64]:
+    def both(self, cuts: Cuts) -> Floats:
         """Seconds of all passes under the curves themselves, mean over steps, `[L]`."""
         passes = [self.taken(self.chunks(cuts.forward))]
         if cuts.backward is not None:
@@ -226,14 +227,14 @@ class Pipeline:
         dispatch, experts, combine = chunks.stages
         return combine, _scaled(self.passes.backward, experts), dispatch
 
-    def _crossed(self, cut: Cut, stages: Stages) -> NDArray[np.float64]:
+    def _crossed(self, cut: Cut, stages: Stages) -> Floats:
         """Seconds of a pass, exchanges at each level with experts at each, `[Q Q, B, L]`."""
         first, middle, last = (np.stack([one.low, one.seconds, one.high]) for one in stages)
         seconds = cut.taken(first[:, None], middle[None], last[:, None], full_duplex=self.passes.full_duplex)
         return seconds.reshape(-1, *seconds.shape[2:])
 
 
-def capacity(tally: Tally, model: ModelSpec, factor: float) -> NDArray[np.int64]:
+def capacity(tally: Tally, model: ModelSpec, factor: float) -> Ints:
     """Rows of an expert from one device, `[B, L]`, where the capacity is fixed.
 
     Notes

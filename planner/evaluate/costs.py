@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import ELEMENT_BYTES, Series
+from ...solvers.arrays import Floats
 from ...solvers.ports import LinkClass, link_classes
 from ...solvers.seconds import Curve, Curve2
 from ...traces.model import ModelSpec
@@ -22,7 +22,6 @@ from ...traces.model import ModelSpec
 HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model that they are
 FFN = HIDDEN | {"ffn": "ffn_size"}
 COUNTS_ALONE = "counts do not say where tokens are"
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def _curve_of_two(
     sizes = {axis: float(getattr(model, name)) for axis, name in fixed.items()}
     sizes |= {axis: float(least) for axis, (least, _) in series.fit.measured.items() if axis == "grouped"}
 
-    def curve(first: Numbers, second: Numbers) -> Prediction:
+    def curve(first: Floats, second: Floats) -> Prediction:
         return predicted(series, {axes[0]: first, axes[1]: second, **sizes})
 
     source = series.key
@@ -150,7 +149,7 @@ def _even(series: Series, places: int) -> Curve:
     Between nodes, (N - 1) / N of a buffer crosses, hence N for P; in whole blocks, of at least one byte.
     """
 
-    def curve(port: Numbers) -> Prediction:
+    def curve(port: Floats) -> Prediction:
         blocks = np.ceil(np.maximum(port, 1.0) * places / (places - 1) / series.ranks)
         return predicted(series, {"bytes": blocks * series.ranks})
 
@@ -161,7 +160,7 @@ def _link(cluster: Cluster, kind: LinkClass) -> Curve:
     """A link's latency and seconds a byte."""
     link = cluster.links[kind]
 
-    def curve(port: Numbers) -> Prediction:
+    def curve(port: Floats) -> Prediction:
         seconds = link.latency_s + link.s_per_byte * port
         return Prediction(seconds, seconds, seconds, np.zeros(port.shape, dtype=bool))
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
 from ...runtime.plan import Contender as Row
 from ...runtime.plan import Evaluation, Part, Verdict
+from ...solvers.arrays import Floats
 from ..options import SecondsOptions
 from .chunks import capacity
 from .homes import Homes, stay
@@ -33,7 +33,7 @@ class Evaluated:
     #: Where samples were re-homed, by label and part
     homes: Mapping[str, Sequence[Homes]] = field(default_factory=dict)
     #: Copies per step between all pairs of devices on the part that judges, `[D, D]`, where asked for, by label
-    between: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    between: Mapping[str, Floats] = field(default_factory=dict)
 
 
 def evaluate(

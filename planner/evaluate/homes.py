@@ -8,15 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...runtime.migrating.predictor import Predictor
 from ...solvers import netmoe
+from ...solvers.arrays import Ints
 from ...solvers.placement import Placement
 from .splits import Cohort
 from .traffic import SampleCounts
-
-Numbers = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -44,7 +42,7 @@ class Totals:
 class Homes:
     """Devices of a cohort's samples when each layer begins and after the last, int64 `[L+1, I]`."""
 
-    device: Numbers
+    device: Ints
     totals: Totals = field(default_factory=Totals)
 
 

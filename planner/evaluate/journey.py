@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
@@ -18,6 +17,7 @@ from ...runtime.decisions import DispatchModel, SidecarFile
 from ...runtime.migrating.predictor import Predictor
 from ...runtime.plan import Plan
 from ...solvers import contiguous
+from ...solvers.arrays import Ints
 from ...solvers.netmoe import METHODS
 from ...solvers.placement import Placement, slots_for
 from ...solvers.replicas import ReplayRule
@@ -41,7 +41,7 @@ class Journey:
     replica_rule: ReplayRule | None = None
     homes: HomeRule | None = None  #: Where samples are re-homed; None: tokens go as the dispatch model says
     #: Where every sample is when each layer begins and after the last, `[L+1, I]`: what `homes` gave on a trace
-    moves: NDArray[np.int64] | None = None
+    moves: Ints | None = None
     cuts: Cuts | None = None  #: The chunks of every layer; None: layers are whole
     #: Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent
     capacity_factor: float | None = None
@@ -104,7 +104,7 @@ def passes_of(plan: Plan) -> Passes | None:
     return Passes(options.backward, options.full_duplex)
 
 
-def today(model: ModelSpec, cluster: Cluster, slots: NDArray[np.int64] | None = None) -> Contender:
+def today(model: ModelSpec, cluster: Cluster, slots: Ints | None = None) -> Contender:
     """Baseline without a plan: contiguous experts, one slot each, standard dispatch, whole layers, no re-homing.
 
     Devices without any of a plan's `slots` `[D]` hold nothing today either.
@@ -118,7 +118,7 @@ def today(model: ModelSpec, cluster: Cluster, slots: NDArray[np.int64] | None = 
     )
 
 
-def contiguous_in(slots: NDArray[np.int64], model: ModelSpec, cluster: Cluster) -> Contender:
+def contiguous_in(slots: Ints, model: ModelSpec, cluster: Cluster) -> Contender:
     """Contiguous experts in as many slots as a plan has, or today's where that is the same."""
     usual = today(model, cluster, slots)
     if np.array_equal(usual.journey.placement.slots, slots):
@@ -128,7 +128,7 @@ def contiguous_in(slots: NDArray[np.int64], model: ModelSpec, cluster: Cluster) 
     return usual.named(name, placement=_in_order(model, cluster, slots))
 
 
-def _in_order(model: ModelSpec, cluster: Cluster, slots_D: NDArray[np.int64]) -> Placement:
+def _in_order(model: ModelSpec, cluster: Cluster, slots_D: Ints) -> Placement:
     return contiguous.solve(model.num_layers, model.num_experts, cluster, slots=slots_D).placement
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel
 from ...runtime.plan import Metric
+from ...solvers.arrays import Floats
 from .price import STEP
 from .sums import Context, Draws, Summands, Sums, device_ratios, difference, drawn, interval, summed
 
@@ -34,7 +34,7 @@ EXPERTS: Final = "experts_s"
 COMBINE: Final = "combine_s"
 EXCHANGE: Final = "exchange_s"
 
-Compute = Callable[[Sums, Context], Summands | NDArray[np.float64] | float | None]
+Compute = Callable[[Sums, Context], Summands | Floats | float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _middle(summands: Summands) -> float:
     return float(sum(levels_QR[len(levels_QR) // 2, 0] for levels_QR in summands.values()))
 
 
-def _summands(figure: Summands | NDArray[np.float64] | float) -> Summands:
+def _summands(figure: Summands | Floats | float) -> Summands:
     return figure if isinstance(figure, Mapping) else {"": np.atleast_2d(np.asarray(figure, np.float64))}
 
 
@@ -194,7 +194,7 @@ def _balance_p95(sums: Sums, context: Context) -> float | None:
 def _seconds(*names: str) -> Compute:
     """Seconds of these parts together, those that are timed; None where none is."""
 
-    def compute(sums: Sums, _: Context) -> NDArray[np.float64] | None:
+    def compute(sums: Sums, _: Context) -> Floats | None:
         parts = [sums.seconds[name] for name in names if name in sums.seconds]
         return np.asarray(sum(parts)) if parts else None
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...profilers.fits.fit import Prediction
+from ...solvers.arrays import Floats
 from ...solvers.ports import link_classes
 from ...solvers.seconds import (
     attention_seconds,
@@ -52,10 +52,10 @@ class Seconds:
     """Seconds of the parts of a step, by metric name."""
 
     #: Low, middle and high of the fits, `[Q, B]`
-    levels: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    levels: Mapping[str, Floats] = field(default_factory=dict)
     #: What each source of error adds to a step, `[Q, B]`, its middle level the fits': exchanges, experts, ...; for
     #: chunks every level of the exchanges with every level of the experts. Empty where a part but attention lacks.
-    step: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    step: Mapping[str, Floats] = field(default_factory=dict)
     #: The share of calls outside the measured sizes, where there are any
     extrapolated: Mapping[str, float] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ def price(tally: Tally, journey: Journey, scene: Scene) -> Seconds:
     costs, passes = scene.costs, scene.passes
     if costs is None:
         return Seconds()
-    layers, crossed = _around(tally, journey, scene, costs), dict[str, NDArray[np.float64]]()
+    layers, crossed = _around(tally, journey, scene, costs), dict[str, Floats]()
     coherent, num_layers = journey.dispatch_model == "coherent", scene.model.num_layers
     combines = not coherent or scene.model.top_k > 1  # a coherent token with one expert is where it lives next
     piped = passes is not None and costs.exchange and costs.experts and tally.ports is not None
@@ -86,7 +86,7 @@ def price(tally: Tally, journey: Journey, scene: Scene) -> Seconds:
     levels = {name: np.stack([part.low, part.seconds, part.high]) for name, part in seconds.items()}
     parts = [name for name in (*SOURCES, *PASSES) if name in layers]
     needed = {"dispatch_s", "experts_s", "combine_s", *(["kv_s"] if coherent else [])}
-    step: dict[str, NDArray[np.float64]] = {}
+    step: dict[str, Floats] = {}
     if needed <= set(parts):
         summed = [name for name in parts if not piped or name in ("attention_s", "kv_s", *PASSES)]
         levels[STEP] = np.asarray(sum(levels[name] for name in summed))  # (1), (2)

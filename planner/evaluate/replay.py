@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
+from ...solvers.arrays import Bools, Ints
 from ...solvers.cost import remote_copies
 from ...solvers.ports import combined_at, port_copies, remote_visits
 from ...solvers.replicas import ReplicaTable
@@ -82,9 +83,9 @@ def tallied(
     ]
 
 
-def step_loads(scene: Scene) -> list[NDArray[np.int64]]:
+def step_loads(scene: Scene) -> list[Ints]:
     """The token-expert pairs of every expert in each complete step of every cohort, `[B, L, E]`."""
-    model, loads = scene.source.meta.model, list[NDArray[np.int64]]()
+    model, loads = scene.source.meta.model, list[Ints]()
     for cohort in scene.cohorts:
         steps, layers, experts = cohort.num_steps, model.num_layers, model.num_experts
         check_cells("loads of experts", None, MAX_LOADS, steps=steps, layers=layers, experts=experts)
@@ -145,7 +146,7 @@ class _Walker:
             for layer in range(journey.placement.num_layers)
         ]
 
-    def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally, row_T: NDArray[np.int64]) -> None:
+    def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally, row_T: Ints) -> None:
         """Add the tokens of a batch to a tally; `row_T` is the row of its counts that each adds to, -1 for none."""
         counts = {name: np.zeros(len(at.rows), dtype=np.int64) for name in COUNTS}
         counts["tokens"] += 1
@@ -184,12 +185,8 @@ class _Walker:
             tally.counts[:, column] += np.bincount(row_T[kept], of_token_T[kept], len(tally.counts)).astype(np.int64)
 
     def _count_copies(
-        self,
-        device_TK: NDArray[np.int32],
-        end_T: NDArray[np.int64],
-        counts: dict[str, NDArray[np.int64]],
-        times: int = 1,
-    ) -> NDArray[np.bool_]:
+        self, device_TK: NDArray[np.int32], end_T: Ints, counts: dict[str, Ints], times: int = 1
+    ) -> Bools:
         """Count the copies between a token's devices and one end, where it is dispatched from or combined at."""
         visits_KT = remote_visits(device_TK, end_T)
         counts["device_copies"] += times * visits_KT.sum(axis=0)
@@ -201,12 +198,7 @@ class _Walker:
         return visits_KT
 
 
-def _add_devices(
-    to_BD: NDArray[np.int64],
-    step_T: NDArray[np.int64],
-    device: NDArray[np.integer],
-    weight_T: NDArray[np.int64] | None = None,
-) -> None:
+def _add_devices(to_BD: Ints, step_T: Ints, device: NDArray[np.integer], weight_T: Ints | None = None) -> None:
     """Add tokens, or their weights, in a step to the devices they are on, `[T]` or `[K, T]`, -1 for none."""
     counted = (step_T >= 0) & (device >= 0)
     weights = None if weight_T is None else weight_T[counted]
@@ -214,9 +206,7 @@ def _add_devices(
     to_BD += sums.astype(np.int64).reshape(to_BD.shape)
 
 
-def _add_pairs(
-    visits_KT: NDArray[np.bool_], device_TK: NDArray[np.int32], end_T: NDArray[np.int64], to_DD: NDArray[np.int64]
-) -> None:
+def _add_pairs(visits_KT: Bools, device_TK: NDArray[np.int32], end_T: Ints, to_DD: Ints) -> None:
     """Add copies from each token's end to the devices it visits, `[D, D]`."""
     choice, token = np.nonzero(visits_KT)
     np.add.at(to_DD, (end_T[token], device_TK[token, choice]), 1)

@@ -4,19 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...profilers.cluster import Cluster
 from ...profilers.profile import Profile
+from ...solvers.arrays import Bools
 from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .costs import CostModel
 from .splits import Cohort, SampleIndex, UnitIndex
 from .traffic import Counter, SampleCounts
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ class Scene:
         cls,
         source: Trace | CountTrace,
         index: UnitIndex | SampleIndex,
-        parts: Sequence[Mask],
+        parts: Sequence[Bools],
         cluster: Cluster,
         *,
         samples_per_step: int,
@@ -58,7 +54,7 @@ class Scene:
         seed: int = 0,
         phases: Sequence[str] = (),
         passes: Passes | None = None,
-        linked: Mask | None = None,
+        linked: Bools | None = None,
         counter: Counter | None = None,
     ) -> Self:
         """The scene of a trace whose units in each part, `[U]`, run in steps of so many where none were recorded.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError, UsageError
+from ...solvers.arrays import Bools, Ints
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.counts import count
 from ...traces.reader import Trace
@@ -19,7 +20,6 @@ from ...traces.schema import PHASES, TokenBatch
 from ...traces.split import Unit, fitted, with_units
 
 MAX_PAIRS = 2**31 - 1  # of a sample in a layer
-Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Located:
     are taken in turn by it.
     """
 
-    rows: Numbers
-    unit: Numbers
-    home: Numbers
-    step: Numbers
-    position: Numbers
-    turn: Numbers
+    rows: Ints
+    unit: Ints
+    home: Ints
+    step: Ints
+    position: Ints
+    turn: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Cohort:
     """Some units of a trace as they run on D devices."""
 
     #: unit_ids, unit_tokens: the units, ascending, and the tokens of each, `[U]`
-    unit_ids: Numbers
-    unit_tokens: Numbers
-    home: Numbers | None  #: Where each unit starts, `[U]`; None where the trace recorded source ranks
+    unit_ids: Ints
+    unit_tokens: Ints
+    home: Ints | None  #: Where each unit starts, `[U]`; None where the trace recorded source ranks
     #: The step each unit runs in, `[U]`, -1 in an incomplete last step; None where the trace recorded steps
-    step: Numbers | None
+    step: Ints | None
     #: The recorded steps, ascending; None where steps are derived, or `step` holds them
-    step_ids: Numbers | None = None
+    step_ids: Ints | None = None
 
     @property
     def num_steps(self) -> int:
@@ -72,14 +72,14 @@ class Cohort:
         counted_U = slice(None) if self.step is None else self.step >= 0
         return float(self.unit_tokens[counted_U].sum()) / self.num_steps
 
-    def steps(self) -> list[Numbers]:
+    def steps(self) -> list[Ints]:
         """The units of each complete step, by their places in the cohort, where every unit is in one step."""
         step_U = _column(self.step)
         order = np.argsort(step_U, kind="stable")
         order = order[np.searchsorted(step_U[order], 0) :]
         return np.split(order, np.flatnonzero(np.diff(step_U[order])) + 1) if len(order) else []
 
-    def locate(self, batch: TokenBatch, unit_T: Numbers) -> Located:
+    def locate(self, batch: TokenBatch, unit_T: Ints) -> Located:
         """The batch's tokens that belong to this cohort; `unit_T` is the unit of each of its tokens."""
         ordinal_T = np.minimum(np.searchsorted(self.unit_ids, unit_T), len(self.unit_ids) - 1)
         rows = np.flatnonzero(self.unit_ids[ordinal_T] == unit_T)
@@ -93,7 +93,7 @@ class Cohort:
         sample_T = (unit_T if batch.sample is None else batch.sample)[rows]
         return Located(rows, ordinal_T, home_T.astype(np.int64), step_T, position_T, sample_T + position_T)
 
-    def locate_rows(self, unit_R: Numbers) -> tuple[Numbers, Numbers]:
+    def locate_rows(self, unit_R: Ints) -> tuple[Ints, Ints]:
         """The rows of a table of counts that belong to complete steps of this cohort, and the step of each."""
         ordinal_R = np.minimum(np.searchsorted(self.unit_ids, unit_R), len(self.unit_ids) - 1)
         step_R = ordinal_R if self.step is None else self.step[ordinal_R]  # recorded steps are the units
@@ -107,9 +107,9 @@ class UnitIndex:
 
     kind: Unit  #: What the trace splits by, and is resampled by
     #: unit_ids, unit_tokens: int64 `[U]`: the units, ascending, and the tokens of each
-    unit_ids: Numbers
-    unit_tokens: Numbers
-    steps: Numbers | None  #: The recorded steps of each unit, int64 `[C, 2]` rows of (unit, step); None without
+    unit_ids: Ints
+    unit_tokens: Ints
+    steps: Ints | None  #: The recorded steps of each unit, int64 `[C, 2]` rows of (unit, step); None without
     num_source_ranks: int | None  #: One more than the largest recorded source rank; None without
     phases: tuple[str, ...] = ()  #: Those of its tokens, in their order; none of counts
 
@@ -118,11 +118,11 @@ class UnitIndex:
         """Unit of the held-out split, the same as `kind`."""
         return self.kind
 
-    def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
+    def fitted(self, *, seed: int, fraction: float) -> Bools:
         """Mask of the fitted units, `[U]`."""
         return fitted(self.unit_ids, seed=seed, fraction=fraction)
 
-    def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
+    def cohort(self, chosen_U: Bools, *, num_devices: int, samples_per_step: int) -> Cohort:
         """The chosen units as they run on `num_devices` devices.
 
         A unit starts on the source rank recorded where the recording had as many ranks, else on ordinal mod D; steps
@@ -136,11 +136,11 @@ class UnitIndex:
             return Cohort(unit_ids, tokens_U, home_U, None, step_ids)
         return Cohort(unit_ids, tokens_U, home_U, _steps_in_order(len(unit_ids), samples_per_step))
 
-    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
+    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Ints]]:
         """The batches of the trace, with the unit of each token."""
         return with_units(trace.batches(phases=phases))
 
-    def rows(self, table: CountTable) -> Numbers:
+    def rows(self, table: CountTable) -> Ints:
         """The unit of each row of a table of counts."""
         return _table_units(table)
 
@@ -150,13 +150,13 @@ class SampleIndex:
     """The samples of a trace by step, then by id; a unit is a place in this order."""
 
     #: sample, step, rank: `[I]`; None for steps and source ranks that were not recorded
-    sample: Numbers
-    step: Numbers | None
-    rank: Numbers | None
+    sample: Ints
+    step: Ints | None
+    rank: Ints | None
     #: unit_tokens, contexts: the tokens of each, and the sum over them of 2 x position + 1; whole from the first token
     #: on where only counts are known, `[I]`
-    unit_tokens: Numbers
-    contexts: Numbers
+    unit_tokens: Ints
+    contexts: Ints
 
     kind: ClassVar[Unit] = "sample"
 
@@ -171,13 +171,13 @@ class SampleIndex:
         """One more than the largest recorded source rank; None without."""
         return None if self.rank is None else int(self.rank.max()) + 1
 
-    def fitted(self, *, seed: int, fraction: float) -> NDArray[np.bool_]:
+    def fitted(self, *, seed: int, fraction: float) -> Bools:
         """Mask of the fitted samples, `[I]`, whole steps where `split_kind` says so."""
         unit_I = self.step if self.split_kind == "step" else self.sample
         ids, place_I = np.unique(_column(unit_I), return_inverse=True)
         return np.asarray(fitted(ids, seed=seed, fraction=fraction)[place_I])
 
-    def cohort(self, chosen_U: NDArray[np.bool_], *, num_devices: int, samples_per_step: int) -> Cohort:
+    def cohort(self, chosen_U: Bools, *, num_devices: int, samples_per_step: int) -> Cohort:
         """The chosen samples as they run: on their source ranks, else on ordinal mod D; in their steps, else in order,
         -1 in an incomplete last one.
         """
@@ -189,11 +189,11 @@ class SampleIndex:
             step = np.unique(self.step[place], return_inverse=True)[1]
         return Cohort(place, self.unit_tokens[place], home, step)
 
-    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Numbers]]:
+    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Ints]]:
         """The batches of the trace, with the place of each token's sample."""
         return ((batch, self.rows(batch)) for batch in trace.batches(phases=phases))
 
-    def rows(self, table: TokenBatch | CountTable) -> Numbers:
+    def rows(self, table: TokenBatch | CountTable) -> Ints:
         """The place of each row's sample, `[R]`."""
         assert table.sample is not None
         if self.step is None or table.step is None:
@@ -204,7 +204,7 @@ class SampleIndex:
         return np.searchsorted(step_I * len(samples) + sample_I, key_R)
 
 
-def _steps_in_order(num_units: int, units_per_step: int) -> Numbers:
+def _steps_in_order(num_units: int, units_per_step: int) -> Ints:
     """The derived step of each unit, `[U]`, -1 in an incomplete last one."""
     step_U = np.arange(num_units) // units_per_step
     step_U[step_U >= max(num_units // units_per_step, 1)] = -1
@@ -260,16 +260,16 @@ class _Cells(NamedTuple):
     `[C, L]`. `phases` are those of all tokens, in their order; none of counts.
     """
 
-    step: Numbers
-    unit: Numbers
-    rank: Numbers
-    sums: Numbers
+    step: Ints
+    unit: Ints
+    rank: Ints
+    sums: Ints
     phases: tuple[str, ...]
 
 
 def _read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False) -> _Cells:
     """Read the scalar columns of a trace once; `by_sample`: units of counts are samples even beside recorded steps."""
-    parts, phase_ids = list[tuple[Numbers, Numbers]](), set[int]()
+    parts, phase_ids = list[tuple[Ints, Ints]](), set[int]()
     if isinstance(trace, CountTrace):
         if phases:
             raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
@@ -289,14 +289,14 @@ def _read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by
     return _Cells(step, unit, rank, sums, tuple(PHASES[phase] for phase in sorted(phase_ids)))
 
 
-def _keys(rows: TokenBatch | CountTable, unit: Numbers | None) -> Numbers:
+def _keys(rows: TokenBatch | CountTable, unit: Ints | None) -> Ints:
     """Step, unit and source rank of each row, `[R, 3]`."""
     nothing = np.zeros(len(rows), np.int64)
     columns = [nothing if column is None else column for column in (rows.step, unit, rows.source_rank)]
     return np.stack(columns, axis=1).astype(np.int64)
 
 
-def _summed(keys_R3: Numbers, values_RX: Numbers) -> tuple[Numbers, Numbers]:
+def _summed(keys_R3: Ints, values_RX: Ints) -> tuple[Ints, Ints]:
     """The different keys, ascending, and the sums of their values."""
     order = np.lexsort(keys_R3.T[::-1])
     keys_R3 = keys_R3[order]
@@ -304,13 +304,13 @@ def _summed(keys_R3: Numbers, values_RX: Numbers) -> tuple[Numbers, Numbers]:
     return keys_R3[first], np.add.reduceat(values_RX[order], first, axis=0)
 
 
-def _table_units(table: CountTable) -> Numbers:
+def _table_units(table: CountTable) -> Ints:
     """The unit of each row of a table of counts: its step, else its sample, else one block."""
     keys = table.sample if table.step is None else table.step
     return np.zeros(len(table), np.int64) if keys is None else keys.astype(np.int64)
 
 
-def loads_of(trace: Trace | CountTrace, unit_ids: Numbers, *, phases: Collection[str] | None = None) -> Numbers:
+def loads_of(trace: Trace | CountTrace, unit_ids: Ints, *, phases: Collection[str] | None = None) -> Ints:
     """The loads of these units together, those of incomplete steps too, `[L, E]`."""
     if isinstance(trace, Trace):
         return count(trace, keep=lambda units: np.isin(units, unit_ids), phases=phases).loads

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.decisions import DispatchModel
+from ...solvers.arrays import Floats, Ints
 from ...solvers.balance import max_over_mean
 from ...traces.model import ModelSpec
 from .price import Seconds
@@ -22,9 +23,9 @@ from .tally import COUNTS, Tally
 DRAWS = 1000
 BLOCK = 64  # draws at a time, so that their weights stay small
 
-Draws = NDArray[np.float64]  # [R]
+Draws = Floats  # [R]
 # A figure as a sum over sources of fit error: of each its curves' levels on the part and its draws, `[Q, R]`.
-Summands = Mapping[str, NDArray[np.float64]]
+Summands = Mapping[str, Floats]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +50,7 @@ class Sums:
     busy: Draws
     moved: Draws | None  #: Of the share of samples moved, `[R]`; None where none can be
     #: seconds, step: means over steps of `Seconds.levels` and `.step`, `[Q, R]`
-    seconds: Mapping[str, NDArray[np.float64]]
+    seconds: Mapping[str, Floats]
     step: Summands
 
 
@@ -82,9 +83,9 @@ def _columns(context: Context) -> dict[Any, NDArray[Any]]:
     return columns | {("step", source): levels_QB.T for source, levels_QB in seconds.step.items()}
 
 
-def _resampled(blocks: Sequence[Mapping[Any, NDArray[Any]]], seed: int) -> list[dict[Any, NDArray[np.float64]]]:
+def _resampled(blocks: Sequence[Mapping[Any, NDArray[Any]]], seed: int) -> list[dict[Any, Floats]]:
     """The resampled sums of contenders' columns, `[R, C]` by key, by one product for those of as many rows."""
-    sums: list[dict[Any, NDArray[np.float64]]] = [{} for _ in blocks]
+    sums: list[dict[Any, Floats]] = [{} for _ in blocks]
     columns = [(number, key, block[key]) for number, block in enumerate(blocks) for key in block]
     for num_rows in {len(rows) for _, _, rows in columns}:
         alike = [column for column in columns if len(column[2]) == num_rows]
@@ -95,17 +96,17 @@ def _resampled(blocks: Sequence[Mapping[Any, NDArray[Any]]], seed: int) -> list[
     return sums
 
 
-def device_ratios(tally: Tally) -> NDArray[np.float64]:
+def device_ratios(tally: Tally) -> Floats:
     """The busiest device over the mean of those with slots, `[B, L]`; 0 without any load."""
     return max_over_mean(tally.loads[:, :, tally.slots > 0], idle=0.0)
 
 
-def dropped_share(sent_BLDE: NDArray[np.int32], rows_BL: NDArray[np.int64]) -> float:
+def dropped_share(sent_BLDE: NDArray[np.int32], rows_BL: Ints) -> float:
     """Share of routed pairs dropped, with buffers of `rows_BL` rows per expert and sending device."""
     return float(np.maximum(sent_BLDE - rows_BL[:, :, None, None], 0).sum() / sent_BLDE.sum())
 
 
-def resampled_sums(values_UC: NDArray[np.number], *, seed: int) -> NDArray[np.float64]:
+def resampled_sums(values_UC: NDArray[np.number], *, seed: int) -> Floats:
     """Column sums over the rows, then over 1,000 resamplings of them, `[1 + R, C]`; of a single row the sums alone.
 
     Notes
@@ -115,7 +116,7 @@ def resampled_sums(values_UC: NDArray[np.number], *, seed: int) -> NDArray[np.fl
     """
     values_UC = np.asarray(values_UC, np.float64)
     num_rows = len(values_UC)
-    own_C: NDArray[np.float64] = np.asarray(values_UC.sum(axis=0))
+    own_C: Floats = np.asarray(values_UC.sum(axis=0))
     if num_rows == 1:
         return own_C.reshape(1, -1)
     rng, sums = np.random.default_rng(seed), [own_C[None]]

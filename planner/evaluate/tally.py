@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
+from ...solvers.arrays import Floats, Ints
 from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.ports import link_classes
 from .splits import Cohort
@@ -29,12 +30,12 @@ class Ports:
 
     #: dispatch, combine: copies that leave (0) and reach (1) each device by link class (`ports.link_classes`), int64
     #: `[B, L, C, 2, D]`
-    dispatch: NDArray[np.int64]
-    combine: NDArray[np.int64]
+    dispatch: Ints
+    combine: Ints
     #: tokens, contexts: tokens on each device before the layer, and the sum over them of 2 x position + 1, int64
     #: `[B, L, D]`; or `[B, 1, D]` where tokens are at home before every layer
-    tokens: NDArray[np.int64]
-    contexts: NDArray[np.int64]
+    tokens: Ints
+    contexts: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,16 @@ class Tally:
     #: int64 `[U, len(COUNTS)]`: tokens, transitions of a routed first choice, those that stayed on the device and on
     #: the node, copies to distinct remote devices and nodes, and those to devices of other nodes, over all layers.
     #: `[U, 0]` where only the loads of experts are known.
-    counts: NDArray[np.int64]
+    counts: Ints
     #: Token-expert pairs of every device, `[B, L, D]`: int64, or as expected where replicas share loads of experts
     loads: NDArray[Any]
-    slots: NDArray[np.int64]  #: Experts of each device, `[D]`
+    slots: Ints  #: Experts of each device, `[D]`
     ports: Ports | None = None  #: None where no seconds are asked for
     #: Copies from every device to every other one in complete steps, dispatch and combine over all layers, int64
     #: `[D, D]`; None where nobody asked
-    between: NDArray[np.int64] | None = None
+    between: Ints | None = None
     #: The share of samples that change their device in a combine, mean over layers, by step `[B]`; None where none can
-    moved: NDArray[np.float64] | None = None
+    moved: Floats | None = None
     #: Token-expert pairs from every device to every expert, `[B, L, D, E]`; None where no buffer has a fixed capacity
     sent: NDArray[np.int32] | None = None
 
@@ -92,7 +93,7 @@ class Tally:
         return cls(counts, np.zeros(shape, np.int64), placement.slots, traffic, pairs, sent=sent)
 
     @classmethod
-    def of_loads(cls, loads: NDArray[np.int64], journey: "Journey") -> Self:
+    def of_loads(cls, loads: Ints, journey: "Journey") -> Self:
         """A tally of the loads of experts alone, `[B, L, E]`, the replicas of an expert sharing alike."""
         placement, rule = journey.placement, journey.rule
         if placement.has_replicas and rule != ReplicaRule.EVEN:
@@ -117,7 +118,7 @@ class SampleTraffic:
     pairs: NDArray[np.int32]  #: Token-expert pairs of each sample on every device, int32 `[I, L, D]`
     #: How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
     #: only counts are known
-    linked: NDArray[np.int64] | None
+    linked: Ints | None
 
     @classmethod
     def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> Self:
@@ -130,7 +131,7 @@ class SampleTraffic:
         from_experts = np.zeros((layers - 1, placement.num_experts, devices), np.int64)
         return cls(placement, copies, nodes, np.zeros_like(copies), from_experts)
 
-    def following(self, layer: int, place: NDArray[np.int64]) -> NDArray[np.float64] | None:
+    def following(self, layer: int, place: Ints) -> Floats | None:
         """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
         after = layer + 1
         return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None

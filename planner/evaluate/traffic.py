@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
+from ...solvers.arrays import Bools, Ints
 from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.ports import CLASSES, link_classes, remote_visits, sample_copies
 from ...solvers.replicas import ReplicaTable
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .journey import Journey
 
 MAX_CELLS = 2**28  # of 4 bytes
-Numbers = NDArray[np.int64]
 
 
 class SampleCounts:
@@ -37,7 +37,7 @@ class SampleCounts:
         self,
         trace: Trace | CountTrace,
         index: SampleIndex,
-        fitted: NDArray[np.bool_] | None,
+        fitted: Bools | None,
         cluster: Cluster,
         *,
         phases: Collection[str] | None = None,
@@ -127,9 +127,9 @@ def _visit(
     tables: Sequence[ReplicaTable],
     group: int,
     ids_TLK: NDArray[np.uint16],
-    place_T: Numbers,
-    fitted_T: NDArray[np.bool_],
-    turn_T: Numbers,
+    place_T: Ints,
+    fitted_T: Bools,
+    turn_T: Ints,
 ) -> None:
     """Add the copies of a batch's tokens under one placement, and of fitted ones the experts that led to them."""
     nowhere_T = np.full(len(ids_TLK), -1)
@@ -146,9 +146,7 @@ def _visit(
                 _add(traffic.linked[layer - 1], before_T, device_TK, known_KT)
 
 
-def _add(
-    to: NDArray[np.integer], row_T: Numbers, column_TK: NDArray[np.integer], counted_KT: NDArray[np.bool_]
-) -> None:
+def _add(to: NDArray[np.integer], row_T: Ints, column_TK: NDArray[np.integer], counted_KT: Bools) -> None:
     """Add how often each (row, column) is counted to a table."""
     width = to.shape[1]
     cells = (row_T * width + column_TK.T)[counted_KT]
