@@ -24,7 +24,9 @@ COMMANDS = {
     "count": "Reduce a token trace to counts.",
 }
 
-group = LazyGroup("trace", COMMANDS, module="trace", help="Record, import, inspect and count routing traces.")
+trace = LazyGroup(
+    "trace", COMMANDS, dict.fromkeys(COMMANDS, "trace"), help="Record, import, inspect and count routing traces."
+)
 
 
 def record(

@@ -1,33 +1,24 @@
 """Final report of `moeplan demo`: the runs beside their prediction."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from ..document import Column, Section, Table, Text, to_console
 from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from .job import Demo
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-
-def demo_report(demo: Demo, console: "Console") -> None:
+def demo_report(demo: Demo, console: Console) -> None:
     """Outputs against the single process, copies and bytes before and after, the price, and where the files are."""
     ran = (
         f"ran       the model on {demo.plan.cluster.num_devices} processes, on {demo.num_samples} other samples"
         f" ({demo.num_tokens:,} tokens)"
     )
     files = f"files     {demo.folder}: profile.json, traces/, plan.json, .moeplan/active.json, other-traces/"
-    table, explained = _seconds(demo)
-    sections = [
-        Section("", (Text.of(ran),)),
-        Section("", (_copies(demo),)),
-        Section("", (Text.of(*_words(demo)),)),
-        Section("", (table, explained)),
-        Section("", (Text.of(files),)),
-    ]
+    bodies = (Text.of(ran),), (_copies(demo),), (Text.of(*_words(demo)),), _seconds(demo), (Text.of(files),)
     console.print()
-    to_console(sections, console)
+    to_console([Section("", body) for body in bodies], console)
 
 
 def _copies(demo: Demo) -> Table:

@@ -107,7 +107,7 @@ def _check_structure(plan: Plan, decision: SamplePolicyDecision, options: Sample
 
 
 def _predictor(contents: bytes, task: Recounted) -> Predictor:
-    """The predictor in a file, refused where the fitted samples give another one."""
+    """The predictor in a file, which the fitted samples give, too."""
     fitted = fitted_predictor(task, task.placement).per_pair
     claimed = Predictor.from_bytes(contents, fitted.shape)
     off = np.abs(claimed.per_pair - fitted).max(initial=0.0) / max(float(np.abs(fitted).max(initial=0.0)), 1e-9)

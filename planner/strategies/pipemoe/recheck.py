@@ -13,7 +13,7 @@ from ....solvers.outcome import Outcome
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cuts, Pipeline
 from ...evaluate.journey import Journey
-from ...options import PipelineOptions, StageSeconds
+from ...options import PipelineOptions
 from ..strategy import Again, Check, Told
 from . import MAX_DEGREE
 from .degrees import BASELINES, DegreeTable, stages_of, tabulated
@@ -99,16 +99,10 @@ def _outcome(
     if decision.shares is None:
         yield Check("bound", outcome.bound, least)
         yield Told("bound of pipeline", checked=True)
-    if options.method == "robust":
-        _check_regret(table, decision)
-
-
-def _check_regret(table: DegreeTable, decision: PipelineDecision) -> None:
-    """Refuse robust degrees where others have a smaller largest regret."""
     least_SL = table.taken.min(axis=1)
-    worst_PL = (table.taken - least_SL[:, None]).max(axis=0)
+    worst_PL = (table.taken - least_SL[:, None]).max(axis=0)  # regret
     smallest_L = worst_PL.min(axis=0) + TOLERANCE * least_SL.max(axis=0)
-    for layer, pair in enumerate(table.chosen(decision)):
+    for layer, pair in enumerate(table.chosen(decision) if options.method == "robust" else ()):
         if worst_PL[pair, layer] > smallest_L[layer]:
             raise CertificationError(f"robust degrees of layer {layer}: others have a smaller largest regret")
 
@@ -139,13 +133,9 @@ def _stage_checks(options: PipelineOptions, pipeline: Pipeline, cuts: Cuts) -> I
         claimed = getattr(options, key)
         if (claimed is None) != (stages is None):
             raise CertificationError("options.pipeline: stages of a pass that the plan does not decide")
-        yield from () if claimed is None else _columns(claimed, stages)
-
-
-def _columns(claimed: StageSeconds, found: StageSeconds) -> Iterator[Check]:
-    for (name, ours), (_, theirs) in zip(claimed, found, strict=True):
-        if [*map(len, ours)] != [*map(len, theirs)]:
-            raise CertificationError(f"options.pipeline: {name} of other chunks than the plan's")
-        for layer, column in enumerate(ours):
-            for chunk, figure in enumerate(column):
-                yield Check(f"{name} of chunk {chunk} of layer {layer}", figure, theirs[layer][chunk])
+        for (name, ours), (_, theirs) in zip(claimed or (), stages or (), strict=True):
+            if [*map(len, ours)] != [*map(len, theirs)]:
+                raise CertificationError(f"options.pipeline: {name} of other chunks than the plan's")
+            for layer, columns in enumerate(zip(ours, theirs, strict=True)):
+                for chunk, figures in enumerate(zip(*columns, strict=True)):
+                    yield Check(f"{name} of chunk {chunk} of layer {layer}", *figures)
