@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import UsageError
-from .flags import Json, optional
+from .flags import ENGINES, Json, optional
 from .screen import GIGA, byte_progress, console, print_json, progress
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def apply(
     ] = None,
     trace: Annotated[str | None, optional("The trace to certify against; the plan's own.")] = None,
     profile: Annotated[str | None, optional("The profile to certify seconds by; the plan's own.")] = None,
-    engine: Annotated[
-        str | None, optional("Write this engine's files: sglang, vllm, vllm-ascend, tensorrt-llm, tutel.")
-    ] = None,
+    engine: Annotated[str | None, optional(f"Write this engine's files: {ENGINES}.")] = None,
     output: Annotated[Path | None, optional("Where those go: a new directory.", "-o", "--output")] = None,
     hf_config: Annotated[
         Path | None, optional("The model's config.json, for layers that the plan does not know.")
@@ -158,7 +156,7 @@ def _permuted(plan_path: Path, checkpoint: Path, output: Path) -> tuple[dict[str
     layers = f"{result.num_experts} experts of {len(result.layers)} layers in the plan's order"
     lines = [f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB: {layers}"]
     lines += [*(f"note      {note}" for note in notes), f"undo      moeplan apply --undo {output} -o DIR"]
-    return {"plan": str(plan_path)} | _plain(result) | {"notes": notes}, lines
+    return {"plan": str(plan_path), **asdict(result), "directory": str(result.directory), "notes": notes}, lines
 
 
 def _undone(directory: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
@@ -172,7 +170,7 @@ def _undone(directory: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
         names = ", ".join(result.changed[:3]) + (", ..." if len(result.changed) > 3 else "")
         note = f"{len(result.changed)} files are not what was permuted ({names}): trained or changed since"
     wrote = f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB in their first order"
-    return _plain(result), [wrote, f"note      {note}"]
+    return asdict(result) | {"directory": str(result.directory)}, [wrote, f"note      {note}"]
 
 
 def _notes(plan: "Plan", result: "Permuted") -> list[str]:
@@ -197,7 +195,3 @@ def _notes(plan: "Plan", result: "Permuted") -> list[str]:
     if result.left_out:
         notes.append(f"not copied, weights in another form and the old order: {', '.join(result.left_out)}")
     return notes
-
-
-def _plain(result: Any) -> dict[str, Any]:
-    return asdict(result) | {"directory": str(result.directory)}

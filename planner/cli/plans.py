@@ -7,21 +7,17 @@ from typing import Annotated
 import typer
 
 from ...errors import InputError, NoBenefitError, printable
-from .flags import Json, Phases, ReplicaRule, Verbose, optional, phases
+from .flags import ENGINES, Json, Phases, ReplicaRule, Verbose, optional, phases
 from .screen import console, print_json, progress
+
+MATRICES = "The bytes between all pairs of devices as a page (.html)."
+PICTURE = "The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace."
 
 
 def show(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
     timeline: Annotated[int | None, optional("Draw how the chunks of this MoE layer overlap, from 0.")] = None,
-    output: Annotated[
-        Path | None,
-        optional(
-            "The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace.",
-            "-o",
-            "--output",
-        ),
-    ] = None,
+    output: Annotated[Path | None, optional(PICTURE, "-o", "--output")] = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -43,9 +39,8 @@ def show(
     elif timeline is not None and output is not None:
         write_timeline(loaded, timeline, output)
     if as_json and timeline is not None:
-        events = trace_events(timelines(loaded, timeline), timeline)
         about = {"plan": str(plan), "layer": timeline, "seconds": BASIS, "output": output and str(output)}
-        print_json({**about, "traceEvents": events})
+        print_json({**about, "traceEvents": trace_events(timelines(loaded, timeline), timeline)})
     elif as_json:
         print_json(loaded.model_dump(mode="json"))
     elif output is not None:
@@ -70,9 +65,7 @@ def compare(
         ReplicaRule | None, optional("As an engine chooses replicas; each plan's own rule.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
-    output: Annotated[
-        Path | None, optional("The bytes between all pairs of devices as a page (.html).", "-o", "--output")
-    ] = None,
+    output: Annotated[Path | None, optional(MATRICES, "-o", "--output")] = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -153,7 +146,7 @@ def certify(
 
 def validate(
     file: Annotated[Path, typer.Argument(help="The file, or a directory that moeplan apply --engine wrote.")],
-    engine: Annotated[str, typer.Option(help="Whose: sglang, vllm, vllm-ascend, tensorrt-llm, tutel.")],
+    engine: Annotated[str, typer.Option(help=f"Whose: {ENGINES}.")],
     hf_config: Annotated[Path, typer.Option(help="The config.json of the model that is served.")],
     ep_size: Annotated[int | None, optional("Expert-parallel devices.", min=1, max=65_536)] = None,
     redundant: Annotated[int | None, optional("Slots a layer beyond its experts.", min=0, max=2**31 - 1)] = None,
@@ -173,12 +166,8 @@ def validate(
     from ...runtime.exports import validate as findings_of
     from ...traces.huggingface.config import read_config, spec_of_config
 
-    expected = Expected(
-        model=spec_of_config(hf_config),
-        model_type=read_config(hf_config)["model_type"],
-        num_devices=ep_size,
-        redundant=redundant,
-    )
+    model, kind = spec_of_config(hf_config), read_config(hf_config)["model_type"]
+    expected = Expected(model=model, model_type=kind, num_devices=ep_size, redundant=redundant)
     findings = [printable(finding) for finding in findings_of(file, engine, expected)]
     if as_json:
         print_json({"file": str(file), "engine": engine, "findings": findings})
@@ -186,7 +175,7 @@ def validate(
         print("\n".join(findings))
     else:
         unchecked = "" if ep_size else "; without --ep-size nothing that depends on the devices"
-        print(f"{file} is sound for {engine}: {expected.model.num_layers} MoE layers{unchecked}")
+        print(f"{file} is sound for {engine}: {model.num_layers} MoE layers{unchecked}")
     if findings:
         raise InputError(
             f"{file}: {len(findings)} finding{'s' * (len(findings) > 1)} for {engine}, above; mend the file, or write"

@@ -114,7 +114,6 @@ def profile(
 
 
 def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], output: Path, plot: Path | None) -> None:
-    """Refuse flags that ask for two things at once."""
     if profiles and "--merge" not in asked:
         raise UsageError(f"{profiles[0]}: profiles are only given with --merge")
     if len(asked) > 1:

@@ -96,24 +96,8 @@ class Share(NamedTuple):
     laps: list[Laps]
 
 
-#: The trials, the text int64 `[I, S]`, and its routing in one process `[I * S, L, K]`
-Job = tuple[Sequence[Trial], NDArray[np.int64], NDArray[np.uint16]]
-
-
 def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: None) -> Demo:
-    """Run the whole chain in an empty or missing folder.
-
-    Raises
-    ------
-    UsageError
-        The folder holds something, or is none.
-    StorageError
-        It cannot be made.
-    RankError
-        A rank died or hung.
-    KeyboardInterrupt
-        On Ctrl-C; no plan is active then.
-    """
+    """Run the whole chain in a folder, which is missing or empty, else UsageError; after Ctrl-C no plan is active."""
     check_target(folder, directory=True)
     measured = measure.measure(
         num_ranks=NUM_RANKS,
@@ -157,8 +141,8 @@ def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
     )
 
 
-def _run_rank(world: World, job: Job) -> list[Share]:
-    """Run every trial on this rank's samples, every D-th, and hold their logits against a single process's."""
+def _run_rank(world: World, job: tuple[Sequence[Trial], NDArray[np.int64], NDArray[np.uint16]]) -> list[Share]:
+    """Run trials on this rank's samples of a text, every D-th, and hold them against its routing in one process."""
     trials, tokens_IS, ids_TLK = job
     sample_B = torch.arange(world.rank, len(tokens_IS), world.size)
     tokens_BS, shares = torch.from_numpy(tokens_IS)[sample_B], list[Share]()
@@ -183,25 +167,21 @@ def _run_rank(world: World, job: Job) -> list[Share]:
 
 
 def _measured(trial: Trial, shares: Sequence[Share], num_tokens: int) -> Measured:
-    """The measurements of a trial on all ranks."""
-
-    def crossed(name: str) -> int:
-        return sum(getattr(share.traffic, name) for share in shares)
-
     def seconds(part: Literal["dispatch", "experts", "combine"]) -> float:
         laps_DRL = np.array([[laps[part] for laps in share.laps] for share in shares])
         return float(np.median(laps_DRL.max(axis=0), axis=0).sum())
 
-    loads_DL = np.array([share.traffic.loads for share in shares], dtype=np.float64)
+    traffic = [share.traffic for share in shares]
+    loads_DL = np.array([one.loads for one in traffic], dtype=np.float64)
     return Measured(
         name=trial.name,
         dispatch_model=trial.dispatch_model,
         largest_difference=max(share.largest_difference for share in shares),
         misrouted=sum(share.misrouted for share in shares),
-        copies=crossed("copies") / (num_tokens * trial.plan.model.num_layers),
-        payload_bytes=crossed("payload_bytes"),
-        kv_bytes=crossed("kv_bytes"),
-        return_bytes=crossed("return_bytes"),
+        copies=sum(one.copies for one in traffic) / (num_tokens * trial.plan.model.num_layers),
+        payload_bytes=sum(one.payload_bytes for one in traffic),
+        kv_bytes=sum(one.kv_bytes for one in traffic),
+        return_bytes=sum(one.return_bytes for one in traffic),
         balance=float((loads_DL.max(axis=0) / loads_DL.mean(axis=0)).mean()),
         exchange_s=seconds("dispatch") + seconds("combine"),
         experts_s=seconds("experts"),

@@ -40,14 +40,12 @@ def _copies(demo: Demo) -> Table:
 
 def _seconds(demo: Demo) -> tuple[Table, Text]:
     """Predicted and measured milliseconds of the exchanges and the experts of a forward, explained."""
-    both = zip(demo.runs, demo.replayed, strict=True)
-    rows = [
-        ((run.exchange_s, one.metrics.get(EXCHANGE)), (run.experts_s, one.metrics.get(EXPERTS))) for run, one in both
-    ]
-    pairs = [(seconds, foretold) for row in rows for seconds, foretold in row if foretold is not None]
+    exchanges = [(run.exchange_s, one.metrics.get(EXCHANGE)) for run, one in zip(demo.runs, demo.replayed, strict=True)]
+    experts = [(run.experts_s, one.metrics.get(EXPERTS)) for run, one in zip(demo.runs, demo.replayed, strict=True)]
+    pairs = [(seconds, foretold) for seconds, foretold in (*exchanges, *experts) if foretold is not None]
     inside = sum((foretold.low or 0) <= seconds <= (foretold.high or 0) for seconds, foretold in pairs)
     columns = [Column("ms a forward", _names(demo))]
-    for name, part in zip(("exchange", "experts"), zip(*rows, strict=True), strict=True):
+    for name, part in (("exchange", exchanges), ("experts", experts)):
         columns.append(Column(name, [f"{seconds * 1e3:.2f}" for seconds, _ in part]))
         columns.append(Column("predicted", [f"{one.value * 1e3:.2f}" if one else "-" for _, one in part]))
         columns.append(Column("ratio", [f"{one.value / seconds:.2f}" if one else "-" for seconds, one in part]))

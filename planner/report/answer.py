@@ -68,15 +68,6 @@ def short_of(verdict: Verdict) -> str:
     return f"; moving samples pays where the gain is surely above {verdict.at_least:.0%}"
 
 
-def standing(verdict: Verdict, *, paid_when_solved: bool) -> str:
-    """Whether a plan pays on a trace that it is compared on."""
-    if verdict.value == "benefit":
-        return "pays"
-    if verdict.gain.low is None:
-        return "not shown to pay (one step or sample shows nothing)"
-    return "no longer pays" if paid_when_solved else "does not pay"
-
-
 def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[str]:
     """Remarks that qualify the answer, the strategy's own, and limits of the figures."""
     assert plan.verdict is not None
@@ -86,15 +77,15 @@ def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[
     yield from copies_remarks(plan.verdict, ours, base)
     for one in strategies[:1]:
         yield from one.remarks(plan, part)
-    yield from _balance_price(ours, base, plan)
+    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
+    if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + LITTLE):
+        yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
     yield from _steps(plan, part)
     yield from _trust(plan, part)
 
 
 def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterator[str]:
-    """Warn of exchanges that take longer, or carry more bytes, although a contender that is judged by copies makes
-    fewer.
-    """
+    """Warn of exchanges that take longer, or carry more bytes, although a contender judged by copies makes fewer."""
     if METRICS[verdict.metric].unit != "count":
         return
     ours_s, base_s = ([one.metrics[name].value for name in EXCHANGES if name in one.metrics] for one in (ours, base))
@@ -125,15 +116,6 @@ def judged_sections(part: Part, verdict: Verdict, lines: Sequence[str], metrics:
         yield Section("More remarks", (Text.of(*more),), verbose=True)
     every = contender_table(part, metrics, today=today, ranged=True)
     yield Section("All figures (95 % intervals)", (every, Text(("", *legend(part, metrics)))), verbose=True)
-
-
-def _balance_price(ours: Contender, base: Contender, plan: Plan) -> Iterator[str]:
-    """Warn of loads less even than the baseline's."""
-    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
-    if plan.verdict is None or plan.verdict.metric == BALANCE or not mine or not theirs:
-        return
-    if mine.value > theirs.value * (1 + LITTLE):
-        yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
 
 
 def _steps(plan: Plan, part: Part) -> Iterator[str]:

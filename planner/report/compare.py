@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
 from ...errors import printable
-from ..compare import Compared, Comparison
+from ..compare import Comparison
 from ..document import Section, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
 from ..figures import find, megabytes, worded
-from .answer import copies_remarks, gain_words, judged_sections, short_of, standing
+from .answer import copies_remarks, gain_words, judged_sections, short_of
 
 RULES = {  # what engines do
     "even": "shared alike (vLLM)",
@@ -49,7 +48,20 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "replica_rule": comparison.replica_rule,
         "copies_between": {label: copies_DD.tolist() for label, copies_DD in comparison.between.items()},
         "copy_bytes": comparison.copy_bytes,
-        "plans": [_plan(one) for one in comparison.compared],
+        "plans": [
+            {
+                "path": one.path,
+                "plan_sha256": one.plan.plan_sha256,
+                "strategies": list(one.plan.strategies),
+                "contender": one.label,
+                "verdict": one.verdict.model_dump(mode="json"),
+                "gain_when_solved": one.claimed and one.claimed.model_dump(mode="json"),
+                "gain_when_solved_over_same": one.gain_over_same,
+                "against_first": one.against_first and one.against_first.model_dump(mode="json"),
+                "moves_from_first": one.moves and asdict(one.moves),
+            }
+            for one in comparison.compared
+        ],
         "no_longer_pay": comparison.failing,
     }
 
@@ -61,32 +73,27 @@ def write_matrices(comparison: Comparison, path: Path) -> None:
     heat: dict[str, Any] = {"type": "heatmap", "colorscale": "Blues", "colorbar": {"title": f"{unit} a step"}}
     heat |= {"zmin": 0.0, "zmax": max((float(one_DD.max()) for one_DD in shown.values()), default=0.0)}
     layout = {"xaxis": {"title": "to device"}, "yaxis": {"title": "from device", "autorange": "reversed"}}
-    sections = [
-        drawn(worded(label), _between(one_DD, unit, comparison), {"data": [heat | {"z": one_DD}], "layout": layout})
-        for label, one_DD in shown.items()
-    ]
+    node_D, sections = np.arange(comparison.cluster.num_devices) // comparison.cluster.devices_per_node, []
+    for label, between_DD in shown.items():
+        far = float(between_DD[node_D[:, None] != node_D].sum())
+        source, target = np.unravel_index(int(between_DD.argmax()), between_DD.shape)
+        totals = (
+            f"{between_DD.sum():.4g} {unit} a step, {far:.4g} of them between nodes; most from {source} to {target}:"
+            f" {between_DD.max():.4g}."
+        )
+        sections.append(drawn(worded(label), totals, {"data": [heat | {"z": between_DD}], "layout": layout}))
     text = f"{unit} a step from device to device, dispatch and combine of all MoE layers; {comparison.cluster}, mean of"
     write_page(path, "What goes between devices", f"{text} {comparison.part.num_steps} step(s).", sections)
-
-
-def _plan(one: Compared) -> dict[str, Any]:
-    return {
-        "path": one.path,
-        "plan_sha256": one.plan.plan_sha256,
-        "strategies": list(one.plan.strategies),
-        "contender": one.label,
-        "verdict": one.verdict.model_dump(mode="json"),
-        "gain_when_solved": one.claimed and one.claimed.model_dump(mode="json"),
-        "gain_when_solved_over_same": one.gain_over_same,
-        "against_first": one.against_first and one.against_first.model_dump(mode="json"),
-        "moves_from_first": one.moves and asdict(one.moves),
-    }
 
 
 def _answers(comparison: Comparison) -> Iterator[str]:
     """How every plan stands, and on what."""
     for one in comparison.compared:
-        stands = standing(one.verdict, paid_when_solved=one.paid_when_solved)
+        stands = "no longer pays" if one.paid_when_solved else "does not pay"
+        if one.verdict.value == "benefit":
+            stands = "pays"
+        elif one.verdict.gain.low is None:
+            stands = "not shown to pay (one step or sample shows nothing)"
         gain = gain_words(one.verdict, comparison.part, of=one.label)
         yield f"{printable(one.path)} {stands}: {gain}{short_of(one.verdict) if one.verdict.value == 'none' else ''}"
     part, unit = comparison.part, comparison.unit
@@ -116,23 +123,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
             yield f"{printable(one.path)}: {gain_words(solved, evaluation.judging)} when it was solved{where}"
     for one in comparison.compared:
         if one.against_first is not None:
-            gain = gain_words(one.against_first, part, of=one.label)
-            yield f"{printable(one.path)}: {gain}{_moved(one)}"
-
-
-def _moved(one: Compared) -> str:
-    if one.moves is None:
-        return ""
-    size = "" if one.moves.num_bytes is None else f" ({megabytes(one.moves.num_bytes)} MB)"
-    return f"; to get there {one.moves.experts:,} of {one.moves.held:,} experts move{size}"
-
-
-def _between(between_DD: NDArray[np.float64], unit: str, comparison: Comparison) -> str:
-    """Totals of a matrix in words: in all, between nodes, and over the busiest pair."""
-    node_D = np.arange(len(between_DD)) // comparison.cluster.devices_per_node
-    far = float(between_DD[node_D[:, None] != node_D].sum())
-    source, target = np.unravel_index(int(between_DD.argmax()), between_DD.shape)
-    return (
-        f"{between_DD.sum():.4g} {unit} a step, {far:.4g} of them between nodes; most from {source} to {target}:"
-        f" {between_DD.max():.4g}."
-    )
+            words = f"{printable(one.path)}: {gain_words(one.against_first, part, of=one.label)}"
+            if (moves := one.moves) is not None:
+                size = "" if moves.num_bytes is None else f" ({megabytes(moves.num_bytes)} MB)"
+                words += f"; to get there {moves.experts:,} of {moves.held:,} experts move{size}"
+            yield words

@@ -34,6 +34,10 @@ def trace_report(trace: Trace | CountTrace, statistics: Statistics, console: Con
 def statistics_json(trace: Trace | CountTrace, statistics: Statistics) -> dict[str, Any]:
     """The same as a JSON object; null is what the trace does not tell."""
     tokens, local = statistics.tokens, statistics.locality
+
+    def information(part: Information) -> dict[str, list[float]]:
+        return {name: getattr(part, name).tolist() for name in ("bits", "shuffled", "spread")}
+
     return {
         "path": str(trace.path),
         "sha256": trace.sha256,
@@ -43,9 +47,7 @@ def statistics_json(trace: Trace | CountTrace, statistics: Statistics) -> dict[s
         "unfinished": list(trace.unfinished),
         "num_rows": trace.num_rows,
         "num_tokens": tokens and tokens.counts.num_tokens,
-        "num_samples": statistics.num_samples,
-        "num_steps": statistics.num_steps,
-        "num_source_ranks": statistics.num_source_ranks,
+        **{name: getattr(statistics, name) for name in ("num_samples", "num_steps", "num_source_ranks")},
         "has_weights": trace.has_weights,
         "phase_tokens": tokens and dict(tokens.phase_tokens),
         "cells": tokens and tokens.cells,
@@ -53,10 +55,10 @@ def statistics_json(trace: Trace | CountTrace, statistics: Statistics) -> dict[s
         "skew": statistics.skew.tolist(),
         "affinity": tokens and tokens.affinity.tolist(),
         "chance": tokens and tokens.chance.tolist(),
-        "affinity_information": tokens and _information_json(tokens.information),
+        "affinity_information": tokens and information(tokens.information),
         "locality": local and local.index.tolist(),
         "locality_samples": local and local.num_samples,
-        "locality_information": local and _information_json(local.information),
+        "locality_information": local and information(local.information),
         "seed": statistics.seed,
     }
 
@@ -115,12 +117,12 @@ def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> list[str]:
     return ["", *map("".join, zip(*columns, strict=True)), *legend]
 
 
-def _information_json(information: Information) -> dict[str, list[float]]:
-    return {name: getattr(information, name).tolist() for name in ("bits", "shuffled", "spread")}
-
-
 def _sections(statistics: Statistics, names: Sequence[str]) -> Iterator[Section]:
-    yield _loads(statistics, names)
+    share_LE = statistics.loads / np.maximum(statistics.loads.mean(1, keepdims=True), 1)
+    heat = {"z": share_LE.astype(np.float32), "colorbar": {"title": "x mean"}}
+    layout = {"xaxis": {"title": "expert"}, "yaxis": _layer_axis(names), "height": max(350, 16 * len(share_LE))}
+    text = "Token-expert pairs of each expert, over the mean of its layer: 1 everywhere is perfect balance."
+    yield drawn("Loads", text, {"data": [HEATMAP | heat], "layout": layout})
     if statistics.locality is not None:
         text = "0: the tokens of a sample choose as all tokens do; 1: every sample has experts of its own."
         yield drawn("Locality of samples", text, _lines({"locality": statistics.locality.index}, "index", names))
@@ -139,14 +141,6 @@ def _sections(statistics: Statistics, names: Sequence[str]) -> Iterator[Section]
     if tokens.counts.coactivation is not None and tokens.counts.coactivation.any():
         text = "Of the other choices of tokens that chose the row's expert, the share of the column's."
         yield _maps("Co-activation", text, tokens.counts.coactivation, names, "other expert")
-
-
-def _loads(statistics: Statistics, names: Sequence[str]) -> Section:
-    share_LE = statistics.loads / np.maximum(statistics.loads.mean(1, keepdims=True), 1)
-    heat = {"z": share_LE.astype(np.float32), "colorbar": {"title": "x mean"}}
-    layout = {"xaxis": {"title": "expert"}, "yaxis": _layer_axis(names), "height": max(350, 16 * len(share_LE))}
-    text = "Token-expert pairs of each expert, over the mean of its layer: 1 everywhere is perfect balance."
-    return drawn("Loads", text, {"data": [HEATMAP | heat], "layout": layout})
 
 
 def _layer_names(layer_ids: Sequence[int]) -> list[str]:

@@ -7,6 +7,7 @@ Legend: B steps; L MoE layers; E experts; D devices.
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,13 +48,9 @@ class PlacementStrategy(Strategy):
     def solution(self, placed: PlacementResult, task: Task, **options: Any) -> Solution:
         """The solution of a placement, with the options of its strategy."""
         asked = {name: getattr(task.params, name) for name in ASKED if hasattr(task.params, name)}
-        return Solution(
-            decision=PlacementDecision.of(placed.placement, repaired=placed.repaired),
-            options=PlacementOptions(
-                strategy=self.name, dispatch_model=task.dispatch_model, **{**UNASKED, **asked, **options}
-            ),
-            outcome=placed.outcome,
-        )
+        kept = {"strategy": self.name, "dispatch_model": task.dispatch_model, **UNASKED, **asked, **options}
+        decision = PlacementDecision.of(placed.placement, repaired=placed.repaired)
+        return Solution(decision, PlacementOptions(**kept), placed.outcome)
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
         """Rivals that tell the gain of coherence from that of the placement, and published EPLB in as many slots."""
@@ -77,11 +74,8 @@ class PlacementStrategy(Strategy):
 
     def counted(self, task: Task, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Counts:
         """The counts of chosen units, of what the task keeps together."""
-        unit_ids, phases, (pairs, inside) = task.units.unit_ids[chosen], task.request.phases, self.counted_pairs(task)
-
-        def keep(units: Loads) -> NDArray[np.bool_]:
-            return np.isin(units, unit_ids)
-
+        phases, (pairs, inside) = task.request.phases, self.counted_pairs(task)
+        keep = partial(np.isin, test_elements=task.units.unit_ids[chosen])
         return count(task.trace, keep=keep, pairs=pairs, coactivation=inside, phases=phases or None)
 
 

@@ -111,10 +111,7 @@ class Strategy:
     def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         """Hold a plan's claims on this decision against its definition; without `again`, what the plan alone tells.
 
-        Raises
-        ------
-        CertificationError
-            A rule is broken, or a bound is better than what is proven.
+        CertificationError where a rule is broken, or a bound is better than what is proven.
         """
         return iter(())
 

@@ -74,11 +74,8 @@ class Exflow(PlacementStrategy):
         cap = None
         if most is not None and result.outcome.status is not Status.INTERRUPTED:
             free = _solved(counts, task, slots_D, None, limit_s * FREE_SHARE, bound="simple")
-            cap = Cap(
-                max_load=most,
-                objective_without=free.outcome.objective.value,
-                highest_without=highest(counts.loads, free.placement),
-            )
+            value, held = free.outcome.objective.value, highest(counts.loads, free.placement)
+            cap = Cap(max_load=most, objective_without=value, highest_without=held)
         proof, sidecars = sidecar("bound", dump_proof(result.thorough.proofs) if result.thorough.proofs else None)
         search = Search(
             objective=_objective(task),
@@ -170,7 +167,6 @@ def _solved(
     bound: BoundKind | None = None,
     work: float | None = None,
 ) -> ExflowResult:
-    """The placement by a task's objective within a cap."""
     params, (transitions, coactivation) = ExflowParams.of(task.params), _pairs(counts, task)
     return exflow.solve(
         transitions,

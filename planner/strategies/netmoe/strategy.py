@@ -68,18 +68,15 @@ class Netmoe(Strategy):
         task.say(f"locality index {index.share:.1%}: no homes save a larger share; re-homing the samples online")
         named, sidecars = sidecar("predictor", None if predictor is None else predictor.to_bytes())
         layers = tuple(range(task.model.num_layers))
-        return Solution(
-            decision=SamplePolicyDecision(method=method, layers=layers, predictor=named),
-            options=SamplePolicyOptions(
-                copies="pairs" if isinstance(task.source, CountTrace) else "devices",
-                blind_copies=index.blind,
-                least_copies=index.least,
-                asked=asked is not None,
-                tried_s=tried_s,
-            ),
-            outcome=_outcome(Totals(), method, compiled_s),
-            sidecars=sidecars,
+        decision = SamplePolicyDecision(method=method, layers=layers, predictor=named)
+        options = SamplePolicyOptions(
+            copies="pairs" if isinstance(task.source, CountTrace) else "devices",
+            blind_copies=index.blind,
+            least_copies=index.least,
+            asked=asked is not None,
+            tried_s=tried_s,
         )
+        return Solution(decision, options, _outcome(Totals(), method, compiled_s), sidecars=sidecars)
 
     def own(self, task: Task, journey: Journey) -> Journey:
         """The plan's journey, bounded on the fitted steps."""

@@ -72,8 +72,7 @@ def _check_shape(plan: Plan, options: PipelineOptions, decision: PipelineDecisio
             raise CertificationError("degrees of plan: method unequal with joint, which is for equal chunks")
         if (one.shares is not None) != uneven or one.capacity_factor != decision.capacity_factor:
             raise CertificationError(f"degrees of {name}: shares or a capacity other than method {options.method} has")
-    degrees = options.a2a_ffn_overlap_degree
-    if len(degrees) != plan.model.num_layers:
+    if len(options.a2a_ffn_overlap_degree) != plan.model.num_layers:
         raise CertificationError("a2a_ffn_overlap_degree: not one a layer")
     if options.placement != ("contiguous" if plan.decisions.placement is None else "base"):
         raise CertificationError(f"degrees under placement {options.placement!r}, which is not the plan's")
@@ -109,12 +108,8 @@ def _outcome(
 
 def _check_baselines(options: PipelineOptions, table: DegreeTable) -> None:
     """Refuse baselines and Tutel's degrees where others of their kind take fewer seconds."""
-    alike_RL = table.middle[table.alike(table.max_degree)]
-    least = {
-        "degree_1": float(alike_RL[0].sum()),
-        "one_degree": float(alike_RL.sum(axis=1).min()),
-        "exact": float(table.middle.min(axis=0).sum()),
-    }
+    alike_RL, exact = table.middle[table.alike(table.max_degree)], table.middle.min(axis=0).sum()
+    least = {"degree_1": alike_RL[0].sum(), "one_degree": alike_RL.sum(axis=1).min(), "exact": exact}
     for name in least.keys() & options.baselines.keys():
         baseline = options.baselines[name]
         one_for_all = name == "exact" or len({*table.chosen(baseline)}) == 1

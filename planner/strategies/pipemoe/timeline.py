@@ -59,10 +59,7 @@ class Timeline:
 
 
 def timelines(plan: Plan, layer: int) -> list[Timeline]:
-    """Each pass of the layer, in one piece, then in the plan's chunks where these are several.
-
-    Errors are as of `pipeline_options`; UsageError where there is no such layer.
-    """
+    """Each pass of a layer that there is, in one piece, then in the plan's chunks where these are several."""
     options = pipeline_options(plan)
     if not 0 <= layer < plan.model.num_layers:
         raise UsageError(f"--timeline {layer}; expected an MoE layer, 0 to {plan.model.num_layers - 1}")
@@ -171,18 +168,15 @@ def _signed(spans: Sequence[tuple[float, float]], columns: int) -> str:
 
 
 def _figure(one: Timeline, longest_s: float) -> dict[str, Any]:
-    events, few = one.events, one.degree <= len(SIGNS)
+    events, chunks, few = one.events, [event.chunk for event in one.events], one.degree <= len(SIGNS)
     bars = {
         "type": "bar",
         "y": [event.stage.value for event in events],
         "base": [event.start_s * 1e6 for event in events],
         "x": [(event.end_s - event.start_s) * 1e6 for event in events],
-        "customdata": [event.chunk for event in events],
-        "text": [str(event.chunk) if few else "" for event in events],
-        "marker": {
-            "color": [COLOURS[event.chunk % 2] for event in events],
-            "line": {"color": "#fff", "width": int(few)},
-        },
+        "customdata": chunks,
+        "text": [str(chunk) if few else "" for chunk in chunks],
+        "marker": {"color": [COLOURS[chunk % 2] for chunk in chunks], "line": {"color": "#fff", "width": int(few)}},
         "orientation": "h",
         "textposition": "inside",
         "insidetextanchor": "middle",
