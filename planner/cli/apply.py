@@ -73,7 +73,8 @@ def apply(
     if (trace or profile) and output is not None and engine is None:
         raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
     if output is not None and engine is None:
-        result, lines = _undone(undo, output) if undo is not None else _permuted(plan, checkpoint or Path(), output)
+        directory = Path(ways[0])
+        result, lines = _permuted(plan, directory, output) if undo is None else _undone(directory, output)
         if as_json:
             print_json(result)
         else:

@@ -116,8 +116,10 @@ def _fitted(series: Series) -> tuple[str, str]:
 
 def time_text(seconds: float) -> str:
     """Three digits: 12.5 us, 1.33 ms, 2 s."""
-    unit, per_s = next((one for one in (("s", 1.0), ("ms", 1e3)) if seconds * one[1] >= 0.9995), ("us", 1e6))
-    return f"{_three(seconds * per_s)} {unit}"
+    for unit, per_s in (("s", 1.0), ("ms", 1e3)):
+        if seconds * per_s >= 0.9995:
+            return f"{_three(seconds * per_s)} {unit}"
+    return f"{_three(seconds * 1e6)} us"
 
 
 def _three(value: float) -> str:
@@ -127,9 +129,10 @@ def _three(value: float) -> str:
 
 def _time(seconds: float) -> str:
     """Two digits and a unit: 120ns, 12us, 1.2ms."""
-    scales = ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)
-    unit, scale = next((one for one in scales if seconds >= 0.9995 * one[1]), ("ns", 1e-9))
-    return f"{_digits(seconds / scale)}{unit}"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= 0.9995 * scale:
+            return f"{_digits(seconds / scale)}{unit}"
+    return f"{_digits(seconds / 1e-9)}ns"
 
 
 def _digits(value: float) -> str:
