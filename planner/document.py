@@ -4,7 +4,7 @@ import html
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files import atomic_path, check_target
@@ -103,18 +103,19 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure of a page; a console leaves it out."""
+    """A figure of a page, as plotly has it; a console leaves it out."""
 
-    make: "Callable[[], Figure]"
+    make: "Callable[[], Figure | dict[str, Any]]"
 
     def print(self, console: "Console") -> None:
         """Print nothing."""
 
     def html(self, name: str) -> str:
         """Drawing of a page, under a name that no other has there."""
+        from plotly.graph_objects import Figure
         from plotly.io import to_html
 
-        figure = self.make().update_layout(template="plotly_white", margin={"t": 30, "r": 20})
+        figure = Figure(self.make()).update_layout(template="plotly_white", margin={"t": 30, "r": 20})
         return f"{to_html(figure, full_html=False, include_plotlyjs=False, config=CONFIG, div_id=name)}\n"
 
 
@@ -127,7 +128,7 @@ class Section:
     verbose: bool = False  #: Whether a console shows it only when all details are asked for
 
 
-def drawn(title: str, text: str, figure: "Figure") -> Section:
+def drawn(title: str, text: str, figure: "Figure | dict[str, Any]") -> Section:
     """A section of a page: a few words and a figure."""
     return Section(title, (Text.of(text), Drawing(lambda: figure)))
 

@@ -41,16 +41,12 @@ def _run() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own say what was wrong with the words of the command
             raise
-        _tell_usage(error.format_message())
-
-
-def _tell_usage(message: str) -> None:
-    """Print a usage error found by typer, in one line. A group called without a command prints its help."""
-    if message.startswith("Usage:"):
-        print(message, file=sys.stderr)
-        sys.exit(UsageError.exit_code)
-    words = message.rstrip(".").replace("Value error, ", "")  # pydantic's, by which typer reads choices
-    _tell(UsageError(f"{words}; see moeplan COMMAND --help"))
+        message = error.format_message()
+        if message.startswith("Usage:"):  # a group called without a command prints its help
+            print(message, file=sys.stderr)
+            sys.exit(UsageError.exit_code)
+        words = message.rstrip(".").replace("Value error, ", "")  # pydantic's, by which typer reads choices
+        _tell(UsageError(f"{words}; see moeplan COMMAND --help"))
 
 
 def _tell(error: MoeplanError) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import UsageError
-from .flags import Json, optional
+from .flags import ENGINES, Json, optional
 from .screen import GIGA, byte_progress, console, print_json, progress
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ def apply(
     ] = None,
     trace: Annotated[str | None, optional("The trace to certify against; the plan's own.")] = None,
     profile: Annotated[str | None, optional("The profile to certify seconds by; the plan's own.")] = None,
-    engine: Annotated[
-        str | None, optional("Write this engine's files: sglang, vllm, vllm-ascend, tensorrt-llm, tutel.")
-    ] = None,
+    engine: Annotated[str | None, optional(f"Write this engine's files: {ENGINES}.")] = None,
     output: Annotated[Path | None, optional("Where those go: a new directory.", "-o", "--output")] = None,
     hf_config: Annotated[
         Path | None, optional("The model's config.json, for layers that the plan does not know.")
@@ -74,18 +72,25 @@ def apply(
         raise UsageError("--hf-config goes with --engine NAME")
     if (trace or profile) and output is not None and engine is None:
         raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
-    if undo is not None and output is not None:
-        _undo(undo, output, as_json=as_json)
-        return
-    if checkpoint is not None and output is not None:
-        _permute(plan, checkpoint, output, as_json=as_json)
+    if output is not None and engine is None:
+        directory = Path(ways[0])
+        result, lines = _permuted(plan, directory, output) if undo is None else _undone(directory, output)
+        if as_json:
+            print_json(result)
+        else:
+            print(*lines, sep="\n")
         return
     from ...runtime.plan import load
 
     loaded = load(plan)
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: no such command; nothing was applied")
-    against, summary = _certified(loaded, plan, trace, profile)
+    from ..certify import certifiable_profile, certifiable_trace, certify
+
+    against = trace or certifiable_trace(loaded, plan.parent)
+    timed = profile or certifiable_profile(loaded, plan.parent)
+    with progress() as say:
+        certificate = certify(loaded, against, timed, folder=plan.parent, on_progress=say)
     if engine is not None and output is not None:
         result, lines = _exported(loaded, engine, output, hf_config)
     else:
@@ -94,7 +99,7 @@ def apply(
         print_json({"plan": str(plan), "certified_against": against} | result)
     else:
         screen = console()
-        for line in (summary, *lines):
+        for line in (certificate.summary(plan, against), *lines):
             screen.print(line)
         if engine is not None:  # a line to itself, to paste
             print("start", result["command"], sep="\n")
@@ -104,26 +109,17 @@ def apply(
         os.execvp(command[0], command)  # noqa: S606
 
 
-def _certified(loaded: "Plan", plan: Path, trace: str | None, profile: str | None) -> tuple[str | None, str]:
-    """The trace that a plan was certified against, its own where none is given, and the certificate in words."""
-    from ..certify import certifiable_profile, certifiable_trace, certify
-
-    against = trace or certifiable_trace(loaded, plan.parent)
-    timed = profile or certifiable_profile(loaded, plan.parent)
-    with progress() as say:
-        certificate = certify(loaded, against, timed, folder=plan.parent, on_progress=say)
-    return against, certificate.summary(plan, against)
-
-
 def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
     """Path of the active plan, as JSON and as lines."""
     from ...runtime.active import activate
+    from ...runtime.migrating.predictor import predictor_of
     from ..report.answer import answer
 
+    predictor_of(loaded, plan.parent)  # which the plan alone does not certify
     lines = [answer(loaded)] if loaded.verdict is not None else []
     active = activate(plan)
-    where = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
-    return {"active": str(active)}, [*lines, where]
+    lines.append(f"active    {active}    moeplan.runtime.load_plan() finds it from here downward")
+    return {"active": str(active)}, lines
 
 
 def _exported(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> tuple[dict[str, Any], list[str]]:
@@ -141,18 +137,16 @@ def _exported(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
         lines.append("verdict   no benefit expected: the plan's own figures show none")
     placement = plan.placement
     if rule is not None and placement is not None and placement.has_replicas:
-        judged = (
-            f", and the plan was judged by {placement.replica_rule}: moeplan compare PLAN --replica-rule {rule} replays"
-            " it"
-        )
-        lines.append(f"replicas  chosen by the rule {rule}{'' if rule == placement.replica_rule else judged}")
+        own, judge = placement.replica_rule, f"moeplan compare PLAN --replica-rule {rule}"
+        judged = "" if rule == own else f", and the plan was judged by {own}: {judge} replays it"
+        lines.append(f"replicas  chosen by the rule {rule}{judged}")
     lines += [f"note      {condition}" for condition in conditions]
     directory = {"engine": engine, "directory": str(output), "files": files, "replica_rule": rule}
     return {**directory, "command": exported.command, "conditions": conditions}, lines
 
 
-def _permute(plan_path: Path, checkpoint: Path, output: Path, *, as_json: bool) -> None:
-    """Carry a plan into a checkpoint, and print what an engine makes of it."""
+def _permuted(plan_path: Path, checkpoint: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
+    """Carry a plan into a checkpoint: what was written, and what an engine makes of it, as JSON and as lines."""
     from ...runtime.checkpoints import permute
     from ...runtime.plan import load
 
@@ -160,30 +154,24 @@ def _permute(plan_path: Path, checkpoint: Path, output: Path, *, as_json: bool) 
     with byte_progress() as update:
         result = permute(plan, checkpoint, output, on_progress=update)
     notes = _notes(plan, result)
-    if as_json:
-        print_json({"plan": str(plan_path)} | _plain(result) | {"notes": notes})
-        return
     layers = f"{result.num_experts} experts of {len(result.layers)} layers in the plan's order"
-    print(f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB: {layers}")
-    for note in notes:
-        print(f"note      {note}")
-    print(f"undo      moeplan apply --undo {output} -o DIR")
+    lines = [f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB: {layers}"]
+    lines += [*(f"note      {note}" for note in notes), f"undo      moeplan apply --undo {output} -o DIR"]
+    return {"plan": str(plan_path), **asdict(result), "directory": str(result.directory), "notes": notes}, lines
 
 
-def _undo(directory: Path, output: Path, *, as_json: bool) -> None:
+def _undone(directory: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
+    """Give a checkpoint its first order back, and say whether it is what was permuted."""
     from ...runtime.checkpoints import undo
 
     with byte_progress() as update:
         result = undo(directory, output, on_progress=update)
-    if as_json:
-        print_json(_plain(result))
-        return
-    print(f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB in their first order")
+    note = "byte for byte what was permuted"
     if result.changed:
         names = ", ".join(result.changed[:3]) + (", ..." if len(result.changed) > 3 else "")
-        print(f"note      {len(result.changed)} files are not what was permuted ({names}): trained or changed since")
-    else:
-        print("note      byte for byte what was permuted")
+        note = f"{len(result.changed)} files are not what was permuted ({names}): trained or changed since"
+    wrote = f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB in their first order"
+    return asdict(result) | {"directory": str(result.directory)}, [wrote, f"note      {note}"]
 
 
 def _notes(plan: "Plan", result: "Permuted") -> list[str]:
@@ -208,7 +196,3 @@ def _notes(plan: "Plan", result: "Permuted") -> list[str]:
     if result.left_out:
         notes.append(f"not copied, weights in another form and the old order: {', '.join(result.left_out)}")
     return notes
-
-
-def _plain(result: Any) -> dict[str, Any]:
-    return asdict(result) | {"directory": str(result.directory)}

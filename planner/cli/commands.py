@@ -38,20 +38,16 @@ class PanelCommand(TyperCommand):
 
 
 class LazyGroup(TyperGroup):
-    """A group known by its one-line helps. A command is the function of its name in its module.
+    """A group known by its commands' one-line helps, in the order shown.
 
-    Parameters
-    ----------
-    helps
-        Command name to its one-line help, in the order shown.
-    module
-        The module of `planner/cli` with all commands; None: each has one of its own name, which may hold a group.
+    A command is the function, or the group, of its name in its module of `planner/cli`: what `modules` says, else the
+    one of its name.
     """
 
-    def __init__(self, name: str, helps: Mapping[str, str], *, module: str | None = None, **settings: Any) -> None:
+    def __init__(self, name: str, helps: Mapping[str, str], modules: Mapping[str, str], **settings: Any) -> None:
         listed = {command: TyperCommand(command, help=line, rich_markup_mode=None) for command, line in helps.items()}
         super().__init__(name=name, commands=dict(listed), rich_markup_mode=None, no_args_is_help=True, **settings)
-        self.module = module
+        self.modules = modules
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The real command, imported now."""
@@ -60,11 +56,12 @@ class LazyGroup(TyperGroup):
 
     def load(self, name: str) -> Any:
         """Import the command `name`."""
-        module = import_module(f".{self.module or name}", __package__)
-        if self.module is None and hasattr(module, "group"):
-            return module.group
+        module = import_module(f".{self.modules.get(name, name)}", __package__)
+        command = getattr(module, f"{name}_" if iskeyword(name) else name)
+        if isinstance(command, LazyGroup):
+            return command
         app = typer.Typer(rich_markup_mode=None, add_completion=False)
-        app.command(name, cls=PanelCommand)(getattr(module, f"{name}_" if iskeyword(name) else name))
+        app.command(name, cls=PanelCommand)(command)
         return get_command(app)
 
 
@@ -88,6 +85,7 @@ _app.callback()(_root)
 group = LazyGroup(
     "moeplan",
     COMMANDS,
+    dict.fromkeys(("show", "compare", "certify", "validate"), "plans"),
     params=get_command(_app).params,
     help="Plan Mixture-of-Experts expert parallelism: measure, record, solve, apply.\n\n"
     "In an empty directory, one after another: moeplan profile; moeplan solve --strategy exflow;"

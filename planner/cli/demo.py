@@ -1,5 +1,6 @@
 """`moeplan demo`: the whole chain on the embedded model."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +20,6 @@ def demo(
     Example:
       moeplan demo -o moeplan-demo
     """
-    from dataclasses import asdict
-
     from ..demo.job import run_demo
     from ..demo.report import demo_report
     from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import wraps
 from types import NoneType
@@ -18,6 +18,7 @@ from ..strategies.registry import STRATEGIES
 Dispatch = Literal["standard", "coherent", "migrating"]
 ReplicaRule = Literal["even", "nearest", "static", "round_robin"]
 StrategyFlags = dict[str, Any]
+ENGINES = "sglang, vllm, vllm-ascend, tensorrt-llm, tutel"
 
 
 def optional(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002  what typer calls it
@@ -38,17 +39,14 @@ def phases(words: list[PhaseWord] | None) -> tuple[Any, ...]:
 
 
 def with_strategy_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Spread the parameter `flags` of a command into one flag for each field that any strategy has, once each.
-
-    It is given those that were set, by field name, as the parameters take them.
-    """
+    """Spread a command's parameter `flags`, fields by name, into a flag for each field that any strategy has."""
     signature, derived = inspect.signature(command), _derived()
 
     @wraps(command)
     def with_flags(**given: Any) -> None:
         """Call the command with the flags that were set."""
         flags = {}
-        for name, (_, one, _) in derived.items():
+        for name, (one, _) in derived.items():
             value = given.pop(name)
             if value is not None and value is not False and value != []:  # 0 was said, and equals False
                 flags[name] = value if one.parse is None else one.parse(value)
@@ -61,48 +59,36 @@ def with_strategy_flags(command: Callable[..., None]) -> Callable[..., None]:
         if name != "flags"
     ]
     parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotated(name, *of))
-        for name, of in derived.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, (_, annotation) in derived.items()
     ]
     with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_flags
 
 
-def _derived() -> dict[str, tuple[dict[str, Any], Flag, Any]]:
-    """Every field that is a flag: its type under each strategy that has it, the flag, and its default in the first.
-
-    Those of most strategies come first.
-    """
-    derived: dict[str, tuple[dict[str, Any], Flag, Any]] = {}
+def _derived() -> dict[str, tuple[Flag, Any]]:
+    """Every field that is a flag, with its annotation for typer; those of most strategies come first."""
+    fields: dict[str, dict[str, tuple[Any, Any, Flag]]] = {}
     for strategy, row in STRATEGIES.items():
-        hints = get_type_hints(row.params)
-        defaults = {field.name: field.default for field in dataclasses.fields(row.params)}
+        hints, own = get_type_hints(row.params), {one.name: one for one in dataclasses.fields(row.params)}
         for name, one in flags_of(row.params):
-            kinds, _, _ = derived.setdefault(name, ({}, one, defaults[name]))
-            kinds[strategy] = hints[name]
-    return dict(sorted(derived.items(), key=lambda item: -len(item[1][0])))
+            fields.setdefault(name, {})[strategy] = hints[name], own[name].default, one
+    derived = {}
+    for name, owners in sorted(fields.items(), key=lambda item: -len(item[1])):
+        kinds, (default, *others), (one, *_) = zip(*owners.values(), strict=True)
+        silent = others or default in (None, (), False, 0)
+        words = one.help if silent else f"{one.help}  [default: {default}]"
+        option = optional(words, option_of(name, one), metavar=one.metavar, rich_help_panel=", ".join(owners))
+        derived[name] = one, Annotated[_typed(kinds, one) | None, option]
+    return derived
 
 
-def _annotated(name: str, kinds: Mapping[str, Any], one: Flag, default: Any) -> Any:
-    silent = default in (None, (), False, 0) or len(kinds) > 1
-    return Annotated[
-        _typed(kinds, one) | None,
-        optional(
-            one.help if silent else f"{one.help}  [default: {default}]",
-            option_of(name, one),
-            metavar=one.metavar,
-            rich_help_panel=", ".join(kinds),
-        ),
-    ]
-
-
-def _typed(kinds: Mapping[str, Any], one: Flag) -> Any:
+def _typed(kinds: Sequence[Any], one: Flag) -> Any:
     """Type of a flag for typer: all strategies' choices, text to be parsed later, or the field's type."""
-    words = tuple(dict.fromkeys(word for kind in kinds.values() for word in choices(kind)))
+    words = tuple(dict.fromkeys(word for kind in kinds for word in choices(kind)))
     if one.parse is not None:
         return list[int] if one.repeats and one.metavar == "RANK" else list[str] if one.repeats else str
     if words:
         return Literal[words]
-    plain = next(iter(kinds.values()))
-    return next(kind for kind in get_args(plain) or (plain,) if kind is not NoneType)
+    return next(kind for kind in get_args(kinds[0]) or (kinds[0],) if kind is not NoneType)

@@ -70,8 +70,19 @@ def profile(
         if file.profile is None:  # not rank 0 of a launched world
             return
         result, notes = file.profile, file.notes
+    elif cluster is not None:
+        from ...profilers.description import describe
+
+        result, notes = describe(cluster, link or ()), ()
+    elif from_tables is not None:
+        from ...profilers.tables import read_tables
+
+        result, notes = read_tables(from_tables, system or ""), ()
     else:
-        result, notes = _unmeasured(profiles or (), cluster, link or (), from_tables, system or "")
+        from ...profilers.merge import merge_files
+
+        merged = merge_files(profiles or ())
+        result, notes = merged.profile, merged.notes
     picture: list[str] = []
     if plot is not None:
         from ..report.profile_picture import text_picture
@@ -83,7 +94,12 @@ def profile(
     else:
         save(result, output)
     if plot is not None:
-        _write_page(result, plot, path)
+        from ..report.profile_picture import write_profile_page
+
+        try:
+            write_profile_page(result, plot)
+        except MoeplanError as error:
+            raise type(error)(f"{path} is written, the page of --plot is not: {error}") from error
         notes = (*notes, f"pictures of the fits in {plot}")
     recorded = _record_embedded() if measured and result.complete else None
     if as_json:
@@ -97,26 +113,7 @@ def profile(
         end_interrupted(f"{path} holds what was measured until then")
 
 
-def _unmeasured(
-    profiles: Sequence[Path], cluster: str | None, link: Sequence[str], tables: Path | None, system: str
-) -> "tuple[Profile, tuple[str, ...]]":
-    """The profile described, read or merged, with notes on it."""
-    if cluster is not None:
-        from ...profilers.description import describe
-
-        return describe(cluster, link), ()
-    if tables is not None:
-        from ...profilers.tables import read_tables
-
-        return read_tables(tables, system), ()
-    from ...profilers.merge import merge_files
-
-    merged = merge_files(profiles)
-    return merged.profile, merged.notes
-
-
 def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], output: Path, plot: Path | None) -> None:
-    """Refuse flags that ask for two things at once."""
     if profiles and "--merge" not in asked:
         raise UsageError(f"{profiles[0]}: profiles are only given with --merge")
     if len(asked) > 1:
@@ -132,16 +129,6 @@ def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], outpu
             raise UsageError(
                 f"--plot {plot} is where a profile is or goes; give the page a name of its own, like fits.html"
             )
-
-
-def _write_page(profile: "Profile", plot: Path, saved: Path) -> None:
-    """Write the page of a profile that was saved; where that fails, the profile is still there."""
-    from ..report.profile_picture import write_profile_page
-
-    try:
-        write_profile_page(profile, plot)
-    except MoeplanError as error:
-        raise type(error)(f"{saved} is written, the page of --plot is not: {error}") from error
 
 
 def _print(profile: "Profile", notes: Sequence[str], path: Path, picture: Sequence[str], recorded: str | None) -> None:

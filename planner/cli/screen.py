@@ -65,65 +65,58 @@ def end_interrupted(kept: str) -> NoReturn:
 @contextlib.contextmanager
 def progress(*, lines: bool = False) -> Iterator[Callable[[str], None]]:
     """Yield a call that says on stderr what is done: in a terminal with the time since, else not at all or by lines."""
-    if not sys.stderr.isatty():
-        yield _slow_lines() if lines else lambda _: None
-        return
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
     words = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
-    with _bar(SpinnerColumn(), words, TimeElapsedColumn()) as update:
-        update(description="starting")
+    columns = SpinnerColumn(), words, TimeElapsedColumn()
+    with _bar(*columns, line="{description}" if lines else "", start="starting") as update:
         yield lambda text: update(description=text)
 
 
 @contextlib.contextmanager
 def step_progress() -> Iterator[Callable[["Step"], None]]:
-    """Yield what takes each step of the profiler's harness: a bar in a terminal, else a line every ten seconds."""
-    if not sys.stderr.isatty():
-        say = _slow_lines()
-        yield lambda step: say(f"{_left(step)} ({step.place.key})")
-        return
+    """Yield what shows each step of the profiler's harness."""
     from rich.progress import BarColumn, TextColumn
 
-    with _bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}")) as update:
-        update(description="starting ranks", left="")
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}")
+    with _bar(*columns, line="{left} ({description})", start="starting ranks") as update:
         yield lambda step: update(description=step.place.key, completed=step.done, total=step.total, left=_left(step))
 
 
 @contextlib.contextmanager
 def byte_progress() -> Iterator[Callable[[int, int], None]]:
-    """Yield what takes the bytes written and those in all: a bar in a terminal, else a line every ten seconds."""
-    if not sys.stderr.isatty():
-        say = _slow_lines()
-        yield lambda done, total: say(f"{done / GIGA:.1f} of {total / GIGA:.1f} GB written")
-        return
+    """Yield what shows the bytes written, of those in all."""
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    with _bar(BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as update:
-        yield lambda done, total: update(completed=done, total=total)
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with _bar(*columns, line="{left}") as update:
+        yield lambda done, total: update(
+            completed=done, total=total, left=f"{done / GIGA:.1f} of {total / GIGA:.1f} GB written"
+        )
 
 
 @contextlib.contextmanager
-def _bar(*columns: Any) -> Iterator[Callable[..., None]]:
-    """Yield what updates a bar on stderr, which is gone afterwards."""
-    from rich.progress import Progress
+def _bar(*columns: Any, line: str, start: str = "") -> Iterator[Callable[..., None]]:
+    """Yield what takes fields, for a bar on stderr that is gone afterwards.
 
-    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as bar:
-        yield partial(bar.update, bar.add_task("", total=None, left=""))
+    Without a terminal they fill `line`, where there is one, which is printed about every ten seconds.
+    """
+    if sys.stderr.isatty():
+        from rich.progress import Progress
 
-
-def _slow_lines() -> Callable[[str], None]:
-    """A call that prints a text on stderr, a line about every ten seconds."""
+        with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as bar:
+            yield partial(bar.update, bar.add_task(start, total=None, left=""))
+        return
     last = time.monotonic()
 
-    def say(text: str) -> None:
+    def say(**fields: Any) -> None:
         nonlocal last
-        if time.monotonic() - last >= LINE_S:
+        if line and time.monotonic() - last >= LINE_S:
             last = time.monotonic()
-            print(f"moeplan: {text}", file=sys.stderr, flush=True)
+            print(f"moeplan: {line.format(**fields)}", file=sys.stderr, flush=True)
 
-    return say
+    yield say
 
 
 def _left(step: "Step") -> str:
@@ -136,10 +129,5 @@ def _hung(line: str, width: int) -> str:
     head = label.group() if label else ""
     first, *others = APART.split(line.removeprefix(head))
     indent = " " * (len(head) or 2)
-    return "\n".join([_filled(first, width, head, indent), *(_filled(one, width, indent, indent) for one in others)])
-
-
-def _filled(text: str, width: int, first: str, others: str) -> str:
-    return textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
-    )
+    fill = partial(textwrap.fill, width=width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return "\n".join([fill(first, initial_indent=head), *(fill(one, initial_indent=indent) for one in others)])

@@ -13,7 +13,6 @@ from .screen import console, end_interrupted, print_json, progress
 
 if TYPE_CHECKING:
     from ...traces.huggingface.prompts import Prompts
-    from ...traces.importers import ImportSummary
 
 EMBEDDED = "embedded"
 MAX_TEXT_BYTES = 64 * 2**20
@@ -24,7 +23,9 @@ COMMANDS = {
     "count": "Reduce a token trace to counts.",
 }
 
-group = LazyGroup("trace", COMMANDS, module="trace", help="Record, import, inspect and count routing traces.")
+trace = LazyGroup(
+    "trace", COMMANDS, dict.fromkeys(COMMANDS, "trace"), help="Record, import, inspect and count routing traces."
+)
 
 
 def record(
@@ -181,23 +182,16 @@ def import_(
         result = {"trace": summary.destination, "model": summary.model.name, "num_tokens": summary.num_tokens}
         print_json(result | {"num_samples": summary.num_samples, "notes": list(summary.notes)})
         return
-    model = summary.model
-    print(
-        f"imported  {_what(summary)}, {model.num_layers} layers x {model.num_experts} experts,"
-        f" top-{model.top_k}{', with gate weights' if summary.has_weights else ''}"
-    )
+    model, known = summary.model, {"tokens": summary.num_tokens, "samples": summary.num_samples}
+    amounts = " of ".join(f"{number:,} {name}" for name, number in known.items() if number is not None)
+    what = f"counts{amounts and f' of {amounts}'}" if summary.is_counts else amounts
+    weights = ", with gate weights" if summary.has_weights else ""
+    print(f"imported  {what}, {model.num_layers} layers x {model.num_experts} experts, top-{model.top_k}{weights}")
     is_guessed = not name and model.name == source[0].resolve().stem
     print(f"model     {model.name}{', after the file; --name says another' if is_guessed else ''}")
     for note in summary.notes:
         print(f"note      {note}")
     print(f"wrote     {summary.destination}    next: moeplan trace info {summary.destination}")
-
-
-def _what(summary: "ImportSummary") -> str:
-    """Amounts imported, as far as they are known."""
-    known = {"tokens": summary.num_tokens, "samples": summary.num_samples}
-    amounts = " of ".join(f"{number:,} {name}" for name, number in known.items() if number is not None)
-    return f"counts{amounts and f' of {amounts}'}" if summary.is_counts else amounts
 
 
 def info(

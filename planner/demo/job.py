@@ -1,17 +1,29 @@
-"""The main job on the embedded model: profile, record, solve, apply, run, and hold the run against the prediction."""
+"""The main job on the embedded model: profile, record, solve, apply, run, and hold the run against the prediction.
+
+Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; T tokens; K experts a token; D ranks;
+R repeats.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from ...files import check_target
 from ...profilers import measure, profile
 from ...profilers.cluster import Cluster
 from ...profilers.profile import Profile
+from ...profilers.world import World, run_world
+from ...runtime import parallelize
 from ...runtime import plan as plans
 from ...runtime.active import activate
+from ...runtime.decisions import DispatchModel
+from ...runtime.engine.stopwatch import Laps, stopwatch
+from ...runtime.engine.traffic import Traffic
 from ...runtime.plan import Plan
 from ...solvers.outcome import Status
 from ...traces.reader import Trace
@@ -22,10 +34,33 @@ from ..evaluate.scene import Scene
 from ..evaluate.splits import index_units
 from ..request import Request
 from ..solve import solve
-from .run import Measured, Trial, run_trials
+from .model import load_embedded
 from .text import SAMPLE_TOKENS, other_text, record_embedded, record_text, samples
 
 NUM_RANKS = 4
+TIMEOUT_S = 120.0
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Measurements of one run, over all ranks."""
+
+    name: str
+    dispatch_model: DispatchModel
+    largest_difference: float  #: Between any logit and the single process's
+    misrouted: int  #: Choices that differ from those of the single process, of all tokens, layers and K
+    copies: float  #: Copies that crossed devices, a token and layer
+    #: payload_bytes, kv_bytes, return_bytes: bytes that crossed devices in the whole run: hidden vectors, K and V, and
+    #: tokens going home after the last layer of a coherent forward
+    payload_bytes: int
+    kv_bytes: int
+    return_bytes: int
+    balance: float  #: Token-expert pairs of the busiest device over the mean, mean over layers
+    #: exchange_s, experts_s: seconds of a forward's dispatches and combines of hidden vectors, and of its experts: the
+    #: slowest rank of each layer, the median over `REPEATS` forwards, summed over layers
+    exchange_s: float
+    experts_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,42 +79,26 @@ class Demo:
     num_tokens: int
 
 
+class Trial(NamedTuple):
+    """A plan to run under a dispatch model, by the name it has on the screen."""
+
+    name: str
+    dispatch_model: DispatchModel
+    plan: Plan
+
+
+class Share(NamedTuple):
+    """Measurements of one trial on one rank, with one entry of `laps` per repeat."""
+
+    largest_difference: float
+    misrouted: int
+    traffic: Traffic
+    laps: list[Laps]
+
+
 def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: None) -> Demo:
-    """Run the whole chain in an empty or missing folder.
-
-    Raises
-    ------
-    UsageError
-        The folder holds something, or is none.
-    StorageError
-        It cannot be made.
-    KeyboardInterrupt
-        On Ctrl-C; no plan is active then.
-    """
+    """Run the whole chain in a folder, which is missing or empty, else UsageError; after Ctrl-C no plan is active."""
     check_target(folder, directory=True)
-    measured = _profile(folder, on_progress)
-    on_progress("recording the embedded model on text")
-    record_embedded(record_text(), folder / "traces")
-    planned, certificate = _plan(folder, measured.cluster, on_progress)
-    contiguous = _solve(folder, measured.cluster, "contiguous")
-    on_progress("recording other text in one process")
-    other = record_embedded(other_text(), folder / "other-traces")
-    trials = [
-        Trial("contiguous", "coherent", contiguous),
-        Trial("plan", "coherent", planned),
-        Trial("contiguous", "standard", contiguous),
-        Trial("plan", "standard", planned),
-    ]
-    tokens_IS = samples(other_text(), SAMPLE_TOKENS)
-    ids_TLK = np.concatenate([batch.ids for batch in other.batches()])
-    on_progress(f"running the model on {NUM_RANKS} processes")
-    runs = run_trials(trials, tokens_IS, ids_TLK)
-    return Demo(
-        folder, measured, planned, certificate, runs, _replay(other, trials, measured), len(tokens_IS), tokens_IS.size
-    )
-
-
-def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
     measured = measure.measure(
         num_ranks=NUM_RANKS,
         device="cpu",
@@ -90,19 +109,30 @@ def _profile(folder: Path, on_progress: Callable[[str], None]) -> Profile:
     if not measured.complete:
         raise KeyboardInterrupt  # Ctrl-C, which measuring answers with what it has
     profile.save(measured, folder / "profile.json")
-    return measured
-
-
-def _plan(folder: Path, cluster: Cluster, on_progress: Callable[[str], None]) -> tuple[Plan, Certificate]:
+    on_progress("recording the embedded model on text")
+    record_embedded(record_text(), folder / "traces")
     on_progress("solving exflow")
-    planned = _solve(folder, cluster, "exflow")
+    planned = _solve(folder, measured.cluster, "exflow")
     if any(outcome.status is Status.INTERRUPTED for outcome in planned.outcome.values()):
         raise KeyboardInterrupt
     plans.save(planned, folder / "plan.json")
     on_progress("certifying the plan")
     certificate = certify(planned, folder / "traces", folder / "profile.json")
     activate(folder / "plan.json", folder)
-    return planned, certificate
+    contiguous = _solve(folder, measured.cluster, "contiguous")
+    on_progress("recording other text in one process")
+    other = record_embedded(other_text(), folder / "other-traces")
+    models: tuple[DispatchModel, ...] = ("coherent", "standard")
+    by_name = {"contiguous": contiguous, "plan": planned}
+    trials = [Trial(name, model, plan) for model in models for name, plan in by_name.items()]
+    tokens_IS = samples(other_text(), SAMPLE_TOKENS)
+    ids_TLK = np.concatenate([batch.ids for batch in other.batches()])
+    on_progress(f"running the model on {NUM_RANKS} processes")
+    ranks = run_world(NUM_RANKS, _run_rank, (trials, tokens_IS, ids_TLK), timeout_s=TIMEOUT_S)
+    assert ranks is not None  # the demo starts its own ranks
+    runs = [_measured(trial, [rank[i] for rank in ranks], tokens_IS.size) for i, trial in enumerate(trials)]
+    replayed = _replay(other, trials, measured)
+    return Demo(folder, measured, planned, certificate, runs, replayed, len(tokens_IS), tokens_IS.size)
 
 
 def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
@@ -111,7 +141,54 @@ def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
     )
 
 
-def _replay(trace: Trace, trials: list[Trial], profile: Profile) -> Sequence[plans.Contender]:
+def _run_rank(world: World, job: tuple[Sequence[Trial], NDArray[np.int64], NDArray[np.uint16]]) -> list[Share]:
+    """Run trials on this rank's samples of a text, every D-th, and hold them against its routing in one process."""
+    trials, tokens_IS, ids_TLK = job
+    sample_B = torch.arange(world.rank, len(tokens_IS), world.size)
+    tokens_BS, shares = torch.from_numpy(tokens_IS)[sample_B], list[Share]()
+    with torch.inference_mode():
+        expected_BSV = load_embedded()(tokens_BS)
+        for trial in trials:
+            model = parallelize(load_embedded(), trial.plan, dispatch=trial.dispatch_model)
+            difference_BSV = (model(tokens_BS, sample_B) - expected_BSV).abs()
+            misrouted = 0
+            for layer, routed in enumerate(model.routed):
+                token_T = (routed.sample * tokens_IS.shape[1] + routed.position).numpy()
+                misrouted += int((routed.ids.numpy() != ids_TLK[token_T, layer]).sum())
+            traffic, timed = model.traffic, list[Laps]()
+            for _ in range(REPEATS):
+                with stopwatch() as laps:
+                    model(tokens_BS, sample_B)
+                timed.append(laps)
+            largest = float(difference_BSV.max()) if difference_BSV.numel() else 0.0
+            shares.append(Share(largest, misrouted, traffic, timed))
+            world.report(trial.name)
+    return shares
+
+
+def _measured(trial: Trial, shares: Sequence[Share], num_tokens: int) -> Measured:
+    def seconds(part: Literal["dispatch", "experts", "combine"]) -> float:
+        laps_DRL = np.array([[laps[part] for laps in share.laps] for share in shares])
+        return float(np.median(laps_DRL.max(axis=0), axis=0).sum())
+
+    traffic = [share.traffic for share in shares]
+    loads_DL = np.array([one.loads for one in traffic], dtype=np.float64)
+    return Measured(
+        name=trial.name,
+        dispatch_model=trial.dispatch_model,
+        largest_difference=max(share.largest_difference for share in shares),
+        misrouted=sum(share.misrouted for share in shares),
+        copies=sum(one.copies for one in traffic) / (num_tokens * trial.plan.model.num_layers),
+        payload_bytes=sum(one.payload_bytes for one in traffic),
+        kv_bytes=sum(one.kv_bytes for one in traffic),
+        return_bytes=sum(one.return_bytes for one in traffic),
+        balance=float((loads_DL.max(axis=0) / loads_DL.mean(axis=0)).mean()),
+        exchange_s=seconds("dispatch") + seconds("combine"),
+        experts_s=seconds("experts"),
+    )
+
+
+def _replay(trace: Trace, trials: Sequence[Trial], profile: Profile) -> Sequence[plans.Contender]:
     """Replay every run on a trace that is one step."""
     index, cluster = index_units(trace), trials[0].plan.cluster
     every_U = np.ones(len(index.unit_ids), np.bool_)

@@ -63,19 +63,13 @@ class ModelConfig:
 
 
 class Router(nn.Module):
-    """The gate of a layer: the top-k experts of each token, largest weight first.
-
-    Attributes
-    ----------
-    balance_loss
-        The load-balancing loss of the last training pass, a scalar; None outside training.
-    """
+    """The gate of a layer: the top-k experts of each token, largest weight first."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.top_k = config.top_k
         self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
-        self.balance_loss: Tensor | None = None
+        self.balance_loss: Tensor | None = None  #: Of the last pass, a scalar; None outside training
 
     def forward(self, x_TM: Tensor) -> tuple[Tensor, Tensor]:
         """Weights `[T, K]`, descending, summing to 1, and expert ids int64 `[T, K]`."""
@@ -86,13 +80,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The feed-forward experts of a layer; a rank that holds some of them slices `w_in` and `w_out` along E.
-
-    Parameters
-    ----------
-    num_experts, hidden_size, ffn_size
-        `w_in` is `[E, H, M]`, `w_out` `[E, M, H]`.
-    """
+    """The feed-forward experts of a layer: `w_in` `[E, H, M]` and `w_out` `[E, M, H]`, of which a rank slices E."""
 
     def __init__(self, num_experts: int, hidden_size: int, ffn_size: int) -> None:
         super().__init__()
@@ -104,8 +92,8 @@ class Experts(nn.Module):
         order = ids_TK.flatten().argsort(stable=True)
         sizes_E = ids_TK.flatten().bincount(minlength=len(self.w_in)).tolist()
         groups = torch.split(x_TM[order // ids_TK.shape[1]], sizes_E)
-        experts = zip(groups, self.w_in.unbind(), self.w_out.unbind(), strict=True)
-        sorted_PM = torch.cat([x_TM[:0], *(_feed_forward(x, w_in, w_out) for x, w_in, w_out in experts)])
+        inner = (functional.silu(functional.linear(x, w_in)) for x, w_in in zip(groups, self.w_in, strict=True))
+        sorted_PM = torch.cat([x_TM[:0], *map(functional.linear, inner, self.w_out)])
         y_TKM = sorted_PM[order.argsort()].view(*ids_TK.shape, x_TM.shape[-1])
         y_TM: Tensor = (weights_TK.unsqueeze(-1) * y_TKM).sum(1)
         return y_TM
@@ -149,17 +137,15 @@ class Attention(nn.Module):
         return _rotate(q, position_T), _rotate(k, position_T), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """The attended values after the output projection, `[..., Tq, M]`.
+        """The attended values after the output projection, `[..., Tq, M]`, of what `project` gives.
 
         Parameters
         ----------
-        q, k, v
-            `[..., Tq, A, C]`, `[..., Tk, G, C]` and `[..., Tk, G, C]`, as `project` gives them.
         mask
             bool `[Tq, Tk]` or `[..., Tq, Tk]`, true where a query sees a key; every query must see one.
         """
-        groups, alone = (self.config.num_kv_heads, self.config.num_heads // self.config.num_kv_heads), q.shape[-3] == 1
-        if alone:  # the heads of a group go as its queries, and keys and values need no copies
+        groups = self.config.num_kv_heads, self.config.num_heads // self.config.num_kv_heads
+        if alone := q.shape[-3] == 1:  # the heads of a group go as its queries, and keys and values need no copies
             q = q.reshape(*q.shape[:-3], *groups, q.shape[-1]).transpose(-3, -2)
         else:
             k, v = (heads.repeat_interleave(groups[1], dim=-2) for heads in (k, v))
@@ -225,10 +211,6 @@ def load_embedded() -> MoELanguageModel:
     model = MoELanguageModel(ModelConfig(**record["config"]))
     model.load_state_dict(load((folder / "model.safetensors").read_bytes()))
     return model.eval()
-
-
-def _feed_forward(x_TM: Tensor, w_in_HM: Tensor, w_out_MH: Tensor) -> Tensor:
-    return functional.linear(functional.silu(functional.linear(x_TM, w_in_HM)), w_out_MH)
 
 
 def _balance_loss(logits_TE: Tensor, ids_TK: Tensor) -> Tensor:

@@ -1,33 +1,24 @@
 """Final report of `moeplan demo`: the runs beside their prediction."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from ..document import Column, Section, Table, Text, to_console
 from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from .job import Demo
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-
-def demo_report(demo: Demo, console: "Console") -> None:
+def demo_report(demo: Demo, console: Console) -> None:
     """Outputs against the single process, copies and bytes before and after, the price, and where the files are."""
     ran = (
         f"ran       the model on {demo.plan.cluster.num_devices} processes, on {demo.num_samples} other samples"
         f" ({demo.num_tokens:,} tokens)"
     )
     files = f"files     {demo.folder}: profile.json, traces/, plan.json, .moeplan/active.json, other-traces/"
-    table, explained = _seconds(demo)
-    sections = [
-        Section("", (Text.of(ran),)),
-        Section("", (_copies(demo),)),
-        Section("", (Text.of(*_words(demo)),)),
-        Section("", (table, explained)),
-        Section("", (Text.of(files),)),
-    ]
+    bodies = (Text.of(ran),), (_copies(demo),), (Text.of(*_words(demo)),), _seconds(demo), (Text.of(files),)
     console.print()
-    to_console(sections, console)
+    to_console([Section("", body) for body in bodies], console)
 
 
 def _copies(demo: Demo) -> Table:
@@ -49,14 +40,12 @@ def _copies(demo: Demo) -> Table:
 
 def _seconds(demo: Demo) -> tuple[Table, Text]:
     """Predicted and measured milliseconds of the exchanges and the experts of a forward, explained."""
-    both = zip(demo.runs, demo.replayed, strict=True)
-    rows = [
-        ((run.exchange_s, one.metrics.get(EXCHANGE)), (run.experts_s, one.metrics.get(EXPERTS))) for run, one in both
-    ]
-    pairs = [(seconds, foretold) for row in rows for seconds, foretold in row if foretold is not None]
+    exchanges = [(run.exchange_s, one.metrics.get(EXCHANGE)) for run, one in zip(demo.runs, demo.replayed, strict=True)]
+    experts = [(run.experts_s, one.metrics.get(EXPERTS)) for run, one in zip(demo.runs, demo.replayed, strict=True)]
+    pairs = [(seconds, foretold) for seconds, foretold in (*exchanges, *experts) if foretold is not None]
     inside = sum((foretold.low or 0) <= seconds <= (foretold.high or 0) for seconds, foretold in pairs)
     columns = [Column("ms a forward", _names(demo))]
-    for name, part in zip(("exchange", "experts"), zip(*rows, strict=True), strict=True):
+    for name, part in (("exchange", exchanges), ("experts", experts)):
         columns.append(Column(name, [f"{seconds * 1e3:.2f}" for seconds, _ in part]))
         columns.append(Column("predicted", [f"{one.value * 1e3:.2f}" if one else "-" for _, one in part]))
         columns.append(Column("ratio", [f"{one.value / seconds:.2f}" if one else "-" for seconds, one in part]))

@@ -43,23 +43,18 @@ def training_text() -> str:
 
 
 def record_text() -> str:
-    """The half of the held-out text that traces are recorded on."""
-    return _halves()[0]
+    """The half of the held-out text that traces are recorded on; it ends where a paragraph does."""
+    text = _held_out()
+    return text[: text.index("\n\n", len(text) // 2)]
 
 
 def other_text() -> str:
     """The half of the held-out text that neither training nor recording sees."""
-    return _halves()[1].lstrip("\n")
+    return _held_out().removeprefix(record_text()).lstrip("\n")
 
 
 def samples(text: str, length: int) -> NDArray[np.int64]:
-    """The UTF-8 bytes of `text` cut into samples, `[I, length]`; an incomplete last one is dropped.
-
-    Raises
-    ------
-    UsageError
-        The text does not fill one sample.
-    """
+    """The UTF-8 bytes of `text` cut into samples, one at least, `[I, length]`; an incomplete last one is dropped."""
     tokens = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
     if not 1 <= length <= len(tokens):
         raise UsageError(
@@ -85,10 +80,8 @@ def record_embedded(
     ----------
     sample_tokens
         Bytes of a sample; a rest at the end is left out.
-    sample_rate, max_tokens
-        See `Kept`.
-    embeddings
-        Layers whose inputs go to a sidecar (`embedded_layers`).
+    sample_rate, max_tokens, embeddings
+        As of `Kept`; layers whose inputs go to a sidecar (`embedded_layers`).
 
     Raises
     ------
@@ -97,12 +90,9 @@ def record_embedded(
     StorageError
         The destination cannot be written; it appears whole or not at all.
     """
-    model = load_embedded()
-    spec = model.config.spec()
-    tokens_IS = torch.from_numpy(samples(text, sample_tokens))
-    kept = Kept(sample_rate=sample_rate, max_tokens=max_tokens)
-    chosen = chosen_samples(len(tokens_IS), sample_rate)
-    meta = TraceMeta(form="tokens", model=spec, tokenizer="bytes", recorder="moeplan router hooks")
+    model, tokens_IS = load_embedded(), torch.from_numpy(samples(text, sample_tokens))
+    kept, chosen = Kept(sample_rate=sample_rate, max_tokens=max_tokens), chosen_samples(len(tokens_IS), sample_rate)
+    meta = TraceMeta(form="tokens", model=model.config.spec(), tokenizer="bytes", recorder="moeplan router hooks")
     position_S = np.arange(sample_tokens, dtype=np.int32)
     with (
         atomic_directory(destination) as directory,
@@ -121,13 +111,6 @@ def record_embedded(
 
 def _held_out() -> str:
     return (files(__package__) / "heldout.txt").read_text(encoding="utf-8")
-
-
-def _halves() -> tuple[str, str]:
-    """The held-out text, cut at the paragraph end nearest behind its middle."""
-    text = _held_out()
-    middle = text.index("\n\n", len(text) // 2)
-    return text[:middle], text[middle:]
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -151,6 +151,8 @@ def _moved(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
             f"a policy by {policy.method!r:.20} in {len(policy.layers)} of {model.num_layers} layers;"
             f" expected {' or '.join(METHODS)} in all of them"
         )
+    if (policy.predictor is None) != (policy.method == "paper"):
+        raise UsageError(f"a policy by {policy.method} with the wrong predictor: only paper has none")
     predictor = None
     if policy.predictor is not None:
         shape = (model.num_layers - 1, model.num_experts, plan.cluster.num_devices)

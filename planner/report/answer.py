@@ -8,7 +8,7 @@ from ..document import Section, Text
 from ..evaluate.journey import TODAY
 from ..evaluate.metrics import BALANCE, COMBINE, DISPATCH, KV, METRICS
 from ..evaluate.price import STEP
-from ..figures import TimeUnit, find, megabytes, shown, value, worded
+from ..figures import TimeUnit, contender_table, find, headlines, legend, megabytes, shown, value, worded
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.strategy import Strategy
 
@@ -22,10 +22,7 @@ MOST_STEPS = 10  # an interval from fewer says little of others
 def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     """A verdict's gain in words: percent less, or more, than what the plan is held against, with its interval.
 
-    Parameters
-    ----------
-    of
-        The label of the contender; None: the first.
+    It is that of the contender with the label `of`, else of the first.
     """
     if verdict.metric not in METRICS:
         raise InputError(f"a verdict on {verdict.metric!r:.40}, which is no metric; re-run moeplan solve")
@@ -52,15 +49,16 @@ def answer(plan: Plan) -> str:
     verdict, evaluation = plan.verdict, plan.evaluation
     if verdict is None or evaluation is None:
         return "not judged"
-    gain = gain_words(verdict, evaluation.judging)
-    part = evaluation.judging
+    part, unit = evaluation.judging, EvaluationOptions.of(plan).unit
+    gain, number = gain_words(verdict, part), part.num_steps if unit == "step" else part.num_samples
+    samples = f"on {number:,} {'unseen' if evaluation.held_out else 'fitted'} {unit}{'s' * (number != 1)}"
     if part.contenders[0].metrics == find(part, verdict.against).metrics:
-        return f"what runs today, the baseline of every verdict: {gain}, {_samples(plan)}"
+        return f"what runs today, the baseline of every verdict: {gain}, {samples}"
     if verdict.value == "benefit":
-        return f"benefit: {gain}, {_samples(plan)}"
+        return f"benefit: {gain}, {samples}"
     if verdict.gain.low is None:
         return f"no benefit shown: {gain}; one step shows nothing: --samples-per-step, or record more"
-    return f"no benefit expected: {gain}{short_of(verdict)}, {_samples(plan)}"
+    return f"no benefit expected: {gain}{short_of(verdict)}, {samples}"
 
 
 def short_of(verdict: Verdict) -> str:
@@ -68,23 +66,6 @@ def short_of(verdict: Verdict) -> str:
     if not verdict.at_least or verdict.gain.value <= 0:
         return ""
     return f"; moving samples pays where the gain is surely above {verdict.at_least:.0%}"
-
-
-def standing(verdict: Verdict, *, paid_when_solved: bool) -> str:
-    """Whether a plan pays on a trace that it is compared on."""
-    if verdict.value == "benefit":
-        return "pays"
-    if verdict.gain.low is None:
-        return "not shown to pay (one step or sample shows nothing)"
-    return "no longer pays" if paid_when_solved else "does not pay"
-
-
-def _samples(plan: Plan) -> str:
-    assert plan.evaluation is not None
-    part, unit = plan.evaluation.judging, EvaluationOptions.of(plan).unit
-    number = part.num_steps if unit == "step" else part.num_samples
-    seen = "unseen" if plan.evaluation.held_out else "fitted"
-    return f"on {number:,} {seen} {unit}{'s' * (number != 1)}"
 
 
 def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[str]:
@@ -96,15 +77,15 @@ def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[
     yield from copies_remarks(plan.verdict, ours, base)
     for one in strategies[:1]:
         yield from one.remarks(plan, part)
-    yield from _balance_price(ours, base, plan)
+    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
+    if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + LITTLE):
+        yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
     yield from _steps(plan, part)
     yield from _trust(plan, part)
 
 
 def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterator[str]:
-    """Warn of exchanges that take longer, or carry more bytes, although a contender that is judged by copies makes
-    fewer.
-    """
+    """Warn of exchanges that take longer, or carry more bytes, although a contender judged by copies makes fewer."""
     if METRICS[verdict.metric].unit != "count":
         return
     ours_s, base_s = ([one.metrics[name].value for name in EXCHANGES if name in one.metrics] for one in (ours, base))
@@ -123,23 +104,18 @@ def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterat
         )
 
 
-def remark_sections(lines: Sequence[str]) -> Iterator[Section]:
-    """At most five remarks, the others among the details."""
-    more = lines[MOST_REMARKS:]
+def judged_sections(part: Part, verdict: Verdict, lines: Sequence[str], metrics: Sequence[str]) -> Iterator[Section]:
+    """The table beside today, at most five remarks, the others among the details, and all figures of these metrics."""
+    today, judged, more = verdict.against, verdict.metric, lines[MOST_REMARKS:]
+    first = contender_table(part, headlines(part, judged), today=today, judged=judged)
+    yield Section("Beside today", (first,))
     if lines:
         pointer = [f"{len(more)} more: --verbose"] if more else []
         yield Section("Remarks", (Text.of(*lines[:MOST_REMARKS], *pointer),))
     if more:
         yield Section("More remarks", (Text.of(*more),), verbose=True)
-
-
-def _balance_price(ours: Contender, base: Contender, plan: Plan) -> Iterator[str]:
-    """Warn of loads less even than the baseline's."""
-    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
-    if plan.verdict is None or plan.verdict.metric == BALANCE or not mine or not theirs:
-        return
-    if mine.value > theirs.value * (1 + LITTLE):
-        yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
+    every = contender_table(part, metrics, today=today, ranged=True)
+    yield Section("All figures (95 % intervals)", (every, Text(("", *legend(part, metrics)))), verbose=True)
 
 
 def _steps(plan: Plan, part: Part) -> Iterator[str]:

@@ -6,21 +6,17 @@ Legend: D devices.
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from rich.console import Console
 
 from ...errors import printable
-from ..compare import Compared, Comparison
+from ..compare import Comparison
 from ..document import Section, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
-from ..figures import contender_table, find, headlines, legend, megabytes, worded
-from .answer import copies_remarks, gain_words, remark_sections, short_of, standing
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-    from rich.console import Console
+from ..figures import find, megabytes, worded
+from .answer import copies_remarks, gain_words, judged_sections, short_of
 
 RULES = {  # what engines do
     "even": "shared alike (vLLM)",
@@ -30,19 +26,11 @@ RULES = {  # what engines do
 }
 
 
-def compare_report(comparison: Comparison, console: "Console", *, verbose: bool = False) -> None:
+def compare_report(comparison: Comparison, console: Console, *, verbose: bool = False) -> None:
     """Print which plans pay here, all of them beside today, and what qualifies that."""
-    part, first = comparison.part, comparison.compared[0]
-    judged, today = first.verdict.metric, first.verdict.against
-    names = [name for name in METRICS if METRICS[name].column]
-    every = contender_table(part, names, today=today, ranged=True)
-    sections = [
-        Section("Answer", (Text((*_answers(comparison), _on(comparison))),)),
-        Section("Beside today", (contender_table(part, headlines(part, judged), today=today, judged=judged),)),
-        *remark_sections([*_remarks(comparison)]),
-        Section("All figures (95 % intervals)", (every, Text(("", *legend(part, names)))), verbose=True),
-    ]
-    to_console(sections, console, verbose=verbose)
+    verdict, lines = comparison.compared[0].verdict, [*_remarks(comparison)]
+    answer = Section("Answer", (Text(tuple(_answers(comparison))),))
+    to_console([answer, *judged_sections(comparison.part, verdict, lines, [*METRICS])], console, verbose=verbose)
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
@@ -56,64 +44,65 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "num_fitted_left_out": 0 if comparison.seen else comparison.num_fitted,
         "judged_on_fitted": comparison.seen,
         "part": comparison.part.model_dump(mode="json"),
-        "seconds": None if comparison.seconds is None else comparison.seconds.model_dump(mode="json"),
+        "seconds": comparison.seconds and comparison.seconds.model_dump(mode="json"),
         "replica_rule": comparison.replica_rule,
         "copies_between": {label: copies_DD.tolist() for label, copies_DD in comparison.between.items()},
         "copy_bytes": comparison.copy_bytes,
-        "plans": [_plan(one) for one in comparison.compared],
+        "plans": [
+            {
+                "path": one.path,
+                "plan_sha256": one.plan.plan_sha256,
+                "strategies": list(one.plan.strategies),
+                "contender": one.label,
+                "verdict": one.verdict.model_dump(mode="json"),
+                "gain_when_solved": one.claimed and one.claimed.model_dump(mode="json"),
+                "gain_when_solved_over_same": one.gain_over_same,
+                "against_first": one.against_first and one.against_first.model_dump(mode="json"),
+                "moves_from_first": one.moves and asdict(one.moves),
+            }
+            for one in comparison.compared
+        ],
         "no_longer_pay": comparison.failing,
     }
 
 
 def write_matrices(comparison: Comparison, path: Path) -> None:
-    """Write the matrices of a comparison as a page, all in one colour scale.
-
-    Raises
-    ------
-    StorageError
-        It cannot be written.
-    """
+    """Write the matrices of a comparison as a page, all in one colour scale; errors as in `write_page`."""
     scale, unit = (1.0, "copies") if comparison.copy_bytes is None else (comparison.copy_bytes / 1e6, "MB")
     shown = {label: copies_DD * scale for label, copies_DD in comparison.between.items()}
-    highest = max((float(one_DD.max()) for one_DD in shown.values()), default=0.0)
-    sections = [
-        drawn(worded(label), _between(one_DD, unit, comparison), _drawn(one_DD, unit, highest))
-        for label, one_DD in shown.items()
-    ]
+    heat: dict[str, Any] = {"type": "heatmap", "colorscale": "Blues", "colorbar": {"title": f"{unit} a step"}}
+    heat |= {"zmin": 0.0, "zmax": max((float(one_DD.max()) for one_DD in shown.values()), default=0.0)}
+    layout = {"xaxis": {"title": "to device"}, "yaxis": {"title": "from device", "autorange": "reversed"}}
+    node_D, sections = np.arange(comparison.cluster.num_devices) // comparison.cluster.devices_per_node, []
+    for label, between_DD in shown.items():
+        far = float(between_DD[node_D[:, None] != node_D].sum())
+        source, target = np.unravel_index(int(between_DD.argmax()), between_DD.shape)
+        totals = (
+            f"{between_DD.sum():.4g} {unit} a step, {far:.4g} of them between nodes; most from {source} to {target}:"
+            f" {between_DD.max():.4g}."
+        )
+        sections.append(drawn(worded(label), totals, {"data": [heat | {"z": between_DD}], "layout": layout}))
     text = f"{unit} a step from device to device, dispatch and combine of all MoE layers; {comparison.cluster}, mean of"
     write_page(path, "What goes between devices", f"{text} {comparison.part.num_steps} step(s).", sections)
 
 
-def _plan(one: Compared) -> dict[str, Any]:
-    return {
-        "path": one.path,
-        "plan_sha256": one.plan.plan_sha256,
-        "strategies": list(one.plan.strategies),
-        "contender": one.label,
-        "verdict": one.verdict.model_dump(mode="json"),
-        "gain_when_solved": None if one.claimed is None else one.claimed.model_dump(mode="json"),
-        "gain_when_solved_over_same": one.gain_over_same,
-        "against_first": None if one.against_first is None else one.against_first.model_dump(mode="json"),
-        "moves_from_first": None if one.moves is None else asdict(one.moves),
-    }
-
-
-def _on(comparison: Comparison) -> str:
-    part, unit = comparison.part, comparison.unit
-    seen = "fitted" if comparison.seen else "unseen"
-    steps = f"{part.num_steps} complete step{'s' * (part.num_steps != 1)}"
-    dropped = f" ({part.dropped_samples} trailing {unit}s dropped)" if part.dropped_samples else ""
-    return (
-        f"on {printable(comparison.trace)}: {part.num_samples:,} {seen} {unit}s, {part.num_tokens:,} tokens in"
-        f" {steps}{dropped}; cluster {comparison.cluster}"
-    )
-
-
 def _answers(comparison: Comparison) -> Iterator[str]:
+    """How every plan stands, and on what."""
     for one in comparison.compared:
-        stands = standing(one.verdict, paid_when_solved=one.paid_when_solved)
+        stands = "no longer pays" if one.paid_when_solved else "does not pay"
+        if one.verdict.value == "benefit":
+            stands = "pays"
+        elif one.verdict.gain.low is None:
+            stands = "not shown to pay (one step or sample shows nothing)"
         gain = gain_words(one.verdict, comparison.part, of=one.label)
         yield f"{printable(one.path)} {stands}: {gain}{short_of(one.verdict) if one.verdict.value == 'none' else ''}"
+    part, unit = comparison.part, comparison.unit
+    steps = f"{part.num_steps} complete step{'s' * (part.num_steps != 1)}"
+    dropped = f" ({part.dropped_samples} trailing {unit}s dropped)" if part.dropped_samples else ""
+    yield (
+        f"on {printable(comparison.trace)}: {part.num_samples:,} {'fitted' if comparison.seen else 'unseen'} {unit}s,"
+        f" {part.num_tokens:,} tokens in {steps}{dropped}; cluster {comparison.cluster}"
+    )
 
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
@@ -128,44 +117,14 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     for one in comparison.compared:
         ours, base = find(part, one.label), find(part, one.verdict.against)
         yield from (f"{printable(one.path)}: {line}" for line in copies_remarks(one.verdict, ours, base))
-        if (then := _claim(one)) is not None:
-            yield f"{printable(one.path)}: {then}"
+        solved, evaluation = one.plan.verdict, one.plan.evaluation
+        if one.claimed is not None and solved is not None and evaluation is not None:  # it was judged alike
+            where = "" if evaluation.held_out else ", on the samples it was fitted to"
+            yield f"{printable(one.path)}: {gain_words(solved, evaluation.judging)} when it was solved{where}"
     for one in comparison.compared:
         if one.against_first is not None:
-            gain = gain_words(one.against_first, part, of=one.label)
-            yield f"{printable(one.path)}: {gain}{_moved(one)}"
-
-
-def _moved(one: Compared) -> str:
-    if one.moves is None:
-        return ""
-    size = "" if one.moves.num_bytes is None else f" ({megabytes(one.moves.num_bytes)} MB)"
-    return f"; to get there {one.moves.experts:,} of {one.moves.held:,} experts move{size}"
-
-
-def _claim(one: Compared) -> str | None:
-    """The gain when it was solved; None where that was not judged alike."""
-    evaluation, solved = one.plan.evaluation, one.plan.verdict
-    if one.claimed is None or solved is None or evaluation is None:
-        return None
-    where = "" if evaluation.held_out else ", on the samples it was fitted to"
-    return f"{gain_words(solved, evaluation.judging)} when it was solved{where}"
-
-
-def _between(between_DD: NDArray[np.float64], unit: str, comparison: Comparison) -> str:
-    """Totals of a matrix in words: in all, between nodes, and over the busiest pair."""
-    node_D = np.arange(len(between_DD)) // comparison.cluster.devices_per_node
-    far = float(between_DD[node_D[:, None] != node_D].sum())
-    source, target = np.unravel_index(int(between_DD.argmax()), between_DD.shape)
-    return (
-        f"{between_DD.sum():.4g} {unit} a step, {far:.4g} of them between nodes; most from {source} to {target}:"
-        f" {between_DD.max():.4g}."
-    )
-
-
-def _drawn(between_DD: NDArray[np.float64], unit: str, highest: float) -> "Figure":
-    import plotly.graph_objects as go
-
-    heat = go.Heatmap(z=between_DD, zmin=0.0, zmax=highest, colorscale="Blues", colorbar={"title": f"{unit} a step"})
-    axes = {"xaxis": {"title": "to device"}, "yaxis": {"title": "from device", "autorange": "reversed"}}
-    return go.Figure(heat).update_layout(**axes)
+            words = f"{printable(one.path)}: {gain_words(one.against_first, part, of=one.label)}"
+            if (moves := one.moves) is not None:
+                size = "" if moves.num_bytes is None else f" ({megabytes(moves.num_bytes)} MB)"
+                words += f"; to get there {moves.experts:,} of {moves.held:,} experts move{size}"
+            yield words

@@ -6,165 +6,26 @@ Legend: E experts; D devices.
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Console
 
 from ...runtime.plan import Part, Plan
-from ...solvers.outcome import Objective, Outcome
+from ...solvers.outcome import Outcome
+from ...solvers.placement import Placement
 from ..document import Section, Text, to_console
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
-from ..figures import TimeUnit, contender_table, headlines, legend
+from ..figures import TimeUnit, contender_table
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import STRATEGIES, strategy
 from ..strategies.strategy import Strategy
-from .answer import answer, remark_sections, remarks
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from .answer import answer, judged_sections, remarks
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
-
-
-def solve_report(plan: Plan, path: Path, console: "Console", *, verbose: bool = False) -> None:
-    """Print a plan that was just solved, where it is, and what to do next."""
-    pays = plan.verdict is None or plan.verdict.value == "benefit"
-    pays = pays and all(one.to_apply(plan) for one in _strategies(plan))
-    wrote = Text.of(f"wrote {path}" + (f"    next: moeplan apply {path}" if pays else ""))
-    to_console([*plan_sections(plan, console.width), Section("", (wrote,))], console, verbose=verbose)
-
-
-def show_report(plan: Plan, path: Path, console: "Console", *, verbose: bool = False) -> None:
-    """Print a plan from a file."""
-    named = f"{path}  {', '.join(plan.strategies)}  {plan.plan_sha256[:12]}  {plan.created_at:%Y-%m-%d}"
-    to_console([Section("", (Text.of(named),)), *plan_sections(plan, console.width)], console, verbose=verbose)
-
-
-def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
-    """The document of a plan."""
-    sections = [Section("Answer", (Text.of(answer(plan), _about(plan)),))]
-    strategies = _strategies(plan)
-    if plan.evaluation is not None and plan.verdict is not None:
-        part, verdict = plan.evaluation.judging, plan.verdict
-        first = contender_table(part, headlines(part, verdict.metric), today=verdict.against, judged=verdict.metric)
-        sections.append(Section("Beside today", (first,)))
-        sections += remark_sections([*remarks(plan, part, strategies)])
-        sections.append(_figures(plan, part))
-        sections += _seconds(plan, part)
-    sections.append(Section("How it was solved", (Text(tuple(_solved(plan))),), verbose=True))
-    for one in strategies:
-        sections += one.sections(plan, width)
-    picture = tuple(_placement_picture(plan, width))
-    return [*sections, *([Section("Where experts live", (Text(picture),), verbose=True)] if picture else [])]
-
-
-def _strategies(plan: Plan) -> list[Strategy]:
-    return [strategy(name) for name in reversed(plan.strategies) if name in STRATEGIES]
-
-
-def _about(plan: Plan) -> str:
-    model, placement, replicas = plan.model, plan.placement, ""
-    if placement is not None and placement.has_replicas:
-        extra = placement.num_slots - placement.num_experts
-        more = extra / placement.num_experts
-        replicas = f"; {extra} replica{'s' * (extra > 1)} per layer, {more:.0%} more expert memory"
-    return (
-        f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch; {model.name}: {model.num_layers} MoE layers x"
-        f" {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}{replicas}"
-    )
-
-
-def _figures(plan: Plan, part: Part) -> Section:
-    names = [name for name in METRICS if name not in SECONDS]
-    table = contender_table(part, names, today=plan.verdict.against if plan.verdict else "", ranged=True)
-    return Section("All figures (95 % intervals)", (table, Text(("", *legend(part, names)))), verbose=True)
-
-
-def _seconds(plan: Plan, part: Part) -> Iterator[Section]:
-    """The parts of a step of every contender, and what times them."""
-    if "seconds" not in plan.options:
-        return
-    options = SecondsOptions.of(plan)
-    today = plan.verdict.against if plan.verdict else ""
-    body = [contender_table(part, [STEP, *(name for name in SECONDS if name != STEP)], today=today, ranged=True)]
-    lines = [
-        "the busiest rank and port of each layer, mean over steps; intervals hold the fits' error and, over several"
-        " steps, theirs"
-    ]
-    lines += [f"{part_name} by {source}" for part_name, source in options.sources.items()]
-    lines += [f"no seconds of {missing}: {reason}" for missing, reason in options.missing.items()]
-    yield Section("Predicted seconds of a step", (*body, Text(tuple(lines))), verbose=True)
-
-
-def _solved(plan: Plan) -> Iterator[str]:
-    """The trace, what the solver reached, and what bounds it."""
-    source, evaluation = plan.inputs.trace, plan.evaluation
-    if source is not None and evaluation is not None:
-        unit = EvaluationOptions.of(plan).unit
-        fit, held_out = (_members(one, unit) for one in (evaluation.fit, evaluation.held_out))
-        split = f"{unit}s: fit {fit}, {f'held out {held_out}' if held_out else 'nothing held out'}"
-        others = len(plan.options.get("placement", {}).get("mixture") or ()) - 1
-        mixed = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
-        yield f"trace     {source.path}  {source.num_tokens:,} tokens{mixed}; {split}"
-    for name, outcome in plan.outcome.items():
-        yield f"{name}: {outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}"
-        if outcome.compiled_s >= 0.1:
-            yield f"compiled for {outcome.compiled_s:.1f} s before that"
-
-
-def _members(part: Part | None, unit: str) -> str:
-    """Number of units in a part; of whole steps, their samples beside."""
-    if part is None:
-        return ""
-    if unit == "step" and part.num_samples > part.num_steps:
-        return f"{part.num_steps:,} of {part.num_samples:,} samples"
-    return f"{part.num_samples:,}"
-
-
-def _objective(outcome: Outcome) -> str:
-    """The objective's value on the fitted samples, its bound and its kind."""
-    words, form = objective_words(outcome.objective)
-    timed = TimeUnit.up_to(max(outcome.objective.value, outcome.bound or 0.0)) if form == "s" else None
-
-    def shown(number: float) -> str:
-        return f"{timed.text(number)} {timed.name}" if timed else f"{number:{form}}"
-
-    reached = f"{words} {shown(outcome.objective.value)}"
-    if outcome.bound is None or outcome.gap is None:
-        return f"{reached} (no bound)"
-    limit = "at most" if outcome.objective.sense == "max" else "at least"
-    return f"{reached} of {limit} {shown(outcome.bound)} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
-
-
-def _placement_picture(plan: Plan, width: int) -> Iterator[str]:
-    """Map of the experts: a sign per expert where each has one device, else the experts of every device."""
-    placement = plan.placement
-    if placement is None:
-        return
-    what = "device: its experts" if placement.has_replicas else "column = expert, sign = device"
-    yield f"{what} ({placement.num_devices} devices)"
-    for layer in range(placement.num_layers):
-        held_ED = placement.holds(layer)
-        if placement.has_replicas:
-            held = (",".join(map(str, np.flatnonzero(column))) for column in held_ED.T)
-            text = "  ".join(f"{device}:{experts}" for device, experts in enumerate(held))
-        else:
-            text = "".join(DIGITS[device % len(DIGITS)] for device in held_ED.argmax(axis=1).tolist())
-        wrapped = textwrap.wrap(text, max(width - 12, 16), break_on_hyphens=False)
-        yield from (f"{f'layer {layer}' if row == 0 else '':<10}  {line}" for row, line in enumerate(wrapped))
-
-
-def objective_words(objective: Objective) -> tuple[str, str]:
-    """Name of an objective on screen, and the format of its figures ("s" for seconds)."""
-    percent = objective.name.removeprefix("step_balance_p")
-    if percent != objective.name:
-        return f"busiest device over the mean, {percent} % of the fitted steps within,", ".4f"
-    return _OBJECTIVES.get(objective.name, (objective.name, ".3f"))
-
-
-_OBJECTIVES = {
+# Words and format of an objective's figures, "s" for seconds; others go by their names.
+OBJECTIVES = {
     "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
     "exchange_s": ("the exchanges of a layer take", "s"),
     "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
@@ -180,3 +41,121 @@ _OBJECTIVES = {
     "expected_hops_kept": ("hops kept, as expected with replicas,", ".1%"),
     "expected_hop_cost": ("a transition costs, as expected with replicas, in hops inside a node,", ".3f"),
 }
+
+
+def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
+    """Print a plan that was just solved, where it is, and what to do next."""
+    pays = plan.verdict is None or plan.verdict.value == "benefit"
+    pays = pays and all(one.to_apply(plan) for one in _strategies(plan))
+    wrote = Text.of(f"wrote {path}" + (f"    next: moeplan apply {path}" if pays else ""))
+    to_console([*plan_sections(plan, console.width), Section("", (wrote,))], console, verbose=verbose)
+
+
+def show_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
+    """Print a plan from a file."""
+    named = f"{path}  {', '.join(plan.strategies)}  {plan.plan_sha256[:12]}  {plan.created_at:%Y-%m-%d}"
+    to_console([Section("", (Text.of(named),)), *plan_sections(plan, console.width)], console, verbose=verbose)
+
+
+def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
+    """The document of a plan."""
+    sections = [Section("Answer", (Text.of(answer(plan), _about(plan)),))]
+    strategies = _strategies(plan)
+    if plan.evaluation is not None and plan.verdict is not None:
+        part, counted = plan.evaluation.judging, [name for name in METRICS if name not in SECONDS]
+        sections += judged_sections(part, plan.verdict, [*remarks(plan, part, strategies)], counted)
+        sections += _seconds(plan, part, plan.verdict.against)
+    sections.append(Section("How it was solved", (Text(tuple(_solved(plan))),), verbose=True))
+    for one in strategies:
+        sections += one.sections(plan, width)
+    if plan.placement is not None:
+        picture = tuple(_placement_picture(plan.placement, width))
+        sections.append(Section("Where experts live", (Text(picture),), verbose=True))
+    return sections
+
+
+def _strategies(plan: Plan) -> list[Strategy]:
+    return [strategy(name) for name in reversed(plan.strategies) if name in STRATEGIES]
+
+
+def _about(plan: Plan) -> str:
+    model, placement, replicas = plan.model, plan.placement, ""
+    if placement is not None and placement.has_replicas:
+        extra, experts = placement.num_slots - placement.num_experts, placement.num_experts
+        replicas = f"; {extra} replica{'s' * (extra > 1)} per layer, {extra / experts:.0%} more expert memory"
+    return (
+        f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch; {model.name}: {model.num_layers} MoE layers x"
+        f" {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}{replicas}"
+    )
+
+
+def _seconds(plan: Plan, part: Part, today: str) -> Iterator[Section]:
+    """The parts of a step of every contender, and what times them."""
+    if "seconds" not in plan.options:
+        return
+    options = SecondsOptions.of(plan)
+    table = contender_table(part, [STEP, *(name for name in SECONDS if name != STEP)], today=today, ranged=True)
+    lines = (
+        "the busiest rank and port of each layer, mean over steps; intervals hold the fits' error and, over several"
+        " steps, theirs",
+        *(f"{part_name} by {source}" for part_name, source in options.sources.items()),
+        *(f"no seconds of {missing}: {reason}" for missing, reason in options.missing.items()),
+    )
+    yield Section("Predicted seconds of a step", (table, Text(lines)), verbose=True)
+
+
+def _solved(plan: Plan) -> Iterator[str]:
+    """The trace, what the solver reached, and what bounds it."""
+    source, evaluation = plan.inputs.trace, plan.evaluation
+    if source is not None and evaluation is not None:
+        unit = EvaluationOptions.of(plan).unit
+        fit, held_out = (one and _members(one, unit) for one in (evaluation.fit, evaluation.held_out))
+        split = f"{unit}s: fit {fit}, {f'held out {held_out}' if held_out else 'nothing held out'}"
+        others = len(plan.options.get("placement", {}).get("mixture") or ()) - 1
+        mixed = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
+        yield f"trace     {source.path}  {source.num_tokens:,} tokens{mixed}; {split}"
+    for name, outcome in plan.outcome.items():
+        yield f"{name}: {outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}"
+        if outcome.compiled_s >= 0.1:
+            yield f"compiled for {outcome.compiled_s:.1f} s before that"
+
+
+def _members(part: Part, unit: str) -> str:
+    """Number of units in a part; of whole steps, their samples beside."""
+    if unit == "step" and part.num_samples > part.num_steps:
+        return f"{part.num_steps:,} of {part.num_samples:,} samples"
+    return f"{part.num_samples:,}"
+
+
+def _objective(outcome: Outcome) -> str:
+    """The objective's value on the fitted samples, its bound and its kind."""
+    name = outcome.objective.name
+    words, form = OBJECTIVES.get(name, (name, ".3f"))
+    if name.startswith("step_balance_p"):
+        percent = name.removeprefix("step_balance_p")
+        words, form = f"busiest device over the mean, {percent} % of the fitted steps within,", ".4f"
+    timed = TimeUnit.up_to(max(outcome.objective.value, outcome.bound or 0.0)) if form == "s" else None
+
+    def shown(number: float) -> str:
+        return f"{timed.text(number)} {timed.name}" if timed else f"{number:{form}}"
+
+    reached = f"{words} {shown(outcome.objective.value)}"
+    if outcome.bound is None or outcome.gap is None:
+        return f"{reached} (no bound)"
+    limit = "at most" if outcome.objective.sense == "max" else "at least"
+    return f"{reached} of {limit} {shown(outcome.bound)} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
+
+
+def _placement_picture(placement: Placement, width: int) -> Iterator[str]:
+    """Map of the experts: a sign per expert where each has one device, else the experts of every device."""
+    what = "device: its experts" if placement.has_replicas else "column = expert, sign = device"
+    yield f"{what} ({placement.num_devices} devices)"
+    for layer in range(placement.num_layers):
+        held_ED = placement.holds(layer)
+        if placement.has_replicas:
+            held = (",".join(map(str, np.flatnonzero(column))) for column in held_ED.T)
+            text = "  ".join(f"{device}:{experts}" for device, experts in enumerate(held))
+        else:
+            text = "".join(DIGITS[device % len(DIGITS)] for device in held_ED.argmax(axis=1).tolist())
+        label, below, columns = f"{f'layer {layer}':<12}", " " * 12, max(width, 28)
+        yield from textwrap.wrap(text, columns, initial_indent=label, subsequent_indent=below, break_on_hyphens=False)

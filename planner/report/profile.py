@@ -2,21 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from ...profilers.origin import Origin
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import Series, series_key
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
-
-def profile_report(profile: Profile, path: Path, console: "Console") -> None:
+def profile_report(profile: Profile, path: Path, console: Console) -> None:
     """The origins with what is to be remarked of them, a line a series, the links, and where the file is."""
     for label, text in _origins(profile.origins):
         console.print(f"{label:10}{text}")
@@ -28,8 +25,8 @@ def profile_report(profile: Profile, path: Path, console: "Console") -> None:
         source = profile.link_origins[kind] + 1
         origin = f", from [{source}]" if len(profile.origins) > 1 else ""
         console.print(f"link      {kind}: {_three(1e-9 / link.s_per_byte)} GB/s, {time_text(link.latency_s)}{origin}")
-    for label, text in _uneven(profile):
-        console.print(f"{label:10}{text}")
+    for text in _uneven(profile):
+        console.print(f"uneven    {text}")
     if not profile.complete:
         console.print("stopped by Ctrl-C: the profile holds what was measured until then; --resume continues it")
     console.print(f"wrote     {path}    cluster {profile.cluster}")
@@ -40,41 +37,34 @@ def remarks(profile: Profile) -> list[str]:
     return [text for origin in profile.origins for label, text in _noticed(origin)]
 
 
-def _origins(origins: Sequence[Origin]) -> list[tuple[str, str]]:
+def _origins(origins: Sequence[Origin]) -> Iterator[tuple[str, str]]:
     """Label and text of each line about where the profile comes from."""
-    lines: list[tuple[str, str]] = []
     for number, origin in enumerate(origins, 1):
-        source = f"[{number}] " if len(origins) > 1 else ""
-        lines.append(("measured" if origin.environment else origin.kind, source + _source(origin)))
-        lines += _noticed(origin)
-    return lines
+        source, environment = f"[{number}] " if len(origins) > 1 else "", origin.environment
+        if environment is None:
+            yield origin.kind, f"{source}{origin.name or 'a cluster'}, nothing measured here"
+        else:
+            named = f"{source}{origin.name}: " if origin.name else source
+            yield (
+                "measured",
+                f"{named}{environment.num_ranks} ranks on {environment.num_hosts} host(s), {environment.device},"
+                f" {environment.backend}, torch {environment.torch}, {environment.threads} thread(s) a rank",
+            )
+        yield from _noticed(origin)
 
 
-def _source(origin: Origin) -> str:
-    environment = origin.environment
-    if environment is None:
-        return f"{origin.name or 'a cluster'}, nothing measured here"
-    named = f"{origin.name}: " if origin.name else ""
-    return (
-        f"{named}{environment.num_ranks} ranks on {environment.num_hosts} host(s), {environment.device},"
-        f" {environment.backend}, torch {environment.torch}, {environment.threads} thread(s) a rank"
-    )
-
-
-def _noticed(origin: Origin) -> list[tuple[str, str]]:
-    lines = []
+def _noticed(origin: Origin) -> Iterator[tuple[str, str]]:
     if origin.topology is not None:
-        lines.append(("topology", str(origin.topology)))
+        yield "topology", str(origin.topology)
         if not origin.topology.agrees:
-            lines.append(("", "which is NOT what the hosts say: the links inside and between nodes are told by host"))
+            yield "", "which is NOT what the hosts say: the links inside and between nodes are told by host"
     if origin.left_out:
-        lines.append(("left out", f"{origin.left_out} sizes for which the time of --quick was too short"))
+        yield "left out", f"{origin.left_out} sizes for which the time of --quick was too short"
     if origin.noise is not None:
-        lines.append(("noise", str(origin.noise)))
-    return lines
+        yield "noise", str(origin.noise)
 
 
-def _uneven(profile: Profile) -> Iterator[tuple[str, str]]:
+def _uneven(profile: Profile) -> Iterator[str]:
     """Ratio of uneven exchanges to even ones whose ports pass as much as the busiest, where both were measured."""
     for one in profile.series.values():
         even = profile.series.get(series_key("all_to_all", one.dtype, one.ranks, one.link))
@@ -86,20 +76,15 @@ def _uneven(profile: Profile) -> Iterator[tuple[str, str]]:
         ratios /= expected.seconds[~expected.extrapolated]
         if len(ratios):
             yield (
-                "uneven",
                 f"{one.key} took {np.median(ratios):.2g} times as long ({ratios.min():.2g} to {ratios.max():.2g}) as an"
-                " even exchange with the same load on the busiest port",
+                " even exchange with the same load on the busiest port"
             )
 
 
-def _series_table(profile: Profile) -> "Table":
+def _series_table(profile: Profile) -> Table:
     """A line a series: times, peak rate, chosen model, its error on held-out sizes."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
-    several = len(profile.origins) > 1
-    headers = (*(["from"] * several), "series", "a call", "peak", "model", "off, worst")
-    for header in headers:
+    table, several = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=""), len(profile.origins) > 1
+    for header in (*(["from"] * several), "series", "a call", "peak", "model", "off, worst"):
         table.add_column(header, justify="left" if header in ("from", "series", "model") else "right", no_wrap=True)
     for key, one in profile.series.items():
         table.add_row(*([f"[{one.origin + 1}]"] * several), key, *_times(one), *_fitted(one))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,6 @@ from ...profilers.series import Series
 from ..document import Section, drawn, write_page
 from .profile import time_text
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 Array = NDArray[np.float64]
 CURVE_POINTS = 160
 BLUE, BAND, RED = "#1f77b4", "rgba(31, 119, 180, 0.18)", "#d62728"
@@ -33,8 +30,9 @@ RED_POINTS = (
     "Red: sizes that were held out, each with how far off a fit was that had not seen it; the curve, and what is"
     " predicted of every size, are of the fit to all sizes."
 )
-FIT = {"mode": "lines", "line_color": BLUE, "name": "fit"}
-POINTS = {"mode": "markers", "marker_color": "#222", "marker_size": 6}
+FIT = {"mode": "lines", "line": {"color": BLUE}, "name": "fit"}
+POINTS = {"mode": "markers", "marker": {"color": "#222", "size": 6}}
+RED_ONES = {"mode": "markers", "marker": {"color": RED, "size": 6}}
 ROWS = 9
 LABEL = 9  # columns of the seconds beside a plot
 
@@ -43,15 +41,12 @@ LABEL = 9  # columns of the seconds beside a plot
 class Slice:
     """Points measured along `axis`, and the curve fitted to them."""
 
-    #: axis, fixed: what varies, and the values of the other axes that vary in the series
     axis: str
-    fixed: Mapping[str, int]
-    #: at, seconds, rate, error: `[P]`: the points' place on the axis, their median seconds, their rate, and how far off
-    #: a fit was that had not seen them (NaN where none was)
-    at: Array
-    seconds: Array
-    rate: Array
-    error: Array
+    fixed: Mapping[str, int]  #: The values of the other axes that vary in the series
+    at: Array  #: The points' places on the axis, `[P]`
+    seconds: Array  #: Their medians, `[P]`
+    rate: Array  #: `[P]`
+    error: Array  #: How far off a fit was that had not seen them, `[P]`; NaN where none was
     #: curve_at, curve, curve_rate: `[G]`: the fit along the measured range
     curve_at: Array
     curve: Prediction
@@ -80,7 +75,7 @@ def slice_of(series: Series, fit: Fit) -> Slice:
     Where published tables hold the points, a curve that the fit itself holds.
     """
     axis, fixed = _along(series, fit)
-    inside = [one for one in series.measurements if all(one.size[name] == value for name, value in fixed.items())]
+    inside = [one for one in series.measurements if fixed.items() <= dict(one.size).items()]
     inside.sort(key=lambda one: one.size[axis])
     seconds = np.array([one.median_s for one in inside], np.float64)
     held = fit.held_out.get(fit.model.kind)
@@ -126,49 +121,43 @@ def _rate(series: Series, work: Array, seconds: Array) -> Array:
 
 def _section(series: Series, fit: Fit) -> Section:
     """A series: seconds and rate along a slice, and where several axes vary what was predicted of every size."""
-    from plotly.subplots import make_subplots
-
     along = slice_of(series, fit)
-    several = bool(along.fixed) and bool(series.measurements)
-    figure = make_subplots(cols=2 + several, horizontal_spacing=0.1)
-    _draw_seconds(figure, along)
-    _add(figure, 2, along.curve_at, along.curve_rate, **FIT)
-    _add(figure, 2, along.at, along.rate, name="measured", **POINTS)
-    unit = "GB/s (busbw)" if series.unit == "bytes" else "TFLOP/s"
-    figure.update_xaxes(title_text=along.axis, col=2).update_yaxes(title_text=unit, col=2)
-    if several:
-        _draw_predicted(figure, series, fit)
-    figure.update_xaxes(type="log").update_yaxes(type="log").update_layout(height=380, showlegend=False)
-    figure.update_yaxes(type="linear", rangemode="tozero", col=2)
-    return drawn(series.key, "; ".join(_words(fit, along)), figure)
-
-
-def _draw_seconds(figure: "Figure", along: Slice) -> None:
-    """Points, curve and band; held-out points say how far off the fit was."""
     curve, held, at = along.curve, np.isfinite(along.error), along.curve_at
     around, band = np.concatenate([at, at[::-1]]), np.concatenate([curve.low, curve.high[::-1]])
-    _add(figure, 1, around, band, fill="toself", fillcolor=BAND, line_width=0, hoverinfo="skip")
-    _add(figure, 1, at, curve.seconds, **FIT)
-    _add(figure, 1, along.at[~held], along.seconds[~held], name="measured", **POINTS)
     off = [f"off by {error:.1%}" for error in along.error[held]]
-    _add(figure, 1, along.at[held], along.seconds[held], name="held out", text=off, **{**POINTS, "marker_color": RED})
-    figure.update_xaxes(title_text=along.axis, col=1).update_yaxes(title_text="seconds", col=1)
+    lines = [
+        _line(1, around, band, fill="toself", fillcolor=BAND, line={"width": 0}, hoverinfo="skip"),
+        _line(1, at, curve.seconds, **FIT),
+        _line(1, along.at[~held], along.seconds[~held], name="measured", **POINTS),
+        _line(1, along.at[held], along.seconds[held], name="held out", text=off, **RED_ONES),
+        _line(2, at, along.curve_rate, **FIT),
+        _line(2, along.at, along.rate, name="measured", **POINTS),
+    ]
+    rate = {"title": "GB/s (busbw)" if series.unit == "bytes" else "TFLOP/s", "rangemode": "tozero"}
+    axes = [(along.axis, {"title": "seconds", "type": "log"}), (along.axis, rate)]
+    if along.fixed and series.measurements:
+        lines += _predicted(series, fit)
+        axes.append(("measured s", {"title": "predicted s, fitted to all", "type": "log"}))
+    grid = {"rows": 1, "columns": len(axes), "pattern": "independent", "xgap": 0.1 * len(axes)}
+    layout: dict[str, Any] = {"height": 380, "showlegend": False, "grid": grid}
+    for panel, (across, upward) in enumerate(axes, start=1):
+        layout |= {f"xaxis{panel}": {"title": across, "type": "log"}, f"yaxis{panel}": upward}
+    return drawn(series.key, "; ".join(_words(fit, along)), {"data": lines, "layout": layout})
 
 
-def _draw_predicted(figure: "Figure", series: Series, fit: Fit) -> None:
+def _predicted(series: Series, fit: Fit) -> list[dict[str, Any]]:
     """Predicted against measured seconds of every size, all of them fitted to; on the diagonal both are equal."""
     sizes = [dict(one.size) for one in series.measurements]
     seconds = np.array([one.median_s for one in series.measurements])
     fitted = predicted(series, {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes})
     names = [", ".join(f"{name} {value:,}" for name, value in size.items()) for size in sizes]
     ends = [min(seconds.min(), fitted.seconds.min()), max(seconds.max(), fitted.seconds.max())]
-    _add(figure, 3, ends, ends, mode="lines", line_color="#bbb", hoverinfo="skip")
-    _add(figure, 3, seconds, fitted.seconds, name="size", text=names, **POINTS)
-    figure.update_xaxes(title_text="measured s", col=3).update_yaxes(title_text="predicted s, fitted to all", col=3)
+    diagonal = _line(3, ends, ends, mode="lines", line={"color": "#bbb"}, hoverinfo="skip")
+    return [diagonal, _line(3, seconds, fitted.seconds, name="size", text=names, **POINTS)]
 
 
-def _add(figure: "Figure", panel: int, x: Any, y: Any, **settings: Any) -> None:
-    figure.add_scatter(x=x, y=y, row=1, col=panel, **settings)
+def _line(panel: int, x: Any, y: Any, **settings: Any) -> dict[str, Any]:
+    return {"xaxis": f"x{panel}", "yaxis": f"y{panel}", "x": x, "y": y, **settings}
 
 
 def _words(fit: Fit, along: Slice) -> list[str]:

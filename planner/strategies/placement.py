@@ -6,6 +6,8 @@ Legend: B steps; L MoE layers; E experts; D devices.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,8 +17,9 @@ from ...errors import CertificationError, InputError
 from ...runtime.decisions import PlacementDecision
 from ...runtime.plan import Plan
 from ...solvers import contiguous, eplb
-from ...solvers.balance import balance
+from ...solvers.balance import balance, step_ratios
 from ...solvers.outcome import PlacementResult
+from ...solvers.placement import Placement
 from ...traces.count_form import CountTrace
 from ...traces.counts import Counts, Pairs, count
 from ..evaluate.journey import Contender, Journey, contiguous_in
@@ -45,37 +48,24 @@ class PlacementStrategy(Strategy):
     def solution(self, placed: PlacementResult, task: Task, **options: Any) -> Solution:
         """The solution of a placement, with the options of its strategy."""
         asked = {name: getattr(task.params, name) for name in ASKED if hasattr(task.params, name)}
-        return Solution(
-            decision=PlacementDecision.of(placed.placement, repaired=placed.repaired),
-            options=PlacementOptions(
-                strategy=self.name, dispatch_model=task.dispatch_model, **{**UNASKED, **asked, **options}
-            ),
-            outcome=placed.outcome,
-        )
+        kept = {"strategy": self.name, "dispatch_model": task.dispatch_model, **UNASKED, **asked, **options}
+        decision = PlacementDecision.of(placed.placement, repaired=placed.repaired)
+        return Solution(decision, PlacementOptions(**kept), placed.outcome)
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
         """Rivals that tell the gain of coherence from that of the placement, and published EPLB in as many slots."""
-        rows = []
+        slots_D, groups, rows = journey.placement.slots, task.model.num_expert_groups, list[Contender]()
         if journey.dispatch_model == "coherent":
-            slots_D = journey.placement.slots
             in_order = contiguous_in(slots_D, task.model, plan.cluster)
             rows = [in_order.named(in_order.name, dispatch_model="coherent")]
-            rows.append(Contender("plan", journey).named("plan", dispatch_model="standard"))
-        published = eplb.solve(
-            task.counts.loads,
-            task.request.cluster,
-            slots=journey.placement.slots,
-            num_groups=task.model.num_expert_groups,
-            method="published",
-        )
+            rows.append(Contender("plan", replace(journey, dispatch_model="standard")))
+        published = eplb.solve(task.counts.loads, plan.cluster, slots=slots_D, num_groups=groups, method="published")
         return [*rows, Contender("eplb", Journey("standard", published.placement))]
 
     def count(self, task: Task) -> Counts:
         """The counts of the fitted units; of several traces or one in count form the loads alone."""
-        if self.by_loads and (task.request.mixture or isinstance(task.source, CountTrace)):
-            counts = _loads(task)
-        else:
-            counts = self.counted(task, task.fitted)
+        alone = self.by_loads and (task.request.mixture or isinstance(task.source, CountTrace))
+        counts = _loads(task) if alone else self.counted(task, task.fitted)
         if not counts.loads.any():
             raise InputError(
                 f"{task.source.path}: no token of the fitted samples is routed; there is nothing to place by"
@@ -84,15 +74,9 @@ class PlacementStrategy(Strategy):
 
     def counted(self, task: Task, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Counts:
         """The counts of chosen units, of what the task keeps together."""
-        unit_ids = task.units.unit_ids[chosen]
-        pairs, coactivation = self.counted_pairs(task)
-        return count(
-            task.trace,
-            keep=lambda units: np.isin(units, unit_ids),
-            pairs=pairs,
-            coactivation=coactivation,
-            phases=task.request.phases or None,
-        )
+        phases, (pairs, inside) = task.request.phases, self.counted_pairs(task)
+        keep = partial(np.isin, test_elements=task.units.unit_ids[chosen])
+        return count(task.trace, keep=keep, pairs=pairs, coactivation=inside, phases=phases or None)
 
 
 class Contiguous(PlacementStrategy):
@@ -131,6 +115,11 @@ def _loads(task: Task) -> Counts:
     tokens = sum(int(one.units.unit_tokens[one.fitted].sum()) for _, one in task.members)
     nothing = np.zeros((0, task.model.num_experts, task.model.num_experts), np.int64)
     return Counts(loads_LE, nothing, None, tokens)
+
+
+def highest(loads_LE: Loads, placement: Placement) -> float:
+    """The most load of a device in any layer, over the mean, replicas sharing alike."""
+    return float(step_ratios(loads_LE[None].astype(np.float64), placement).max())
 
 
 def mixed_loads(parts: Iterable[tuple[float, Loads]]) -> Loads:

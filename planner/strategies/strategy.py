@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...runtime.decisions import Decision, DispatchModel, Record
+from ...runtime.decisions import Decision, DispatchModel, Record, SidecarFile
 from ...runtime.plan import Part, Plan
 from ...solvers.outcome import Outcome
 from ...traces.counts import Counts
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..task import Task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Solution:
     """A strategy's own decision with its evidence on the fitted units."""
 
@@ -30,6 +30,14 @@ class Solution:
     aside: Sequence[Contender] = ()  #: Contenders that are judged beside the plan, but not kept in it
     #: Files that lie beside the plan and that it names, name to contents
     sidecars: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def sidecar(kind: str, contents: bytes | None) -> tuple[SidecarFile | None, dict[str, bytes]]:
+    """The name of a file that lies beside a plan, with its contents under it; nothing without contents."""
+    if contents is None:
+        return None, {}
+    named = SidecarFile.of(kind, contents)
+    return named, {named.file: contents}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ class Strategy:
         raise NotImplementedError
 
     def solve(self, task: "Task") -> Solution:
-        """Decide by the fitted part of a task."""
+        """Decide by the fitted part of a task; UsageError and InputError say what it asks for, or lacks."""
         raise NotImplementedError
 
     def own(self, task: "Task", journey: Journey) -> Journey:
@@ -103,10 +111,7 @@ class Strategy:
     def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         """Hold a plan's claims on this decision against its definition; without `again`, what the plan alone tells.
 
-        Raises
-        ------
-        CertificationError
-            A rule is broken, or a bound is better than what is proven.
+        CertificationError where a rule is broken, or a bound is better than what is proven.
         """
         return iter(())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from numpy.typing import NDArray
 
@@ -149,7 +150,7 @@ def said(plan: Any) -> str:
 def figure_in(section: Section) -> Any:
     """The only drawing of a section."""
     (figure,) = (part.make() for part in section.body if isinstance(part, Drawing))
-    return figure
+    return go.Figure(figure)
 
 
 # Traces.

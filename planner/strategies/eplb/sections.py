@@ -22,8 +22,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     """Replicas chosen, EPLB where it is more even, what was kept."""
     options = PlacementOptions.of(plan)
     if options.redundancy is not None:
-        yield _chosen(options.redundancy)
-        yield _weight(options.redundancy, plan)
+        yield from _words(options.redundancy, plan)
     ours, theirs = (value(find(part, label), BALANCE) for label in ("plan/standard", "eplb/standard"))
     refined = options.method == "refined" and not options.pins and options.groups == "split"
     if refined and theirs < ours:
@@ -44,19 +43,11 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
 def sections(plan: Plan, width: int) -> Iterator[Section]:
     """The numbers of replicas that were weighed."""
     if (weighed := PlacementOptions.of(plan).redundancy) is not None:
-        yield Section("Replicas weighed", (_table(weighed), Drawing(lambda: _drawn(weighed))), verbose=True)
+        yield Section("Replicas weighed", (_table(weighed),), verbose=True)
 
 
 def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """The weighing as a page.
-
-    Raises
-    ------
-    UsageError
-        The plan weighed none, or a page of another name.
-    StorageError
-        It cannot be written.
-    """
+    """The weighing as a page; a plan without one is refused, other errors as in `check_page` and `write_page`."""
     weighed = PlacementOptions.of(plan).redundancy if "placement" in plan.options else None
     if weighed is None:
         raise UsageError(
@@ -65,8 +56,7 @@ def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:
         )
     check_page(path, "; expected a page of how redundant experts were weighed")
     title = f"{plan.model.name}: {plan.model.num_experts} experts on {plan.cluster}"
-    said = Text.of(_chosen(weighed), _weight(weighed, plan))
-    section = Section("Redundant experts", (said, Drawing(lambda: _drawn(weighed))))
+    section = Section("Redundant experts", (Text.of(*_words(weighed, plan)), Drawing(lambda: _drawn(weighed))))
     write_page(path, "How many redundant experts serve", title, [section])
 
 
@@ -87,20 +77,18 @@ def _table(weighed: Redundancy) -> Table:
     return Table(columns)
 
 
-def _chosen(weighed: Redundancy) -> str:
+def _words(weighed: Redundancy, plan: Plan) -> Iterator[str]:
+    """The number chosen, and the memory that the replicas take."""
     part = "held-out part" if weighed.held_out else "fitted part, for nothing was held out"
     replicas = f"{weighed.chosen.redundant:,} replicas per layer"
-    return f"{replicas}: the fewest with a {WEIGHED_BY[weighed.metric]} within 2 % of the best, on the {part}"
-
-
-def _weight(weighed: Redundancy, plan: Plan) -> str:
-    """Memory that the replicas take, in words."""
+    yield f"{replicas}: the fewest with a {WEIGHED_BY[weighed.metric]} within 2 % of the best, on the {part}"
     each = plan.model.expert_bytes
     more = (weighed.chosen.slots - weighed.candidates[0].slots) * plan.model.num_layers
     if each is None:
-        return "what they weigh is not known: import the trace with --hidden-size, --ffn-size and --dtype-bytes"
-    memory = f"{megabytes(each)} MB each: {megabytes(more * each)} MB"
-    return f"{more:,} more experts per device than with the fewest slots, {memory}"
+        yield "what they weigh is not known: import the trace with --hidden-size, --ffn-size and --dtype-bytes"
+    else:
+        memory = f"{megabytes(each)} MB each: {megabytes(more * each)} MB"
+        yield f"{more:,} more experts per device than with the fewest slots, {memory}"
 
 
 def _drawn(weighed: Redundancy) -> "Figure":

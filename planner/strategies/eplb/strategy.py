@@ -4,29 +4,34 @@ Legend: B steps; L MoE layers; E experts; D devices.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....errors import UsageError
+from ....errors import CertificationError, UsageError
 from ....runtime.decisions import DispatchModel
+from ....runtime.plan import Plan
 from ....solvers import eplb
-from ....solvers.balance import step_balance
+from ....solvers.balance import balance, step_balance
 from ....solvers.outcome import PlacementResult
+from ....solvers.placement import Placement
 from ....traces.counts import Counts
+from ...certify.recounted import count_fitted
 from ...evaluate.evaluate import evaluate
 from ...evaluate.journey import Contender, Journey
-from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, Figures
+from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
-from ...options import Candidate, Member, Redundancy, TimedMetric
+from ...options import Candidate, EvaluationOptions, Member, PlacementOptions, Redundancy, TimedMetric
 from ...task import Task
-from ..placement import PlacementStrategy
-from ..strategy import Solution
+from ..placement import PlacementStrategy, check_goal, check_groups, placement_options
+from ..strategy import Again, Check, Solution, Told
 from . import EplbParams
-from .recheck import recheck
 from .sections import remarks, sections
 
+# Options of a plan that are its own.
+OWN = ("groups", "dead", "pins", "quantile", "raw", "redundancy", "swaps", "mixture")
 TRIAL_LAYERS = 8
 MOST_EXTRA = 4  # slots a device beyond the fewest
 TIMES: tuple[TimedMetric, ...] = (STEP, EXPERTS)
@@ -37,7 +42,6 @@ class Eplb(PlacementStrategy):
 
     name = "eplb"
     by_loads = True
-    recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
 
@@ -47,10 +51,9 @@ class Eplb(PlacementStrategy):
 
     def place(self, counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
         """Place by steps where recorded ones differ by more than chance, else by all loads together."""
-        params, mixture = EplbParams.of(task.params), task.request.mixture
+        params, mixture, recorded = EplbParams.of(task.params), task.request.mixture, "step" in task.source.known
         if mixture and params.quantile is not None:
             raise UsageError("--quantile with several --trace, which are balanced together; leave it out")
-        recorded = "step" in task.source.known
         if params.quantile is not None and not recorded:
             raise UsageError(f"--quantile of steps, and {task.source.path} has none recorded; leave it out")
         several = recorded and params.method != "published" and not mixture
@@ -58,13 +61,7 @@ class Eplb(PlacementStrategy):
         return _solved(task.fitted_steps if by_step else counts.loads, task, slots)
 
     def weighed(self, counts: Counts, task: Task) -> Redundancy:
-        """Placements with up to 4 extra slots a device, side by side on the part that judges.
-
-        Raises
-        ------
-        UsageError
-            No token of that part is routed.
-        """
+        """Placements with up to 4 extra slots a device, side by side on the part that judges, which routes a token."""
         fewest = _fewest(task)
         most = min(fewest + MOST_EXTRA, task.model.num_experts)
         contenders = []
@@ -74,12 +71,22 @@ class Eplb(PlacementStrategy):
             contenders.append(Contender(str(slots), Journey(task.dispatch_model, placement)))
         judged = list(evaluate(task.scenes, contenders).judged.values())
         timed = [name for name in TIMES if all(name in figures.value for figures in judged)]
-        candidates = [_candidate(slots, figures, timed[:1], task) for slots, figures in enumerate(judged, fewest)]
-        return Redundancy(
-            metric=timed[0] if timed else BALANCE,
-            held_out=task.request.fit_fraction < 1,
-            candidates=tuple(candidates),
+        if any(BALANCE not in figures.value for figures in judged):
+            raise UsageError("--redundant auto: no step that judges routes a token; expected some: record more")
+        each, alive, experts = task.model.expert_bytes, len(task.alive), task.model.num_experts
+        candidates = tuple(
+            Candidate(
+                redundant=slots * alive - experts,
+                slots=slots,
+                balance=figures.value[BALANCE],
+                balance_p95=figures.value[TAIL],
+                seconds=figures.value[timed[0]] if timed else None,
+                memory_bytes=None if each is None else slots * task.model.num_layers * each,
+            )
+            for slots, figures in enumerate(judged, fewest)
         )
+        metric = timed[0] if timed else BALANCE
+        return Redundancy(metric=metric, held_out=task.request.fit_fraction < 1, candidates=candidates)
 
     def solve(self, task: Task) -> Solution:
         """Place the fitted units' experts, with as many replicas as asked for or as serve."""
@@ -92,6 +99,37 @@ class Eplb(PlacementStrategy):
             for weight, member in (task.members if task.request.mixture else ())
         )
         return self.solution(self.place(counts, task, slots_D), task, redundancy=redundancy, mixture=mixture)
+
+    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+        """Recheck that it keeps what it was asked to, its balance, and the arithmetic of its candidates."""
+        options, placement = placement_options(plan, "eplb", OWN), plan.placement
+        assert placement is not None
+        _check_kept(plan, placement, options)
+        if options.redundancy is not None:
+            yield from _redundancy(plan, placement, options.redundancy, options.dead)
+        if options.raw or options.swaps:
+            yield Told("EPLB unrepaired, and plans of a phase judged on another", checked=False)
+        if options.dead or options.pins or options.groups == "whole":
+            yield Told("dead devices, pins and whole groups", checked=True)
+        if "placement" not in plan.outcome:
+            return
+        names: tuple[str, ...] = ("balance",)  # of all loads together
+        if options.quantile is not None:
+            names = (f"step_balance_p{100 * options.quantile:g}",)
+        elif EvaluationOptions.of(plan).step == "recorded" and options.method == "refined" and not options.mixture:
+            names = ("step_balance", "balance")
+        check_goal(plan, names, "min", {"mean", "largest replica"})
+        if again is None:
+            return
+        yield Told("slots that were repaired", checked=False)
+        fitted, outcome = count_fitted(again.task, followed=0, beside=False), plan.outcome["placement"]
+        value = balance(fitted.loads.astype(np.float64), placement)
+        if outcome.objective.name.startswith("step"):
+            value = step_balance(fitted.steps.astype(np.float64), placement, options.quantile)
+        yield Check("objective", outcome.objective.value, value)
+        yield Told("objective", checked=True)
+        if outcome.bound_kind is not None:
+            yield Told(f"bound ({outcome.bound_kind})", checked=False)
 
 
 def _solved(loads: NDArray[np.integer], task: Task, slots: NDArray[np.int64]) -> PlacementResult:
@@ -128,9 +166,7 @@ def _steps_decide(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.in
 
 def _slots_of(slots: int, task: Task) -> NDArray[np.int64]:
     """Slots of every device, as many on all that are alive, `[D]`."""
-    slots_D = np.zeros(task.request.cluster.num_devices, np.int64)
-    slots_D[task.alive] = slots
-    return slots_D
+    return np.isin(np.arange(task.request.cluster.num_devices), task.alive) * np.int64(slots)
 
 
 def _fewest(task: Task) -> int:
@@ -141,18 +177,44 @@ def _fewest(task: Task) -> int:
     return min(max(-(-replicas // len(task.alive)), *on_device.values(), 1), num_experts)
 
 
-def _candidate(slots: int, figures: Figures, timed: list[TimedMetric], task: Task) -> Candidate:
-    if BALANCE not in figures.value:
-        raise UsageError("--redundant auto: no step that judges routes a token; expected some: record more")
-    each = task.model.expert_bytes
-    return Candidate(
-        redundant=slots * len(task.alive) - task.model.num_experts,
-        slots=slots,
-        balance=figures.value[BALANCE],
-        balance_p95=figures.value[TAIL],
-        seconds=figures.value[timed[0]] if timed else None,
-        memory_bytes=None if each is None else slots * task.model.num_layers * each,
-    )
+def _check_kept(plan: Plan, placement: Placement, options: PlacementOptions) -> None:
+    """Refuse a placement that does not keep what its options say that it was asked to."""
+    for rank in options.dead:
+        if rank >= placement.num_devices or placement.slots[rank]:
+            raise CertificationError(f"device {rank} is dead, and the plan puts experts there; expected no slot")
+    if empty := [*{*np.flatnonzero(placement.slots == 0).tolist()} - {*options.dead}]:
+        raise CertificationError(f"device {empty[0]} has no slot, and is not dead; expected experts there")
+    for layer in range(placement.num_layers):
+        for expert, device in options.pins:
+            if device >= placement.num_devices or expert not in placement.held(layer, device):
+                raise CertificationError(f"layer {layer}: expert {expert} is pinned to device {device}, and not there")
+    if options.groups == "whole":
+        check_groups(plan)
+
+
+def _redundancy(
+    plan: Plan, placement: Placement, redundancy: Redundancy, dead: tuple[int, ...]
+) -> Iterator[Check | Told]:
+    """Recheck that slots, and figures on the part that judges, are those of the chosen candidate."""
+    widths = [width for rank, width in enumerate(placement.slots.tolist()) if rank not in dead]
+    if {*widths} != {redundancy.chosen.slots}:
+        raise CertificationError(
+            f"{sorted({*widths})} slots a device; the redundancy that was weighed says {redundancy.chosen.slots}"
+        )
+    each = plan.model.expert_bytes
+    for one in redundancy.candidates:
+        held = None if each is None else one.slots * plan.model.num_layers * each
+        yield Check("redundant experts", one.redundant, one.slots * len(widths) - plan.model.num_experts)
+        yield Check("bytes of experts on a device", one.memory_bytes, held)
+    if plan.evaluation is not None and plan.strategies[-1] == "eplb":  # else it was judged anew
+        chosen, metrics = redundancy.chosen, plan.evaluation.judging.contenders[0].metrics
+        yield Check("redundancy on held-out units", redundancy.held_out, plan.evaluation.held_out is not None)
+        claimed: dict[str, float | None] = {BALANCE: chosen.balance, TAIL: chosen.balance_p95}
+        if redundancy.metric != BALANCE or chosen.seconds is not None:
+            claimed[redundancy.metric] = chosen.seconds
+        for name, figure in claimed.items():
+            yield Check(f"redundancy: {name}", figure, metrics[name].value if name in metrics else None)
+    yield Told("what other numbers of redundant experts give", checked=False)
 
 
 STRATEGY = Eplb()

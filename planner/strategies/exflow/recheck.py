@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from ....errors import CertificationError
 from ....runtime.plan import Plan
-from ....solvers.balance import step_ratios
 from ....solvers.bounds.pairs import kept_bound
 from ....solvers.cost import inter_ratio
 from ....solvers.outcome import Outcome
 from ....solvers.placement import Placement
 from ...certify.bounds import proven_shares
-from ...certify.recounted import Fitted, Recounted, count_fitted
+from ...certify.recounted import count_fitted
 from ...options import PlacementOptions, Search
-from ..placement import check_goal, check_groups, placement_options
+from ..placement import check_goal, check_groups, highest, placement_options
 from ..strategy import Again, Check, Told
 
 TOLERANCE = 1e-9
@@ -50,16 +49,16 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     if again is None:
         return
     yield Check("slots repaired", plan.decisions.placement.repaired if plan.decisions.placement else 0, 0)
-    fitted = _fitted(again.task, search, options)
+    copies = search.objective == "copies"  # of followers, all choices then; none where tokens return home
+    followed = 1 if not copies else 0 if options.dispatch_model == "standard" else plan.model.top_k
+    fitted = count_fitted(again.task, followed=followed, beside=copies)
     tables = fitted.between.astype(np.float64)
-    if search.objective == "copies":
+    if copies:
         tables = np.concatenate([tables, fitted.within / 2])  # both ends see a pair
     if search.cap is not None:
-        highest = float(step_ratios(fitted.loads[None].astype(np.float64), placement).max())
-        if highest > search.cap.max_load * (1 + TOLERANCE):
-            raise CertificationError(
-                f"a device holds {highest:.6g} times a layer's mean; the cap is {search.cap.max_load}"
-            )
+        held, most = highest(fitted.loads, placement), search.cap.max_load
+        if held > most * (1 + TOLERANCE):
+            raise CertificationError(f"a device holds {held:.6g} times a layer's mean; the cap is {most}")
         yield Told("cap on loads", checked=True)
         yield Told("that the cap is what was asked for, and what it costs", checked=False)
     if options.replanned is not None:
@@ -78,15 +77,6 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     yield Told("objective", checked=True)
     if outcome.bound is not None:
         yield _bound(plan, tables, outcome, outcome.bound, search, again.folder)
-
-
-def _fitted(task: Recounted, search: Search, options: PlacementOptions) -> Fitted:
-    """The counts that the objective is about: followers of first choices, all of them where copies count under
-    coherent dispatch, none where tokens return home.
-    """
-    copies = search.objective == "copies"
-    followed = 1 if not copies else 0 if options.dispatch_model == "standard" else task.model.top_k
-    return count_fitted(task, followed=followed, beside=copies)
 
 
 def _apart(placement: Placement, tables: Tables, group: int) -> tuple[float, float]:
@@ -132,10 +122,13 @@ def _bound(plan: Plan, tables: Tables, outcome: Outcome, bound: float, search: S
     kinds = set(kind.split()) - {"and"}
     if not (kinds <= PAIRS or kinds <= TIGHTER):
         return Told(f"bound ({kind})", checked=False)
-    levels = _levels(plan)
-    total = float(tables.sum())
+    assert plan.placement is not None
+    widths, group, total = plan.placement.slots.tolist(), plan.cluster.devices_per_node, float(tables.sum())
+    levels = {"device": widths}  # the slots of every device, and of every node where that is something else
+    if 1 not in (group, plan.cluster.num_nodes):
+        levels["node"] = [sum(widths[i : i + group]) for i in range(0, len(widths), group)]
     near = {
-        level: kept_bound(tables, np.array(widths)).value / total if total else 1.0 for level, widths in levels.items()
+        level: kept_bound(tables, np.array(slots)).value / total if total else 1.0 for level, slots in levels.items()
     }
     pairwise, slack = _limit(plan, outcome, near), BOUND_TOLERANCE * max(abs(bound), 1)
     sign = 1 if outcome.objective.sense == "max" else -1
@@ -152,15 +145,6 @@ def _bound(plan: Plan, tables: Tables, outcome: Outcome, bound: float, search: S
     if sign * (least - bound) > slack:
         raise CertificationError(f"bound {bound:.9g} ({kind}) is tighter than what its prices prove, {least:.9g}")
     return Told("bound (by its prices)", checked=True)
-
-
-def _levels(plan: Plan) -> dict[str, list[int]]:
-    """The slots of every device, and of every node where that is something else."""
-    assert plan.placement is not None
-    widths, group = plan.placement.slots.tolist(), plan.cluster.devices_per_node
-    if 1 in (group, plan.cluster.num_nodes):
-        return {"device": widths}
-    return {"device": widths, "node": [sum(widths[i : i + group]) for i in range(0, len(widths), group)]}
 
 
 def _limit(plan: Plan, outcome: Outcome, near: Mapping[str, float]) -> float:

@@ -17,10 +17,24 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     assert plan.verdict is not None
     ours, base = part.contenders[0], find(part, plan.verdict.against)
     if ours.dispatch_model == "coherent":
-        yield _split_gain(part, ours, base)
+        stays = next(one for one in part.contenders[1:] if one.dispatch_model == "coherent")
+        coherence, placement = value(base, COPIES) - value(stays, COPIES), value(stays, COPIES) - value(ours, COPIES)
+        alike = "" if placement > 0 else ": contiguous experts with coherence save as much"
+        yield (
+            f"of {coherence + placement:.3f} copies saved, {coherence:.3f} come from coherence alone and"
+            f" {placement:.3f} from the placement{alike}"
+        )
         yield _even_kv(plan, ours, base)
+    elif plan.cluster.num_nodes > 1 and plan.verdict.metric == NODE_COPIES:
+        yield (
+            "engines that send a token once per node (DeepEP) save this; moeplan.runtime sends one per device:"
+            f" {value(ours, COPIES):.2f} per token and layer (today {value(base, COPIES):.2f})"
+        )
     elif plan.cluster.num_nodes > 1:
-        yield _node_copies(plan.verdict.metric, ours, base)
+        yield (
+            f"an engine that sends a token once per node (DeepEP) makes {value(ours, NODE_COPIES):.2f} copies to nodes"
+            f" (today {value(base, NODE_COPIES):.2f}) per token and layer"
+        )
     hops = options.search is not None and options.search.objective == "hops"
     if hops and plan.model.top_k > 1 and ours.dispatch_model == "coherent":
         yield f"only the first choice of each token was considered; --objective copies considers all {plan.model.top_k}"
@@ -45,18 +59,6 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
         yield Section("Search", (Text(tuple(lines)),), verbose=True)
 
 
-def _split_gain(part: Part, ours: Contender, base: Contender) -> str:
-    """Split of a coherent plan's savings in copies: by coherence, and by the placement."""
-    stays = next(one for one in part.contenders[1:] if one.dispatch_model == "coherent")
-    coherence = value(base, COPIES) - value(stays, COPIES)
-    placement = value(stays, COPIES) - value(ours, COPIES)
-    words = (
-        f"of {coherence + placement:.3f} copies saved, {coherence:.3f} come from coherence alone and {placement:.3f}"
-        " from the placement"
-    )
-    return words if placement > 0 else f"{words}: contiguous experts with coherence save as much"
-
-
 def _even_kv(plan: Plan, ours: Contender, base: Contender) -> str:
     """The size of K and V up to which coherence moves fewer bytes than tokens that return home.
 
@@ -76,17 +78,6 @@ def _even_kv(plan: Plan, ours: Contender, base: Contender) -> str:
             " --hidden-size and --kv-size"
         )
     return f"coherence moves fewer bytes {limit}; this model's kv/d {known}"
-
-
-def _node_copies(metric: str, ours: Contender, base: Contender) -> str:
-    """Savings by kind of engine, where tokens return home over several nodes."""
-    if metric == NODE_COPIES:
-        each = f"{value(ours, COPIES):.2f} per token and layer (today {value(base, COPIES):.2f})"
-        return (
-            f"engines that send a token once per node (DeepEP) save this; moeplan.runtime sends one per device: {each}"
-        )
-    each = f"{value(ours, NODE_COPIES):.2f} copies to nodes (today {value(base, NODE_COPIES):.2f})"
-    return f"an engine that sends a token once per node (DeepEP) makes {each} per token and layer"
 
 
 def _replanned(cost: Replanned) -> str:

@@ -3,22 +3,19 @@
 Legend: L MoE layers; E experts; K experts a token; D devices.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import UsageError
-from ....runtime.decisions import PlacementDecision, SidecarFile
+from ....runtime.decisions import PlacementDecision
 from ....runtime.plan import Plan
 from ....solvers import eplb, exflow
-from ....solvers.balance import step_ratios
 from ....solvers.exflow.replan import reconsider
 from ....solvers.exflow.strategy import BoundKind, ExflowResult
 from ....solvers.moves import experts_moved
 from ....solvers.outcome import PlacementResult, Status
-from ....solvers.placement import Placement
 from ....traces.counts import Counts, Pairs
 from ....traces.model import EXPERT_MATRICES, ModelSpec
 from ...evaluate.evaluate import Evaluated, verdict
@@ -27,8 +24,8 @@ from ...evaluate.metrics import COPIES, copies_metric
 from ...options import Cap, PlacementOptions, Replanned, Search, StageHops
 from ...sidecars import dump_proof
 from ...task import Task
-from ..placement import PlacementStrategy
-from ..strategy import Solution
+from ..placement import PlacementStrategy, highest
+from ..strategy import Solution, sidecar
 from . import ExflowParams, Objective
 from .recheck import recheck
 from .sections import remarks, sections
@@ -53,13 +50,13 @@ class Exflow(PlacementStrategy):
         params = ExflowParams.of(task.params)
         if task.previous is not None and params.groups == "whole":
             raise UsageError("--from with --groups whole; moves of single experts split groups: leave one of them out")
-        if params.horizon_tokens is not None and task.previous is None:
-            raise UsageError(f"--horizon {params.horizon_tokens}; expected 1 token or more, below 1e18, beside --from")
-        if params.horizon_tokens is not None:
+        if (horizon := params.horizon_tokens) is not None:
+            if task.previous is None:
+                raise UsageError(f"--horizon {horizon}; expected 1 token or more, below 1e18, beside --from")
             _vectors_a_move(task.model)
 
     def counted_pairs(self, task: Task) -> tuple[Pairs, bool]:
-        """Pairs that a task's objective counts: which ones, and whether pairs inside layers too."""
+        """Those that a task's objective counts."""
         copies = _objective(task) == "copies"
         return "first" if copies and task.dispatch_model == "coherent" else "top1", copies
 
@@ -77,16 +74,9 @@ class Exflow(PlacementStrategy):
         cap = None
         if most is not None and result.outcome.status is not Status.INTERRUPTED:
             free = _solved(counts, task, slots_D, None, limit_s * FREE_SHARE, bound="simple")
-            cap = Cap(
-                max_load=most,
-                objective_without=free.outcome.objective.value,
-                highest_without=_highest(counts, free.placement),
-            )
-        proof, sidecars = None, dict[str, bytes]()
-        if result.thorough.proofs:
-            contents = dump_proof(result.thorough.proofs)
-            proof = SidecarFile.of("bound", contents)
-            sidecars[proof.file] = contents
+            value, held = free.outcome.objective.value, highest(counts.loads, free.placement)
+            cap = Cap(max_load=most, objective_without=value, highest_without=held)
+        proof, sidecars = sidecar("bound", dump_proof(result.thorough.proofs) if result.thorough.proofs else None)
         search = Search(
             objective=_objective(task),
             bound=params.bound,
@@ -97,12 +87,31 @@ class Exflow(PlacementStrategy):
         )
         timed = replace(result.outcome, compiled_s=result.compiled_s)
         placed = _reconsidered(PlacementResult(result.placement, timed, result.repaired), counts, task, most)
-        return replace(self.solution(placed, task, search=search), aside=_in_force(task), sidecars=sidecars)
+        plan, aside = task.previous, list[Contender]()
+        if plan is not None and plan.placement is not None:
+            aside = [Contender(PREVIOUS, Journey(plan.dispatch_model, plan.placement))]
+        return replace(self.solution(placed, task, search=search), aside=aside, sidecars=sidecars)
 
     def finished(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
-        """The solution with what replacing the plan in force takes and gives."""
+        """The solution with what replacing the plan in force, where there is one, takes and gives."""
+        plan, model, cluster = task.previous, task.model, task.request.cluster
+        if plan is None or plan.placement is None:
+            return solution
         assert isinstance(solution.decision, PlacementDecision)
-        cost = _replanned(solution.decision.placement(task.model, task.request.cluster), evaluated, task)
+        new = solution.decision.placement(model, cluster)
+        label, ours = f"{PREVIOUS}/{plan.dispatch_model}", next(iter(evaluated.judged.values()))
+        moved, each = int(experts_moved(new, plan.placement).sum()), model.expert_bytes
+        copies = ours.gain(COPIES, evaluated.judged[label]).value
+        saved = copies * model.num_layers if model.ffn_size is not None and copies > 0 else None
+        cost = Replanned(
+            plan_sha256=plan.plan_sha256,
+            experts_moved=moved,
+            experts_held=new.num_slots * new.num_layers,
+            bytes_moved=None if each is None else moved * each,
+            horizon_tokens=ExflowParams.of(task.params).horizon_tokens,
+            verdict=verdict(evaluated, copies_metric(task.dispatch_model, cluster), against=label),
+            paid_back_tokens=None if saved is None else moved * _vectors_a_move(model) / saved,
+        )
         return replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 
     def to_apply(self, plan: Plan) -> bool:
@@ -158,7 +167,6 @@ def _solved(
     bound: BoundKind | None = None,
     work: float | None = None,
 ) -> ExflowResult:
-    """The placement by a task's objective within a cap."""
     params, (transitions, coactivation) = ExflowParams.of(task.params), _pairs(counts, task)
     return exflow.solve(
         transitions,
@@ -192,12 +200,7 @@ def _load_cap(counts: Counts, task: Task, slots: NDArray[np.int64]) -> float | N
     if params.max_load is not None or whole or slots.sum() > num_experts or not _at_home(task):
         return params.max_load
     packed = eplb.solve(counts.loads, task.request.cluster, slots=slots, method="published")
-    return max(EVEN, _highest(counts, packed.placement))
-
-
-def _highest(counts: Counts, placement: Placement) -> float:
-    """The most load of a device in any layer, over the mean, replicas sharing alike."""
-    return float(step_ratios(counts.loads[None].astype(np.float64), placement).max())
+    return max(EVEN, highest(counts.loads, packed.placement))
 
 
 def _reconsidered(placed: PlacementResult, counts: Counts, task: Task, max_load: float | None) -> PlacementResult:
@@ -228,34 +231,6 @@ def _reconsidered(placed: PlacementResult, counts: Counts, task: Task, max_load:
         price=price,
         time_limit_s=MOVES_SHARE * params.time_limit_s,
         seed=task.request.seed,
-    )
-
-
-def _in_force(task: Task) -> Sequence[Contender]:
-    """The plan in force, to be judged beside the new one."""
-    plan = task.previous
-    if plan is None or plan.placement is None:
-        return ()
-    return [Contender(PREVIOUS, Journey(plan.dispatch_model, plan.placement))]
-
-
-def _replanned(new: Placement, evaluated: Evaluated, task: Task) -> Replanned | None:
-    """Cost and gain of replacing the plan in force. None where there is none."""
-    plan, model = task.previous, task.model
-    if plan is None or plan.placement is None:
-        return None
-    label, ours = f"{PREVIOUS}/{plan.dispatch_model}", next(iter(evaluated.judged.values()))
-    moved, each = int(experts_moved(new, plan.placement).sum()), model.expert_bytes
-    copies = ours.gain(COPIES, evaluated.judged[label]).value
-    saved = copies * model.num_layers if model.ffn_size is not None and copies > 0 else None
-    return Replanned(
-        plan_sha256=plan.plan_sha256,
-        experts_moved=moved,
-        experts_held=new.num_slots * new.num_layers,
-        bytes_moved=None if each is None else moved * each,
-        horizon_tokens=ExflowParams.of(task.params).horizon_tokens,
-        verdict=verdict(evaluated, copies_metric(task.dispatch_model, task.request.cluster), against=label),
-        paid_back_tokens=None if saved is None else moved * _vectors_a_move(model) / saved,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 from ....errors import CertificationError
 from ....runtime.decisions import SamplePolicyDecision
@@ -25,7 +26,6 @@ from ..strategy import Again, Check, Told
 from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 
 CLOSE = 1e-4  # relative to the largest: float32
-Numbers = NDArray[np.float64]
 
 
 def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
@@ -42,7 +42,13 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
         raise CertificationError(f"copies are {options.copies}; expected pairs of a trace of counts alone")
     predictor = None
     if decision.predictor is not None:
-        predictor = _predictor(decision.predictor.read(again.folder), task)
+        fitted = fitted_predictor(task, task.placement).per_pair
+        predictor = Predictor.from_bytes(decision.predictor.read(again.folder), fitted.shape)
+        off = np.abs(predictor.per_pair - fitted).max(initial=0.0) / max(float(np.abs(fitted).max(initial=0.0)), 1e-9)
+        if off > CLOSE:
+            raise CertificationError(
+                f"predictor off by {off:.2g} from what the fitted samples give; it was fitted on others. Re-run solve"
+            )
         yield Told("predictor", checked=True)
     yield from _outcome(plan, task, predictor, evaluated.homes[PLAN][0].device)
     index = locality(task)
@@ -106,18 +112,6 @@ def _check_structure(plan: Plan, decision: SamplePolicyDecision, options: Sample
         )
 
 
-def _predictor(contents: bytes, task: Recounted) -> Predictor:
-    """The predictor in a file, refused where the fitted samples give another one."""
-    fitted = fitted_predictor(task, task.placement).per_pair
-    claimed = Predictor.from_bytes(contents, fitted.shape)
-    off = np.abs(claimed.per_pair - fitted).max(initial=0.0) / max(float(np.abs(fitted).max(initial=0.0)), 1e-9)
-    if off > CLOSE:
-        raise CertificationError(
-            f"predictor off by {off:.2g} from what the fitted samples give; it was fitted on others. Re-run solve"
-        )
-    return claimed
-
-
 def _outcome(
     plan: Plan, task: Recounted, predictor: Predictor | None, device_LM: NDArray[np.int64]
 ) -> Iterator[Check | Told]:
@@ -161,10 +155,8 @@ def _busiest(traffic: Traffic, home_I: NDArray[np.int64], channels: Channels) ->
     return total
 
 
-def _least(cost_ID: Numbers, room: int) -> float:
+def _least(cost_ID: NDArray[np.float64], room: int) -> float:
     """The least cost of homes with so many samples a device: each in a place of its own (Kuhn-Munkres)."""
-    from scipy.optimize import linear_sum_assignment
-
     cost_IP = np.repeat(cost_ID, room, axis=1)
     return float(cost_IP[linear_sum_assignment(cost_IP)].sum())
 

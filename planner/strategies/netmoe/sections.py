@@ -17,7 +17,6 @@ SAVED = {
     EXCHANGE: "seconds of dispatch and combine",
 }
 PLAN, BLIND = "plan/migrating", "unpredicted/migrating"
-TIMED = (EXCHANGE, STEP)
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -61,7 +60,7 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
 def _dealt(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str]:
     """Compare a verdict on seconds with a data loader that deals samples by length."""
     verdict, over = plan.verdict, options.over_dealt
-    if verdict is None or verdict.metric not in TIMED or over is None:
+    if verdict is None or verdict.metric not in (EXCHANGE, STEP) or over is None:
         return
     home, dealt = _home(plan, part), find(part, "dealt/standard")
     yield (

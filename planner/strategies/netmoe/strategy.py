@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ....runtime.decisions import DispatchModel, SamplePolicyDecision, SidecarFile
+from ....runtime.decisions import DispatchModel, SamplePolicyDecision
 from ....runtime.plan import Plan
 from ....solvers.assignment import backend_of
 from ....solvers.netmoe import METHODS, compile_rehoming
@@ -20,7 +20,7 @@ from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
 from ...options import SamplePolicyOptions
 from ...task import Task
-from ..strategy import Solution, Strategy
+from ..strategy import Solution, Strategy, sidecar
 from . import NetmoeParams
 from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 from .recheck import recheck
@@ -54,13 +54,7 @@ class Netmoe(Strategy):
         return FAR_BYTES if scene.model.copy_bytes else NODE_COPIES
 
     def solve(self, task: Task) -> Solution:
-        """Fit the predictor, and choose the method where none is asked for.
-
-        Raises
-        ------
-        UsageError
-            The trace has no samples, or a placement with replicas that its traffic does not follow.
-        """
+        """Fit the predictor, and choose the method where none is asked for."""
         asked, tried_s = NetmoeParams.of(task.params).method, dict[str, float]()
         several = asked is None and task.scene.costs is not None and bool(task.scene.costs.exchange)
         method: str = asked or TRIED[0]
@@ -72,27 +66,17 @@ class Netmoe(Strategy):
             method = min(TRIED, key=lambda one: tried_s[one])
         index = locality(task)
         task.say(f"locality index {index.share:.1%}: no homes save a larger share; re-homing the samples online")
-        named, sidecars = None, dict[str, bytes]()
-        if predictor is not None:
-            contents = predictor.to_bytes()
-            named = SidecarFile.of("predictor", contents)
-            sidecars[named.file] = contents
-        return Solution(
-            decision=SamplePolicyDecision(
-                method=method,
-                layers=tuple(range(task.model.num_layers)),
-                predictor=named,
-            ),
-            options=SamplePolicyOptions(
-                copies="pairs" if isinstance(task.source, CountTrace) else "devices",
-                blind_copies=index.blind,
-                least_copies=index.least,
-                asked=asked is not None,
-                tried_s=tried_s,
-            ),
-            outcome=_outcome(Totals(), method, compiled_s),
-            sidecars=sidecars,
+        named, sidecars = sidecar("predictor", None if predictor is None else predictor.to_bytes())
+        layers = tuple(range(task.model.num_layers))
+        decision = SamplePolicyDecision(method=method, layers=layers, predictor=named)
+        options = SamplePolicyOptions(
+            copies="pairs" if isinstance(task.source, CountTrace) else "devices",
+            blind_copies=index.blind,
+            least_copies=index.least,
+            asked=asked is not None,
+            tried_s=tried_s,
         )
+        return Solution(decision, options, _outcome(Totals(), method, compiled_s), sidecars=sidecars)
 
     def own(self, task: Task, journey: Journey) -> Journey:
         """The plan's journey, bounded on the fitted steps."""

@@ -51,20 +51,22 @@ class DegreeTable:
 
     def degrees(self, method: str) -> PipelineDecision:
         """The decision by a method's name, equal chunks all."""
-        alike = self.alike(self.max_degree)
-        num_layers = self.taken.shape[2]
+        alike, layers = self.alike(self.max_degree), range(self.taken.shape[2])
         if method == "degree_1":
-            return self._decision(np.zeros(num_layers, np.int64))
-        if method == "one_degree":
-            return self._decision(np.full(num_layers, alike[self.middle[alike].sum(axis=1).argmin()]))
-        if method == "paper":
-            printed = [
-                optimal_degree(**self.line(n), max_degree=self.max_degree, method="paper") for n in range(num_layers)
-            ]
-            return self._decision(alike[[one.forward - 1 for one in printed]])
-        if method == "robust":
-            return self._decision(np.array([robust_choice(self.taken[:, :, n]).choice for n in range(num_layers)]))
-        return self._decision(self.middle.argmin(axis=0))
+            pair_L = np.zeros(len(layers), np.int64)
+        elif method == "one_degree":
+            pair_L = np.full(len(layers), alike[self.middle[alike].sum(axis=1).argmin()])
+        elif method == "paper":
+            lines = map(self.line, layers)
+            printed = [optimal_degree(**line, max_degree=self.max_degree, method="paper") for line in lines]
+            pair_L = alike[[one.forward - 1 for one in printed]]
+        elif method == "robust":
+            pair_L = np.array([robust_choice(self.taken[:, :, layer]).choice for layer in layers])
+        else:
+            pair_L = self.middle.argmin(axis=0)
+        forward, backward = self.pairs[pair_L].T.tolist()
+        back = backward if self.trains else None
+        return PipelineDecision(forward=forward, backward=back, capacity_factor=self.capacity_factor)
 
     @property
     def middle(self) -> Seconds:
@@ -88,18 +90,16 @@ class DegreeTable:
 
     def line(self, layer: int) -> dict[str, Any]:
         """The lines through both curves of a layer over the share in a chunk, as `optimal_degree` takes them."""
-        (a_a, b_a), (a_e, b_e) = _line(self.dispatch[:, layer]), _line(self.experts[:, layer])
-        return {"a_a": a_a, "b_a": b_a, "a_e": a_e, "b_e": b_e, "n_d": 1.0, "n_e": 1.0}
+        line, share_R = {"n_d": 1.0, "n_e": 1.0}, 1 / np.arange(1.0, self.max_degree + 1)
+        for name, seconds_RL in (("a", self.dispatch), ("e", self.experts)):
+            fit = AlphaBeta.of(share_R, seconds_RL[:, layer]) if seconds_RL[:, layer].all() else None  # none is no time
+            line |= {f"a_{name}": fit.a_s if fit else 0.0, f"b_{name}": fit.b_s if fit else 0.0}
+        return line
 
     @property
     def tutel(self) -> tuple[int, ...]:
         """`a2a_ffn_overlap_degree` of every layer: the best that Tutel takes, which has one for both passes."""
         return tuple((self.middle[self.alike(TUTEL_MAX_DEGREE)].argmin(axis=0) + 1).tolist())
-
-    def _decision(self, pair_L: NDArray[np.int64]) -> PipelineDecision:
-        forward, backward = self.pairs[pair_L].T.tolist()
-        back = backward if self.trains else None
-        return PipelineDecision(forward=forward, backward=back, capacity_factor=self.capacity_factor)
 
 
 def tabulated(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTable:
@@ -107,9 +107,7 @@ def tabulated(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTabl
     trains, pairs = bool(pipeline.passes.backward), nested_pairs(max_degree)
     if joint or not trains:
         pairs = pairs[pairs[:, 0] == pairs[:, 1]]
-    forward: dict[tuple[int, int], Seconds] = {}
-    backward: dict[tuple[int, int], Seconds] = {}
-    stages = {}
+    forward, backward, stages = {}, {}, {}
     for degree, pieces in {(degree, max(pair)) for pair in pairs.tolist() for degree in pair}:
         chunks = pipeline.chunks(Cut.equal(degree, pipeline.scene.model.num_layers, pieces // degree))
         forward[degree, pieces] = pipeline.taken(chunks)
@@ -147,22 +145,21 @@ def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:
 
 def stages_of(pipeline: Pipeline, cuts: Cuts) -> dict[str, Any]:
     """The stages of the fitted steps in one piece and in chunks, by their names in `PipelineOptions`."""
-    back = cuts.backward
+
+    def stages(cut: Cut, factor: float = 1.0) -> StageSeconds:
+        """Seconds of each chunk, mean over steps; experts take `factor` times as long."""
+        dispatch_LC, experts_LC, combine_LC = (one.seconds.mean(axis=1).T for one in pipeline.chunks(cut).stages)
+        columns = [
+            tuple(tuple(row[:degree]) for row, degree in zip(seconds_LC.tolist(), cut.degree.tolist(), strict=True))
+            for seconds_LC in (dispatch_LC, factor * experts_LC, combine_LC)
+        ]
+        return StageSeconds(**dict(zip(StageSeconds.model_fields, columns, strict=True)))
+
     return {
-        "whole": _stages(pipeline, Cut.equal(1, pipeline.scene.model.num_layers), 1.0),
-        "forward": _stages(pipeline, cuts.forward, 1.0),
-        "backward_pass": None if back is None else _stages(pipeline, back, pipeline.passes.backward),
+        "whole": stages(Cut.equal(1, pipeline.scene.model.num_layers)),
+        "forward": stages(cuts.forward),
+        "backward_pass": None if cuts.backward is None else stages(cuts.backward, pipeline.passes.backward),
     }
-
-
-def _stages(pipeline: Pipeline, cut: Cut, factor: float) -> StageSeconds:
-    """Seconds of the stages of each chunk, mean over steps; experts take `factor` times as long."""
-    dispatch, experts, combine = (one.seconds.mean(axis=1).T for one in pipeline.chunks(cut).stages)
-
-    def column(seconds_LC: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(row[:degree]) for row, degree in zip(seconds_LC.tolist(), cut.degree.tolist(), strict=True))
-
-    return StageSeconds(dispatch_s=column(dispatch), experts_s=column(factor * experts), combine_s=column(combine))
 
 
 def _offered(table: DegreeTable, layer: int, factor: float, full_duplex: bool) -> Shares:
@@ -172,11 +169,3 @@ def _offered(table: DegreeTable, layer: int, factor: float, full_duplex: bool) -
     shares = unequal_chunks(**slower, max_degree=table.max_degree, full_duplex=full_duplex).shares
     kept = [share for share in shares if share >= LEAST_SHARE]
     return tuple(share / sum(kept) for share in kept)
-
-
-def _line(seconds_R: Seconds) -> tuple[float, float]:
-    """Start-up and slope over the share of a layer in a chunk; zeros where a stage takes no time."""
-    if not seconds_R.all():
-        return 0.0, 0.0
-    line = AlphaBeta.of(1 / np.arange(1.0, len(seconds_R) + 1), seconds_R)
-    return line.a_s, line.b_s

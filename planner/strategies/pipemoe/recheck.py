@@ -13,7 +13,7 @@ from ....solvers.outcome import Outcome
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cuts, Pipeline
 from ...evaluate.journey import Journey
-from ...options import PipelineOptions, StageSeconds
+from ...options import PipelineOptions
 from ..strategy import Again, Check, Told
 from . import MAX_DEGREE
 from .degrees import BASELINES, DegreeTable, stages_of, tabulated
@@ -72,8 +72,7 @@ def _check_shape(plan: Plan, options: PipelineOptions, decision: PipelineDecisio
             raise CertificationError("degrees of plan: method unequal with joint, which is for equal chunks")
         if (one.shares is not None) != uneven or one.capacity_factor != decision.capacity_factor:
             raise CertificationError(f"degrees of {name}: shares or a capacity other than method {options.method} has")
-    degrees = options.a2a_ffn_overlap_degree
-    if len(degrees) != plan.model.num_layers:
+    if len(options.a2a_ffn_overlap_degree) != plan.model.num_layers:
         raise CertificationError("a2a_ffn_overlap_degree: not one a layer")
     if options.placement != ("contiguous" if plan.decisions.placement is None else "base"):
         raise CertificationError(f"degrees under placement {options.placement!r}, which is not the plan's")
@@ -99,28 +98,18 @@ def _outcome(
     if decision.shares is None:
         yield Check("bound", outcome.bound, least)
         yield Told("bound of pipeline", checked=True)
-    if options.method == "robust":
-        _check_regret(table, decision)
-
-
-def _check_regret(table: DegreeTable, decision: PipelineDecision) -> None:
-    """Refuse robust degrees where others have a smaller largest regret."""
     least_SL = table.taken.min(axis=1)
-    worst_PL = (table.taken - least_SL[:, None]).max(axis=0)
+    worst_PL = (table.taken - least_SL[:, None]).max(axis=0)  # regret
     smallest_L = worst_PL.min(axis=0) + TOLERANCE * least_SL.max(axis=0)
-    for layer, pair in enumerate(table.chosen(decision)):
+    for layer, pair in enumerate(table.chosen(decision) if options.method == "robust" else ()):
         if worst_PL[pair, layer] > smallest_L[layer]:
             raise CertificationError(f"robust degrees of layer {layer}: others have a smaller largest regret")
 
 
 def _check_baselines(options: PipelineOptions, table: DegreeTable) -> None:
     """Refuse baselines and Tutel's degrees where others of their kind take fewer seconds."""
-    alike_RL = table.middle[table.alike(table.max_degree)]
-    least = {
-        "degree_1": float(alike_RL[0].sum()),
-        "one_degree": float(alike_RL.sum(axis=1).min()),
-        "exact": float(table.middle.min(axis=0).sum()),
-    }
+    alike_RL, exact = table.middle[table.alike(table.max_degree)], table.middle.min(axis=0).sum()
+    least = {"degree_1": alike_RL[0].sum(), "one_degree": alike_RL.sum(axis=1).min(), "exact": exact}
     for name in least.keys() & options.baselines.keys():
         baseline = options.baselines[name]
         one_for_all = name == "exact" or len({*table.chosen(baseline)}) == 1
@@ -139,13 +128,9 @@ def _stage_checks(options: PipelineOptions, pipeline: Pipeline, cuts: Cuts) -> I
         claimed = getattr(options, key)
         if (claimed is None) != (stages is None):
             raise CertificationError("options.pipeline: stages of a pass that the plan does not decide")
-        yield from () if claimed is None else _columns(claimed, stages)
-
-
-def _columns(claimed: StageSeconds, found: StageSeconds) -> Iterator[Check]:
-    for (name, ours), (_, theirs) in zip(claimed, found, strict=True):
-        if [*map(len, ours)] != [*map(len, theirs)]:
-            raise CertificationError(f"options.pipeline: {name} of other chunks than the plan's")
-        for layer, column in enumerate(ours):
-            for chunk, figure in enumerate(column):
-                yield Check(f"{name} of chunk {chunk} of layer {layer}", figure, theirs[layer][chunk])
+        for (name, ours), (_, theirs) in zip(claimed or (), stages or (), strict=True):
+            if [*map(len, ours)] != [*map(len, theirs)]:
+                raise CertificationError(f"options.pipeline: {name} of other chunks than the plan's")
+            for layer, columns in enumerate(zip(ours, theirs, strict=True)):
+                for chunk, figures in enumerate(zip(*columns, strict=True)):
+                    yield Check(f"{name} of chunk {chunk} of layer {layer}", *figures)

@@ -22,13 +22,7 @@ LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
 
 
 def pipeline_options(plan: Plan) -> PipelineOptions:
-    """Record of how the plan's degrees were decided.
-
-    Raises
-    ------
-    InputError
-        The plan decides none, or does not say how.
-    """
+    """Record of how the plan's degrees were decided; InputError where it decides none, or does not say how."""
     if plan.decisions.pipeline is None:
         raise InputError("the plan decides no pipeline; solve one with moeplan solve --strategy pipemoe")
     options, degrees, whole = PipelineOptions.of(plan), plan.decisions.pipeline, (1,) * plan.model.num_layers
@@ -54,11 +48,11 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     options, pipeline = pipeline_options(plan), plan.decisions.pipeline
     assert pipeline is not None
     most = min(TUTEL_MAX_DEGREE, options.max_degree)
-    rows = {"forward": pipeline.forward, "backward": pipeline.backward, "tutel": options.a2a_ffn_overlap_degree}
     lines = [f"layer by layer; tutel: a2a_ffn_overlap_degree, one for both passes, at most {most}"]
-    for name, degrees in rows.items():
-        wrapped = textwrap.wrap(" ".join(map(str, degrees or ())), max(width - 12, 16))
-        lines += [f"{name if number == 0 else '':<10}  {line}" for number, line in enumerate(wrapped)]
+    tutel = options.a2a_ffn_overlap_degree
+    for name, degrees in (("forward", pipeline.forward), ("backward", pipeline.backward), ("tutel", tutel)):
+        text = " ".join(map(str, degrees or ()))
+        lines += textwrap.wrap(text, max(width, 28), initial_indent=f"{name:<12}", subsequent_indent=" " * 12)
     yield Section("Pipeline degrees", (Text(tuple(lines)),), verbose=True)
 
 
@@ -93,18 +87,16 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
             " the experts' curve says that chunks compute faster than the whole"
         )
     if decision.shares is not None:
-        passes = [decision.shares.forward, decision.shares.backward or ()]
-        uneven = sum(len(set(shares)) > 1 for one in passes for shares in one)
-        number = sum(map(len, passes))
+        passes = [*decision.shares.forward, *(decision.shares.backward or ())]
+        uneven = sum(len(set(shares)) > 1 for shares in passes)
         yield (
-            f"chunks are unequal in {uneven} of {number} passes of layers, where that is faster; no engine that is"
+            f"chunks are unequal in {uneven} of {len(passes)} passes of layers, where that is faster; no engine that is"
             " exported to takes them"
             if uneven
-            else f"none of {number} passes of layers is faster in unequal chunks"
+            else f"none of {len(passes)} passes of layers is faster in unequal chunks"
         )
     if decision.capacity_factor is not None:
-        dropped = part.contenders[0].metrics.get(DROPPED)
-        if dropped is not None:
+        if (dropped := part.contenders[0].metrics.get(DROPPED)) is not None:
             yield f"{dropped.value:.1%} of the token-expert pairs are dropped"
         yield (
             f"capacity: every expert's buffer holds {decision.capacity_factor:g} times the mean, padded to a"
@@ -115,10 +107,10 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
 
 
 def _tallied(degrees: Sequence[int]) -> str:
-    layers = Counter(degrees)
+    layers = sorted(Counter(degrees).items())
     if len(layers) == 1:
         return f"{degrees[0]} in every layer"
-    return ", ".join(f"{degree} in {number} layer{'s' * (number > 1)}" for degree, number in sorted(layers.items()))
+    return ", ".join(f"{degree} in {number} layer{'s' * (number > 1)}" for degree, number in layers)
 
 
 def _curve_gain(plan: Plan, options: PipelineOptions) -> tuple[float, float]:
@@ -161,29 +153,22 @@ def layer_passes(plan: Plan, options: PipelineOptions, layer: int) -> Iterator[L
     """The passes of a layer that the plan decides, forward first."""
     decision = plan.decisions.pipeline
     assert decision is not None
-    for name, stages, slower in (
-        ("forward", options.forward, (None, None)),
-        ("backward", options.backward_pass, (options.backward, 1.0)),  # its chunks' seconds are backward ones already
-    ):
+    passes = ("forward", options.forward, None), ("backward", options.backward_pass, options.backward)
+    for name, stages, slower in passes:
         degrees, shares = getattr(decision, name), getattr(decision.shares, name, None)
         if degrees is None or stages is None:
             continue
         degree = degrees[layer]
-        yield LayerPass(
-            name,
-            np.full(degree, 1 / degree) if shares is None else np.array(shares[layer]),
-            stage_seconds(options.whole, layer, 1, backward=slower[0]),
-            stage_seconds(stages, layer, degree, backward=slower[1]),
-        )
+        share_C = np.full(degree, 1 / degree) if shares is None else np.array(shares[layer])
+        whole = stage_seconds(options.whole, layer, 1, backward=slower)
+        chunks = stage_seconds(stages, layer, degree, backward=None if slower is None else 1.0)  # which are slower
+        yield LayerPass(name, share_C, whole, chunks)
 
 
 def stage_seconds(stages: StageSeconds, layer: int, degree: int, *, backward: float | None) -> list[Seconds]:
     """Seconds of a layer's chunks in each stage of a pass, one after the other, `[C]` each.
 
-    Parameters
-    ----------
-    backward
-        How many times as long the experts take in a backward pass; None: a forward pass.
+    In a backward pass the experts take `backward` times as long; None: a forward pass.
     """
     dispatch, experts, combine = (np.resize(np.array(column[layer]), degree) for _, column in stages)
     return [dispatch, experts, combine] if backward is None else [combine, backward * experts, dispatch]

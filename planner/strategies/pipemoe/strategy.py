@@ -49,30 +49,34 @@ class Pipemoe(Strategy):
         return Passes(backward, PipemoeParams.of(task.params).full_duplex)
 
     def solve(self, task: Task) -> Solution:
-        """Choose the degrees of every layer by the busiest device and port of the fitted steps.
-
-        Raises
-        ------
-        UsageError
-            There is no profile; a fixed capacity under replicas, or one of no row.
-        InputError
-            The profile cannot time an exchange or the experts, or says absurd times; no token is routed.
-        """
+        """Choose the degrees of every layer by the busiest device and port of the fitted steps."""
         trace, params = task.trace, PipemoeParams.of(task.params)
         _check_costs(task)
         task.say("replaying the trace under the placement")
         journey = Journey(task.dispatch_model, task.placement)
-        pipelines = [_pipeline(task, tally, trace.path) for (tally,) in task.replay(task.scene, [journey], ports=True)]
+        tallies = task.replay(task.scene, [journey], ports=True)
+        pipeline, *_ = [_pipeline(task, tally, trace.path) for (tally,) in tallies]  # those held out are checked, too
         task.say("solving pipemoe")
         started = time.perf_counter()
-        table = tabulated(pipelines[0], params.max_degree or TUTEL_MAX_DEGREE, joint=params.joint)
-        _check_seconds(table)
-        decision = unequal(pipelines[0], table) if params.method == "unequal" else table.degrees(params.method)
-        return Solution(
-            decision=decision,
-            options=_options(task, pipelines[0], table, Cuts.of(decision)),
-            outcome=_outcome(pipelines[0], table, decision, started),
+        table = tabulated(pipeline, params.max_degree or TUTEL_MAX_DEGREE, joint=params.joint)
+        if not (longest := table.taken.max()) <= MAX_SECONDS:
+            raise InputError(
+                f"an MoE layer takes {longest:.3g} s by the profile and the links; expected at most {MAX_SECONDS:g}:"
+                " measure again, or correct --link"
+            )
+        decision = unequal(pipeline, table) if params.method == "unequal" else table.degrees(params.method)
+        options = PipelineOptions(
+            method=params.method,
+            max_degree=table.max_degree,
+            joint=params.joint,
+            full_duplex=pipeline.passes.full_duplex,
+            backward=pipeline.passes.backward,
+            placement="contiguous" if task.base is None else "base",
+            baselines={name: table.degrees(name) for name in BASELINES if name != params.method},
+            a2a_ffn_overlap_degree=table.tutel,
+            **stages_of(pipeline, Cuts.of(decision)),
         )
+        return Solution(decision, options, _outcome(pipeline, table, decision, started))
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
         """The same placement at other degrees."""
@@ -118,16 +122,6 @@ def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
     return Pipeline(tally, task.scene, passes, factor)
 
 
-def _check_seconds(table: DegreeTable) -> None:
-    """Refuse curves by which a layer takes longer than a plan may say."""
-    longest = table.taken.max()
-    if not longest <= MAX_SECONDS:
-        raise InputError(
-            f"an MoE layer takes {longest:.3g} s by the profile and the links; expected at most {MAX_SECONDS:g}:"
-            " measure again, or correct --link"
-        )
-
-
 def _outcome(pipeline: Pipeline, table: DegreeTable, degrees: PipelineDecision, started: float) -> Outcome:
     """Outcome of the degrees beside the best there are, which a search of all of them finds.
 
@@ -145,21 +139,6 @@ def _outcome(pipeline: Pipeline, table: DegreeTable, degrees: PipelineDecision, 
         proven=value <= bound * (1 + ROUNDING),
         started=started,
         backend="moeplan",
-    )
-
-
-def _options(task: Task, pipeline: Pipeline, table: DegreeTable, cuts: Cuts) -> PipelineOptions:
-    params = PipemoeParams.of(task.params)
-    return PipelineOptions(
-        method=params.method,
-        max_degree=table.max_degree,
-        joint=params.joint,
-        full_duplex=pipeline.passes.full_duplex,
-        backward=pipeline.passes.backward,
-        placement="contiguous" if task.base is None else "base",
-        baselines={name: table.degrees(name) for name in BASELINES if name != params.method},
-        a2a_ffn_overlap_degree=table.tutel,
-        **stages_of(pipeline, cuts),
     )
 
 

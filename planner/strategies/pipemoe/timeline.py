@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import UsageError
 from ....files import write_json
@@ -19,9 +19,6 @@ from ....solvers.pipemoe.seconds import Event, Stage
 from ...document import drawn, write_page
 from ...figures import TimeUnit
 from .sections import degree_choices, layer_passes, pipeline_options
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 SIGNS = "0123456789"  # of the chunks, where they are few
 SHADES = " ░▒▓█"  # of a column, by the share of it that is busy
@@ -62,15 +59,7 @@ class Timeline:
 
 
 def timelines(plan: Plan, layer: int) -> list[Timeline]:
-    """Each pass of the layer, in one piece, then in the plan's chunks where these are several.
-
-    Raises
-    ------
-    InputError
-        The plan decides no pipeline.
-    UsageError
-        There is no such layer.
-    """
+    """Each pass of a layer that there is, in one piece, then in the plan's chunks where these are several."""
     options = pipeline_options(plan)
     if not 0 <= layer < plan.model.num_layers:
         raise UsageError(f"--timeline {layer}; expected an MoE layer, 0 to {plan.model.num_layers - 1}")
@@ -105,15 +94,7 @@ def timeline_picture(plan: Plan, layer: int, width: int) -> Iterable[str]:
 
 
 def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None:
-    """Write the timeline of a layer, as a page to `.html` or as trace events to `.json`, atomically.
-
-    Raises
-    ------
-    UsageError
-        Another ending; no such layer.
-    StorageError
-        It cannot be written.
-    """
+    """Write the timeline of a layer, as a page to `.html` or as trace events to `.json`; errors as of `timelines`."""
     suffix = Path(path).suffix
     if suffix not in (".html", ".json"):
         raise UsageError(f"-o {path}; expected a name that ends in .html (a page) or .json (a Chrome trace)")
@@ -149,19 +130,10 @@ def trace_events(passes: list[Timeline], layer: int) -> list[dict[str, Any]]:
         name("process", process, 0, f"layer {layer}, {one.title}")
         for thread, (stage, events, _) in enumerate(one.lanes(), start=1):
             name("thread", process, thread, stage.value)
-            trace += [
-                {
-                    "name": f"{stage.value} {event.chunk}",
-                    "cat": stage.value,
-                    "ph": "X",
-                    "ts": event.start_s * 1e6,
-                    "dur": (event.end_s - event.start_s) * 1e6,
-                    "pid": process,
-                    "tid": thread,
-                    "args": {"chunk": event.chunk},
-                }
-                for event in events
-            ]
+            for event in events:
+                named = {"name": f"{stage.value} {event.chunk}", "cat": stage.value, "args": {"chunk": event.chunk}}
+                span = {"ts": event.start_s * 1e6, "dur": (event.end_s - event.start_s) * 1e6}
+                trace.append({**named, "ph": "X", **span, "pid": process, "tid": thread})
     return trace
 
 
@@ -176,7 +148,11 @@ def _lanes(timeline: Timeline, longest_s: float, columns: int) -> list[str]:
         lanes = [_signed(lane, columns) for lane in spans]
         if all(len({*lane} - {" "}) == timeline.degree for lane in lanes):
             return lanes
-    return [_shaded(lane, columns) for lane in spans]
+    busy = [
+        [sum(max(min(last, at + 1) - max(first, at), 0.0) for first, last in lane) for at in range(columns)]
+        for lane in spans
+    ]
+    return ["".join(SHADES[min(math.ceil(share * 4 - SLACK), 4)] for share in lane).rstrip() for lane in busy]
 
 
 def _signed(spans: Sequence[tuple[float, float]], columns: int) -> str:
@@ -191,33 +167,22 @@ def _signed(spans: Sequence[tuple[float, float]], columns: int) -> str:
     return "".join(signs).rstrip()
 
 
-def _shaded(spans: Sequence[tuple[float, float]], columns: int) -> str:
-    busy = [sum(max(min(last, at + 1) - max(first, at), 0.0) for first, last in spans) for at in range(columns)]
-    return "".join(SHADES[min(math.ceil(share * 4 - SLACK), 4)] for share in busy).rstrip()
-
-
-def _figure(one: Timeline, longest_s: float) -> "Figure":
-    import plotly.graph_objects as go
-
-    events, few = one.events, one.degree <= len(SIGNS)
-    figure = go.Figure(
-        go.Bar(
-            y=[event.stage.value for event in events],
-            base=[event.start_s * 1e6 for event in events],
-            x=[(event.end_s - event.start_s) * 1e6 for event in events],
-            customdata=[event.chunk for event in events],
-            text=[str(event.chunk) if few else "" for event in events],
-            marker={
-                "color": [COLOURS[event.chunk % 2] for event in events],
-                "line": {"color": "#fff", "width": int(few)},
-            },
-            orientation="h",
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-            hovertemplate="%{y} %{customdata}: from %{base:.1f} us, %{x:.1f} us<extra></extra>",
-        )
-    )
-    figure.update_yaxes(categoryorder="array", categoryarray=[stage.value for stage in reversed(Stage)])
-    figure.update_xaxes(title_text="us", range=[0, longest_s * 1.01e6])
-    return figure.update_layout(height=220, barmode="overlay")
+def _figure(one: Timeline, longest_s: float) -> dict[str, Any]:
+    events, chunks, few = one.events, [event.chunk for event in one.events], one.degree <= len(SIGNS)
+    bars = {
+        "type": "bar",
+        "y": [event.stage.value for event in events],
+        "base": [event.start_s * 1e6 for event in events],
+        "x": [(event.end_s - event.start_s) * 1e6 for event in events],
+        "customdata": chunks,
+        "text": [str(chunk) if few else "" for chunk in chunks],
+        "marker": {"color": [COLOURS[chunk % 2] for chunk in chunks], "line": {"color": "#fff", "width": int(few)}},
+        "orientation": "h",
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "hovertemplate": "%{y} %{customdata}: from %{base:.1f} us, %{x:.1f} us<extra></extra>",
+    }
+    stages = {"categoryorder": "array", "categoryarray": [stage.value for stage in reversed(Stage)]}
+    axes = {"yaxis": stages, "xaxis": {"title": "us", "range": [0, longest_s * 1.01e6]}}
+    return {"data": [bars], "layout": {**axes, "height": 220, "barmode": "overlay"}}

@@ -71,7 +71,7 @@ def test_a_signal_amid_an_import_ends_with_its_code_and_no_traceback(
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
 
 
-@pytest.mark.parametrize("module", ["moeplan.planner.cli.show", "pydantic"])
+@pytest.mark.parametrize("module", ["moeplan.planner.cli.plans", "pydantic"])
 def test_an_expected_failure_after_a_swallowed_ctrl_c_is_still_ctrl_c(tmp_path: Path, module: str) -> None:
     done = run(tmp_path, module, args=("show", "none.json"), swallowed=True)
     assert (done.returncode, "Traceback" in done.stderr) == (130, False)

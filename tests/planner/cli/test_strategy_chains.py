@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from moeplan.runtime.active import load_plan
+from moeplan.runtime.decisions import SidecarFile
+from moeplan.runtime.plan import load, save
 from tests.planner.cli.conftest import ended, started
-from tests.planner.makers import tallied
+from tests.planner.makers import edited, tallied
 
 
 def test_counts_are_weighed_planned_certified_and_drawn(moeplan: Any, tmp_path: Path) -> None:
@@ -83,6 +85,11 @@ def test_placement_then_homes_then_certified_then_applied(
     assert "a combine delivers" in moeplan("show", "plan.json", cwd=tmp_path).stdout
     (tmp_path / predictor["file"]).write_bytes(b"other")
     refuse("certify", "plan.json", "--trace", trace, cwd=tmp_path, code=5, words="has hash")
+    garbage = SidecarFile.of("predictor", b"garbage")
+    (tmp_path / garbage.file).write_bytes(b"garbage")
+    forged = edited(load(tmp_path / "plan.json"), "decisions.sample_policy.predictor", garbage.model_dump())
+    save(edited(forged, "inputs.trace.path", "nowhere"), tmp_path / "forged.json")
+    refuse("apply", "forged.json", cwd=tmp_path, code=3, words="no predictor of this plan in 7 bytes")
 
 
 def test_counts_are_imported_planned_and_certified(moeplan: Any, refuse: Any, tmp_path: Path) -> None:

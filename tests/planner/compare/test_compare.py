@@ -296,6 +296,9 @@ def test_a_predictor_that_is_missing_or_another_is_one_clear_error(trace: Any, s
     (tmp_path / policy.predictor.file).write_bytes(b"another")
     with pytest.raises(InputError, match=r"policy.json: .*has hash"):
         compare([tmp_path / "policy.json"], trace.path)
+    save(edited(load(shelf("moving")), "decisions.sample_policy.predictor", None), tmp_path / "blind.json")
+    with pytest.raises(UsageError, match=r"blind.json: a policy by sum with the wrong predictor: only paper has none"):
+        compare([tmp_path / "blind.json"], trace.path)
 
 
 def test_samples_in_several_steps_are_moved_and_judged_beside_placements_step_by_step(

@@ -1,0 +1,183 @@
+"""Commands that read plans and change nothing: show, compare, certify, validate."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import InputError, NoBenefitError, printable
+from .flags import ENGINES, Json, Phases, ReplicaRule, Verbose, optional, phases
+from .screen import console, print_json, progress
+
+MATRICES = "The bytes between all pairs of devices as a page (.html)."
+PICTURE = "The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace."
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
+    timeline: Annotated[int | None, optional("Draw how the chunks of this MoE layer overlap, from 0.")] = None,
+    output: Annotated[Path | None, optional(PICTURE, "-o", "--output")] = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Print a plan: where it came from, what it buys, and a picture of its placement; or a layer's timeline.
+
+    \b
+    Examples:
+      moeplan show plan.json
+      moeplan show plan.json --timeline 3 -o layer3.html
+    """
+    from ...runtime.plan import load
+    from ..report.plan import show_report
+    from ..strategies.eplb.sections import write_redundancy
+    from ..strategies.pipemoe.timeline import BASIS, timeline_picture, timelines, trace_events, write_timeline
+
+    loaded = load(plan)
+    if output is not None and timeline is None:
+        write_redundancy(loaded, output)
+    elif timeline is not None and output is not None:
+        write_timeline(loaded, timeline, output)
+    if as_json and timeline is not None:
+        about = {"plan": str(plan), "layer": timeline, "seconds": BASIS, "output": output and str(output)}
+        print_json({**about, "traceEvents": trace_events(timelines(loaded, timeline), timeline)})
+    elif as_json:
+        print_json(loaded.model_dump(mode="json"))
+    elif output is not None:
+        print(f"wrote     {output}")
+    elif timeline is None:
+        show_report(loaded, plan, console(), verbose=verbose)
+    else:
+        screen = console()
+        for line in timeline_picture(loaded, timeline, screen.width):
+            screen.print(line)
+
+
+def compare(
+    plans: Annotated[list[Path], typer.Argument(help="The plans; gains are against the first, too.")],
+    trace: Annotated[str, typer.Option(help="A trace of their model: a directory, a file or a URI.")] = "traces",
+    profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
+    phase: Phases = None,
+    samples_per_step: Annotated[
+        int | None, optional("Samples of a step; as the first plan was judged.", min=1, max=2**31 - 1)
+    ] = None,
+    replica_rule: Annotated[
+        ReplicaRule | None, optional("As an engine chooses replicas; each plan's own rule.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
+    output: Annotated[Path | None, optional(MATRICES, "-o", "--output")] = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Evaluate plans side by side on a trace they were not made from, each against today and the first.
+
+    Today is contiguous experts, one slot each, standard dispatch, whole layers, samples that stay. Exits with 8 when at
+    least one of the plans does not pay there: the 95 % interval of its gain over today is not above 0 (of a sample
+    policy that is not judged by whole steps: above 2 % of today). stderr names all that do not; gains over
+    the first plan decide nothing. To ask about one plan alone, name it alone.
+
+    \b
+    Examples:
+      moeplan compare plan.json --trace new-traces
+      moeplan compare plan.json other.json --trace new-traces -o bytes.html
+      moeplan compare eplb.json --trace new-traces --replica-rule static
+    """
+    from ..compare import compare as compared
+    from ..document import check_page
+    from ..report.compare import as_dict, compare_report, write_matrices
+    from ..request import profile_for
+
+    if output is not None:
+        check_page(output, "; expected a page of the bytes between devices")
+    with progress() as say:
+        comparison = compared(
+            plans,
+            trace,
+            profile=profile_for(profile),
+            phases=phases(phase),
+            samples_per_step=samples_per_step,
+            replica_rule=replica_rule,
+            between=output is not None,
+            seed=seed,
+            on_progress=say,
+        )
+    if output is not None:
+        write_matrices(comparison, output)
+    if as_json:
+        print_json(as_dict(comparison))
+    else:
+        compare_report(comparison, console(), verbose=verbose)
+        if output is not None:
+            print(f"wrote     {output}")
+    if comparison.failing:
+        names = ", ".join(comparison.failing)
+        raise NoBenefitError(f"{trace} shows no benefit of {names}; {comparison.advice}")
+
+
+def certify(
+    plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
+    trace: Annotated[str | None, optional("The trace it was made from; without: structure only.")] = None,
+    profile: Annotated[str | None, optional("The profile it was made from; without: seconds unchecked.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Recompute what a plan claims by a replay of its trace, token by token; what it cannot, it lists.
+
+    Exits with 5 when a figure differs and with 4 when the trace or the profile is another one.
+
+    \b
+    Example:
+      moeplan certify plan.json --trace traces --profile profile.json
+    """
+    from ...runtime.plan import load
+    from ..certify import certifiable_profile, certifiable_trace
+    from ..certify import certify as check
+
+    loaded = load(plan)
+    with progress() as say:
+        certificate = check(loaded, trace, profile, folder=plan.parent, on_progress=say)
+    if as_json:
+        print_json({"plan": str(plan), "trace": trace, "profile": profile} | asdict(certificate))
+    else:
+        console().print(certificate.summary(plan, trace))
+        if trace is None and (own := certifiable_trace(loaded, plan.parent)) is not None:
+            timed = certifiable_profile(loaded, plan.parent)
+            print(f"next: moeplan certify {plan} --trace {own}{f' --profile {timed}' if timed else ''}")
+
+
+def validate(
+    file: Annotated[Path, typer.Argument(help="The file, or a directory that moeplan apply --engine wrote.")],
+    engine: Annotated[str, typer.Option(help=f"Whose: {ENGINES}.")],
+    hf_config: Annotated[Path, typer.Option(help="The config.json of the model that is served.")],
+    ep_size: Annotated[int | None, optional("Expert-parallel devices.", min=1, max=65_536)] = None,
+    redundant: Annotated[int | None, optional("Slots a layer beyond its experts.", min=0, max=2**31 - 1)] = None,
+    as_json: Json = False,
+) -> None:
+    """Check anybody's placement file before an engine meets it; stricter than the engines are.
+
+    One line for each finding: lengths, missing layers, ids, experts left out or twice on a device, what does not
+    divide. Exits with 3 when there is one. Without --ep-size what needs the devices is not checked, without --redundant
+    the first row says how many slots there are.
+
+    \b
+    Examples:
+      moeplan validate placement --engine sglang --hf-config config.json --ep-size 32 --redundant 32
+    """
+    from ...runtime.exports import Expected
+    from ...runtime.exports import validate as findings_of
+    from ...traces.huggingface.config import read_config, spec_of_config
+
+    model, kind = spec_of_config(hf_config), read_config(hf_config)["model_type"]
+    expected = Expected(model=model, model_type=kind, num_devices=ep_size, redundant=redundant)
+    findings = [printable(finding) for finding in findings_of(file, engine, expected)]
+    if as_json:
+        print_json({"file": str(file), "engine": engine, "findings": findings})
+    elif findings:
+        print("\n".join(findings))
+    else:
+        unchecked = "" if ep_size else "; without --ep-size nothing that depends on the devices"
+        print(f"{file} is sound for {engine}: {model.num_layers} MoE layers{unchecked}")
+    if findings:
+        raise InputError(
+            f"{file}: {len(findings)} finding{'s' * (len(findings) > 1)} for {engine}, above; mend the file, or write"
+            " it anew with moeplan apply"
+        )
