@@ -33,7 +33,6 @@ def test_on_its_own_counts_a_plan_is_judged_on_the_steps_that_it_has_not_seen(tm
     expected = balances(plan, held_out(loads)).mean()
     assert figure(comparison, "plan.json", "balance") == pytest.approx(expected, rel=1e-12)
     assert comparison.compared[0].verdict.gain == plan.verdict.gain
-    assert comparison.failing == []
     json.dumps(as_dict(comparison), allow_nan=False)
 
 
@@ -68,6 +67,9 @@ def test_what_counts_do_not_say_is_one_clear_refusal(make_trace: Any, tmp_path: 
     planned(tokens, redundant=4, dispatch_model="standard", to=tmp_path / "nearest.json")
     with pytest.raises(UsageError, match="depends on where it is"):
         compare([tmp_path / "nearest.json"], counted(tokens, tmp_path / "counts").path)
+    planned(tokens, "netmoe", to=path)
+    with pytest.raises(UsageError, match="moves samples and has its own"):
+        compare([path], tokens.path, replica_rule="even")
 
 
 def cells(trace: Any) -> set[tuple[int, int]]:
@@ -88,9 +90,7 @@ def test_each_plan_leaves_out_the_units_that_it_was_split_by(make_trace: Any, tm
     assert compare(paths, trace.path).part.num_steps == sum(not is_fitted(step) for step in steps)
 
 
-def test_a_plan_of_one_phase_leaves_out_the_same_units_when_all_phases_are_read(
-    make_trace: Any, tmp_path: Path, path: Path
-) -> None:
+def test_a_plan_of_one_phase_leaves_out_the_same_units_of_all(make_trace: Any, tmp_path: Path, path: Path) -> None:
     def later(batch: Any) -> Any:
         """Prefill in the step recorded, and decode, every other token, in a later one."""
         late = batch.position % 2 == 1
@@ -149,22 +149,6 @@ def test_a_rule_replays_what_an_engine_does_with_every_token(make_trace: Any, pa
     assert figure(comparison, "plan.json", "device_copies") == pytest.approx(copies, rel=1e-12)
     np.testing.assert_array_equal(comparison.between[f"{path}/standard"], between)
     assert as_dict(comparison)["replica_rule"] == rule
-
-
-@pytest.mark.parametrize("strategy", ["exflow", "netmoe"])
-def test_copies_between_devices_add_up_to_those_of_the_table(make_trace: Any, path: Path, strategy: str) -> None:
-    trace = make_trace(samples=64, tokens=10)
-    planned(trace, strategy, to=path)
-    comparison = compare([path], trace.path, between=True)
-    for one in comparison.part.contenders:
-        matrix, metrics = comparison.between[one.label], one.metrics
-        assert not np.diag(matrix).any()
-        moved = (metrics["intra_bytes"].value + metrics["inter_bytes"].value) / trace.model.copy_bytes
-        dropped = comparison.part.dropped_samples > 0
-        assert matrix.sum() == pytest.approx(moved, rel=0.1 if dropped else 1e-9)
-    if strategy == "netmoe":
-        with pytest.raises(UsageError, match="moves samples and has its own"):
-            compare([path], trace.path, replica_rule="even")
 
 
 def test_experts_that_move_from_the_first_plan_are_counted_with_their_bytes(make_trace: Any, tmp_path: Path) -> None:
