@@ -1,6 +1,7 @@
 """Any value of a plan that is edited, whatever it is, is refused, unless the certificate lists it as unchecked."""
 
 import contextlib
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def perturbed(value: Any, factor: float) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return value + (1 if factor > 1 else -1)
+        return value + (1 if factor > 1 or value == 0 else -1)
     if isinstance(value, float):
         return value * factor if value else factor - 1
     return value[:-1] + ("a" if value[-1:] != "a" else "b") if value else "a"
@@ -86,8 +87,9 @@ def test_any_other_value_is_refused(make_trace: Any, make_profile: Any, tmp_path
             values.setdefault(kind_of(path), []).append((plan, settings, "/".join(path), value))
     assert len(values) > 150
     certified = []
-    for plan, settings, at, value in map(rng.choice, values.values()):
-        forged = at, perturbed(value, rng.choice([1.001, 0.999, 1.5]))
+    for alike, factor in itertools.product(values.values(), (1.001, 0.999)):
+        plan, settings, at, value = rng.choice(alike)
+        forged = at, perturbed(value, factor)
         with contextlib.suppress(CertificationError, InputError, MismatchError):
             certify(edited(plan, *forged), settings["trace"].path, settings.get("profile"), folder=tmp_path)
             certified.append(forged)
