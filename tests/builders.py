@@ -1,6 +1,6 @@
 """Small values for tests: models, trace metadata, and profiles whose seconds follow a line."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from moeplan.profilers.cases import CASES
@@ -52,13 +52,14 @@ def series(
     sizes: Iterable[Mapping[str, int]] | None = None,
     a_s: float = 1e-5,
     b_s: float = 1e-9,
+    noise: Callable[[], float] = lambda: 1.0,
 ) -> Series:
-    """Measurements of a case that take `a_s + b_s * work` seconds each, and their fit."""
+    """Measurements of a case that take `a_s + b_s * work` seconds each, but for noise, and their fit."""
     sizes = [{"bytes": ranks * 10**power} for power in (3, 4, 5, 6)] if sizes is None else [*map(dict, sizes)]
     if case == "point_to_point":
         sizes = [{**size, "first": 0, "second": 1} for size in sizes]
-    works = [CASES[case].work(size, ranks) for size in sizes]
-    taken = tuple(Measurement.of(size, work, [a_s + b_s * work] * 6) for size, work in zip(sizes, works, strict=True))
+    works = ((size, CASES[case].work(size, ranks)) for size in sizes)
+    taken = tuple(Measurement.of(size, work, [(a_s + b_s * work) * noise()] * 6) for size, work in works)
     known: dict[str, Any] = {"unit": CASES[case].unit, "fit": fit_series(CASES[case], ranks, taken)}
     return Series(case=case, dtype=dtype, ranks=ranks, link=link, measurements=taken, **known)
 

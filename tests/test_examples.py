@@ -33,29 +33,16 @@ def written(folder: Path, ranks: int, *beside: str, **options: Any) -> Path:
         "pipeline": PipelineDecision(forward=(2,) * model.num_layers, backward=None),
         "sample_policy": SamplePolicyDecision(method="paper", layers=model.layer_ids),
     }
-    plan = Plan.make(
-        strategies=(),
-        seed=0,
-        cluster=cluster,
-        model=model,
-        inputs=Inputs(),
-        decisions=Decisions(
-            placement=PlacementDecision.of(placement),
-            **{name: possible[name] for name in beside},  # type: ignore[arg-type]
-        ),
-        options=options,
-    )
-    save(plan, folder / f"plan-{ranks}.json")
-    return folder / f"plan-{ranks}.json"
+    beside_it: dict[str, Any] = {name: possible[name] for name in beside}
+    facts: dict[str, Any] = {"strategies": (), "seed": 0, "cluster": cluster, "model": model, "options": options}
+    decisions = Decisions(placement=PlacementDecision.of(placement), **beside_it)
+    save(Plan.make(inputs=Inputs(), decisions=decisions, **facts), folder / "plan.json")
+    return folder / "plan.json"
 
 
 def run(command: list[object], folder: Path) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    done = subprocess.run(
-        [*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.check_output([*map(str, command)], cwd=folder, env=environment, text=True, timeout=200)
 
 
 def losses(output: str) -> list[float]:

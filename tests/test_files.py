@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,15 +39,6 @@ KINDS: dict[str, tuple[Appearing, Callable[[Path], Path]]] = {
 both = pytest.mark.parametrize("kind", KINDS)
 
 
-@contextlib.contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 @both
 def test_it_appears_below_missing_parents_when_the_block_ends_well(tmp_path: Path, kind: str) -> None:
     appearing, inside = KINDS[kind]
@@ -63,10 +55,13 @@ def test_it_appears_below_missing_parents_when_the_block_ends_well(tmp_path: Pat
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_its_permissions_are_the_usual_ones(tmp_path: Path, kind: str, mask: int) -> None:
     appearing, inside = KINDS[kind]
-    with umask(mask):
+    before = os.umask(mask)
+    try:
         with appearing(tmp_path / "new") as temporary:
             inside(temporary).touch()
         (tmp_path / "usual").touch() if kind == "file" else (tmp_path / "usual").mkdir()
+    finally:
+        os.umask(before)
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
@@ -74,14 +69,9 @@ def test_its_permissions_are_the_usual_ones(tmp_path: Path, kind: str, mask: int
 @pytest.mark.parametrize("fault", [InputError("damaged"), KeyboardInterrupt()])
 def test_an_error_or_ctrl_c_in_the_block_leaves_nothing(tmp_path: Path, kind: str, fault: BaseException) -> None:
     appearing, inside = KINDS[kind]
-
-    def fail() -> None:
-        with appearing(tmp_path / "new") as temporary:
-            inside(temporary).write_text("half")
-            raise fault
-
-    with pytest.raises(type(fault)):
-        fail()
+    with contextlib.suppress(type(fault)), appearing(tmp_path / "new") as temporary:
+        inside(temporary).write_text("half")
+        raise fault
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,22 +84,17 @@ def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path, kind:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_takes_no_place_of_a_directory_or_a_pipe(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("folder", "pipe"):
-        with pytest.raises(StorageError, match="no regular file"):
-            write_json(tmp_path / name, 1)
-    assert (tmp_path / "pipe").is_fifo()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
-
-
-def test_a_target_is_refused_before_the_work_where_it_would_be_after_it(tmp_path: Path) -> None:
+def test_a_target_that_is_no_place_for_a_file_is_refused_before_the_work_and_after_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name in ("folder", "pipe", "file/new", "x" * 300):
-        with pytest.raises(StorageError) as early:
+    for name, words in (
+        ("folder", "no regular file"),
+        ("pipe", "no regular file"),
+        ("file/new", "."),
+        ("x" * 300, "."),
+    ):
+        with pytest.raises(StorageError, match=words) as early:
             check_target(tmp_path / name)
         with pytest.raises(StorageError) as late:
             write_json(tmp_path / name, 1)
@@ -118,6 +103,7 @@ def test_a_target_is_refused_before_the_work_where_it_would_be_after_it(tmp_path
         check_target(tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "pipe"]
     assert (tmp_path / "file").read_text() == "old"
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_an_empty_directory_is_taken_over_and_anything_else_refused_untouched(tmp_path: Path) -> None:
@@ -132,17 +118,6 @@ def test_an_empty_directory_is_taken_over_and_anything_else_refused_untouched(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new"]
 
 
-def test_a_file_that_fails_inside_a_directory_is_told_by_its_final_name(tmp_path: Path) -> None:
-    def fail() -> None:
-        with atomic_directory(tmp_path / "new") as directory:
-            (directory / "part").mkdir()
-            write_json(directory / "part", 1)
-
-    with pytest.raises(StorageError) as caught:
-        fail()
-    assert str(caught.value).startswith(str(tmp_path / "new" / "part"))
-
-
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
@@ -150,29 +125,22 @@ from moeplan.errors import StorageError
 from moeplan.files import atomic_directory, write_json
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-target = Path(sys.argv[1])
-for attempt in (lambda: write_json(target / "plan.json", "x" * 10_000), lambda: in_directory(target / "new")):
+def in_directory(target):
+    with atomic_directory(target) as directory:
+        write_json(directory / "small", 1)
+        write_json(directory / "large", "x" * 10_000)
+for attempt in (lambda: write_json("plan.json", "x" * 10_000), lambda: in_directory(Path("new"))):
     try:
         attempt()
     except StorageError as error:
         print(error)
 """
-IN_DIRECTORY = """
-def in_directory(target):
-    with atomic_directory(target) as directory:
-        write_json(directory / "small", 1)
-        write_json(directory / "large", "x" * 10_000)
-"""
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_half_written_one(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file_and_no_half_written_one_and_names_the_final_one(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("old")
-    code = IN_DIRECTORY + FULL_DISK
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
-    )
-    told = done.stdout.splitlines()
-    assert [line.partition(": ")[0] for line in told] == [str(tmp_path / "plan.json"), str(tmp_path / "new" / "large")]
+    told = subprocess.check_output([sys.executable, "-c", FULL_DISK], cwd=tmp_path, text=True, timeout=60).splitlines()
+    assert [line.partition(": ")[0] for line in told] == ["plan.json", "new/large"]
     assert all(os.strerror(errno.EFBIG) in line for line in told)
     assert (tmp_path / "plan.json").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
@@ -195,21 +163,16 @@ def test_json_reads_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, 
 
 
 BAD_JSON: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "its end is missing"),
     "truncated": (b'{"a": [1, 2', "its end is missing"),
     "many digits": (b"[" + b"7" * 5000 + b"]", "a number of 5,000 digits, expected at most 64"),
     "two values": (b"1 2", "Extra data"),
     "NaN": (b'{"a": NaN}', "NaN is not a finite number"),
     "infinity": (b"[-Infinity]", "-Infinity is not a finite number"),
     "beyond floats": (b"[1e999]", "1e999 is not a finite number"),
-    "a number of 5,000 digits": (b"9" * 5000, "digits"),
-    "a key twice": (b'{"a": 1, "a": 1}', "names a key twice"),
-    "a key twice inside": (b'[{"b": {"a": 1, "a": 2}}]', "names a key twice"),
-    "deep lists": (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+    "a key twice": (b'[{"b": {"a": 1, "a": 2}}]', "names a key twice"),
     "deep objects": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
     "a BOM": (b"\xef\xbb\xbf{}", "BOM"),
     "not UTF-8": (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
-    "UTF-16": ("{}".encode("utf-16"), "not UTF-8 at byte 0"),
     "a control character": (b'"a\x1b[2J"', "control character"),
     "too large": (b" " * 200_001, "200,001 bytes, expected a plan of at most 200,000"),
 }  # fmt: skip
@@ -229,36 +192,14 @@ def test_json_that_is_none_of_ours_is_refused_in_one_line(tmp_path: Path, name: 
     assert len(message) - len(str(path)) < 200
 
 
-def special(tmp_path: Path, name: str) -> Path:
-    path = tmp_path / name
-    if name == "folder":
-        path.mkdir()
-    elif name == "pipe":
-        os.mkfifo(path)
-    return {"device": Path("/dev/zero"), "null byte": Path("a\0b")}.get(name, path)
-
-
-@pytest.mark.parametrize("name", ["missing", "folder", "pipe", "device", "null byte"])
+@pytest.mark.parametrize("name", ["missing", "folder", "pipe", "/dev/zero", "null\0byte"])
 def test_what_is_no_regular_file_is_refused_unopened(tmp_path: Path, name: str) -> None:
-    path = special(tmp_path, name)
-    for read in (
-        lambda: size_of(path, what="a plan"),
-        lambda: read_text(path, what="a plan", max_bytes=10),
-        lambda: read_json(path, what="a plan"),
-    ):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for read in (size_of, partial(read_text, max_bytes=10), read_json):
         with pytest.raises(InputError, match="cannot be read as a plan") as caught:
-            read()
+            read(tmp_path / name, what="a plan")
         assert str(caught.value).isprintable()
-
-
-class Choice(BaseModel):
-    """A model with a union, a version and a rule of ours."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    schema_version: Literal[3] = 3
-    size: int = 1
-    nested: "dict[str, Inner] | int" = 0
 
 
 @dataclass(frozen=True)
@@ -272,7 +213,16 @@ class Inner:
             raise UsageError("count 0\x1b[2J; expected more " + "and more " * 99)
 
 
-Choice.model_rebuild()
+class Choice(BaseModel):
+    """A model with a union, a version and a rule of ours."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[3] = 3
+    size: int = 1
+    nested: dict[str, Inner] | int = 0
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "no object": ([], "not a choice: value: "),
     "another version": ({"schema_version": 4}, "a choice of schema version 4; this moeplan reads 3"),
@@ -302,10 +252,9 @@ def test_a_value_of_another_shape_is_refused_in_one_line(name: str) -> None:
 
 
 def test_a_value_of_the_right_shape_is_the_model() -> None:
-    value = {"size": 2, "nested": {"a": {"count": 1}}}
-    expected = Choice(size=2, nested={"a": Inner(1)})
-    assert validated(Choice, json.dumps(value).encode(), source="file.json", what="a choice") == expected
-    assert validated(Choice, {"size": 2}, source="file.json", what="a choice") == Choice(size=2)
+    value = json.dumps({"size": 2, "nested": {"a": {"count": 1}}}).encode()
+    assert validated(Choice, value, source="f", what="a choice") == Choice(size=2, nested={"a": Inner(1)})
+    assert validated(Choice, {"size": 2}, source="f", what="a choice") == Choice(size=2)
 
 
 @given(text=st.text())

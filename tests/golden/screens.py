@@ -16,7 +16,7 @@ from moeplan.profilers.profile import load as load_profile
 from moeplan.traces.reader import open_trace
 from moeplan.traces.statistics import describe
 from tests.golden.cases import COMPARES, SOLVES
-from tests.golden.workshop import Workshop
+from tests.golden.workshop import Workshop, shared_profile, trace_of
 
 FOLDER = Path(__file__).parent / "screens"
 WIDTHS = (80, 120)
@@ -50,11 +50,11 @@ def _curve(shop: Workshop, console: HangingConsole) -> None:
 
 
 def _profile(shop: Workshop, console: HangingConsole) -> None:
-    profile_report(load_profile(shop.profile()), Path("profile.json"), console)
+    profile_report(load_profile(shared_profile()), Path("profile.json"), console)
 
 
 def _trace(shop: Workshop, console: HangingConsole) -> None:
-    trace = open_trace(shop.trace("ranked"))
+    trace = open_trace(trace_of("ranked"))
     trace_report(trace, describe(trace), console)
 
 

@@ -4,6 +4,7 @@ Golden records are written anew, whole or a section alone, by this command in th
 what it changes: `python -m tests.golden.write [CASE...] [--section SECTION...]`
 """
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from moeplan.planner.cli.screen import HangingConsole
 from moeplan.planner.report.plan import solve_report
 from tests.golden.cases import COMPARES, SOLVES
-from tests.golden.record import SHOWN, differences, load
+from tests.golden.record import SECTIONS, SHOWN, differences, load
 from tests.golden.screens import FOLDER, SCREENS, screen
 from tests.golden.workshop import Workshop
+from tests.planner import makers
 
 CASES = [*SOLVES, *COMPARES]
 
@@ -27,42 +28,16 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
         yield opened
 
 
-def check(workshop: Workshop, case: str, section: str, *, shared: bool = False) -> None:
-    """Hold a section of a case against its golden record, in the keys that both have where only these are `shared`."""
-    golden, found = load(case)[section], workshop.record(case)[section]
-    if lines := [*islice(differences(golden, found, section, shared=shared), SHOWN)]:
+@pytest.mark.parametrize(
+    ("case", "section"),
+    [(case, name) for case in CASES for name in SECTIONS if case in SOLVES or name not in ("decisions", "outcome")],
+)
+def test_a_section_is_as_it_was(workshop: Workshop, case: str, section: str) -> None:
+    """Figures of contenders and metrics that both have; then which those are."""
+    golden, found, shared = load(case), workshop.record(case), section == "evaluation"
+    if lines := [*islice(differences(golden[section], found[section], section, shared=shared), SHOWN)]:
         pytest.fail("\n".join(lines), pytrace=False)
-
-
-@pytest.mark.parametrize("case", SOLVES)
-def test_decisions(workshop: Workshop, case: str) -> None:
-    check(workshop, case, "decisions")
-
-
-@pytest.mark.parametrize("case", SOLVES)
-def test_outcome(workshop: Workshop, case: str) -> None:
-    check(workshop, case, "outcome")
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_evaluation(workshop: Workshop, case: str) -> None:
-    """Of contenders and metrics that both have; `test_contenders` tells of the others."""
-    check(workshop, case, "evaluation", shared=True)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_contenders(workshop: Workshop, case: str) -> None:
-    assert metrics_of(workshop.record(case)) == metrics_of(load(case))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_options(workshop: Workshop, case: str) -> None:
-    check(workshop, case, "options")
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_verdict(workshop: Workshop, case: str) -> None:
-    check(workshop, case, "verdict")
+    assert not shared or metrics_of(found) == metrics_of(golden)
 
 
 @pytest.mark.parametrize("case", SOLVES)
@@ -74,8 +49,9 @@ def test_plan_certifies(workshop: Workshop, case: str) -> None:
 def test_screen(workshop: Workshop, name: str) -> None:
     text = (FOLDER / f"{name}.txt").read_text()
     assert screen(workshop, name).split("\n") == text.split("\n")
-    for line, width in columns_of(text):
-        assert len(line) <= width
+    _, *parts = re.split(r"^\[(\d+) columns\]$", text, flags=re.MULTILINE)
+    for width, lines in zip(parts[::2], parts[1::2], strict=True):
+        assert max(map(len, lines.split("\n"))) <= int(width)
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -84,21 +60,11 @@ def test_a_plan_that_does_not_replace_the_one_in_force_is_not_to_be_applied(work
     replanned = plan.options["placement"]["replanned"]
     verdict = replanned["verdict"] | {"value": "none" if kept else "benefit"}
     options = {"placement": {**plan.options["placement"], "replanned": {**replanned, "verdict": verdict}}}
-    console = HangingConsole(80)
-    with console.capture() as captured:
-        solve_report(plan.model_copy(update={"options": {**plan.options, **options}}), Path("next.json"), console)
-    assert ("keep the plan in force" in captured.get()) == kept
-    assert ("next: moeplan apply" in captured.get()) != kept
-
-
-def columns_of(text: str) -> Iterator[tuple[str, int]]:
-    """Every line of a kept screen with the width it was made for."""
-    width = 0
-    for line in text.split("\n"):
-        if line.startswith("[") and line.endswith(" columns]"):
-            width = int(line[1:].split()[0])
-        else:
-            yield line, width
+    told = makers.screen(
+        solve_report, plan.model_copy(update={"options": {**plan.options, **options}}), Path("next.json"), width=80
+    )
+    assert ("keep the plan in force" in told) == kept
+    assert ("next: moeplan apply" in told) != kept
 
 
 def metrics_of(record: dict[str, Any]) -> list[tuple[str, str, list[str]]]:

@@ -55,23 +55,14 @@ class Workshop:
     def comparison(self, case: str) -> Comparison:
         """The comparison of a case."""
         settings = dict(COMPARES[case])
-        plans, trace = settings.pop("plans"), settings.pop("trace")
-        settings["profile"] = _profile(settings)
-        return compare([self._saved(name) for name in plans], _trace(trace), **settings)
-
-    def profile(self) -> Path:
-        """The profile that cases share."""
-        return PROFILE if PROFILE.exists() else write_profile(PROFILE, "2x2")
-
-    def trace(self, name: str) -> str:
-        """The folder of a trace."""
-        return _trace(name)
+        plans, trace = settings.pop("plans"), trace_of(settings.pop("trace"))
+        return compare([self._saved(name) for name in plans], trace, **settings | {"profile": _profile(settings)})
 
     def certified(self, case: str) -> Certificate:
         """The certificate of a case's plan, with all its files."""
         made = self._plan(case)
         profile = _profile(SOLVES[case]) if made.plan.inputs.profile else None
-        return certify(made.plan, _trace(SOLVES[case]["trace"]), profile, folder=".")
+        return certify(made.plan, trace_of(SOLVES[case]["trace"]), profile, folder=".")
 
     def _plan(self, case: str) -> Made:
         if case not in self._made:
@@ -85,11 +76,11 @@ class Workshop:
         return Path(f"{case}.json")
 
     def _request(self, **settings: Any) -> Request:
-        profile, trace = _profile(settings), _trace(settings["trace"])
+        profile, trace = _profile(settings), trace_of(settings["trace"])
         settings |= {name: self._saved(settings[name]) for name in ("on", "previous") if name in settings}
         base, links = settings.get("on") or settings.get("previous"), settings.pop("links", ())
         cluster = cluster_for(settings.get("cluster", "2x2"), profile, links, on=base)
-        mixture = tuple((_trace(name), weight) for name, weight in settings.get("mixture", {}).items())
+        mixture = tuple((trace_of(name), weight) for name, weight in settings.get("mixture", {}).items())
         return Request.of(**settings | {"trace": trace, "mixture": mixture, "profile": profile, "cluster": cluster})
 
     def _compared(self, case: str) -> Record:
@@ -127,14 +118,18 @@ def _of_part(part: Record) -> Record:
     return part | {"contenders": by_label}
 
 
-def _trace(name: str) -> str:
+def trace_of(name: str) -> str:
+    """The folder of a trace."""
     if not Path(name).exists():
         write_trace(Path(name), **TRACES[name])
     return name
 
 
-def _profile(settings: Record) -> Path | None:
-    """The profile of 2x2, where a case has one; pipemoe always has."""
-    if not settings.get("profile") and settings.get("strategy") != "pipemoe":
-        return None
+def shared_profile() -> Path:
+    """The profile of 2x2 that cases share."""
     return PROFILE if PROFILE.exists() else write_profile(PROFILE, "2x2")
+
+
+def _profile(settings: Record) -> Path | None:
+    """The profile, where a case has one; pipemoe always has."""
+    return shared_profile() if settings.get("profile") or settings.get("strategy") == "pipemoe" else None

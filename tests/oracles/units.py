@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from moeplan.planner.evaluate.scene import Scene
@@ -11,6 +11,7 @@ from moeplan.traces.count_form import CountTrace
 
 BLOCK_ROWS = 64
 Name = tuple[int, ...]
+Rows = tuple[Counter[tuple[Name, int]], dict[Name, int], set[tuple[Name, int]]]  # pairs, ranks and steps of units
 
 
 @dataclass
@@ -24,35 +25,26 @@ class Part:
     num_steps: int
 
 
-@dataclass
-class Rows:
-    """What the rows of a trace say of every unit."""
-
-    pairs: Counter[tuple[Name, int]] = field(default_factory=Counter)
-    ranks: dict[Name, int] = field(default_factory=dict)
-    steps: set[tuple[Name, int]] = field(default_factory=set)
-
-
 def read_parts(scene: Scene, *, seed: int, fraction: float, samples_per_step: int) -> list[Part]:
     """The fitted units, then the others; samples one by one in every step where the scene may move them."""
     trace, moving = scene.source, scene.samples is not None
     of_counts, size = isinstance(trace, CountTrace), scene.cluster.num_devices
-    rows = read_rows(trace, moving=moving, of_counts=of_counts)
-    names = sorted({name for name, _ in rows.pairs})
-    most = {name: max(count for (other, _), count in rows.pairs.items() if other == name) for name in names}
+    pairs, ranks, recorded = read_rows(trace, moving=moving, of_counts=of_counts)
+    names = sorted({name for name, _ in pairs})
+    most = {name: max(count for (other, _), count in pairs.items() if other == name) for name in names}
     top_k = trace.meta.model.top_k if of_counts else 1
     tokens = {name: count // top_k if moving else -(-count // top_k) for name, count in most.items()}
     whole_steps = moving and "step" in trace.known and len({sample for _, sample in names}) == len(names)
     keys = {name: name[0] if whole_steps else name[-1] for name in names}
     fitted = [name for name in names if hash_of(f"{seed}:{keys[name]}") < int(fraction * 2**64)]
-    ranked = bool(rows.ranks) and max(rows.ranks.values()) + 1 == size and (moving or not of_counts)
+    ranked = bool(ranks) and max(ranks.values()) + 1 == size and (moving or not of_counts)
     parts = []
     for units in (fitted, [name for name in names if name not in fitted]):
-        own = sorted({step for name, step in rows.steps if name in units})
+        own = sorted({step for name, step in recorded if name in units})
         whole = max(len(units) // samples_per_step, 1)
         homes: list[int] | None = [number % size for number in range(len(units))]
         if ranked:
-            homes = [rows.ranks[name] for name in units] if moving else None
+            homes = [ranks[name] for name in units] if moving else None
         derived = (number // samples_per_step for number in range(len(units)))
         steps: list[int] | None = [step if step < whole else -1 for step in derived]
         if own:
@@ -64,26 +56,23 @@ def read_parts(scene: Scene, *, seed: int, fraction: float, samples_per_step: in
 
 def read_rows(trace: Any, *, moving: bool, of_counts: bool) -> Rows:
     """Count a trace row by row: pairs by unit and layer of counts, else tokens."""
-    rows, number = Rows(), 0
+    rows: Rows = (Counter(), {}, set())
+    number = 0
     for batch in trace.tables() if of_counts else trace.batches():
         for row in range(len(batch)):
-            step, sample, rank = (None if one is None else int(one[row]) for one in columns_of(batch))
+            columns = (batch.step, batch.sample, batch.source_rank)
+            step, sample, rank = (None if one is None else int(one[row]) for one in columns)
             keys = (step, sample) if of_counts else (sample, step)
             unit = next((key for key in keys if key is not None), 0 if of_counts else number // BLOCK_ROWS)
             name = (step or 0, sample or 0) if moving else (unit,)
-            rows.pairs[name, int(batch.layer[row]) if of_counts else 0] += (
-                int(batch.counts[row].sum()) if of_counts else 1
-            )
+            layer, count = (int(batch.layer[row]), int(batch.counts[row].sum())) if of_counts else (0, 1)
+            rows[0][name, layer] += count
             number += 1
             if rank is not None:
-                rows.ranks[name] = rank
+                rows[1][name] = rank
             if step is not None:
-                rows.steps.add((name, step))
+                rows[2].add((name, step))
     return rows
-
-
-def columns_of(batch: Any) -> tuple[Any, Any, Any]:
-    return batch.step, batch.sample, batch.source_rank
 
 
 def hash_of(text: str) -> int:

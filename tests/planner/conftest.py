@@ -1,7 +1,6 @@
 """Profiles by known formulas, and traces whose experts have a known size."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from moeplan.solvers.exflow import strategy
 from moeplan.traces.reader import Trace
-from tests.planner.makers import stored_tokens, write_profile
+from tests.planner.makers import sized, write_profile
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -35,7 +34,6 @@ def make_trace(make_trace: Callable[..., Trace], tmp_path_factory: pytest.TempPa
     """The traces of all tests, with experts of a known size."""
 
     def make(ffn_size: int | None = 96, **settings: Any) -> Trace:
-        plain, folder = make_trace(**settings), tmp_path_factory.mktemp("sized")
-        return stored_tokens(folder, replace(plain.model, ffn_size=ffn_size), *plain.batches())
+        return sized(make_trace(**settings), tmp_path_factory.mktemp("sized"), ffn_size=ffn_size)
 
     return make

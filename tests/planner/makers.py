@@ -29,11 +29,9 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster, Link
-from moeplan.profilers.fits.fitting import fit_series
-from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.profile import Profile, load, save
-from moeplan.profilers.series import LinkKind, Series
+from moeplan.profilers.series import LinkKind
 from moeplan.runtime.plan import Part, parse
 from moeplan.traces.count_form import CountTable, CountTrace, read_counts, tabulate, write_counts
 from moeplan.traces.model import ModelSpec
@@ -41,7 +39,7 @@ from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import PHASES, TokenBatch
 from moeplan.traces.split import fitted
 from moeplan.traces.writer import TraceWriter
-from tests.builders import meta_of, model
+from tests.builders import meta_of, model, series
 
 Loads = NDArray[np.int64]
 
@@ -236,6 +234,11 @@ def rewritten(
     return open_trace(folder)
 
 
+def sized(trace: Trace, folder: Path, **sizes: Any) -> Trace:
+    """The trace with other sizes of the model."""
+    return rewritten(trace, folder, model=replace(trace.model, **sizes))
+
+
 def training(trace: Trace, folder: Path) -> Trace:
     """The trace with every token in training."""
     return rewritten(trace, folder, lambda batch: {"phase": np.full(len(batch), PHASES.index("train"), np.int8)})
@@ -306,39 +309,27 @@ def write_profile(
     path: Path, cluster: str = "1x4", *, cases: tuple[str, ...] = tuple(SIZES), noise: float = 0.1
 ) -> Path:
     """Write a profile of a cluster with these cases; collectives over a node's devices, and over all of several."""
-    where = Cluster.parse(cluster)
-    rng = np.random.default_rng(0)
+    where, rng = Cluster.parse(cluster), np.random.default_rng(0)
     places: list[tuple[int, int, LinkKind]] = [
         (where.devices_per_node, where.devices_per_node, "intra"),
         (where.num_nodes, where.num_devices, "inter"),
     ]
     crossed = [(ranks, link) for joined, ranks, link in places if joined > 1]
-    measured = {}
-    for name in cases:
-        for ranks, link in crossed if CASES[name].min_ranks > 1 else [(1, None)]:
-            series = _series(name, ranks, link, rng, noise)
-            measured[series.key] = series
+    measured = [
+        series(
+            name,
+            ranks,
+            link,
+            dtype=CASES[name].dtypes("cpu")[0],
+            sizes=SIZES[name],
+            a_s=A_S[name],
+            b_s=S_PER_WORK[name] * (4 if link == "inter" else 1),
+            noise=lambda: float(np.exp(rng.normal(0, noise))),
+        )
+        for name in cases
+        for ranks, link in (crossed if CASES[name].min_ranks > 1 else [(1, None)])
+    ]
     links: dict[str, Link] = {link: Link(50e-6 if link == "inter" else 5e-6, 1e-9) for _, link in crossed}
     known = Cluster(where.num_nodes, where.devices_per_node, links)
-    origin = Origin(kind="described", created_at=now(), name="formulas")
-    save(Profile.make(origins=(origin,), cluster=known, link_origins=dict.fromkeys(links, 0), series=measured), path)
+    save(Profile.of(Origin(kind="described", created_at=now(), name="formulas"), known, measured), path)
     return path
-
-
-def _series(name: str, ranks: int, link: LinkKind | None, rng: np.random.Generator, noise: float) -> Series:
-    case = CASES[name]
-    slower = 4 if link == "inter" else 1
-    measured = []
-    for size in SIZES[name]:
-        work = case.work(size, ranks)
-        seconds = (A_S[name] + S_PER_WORK[name] * slower * work) * np.exp(rng.normal(0, noise))
-        measured.append(Measurement.of(size, work, [float(seconds)]))
-    return Series(
-        case=name,
-        dtype=case.dtypes("cpu")[0],
-        ranks=ranks,
-        link=link,
-        unit=case.unit,
-        measurements=tuple(measured),
-        fit=fit_series(case, ranks, measured),
-    )

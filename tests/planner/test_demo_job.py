@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,15 +19,9 @@ from moeplan.solvers.outcome import Status
 from tests.builders import known
 
 
-def test_ctrl_c_while_it_measures_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeplan.profilers.measure.measure", lambda **_: SimpleNamespace(complete=False))
-    with pytest.raises(KeyboardInterrupt):
-        run_demo(tmp_path)
-    assert not [*tmp_path.iterdir()]
-
-
-def test_ctrl_c_while_it_searches_ends_it_with_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = SimpleNamespace(complete=True, cluster=Cluster.parse("1x4"))
+@pytest.mark.parametrize("measured", [False, True])
+def test_ctrl_c_while_it_measures_or_searches_ends_it(tmp_path: Path, monkeypatch: Any, measured: bool) -> None:
+    profile = SimpleNamespace(complete=measured, cluster=Cluster.parse("1x4"))
     monkeypatch.setattr("moeplan.profilers.measure.measure", lambda **_: profile)
     monkeypatch.setattr("moeplan.profilers.profile.save", lambda *_: None)
     monkeypatch.setattr(job, "record_embedded", lambda *_: None)
@@ -43,24 +38,15 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 
 def test_every_run_gives_the_outputs_and_the_routing_of_the_single_process(demo: Demo) -> None:
-    assert [(run.name, run.dispatch_model) for run in demo.runs] == [
-        ("contiguous", "coherent"),
-        ("plan", "coherent"),
-        ("contiguous", "standard"),
-        ("plan", "standard"),
-    ]
+    runs = [(name, model) for model in ("coherent", "standard") for name in ("contiguous", "plan")]
+    assert [(run.name, run.dispatch_model) for run in demo.runs] == runs
     assert all(run.misrouted == 0 for run in demo.runs)
     assert all(run.largest_difference < 1e-3 for run in demo.runs)  # float32 logits of about 20
 
 
-def test_measured_copies_are_those_of_a_replay_to_the_last_one(demo: Demo) -> None:
-    assert [run.copies for run in demo.runs] == pytest.approx(
-        [one.metrics[COPIES].value for one in demo.replayed], rel=1e-12
-    )
-
-
-def test_predicted_seconds_stand_beside_what_the_run_took(demo: Demo) -> None:
+def test_measured_copies_are_those_of_a_replay_and_predicted_seconds_stand_beside(demo: Demo) -> None:
     for run, foretold in zip(demo.runs, demo.replayed, strict=True):
+        assert run.copies == pytest.approx(foretold.metrics[COPIES].value, rel=1e-12)
         assert run.exchange_s > 0
         assert run.experts_s > 0
         for predicted in map(foretold.metrics.get, (EXCHANGE, EXPERTS)):

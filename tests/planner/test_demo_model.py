@@ -1,10 +1,12 @@
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -36,12 +38,6 @@ def embedded() -> MoELanguageModel:
     return load_embedded()
 
 
-@pytest.fixture(scope="module")
-def record() -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((FOLDER / "model.json").read_text())
-    return value
-
-
 def tiny_tokens(samples: int, length: int) -> Tensor:
     return torch.randint(TINY.vocab_size, (samples, length), generator=torch.Generator().manual_seed(2))
 
@@ -51,30 +47,6 @@ def test_forward_equals_a_twin_that_works_token_by_token_in_float64(tiny: MoELan
     tokens = tiny_tokens(3, 7)
     expected = np.stack([naive_logits(tiny, sample.tolist()) for sample in tokens])
     np.testing.assert_allclose(tiny(tokens).numpy(), expected, rtol=1e-4, atol=1e-5)
-
-
-@torch.inference_mode()
-def test_a_changed_byte_changes_no_earlier_logits_but_later_ones(tiny: MoELanguageModel) -> None:
-    tokens = tiny_tokens(1, 8)
-    changed = tokens.clone()
-    changed[0, 5] = (changed[0, 5] + 1) % TINY.vocab_size
-    difference = (tiny(tokens) - tiny(changed)).abs().amax(-1)[0]
-    assert difference[:5].max() < 1e-6  # another grouping by expert rounds otherwise
-    assert difference[5:].min() > 1e-4
-
-
-@torch.inference_mode()
-def test_tokens_of_several_samples_in_one_shuffled_flat_list_give_the_batched_logits(tiny: MoELanguageModel) -> None:
-    tokens = tiny_tokens(3, 6)
-    order = torch.randperm(18, generator=torch.Generator().manual_seed(3))
-    sample, position = order // 6, order % 6
-    mask = (sample[:, None] == sample) & (position[:, None] >= position)
-    x = tiny.embed(tokens.flatten()[order])
-    for layer in layers_of(tiny):
-        q, k, v = layer.attention.project(layer.attention_norm(x), position)
-        x = x + torch.cat([layer.attention.attend(q[i : i + 5], k, v, mask[i : i + 5]) for i in range(0, 18, 5)])
-        x = x + layer.moe(layer.moe_norm(x))
-    torch.testing.assert_close(tiny.head(tiny.norm(x)), tiny(tokens).flatten(0, 1)[order])
 
 
 @torch.inference_mode()
@@ -108,41 +80,20 @@ def test_positions_are_made_where_the_tokens_are() -> None:
     assert model(tiny_tokens(2, 8).to("meta")).device.type == "meta"
 
 
-def test_a_recording_that_breaks_off_leaves_no_trace_and_one_that_is_there_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text, passes = "abcdefgh" * 40, 0
-    forward = MoELanguageModel.forward
+def test_a_recording_that_breaks_off_leaves_no_trace_and_one_that_is_there_is_refused(tmp_path: Path) -> None:
+    text, forward, passes = "abcdefgh" * 40, MoELanguageModel.forward, itertools.count()
 
     def breaks_off(model: MoELanguageModel, tokens: Tensor) -> Tensor:
-        nonlocal passes
-        passes += 1
-        if passes == 2:
+        if next(passes):
             raise KeyboardInterrupt
         return forward(model, tokens)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(MoELanguageModel, "forward", breaks_off)
-        with pytest.raises(KeyboardInterrupt):
-            record_embedded(text, tmp_path / "traces", sample_tokens=8)
+    with patch.object(MoELanguageModel, "forward", breaks_off), pytest.raises(KeyboardInterrupt):
+        record_embedded(text, tmp_path / "traces", sample_tokens=8)
     assert list(tmp_path.iterdir()) == []
     assert record_embedded(text, tmp_path / "traces", sample_tokens=8).num_tokens == 320
     with pytest.raises(UsageError, match="not empty"):
         record_embedded(text, tmp_path / "traces", sample_tokens=8)
-
-
-@torch.inference_mode()
-def test_router_weights_descend_sum_to_one_and_are_the_softmax_of_the_chosen_logits() -> None:
-    torch.manual_seed(4)
-    router = Router(ModelConfig(top_k=3)).eval()
-    x = torch.randn(50, 128)
-    weights, ids = router(x)
-    logits = x @ router.gate.weight.T
-    assert ids.dtype == torch.int64
-    assert (weights.diff(dim=-1) <= 0).all()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(50))
-    torch.testing.assert_close(weights, logits.gather(1, ids).softmax(-1))
-    assert [set(row) for row in ids.tolist()] == [set(row[-3:]) for row in logits.argsort(-1).tolist()]
 
 
 def test_the_balance_loss_is_experts_times_share_times_probability_and_only_there_in_training() -> None:
@@ -159,49 +110,35 @@ def test_the_balance_loss_is_experts_times_share_times_probability_and_only_ther
 
 
 def test_the_spec_says_what_the_modules_are(embedded: MoELanguageModel) -> None:
-    config, spec = embedded.config, embedded.config.spec(dtype_bytes=2)
-    first = layers_of(embedded)[0]
-    shape = (spec.num_experts, spec.ffn_size, spec.hidden_size)
-    assert first.moe.experts.w_in.shape == shape
+    config, spec, first = embedded.config, embedded.config.spec(dtype_bytes=2), layers_of(embedded)[0]
+    assert first.moe.experts.w_in.shape == (spec.num_experts, spec.ffn_size, spec.hidden_size)
     assert spec.layer_ids == tuple(range(len(embedded.layers)))
     assert spec.attention.kv_size == first.attention.key_value.weight.shape[0] == config.hidden_size // 4
     assert (spec.top_k, spec.dtype_bytes) == (config.top_k, 2)
     assert (spec.attention.num_heads, spec.attention.num_kv_heads) == (config.num_heads, config.num_kv_heads)
-    names = [name for name, module in embedded.named_modules() if isinstance(module, Router)]
-    assert names == [f"layers.{layer}.moe.router" for layer in spec.layer_ids]
-    assert config.num_layers >= 4
-    assert config.num_experts >= 16
+    assert len(embedded.routers) == spec.num_layers
 
 
-def test_the_shipped_weights_reproduce_the_recorded_held_out_loss(
-    embedded: MoELanguageModel, record: dict[str, Any]
-) -> None:
-    assert held_out_loss(embedded) == pytest.approx(record["held_out_loss"], abs=1e-3)
-    assert record["held_out_loss"] / math.log(2) < 2.6  # bits a byte
+def test_the_shipped_weights_reproduce_the_recorded_held_out_loss(embedded: MoELanguageModel) -> None:
+    recorded = json.loads((FOLDER / "model.json").read_text())["held_out_loss"]
+    assert held_out_loss(embedded) == pytest.approx(recorded, abs=1e-3)
+    assert recorded / math.log(2) < 2.6  # bits a byte
     assert {tensor.dtype for tensor in embedded.state_dict().values()} == {torch.float32}
     assert not embedded.training
-
-
-def test_every_expert_lives_and_no_layer_is_even_or_collapsed(embedded: MoELanguageModel) -> None:
-    for text in (record_text(), other_text()):
+    for text in (record_text(), other_text()):  # every expert lives, and no layer is even or collapsed
         loads = expert_loads(embedded, samples(text, 128))
-        assert (loads.sum(1) == samples(text, 128).size * embedded.config.top_k).all()
         assert (loads.min(1) / loads.sum(1)).min() >= 0.005
         skew = loads.max(1) / loads.mean(1)
-        assert skew.min() > 1.3
-        assert skew.max() < 4
+        assert 1.3 < skew.min() <= skew.max() < 4
 
 
 @torch.inference_mode()
-def test_the_shipped_trace_is_what_the_shipped_model_routes_on_the_recording_half(embedded: MoELanguageModel) -> None:
-    tokens = samples(record_text(), 128)
+def test_the_shipped_trace_is_what_the_shipped_model_routes_on_the_recording_half() -> None:
+    tokens, embedded = samples(record_text(), 128), load_embedded()
     routed: list[Tensor] = []
-    hooks = [
-        router.register_forward_hook(lambda _m, _i, output: routed.append(output[1])) for router in embedded.routers
-    ]
+    for router in embedded.routers:
+        router.register_forward_hook(lambda _m, _i, output: routed.append(output[1]))
     embedded(torch.from_numpy(tokens))
-    for hook in hooks:
-        hook.remove()
     with as_file(FOLDER / "trace.parquet") as path:
         trace = open_trace(path)
         (batch,) = trace.batches()
@@ -220,27 +157,19 @@ def test_training_text_and_the_two_held_out_halves_share_no_paragraph() -> None:
         for text in (training_text(), record_text(), other_text())
     ]
     assert all(all(part) for part in parts)
-    assert not parts[0] & parts[1]
-    assert not parts[0] & parts[2]
-    assert not parts[1] & parts[2]
-    held_out = (FOLDER / "heldout.txt").read_text(encoding="utf-8")
-    assert f"{record_text()}\n\n{other_text()}" == held_out
+    assert not any(one & other for one, other in itertools.combinations(parts, 2))
+    assert f"{record_text()}\n\n{other_text()}" == (FOLDER / "heldout.txt").read_text(encoding="utf-8")
     sizes = [len(text) for text in (training_text(), record_text(), other_text())]
     assert sizes[1] == pytest.approx(sizes[2], rel=0.1)
     assert 0.1 < sum(sizes[1:]) / sum(sizes) < 0.2
 
 
-def test_samples_are_the_bytes_in_order_without_the_incomplete_last() -> None:
-    cut = samples("abcdé", 2)
-    assert cut.dtype == np.int64
-    assert cut.tolist() == [[97, 98], [99, 100], [0xC3, 0xA9]]
+def test_samples_are_the_bytes_in_order_and_a_text_that_fills_none_is_refused() -> None:
+    assert samples("abcdé", 2).tolist() == [[97, 98], [99, 100], [0xC3, 0xA9]]
     assert samples("abcde", 2).tolist() == [[97, 98], [99, 100]]
-
-
-@pytest.mark.parametrize(("text", "length"), [("", 1), ("abc", 4), ("abc", 0), ("abc", -1)])
-def test_a_text_that_fills_no_sample_is_refused(text: str, length: int) -> None:
-    with pytest.raises(UsageError, match=f"a text of {len(text)} bytes does not fill a sample of {length} "):
-        samples(text, length)
+    for text, length in (("", 1), ("abc", 4), ("abc", 0), ("abc", -1)):
+        with pytest.raises(UsageError, match=f"a text of {len(text)} bytes does not fill a sample of {length} "):
+            samples(text, length)
 
 
 def test_training_learns_and_the_same_seed_gives_the_same_weights() -> None:
@@ -267,17 +196,6 @@ def test_the_script_prints_the_hash_and_writes_weights_and_a_record_that_belong_
     assert hashlib.sha256(training_text().encode()).hexdigest() == written["text_sha256"]
     assert written["text_sha256"] in capsys.readouterr().out
     assert written["recipe"]["steps"] == 1
-
-
-def test_the_data_files_and_the_licence_of_the_text_are_found_as_package_resources() -> None:
-    sizes = {entry.name: len(entry.read_bytes()) for entry in FOLDER.iterdir() if "." in entry.name}
-    assert sizes["model.safetensors"] < 5 * 2**20
-    assert sizes["trace.parquet"] < 2**20
-    assert sizes["heldout.txt"] > 2**15
-    notice = (FOLDER / "NOTICE-heldout.txt").read_text(encoding="utf-8")
-    assert "Copyright (c) 2001-2023 Python Software Foundation" in notice
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in notice
-    assert "Summary of changes" in notice
 
 
 def layers_of(model: MoELanguageModel) -> list[Layer]:

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 
 import moeplan.planner
 from moeplan.errors import InputError, StorageError
-from moeplan.planner.document import GAP, Column, Section, Table, Text, drawn, to_console, write_page
+from moeplan.planner.document import GAP, Column, Table, drawn, write_page
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.figures import TimeUnit, megabytes
 from moeplan.planner.report.answer import gain_words
@@ -27,9 +27,7 @@ COLUMNS = st.lists(st.integers(1, 12), min_size=2, max_size=12).map(
 
 
 @given(COLUMNS, st.integers(1, 80))
-def test_a_narrow_screen_shows_the_first_columns_that_fit_or_all_in_several_tables(
-    columns: list[Column], width: int
-) -> None:
+def test_a_narrow_screen_shows_the_columns_that_fit_or_all_in_several_tables(columns: list[Column], width: int) -> None:
     for whole in (False, True):
         tables = Table(columns, whole=whole).fitting(width)
         assert all(table.columns[0] == columns[0] for table in tables)
@@ -42,12 +40,6 @@ def test_a_narrow_screen_shows_the_first_columns_that_fit_or_all_in_several_tabl
         if not whole and len(shown) < len(columns) - 1:
             more = columns[1 + len(shown)].width
             assert sum(column.width + GAP for column in (columns[0], *shown)) + more > width
-
-
-def test_details_are_printed_only_when_asked_for() -> None:
-    sections = [Section("Answer", (Text.of("yes"),)), Section("Why", (Text.of("because"),), verbose=True)]
-    shown = [screen(to_console, sections, verbose=verbose) for verbose in (False, True)]
-    assert shown == ["yes\n", "yes\n\nWhy\nbecause\n"]
 
 
 def part(metric: str, ours: float, theirs: float) -> Part:
@@ -77,19 +69,10 @@ def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
     assert gain_words(verdict, part(metric, ours, theirs)) == told
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(99.94e-3, "99.9 ms"), (99.96e-3, "100 ms"), (9.9996, "10,000 ms"), (10.0, "10.0 s"), (9.9951e-6, "10.0 us")],
-)
-def test_seconds_have_three_digits_and_no_bare_point(seconds: float, words: str) -> None:
-    assert TimeUnit.worded(seconds) == words
-
-
-@pytest.mark.parametrize(
-    ("number", "words"), [(999.4e6, "999"), (999.6e6, "1,000"), (1.2345e9, "1,234"), (2e3, "0.002")]
-)
-def test_megabytes_are_never_written_with_an_exponent(number: float, words: str) -> None:
-    assert megabytes(number) == words
+def test_seconds_have_three_digits_and_megabytes_never_an_exponent() -> None:
+    seconds = (99.94e-3, 99.96e-3, 9.9996, 10.0, 9.9951e-6)
+    assert [*map(TimeUnit.worded, seconds)] == ["99.9 ms", "100 ms", "10,000 ms", "10.0 s", "10.0 us"]
+    assert [*map(megabytes, (999.4e6, 999.6e6, 1.2345e9, 2e3))] == ["999", "1,000", "1,234", "0.002"]
 
 
 def test_every_metric_has_words_of_its_own_for_sentences_and_for_docs() -> None:
@@ -104,17 +87,14 @@ def test_a_plan_of_58_layers_fits_a_page(make_trace: Any) -> None:
     assert screen(show_report, plan, Path("plan.json"), width=80).count("\n") <= 24
 
 
-@pytest.mark.parametrize(
-    ("path", "change", "words"),
-    [
-        ("verdict.metric", "foo", "a verdict on 'foo', which is no metric"),
-        ("options.evaluation.samples_per_step", "many", "options.evaluation: 1 values missing or wrong"),
-    ],
-)
-def test_what_a_hand_has_edited_is_one_clear_refusal(make_trace: Any, path: str, change: str, words: str) -> None:
-    plan = edited(planned(make_trace(samples=40)), path, change)
-    with pytest.raises(InputError, match=words):
-        screen(show_report, plan, Path("plan.json"))
+def test_a_plan_that_a_hand_has_edited_is_one_clear_refusal(make_trace: Any) -> None:
+    plan = planned(make_trace(samples=40))
+    for path, words in (
+        ("verdict.metric", "a verdict on 'foo', which is no metric"),
+        ("options.evaluation.samples_per_step", "options.evaluation: 1 values missing or wrong"),
+    ):
+        with pytest.raises(InputError, match=words):
+            screen(show_report, edited(plan, path, "foo"), Path("plan.json"))
 
 
 def test_metrics_are_named_by_their_rows_alone() -> None:
@@ -129,21 +109,21 @@ def test_metrics_are_named_by_their_rows_alone() -> None:
             assert not values & (METRICS.keys() - alike), name
 
 
-def page(path: Path, *sections: Section, title: str = "A <title>", text: str = "1 < 2") -> str:
-    write_page(path, title, text, sections)
-    return path.read_text(encoding="utf-8")
+HOSTILE = "</script><script>alert(1)</script>"
+SECTION = drawn("Head & tail", "a < b", go.Figure(go.Scatter(x=[1, 2], y=[3, 4], name=HOSTILE)))
 
 
 @pytest.fixture
-def section() -> Section:
-    return drawn("Head & tail", "a < b", go.Figure(go.Scatter(x=[1, 2], y=[3, 4])))
+def page(tmp_path: Path) -> str:
+    """A page of two sections."""
+    write_page(tmp_path / "p.html", HOSTILE, "1 < 2", [SECTION, SECTION])
+    return (tmp_path / "p.html").read_text(encoding="utf-8")
 
 
-def test_a_page_holds_the_library_once_and_refers_to_nothing_outside(tmp_path: Path, section: Section) -> None:
-    text = page(tmp_path / "p.html", section, section)
+def test_a_page_holds_the_library_once_and_refers_to_nothing_outside(page: str) -> None:
     library = get_plotlyjs()
-    assert text.count(library) == 1
-    own = text.replace(library, "")
+    assert page.count(library) == 1
+    own = page.replace(library, "")
     assert not re.search(r"""(src|href)\s*=|@import|url\(""", own)
     assert not re.search(r"https?://(?!www\.w3\.org)", re.sub(r'"plotlyServerURL":"[^"]*"', "", own))
     assert "default-src 'none'" in own
@@ -152,37 +132,15 @@ def test_a_page_holds_the_library_once_and_refers_to_nothing_outside(tmp_path: P
     assert 'id="figure-1-1"' in own
 
 
-def test_what_is_said_is_escaped(tmp_path: Path, section: Section) -> None:
-    text = page(tmp_path / "p.html", section, title="</script><b>")
-    assert "<title>&lt;/script&gt;&lt;b&gt;</title>" in text
-    assert "<p>1 &lt; 2</p>" in text
-    assert "<h2>Head &amp; tail</h2><p>a &lt; b</p>" in text
+def test_what_is_said_or_named_in_a_figure_is_escaped(page: str) -> None:
+    assert HOSTILE not in page
+    assert "<title>&lt;/script&gt;&lt;script&gt;" in page
+    assert "<p>1 &lt; 2</p>" in page
+    assert "<h2>Head &amp; tail</h2><p>a &lt; b</p>" in page
 
 
-def test_names_in_a_figure_cannot_end_its_script(tmp_path: Path) -> None:
-    hostile = "</script><script>alert(1)</script>"
-    figure = go.Figure(go.Scatter(x=[1], y=[1], name=hostile))
-    assert hostile not in page(tmp_path / "p.html", drawn("x", "y", figure))
-
-
-def test_equal_contents_give_equal_bytes(tmp_path: Path, section: Section) -> None:
-    assert page(tmp_path / "a.html", section) == page(tmp_path / "b.html", section)
-
-
-def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path, section: Section) -> None:
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "p.html").mkdir()
     with pytest.raises(StorageError, match=r"p\.html"):
-        page(tmp_path / "p.html", section)
+        write_page(tmp_path / "p.html", "x", "y", [SECTION])
     assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
-
-
-def test_a_section_that_fails_leaves_the_old_page(tmp_path: Path, section: Section) -> None:
-    old = page(tmp_path / "p.html", section)
-
-    def failing() -> Any:
-        yield section
-        raise StorageError("no more")
-
-    with pytest.raises(StorageError):
-        write_page(tmp_path / "p.html", "x", "y", failing())
-    assert (tmp_path / "p.html").read_text(encoding="utf-8") == old

@@ -1,15 +1,16 @@
 """Pipeline degrees, their seconds and what their buffers drop recomputed by other code, and refused where edited."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moeplan.errors import InputError
 from moeplan.planner.certify import certify
 from moeplan.profilers.cluster import Cluster
 from tests.planner.makers import assert_refused, edited, parsed, planned, seconds, training
 
+Made = tuple[Any, Path, Any]
 REPLICAS = {"strategy": "eplb", "redundant": 4}
 HELD, BASELINES = "evaluation/held_out/contenders", "options/pipeline/baselines"
 LOPSIDED = {"forward": [2] * 3, "backward": None, "shares": {"forward": [[0.4, 0.6]] * 3, "backward": None}}
@@ -48,39 +49,25 @@ def test_every_figure_of_a_fresh_plan_is_recomputed(
     assert certificate.largest_difference < 1e-11
 
 
-def trained(make_trace: Any, make_profile: Any, folder: Path, **changes: Any) -> tuple[Any, Path, Any]:
+@pytest.fixture
+def trained(make_trace: Any, make_profile: Any, tmp_path: Path) -> Callable[..., Made]:
     """A trace of training, a profile, and a plan whose layers have more chunks backward than forward."""
-    trace = training(make_trace(samples=60, tokens=100), folder)
-    profile = make_profile(cases=("expert_ffn", "attention"))
-    settings = {"profile": profile, "max_degree": 4} | changes
-    return trace, profile, planned(trace, "pipemoe", "1x4", ("intra=0.03:20",), **settings)
+    trace = training(make_trace(samples=60, tokens=100), tmp_path)
+    asked = {"profile": make_profile(cases=("expert_ffn", "attention")), "max_degree": 4, "links": ("intra=0.03:20",)}
+    return lambda **changes: (trace, asked["profile"], planned(trace, "pipemoe", "1x4", **asked | changes))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"method": "robust"},
-        {"method": "unequal"},
-        {"capacity_factor": 1.37},
-        {"capacity_factor": 1.37, "method": "unequal"},
-        {"joint": True},
-    ],
-    ids=str,
-)
-def test_both_passes_and_the_calls_that_each_causes_are_recomputed(
-    make_trace: Any, make_profile: Any, tmp_path: Path, changes: Any
-) -> None:
-    trace, profile, plan = trained(make_trace, make_profile, tmp_path, **changes)
+@pytest.mark.parametrize("capacity_factor", [None, 1.37])
+@pytest.mark.parametrize("changes", [{}, {"method": "robust"}, {"method": "unequal"}, {"joint": True}], ids=str)
+def test_both_passes_and_the_calls_of_each_are_recomputed(trained: Any, changes: Any, capacity_factor: Any) -> None:
+    trace, profile, plan = trained(capacity_factor=capacity_factor, **changes)
     assert certify(plan, trace.path, profile).largest_difference < 1e-11
     decision = plan.decisions.pipeline
     assert (decision.forward == decision.backward) == ("joint" in changes)
 
 
-def test_degrees_of_which_neither_divides_the_other_are_refused(
-    make_trace: Any, make_profile: Any, tmp_path: Path
-) -> None:
-    trace, profile, plan = trained(make_trace, make_profile, tmp_path)
+def test_degrees_of_which_neither_divides_the_other_are_refused(trained: Any) -> None:
+    trace, profile, plan = trained()
     worse, paper = {"forward": [3] * 3, "backward": [2] * 3}, f"{BASELINES}/paper"
     shares = {"forward": [[0.3, 0.7]] * 3, "backward": [[0.5, 0.5]] * 3}
     uneven = {"forward": [2] * 3, "backward": [2] * 3, "shares": shares}
@@ -93,7 +80,7 @@ def test_degrees_of_which_neither_divides_the_other_are_refused(
 
 
 @pytest.fixture(scope="module")
-def made(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
+def made(make_trace: Any, make_profile: Any) -> Made:
     """A trace, a profile, and the plan made from both."""
     trace, profile = make_trace(samples=96, tokens=200), make_profile(cases=("expert_ffn", "attention"))
     asked: dict[str, Any] = {"profile": profile, "max_degree": 8, "samples_per_step": 8}
@@ -103,82 +90,56 @@ def made(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
 @pytest.mark.parametrize(
     ("path", "change", "words"),
     [
-        ("decisions/pipeline/forward/1", lambda x: x % 8 + 1, "plan/standard: .* the plan says"),
         ("decisions/pipeline/backward", [1, 1, 1], "passes other than"),
         (f"{BASELINES}/one_degree/forward", lambda x: [x[0] % 8 + 1] * 3, "one_degree/standard: .* the plan says"),
-        (f"{BASELINES}/degree_1/forward/0", 2, "degree_1/standard: .* the plan says"),
-        (f"{BASELINES}/paper/forward/0", lambda x: x % 8 + 1, "paper/standard: dispatch_s: the plan says"),
         (f"{BASELINES}/paper/forward", [2], "degrees of paper: not one a layer"),
         (BASELINES, {}, "the contenders are"),
         ("options/pipeline/a2a_ffn_overlap_degree/0", lambda x: x % 8 + 1, "a2a_ffn_overlap_degree: others take fewer"),
         ("options/pipeline/a2a_ffn_overlap_degree", [2], "a2a_ffn_overlap_degree: not one a layer"),
         ("options/pipeline/max_degree", 1, "above 1"),
         ("options/pipeline/max_degree", 65_536, "expected at most 1,024"),
-        ("options/pipeline/max_degree", "x", "options.pipeline: 1 values"),
         ("options/pipeline/full_duplex", True, "plan/standard: moe_s: the plan says"),
-        ("options/pipeline/backward", 2.0, "what times it gives"),
         ("options/pipeline/placement", "base", "placement 'base'"),
         ("options/pipeline/method", "paper", "degrees of .*; the contenders are"),
         ("decisions/pipeline/capacity_factor", 1.5, "degree_1: shares or a capacity"),
         (f"{BASELINES}/paper/capacity_factor", 1.5, "paper: shares or a capacity"),
         ("decisions/pipeline", LOPSIDED, "degrees of plan: shares or a capacity"),
-        ("options/pipeline/forward/dispatch_s/0/0", lambda x: x * 1.001, "dispatch_s of chunk 0 of layer 0"),
         ("options/pipeline/forward/dispatch_s/0", lambda x: x * 2, "dispatch_s of other chunks"),
-        ("options/pipeline/whole/experts_s/2/0", lambda x: x * 1.001, "experts_s of chunk 0 of layer 2"),
         ("options/pipeline/whole/experts_s", [], "experts_s of other chunks"),
         ("options/pipeline/backward_pass", {"dispatch_s": [], "experts_s": [], "combine_s": []}, "stages of a pass"),
-        (f"{HELD}/0/metrics/moe_s/value", lambda x: x * 0.999, "plan/standard: moe_s"),
-        (f"{HELD}/2/metrics/step_s/high", lambda x: x * 1.001, "degree_1/standard: step_s high"),
         (f"{HELD}/0/metrics", without("moe_s"), "what times it gives"),
-        (HELD, lambda x: x[:-1], "contenders .*; expected"),
-        ("outcome/pipeline/objective/value", lambda x: x * 0.999, "better than its bound"),
         ("outcome/pipeline/objective/name", "step_s", "expected the least moe_s"),
-        ("outcome/pipeline/bound_kind", "magic", "'magic'"),
         ("outcome", {}, r"outcomes of \[\]"),
-        ("options/seconds/sources/experts", "expert_ffn/bf16", "expert_ffn/bf16"),
         ("options/seconds/extrapolated", lambda x: {**x, "moe_s": 0.987}, "extrapolated moe_s"),
-        ("verdict/metric", "balance", "gain of the verdict"),
-        ("options/pipeline/forward/dispatch_s/0/0", 1e13, "options.pipeline: 1 values"),
-        ("strategies", ["pipemoe", "pipemoe"], "'pipemoe', 'pipemoe'"),
         ("strategies", [], r"strategies \[\]"),
     ],
 )
-def test_an_edited_claim_is_refused(made: Any, path: str, change: Any, words: str) -> None:
+def test_an_edited_claim_is_refused(made: Made, path: str, change: Any, words: str) -> None:
     trace, profile, plan = made
     assert_refused(edited(plan, path, change), trace.path, profile, words=words)
 
 
-def test_degrees_that_others_beat_are_refused_though_their_objective_is_true(
-    make_trace: Any, make_profile: Any
-) -> None:
-    trace, profile = make_trace(samples=60, tokens=100), make_profile("2x2")
-    paper = planned(trace, "pipemoe", profile=profile, method="paper", max_degree=8)
-    assert paper.outcome["pipeline"].gap
-    value = paper.model_dump(mode="json")
-    value["options"]["pipeline"]["method"] = "exact"
-    value["options"]["pipeline"]["baselines"]["paper"] = value["options"]["pipeline"]["baselines"].pop("exact")
-    for part in value["evaluation"].values():
-        for one in part["contenders"]:
-            one["name"] = "paper" if one["name"] == "exact" else one["name"]
-    assert_refused(parsed(value), trace.path, profile, words="others take fewer")
-
-
-def test_a_robust_degree_that_another_beats_in_regret_is_refused(make_trace: Any, make_profile: Any) -> None:
+def test_degrees_that_others_beat_are_refused_with_a_true_objective(make_trace: Any, make_profile: Any) -> None:
     trace, profile = make_trace(samples=60, tokens=200), make_profile("2x2", noise=0.3)
-    exact, robust = (
-        planned(trace, "pipemoe", profile=profile, method=method, max_degree=8) for method in ("exact", "robust")
+    exact, paper = (
+        planned(trace, "pipemoe", profile=profile, method=method, max_degree=8).model_dump(mode="json")
+        for method in ("exact", "paper")
     )
-    assert exact.decisions.pipeline != robust.decisions.pipeline
-    value = exact.model_dump(mode="json")
-    value["options"]["pipeline"]["method"] = "robust"
-    value["options"]["pipeline"]["baselines"]["exact"] = value["decisions"]["pipeline"]
-    for part in value["evaluation"].values():
+    options = paper["options"]["pipeline"] | {"method": "exact"}
+    options["baselines"]["paper"] = options["baselines"].pop("exact")
+    paper["options"]["pipeline"] = options
+    for one in (one for part in paper["evaluation"].values() for one in part["contenders"]):
+        one["name"] = "paper" if one["name"] == "exact" else one["name"]
+    assert_refused(parsed(paper), trace.path, profile, words="others take fewer")
+    options = exact["options"]["pipeline"]
+    options |= {"method": "robust", "baselines": options["baselines"] | {"exact": exact["decisions"]["pipeline"]}}
+    for part in exact["evaluation"].values():
         part["contenders"].append(part["contenders"][0] | {"name": "exact"})
-    assert_refused(parsed(value), trace.path, profile, words="robust degree")
+    assert_refused(parsed(exact), trace.path, profile, words="robust degree")
 
 
 @pytest.fixture(scope="module")
-def uneven(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
+def uneven(make_trace: Any, make_profile: Any) -> Made:
     """A plan of unequal chunks."""
     trace, profile = make_trace(samples=32, tokens=400), make_profile("1x2", noise=0.0)
     plan = planned(trace, "pipemoe", profile=profile, method="unequal", fit_fraction=1.0, max_degree=8)
@@ -195,19 +156,15 @@ def uneven(make_trace: Any, make_profile: Any) -> tuple[Any, Path, Any]:
         ("options/pipeline/forward/combine_s/1", lambda x: x[:1], "combine_s of other chunks"),
         (f"{BASELINES}/exact", LOPSIDED, "degrees of exact: shares"),
         ("options/pipeline/joint", True, "unequal with joint"),
-        ("outcome/pipeline/bound", 0.0, "gap of pipeline"),
-        ("outcome/pipeline/objective/value", lambda x: x * 0.999, "objective: the plan says"),
     ],
 )
-def test_edited_shares_are_refused(uneven: Any, path: str, change: Any, words: str) -> None:
+def test_edited_shares_are_refused(uneven: Made, path: str, change: Any, words: str) -> None:
     trace, profile, plan = uneven
     assert_refused(edited(plan, path, change), trace.path, profile, words=words)
 
 
 @pytest.mark.parametrize("method", ["exact", "unequal"])
-def test_a_dropped_share_is_recounted_with_and_without_the_profile(
-    make_trace: Any, make_profile: Any, method: str
-) -> None:
+def test_a_dropped_share_is_recounted_even_without_a_profile(make_trace: Any, make_profile: Any, method: str) -> None:
     trace, profile = make_trace(samples=60, tokens=60, unrouted=0.05), make_profile("2x2")
     plan = planned(trace, "pipemoe", profile=profile, capacity_factor=0.9, max_degree=5, method=method)
     assert 0.05 < seconds(plan, "plan/standard", "dropped_share") < 0.5
@@ -219,7 +176,7 @@ def test_a_dropped_share_is_recounted_with_and_without_the_profile(
             assert_refused(forged, trace.path, given, words=words)
 
 
-def test_a_plan_without_a_capacity_may_not_claim_to_drop(made: Any) -> None:
+def test_a_plan_without_a_capacity_may_not_claim_to_drop(made: Made) -> None:
     trace, profile, plan = made
     claimed = {"dropped_share": {"value": 0.0, "low": None, "high": None}}
     forged = edited(plan, "evaluation/fit/contenders/0/metrics", lambda x: x | claimed)
@@ -235,7 +192,7 @@ def test_a_capacity_that_every_contender_claims_is_recounted(make_trace: Any, ma
     assert_refused(parsed(value), trace.path, profile, words="plan/standard: .* the plan says")
 
 
-def test_without_the_profile_degrees_and_seconds_are_listed_as_unchecked_and_without_a_trace_all(made: Any) -> None:
+def test_without_the_profile_degrees_and_seconds_are_listed_as_unchecked_and_without_a_trace_all(made: Made) -> None:
     trace, _, plan = made
     certificate = certify(plan, trace.path)
     listed = {"degrees, their objective and their bound", "predicted seconds (give the plan's profile)"}
@@ -249,22 +206,13 @@ def test_without_the_profile_degrees_and_seconds_are_listed_as_unchecked_and_wit
     [
         (f"{HELD}/0/metrics", without("moe_s"), "what times it"),
         (f"{HELD}/1/metrics", lambda x: x | {"moe_backward_s": x["moe_s"]}, "what times it"),
-        (f"{HELD}/2/metrics", lambda x: x | {"kv_s": x["moe_s"]}, "what times it"),
-        (f"{HELD}/3/metrics/moe_s/value", -1.0, "rising interval"),
         (f"{HELD}/0/metrics/moe_s", lambda x: {**x, "low": x["high"], "high": x["low"]}, "rising interval"),
         ("options/seconds/missing", lambda x: x | {"experts": "lost"}, "expected each of"),
         ("model/dtype_bytes", None, "no hidden_size or dtype_bytes"),
     ],
 )
-def test_impossible_seconds_are_refused_without_trace_and_profile(
-    made: Any, path: str, change: Any, words: str
-) -> None:
+def test_impossible_seconds_are_refused_without_a_trace(made: Made, path: str, change: Any, words: str) -> None:
     assert_refused(edited(made[2], path, change), words=words)
-
-
-def test_a_negative_time_of_solving_is_refused_where_a_plan_is_read(made: Any) -> None:
-    with pytest.raises(InputError, match="wall_s"):
-        edited(made[2], "outcome/pipeline/wall_s", -1.0)
 
 
 def test_a_link_that_is_not_the_profiles_is_listed_as_unchecked(make_trace: Any, make_profile: Any) -> None:

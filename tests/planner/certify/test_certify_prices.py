@@ -76,9 +76,7 @@ def test_no_placement_keeps_more_whatever_the_prices_and_floors_even_where_sums_
 
 
 @pytest.mark.parametrize(("num_layers", "num_experts", "size"), [(2, 12, 4), (4, 12, 3), (3, 12, 4), (5, 8, 4)])
-def test_the_solvers_proof_proves_its_bound_and_less_of_it_proves_less(
-    num_layers: int, num_experts: int, size: int
-) -> None:
+def test_the_solvers_proof_proves_its_bound_and_less_proves_less(num_layers: int, num_experts: int, size: int) -> None:
     rng = np.random.default_rng(7)
     weights = rng.poisson(rng.dirichlet(np.full(num_experts, 0.3), (num_layers - 1, num_experts)) * 100).astype(float)
     bound = thorough_bound(weights, np.full(num_experts // size, size), time_limit_s=60)

@@ -54,47 +54,35 @@ def test_the_figures_of_a_plan_are_those_of_a_second_count(
     assert plan.verdict.metric == ("exchange_s" if links else "device_copies" if cluster == "1x4" else "inter_bytes")
 
 
-def test_a_plan_of_counts_is_certified_with_its_seconds_which_need_the_profile(
-    counts: Any, make_profile: Any, tmp_path: Path
-) -> None:
+def test_a_plan_of_counts_is_certified_with_its_seconds(counts: Any, make_profile: Any, tmp_path: Path) -> None:
     plan, certificate = certified(counts, tmp_path, profile=make_profile("2x2"))
     assert "predicted seconds" in certificate.checks
     assert {"dispatch_s", "combine_s", "attention_s"} <= judged(plan)["plan/migrating"].keys()
-    assert plan.inputs.trace.num_tokens == sum(
-        max(table.counts[sample : sample + 3].sum(axis=1) // plan.model.top_k)
-        for table in counts.tables()
-        for sample in range(0, len(table.counts), 3)
-    )
     assert "seconds of the methods tried" in certify(plan, counts.path, folder=tmp_path).unchecked
 
 
-@pytest.mark.parametrize(
-    ("changes", "kept"),
-    [({}, True), ({"samples_per_step": 3}, False), ({"profile": None}, False), ({"cluster": "2x2"}, False)],
-    ids=["as before", "other steps", "no profile", "no links"],
-)
-def test_degrees_made_for_other_steps_or_seconds_keep_no_outcome_and_are_told_as_unchecked(
-    tokens: Any, make_profile: Any, tmp_path: Path, changes: dict[str, Any], kept: bool
-) -> None:
-    base, asked = tmp_path / "base.json", {"profile": make_profile("2x2")}
-    cluster = planned(tokens, "pipemoe", to=base, **asked).cluster
-    plan, certificate = certified(tokens, tmp_path, on=base, **{"cluster": cluster} | asked | changes)
-    assert ("pipeline" in plan.outcome) is kept
-    assert "placement alone" not in said(plan)
-    assert any(what.startswith("objective of pipeline, decided for") for what in certificate.unchecked) is not kept
-
-
-def test_steps_without_attention_do_not_judge_and_hidden_seconds_are_refused(
+def test_degrees_made_for_other_steps_or_seconds_keep_no_outcome_and_are_told(
     tokens: Any, make_profile: Any, tmp_path: Path
 ) -> None:
+    base, profile = tmp_path / "base.json", make_profile("2x2")
+    usual: dict[str, Any] = {
+        "profile": profile,
+        "cluster": planned(tokens, "pipemoe", profile=profile, to=base).cluster,
+    }
+    for changes in ({}, {"samples_per_step": 3}, {"profile": None}, {"cluster": "2x2"}):
+        plan, certificate = certified(tokens, tmp_path, on=base, **usual | changes)
+        assert ("pipeline" in plan.outcome) is not bool(changes)
+        assert "placement alone" not in said(plan)
+        told = any(what.startswith("objective of pipeline, decided for") for what in certificate.unchecked)
+        assert told is bool(changes)
+
+
+def test_steps_without_attention_do_not_judge(tokens: Any, make_profile: Any, tmp_path: Path) -> None:
     plan, certificate = certified(tokens, tmp_path, profile=make_profile("2x2", cases=("all_to_all", "expert_ffn")))
     assert "step_s" in judged(plan)["plan/migrating"]
     assert plan.verdict.metric == "exchange_s"
     assert "predicted seconds" in certificate.checks
     assert_refused(edited(plan, "verdict.metric", "step_s"), words="verdict on step_s")
-    ours = "evaluation.held_out.contenders.0.metrics"
-    hidden = edited(plan, ours, lambda x: {name: one for name, one in x.items() if name != "step_s"})
-    assert_refused(hidden, words="what times it gives")
 
 
 def proven(outcome: dict[str, Any]) -> dict[str, Any]:
@@ -113,27 +101,16 @@ def policy(tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("evaluation.held_out.contenders.0.metrics.inter_bytes.value", 1.0, "gain of the verdict"),
-        ("evaluation.held_out.contenders.0.metrics.samples_moved.value", 0.0, "samples_moved"),
-        ("verdict.gain.low", 1e9, "gain low"),
-        ("verdict.at_least", 0.0, "from 0.0 on; expected"),
         ("verdict.value", "none", "verdict none"),
         ("options.sample_policy.tried_s", HURRIED, "expected no methods tried"),
-        ("options.sample_policy.over_dealt.low", -1e9, "gain over dealt low"),
         ("options.sample_policy.copies", "pairs", "copies are pairs"),
         ("outcome.sample_policy.bound_kind", "exact", "bound of sum: exact"),
-        ("verdict.against", "oracle/migrating", "verdict on"),
-        ("options.sample_policy.least_copies", 0.0, "least copies"),
-        ("outcome.sample_policy.objective.value", 1e9, "gap of sample_policy"),
         ("outcome.sample_policy", proven, "objective: the plan says"),
-        ("decisions.sample_policy.method", "magic", "expected sum"),
         ("decisions.sample_policy.predictor.sha256", "0" * 64, "has hash"),
         ("decisions.sample_policy.layers", [0, 1], "after every layer"),
     ],
 )
-def test_a_plan_that_claims_something_else_is_refused(
-    tokens: Any, policy: Any, path: str, value: object, message: str
-) -> None:
+def test_another_claim_is_refused(tokens: Any, policy: Any, path: str, value: object, message: str) -> None:
     plan, folder = policy
     assert_refused(edited(plan, path, value), tokens.path, words=message, folder=folder)
 
@@ -152,7 +129,8 @@ def test_a_predictor_that_is_gone_or_was_fitted_on_others_is_refused(tokens: Any
 def test_the_methods_tried_are_timed_again_and_forged_times_refused(tmp_path: Path) -> None:
     trace = generated(tmp_path / "trace", alpha=40.0, samples=96, uneven=True)
     plan, certificate = certified(trace, tmp_path, "2x2", LINKS)
-    assert plan.decisions.sample_policy.method == "bottleneck"
+    tried_s = plan.options["sample_policy"]["tried_s"]
+    assert plan.decisions.sample_policy.method == "bottleneck" == min(tried_s, key=tried_s.get)
     assert "methods tried" in certificate.checks
     for claimed in ({}, HURRIED):
         forged = edited(plan, "options.sample_policy.tried_s", claimed)
@@ -170,9 +148,7 @@ def test_counts_on_devices_that_do_not_divide_the_experts_are_refused(counts: An
     assert_refused(claimed, counts.path, words="no predictor of this plan", folder=tmp_path)
 
 
-def test_that_a_method_was_asked_for_and_that_swaps_are_taken_as_they_are_is_told_as_unchecked(
-    counts: Any, tmp_path: Path
-) -> None:
+def test_that_a_method_was_asked_for_and_swaps_are_taken_as_they_are_is_told(counts: Any, tmp_path: Path) -> None:
     methods = (None, "sum", "bottleneck")
     unchecked = [" ".join(certified(counts, tmp_path, method=method)[1].unchecked) for method in methods]
     assert ["that the method was asked for" in what for what in unchecked] == [False, True, True]

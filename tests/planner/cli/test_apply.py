@@ -22,18 +22,11 @@ from tests.runtime.checkpoints.made_checkpoints import (
     spec,
     write_checkpoint,
 )
+from tests.traces.importers.recordings import config
 
 ROWS = [[2, 0, 3, 1], [3, 1, 0, 2]]
 DOCS = Path(__file__).parents[3] / "docs" / "engines"
-CONFIG = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 4,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "num_nextn_predict_layers": 1,
-    "hidden_size": 64,
-}
+CONFIG = config(4, 1, 8, 2)
 
 
 @pytest.fixture
@@ -73,8 +66,7 @@ def test_json_holds_what_was_done(moeplan: Any, folder: Path) -> None:
 
 
 def test_what_an_engine_makes_of_a_coherent_plan_without_benefit_is_said(moeplan: Any, folder: Path) -> None:
-    gain = Metric(value=0.0, low=None, high=None)
-    verdict = Verdict(value="none", metric="device_copies", against="contiguous", gain=gain, at_least=0.0)
+    verdict = Verdict(value="none", metric="device_copies", against="contiguous", gain=Metric(value=0), at_least=0)
     options = {"placement": {"dispatch_model": "coherent"}}
     save(plan_of(spec(), ROWS, options=options, verdict=verdict), folder / "coherent.json")
     screen = moeplan("apply", "coherent.json", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
@@ -145,16 +137,11 @@ def test_a_plan_for_an_engine_as_json(moeplan: Any, home: Path) -> None:
     assert said["conditions"]
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--engine", "sglang"), "name it with -o DIRECTORY"),
-        (("--engine", "sglang", "-o", "out"), "--hf-config"),
-        (("--engine", "sglang", "-o", "out", "--hf-config", "mixtral.json"), "Mixtral has no expert-location hook"),
-    ],
-)
-def test_an_engine_s_files_that_cannot_be_made_leave_nothing(refuse: Any, home: Path, args: Any, words: str) -> None:
-    refuse("apply", "plan.json", *args, cwd=home, code=2, words=words)
+def test_an_engine_s_files_that_cannot_be_made_leave_nothing(refuse: Any, home: Path) -> None:
+    apply = ("apply", "plan.json", "--engine", "sglang", "-o", "out")
+    refuse(*apply[:-2], cwd=home, code=2, words="name it with -o DIRECTORY")
+    refuse(*apply, cwd=home, code=2, words="--hf-config")
+    refuse(*apply, "--hf-config", "mixtral.json", cwd=home, code=2, words="Mixtral has no expert-location hook")
 
 
 @pytest.mark.parametrize("command", ["apply", "validate"])

@@ -26,21 +26,15 @@ def home(fresh_moeplan: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_three_commands_leave_their_four_files(home: Path) -> None:
+def test_the_three_commands_leave_their_four_files_and_a_plan_that_is_judged_by_seconds(home: Path) -> None:
     assert {path.name for path in home.iterdir()} == {"profile.json", "traces", "plan.json", ".moeplan"}
     assert (home / ".moeplan" / "active.json").read_bytes() == (home / "plan.json").read_bytes()
-
-
-def test_the_plan_names_what_it_was_made_from_and_judges_the_embedded_model_by_seconds(home: Path) -> None:
     plan = json.loads((home / "plan.json").read_text())
-    assert plan["cluster"]["devices_per_node"] == 4
-    assert set(plan["cluster"]["links"]) == {"intra"}
-    assert plan["inputs"]["profile"]["path"] == "profile.json"
-    assert plan["inputs"]["trace"]["path"] == "traces"
+    assert (plan["cluster"]["devices_per_node"], [*plan["cluster"]["links"]]) == (4, ["intra"])
+    assert [plan["inputs"][name]["path"] for name in ("profile", "trace")] == ["profile.json", "traces"]
     assert plan["verdict"]["metric"] == "step_s"
     ours, theirs = (plan["evaluation"]["held_out"]["contenders"][i]["metrics"] for i in (0, 1))
     assert ours["device_copies"]["value"] < 0.8 * theirs["device_copies"]["value"]
-    assert ours["step_s"]["low"] < ours["step_s"]["value"] < ours["step_s"]["high"]
     assert not plan["options"]["seconds"]["missing"]
 
 
@@ -53,14 +47,10 @@ def test_apply_certifies_against_the_plans_own_trace_and_profile(moeplan: Any, h
     assert {"benefit": "benefit: ", "none": "no benefit"}[verdict["value"]] in said
 
 
-def test_a_command_started_by_apply_finds_the_plan(moeplan: Any, home: Path) -> None:
-    done = moeplan("apply", "plan.json", "--", sys.executable, "-c", ROUTER, cwd=home)
-    assert done.stdout.splitlines()[-1] == json.loads((home / "plan.json").read_text())["plan_sha256"]
-
-
-def test_what_a_started_command_prints_follows_the_json(moeplan: Any, home: Path) -> None:
-    *document, last = moeplan("apply", "plan.json", "--json", "--", "echo", "hi", cwd=home).stdout.splitlines()
-    assert last == "hi"
+def test_a_command_started_by_apply_finds_the_plan_and_prints_after_the_json(moeplan: Any, home: Path) -> None:
+    done = moeplan("apply", "plan.json", "--json", "--", sys.executable, "-c", ROUTER, cwd=home)
+    *document, last = done.stdout.splitlines()
+    assert last == json.loads((home / "plan.json").read_text())["plan_sha256"]
     assert json.loads("".join(document))["active"] == ".moeplan/active.json"
 
 
@@ -88,25 +78,14 @@ def test_json_is_one_document_on_stdout_and_text_fits_80_columns(moeplan: Any, h
         assert max(map(len, lines)) <= 80
 
 
-def test_show_draws_every_expert_of_every_layer(moeplan: Any, home: Path) -> None:
-    lines = moeplan("show", "-v", cwd=home).stdout.splitlines()
-    rows = [line.split()[-1] for line in lines if line.startswith("layer ")]
-    assert len(rows) == 6
-    assert all(sorted(row) == sorted("0123" * 4) for row in rows)
-
-
 def test_the_embedded_model_records_a_users_own_text(moeplan: Any, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("To be, or not to be, that is the question.\n" * 40)
     moeplan("trace", "record", "embedded", "--text", "book.txt", "-o", "mine", "--sample-tokens", "32", cwd=tmp_path)
     info = json.loads(moeplan("trace", "info", "mine", "--json", cwd=tmp_path).stdout)
     assert (info["num_tokens"], info["num_samples"]) == (1696, 53)
-    done = moeplan("solve", "--trace", "mine", "--cluster", "1x2", "--verbose", cwd=tmp_path)
-    assert "kv/d (K and V over the hidden vector) is 0.25" in " ".join(done.stdout.split())
 
 
-def test_ctrl_c_during_profile_ends_with_130_and_keeps_only_a_profile_that_says_it_is_incomplete(
-    tmp_path: Path,
-) -> None:
+def test_ctrl_c_during_profile_ends_with_130_and_keeps_only_an_incomplete_profile(tmp_path: Path) -> None:
     process = started("profile", "--ranks", "2", cwd=tmp_path)
     time.sleep(9)
     errors = ended(process, signal.SIGINT, 130)

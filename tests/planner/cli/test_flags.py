@@ -91,9 +91,7 @@ def test_every_flag_stands_once_in_help_in_the_panel_of_the_strategies_that_have
 
 
 @pytest.mark.parametrize(("name", "field", "one"), FLAGS, ids=NAMED)
-def test_a_flag_becomes_the_parameter_of_its_name_and_all_others_keep_their_defaults(
-    name: str, field: str, one: Flag
-) -> None:
+def test_a_flag_becomes_the_parameter_of_its_name_and_no_other(name: str, field: str, one: Flag) -> None:
     args, value = written(name, field, one)
     params, plain = requested(*BESIDE.get(field, ()), *args, by=name).params, STRATEGIES[name].params()
     assert getattr(params, field) == value
@@ -112,9 +110,7 @@ def test_a_flag_of_another_strategy_is_refused_by_one_sentence(name: str, field:
 
 
 @pytest.mark.parametrize(("name", "field", "one"), FLAGS, ids=NAMED)
-def test_a_number_out_of_bounds_and_a_word_that_is_none_are_refused_by_the_flags_name(
-    name: str, field: str, one: Flag
-) -> None:
+def test_a_number_out_of_bounds_and_a_word_that_is_none_are_refused(name: str, field: str, one: Flag) -> None:
     hint, option = get_type_hints(STRATEGIES[name].params)[field], option_of(field, one)
     bounds = [one.at_least is not None and one.at_least - 1, one.above, one.at_most is not None and one.at_most * 2]
     for wrong in (bound for bound in bounds if bound is not None and bound is not False):
@@ -127,11 +123,6 @@ def test_a_number_out_of_bounds_and_a_word_that_is_none_are_refused_by_the_flags
             requested(option, "magic", by=name)
 
 
-def test_a_method_of_another_strategy_is_refused_with_its_own() -> None:
-    with pytest.raises(UsageError, match="--method ilp with --strategy eplb; expected refined or published"):
-        requested("--method", "ilp")
-
-
 @pytest.mark.parametrize("text", ["3", "@", "3@", "@3", "a@1", "-1@2", "1@2@3", "1@²", "1" * 5000 + "@0"])
 def test_a_pin_is_an_expert_at_a_device(text: str) -> None:
     with pytest.raises(UsageError, match="expected EXPERT@DEVICE"):
@@ -140,7 +131,7 @@ def test_a_pin_is_an_expert_at_a_device(text: str) -> None:
 
 def test_pins_and_dead_devices_are_sorted_and_each_once_and_slots_are_numbers_or_auto() -> None:
     asked: Any = requested(
-        *["--pin", "3@1", "--pin", "12@0", "--pin", "3@1", "--dead", "3", "--dead", "2", "--dead", "3"]
+        "--pin", "3@1", "--pin", "12@0", "--pin", "3@1", "--dead", "3", "--dead", "2", "--dead", "3"
     ).params
     assert (asked.pins, asked.dead) == (((3, 1), (12, 0)), (2, 3))
     assert requested("--redundant", "auto").params.redundant == "auto"  # type: ignore[attr-defined]
@@ -153,7 +144,6 @@ def test_pins_and_dead_devices_are_sorted_and_each_once_and_slots_are_numbers_or
     ("given", "mixture"),
     [
         ([], ()),
-        (["a"], ()),
         (["a:b"], ()),
         (["run-12:30"], ()),
         (["run-12:30:2"], (("run-12:30", 2.0),)),

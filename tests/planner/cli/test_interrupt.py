@@ -3,6 +3,7 @@
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.planner.cli.conftest import python
 from tests.warm import Finished
 
 LONG = ("profile", "--cluster", "2x2")
+INTERRUPTIBLE = "import os, signal, sys, time\nfrom moeplan.planner.cli import interruptible\n"
 RUN = """
 import os, signal, sys, time, types
 
@@ -34,17 +36,11 @@ main()
 """
 
 
-def run(
-    folder: Path,
-    module: str,
-    *,
-    args: tuple[str, ...] = LONG,
-    swallowed: bool,
-    after: str = "pass",
-    name: str = "SIGINT",
-) -> Finished:
+def run(folder: Path, module: str, *, swallowed: bool = True, **settings: Any) -> Finished:
     """The command line, sent a signal as the first import of a module begins."""
-    code = RUN.format(module=module, args=args, swallowed=swallowed, after=after, name=name)
+    code = RUN.format(
+        module=module, swallowed=swallowed, **{"args": LONG, "after": "pass", "name": "SIGINT"} | settings
+    )
     (folder / "interrupted").mkdir()
     (folder / "interrupted" / "__main__.py").write_text(code)
     return python("-B", "-m", "interrupted", cwd=folder)
@@ -73,7 +69,7 @@ def test_a_signal_amid_an_import_ends_with_its_code_and_no_traceback(
 
 @pytest.mark.parametrize("module", ["moeplan.planner.cli.plans", "pydantic"])
 def test_an_expected_failure_after_a_swallowed_ctrl_c_is_still_ctrl_c(tmp_path: Path, module: str) -> None:
-    done = run(tmp_path, module, args=("show", "none.json"), swallowed=True)
+    done = run(tmp_path, module, args=("show", "none.json"))
     assert (done.returncode, "Traceback" in done.stderr) == (130, False)
 
 
@@ -81,7 +77,7 @@ def test_an_expected_failure_after_a_swallowed_ctrl_c_is_still_ctrl_c(tmp_path: 
 def test_a_swallowed_signal_comes_again_and_ends_what_would_take_long(tmp_path: Path, name: str, code: int) -> None:
     trap = "import moeplan.files; moeplan.files.write_json = lambda *_: time.sleep(45)"
     started = time.monotonic()
-    done = run(tmp_path, "moeplan.profilers.profile", swallowed=True, after=trap, name=name)
+    done = run(tmp_path, "moeplan.profilers.profile", after=trap, name=name)
     assert done.returncode == code
     assert time.monotonic() - started < 40
     assert [path.name for path in tmp_path.iterdir()] == ["interrupted"]
@@ -89,10 +85,8 @@ def test_a_swallowed_signal_comes_again_and_ends_what_would_take_long(tmp_path: 
 
 def test_ctrl_c_amid_compiling_that_a_solver_answers_does_not_come_again() -> None:
     program = """
-import os, signal, time
 import numba
 from numba.core.dispatcher import Dispatcher
-from moeplan.planner.cli import interruptible
 def compile(self, signature):
     os.kill(os.getpid(), signal.SIGINT)
     for _ in range(9): pass
@@ -106,7 +100,7 @@ with interruptible():
     time.sleep(0.3)
     print("kept")
 """
-    assert python("-c", program).stdout.split() == ["answered", "kept"]
+    assert python("-c", INTERRUPTIBLE + program).stdout.split() == ["answered", "kept"]
 
 
 @pytest.mark.parametrize(
@@ -121,9 +115,7 @@ with interruptible():
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_where_none_can_be_passed_on_comes_again_and_is_not_printed(name: str, code: int, place: str) -> None:
     """As compilers have such places."""
-    program = f"""
-import os, signal, time
-from moeplan.planner.cli import interruptible
+    program = f"""{INTERRUPTIBLE}
 def signalled():
     os.kill(os.getpid(), signal.{name})
     for _ in range(9): pass
@@ -138,14 +130,8 @@ with interruptible():
 
 
 def test_what_finalizers_fail_of_is_still_printed() -> None:
-    program = """
-from moeplan.planner.cli import interruptible
-class Gone:
-    def __del__(self): 1 / 0
-with interruptible():
-    Gone()
-"""
-    done = python("-c", program)
+    program = "class Gone:\n    def __del__(self): 1 / 0\nwith interruptible(): Gone()"
+    done = python("-c", INTERRUPTIBLE + program)
     assert (done.returncode, "ZeroDivisionError" in done.stderr) == (0, True)
 
 
@@ -156,12 +142,8 @@ def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path: Path) -> None:
     assert (tmp_path / "profile.json").is_file()
 
 
-def test_cleaning_up_after_ctrl_c_may_take_longer_than_the_pause_until_a_swallowed_one_comes_again(
-    tmp_path: Path,
-) -> None:
+def test_cleaning_up_after_ctrl_c_may_take_longer_than_a_swallowed_one_pauses(tmp_path: Path) -> None:
     code = """
-import os, signal, sys, time
-from moeplan.planner.cli import interruptible
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         os.kill(os.getpid(), signal.SIGINT)
@@ -175,5 +157,5 @@ with interruptible():
         time.sleep(0.2)
         print("cleaned up", flush=True)
 """
-    done = python("-c", code, cwd=tmp_path)
+    done = python("-c", INTERRUPTIBLE + code, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (130, "cleaned up\n")

@@ -3,7 +3,6 @@ import os
 import pty
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,18 +13,7 @@ from moeplan.planner.cli import screen
 from moeplan.planner.cli.screen import HangingConsole, hung
 
 
-def read_to_end(terminal: int) -> str:
-    """What was written to a terminal whose other end is closed; it comes in pieces."""
-    pieces = []
-    with contextlib.suppress(OSError):  # EIO at the end
-        while piece := os.read(terminal, 1 << 16):
-            pieces.append(piece)
-    return b"".join(pieces).decode()
-
-
-def test_a_terminal_shows_what_is_done_with_the_seconds_since_and_is_left_empty(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminal_shows_what_is_done_with_the_seconds_since(monkeypatch: pytest.MonkeyPatch) -> None:
     seen_by, written_by = pty.openpty()
     with open(written_by, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
@@ -33,21 +21,22 @@ def test_a_terminal_shows_what_is_done_with_the_seconds_since_and_is_left_empty(
         with screen.progress() as say:
             say("solving [exflow]")
             time.sleep(1.3)
-    shown = read_to_end(seen_by)
+    pieces = []
+    with contextlib.suppress(OSError):  # EIO at the end
+        while piece := os.read(seen_by, 1 << 16):
+            pieces.append(piece)
     os.close(seen_by)
+    shown = b"".join(pieces).decode()
     first, *_, last = [line for line in shown.split("\r\x1b[2K") if "solving [exflow]" in line]
     assert "0:00:00" in first
     assert "0:00:01" in last
     assert shown.endswith("\r\x1b[1A\x1b[2K")
 
 
-def test_a_pipe_is_told_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told = tmp_path / "stderr"
-    with told.open("w") as pipe:
-        monkeypatch.setattr(sys, "stderr", pipe)
-        with screen.progress() as say:
-            say("solving")
-    assert told.read_text() == ""
+def test_a_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with screen.progress() as say:
+        say("solving")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -68,18 +57,13 @@ def test_lines_go_on_below_the_text_of_their_label_or_by_two(line: str, told: st
     assert hung(line, 21) == told
 
 
-@given(st.lists(st.sampled_from(["solved    a", "b c", "unchecked", "  0 ##  #", "", "e" * 30])), st.integers(1, 40))
+@given(st.lists(st.sampled_from(["solved    a", "b c", "unchecked", "  0 ##  #", "", "e" * 30])), st.integers(0, 40))
 def test_no_word_is_lost_or_cut_and_lines_are_no_wider_than_they_must(lines: list[str], width: int) -> None:
     text = "\n".join(lines)
     told = hung(text, width).split("\n")
     assert [word for line in told for word in line.split()] == text.split()
     assert all(len(line) <= width or len(line.removeprefix("solved").split()) == 1 for line in told)
     assert hung(text, 50) == text
-
-
-@pytest.mark.parametrize("width", [0, 1])
-def test_no_width_is_too_small(width: int) -> None:
-    assert hung("solved    a b", width) == "solved    a\n          b"
 
 
 def test_a_console_hangs_text_and_leaves_tables_to_rich(capsys: pytest.CaptureFixture[str]) -> None:

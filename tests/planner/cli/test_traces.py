@@ -67,13 +67,10 @@ def test_info_names_the_hidden_layers_where_they_are_not_the_ordinals(info: Any)
 
 
 def test_info_draws_a_page(moeplan: Any, home: Path, tmp_path: Path) -> None:
-    done = moeplan("trace", "info", "traces", "--plot", tmp_path / "out.html", cwd=home)
-    assert f"wrote     {tmp_path / 'out.html'}" in done.stdout
-    text = (tmp_path / "out.html").read_text()
-    assert "Co-activation" in text
-    assert "Transitions" in text
-    moeplan("trace", "info", "counts", "--plot", tmp_path / "missing" / ".." / "counts.html", cwd=home)
-    assert (tmp_path / "counts.html").is_file()
+    for trace, drawn in (("traces", True), ("counts", False)):
+        path = tmp_path / "missing" / ".." / f"{trace}.html"
+        assert f"wrote     {path}" in moeplan("trace", "info", trace, "--plot", path, cwd=home, COLUMNS="999").stdout
+        assert ("Co-activation" in path.resolve().read_text()) is drawn
 
 
 def test_counts_of_csv_are_added_up_by_count(moeplan: Any, refuse: Any, info: Any, home: Path, tmp_path: Path) -> None:
@@ -111,47 +108,29 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_directory_of_ranks_is_imported_and_what_it_cannot_tell_is_said(
+def test_a_directory_of_ranks_is_imported_or_files_as_a_shell_spells_them_out(
     moeplan: Any, info: Any, recorded: Path, tmp_path: Path
 ) -> None:
-    done = moeplan("trace", "import", recorded / "passes", "--hf-config", recorded / "config.json", cwd=tmp_path)
-    assert "imported  counts" in done.stdout
-    assert "3 layers x 8 experts, top-2" in done.stdout
-    assert "model     deepseek_v3\n" in done.stdout
-    assert "note      ranks 0-1 added up: tokens, requests and source ranks are unknown" in done.stdout
+    said = moeplan("trace", "import", recorded / "passes", "--hf-config", recorded / "config.json", cwd=tmp_path).stdout
+    assert "3 layers x 8 experts, top-2" in said
+    assert "model     deepseek_v3\n" in said
+    assert "note      ranks 0-1 added up: tokens, requests and source ranks are unknown" in said
     facts, _ = info("traces", tmp_path)
     assert (facts["form"], facts["num_steps"], facts["model"]["layer_ids"]) == ("counts", 6, [1, 2, 3])
-
-
-def test_files_as_a_shell_spells_them_out_are_one_recording(moeplan: Any, recorded: Path, tmp_path: Path) -> None:
     files = sorted((recorded / "passes").iterdir())
     done = moeplan("trace", "import", *files, "-o", "t", "--first-step", "9", "--json", cwd=tmp_path)
     assert "6 rows of steps before 9 left out" in json.loads(done.stdout)["notes"]
 
 
-@pytest.mark.parametrize(
-    ("recording", "strategy", "code", "words"),
-    [(STAT, "exflow", 3, "exflow needs tokens"), ("router", "netmoe", 2, "samples were not recorded")],
-)
-def test_a_strategy_refuses_a_recording_that_lacks_what_it_needs(
-    moeplan: Any, refuse: Any, recorded: Path, tmp_path: Path, recording: str, strategy: str, code: int, words: str
+def test_responses_go_all_the_way_to_a_plan_by_the_config_of_their_model(
+    moeplan: Any, refuse: Any, recorded: Path, tmp_path: Path
 ) -> None:
-    moeplan("trace", "import", recorded / recording, cwd=tmp_path)
-    refuse("solve", "--strategy", strategy, "--cluster", "1x4", cwd=tmp_path, code=code, words=words)
-
-
-def test_responses_go_all_the_way_to_a_plan(moeplan: Any, refuse: Any, recorded: Path, tmp_path: Path) -> None:
+    write(tmp_path, {"config.json": config(5, 1, E, K)})
+    args = ("trace", "import", recorded / STAT, "--hf-config", "config.json")
+    refuse(*args, cwd=tmp_path, code=4, words="4 layers recorded; config.json has 5 hidden layers")
     answers = ("trace", "import", recorded / "answers.jsonl")
     refuse(*answers, cwd=tmp_path, code=3, words="give --hf-config config.json")
     done = moeplan(*answers, "--hf-config", recorded / "config.json", cwd=tmp_path)
     assert "imported  180 tokens of 20 samples, 3 layers x 8 experts, top-2" in done.stdout
     moeplan("solve", "--strategy", "exflow", "--cluster", "1x4", "--time-limit", "1", cwd=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["model"]["layer_ids"] == [1, 2, 3]
-
-
-def test_a_config_of_another_model_ends_with_the_code_of_a_mismatch(
-    refuse: Any, recorded: Path, tmp_path: Path
-) -> None:
-    write(tmp_path, {"config.json": config(5, 1, E, K)})
-    args = ("trace", "import", recorded / STAT, "--hf-config", "config.json")
-    refuse(*args, cwd=tmp_path, code=4, words="4 layers recorded; config.json has 5 hidden layers")

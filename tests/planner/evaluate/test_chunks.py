@@ -1,4 +1,4 @@
-"""Cuts into equal and into unequal chunks, and how long passes in chunks take."""
+"""Cuts into equal and into unequal chunks, how long passes in chunks take, and rows under a fixed capacity."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.errors import InputError
-from moeplan.planner.evaluate.chunks import Cut, Cuts
+from moeplan.planner.evaluate.chunks import Cut, Cuts, capacity
+from moeplan.planner.evaluate.sums import dropped_share
+from moeplan.planner.evaluate.tally import COUNTS, Ports, Tally
 from moeplan.runtime.decisions import ChunkShares, PipelineDecision
 from moeplan.runtime.engine.chunks import Chunks
-from tests.builders import known
-from tests.planner.makers import planned, seconds, training
+from moeplan.solvers.pipemoe import simulate
+from tests.builders import known, model
+from tests.planner.makers import options, planned, seconds, training
 
 
 def test_unequal_chunks_help_where_experts_take_long_and_never_take_longer_than_equal_ones(
@@ -43,10 +46,17 @@ def test_equal_shares_take_what_equal_degrees_take() -> None:
             assert (part == equal).all()
 
 
+Shares = tuple[tuple[float, ...], ...]
 nested = st.tuples(st.integers(1, 6), st.integers(1, 5), st.booleans()).map(
     lambda one: (one[0], one[0] * one[1])[:: -1 if one[2] else 1]
 )
 chunks = st.lists(st.integers(1, 4), min_size=1, max_size=6).map(lambda x: tuple(weight / sum(x) for weight in x))
+
+
+def decided(forward: Shares, backward: Shares) -> PipelineDecision:
+    """Passes whose layers are cut into these shares."""
+    shares = ChunkShares(forward=forward, backward=backward)
+    return PipelineDecision(forward=tuple(map(len, forward)), backward=tuple(map(len, backward)), shares=shares)
 
 
 @given(st.lists(nested, min_size=1, max_size=3), st.integers(1, 99))
@@ -72,11 +82,7 @@ def test_shares_that_serve_both_passes_are_one_call_each_and_equal_ones_nest(
 ) -> None:
     more = fewer * times
     forward, backward = (*shares, (1 / fewer,) * fewer), (*shares, (1 / more,) * more)
-    decision = PipelineDecision(
-        forward=tuple(map(len, forward)),
-        backward=tuple(map(len, backward)),
-        shares=ChunkShares(forward=forward, backward=backward),
-    )
+    decision = decided(forward, backward)
     cuts = Cuts.of(decision)
     there, back = cuts.forward, known(cuts.backward)
     assert there.calls.tolist() == [*([1] * len(shares)), times]
@@ -88,12 +94,8 @@ def test_shares_that_serve_both_passes_are_one_call_each_and_equal_ones_nest(
 
 
 @given(chunks, st.integers(1, 99))
-def test_a_buffer_in_unequal_chunks_is_padded_and_cut_as_the_runtime_does(
-    shares: tuple[float, ...], capacity: int
-) -> None:
-    degrees = (len(shares),)
-    both = ChunkShares(forward=(shares,), backward=(shares,))
-    decision = PipelineDecision(forward=degrees, backward=degrees, shares=both)
+def test_a_buffer_in_unequal_chunks_is_cut_as_the_runtime_does(shares: tuple[float, ...], capacity: int) -> None:
+    decision = decided((shares,), (shares,))
     made, cut = Chunks.planned(decision, 0), Cuts.of(decision).forward
     rows = np.array([[capacity]])
     padded = made.padded(capacity)
@@ -111,9 +113,7 @@ STRADDLING = (0.12345678949, 1 - 0.12345678949), (0.12345678951, 1 - 0.123456789
     [((0.1 + 0.2, 0.7), (0.3, 0.7)), ((0.33333333334, 0.33333333333, 0.33333333333), (1 / 6,) * 6)],
 )
 def test_shares_that_differ_by_rounding_are_the_same(forward: tuple[float, ...], backward: tuple[float, ...]) -> None:
-    shares = ChunkShares(forward=(forward,), backward=(backward,))
-    cuts = Cuts.of(PipelineDecision(forward=(len(forward),), backward=(len(backward),), shares=shares))
-    assert cuts.forward.calls.tolist() == [len(backward) // len(forward)]
+    assert Cuts.of(decided((forward,), (backward,))).forward.calls.tolist() == [len(backward) // len(forward)]
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,9 @@ def test_shares_that_differ_by_rounding_are_the_same(forward: tuple[float, ...],
 def test_passes_that_cut_each_others_chunks_unevenly_are_refused(
     forward: tuple[float, ...], backward: tuple[float, ...]
 ) -> None:
-    shares = ChunkShares(forward=((1.0,), forward), backward=((1.0,), backward))
-    decision = PipelineDecision(forward=(1, len(forward)), backward=(1, len(backward)), shares=shares)
     words = rf"layer 1 in {len(forward)} chunks forward and {len(backward)} backward, which cut each other unevenly"
     with pytest.raises(InputError, match=words):
-        Cuts.of(decision)
+        Cuts.of(decided(((1.0,), forward), ((1.0,), backward)))
 
 
 def test_a_call_gets_an_equal_part_of_its_chunk() -> None:
@@ -148,35 +146,70 @@ def test_a_call_gets_an_equal_part_of_its_chunk() -> None:
         assert [one.tolist() for one in sizes] == expected
 
 
-SECONDS = st.floats(0, 10)
-STAGES = st.tuples(SECONDS, SECONDS, SECONDS)
+STAGES = st.tuples(*[st.floats(0, 10)] * 3)
 
 
-def finished(chunks: list[tuple[float, float, float]], *, full_duplex: bool) -> float:
-    """When the last combine ends; dispatches go before combines where both use one channel."""
-    dispatched = computed = 0.0
-    ends = []
-    for dispatch, experts, _ in chunks:
-        dispatched += dispatch
-        computed = max(dispatched, computed) + experts
-        ends.append(computed)
-    combined = 0.0 if full_duplex else dispatched
-    for end, (_, _, combine) in zip(ends, chunks, strict=True):
-        combined = max(combined, end) + combine
-    return combined
+@given(st.lists(STAGES, min_size=1, max_size=6), st.integers(1, 9), st.booleans())
+def test_chunks_end_when_a_simulation_of_them_does(chunks: Any, degree: int, full_duplex: bool) -> None:
+    unequal, equal = Cut.of([(1 / len(chunks),) * len(chunks)]), Cut.equal(degree, 1)
+    for cut, every, one_each in ((unequal, chunks, chunks), (equal, chunks[:1] * degree, chunks[:1])):
+        stages = [np.array(column)[:, None, None] for column in zip(*one_each, strict=True)]
+        ends = simulate(*zip(*every, strict=True), full_duplex=full_duplex)[-1].end_s
+        assert cut.taken(*stages, full_duplex=full_duplex).item() == pytest.approx(ends)
 
 
-@given(st.lists(STAGES, min_size=1, max_size=6), st.booleans())
-def test_unequal_chunks_end_when_a_walk_through_them_does(chunks: Any, full_duplex: bool) -> None:
-    cut = Cut.of([(1 / len(chunks),) * len(chunks)])
-    stages = [np.array(column)[:, None, None] for column in zip(*chunks, strict=True)]
-    assert cut.taken(*stages, full_duplex=full_duplex).item() == pytest.approx(
-        finished(chunks, full_duplex=full_duplex)
-    )
+def test_a_step_is_attention_and_both_passes(make_trace: Any, make_profile: Any, tmp_path: Path) -> None:
+    plan = planned(training(make_trace(samples=40), tmp_path), "pipemoe", profile=make_profile())
+    parts = [seconds(plan, "plan/standard", name) for name in ("attention_s", "moe_s", "moe_backward_s")]
+    assert seconds(plan, "plan/standard", "step_s") == pytest.approx(sum(parts))
+    busy = [seconds(plan, "plan/standard", name) for name in ("dispatch_s", "experts_s", "combine_s")]
+    assert max(busy[0] + busy[2], busy[1]) <= parts[1] <= sum(busy)
+    assert (plan.verdict.metric, plan.verdict.against) == ("step_s", "contiguous/standard")
 
 
-@given(STAGES, st.integers(1, 9), st.booleans())
-def test_equal_chunks_end_when_a_walk_through_them_does(chunk: Any, degree: int, full_duplex: bool) -> None:
-    stages = [np.full((1, 1, 1), seconds) for seconds in chunk]
-    taken = Cut.equal(degree, 1).taken(*stages, full_duplex=full_duplex)
-    assert taken.item() == pytest.approx(finished([chunk] * degree, full_duplex=full_duplex))
+@pytest.mark.parametrize("cluster", ["1x4", "2x2"])
+def test_under_a_fixed_capacity_every_chunk_is_of_whole_padded_rows_whatever_is_routed_where(
+    make_trace: Any, make_profile: Any, cluster: str
+) -> None:
+    """Rows of an expert from a device as Tutel counts them; all of them are sent and computed in every chunk."""
+    trace, profile = make_trace(samples=16, tokens=75, layers=2), make_profile(cluster, noise=0.0)
+    plan = planned(trace, "pipemoe", profile=profile, fit_fraction=1.0, max_degree=6, capacity_factor=1.3)
+    group = int(cluster[2])
+    rows = 2 * int(1.3 * -(-(4 * 75) // 8))  # top-2, 4 samples a device, 8 experts
+
+    def taken(degree: int) -> float:
+        chunk = -(-rows // degree)
+        exchange = max(
+            (20e-6 + 1e-9 * scale * 128 * 2 * peers * chunk)
+            for peers, scale in ((group - 1, 1), (4 - group, 6))  # slower by 4, for 3 of 4 parts where 2 cross
+            if peers
+        )
+        experts = 40e-6 + 1e-10 * 3 * 64 * 96 * 2 * 4 * chunk
+        return simulate([exchange] * degree, [experts] * degree, [exchange] * degree)[-1].end_s
+
+    forward, table = plan.decisions.pipeline.forward, [taken(degree) for degree in range(1, 7)]
+    for degree in forward:
+        assert table[degree - 1] == pytest.approx(min(table), rel=0.01)
+    assert seconds(plan, "plan/standard", "moe_s") == pytest.approx(2 * min(table), rel=0.02)
+    assert seconds(plan, "degree_1/standard", "moe_s") == pytest.approx(2 * table[0], rel=0.02)
+    assert options(plan).a2a_ffn_overlap_degree == forward
+
+
+@pytest.mark.parametrize(
+    ("capacity_factor", "tokens", "rows"),
+    [(1.0, 300, 76), (1.3, 300, 98), (1.37, 300, 104), (0.99, 16, 2), (2.5, 17, 14)],
+)
+def test_a_buffer_has_for_each_choice_the_whole_rows_of_the_factor_times_the_mean_rounded_up(
+    capacity_factor: float, tokens: int, rows: int
+) -> None:
+    """The fullest of four devices has so many tokens, each to two of eight experts."""
+    held, copies = np.array([[[tokens, tokens - 1, 1, 0]]]), np.zeros((1, 3, 1, 2, 4), np.int64)
+    ports = Ports(copies, copies, held, held)
+    tally = Tally(np.zeros((1, len(COUNTS)), np.int64), copies[:, :, 0, 0], np.full(4, 2), ports)
+    assert capacity(tally, model(), capacity_factor).tolist() == [[rows] * 3]
+
+
+def test_pairs_beyond_a_buffer_are_dropped_buffer_by_buffer() -> None:
+    sent_BLDE = np.array([[[[5, 1], [0, 2]]], [[[1, 1], [1, 1]]]], np.int32)
+    assert dropped_share(sent_BLDE, np.array([[2], [1]])) == 3 / 12
+    assert dropped_share(sent_BLDE, np.array([[5], [1]])) == 0

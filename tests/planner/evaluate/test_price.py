@@ -1,14 +1,11 @@
 """Predicted seconds against formulas: profiles whose curves are known, and tokens walked by hand."""
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.journey import Journey
@@ -24,7 +21,6 @@ from tests.builders import known
 from tests.planner.makers import judged, planned, scene_of, tokens
 
 HALVES = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
-PAIRS = Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8)
 UNATTENDED = ("all_to_all", "all_gather", "expert_ffn")
 
 
@@ -34,10 +30,12 @@ def priced(scene: Scene, journey: Journey) -> dict[str, Any]:
     return {name: levels_QB[1] for name, levels_QB in price(tally, journey, scene).levels.items()}
 
 
-@pytest.mark.parametrize("dispatch", ["standard", "coherent"])
-def test_a_step_is_what_the_formulas_behind_the_profile_give(make_trace: Any, make_profile: Any, dispatch: Any) -> None:
+@pytest.mark.parametrize(("dispatch", "top_k"), [("standard", 2), ("coherent", 2), ("coherent", 1)])
+def test_a_step_is_what_the_formulas_behind_the_profile_give(
+    make_trace: Any, make_profile: Any, dispatch: Any, top_k: int
+) -> None:
     """Two devices, samples of 10 tokens at home on their ordinal mod 2; every token walked in Python."""
-    trace = make_trace(samples=8)
+    trace = make_trace(samples=8, top_k=top_k)
     parts = priced(scene_of(trace, "1x2", profile=make_profile("1x2", noise=0.0)), Journey(dispatch, HALVES))
     expected = naive(tokens(trace), dispatch)
     assert expected.keys() <= parts.keys()
@@ -64,7 +62,8 @@ def naive(ids: Any, dispatch: str) -> dict[str, Any]:
             out = [int((held[d] & (devices == 1 - d).any(axis=1)).sum()) for d in (0, 1)]
             back = [int((rows & (after == d) & (devices == 1 - d).any(axis=1)).sum()) for d in (0, 1)]
             seconds["dispatch_s"][step] += 20e-6 + 1e-9 * 128 * max(out)
-            seconds["combine_s"][step] += 20e-6 + 1e-9 * 128 * max(back)
+            if ids.shape[2] > 1 or dispatch == "standard":  # else every token is where it lives next
+                seconds["combine_s"][step] += 20e-6 + 1e-9 * 128 * max(back)
             pairs = max(int((devices[rows] == d).sum()) for d in (0, 1))
             seconds["experts_s"][step] += 40e-6 + 1e-10 * 3 * pairs * 64 * 96
             if dispatch == "coherent":
@@ -78,110 +77,35 @@ def attention(tokens: int, contexts: int) -> float:
     return 10e-6 + 1e-10 * (4 * tokens * 64 * 64 + (contexts + tokens) * 64) if tokens else 0.0
 
 
-def sure(seconds: Any) -> Prediction:
-    return Prediction(seconds, seconds, seconds, np.zeros(seconds.shape, bool))
-
-
-LINES = CostModel(
-    exchange=[lambda port: sure(1.0 + port), lambda port: sure(7.0 + 7.0 * port)],
-    gather=None,
-    experts=lambda pairs, experts: sure(1.0 + 0.5 * pairs * experts),
-    attention=lambda batch, length: sure(1.0 + 0.5 * batch * length * length),
-    sources={},
-    missing={},
-    other_dtype=(),
-)
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 2**32))
-def test_samples_that_move_between_layers_take_what_a_token_by_token_simulation_gives(
-    make_trace: Any, seed: int
-) -> None:
-    """Migrating on 2x2: in each layer a sample is where its last combine delivered it, and attends there."""
-    trace = make_trace(samples=8, tokens=5, seed=seed % 97, unrouted=0.1)
-    home_LI = np.random.default_rng(seed).integers(4, size=(4, 8))
-    scene = replace(scene_of(trace, "2x2", moving=True), costs=LINES)
-    parts = priced(scene, Journey("migrating", PAIRS, moves=home_LI))
-    assert "combine_inter_s" in parts
-    assert "kv_s" not in parts
-    for step in (0, 1):
-        expected: Any = Counter()
-        for layer, ids_TK in enumerate(tokens(trace)[20 * step :][:20].swapaxes(0, 1).tolist()):
-            expected.update(simulated(ids_TK, home_LI[layer : layer + 2, 4 * step :].tolist()))
-        assert {name: parts[name][step] for name in expected} == pytest.approx(expected)
-        assert parts["step_s"][step] == pytest.approx(sum(expected.values()))
-
-
-def simulated(ids_TK: list[list[int]], homes: list[list[int]]) -> dict[str, float]:
-    """A layer of four samples of five tokens on 2x2 by `LINES`: attend, send, compute, bring to the next home."""
-    attending: dict[int, list[int]] = {device: [] for device in range(4)}
-    sent: dict[str, Counter[Any]] = {"dispatch_s": Counter(), "combine_s": Counter()}
-    pairs: Counter[int] = Counter()
-    for token, chosen in enumerate(ids_TK):
-        here, then = (home[token // 5] for home in homes)
-        attending[here].append(token % 5)
-        pairs.update(expert // 2 for expert in chosen if expert < 8)
-        for device in {expert // 2 for expert in chosen if expert < 8}:
-            for name, source, target in (("dispatch_s", here, device), ("combine_s", device, then)):
-                if source != target:
-                    far = source // 2 != target // 2
-                    sent[name].update([(far, "out", source), (far, "in", target)])
-    seconds = {
-        name: max(
-            slope_s + 128 * slope_s * max((n for (far, *_), n in ports.items() if far == inter), default=0)
-            for inter, slope_s in ((False, 1.0), (True, 7.0))
-        )
-        for name, ports in sent.items()
-    }
-    seconds["experts_s"] = 1 + 0.5 * max(pairs.values()) * 2 if pairs else 0.0
-    seconds["attention_s"] = max(1 + 0.5 * sum(2 * p + 1 for p in at) for at in attending.values() if at)
-    return seconds
-
-
 def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any) -> None:
     scene = scene_of(make_trace(samples=8, top_k=1), "1x2", profile=make_profile("1x2"))
     parts = priced(scene, Journey("coherent", HALVES))
     assert not parts["combine_s"].any()
     assert parts["dispatch_s"].all()
-    stretched = replace(LINES, exchange=[lambda port: replace(sure(1.0 + port), extrapolated=port >= 0)])
+    assert scene.costs is not None
+    stretched = replace(scene.costs, exchange=[lambda port: Prediction(port, port, port, port >= 0)])
     for passes in (None, Passes(0.0, full_duplex=False)):  # whole layers, then chunks
         timed, journey = replace(scene, costs=stretched, passes=passes), Journey("coherent", HALVES)
         ((tally,),) = replay(timed, [journey], ports=True)
         assert price(tally, journey, timed).extrapolated.keys() & {"dispatch_s", "combine_s"} == {"dispatch_s"}
 
 
-def test_a_noisier_profile_gives_wider_intervals_and_the_same_request_the_same_seconds(
-    make_trace: Any, make_profile: Any
-) -> None:
+def test_a_noisier_profile_gives_wider_intervals(make_trace: Any, make_profile: Any) -> None:
     trace, widths = make_trace(samples=120), []
     for noise in (0.02, 0.4):
-        plan = planned(trace, profile=make_profile(noise=noise))
-        step = plan.evaluation.judging.contenders[0].metrics["step_s"]
-        assert step.low < step.value < step.high
+        step = planned(trace, profile=make_profile(noise=noise)).evaluation.judging.contenders[0].metrics["step_s"]
         widths.append((step.high - step.low) / step.value)
-    assert widths[1] > 2 * widths[0]
-    again = planned(trace, profile=plan.inputs.profile.path)
-    assert (plan.evaluation, plan.options, plan.verdict) == (again.evaluation, again.options, again.verdict)
+    assert widths[1] > 2 * widths[0] > 0
 
 
 def test_links_alone_time_the_exchanges_but_no_step_and_copies_decide(make_trace: Any) -> None:
     plan = planned(make_trace(samples=120), "exflow", "2x2", ("intra=100:2", "inter=10:9"))
     assert plan.verdict.metric == "device_copies"
     metrics, seconds = judged(plan)["plan/coherent"], plan.options["seconds"]
-    assert {name for name in metrics if name.endswith("_s")} == {"exchange_s"} | {
-        f"{part}{link}_s" for part in ("dispatch", "combine", "kv") for link in ("", "_intra", "_inter")
-    }
+    assert metrics.keys() & {"exchange_s", "kv_inter_s", "step_s"} == {"exchange_s", "kv_inter_s"}
     assert metrics["dispatch_inter_s"] >= 3 * 9e-6
     assert seconds["sources"]["dispatch inter"] == "link inter"
-    assert "attention" in seconds["missing"]
     assert seconds["missing"]["experts"] == "no profile"
-
-
-def test_without_profile_and_links_there_are_no_seconds_and_nothing_is_said_of_them(make_trace: Any) -> None:
-    plan = planned(make_trace(samples=40))
-    assert "seconds" not in plan.options
-    assert not any(name.endswith("_s") for metrics in judged(plan).values() for name in metrics)
 
 
 @pytest.mark.parametrize(
@@ -229,21 +153,18 @@ def test_a_part_with_one_of_two_links_is_missing_and_has_no_source(make_trace: A
     assert costs.exchange is None
 
 
-def test_without_samples_no_contexts_hence_no_attention(make_trace: Any, make_profile: Any) -> None:
-    plan = planned(make_trace(samples=60, columns=("step",)), profile=make_profile())
-    assert "samples" in plan.options["seconds"]["missing"]["attention"]
-
-
-def test_sizes_outside_the_measured_ones_are_flagged_in_the_plan(make_trace: Any, make_profile: Any) -> None:
-    inside, outside = (
-        planned(make_trace(samples=60, tokens=tokens), profile=make_profile()).options["seconds"]["extrapolated"]
-        for tokens in (30, 400)
-    )
-    assert outside["experts_s"] == 1.0
-    assert inside.get("experts_s", 0.0) < 1.0
-
-
-def test_another_number_of_devices_than_measured_goes_by_the_link(make_trace: Any, make_profile: Any) -> None:
+def test_what_is_missing_outside_the_measured_sizes_or_by_a_link_is_told(make_trace: Any, make_profile: Any) -> None:
     profile: Path = make_profile("1x4")
-    plan = planned(make_trace(samples=120), cluster=Cluster(1, 2, load(profile).cluster.links), profile=profile)
-    assert plan.options["seconds"]["sources"]["dispatch intra"] == "link intra"
+    links = Cluster(1, 2, load(profile).cluster.links)  # other devices than measured
+    inside, outside, sampleless, linked = (
+        planned(make_trace(samples=60, **shape), cluster=cluster, profile=profile).options["seconds"]
+        for shape, cluster in (
+            ({"tokens": 30}, None),
+            ({"tokens": 400}, None),
+            ({"columns": ("step",)}, None),
+            ({}, links),
+        )
+    )
+    assert outside["extrapolated"]["experts_s"] == 1.0 > inside["extrapolated"].get("experts_s", 0.0)
+    assert "samples" in sampleless["missing"]["attention"]
+    assert linked["sources"]["dispatch intra"] == "link intra"

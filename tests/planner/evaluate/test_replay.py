@@ -1,4 +1,7 @@
-"""The replay against tokens walked by hand, and ways to the same tally; `certify/test_naive.py` holds its twin."""
+"""The replay against tokens walked by hand, ways to the same tally, samples counted, and what is refused.
+
+`certify/test_naive.py` holds the twin of both.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -7,80 +10,44 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.errors import UsageError
+from moeplan.errors import InputError, UsageError
 from moeplan.planner.evaluate import replay as replay_module
 from moeplan.planner.evaluate.chunks import Cut, Cuts
 from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import Contender, Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes
-from moeplan.planner.evaluate.splits import index_units
-from moeplan.planner.evaluate.tally import COUNTS, Tally
-from moeplan.solvers.placement import Placement
+from moeplan.planner.evaluate.splits import SampleIndex, index_samples
+from moeplan.planner.evaluate.tally import COUNTS
+from moeplan.planner.evaluate.traffic import SampleCounts
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.schema import TokenBatch
 from tests.builders import model
-from tests.planner.makers import scene_of, stored_tokens
+from tests.planner.makers import counted, planned, scene_of, stored_tokens
 
 HALVES = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
 PAIRS = Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8)
+REPLICATED = Placement.from_sets([[[0, 1, 2], [2, 3, 4], [4, 5, 6], [0, 6, 7]]] * 3, 8, ReplicaRule.EVEN)
 
 
-def tally_of(trace: Any, placement: Placement, cluster: str, dispatch: Any, **settings: Any) -> Tally:
-    """The only tally of a trace."""
-    return replay(scene_of(trace, cluster, **settings), [Journey(dispatch, placement)], ports=True)[0][0]
-
-
-def sums_of(tally: Tally) -> dict[str, int]:
-    """The counts of all units."""
-    return dict(zip(COUNTS, tally.counts.sum(axis=0).tolist(), strict=True))
-
-
-def routed(folder: Path, ids: list[list[int]]) -> Any:
-    """A trace of one token with these experts."""
+@pytest.mark.parametrize(
+    ("ids", "placement", "cluster", "dispatch", "expected"),
+    [  # a token at device 0; device_copies, hops, hops_kept, far_copies, node_copies
+        ([[5, 1], [2, 3], [6, 7]], HALVES, "1x2", "standard", (4, 2, 0, 0, 0)),  # to device 1 and back, twice
+        ([[5, 1], [2, 3], [6, 7]], HALVES, "1x2", "coherent", (4, 2, 0, 0, 0)),  # to 1, its other part too; to 0; to 1
+        ([[4, 6], [0, 1], [0, 2]], PAIRS, "2x2", "standard", (6, 2, 1, 4, 2)),  # two far copies, of one remote node
+    ],
+)
+def test_one_token_by_hand(
+    tmp_path: Path, ids: Any, placement: Placement, cluster: str, dispatch: Any, expected: tuple[int, ...]
+) -> None:
     nothing = np.zeros(1, np.int8)
     token = TokenBatch(None, nothing.astype(int), nothing.astype(np.int32), None, nothing, np.array([ids], np.uint16))
-    return stored_tokens(folder, model(), token)
-
-
-def test_one_token_by_hand_in_standard_and_coherent(tmp_path: Path) -> None:
-    """Experts 0-3 on device 0, 4-7 on device 1; a token at device 0 picks (5, 1), then (2, 3), then (6, 7)."""
-    trace = routed(tmp_path, [[5, 1], [2, 3], [6, 7]])
-    counts = {name: sums_of(tally_of(trace, HALVES, "1x2", name)) for name in ("standard", "coherent")}
-    # standard: out and back to device 1 in layers 0 and 2
-    assert counts["standard"]["device_copies"] == 4
-    # coherent: layer 0 out to 1, and device 0's part follows to the new home 1; layer 1 to 0; layer 2 to 1
-    assert counts["coherent"]["device_copies"] == 4
-    assert counts["coherent"]["hops_kept"] == counts["standard"]["hops_kept"] == 0
-    assert counts["coherent"]["hops"] == 2
-
-
-def test_copies_to_another_node_count_once_a_device_and_once_a_node(tmp_path: Path) -> None:
-    """A token at device 0 of 2x2 picks experts on devices 2 and 3: two far copies each way, one remote node."""
-    counts = sums_of(tally_of(routed(tmp_path, [[4, 6], [0, 1], [0, 2]]), PAIRS, "2x2", "standard"))
-    assert (counts["device_copies"], counts["far_copies"], counts["node_copies"]) == (6, 4, 2)
-
-
-def test_an_incomplete_last_step_is_left_out_of_loads_and_counted(make_trace: Any) -> None:
-    scene = scene_of(make_trace(samples=11, tokens=5), "1x2")
-    (cohort,), ((tally,),) = scene.cohorts, replay(scene, [Journey("standard", HALVES)])
-    assert (cohort.num_steps, cohort.dropped) == (2, 3)
-    assert tally.loads.sum() == 8 * 5 * 3 * 2
-    assert cohort.tokens_per_step == 20
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_recorded_source_ranks_are_homes_only_where_the_recording_had_as_many_ranks(
-    make_trace: Any, ranks: int
-) -> None:
-    trace = make_trace(samples=6, columns=("sample", "source_rank"), ranks=ranks)
-    assert (scene_of(trace, "1x2", each=8).cohorts[0].home is None) == (ranks == 2)
-
-
-def test_a_cohort_has_only_the_recorded_steps_of_its_own_units(make_trace: Any) -> None:
-    index = index_units(make_trace(samples=12, tokens=5, columns=("step",)))
-    assert index.unit_ids.tolist() == [0, 1, 2, 3]  # three samples of five tokens a step
-    cohort = index.cohort(np.array([True, False, True, False]), num_devices=2, samples_per_step=8)
-    assert (cohort.num_steps, cohort.num_tokens, cohort.tokens_per_step) == (2, 30, 15)
+    ((tally,),) = replay(scene_of(stored_tokens(tmp_path, model(), token), cluster), [Journey(dispatch, placement)])
+    counts = dict(zip(COUNTS, tally.counts.sum(axis=0).tolist(), strict=True))
+    names = ("device_copies", "hops", "hops_kept", "far_copies", "node_copies")
+    assert tuple(counts[name] for name in names) == expected
 
 
 def test_a_device_without_slots_does_not_count_as_idle(make_trace: Any) -> None:
@@ -112,9 +79,7 @@ def test_layers_in_chunks_share_the_walk_of_whole_ones_and_other_placements_have
 
 
 @pytest.mark.parametrize("dispatch", ["standard", "coherent"])
-def test_a_whole_step_takes_as_long_beside_one_in_chunks_as_alone(
-    make_trace: Any, make_profile: Any, dispatch: Any
-) -> None:
+def test_a_whole_step_takes_as_long_beside_chunks_as_alone(make_trace: Any, make_profile: Any, dispatch: Any) -> None:
     trace, profile = make_trace(samples=24), make_profile("2x2")
     plain, beside = (
         evaluate(scene_of(trace, "2x2", profile=profile, passes=passes), [Contender("plan", Journey(dispatch, PAIRS))])
@@ -142,3 +107,54 @@ def test_what_would_not_fit_is_refused_by_its_own_factors_before_it_takes_memory
     placement = Placement(np.arange(8, dtype=np.int32)[None], np.array([8] + [0] * 8191), 8)
     with pytest.raises(UsageError, match=words):
         replay(huge, [Journey("coherent", placement)], ports=ports)
+
+
+def samples_of(trace: Any) -> tuple[SampleIndex, SampleCounts]:
+    index = index_samples(trace)
+    return index, SampleCounts(trace, index, np.ones(len(index.sample), bool), Cluster(2, 2))
+
+
+def test_the_count_form_has_the_same_samples_and_pairs(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(samples=8, tokens=5, columns=("sample", "step", "source_rank"), ranks=3)
+    (one, by_token), (other, by_count) = samples_of(trace), samples_of(counted(trace, tmp_path))
+    for name in ("sample", "step", "rank", "unit_tokens", "contexts"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    np.testing.assert_array_equal(by_token.under(PAIRS).pairs, by_count.under(PAIRS).copies)
+    np.testing.assert_array_equal(by_token.experts, by_count.experts)
+    np.testing.assert_array_equal(one.contexts, one.unit_tokens**2)  # positions from 0 on
+
+
+def test_samples_in_several_steps_are_not_torn() -> None:
+    twice = SampleIndex(np.tile([1, 2, 3, 4], 2), np.repeat([0, 1], 4), None, np.ones(8, int), np.ones(8, int))
+    assert twice.split_kind == "sample"
+    np.testing.assert_array_equal(*twice.fitted(seed=3, fraction=0.5).reshape(2, 4))
+
+
+def test_placements_are_counted_in_one_pass_and_once(make_trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, counts = samples_of(make_trace())
+    passes, plain = list[Any](), SampleIndex.batches
+
+    def noted(*given: Any) -> Any:
+        passes.append("pass")
+        return plain(*given)
+
+    monkeypatch.setattr(SampleIndex, "batches", noted)
+    in_order, replicated = PAIRS, REPLICATED
+    both = counts.count({"one": in_order, "other": replicated})
+    assert [counts.under(one) for one in (in_order, replicated)] == both
+    assert passes == ["pass"]
+
+
+def test_what_has_no_samples_or_moves_with_them_is_refused_by_name(make_trace: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="samples were not recorded"):
+        index_samples(make_trace(columns=()))
+    trace = make_trace()
+    counts = counted(trace, tmp_path / "counts")
+    with pytest.raises(UsageError, match="leave --phase out"):
+        index_samples(counts, phases=("decode",))
+    nearest = dataclasses.replace(REPLICATED, replica_rule=ReplicaRule.NEAREST)
+    for source, placement, message in ((trace, nearest, "rule nearest"), (counts, REPLICATED, "counts do not say")):
+        with pytest.raises(UsageError, match=message):
+            samples_of(source)[1].under(placement)
+    with pytest.raises(InputError, match="expected some of both"):
+        planned(trace, "netmoe", fit_fraction=1e-9)

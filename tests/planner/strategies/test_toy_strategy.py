@@ -51,15 +51,11 @@ def test_its_plan_holds_its_decision_and_is_judged_by_its_metric_against_today(p
     judged = figures(plan.evaluation.judging)
     assert [*judged] == ["plan/standard", "contiguous/standard", "by 1/standard"]
     ours, theirs, _ = (metrics["far_share"] for metrics in judged.values())
-    share = plan.evaluation.judging.contenders[1].metrics["far_share"]
-    assert share.low < share.value < share.high
     assert (plan.verdict.metric, plan.verdict.against) == ("far_share", "contiguous/standard")
     assert plan.verdict.gain.value == pytest.approx(theirs - ours)
 
 
-def test_it_is_compared_beside_others_and_with_the_verdict_that_it_was_solved_with(
-    trace: Any, path: Path, plan: Any, tmp_path: Path
-) -> None:
+def test_it_is_compared_beside_others(trace: Any, path: Path, plan: Any, tmp_path: Path) -> None:
     planned(trace, "eplb", to=tmp_path / "eplb.json")
     comparison = compare([path, tmp_path / "eplb.json"], trace.path)
     assert comparison.compared[0].verdict == plan.verdict

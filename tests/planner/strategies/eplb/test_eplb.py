@@ -1,6 +1,5 @@
 """EPLB on counts, which is what engines record: fitted on some steps, judged on others; what it is asked to keep."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,8 @@ import pytest
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.options import PlacementOptions
-from tests.planner.makers import (
-    assert_refused,
-    balances,
-    counted,
-    edited,
-    fit_part,
-    held_out,
-    judged,
-    planned,
-    rewritten,
-    stored,
-    tallied,
-)
+from tests.planner import makers
+from tests.planner.makers import assert_refused, balances, edited, fit_part, held_out, judged, planned, stored, tallied
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "ffn_size": 96, "dtype_bytes": 2}
 OURS = "plan/standard"
@@ -45,31 +33,14 @@ def test_the_balance_of_a_plan_is_that_of_the_steps_it_has_not_seen(steps: Any) 
     expected = balances(plan, held_out(loads))
     figures = {"balance": expected.mean(), "balance_p95": np.quantile(expected, 0.95)}
     assert judged(plan)[OURS] == pytest.approx(figures, rel=1e-12)
-    fit = plan.evaluation.fit
+    fit, rivals = plan.evaluation.fit, ("contiguous", "contiguous in 20 slots", "eplb")
     assert (fit.num_steps, fit.num_tokens) == (len(fit_part(loads)), 256 * len(fit_part(loads)))
-    assert [one.label for one in fit.contenders] == [
-        OURS,
-        "contiguous/standard",
-        "contiguous in 20 slots/standard",
-        "eplb/standard",
-    ]
+    assert [one.label for one in fit.contenders] == [OURS, *(f"{name}/standard" for name in rivals)]
     assert (plan.verdict.metric, plan.verdict.value) == ("balance", "benefit")
 
 
-def test_samples_of_counts_run_so_many_a_step_and_the_last_ones_fill_none(tmp_path: Path) -> None:
-    trace, loads = tallied(tmp_path / "t", keys=("sample",), steps=50)
-    plan = on_counts(trace, samples_per_step=4)
-    unseen = held_out(loads, ids=3 * np.arange(50))
-    whole = len(unseen) // 4
-    expected = balances(plan, unseen[: 4 * whole].reshape(whole, 4, *unseen.shape[1:]).sum(axis=1))
-    assert judged(plan)[OURS]["balance"] == pytest.approx(expected.mean(), rel=1e-12)
-    assert plan.evaluation.held_out.dropped_samples == len(unseen) - 4 * whole
-
-
 @pytest.mark.parametrize(("spread", "objective"), [(0.0, "balance"), (1.0, "step_balance")])
-def test_steps_that_differ_by_chance_alone_are_placed_by_their_sum(
-    tmp_path: Path, spread: float, objective: str
-) -> None:
+def test_steps_that_differ_by_chance_are_placed_by_their_sum(tmp_path: Path, spread: float, objective: str) -> None:
     rng = np.random.default_rng(1)
     usual, topics = rng.lognormal(0, 1, (3, 32)), rng.lognormal(0, spread, (2, 3, 32))
     shares = usual * topics[np.arange(40) % 2]
@@ -89,18 +60,9 @@ def test_every_figure_is_recomputed(tmp_path: Path, keys: tuple[str, ...], chang
     assert {"metrics of every contender", "verdict", "objective"} <= {*certificate.checks}
 
 
-def test_counts_as_large_as_a_trace_may_hold_are_certified(tmp_path: Path) -> None:
-    trace = stored(tmp_path / "trace", np.random.default_rng(0).integers(2**39, 2**40, (12, 3, 8)))
-    assert certify(planned(trace, "eplb", "1x4"), trace.path).largest_difference < 1e-9
-
-
 @pytest.mark.parametrize(
     ("path", "change"),
     [
-        ("evaluation.held_out.contenders.0.metrics.balance.value", lambda x: x - 1e-6),
-        ("evaluation.held_out.contenders.2.metrics.balance_p95.value", lambda x: x + 1e-6),
-        ("evaluation.fit.num_tokens", lambda x: x + 1),
-        ("inputs.trace.num_tokens", lambda x: x + 1),
         ("options.evaluation.unit", "sample"),
         ("options.evaluation.home", "ordinal"),
         ("options.evaluation.step", "derived"),
@@ -109,25 +71,20 @@ def test_counts_as_large_as_a_trace_may_hold_are_certified(tmp_path: Path) -> No
         ("options.placement.dead", [1]),
         ("options.placement.pins", [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1], [1, 2], [1, 3]]),
         ("options.placement.groups", "whole"),
-        ("outcome.placement.objective.value", lambda x: x - 1e-6),
     ],
 )
 def test_a_figure_that_the_counts_do_not_give_is_refused(steps: Any, path: str, change: Any) -> None:
     assert_refused(edited(on_counts(steps[0]), path, change), steps[0].path)
 
 
-@pytest.mark.parametrize(
-    ("quantile", "name"), [(None, "step_balance"), (0.9, "step_balance_p90"), (1.0, "step_balance_p100")]
-)
+@pytest.mark.parametrize(("quantile", "name"), [(None, "step_balance"), (0.9, "step_balance_p90")])
 def test_recorded_steps_are_balanced_one_by_one_and_the_plan_says_how(steps: Any, quantile: Any, name: str) -> None:
     trace, loads = steps
     plan = on_counts(trace, quantile=quantile)
     ratios, objective = balances(plan, fit_part(loads)), plan.outcome["placement"].objective
     expected = ratios if quantile is None else np.quantile(ratios, quantile, axis=0, method="higher")
     assert (objective.name, objective.value) == (name, pytest.approx(expected.mean(), rel=1e-12))
-    assert "objective" in certify(plan, trace.path).checks
-    for key, change in (("name", "step_balance_p50"), ("value", lambda x: x * 0.999)):
-        assert_refused(edited(plan, f"outcome.placement.objective.{key}", change), trace.path)
+    assert_refused(edited(plan, "outcome.placement.objective.name", "step_balance_p50"), trace.path)
 
 
 def test_a_profile_times_the_experts_and_says_why_nothing_else(tmp_path: Path, make_profile: Any) -> None:
@@ -135,33 +92,22 @@ def test_a_profile_times_the_experts_and_says_why_nothing_else(tmp_path: Path, m
     profile = make_profile("2x2")
     plan = on_counts(trace, profile=profile)
     assert {name for name in judged(plan)[OURS] if name.endswith("_s")} == {"experts_s"}
-    assert plan.options["seconds"]["missing"].keys() == {"dispatch", "kv", "attention"}
     assert plan.verdict.metric == "balance"
     assert "predicted seconds" in certify(plan, trace.path, profile).checks
-    assert_refused(edited(plan, "options.seconds.missing.dispatch", "who knows"), trace.path, profile)
     for strategy in ("exflow", "contiguous", "pipemoe"):
         with pytest.raises(InputError, match=f"counts alone; {strategy} needs tokens"):
             planned(trace, strategy, "2x2", profile=profile)
 
 
 def test_counts_have_no_phases_and_one_block_is_not_split_and_a_quantile_is_of_recorded_steps(tmp_path: Path) -> None:
-    block, _ = tallied(tmp_path / "t", keys=())
-    with pytest.raises(UsageError, match="no known phase"):
-        on_counts(block, phases=("decode",))
-    with pytest.raises(InputError, match="1 blocks split into"):
-        on_counts(block)
-    with pytest.raises(UsageError, match=r"--quantile of steps, and .* has none recorded"):
-        on_counts(tallied(tmp_path / "u", keys=("sample",))[0], quantile=0.9)
-
-
-def test_the_counts_of_a_trace_give_the_loads_that_its_tokens_give(make_trace: Any, tmp_path: Path) -> None:
-    trace = make_trace(samples=60, columns=("sample",), unrouted=0.1)
-    one, other = (
-        planned(form, "eplb", "1x4", method="published", redundant=0)
-        for form in (trace, counted(trace, tmp_path / "counts"))
-    )
-    assert one.decisions == other.decisions
-    assert judged(one)[OURS]["balance"] == pytest.approx(judged(other)[OURS]["balance"], rel=1e-12)
+    block, samples = (tallied(tmp_path / name, keys=keys)[0] for name, keys in (("t", ()), ("u", ("sample",))))
+    for trace, changes, words in (
+        (block, {"phases": ("decode",)}, "no known phase"),
+        (block, {}, "1 blocks split into"),
+        (samples, {"quantile": 0.9}, r"--quantile of steps, and .* has none recorded"),
+    ):
+        with pytest.raises((InputError, UsageError), match=words):
+            on_counts(trace, **changes)
 
 
 def test_figures_that_earlier_plans_hold_are_read_over_and_told(tmp_path: Path) -> None:
@@ -171,9 +117,7 @@ def test_figures_that_earlier_plans_hold_are_read_over_and_told(tmp_path: Path) 
     assert "raw" not in PlacementOptions.of(edited(plan, "options.placement.swaps", [])).model_dump()
 
 
-def test_on_a_real_training_run_balancing_step_by_step_pays_on_steps_it_has_not_seen(
-    real_data: Path, tmp_path: Path
-) -> None:
+def test_on_a_real_training_run_balancing_steps_pays_on_steps_it_has_not_seen(real_data: Path, tmp_path: Path) -> None:
     path = real_data / "smartmoe-gpt-moe-training" / "counts.npz"
     if not path.is_file():
         pytest.skip(f"real counts absent: {path}")
@@ -215,11 +159,9 @@ def test_whole_groups_are_blocks_in_every_layer_and_are_certified(tmp_path: Path
 
 
 @pytest.mark.parametrize("strategy", ["eplb", "exflow"])
-def test_with_expert_groups_eplb_keeps_each_on_a_node_as_plan_and_as_baseline_and_it_certifies(
-    make_trace: Any, tmp_path: Path, strategy: str
-) -> None:
+def test_eplb_keeps_expert_groups_on_a_node_as_plan_and_rival(make_trace: Any, tmp_path: Path, strategy: str) -> None:
     plain = make_trace(samples=40)
-    trace = rewritten(plain, tmp_path / "grouped", model=replace(plain.model, num_expert_groups=4))
+    trace = makers.sized(plain, tmp_path / "grouped", num_expert_groups=4)
     plan, other = (planned(one, strategy, redundant=4) for one in (trace, plain))
     assert plan.evaluation.fit.contenders[-1].metrics != other.evaluation.fit.contenders[-1].metrics
     certify(plan, trace.path)

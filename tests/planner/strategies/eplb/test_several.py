@@ -1,4 +1,4 @@
-"""Several traces with weights, planned for together, judged by weighted means; plans of a phase judged on another."""
+"""Several traces with weights, planned for together, judged by weighted means."""
 
 from pathlib import Path
 from typing import Any
@@ -9,21 +9,9 @@ import pytest
 from moeplan.errors import MismatchError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
-from moeplan.planner.request import Phase
 from moeplan.solvers import eplb
-from moeplan.traces.schema import PHASES
 from moeplan.traces.split import fitted
-from tests.planner.makers import (
-    assert_refused,
-    balances,
-    edited,
-    fit_part,
-    held_out,
-    judged,
-    planned,
-    rewritten,
-    tallied,
-)
+from tests.planner.makers import assert_refused, balances, edited, fit_part, held_out, planned, tallied
 
 
 def mixed(*mixture: tuple[Any, float], **settings: Any) -> Any:
@@ -54,12 +42,8 @@ def test_loads_are_weighted_by_their_shares_and_so_is_what_judges(tmp_path: Path
     with pytest.raises(MismatchError, match="hash"):
         certify(plan, decode.path)
     for path, change in (
-        ("evaluation.held_out.contenders.0.metrics.balance.value", lambda x: x + 1e-6),
         ("evaluation.held_out.contenders.1.metrics.balance.low", lambda x: x + 1e-6),
-        ("evaluation.fit.num_steps", lambda x: x + 1),
-        ("outcome.placement.objective.value", lambda x: x - 1e-6),
         ("outcome.placement.objective.name", "step_balance"),
-        ("inputs.trace.num_tokens", lambda x: x + 1),
         ("options.placement.mixture.0.weight", 0.5),
         ("options.placement.mixture.1.weight", 0.5),
     ):
@@ -69,78 +53,24 @@ def test_loads_are_weighted_by_their_shares_and_so_is_what_judges(tmp_path: Path
     assert "figures of a mixture, whose other traces are not here" in certify(gone, prefill.path).unchecked
 
 
-def test_a_weight_alone_decides_as_the_trace_alone_and_redundancy_is_weighed_for_all_whose_units_are_left_out(
-    tmp_path: Path,
-) -> None:
-    one, other = (tallied(tmp_path / str(seed), seed=seed)[0] for seed in (1, 2))
+def test_a_weight_alone_decides_as_the_trace_alone_and_all_fitted_units_are_left_out(tmp_path: Path) -> None:
+    one, other, third = (tallied(tmp_path / str(seed), seed=seed)[0] for seed in (1, 2, 3))
     both, alone = (mixed(*mixture, method="published") for mixture in (((one, 1e-6), (other, 1e6)), ((other, 1.0),)))
     assert both.decisions == alone.decisions
     weighed = mixed((one, 1), (other, 1), redundant="auto", to=tmp_path / "plan.json")
     assert len(weighed.options["placement"]["redundancy"]["candidates"]) == 5
     num_fitted = fitted(np.arange(40), seed=0, fraction=0.5).sum()
-    third, _ = tallied(tmp_path / "new", seed=3)
     for trace, left_out in ((one, num_fitted), (other, num_fitted), (third, 0)):
         assert compare([tmp_path / "plan.json"], trace.path).num_fitted == left_out
 
 
-def test_tokens_and_their_phases_mix_too(make_trace: Any) -> None:
-    one, other = make_trace(samples=40, seed=1), make_trace(samples=60, seed=2)
-    plan = mixed((one, 1.0), (other, 1.0))
-    assert {"device_copies", "balance", "intra_bytes"} <= judged(plan)["plan/standard"].keys()
-    assert certify(plan, one.path).largest_difference < 1e-12
-
-
-def test_what_does_not_mix_is_one_clear_refusal(make_trace: Any, tmp_path: Path) -> None:
-    counts, tokens = tallied(tmp_path / "t")[0], make_trace(samples=40)
-    samples = tallied(tmp_path / "u", keys=("sample",))[0]
+def test_tokens_mix_too_and_what_does_not_is_one_clear_refusal(make_trace: Any, tmp_path: Path) -> None:
+    tokens, others = make_trace(samples=40, seed=1), make_trace(samples=60, seed=2)
+    assert certify(mixed((tokens, 1.0), (others, 1.0)), tokens.path).largest_difference < 1e-12
+    counts, samples = tallied(tmp_path / "t")[0], tallied(tmp_path / "u", keys=("sample",))[0]
     with pytest.raises(MismatchError, match="another model"):
         mixed((counts, 1.0), (tokens, 1.0))
     with pytest.raises(UsageError, match="splits by sample"):
         mixed((counts, 1.0), (samples, 1.0))
     with pytest.raises(UsageError, match="--quantile with several --trace"):
         mixed((counts, 1.0), (counts, 1.0), quantile=0.5)
-
-
-def shifted(batch: Any) -> Any:
-    """Prefill and then decode in every sample, and others of eight experts in decode."""
-    late = batch.position >= 4
-    other = late[:, None, None] & (batch.ids < 8)
-    phase = np.where(late, PHASES.index("decode"), PHASES.index("prefill")).astype(np.int8)
-    return {"phase": phase, "ids": np.where(other, (3 * batch.ids + 1) % 8, batch.ids).astype(np.uint16)}
-
-
-def loads_of(trace: Any, phase: str, *, fit: bool) -> Any:
-    """Loads of a phase of the fitted or held-out samples, `[L, E]`."""
-    loads = np.zeros((3, 8), np.int64)
-    for batch in trace.batches():
-        mine = fitted(batch.sample, seed=0, fraction=0.5) == fit
-        for ids_LK in batch.ids[mine & (batch.phase == PHASES.index(phase))]:
-            for layer, ids_K in enumerate(ids_LK.tolist()):
-                for expert in ids_K:
-                    loads[layer, expert] += 1
-    return loads
-
-
-def even(loads: Any, placement: Any) -> float:
-    """Max over mean device load, over layers."""
-    held = np.stack([placement.holds(layer) for layer in range(len(loads))])
-    devices = ((loads / held.sum(axis=2))[:, :, None] * held).sum(axis=1)
-    return float(np.mean(devices.max(axis=1) / devices.mean(axis=1)))
-
-
-def test_a_plan_made_on_one_phase_is_compared_on_the_other(make_trace: Any, tmp_path: Path) -> None:
-    trace = rewritten(make_trace(samples=60, columns=("sample",)), tmp_path / "t", shifted)
-    pair: tuple[Phase, Phase] = ("prefill", "decode")
-    paths = [tmp_path / f"{phase}.json" for phase in pair]
-    for phase, path in zip(pair, paths, strict=True):
-        plan = planned(trace, "eplb", "1x4", samples_per_step=1000, phases=(phase,), to=path)
-        expected = eplb.solve(loads_of(trace, phase, fit=True), plan.cluster).placement
-        np.testing.assert_array_equal(plan.placement.physical_to_logical, expected.physical_to_logical)
-    balance = {}
-    for phase in pair:
-        comparison, unseen = compare(paths, trace.path, phases=(phase,)), loads_of(trace, phase, fit=False)
-        for made_on, one in zip(pair, comparison.compared, strict=True):
-            metrics = next(row.metrics for row in comparison.part.contenders if row.label == one.label)
-            balance[made_on, phase] = metrics["balance"].value
-            assert metrics["balance"].value == pytest.approx(even(unseen, one.plan.placement), rel=1e-12)
-    assert any(balance[made_on, phase] > balance[phase, phase] for made_on, phase in balance)

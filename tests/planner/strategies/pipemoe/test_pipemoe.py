@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moeplan.errors import InputError, MismatchError, UsageError
-from tests.planner.makers import options, planned, rewritten
+from tests.planner.makers import options, planned
 
 
 def piped(trace: Any, profile: Path, *asked: Any, **settings: Any) -> Any:
@@ -25,8 +25,13 @@ def profile(make_profile: Any) -> Path:
     return path
 
 
-def test_the_decisions_of_the_base_are_kept_and_bound_by_its_hash(trace: Any, profile: Path, tmp_path: Path) -> None:
-    on = tmp_path / "base.json"
+@pytest.fixture
+def on(tmp_path: Path) -> Path:
+    """Where a base is."""
+    return tmp_path / "base.json"
+
+
+def test_the_decisions_of_the_base_are_kept_and_bound_by_its_hash(trace: Any, profile: Path, on: Path) -> None:
     base = planned(trace, "eplb", profile=profile, to=on)
     plan, other = piped(trace, profile, on=on), piped(trace, profile, on=on, seed=1)
     assert plan.strategies == ("eplb", "pipemoe")
@@ -36,21 +41,6 @@ def test_the_decisions_of_the_base_are_kept_and_bound_by_its_hash(trace: Any, pr
     assert plan.options["placement"] == base.options["placement"]
     assert (set(plan.outcome), set(other.outcome)) == ({"placement", "pipeline"}, {"pipeline"})
     assert options(piped(trace, profile)).placement == "contiguous"
-
-
-def test_on_a_balanced_placement_fewer_seconds_are_left_than_on_contiguous(
-    make_trace: Any, make_profile: Any, tmp_path: Path
-) -> None:
-    """The busiest device's tokens decide, not the uniform count: most first choices fall on experts 0 and 1."""
-
-    def skewed(batch: Any) -> Any:
-        batch.ids[: len(batch) * 2 // 3] = [0, 1]
-        return {"ids": batch.ids}
-
-    trace, profile = rewritten(make_trace(samples=40, tokens=100), tmp_path / "t", skewed), make_profile(noise=0.0)
-    planned(trace, "eplb", profile=profile, redundant=4, to=tmp_path / "base.json")
-    balanced, plain = (piped(trace, profile, **on) for on in ({"on": tmp_path / "base.json"}, {}))
-    assert balanced.outcome["pipeline"].objective.value < 0.9 * plain.outcome["pipeline"].objective.value
 
 
 def test_a_fixed_capacity_and_shares_are_decisions_that_the_hash_covers(make_trace: Any, make_profile: Any) -> None:
@@ -83,13 +73,7 @@ def test_what_cannot_be_planned_is_refused_by_name(trace: Any, profile: Path, ch
 @pytest.mark.parametrize(
     ("cases", "ffn_size", "lacks"),
     [
-        (("all_to_all",), 96, r"none of experts.* has no expert_ffn; join it .* --merge"),
-        (
-            ("attention",),
-            96,
-            r"^\S*profile.json: pipemoe needs .*; there are none of dispatch: no all_to_all.* --link .*;"
-            r" and none of experts.* has no expert_ffn; join",
-        ),
+        (("attention",), 96, r"none of dispatch: no all_to_all.* --link .*; and none of experts.* no expert_ffn; join"),
         (("all_to_all", "expert_ffn"), None, r"none of experts.* ffn_size is not in the trace; say it at"),
     ],
 )
@@ -113,22 +97,20 @@ def test_all_that_profile_and_trace_lack_is_told_at_once(
     ids=str,
 )
 def test_decisions_that_do_not_go_together_are_refused_by_name(
-    trace: Any, profile: Path, tmp_path: Path, base: Any, changes: Any, words: str
+    trace: Any, profile: Path, on: Path, base: Any, changes: Any, words: str
 ) -> None:
-    planned(trace, profile=profile, to=tmp_path / "base.json", **base)
+    planned(trace, profile=profile, to=on, **base)
     with pytest.raises(UsageError, match=words):
-        planned(trace, profile=profile, on=tmp_path / "base.json", **{"strategy": "pipemoe"} | changes)
+        planned(trace, profile=profile, on=on, **{"strategy": "pipemoe"} | changes)
 
 
-def test_a_base_of_another_model_is_refused(make_trace: Any, trace: Any, profile: Path, tmp_path: Path) -> None:
-    planned(trace, "eplb", profile=profile, to=tmp_path / "base.json")
+def test_a_base_of_another_model_is_refused(make_trace: Any, trace: Any, profile: Path, on: Path) -> None:
+    planned(trace, "eplb", profile=profile, to=on)
     with pytest.raises(MismatchError, match="same model"):
-        piped(make_trace(samples=40, layers=4), profile, on=tmp_path / "base.json")
+        piped(make_trace(samples=40, layers=4), profile, on=on)
 
 
-def test_a_profile_by_which_a_layer_takes_ages_is_refused_before_a_plan_says_so(
-    make_trace: Any, profile: Path, tmp_path: Path
-) -> None:
+def test_a_profile_by_which_a_layer_takes_ages_is_refused(make_trace: Any, profile: Path, tmp_path: Path) -> None:
     value = json.loads(profile.read_text())
     for series in value["series"].values():
         if series["case"] == "expert_ffn":
