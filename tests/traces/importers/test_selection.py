@@ -20,6 +20,7 @@ from tests.traces.importers.recordings import (
     megatron,
     npy,
     per_pass,
+    per_token,
     physical_map,
     refused,
     stat,
@@ -64,21 +65,10 @@ def test_files_of_two_kinds_are_no_recording_where_both_were_named(tmp_path: Pat
 
 
 def test_kinds_of_one_file_are_not_taken_together(tmp_path: Path) -> None:
-    told = "2 recordings of one file each (a.csv, b.csv, ...); expected one"
-    refused(tmp_path, {"a.csv": CSV, "b.csv": CSV}, told)
-
-
-def test_directories_without_a_recording_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="0 files, expected 1 to"):
-        import_trace(tmp_path / "empty", tmp_path / "trace")
-    (tmp_path / "empty").rmdir()
-    logs = {"a.log": b"x", "b.log": b"y"}
-    refused(tmp_path, logs, "2 files of no kind that can be imported; known: megatron, ")
-    monkeypatch.setattr(selection, "MAX_FILES", 1)
-    refused(tmp_path, logs, "2 files, expected 1 to 1")
-    with pytest.raises(UsageError, match="no recording"):
-        import_trace([], tmp_path / "trace")
+    (dump,) = RING.values()
+    for files in ({"a.csv": CSV, "b.csv": CSV}, {"a.pt": dump, "b.pt": dump}):
+        a, b = files
+        refused(tmp_path / a, files, f"2 recordings of one file each ({a}, {b}, ...); expected one")
 
 
 def test_the_config_says_which_hidden_layers_the_ordinals_are(tmp_path: Path) -> None:
@@ -92,28 +82,24 @@ ROUTED = np.concatenate(
 )
 RESPONSES = {"r.jsonl": [vllm_response(ROUTED)]}
 RING = stat(np.ones((3, 4, E), int) * np.array([0, 1, 1, 1])[:, None], rows=5, begin=0)
+SLOTS = 1 + distinct_ids(np.random.default_rng(0), (1, 1, 4, 5), E - 1, K)
+SLOTS[:, :, 0] = -1
+TOKENS = per_token(SLOTS, physical_map(np.random.default_rng(0), 4, E, 0))
 SUMS = tensorrt(np.ones((2, 3, 3, E)), [1, 2, 3], K)
 
 
 @pytest.mark.parametrize(
     ("files", "changes", "message"),
     [
-        (
-            NPY,
-            {"num_hidden_layers": 5, "first_k_dense_replace": 1},
-            "layers 0-2 recorded; config.json has experts in 1-4",
-        ),
+        (NPY, {"num_hidden_layers": 5}, "layers 0-2 recorded; config.json has experts in 1-4"),
         (NPY, {"num_experts_per_tok": 3}, "top_k 2 recorded; config.json says 3"),
         (RESPONSES, {"num_hidden_layers": 5}, "4 layers recorded; config.json has 5 hidden layers"),
         (RESPONSES, {"first_k_dense_replace": 2}, "hidden layers 1 were routed; config.json has no experts there"),
-        (RESPONSES, {"num_experts_per_tok": 3}, "top_k 2 recorded; config.json says 3"),
-        (RING, {"num_hidden_layers": 5}, "4 layers recorded; config.json has 5 hidden layers"),
         (RING, {"first_k_dense_replace": 2}, "hidden layers 1 were routed; config.json has no experts there"),
         (RING, {"n_routed_experts": 8}, "num_experts 6 recorded; config.json says 8"),
+        (TOKENS, {"first_k_dense_replace": 2}, "hidden layers 1 were routed; config.json has no experts there"),
         (SUMS, {"first_k_dense_replace": 2}, "layers 1-3 recorded; config.json has experts in 2-3"),
         (SUMS, {"first_k_dense_replace": 0}, "layers 1-3 recorded; config.json has experts in 0-3"),
-        (SUMS, {"n_routed_experts": 8}, "num_experts 6 recorded; config.json says 8"),
-        (SUMS, {"num_experts_per_tok": 4}, "top_k 2 recorded; config.json says 4"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -129,11 +115,6 @@ def test_options_may_not_contradict_the_config(tmp_path: Path) -> None:
     assert imported(tmp_path, NPY, config=known, name="mine").model.name == "mine"
 
 
-def test_a_config_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"config\.json: no number of experts"):
-        imported(tmp_path, {"r.csv": CSV}, config={"model_type": "llama"})
-
-
 def test_early_steps_are_left_out_of_tokens_and_need_steps(tmp_path: Path) -> None:
     summary = imported(tmp_path, megatron(IDS, [0, 1, 2]), first_step=1)
     assert summary.num_tokens == 2 * 5
@@ -146,3 +127,13 @@ def test_every_module_that_opens_a_source_is_registered() -> None:
     names = [f".{module.name}" for module in iter_modules(importers.__path__)]
     openers = {name for name in names if hasattr(import_module(name, importers.__name__), "open_source")}
     assert set(IMPORTERS.values()) == openers
+
+
+def test_directories_without_a_recording_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = {"a.log": b"x", "b.log": b"y"}
+    refused(tmp_path, {}, "0 files, expected 1 to")
+    refused(tmp_path, logs, "2 files of no kind that can be imported; known: megatron, ")
+    monkeypatch.setattr(selection, "MAX_FILES", 1)
+    refused(tmp_path, logs, "2 files, expected 1 to 1")
+    with pytest.raises(UsageError, match="no recording"):
+        import_trace([], tmp_path / "trace")

@@ -33,21 +33,6 @@ def counts(num_steps: int, num_hidden: int = H, num_experts: int = E, dense: int
     return counts_BHE
 
 
-def test_a_rotated_ring_of_real_size_comes_back_in_order_without_its_dense_layers(tmp_path: Path) -> None:
-    counts_BHE = counts(60, 61, 256, dense=3)
-    summary = imported(tmp_path, stat(counts_BHE, rows=100, begin=73), config=config(61, 3, 256, 8))
-    found = counts_of(tmp_path / "trace")
-    assert list(found) == list(range(60))
-    np.testing.assert_array_equal(np.stack(list(found.values())), counts_BHE[:, 3:])
-    trace = read_counts(tmp_path / "trace")
-    assert (trace.meta.step_order, set(trace.known)) == ("known", {"step"})
-    model = summary.model
-    assert (model.layer_ids, trace.meta.model) == (tuple(range(3, 61)), model)
-    assert (model.num_experts, model.top_k, model.num_hidden_layers, model.hidden_size) == (256, 8, 61, 64)
-    assert is_said(summary, "40 unused rows of 100 left out")
-    assert is_said(summary, "requests and source ranks are unknown")
-
-
 def test_the_fixture_is_tagged_as_of_a_gpu(tmp_path: Path) -> None:
     path = on_disk(tmp_path, stat(counts(3), rows=5, begin=0))
     with pytest.raises(RuntimeError, match="CUDA"):
@@ -57,12 +42,14 @@ def test_the_fixture_is_tagged_as_of_a_gpu(tmp_path: Path) -> None:
 
 @settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(0, 8), st.integers(0, 16), st.booleans())
-def test_any_ring_comes_back_in_order_where_it_has_one(
+def test_any_ring_comes_back_without_dense_layers_in_order_where_it_has_one(
     tmp_path_factory: pytest.TempPathFactory, steps: int, unused: int, begin: int, known: bool
 ) -> None:
     folder, counts_BHE, rows = tmp_path_factory.mktemp("import"), counts(steps), steps + unused
     ring = stat(counts_BHE, rows=rows, begin=begin % rows)
-    imported(folder, ring, config=config(H, 1, E, 2) if known else None, top_k=2)
+    summary = imported(folder, ring, config=config(H, 1, E, 2) if known else None, top_k=2)
+    assert (summary.model.layer_ids, summary.model.hidden_size) == ((1, 2, 3), 64 if known else None)
+    assert is_said(summary, f"{unused} unused rows of {rows} left out") == (unused > 0)
     found = [counts_LE.tolist() for counts_LE in counts_of(folder / "trace").values()]
     expected = counts_BHE[:, 1:].tolist()
     assert found == expected if unused else sorted(found) == sorted(expected)
@@ -116,19 +103,15 @@ def tensor(*shape: int, kind: Any = torch.int32) -> torch.Tensor:
 
 COUNTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: [[[1]]], "logical_count is list; expected a tensor of integers"),
-    (lambda: "counts", "logical_count is str"),
     (lambda: tensor(4, 6), "logical_count is torch.int32 (4, 6)"),
     (lambda: tensor(2, 2, 2, 2), "of 3 dimensions"),
     (lambda: tensor(3, 4, 6, kind=torch.float32), "torch.float32 (3, 4, 6)"),
-    (lambda: tensor(3, 4, 6, kind=torch.bool), "torch.bool"),
-    (lambda: tensor(3, 4, 6, kind=torch.complex64), "torch.complex64"),
     (lambda: tensor(3, 4, 6).to_sparse(), "_rebuild_sparse_tensor"),
     (lambda: tensor(3, 4, 6).to("meta"), "_rebuild_meta_tensor_no_storage"),
     (lambda: tensor(3).untyped_storage(), "GLOBAL torch.storage.UntypedStorage"),
     (lambda: -tensor(3, 4, 6), "logical_count: count -1; expected 0 to"),
     (lambda: 2**62 * tensor(3, 4, 6, kind=torch.int64), "count 46116860"),
     (lambda: tensor(0, 4, 6), "of shape (0, 4, 6)"),
-    (lambda: tensor(3, 0, 6), "of shape (3, 0, 6)"),
     (lambda: tensor(3, 4, 0), "of shape (3, 4, 0)"),
     (lambda: tensor(1, 5000, 1), "at most 4,096 layers"),
     (lambda: tensor(1, 1, 65535), "65,534 experts"),
@@ -138,7 +121,6 @@ COUNTS: list[tuple[Callable[[], Any], str]] = [
 MALFORMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: dump(extra=Code()), "needs more than tensors and plain values (GLOBAL posix.system)"),
     (lambda: (dump(),), "neither logical_count nor records"),
-    (lambda: tensor(3, 4, 6), "neither logical_count nor records"),
     (lambda: {"weights": tensor(3)}, "neither logical_count nor records"),
     *((lambda make=make: dump(logical_count=make()), said) for make, said in COUNTS),
 ]
@@ -147,19 +129,6 @@ MALFORMED: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.parametrize(("make", "said"), MALFORMED)
 def test_a_malformed_dump_is_one_line_and_leaves_nothing(tmp_path: Path, make: Callable[[], Any], said: str) -> None:
     refused(tmp_path, {NAME: make()}, said)
-
-
-def test_a_pickle_of_the_old_format_is_not_loaded(tmp_path: Path) -> None:
-    torch.save(dump(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(
-        InputError, match=r"cut off, or a pickle or torch's format before 1\.6: loading it may run code"
-    ):
-        import_trace(tmp_path / "old.pt", tmp_path / "trace")
-
-
-def test_two_dumps_are_not_one_recording(tmp_path: Path) -> None:
-    files = {NAME: dump(), "expert_distribution_recorder_9.5.pt": dump()}
-    refused(tmp_path, files, "2 recordings of one file each ", "; expected one: import each")
 
 
 def shared(make: Any, depth: int = 60) -> Any:
@@ -181,22 +150,11 @@ def reduced(module: str, name: str, arguments: bytes) -> bytes:
         (reduced("torch._utils", "_rebuild_parameter", b"N"), r"GLOBAL torch\._utils\._rebuild_parameter"),
         (b"\x80\x02ccollections\nOrderedDict\n)R}X\x04\x00\x00\x00keysK\x01sb.", r"\(BUILD\)"),
         (pickle.dumps({1: shared(tuple)}, 2), "refers to a tuple, list or object a second time"),
-        (pickle.dumps([shared(list)], 2), "refers to a tuple, list or object a second"),
         (pickle.dumps([{}] * 2, 2), "refers to a tuple, list or object a second time"),
+        (b"\x80\x02]q\x00q\x01h\x01\x86.", "a second time"),
         (pickle.dumps({k * (2**61 - 1): k for k in range(1, 9)}, 2), "a number out of all range"),
     ],
 )
 def test_what_costs_more_than_its_bytes_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_pickle(data)
-
-
-def test_text_may_occur_again_and_lists_may_not_hide_behind_it() -> None:
-    check_pickle(pickle.dumps([{"rank": 1, "records": ["rank", 2.5, None, True, -7, 2**40]}, {"rank": ()}], 2))
-    with pytest.raises(InputError, match="a second time"):
-        check_pickle(b"\x80\x02]q\x00q\x01h\x01\x86.")
-
-
-def test_a_layer_with_experts_of_which_nothing_was_recorded_is_refused(tmp_path: Path) -> None:
-    told = "hidden layers 1 have experts by config.json, and nothing was recorded"
-    refused(tmp_path, stat(counts(3, dense=2), rows=5, begin=0), told, config=config(H, 1, E, 2))

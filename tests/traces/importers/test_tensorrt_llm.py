@@ -63,17 +63,12 @@ def test_pipeline_stages_each_give_the_layers_they_have(tmp_path: Path) -> None:
 def test_iterations_and_files_that_do_not_count_are_left_out_and_said(tmp_path: Path) -> None:
     files = tensorrt(counted(2, 3), LAYERS, K)
     for layer in LAYERS:
-        del files["rank1.safetensors"][f"100_{layer}"]
+        del files["rank1.safetensors"][f"101_{layer}"]
     files |= {"cooccurrence_rank0.safetensors": {"100_1": np.zeros((E, E), np.int64)}, "log.txt": b"so it goes"}
-    summary = imported(tmp_path, files)
-    assert list(counts_of(tmp_path / "trace")) == [101, 102]
+    summary = imported(tmp_path, files, first_step=101)
+    assert list(counts_of(tmp_path / "trace")) == [102]
     assert is_said(summary, "1 iterations left out, which not all ranks recorded")
     assert "1 other files left out: log.txt" in summary.notes
-
-
-def test_the_warm_up_is_left_out(tmp_path: Path) -> None:
-    imported(tmp_path, tensorrt(counted(2, 5), LAYERS, K), first_step=103)
-    assert list(counts_of(tmp_path / "trace")) == [103, 104]
 
 
 Edit = Callable[[Files], Any]
@@ -91,21 +86,14 @@ def told(**changes: Any) -> Edit:
 ROW = np.ones(E, np.int64)
 MALFORMED: dict[str, tuple[Edit, str]] = {
     "no description": (lambda files: files.pop("meta_info.json"), "0 meta_info.json and 2 rank*.safetensors"),
-    "no ranks": (
-        lambda files: [files.pop(f"rank{rank}.safetensors") for rank in (0, 1)],
-        "1 meta_info.json and 0 rank*.safetensors",
-    ),
-    "an empty file": (lambda files: files.update({"rank1.safetensors": b""}), "rank1.safetensors is damaged or of"),
-    "a rank missing": (lambda files: files.pop("rank0.safetensors"), "ranks 1 and not 0"),
-    "a hole": (lambda files: files.update({"rank7.safetensors": {"100_1": ROW}}), "ranks 0-1, 7 and not 2-6"),
+    "no ranks": (lambda files: [files.pop(f"rank{rank}.safetensors") for rank in (0, 1)], "1 meta_info.json and 0 "),
+    "ranks missing": (lambda files: files.update({"rank7.safetensors": {"100_1": ROW}}), "ranks 0-1, 7 and not 2-6"),
     "a rank twice": (
         lambda files: files.update({"rank01.safetensors": files["rank1.safetensors"]}),
         "rank 1 for the second time: counted double",
     ),
     "experts in words": (told(num_experts="6"), "expected num_experts and num_experts_per_token"),
-    "no experts": (told(num_experts=0), "expected num_experts and num_experts_per_token"),
     "absurdly many experts": (told(num_experts=2**31), "expected num_experts and num_experts_per_token"),
-    "truth for experts": (told(num_experts_per_token=True), "expected num_experts and num_experts_per_token"),
     "more choices than experts": (told(num_experts_per_token=7), "with 6 experts, top-7"),
     "other experts": (told(num_experts=7), "tensor '100_1' is I64 [6]; expected iteration_layer, I64 [7]"),
     "a description of nothing": (
@@ -118,14 +106,10 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     ),
     "floats": (tensor("100_1", ROW * 1.5), "tensor '100_1' is F64 [6]"),
     "a matrix": (tensor("100_1", np.ones((E, E), np.int64)), "tensor '100_1' is I64 [6, 6]"),
-    "a shorter row": (tensor("100_1", ROW[:5].copy()), "tensor '100_1' is I64 [5]"),
     "another name": (tensor("100_x", ROW), "tensor '100_x' is I64 [6]; expected iteration_layer"),
+    "a zero before a name": (tensor("0100_1", ROW), "tensor '0100_1' is I64 [6]; expected iteration_layer"),
     "a name below 0": (tensor("-1_1", ROW), "rank1.safetensors is damaged or of another kind than"),
     "an absurd iteration": (tensor(f"{10**12}_1", ROW), "tensor '1000000000000_1'"),
-    "a name with a zero before it": (
-        lambda files: files["rank1.safetensors"].update({"0100_1": files["rank1.safetensors"].pop("100_1")}),
-        "tensor '0100_1' is I64 [6]; expected iteration_layer",
-    ),
     "a layer of some iterations": (tensor("100_9", ROW), "10 tensors of 3 iterations and 4 layers"),
     "a negative count": (tensor("100_1", -ROW), "rank1.safetensors: 100_1: count -1; expected 0"),
     "an absurd count": (tensor("100_1", ROW << 62), "rank1.safetensors: 100_1: count 4611686018427387904"),
@@ -135,10 +119,6 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     ),
     "a file cut off": (
         lambda files: files.update({"rank1.safetensors": (200).to_bytes(8, "little") + b'{"100_1":{"dtype":"I64"'}),
-        "rank1.safetensors: damaged",
-    ),
-    "an absurd header": (
-        lambda files: files.update({"rank1.safetensors": (2**60).to_bytes(8, "little") + b'{"100_1":{"dtype":"I64"'}),
         "rank1.safetensors: damaged",
     ),
 }  # fmt: skip
