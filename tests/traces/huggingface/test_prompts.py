@@ -33,11 +33,6 @@ def test_a_text_is_cut_into_equal_samples_and_its_rest_left_out(tokenizer: Any) 
         text_prompts("abcdefg", tokenizer, 8)
 
 
-def test_each_line_of_a_data_set_is_a_sample(tokenizer: Any, tmp_path: Path) -> None:
-    prompts = dataset_prompts(lines(tmp_path / "d", {"text": "ab", "id": 4}, {"prompt": "cba"}), tokenizer)
-    assert tokenizer.batch_decode(prompts.samples) == ["a b", "c b a"]
-
-
 def test_an_empty_prompt_is_skipped_and_counted_even_where_every_text_begins_with_a_token(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,29 +40,23 @@ def test_an_empty_prompt_is_skipped_and_counted_even_where_every_text_begins_wit
     found = dataset_prompts(data, tokenizer)
     assert tokenizer.batch_decode(found.samples) == ["a b", "c"]
     assert found.num_empty == 2
-    monkeypatch.setattr(type(tokenizer), "__call__", lambda *_, **__: {"input_ids": [1]})
+    monkeypatch.setattr(type(tokenizer), "__call__", lambda *_, add_special_tokens: {"input_ids": [add_special_tokens]})
     assert dataset_prompts(data, tokenizer) == Prompts([[1], [1]], 2)
-
-
-def test_messages_go_through_the_chat_template(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(checkpoint("mixtral", CHAT))
-    messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
-    (prompt,) = dataset_prompts(lines(tmp_path / "d", {"messages": messages}), tokenizer).samples
-    assert tokenizer.decode(prompt) == "a b , c , z"
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    talk = {"messages": [{"role": "user", "content": "ab"}]}
+    assert dataset_prompts(lines(tmp_path / "d", talk), tokenizer) == Prompts([[0]], 0)  # the template has them
 
 
 @pytest.mark.parametrize(
     ("content", "kind", "words"),
     [
         ("", InputError, "no line"),
-        ("{", InputError, "line 1 is no JSON"),
         ("[" * 200_000, InputError, "line 1 is no JSON"),
         ("[1]", InputError, "line 1 is no JSON object"),
         ('{"text": "a"}\n{"body": "b"}', InputError, r"line 2 has keys \['body'\]"),
         ('{"text": 3}', InputError, "text is int"),
         ('{"text": ""}\n{"prompt": ""}', InputError, "2 lines, all empty"),
         ('{"text": "\\ud800"}', InputError, "line 1: its text holds half a surrogate pair"),
-        ('{"prompt": null}', InputError, "prompt is NoneType"),
         ('{"text": "' + "a" * 2**22 + '"}', InputError, "line 1 has 4,194,316 characters"),
         ('{"' + "k" * 5000 + '": 1}', InputError, "line 1 has keys"),
         ('{"messages": [{"role": "user", "content": "a"}]}', UsageError, "no chat template"),
@@ -83,9 +72,11 @@ def test_a_line_that_is_no_sample_is_refused(
 
 
 @pytest.mark.parametrize("messages", [[], "ab", [3], [{"content": 4, "role": {}}]])
-def test_messages_that_are_none_are_refused(checkpoint: Callable[..., Path], tmp_path: Path, messages: Any) -> None:
-    template = "{{ raise_exception('no') if messages[0]['content'] is number else '' }}"
-    tokenizer = load_tokenizer(checkpoint("mixtral", template))
+def test_messages_that_are_none_are_refused(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Any
+) -> None:
+    refusal = "{{ raise_exception('no') if messages[0]['content'] is number else '' }}"
+    monkeypatch.setattr(tokenizer, "chat_template", refusal)
     with pytest.raises(InputError, match="line 1"):
         dataset_prompts(lines(tmp_path / "d", {"messages": messages}), tokenizer)
 
@@ -97,7 +88,6 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in ran
     ("template", "words"),
     [
         (ENDLESS + "{% endfor %}", "does not end within 1 s"),
-        ("{{ 7 ** (10 ** 9) }}", "does not end within 1 s"),
         ("{{ 'a' * 10 ** 11 }}", "it fills the memory"),
         ("{{ 'a' * 10 ** 7 }}", "10,000,000 characters"),
         ("{{ 1 // 0 }}", "refuses its messages"),
@@ -117,11 +107,15 @@ def test_a_chat_template_that_fails_or_does_not_end_is_refused_with_its_line(
     assert not multiprocessing.active_children()
 
 
-def test_conversations_of_a_file_stay_in_order(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_and_conversations_of_a_file_stay_in_order(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
-    talks = [{"messages": [{"role": "user", "content": content}]} for content in ("ab", "cd", "ef")]
-    prompts = dataset_prompts(lines(tmp_path / "d", *talks[:2], {"text": "gh"}, talks[2]), tokenizer)
-    assert tokenizer.batch_decode(prompts.samples) == ["a b , z", "c d , z", "g h", "e f , z"]
+    talks = [
+        {"messages": [{"role": "user", "content": words} for words in talk]} for talk in (["ab"], ["cd", "c"], ["ef"])
+    ]
+    prompts = dataset_prompts(lines(tmp_path / "d", *talks[:2], {"text": "gh", "id": 4}, talks[2]), tokenizer)
+    assert tokenizer.batch_decode(prompts.samples) == ["a b , z", "c d , c , z", "g h", "e f , z"]
 
 
 def test_a_tokenizers_label_changes_with_its_files(tokenizer: Any, checkpoint: Callable[..., Path]) -> None:
