@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +16,7 @@ from moeplan.runtime.exports import ENGINES, SIDECAR, export, validate
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.replicas import ReplayRule
 from moeplan.traces.model import ModelSpec
+from tests.builders import known
 from tests.runtime.exports.engine_plans import (
     ENGINES_OF_PLACEMENTS,
     degrees_plan,
@@ -26,25 +26,13 @@ from tests.runtime.exports.engine_plans import (
     plans,
 )
 
-DEEPSEEK = model_of(layers=58, experts=256, dense=3, mtp=1, top_k=8)
-
-
-@pytest.fixture(scope="module")
-def deepseek() -> Plan:
-    """58 layers of 256 experts, in 288 slots on 32 devices."""
-    return plan_of(cluster="4x8", slots=9, model=DEEPSEEK)
-
 
 def trivial(plan: Plan) -> list[int]:
-    placement = plan.placement
-    assert placement is not None
-    return [slot % plan.model.num_experts for slot in range(placement.num_slots)]
+    return [slot % plan.model.num_experts for slot in range(known(plan.placement).num_slots)]
 
 
 def rows_of(plan: Plan) -> list[list[int]]:
-    decision = plan.decisions.placement
-    assert decision is not None
-    return [list(row) for row in decision.physical_to_logical]
+    return known(plan.placement).physical_to_logical.tolist()
 
 
 def check_sglang(plan: Plan, folder: Path) -> None:
@@ -62,14 +50,10 @@ def check_vllm_ascend(plan: Plan, folder: Path) -> None:
     value = json.loads((folder / "expert_map.json").read_text())
     assert set(value) == {"moe_layer_count", "layer_list"}
     assert value["moe_layer_count"] == plan.model.num_layers
-    placement = plan.placement
-    assert placement is not None
+    placement, devices = known(plan.placement), plan.cluster.num_devices
     for ordinal, layer in enumerate(value["layer_list"]):
-        assert set(layer) == {"layer_id", "device_count", "device_list"}
-        assert (layer["layer_id"], layer["device_count"]) == (ordinal, plan.cluster.num_devices)
-        assert [device["device_id"] for device in layer["device_list"]] == list(range(plan.cluster.num_devices))
-        for rank, device in enumerate(layer["device_list"]):
-            assert device["device_expert"] == placement.held(ordinal, rank)
+        held = [{"device_id": rank, "device_expert": placement.held(ordinal, rank)} for rank in range(devices)]
+        assert layer == {"layer_id": ordinal, "device_count": devices, "device_list": held}
 
 
 def check_tensorrt_llm(plan: Plan, folder: Path) -> None:
@@ -94,25 +78,21 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
-def test_a_plan_of_deepseek_s_size_is_written_as_the_engine_reads_it(
-    engine: str, deepseek: Plan, tmp_path: Path
-) -> None:
-    exported = export(deepseek, engine, tmp_path / "out")
-    CHECKS[engine](deepseek, tmp_path / "out")
-    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert written == set(exported.files)
-    assert validate(tmp_path / "out", engine, expected_of(deepseek)) == []
-
-
 @settings(max_examples=25)
 @given(plan=plans())
-def test_any_placement_comes_back_and_is_found_sound(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_placement_comes_back_is_found_sound_and_its_sidecar_says_of_what_and_for_what_it_is(
+    plan: Plan, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     for engine, check in CHECKS.items():
         folder = tmp_path_factory.mktemp(engine) / "out"
-        export(plan, engine, folder)
+        exported = export(plan, engine, folder)
         check(plan, folder)
         assert validate(folder, engine, expected_of(plan)) == []
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {*exported.files}
+        said, devices = json.loads((folder / SIDECAR).read_text()), plan.cluster.num_devices
+        assert (said["engine"], said["plan_sha256"], said["num_devices"]) == (engine, plan.plan_sha256, devices)
+        assert (said["replica_rule"], said["command"]) == (ENGINES[engine].replica_rule, exported.command)
+        assert said["conditions"] == list(exported.conditions) != []
 
 
 def test_tutel_gets_a_degree_a_layer_and_says_where_the_placement_goes(tmp_path: Path) -> None:
@@ -145,12 +125,17 @@ def test_what_an_engine_cannot_carry_out_is_refused_by_name(engine: str, plan: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_degrees_beside_a_placement_are_said_to_stay_behind(tmp_path: Path) -> None:
-    both = plan_of(pipeline=degrees_plan().decisions.pipeline)
-    exported = export(both, "sglang", tmp_path / "both")
-    assert [said for said in exported.conditions if "pipeline degrees are not in the files" in said]
-    assert json.loads((tmp_path / "both" / SIDECAR).read_text())["conditions"] == list(exported.conditions)
-    assert not any("pipeline" in said for said in export(plan_of(), "sglang", tmp_path / "one").conditions)
+def test_degrees_beside_a_placement_and_mtp_layers_that_a_plan_does_not_know_are_said_to_stay_behind(
+    tmp_path: Path,
+) -> None:
+    def said(word: str, name: str, engine: str, plan: Plan) -> bool:
+        return any(word in line for line in export(plan, engine, tmp_path / name).conditions)
+
+    both, words = plan_of(pipeline=degrees_plan().decisions.pipeline), "pipeline degrees are not in the files"
+    assert said(words, "both", "sglang", both)
+    assert not said("pipeline", "one", "sglang", plan_of())
+    assert said("MTP", "unknown", "tensorrt-llm", plan_of(model=model_of(mtp=None)))
+    assert not said("MTP", "known", "tensorrt-llm", plan_of(model=model_of(mtp=0)))
 
 
 @pytest.mark.parametrize(
@@ -208,13 +193,6 @@ def test_a_config_of_another_model_is_refused(config: ModelSpec, said: str, tmp_
         export(plan_of(model=model_of(hidden_size=64)), "sglang", tmp_path / "out", config=config)
 
 
-def test_a_plan_that_knows_no_mtp_layers_says_so_only_then(tmp_path: Path) -> None:
-    unknown = export(plan_of(model=model_of(mtp=None)), "tensorrt-llm", tmp_path / "unknown")
-    known = export(plan_of(model=model_of(mtp=0)), "tensorrt-llm", tmp_path / "known")
-    assert len(unknown.conditions) == len(known.conditions) + 1
-    assert "MTP" in unknown.conditions[-1]
-
-
 @pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
 @pytest.mark.parametrize("cluster", ["1x4", "2x2"])
 def test_the_start_command_is_a_line_that_a_shell_reads(engine: str, cluster: str, tmp_path: Path) -> None:
@@ -241,6 +219,9 @@ def test_nothing_is_left_where_something_was_or_where_nothing_can_be_written(tmp
         export(plan_of(), "sglang", tmp_path / "file" / "out")
     with pytest.raises(UsageError, match="colon"):
         export(plan_of(), "vllm", tmp_path / "a:b")
+    for name in ("a\nb", "a\x1b[31mb", "a\udcff"):
+        with pytest.raises(UsageError, match="a path that does not print cannot be pasted"):
+            export(plan_of(), "sglang", tmp_path / name)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine"]
 
 
@@ -248,34 +229,5 @@ def test_the_rule_of_every_engine_can_be_replayed() -> None:
     rules = {name: engine.replica_rule for name, engine in ENGINES.items()}
     assert {rule for rule in rules.values() if rule is not None} <= set(get_args(ReplayRule))
     assert [name for name, rule in rules.items() if rule is None] == ["tutel"]
-
-
-@pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
-def test_the_sidecar_says_of_what_and_for_what_the_files_are(engine: str, tmp_path: Path) -> None:
-    plan = plan_of()
-    exported = export(plan, engine, tmp_path / "out")
-    said = json.loads((tmp_path / "out" / SIDECAR).read_text())
-    assert (said["engine"], said["plan_sha256"], said["num_devices"]) == (engine, plan.plan_sha256, 4)
-    assert (said["replica_rule"], said["command"]) == (ENGINES[engine].replica_rule, exported.command)
-    assert said["conditions"] == list(exported.conditions) != []
-
-
-def test_moeplan_itself_is_no_plugin_of_vllm() -> None:
     groups = {point.group for point in importlib.metadata.distribution("moeplan").entry_points}
-    assert groups == {"console_scripts"}
-
-
-def test_importing_the_exports_loads_neither_torch_nor_yaml() -> None:
-    code = (
-        "import sys; from moeplan.runtime import exports;"
-        "print(sorted({'torch', 'yaml', 'scipy', 'pyarrow'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "a\udcff"])
-def test_a_path_that_does_not_print_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a path that does not print cannot be pasted"):
-        export(plan_of(), "sglang", tmp_path / name)
-    assert not list(tmp_path.iterdir())
+    assert groups == {"console_scripts"}  # moeplan itself is no plugin
