@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from unittest import mock
 
@@ -172,18 +172,17 @@ def _counted() -> Iterator[Counter[str]]:
 
 @dataclass
 class Pair:
-    """What a rank of two has: replies, what it was told when it asked for what cannot be, uneven gathers, events."""
+    """What a rank of two has: what it was told when it asked for what cannot be, uneven gathers, events."""
 
-    replies: list[Reply]
     refusals: dict[str, str]
     gathered: list[list[int]]
     events: list[str]
 
 
-def run_two(world: World, jobs: Sequence[Job]) -> Pair:
+def run_two(world: World, job: Job) -> Pair:
     """What this rank of two has."""
     gathered = [_gathered(world.rank, num_rows) for num_rows in (0, 1, 3)]
-    return Pair(run_jobs(world, jobs), _refusals(world.rank, jobs[0]), gathered, _events(jobs[-1]))
+    return Pair(_refusals(world.rank, replace(job, dispatch="standard")), gathered, _events(job))
 
 
 def _gathered(rank: int, num_rows: int) -> list[int]:

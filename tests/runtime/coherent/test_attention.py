@@ -83,18 +83,13 @@ def test_tokens_of_a_step_see_the_prompt_and_the_steps_before(window: int | None
         )
 
 
-def test_the_rows_of_tokens_are_their_numbers_and_those_of_steps_follow_without_a_gap() -> None:
-    of = contexts()
-    assert torch.equal(of.row(of.context, of.position), torch.arange(sum(LENGTHS)))
-    rows = [of.row(torch.arange(len(LENGTHS)), of.length + step) for step in range(4)]
-    assert torch.cat(rows).tolist() == list(range(sum(LENGTHS), sum(LENGTHS) + 4 * len(LENGTHS)))
-
-
 def test_a_cache_keeps_what_was_written_while_its_room_doubles_up_to_the_steps_there_are() -> None:
     of, most = contexts((2, 3)), 5 * STEPS
     cache = Cache(of, most)
     cache.layers += [torch.full((5, 2, 1, 1), -1.0 - layer) for layer in range(2)]
     rooms = []
+    steps = [of.row(torch.arange(2), of.length + step) for step in range(most)]
+    assert torch.cat([of.row(of.context, of.position), *steps]).tolist() == [*range(5 + 2 * most)]
     for step in range(most):
         cache.make_room(step)
         rooms.append(len(cache.layers[0]))
@@ -106,5 +101,5 @@ def test_a_cache_keeps_what_was_written_while_its_room_doubles_up_to_the_steps_t
     for layer, rows in enumerate(cache.layers):
         assert (rows[:5] == -1 - layer).all()
         for step in range(most):
-            written = rows[of.row(torch.tensor([0, 1]), of.length + step), 1, 0, 0]
+            written = rows[steps[step], 1, 0, 0]
             assert written.tolist() == [10 + step, 20 + step]

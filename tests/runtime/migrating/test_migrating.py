@@ -1,6 +1,7 @@
 """The migrating forward on real gloo processes, against the same model in one process, sample by sample."""
 
 import itertools
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -31,6 +32,7 @@ from tests.runtime.migrating.migrating_reference import (
 from tests.runtime.models.huggingface_models import FAMILIES
 from tests.runtime.worlds import by_rank, close
 
+EIGHT = Moving(batches=(2, 0, 1, 1, 2, 1, 0, 1), slots=(1,) * 8)
 CASES = {
     "two nodes, predicted": Moving(predicted=True),
     "one node": Moving(nodes=1, predicted=True, seed=2),
@@ -52,15 +54,7 @@ CASES = {
     "a window": Moving(window=3, seed=18),
     "dropout": Moving(dropping=True, predicted=True, padding="right", seed=22),
     "two ranks": Moving(batches=(2, 5), slots=(5, 4), rule="even", predicted=True, seed=23),
-    "eight ranks": Moving(
-        batches=(2, 0, 1, 1, 2, 1, 0, 1),
-        slots=(1,) * 8,
-        predicted=True,
-        padding="left",
-        length=3,
-        seed=24,
-        forward=(2,) * 3,
-    ),
+    "eight ranks": replace(EIGHT, predicted=True, padding="left", length=3, seed=24, forward=(2,) * 3),
     "a dense layer": Moving(dense=1, layers=(0, 1), predicted=True, seed=19),
 }
 TRAINED = Moving(
@@ -94,19 +88,13 @@ def answers(worlds: dict[int, list[Answers]]) -> dict[str, list[Moved]]:
 
 
 @every_case
-def test_logits_equal_those_of_a_single_process(name: str, answers: dict[str, list[Moved]]) -> None:
-    _, order = in_order(CASES[name], answers[name])
-    assert close(np.concatenate([a.logits for a in answers[name]])[order], reference(CASES[name]).logits)
-
-
-@every_case
-def test_labels_masks_and_whatever_else_belongs_to_a_sample_follow_it(
+def test_logits_equal_those_of_a_single_process_and_whatever_belongs_to_a_sample_follows_it(
     name: str, answers: dict[str, list[Moved]]
 ) -> None:
     case = CASES[name]
     _, order = in_order(case, answers[name])
-    expected = case.tokens(), case.mask(), case.upstream()[:, 0, 0].half()
-    for kind, whole in enumerate(expected):
+    assert close(np.concatenate([a.logits for a in answers[name]])[order], reference(case).logits)
+    for kind, whole in enumerate((case.tokens(), case.mask(), case.upstream()[:, 0, 0].half())):
         rows = np.concatenate([answer.followed[kind] for answer in answers[name]])[order]
         assert rows.dtype == whole.numpy().dtype
         assert np.array_equal(rows, whole.numpy())

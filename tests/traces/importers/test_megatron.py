@@ -37,43 +37,34 @@ def routing(ranks: int, steps: int, layers: int = 3, tokens: int = 5, experts: i
     return distinct_ids(np.random.default_rng(0), (ranks, steps, layers, tokens), experts, top_k)
 
 
-def test_traces_of_real_size_come_back_by_rank_and_step(tmp_path: Path) -> None:
-    ids_RBLTK = routing(2, 2, 58, 20, 256, 8)
-    files = megatron(ids_RBLTK, list(range(3, 61)), hs_offset=0, hs_bytes=4)
-    for rank, lines in enumerate(files.values()):
-        lines.insert(58, megatron(ids_RBLTK[:, :, :1], [0])[f"router_trace_rank{rank}.jsonl"][0] | {"block": "mtp"})
-    files |= {"router_state_rank0.pt": {"3": {}}, "hidden_states_rank0.bin": b"\x00" * 64}
-    summary = imported(tmp_path, files, config=config(61, 3, 256, 8), phase="train")
-    assert open_trace(tmp_path / "trace").meta.choice_order == "unknown"
-    batch = tokens_of(tmp_path / "trace")
-    np.testing.assert_array_equal(batch.ids, ids_RBLTK.transpose(0, 1, 3, 2, 4).reshape(80, 58, 8))
-    assert batch.step.tolist() == ([0] * 20 + [1] * 20) * 2
-    assert batch.source_rank.tolist() == [0] * 40 + [1] * 40
-    assert batch.position.tolist() == [*range(20)] * 4
-    assert batch.sample is None
-    assert {PHASES[code] for code in batch.phase} == {"train"}
-    assert (summary.importer, summary.num_tokens, summary.model.num_experts) == ("megatron", 80, 256)
-    assert summary.model.layer_ids == tuple(range(3, 61))
-    assert is_said(summary, "requests are unknown", "order of their ids")
-    assert is_said(summary, "left out", "router_state_rank0.pt")
-
-
 @settings(max_examples=20)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(0, 4), st.integers(1, 4))
-def test_any_traces_come_back(
+def test_any_traces_come_back_by_rank_and_step(
     tmp_path_factory: pytest.TempPathFactory, ranks: int, steps: int, layers: int, tokens: int, top_k: int
 ) -> None:
     folder = tmp_path_factory.mktemp("import")
     ids_RBLTK = routing(ranks, steps, layers, tokens, 40, top_k)
     ids_RBLTK[:, 0, 0, :, 0] = np.arange(ranks)[:, None]  # no rank recorded another's tokens
     ids_RBLTK[0, 0, 0, :1, -1] = -1
-    files = megatron(ids_RBLTK, list(range(2, 2 + layers)))
+    files = megatron(ids_RBLTK, list(range(2, 2 + layers)), hs_offset=0, hs_bytes=4)
+    for rank, lines in enumerate(files.values()):
+        lines.insert(layers, megatron(ids_RBLTK[:, :, :1], [0])[f"router_trace_rank{rank}.jsonl"][0] | {"block": "mtp"})
+    files |= {"router_state_rank0.pt": {"3": {}}, "hidden_states_rank0.bin": b"\x00" * 64}
     if not tokens:
         refused(folder, files, "nothing was recorded", num_experts=40)
         return
-    imported(folder, files, num_experts=40)
-    ids = tokens_of(folder / "trace").ids.astype(np.int16)
-    np.testing.assert_array_equal(ids, ids_RBLTK.transpose(0, 1, 3, 2, 4).reshape(-1, layers, top_k))
+    summary = imported(folder, files, config=config(2 + layers, 2, 40, top_k), phase="train")
+    batch = tokens_of(folder / "trace")
+    expected = ids_RBLTK.transpose(0, 1, 3, 2, 4).reshape(-1, layers, top_k)
+    np.testing.assert_array_equal(batch.ids.astype(np.int16), expected)
+    rank, step, position = np.indices((ranks, steps, tokens)).reshape(3, -1)
+    columns = (batch.source_rank, batch.step, batch.position, batch.phase, batch.sample)
+    assert [*map(list, columns[:3])] == [*map(list, (rank, step, position))]
+    assert ({PHASES[code] for code in columns[3]}, columns[4]) == ({"train"}, None)
+    assert (summary.importer, summary.model.layer_ids) == ("megatron", tuple(range(2, 2 + layers)))
+    assert open_trace(folder / "trace").meta.choice_order == "unknown"
+    assert is_said(summary, "requests are unknown", "order of their ids")
+    assert is_said(summary, "left out", "router_state_rank0.pt")
 
 
 def test_stages_of_a_pipeline_give_counts_of_each_rank(tmp_path: Path) -> None:

@@ -44,19 +44,6 @@ def routing(
     return ids
 
 
-def test_responses_of_real_size_come_back_without_their_dense_layers(tmp_path: Path) -> None:
-    ids = [routing(tokens, hidden=61, dense=3, experts=256, top_k=8, seed=tokens) for tokens in (20, 7, 31)]
-    lines = [sglang_response(ids_THK, prompt=5, dp_rank=len(ids_THK) % 4) for ids_THK in ids]
-    summary = imported(tmp_path, {"r.jsonl": lines}, config=config(61, 3, 256, 8))
-    batch = tokens_of(tmp_path / "trace")
-    np.testing.assert_array_equal(batch.ids, np.concatenate([ids_THK[:, 3:] for ids_THK in ids]))
-    assert batch.source_rank.tolist() == [0] * 20 + [3] * 7 + [3] * 31
-    assert batch.step is None
-    assert (summary.importer, summary.num_samples, summary.num_tokens) == ("responses", 3, 58)
-    assert (summary.model.layer_ids, summary.model.num_experts) == (tuple(range(3, 61)), 256)
-    assert is_said(summary, "no gate weights")
-
-
 @settings(max_examples=20)
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(0, 3), st.sampled_from([*KINDS])), min_size=1),
@@ -77,21 +64,29 @@ def test_any_responses_come_back_whatever_the_batch(
         ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(responses, "BLOCK_BYTES", batch_bytes)
-        imported(folder, {"r.jsonl": lines}, config=CONFIG)
+        summary = imported(folder, {"r.jsonl": lines}, config=CONFIG)
     batch = tokens_of(folder / "trace")
     phases = [PHASES[code] for code in batch.phase]
     columns = (batch.sample.tolist(), batch.position.tolist(), phases, batch.ids.tolist())
     assert list(zip(*columns, strict=True)) == expected
+    assert batch.step is None
+    assert (summary.importer, summary.num_samples, summary.model.layer_ids) == ("responses", len(requests), (1, 2, 3))
+    assert is_said(summary, "no gate weights")
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.dtype(">u2")])
 def test_vllm_needs_no_config_where_every_layer_has_experts(tmp_path: Path, kind: Any) -> None:
     ids = [routing(tokens, dense=0, seed=tokens).astype(kind) for tokens in (4, 9)]
-    summary = imported(
-        tmp_path, {"r.jsonl": [vllm_response(ids[0]), vllm_response(np.asfortranarray(ids[1]))]}, num_experts=E
-    )
+    lines = [vllm_response(ids[0]), vllm_response(np.asfortranarray(ids[1]))]
+    summary = imported(tmp_path, {"r.jsonl": lines}, num_experts=E)
     np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids, np.concatenate(ids))
     assert summary.model.layer_ids == tuple(range(H))
+
+
+def test_the_rank_that_answered_is_the_source_rank(tmp_path: Path) -> None:
+    lines = [sglang_response(routing(tokens), dp_rank=tokens % 4) for tokens in (4, 9)]
+    imported(tmp_path, {"r.jsonl": lines}, config=CONFIG)
+    assert tokens_of(tmp_path / "trace").source_rank.tolist() == [0] * 4 + [1] * 9
 
 
 def test_lists_choices_and_several_files_are_one_recording_whose_prompts_are_not_guessed(tmp_path: Path) -> None:

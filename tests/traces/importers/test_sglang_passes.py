@@ -52,21 +52,6 @@ def chosen(
     return ids
 
 
-def test_tokens_of_real_size_come_back_as_logical_experts(tmp_path: Path) -> None:
-    map_HP = physical_map(np.random.default_rng(1), 61, 256, 32)
-    ids_RBHTK = chosen(2, 2, 40, map_HP, 8, dense=3)
-    summary = imported(tmp_path, per_token(ids_RBHTK, map_HP), config=config(61, 3, 256, 8))
-    batch = tokens_of(tmp_path / "trace")
-    for row, (step, rank, token) in enumerate(np.ndindex(2, 2, 40)):
-        expected = [map_HP[layer, ids_RBHTK[rank, step, layer, token]].tolist() for layer in range(3, 61)]
-        assert batch.ids[row].tolist() == expected
-        columns = (batch.step[row], batch.source_rank[row], batch.position[row], PHASES[batch.phase[row]])
-        assert columns == (7 + step, rank, step + token, "prefill")
-    assert (len(batch), batch.sample, summary.num_tokens) == (160, None, 160)
-    assert is_said(summary, "samples are unknown")
-    assert is_said(summary, "no gate weights")
-
-
 @settings(max_examples=15)
 @given(
     st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 3), st.integers(0, 99)
@@ -81,10 +66,18 @@ def test_any_records_come_back_as_counts_and_as_tokens_alike(
     ids[:, :, :, 0] = np.arange(1, top_k + 1)  # no layer is all zeros
     ids[:, 0, 0, 0, 0] = 1 + np.arange(ranks)  # no rank recorded another's tokens
     counts = np.stack([(ids == slot).sum(axis=(3, 4)) for slot in range(map_HP.shape[1])], axis=-1)
-    imported(folder / "t", per_token(ids, map_HP), to="../tokens")
+    summary = imported(folder / "t", per_token(ids, map_HP), to="../tokens")
+    assert is_said(summary, "samples are unknown")
+    assert is_said(summary, "no gate weights")
     imported(folder / "c", per_pass(counts, map_HP), to="../counts")
     batch = tokens_of(folder / "tokens")
     assert open_trace(folder / "tokens").model.top_k == top_k
+    logical = map_HP[np.arange(hidden)[:, None, None], ids].transpose(1, 0, 3, 2, 4)
+    np.testing.assert_array_equal(batch.ids, logical.reshape(-1, hidden, top_k))
+    step, rank, token = np.indices((passes, ranks, 3)).reshape(3, -1)
+    columns = (batch.step, batch.source_rank, batch.position)
+    assert [*map(list, columns)] == [*map(list, (7 + step, rank, step + token))]
+    assert batch.sample is None
     for step, counts_LE in counts_of(folder / "counts").items():
         ids_TLK = batch.ids[batch.step == step]
         expected = [np.bincount(ids_TLK[:, layer].ravel(), minlength=E).tolist() for layer in range(hidden)]
@@ -111,10 +104,13 @@ def test_sums_are_of_the_layers_of_the_config_and_of_passes_that_all_ranks_recor
 
 @pytest.mark.parametrize(("mode", "phase"), [(1, "prefill"), (2, "decode"), (3, "train"), (None, "train")])
 def test_the_phase_follows_from_the_forward_mode_where_it_has_one(tmp_path: Path, mode: Any, phase: str) -> None:
-    ids = chosen(1, 1, 4)
-    ids[..., 1] = 0  # a last choice, though always of slot 0
-    summary = imported(tmp_path, per_token(ids, MAP, mode=mode), phase="train")
-    assert summary.model.top_k == 2
+    ids = chosen(1, 1, 4, dense=1)
+    ids[:, :, 1:, :, 1] = 0  # a last choice, though always of slot 0
+    summary = imported(tmp_path, per_token(ids, MAP, mode=mode), phase="train", config=config(H, 1, E, K))
+    assert (summary.model.layer_ids, summary.model.top_k) == ((1, 2, 3), 2)
+    batch = tokens_of(tmp_path / "trace")
+    for token, layer in np.ndindex(4, 3):
+        assert batch.ids[token, layer].tolist() == MAP[layer + 1, ids[0, 0, layer + 1, token]].tolist()
     assert {PHASES[code] for code in tokens_of(tmp_path / "trace").phase} == {phase}
     assert is_said(summary, "4 tokens of passes neither prefill nor decode") == (phase == "train")
 

@@ -27,18 +27,6 @@ def stacked(trace: Path) -> Any:
     return np.stack(list(counts_of(trace).values()))
 
 
-def test_statistics_of_real_size_are_added_up_over_ranks(tmp_path: Path) -> None:
-    counts_RBLE = counted(4, 5, 59, 256)
-    summary = imported(tmp_path, tensorrt(counts_RBLE, list(range(3, 62)), 8), config=config(61, 3, 256, 8))
-    assert list(counts_of(tmp_path / "trace")) == [100, 101, 102, 103, 104]
-    np.testing.assert_array_equal(stacked(tmp_path / "trace"), counts_RBLE.sum(axis=0)[:, :58])
-    trace = read_counts(tmp_path / "trace")
-    assert (set(trace.known), trace.meta.step_order) == ({"step"}, "known")
-    assert (summary.model.layer_ids, summary.model.top_k) == (tuple(range(3, 61)), 8)
-    assert "layers 61 left out: beyond the hidden layers (MTP)" in summary.notes
-    assert is_said(summary, "ranks 0-3 added up")
-
-
 @settings(max_examples=20)
 @given(st.integers(1, 3), st.integers(1, 5), st.sets(st.integers(0, 99), min_size=1, max_size=4), st.integers(1, 5000))
 def test_any_statistics_come_back_added_up_whatever_the_table(
@@ -60,12 +48,17 @@ def test_pipeline_stages_each_give_the_layers_they_have(tmp_path: Path) -> None:
     np.testing.assert_array_equal(stacked(tmp_path / "trace"), np.concatenate(list(counts_RBLE), axis=1))
 
 
-def test_iterations_and_files_that_do_not_count_are_left_out_and_said(tmp_path: Path) -> None:
-    files = tensorrt(counted(2, 3), LAYERS, K)
-    for layer in LAYERS:
+def test_iterations_layers_and_files_that_do_not_count_are_left_out_and_said(tmp_path: Path) -> None:
+    files = tensorrt(counted(2, 3, 4), [1, 2, 3, 4], K)
+    for layer in (1, 2, 3, 4):
         del files["rank1.safetensors"][f"101_{layer}"]
     files |= {"cooccurrence_rank0.safetensors": {"100_1": np.zeros((E, E), np.int64)}, "log.txt": b"so it goes"}
-    summary = imported(tmp_path, files, first_step=101)
+    summary = imported(tmp_path, files, first_step=101, config=config(4, 1, E, K))
+    assert (summary.model.layer_ids, summary.model.top_k) == ((1, 2, 3), K)
+    assert "layers 4 left out: beyond the hidden layers (MTP)" in summary.notes
+    trace = read_counts(tmp_path / "trace")
+    assert (set(trace.known), trace.meta.step_order) == ({"step"}, "known")
+    assert is_said(summary, "ranks 0-1 added up")
     assert list(counts_of(tmp_path / "trace")) == [102]
     assert is_said(summary, "1 iterations left out, which not all ranks recorded")
     assert "1 other files left out: log.txt" in summary.notes
