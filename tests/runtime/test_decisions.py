@@ -190,9 +190,7 @@ def test_a_registered_kind_is_checked(decisions: Any, words: str) -> None:
     ],
     ids=str,
 )
-def test_the_dispatch_decided_goes_before_that_of_the_options(
-    decisions: Any, options: str, expected: str, tmp_path: Path
-) -> None:
+def test_the_dispatch_decided_goes_before_options(decisions: Any, options: str, expected: str, tmp_path: Path) -> None:
     plan = made(**decisions, options={"placement": {"dispatch_model": options}})
     assert plan.dispatch_model == expected
     assert load_again(plan, tmp_path) == plan
@@ -247,7 +245,7 @@ def test_what_is_no_plan_does_not_become_active(content: bytes | None, empty: Pa
     assert load_plan().seed == 1
 
 
-def test_a_given_path_goes_before_the_variable_before_the_active_plan(
+def test_a_given_path_goes_before_the_variable_before_the_active_one(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match=r"MOEPLAN_PLAN is not set.*moeplan apply"):

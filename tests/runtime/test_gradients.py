@@ -127,9 +127,7 @@ def fills(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("index", range(len(WORK)), ids=map(str, WORK))
-def test_a_loop_over_spread_experts_and_the_state_of_its_optimizer_are_those_of_one_process(
-    index: int, left: Left
-) -> None:
+def test_a_loop_over_spread_experts_and_its_optimizer_are_those_of_one_process(index: int, left: Left) -> None:
     name, _, max_norm = WORK[index]
     expected, (whole, other) = alone(CASES[name], max_norm), left[0][index]
     assert whole.norms == other.norms == pytest.approx(expected.norms, rel=1e-10)
@@ -262,9 +260,7 @@ def ranks() -> list[Answer]:
         ("generation, told", "accepted"),
     ],
 )
-def test_what_would_go_wrong_in_a_group_is_refused_on_every_rank_and_nothing_else(
-    attempt: str, refusal: str, ranks: list[Answer]
-) -> None:
+def test_only_what_would_go_wrong_in_a_group_is_refused(attempt: str, refusal: str, ranks: list[Answer]) -> None:
     for refusals, _ in ranks:
         assert refusals[attempt].startswith(refusal)
         assert "\n" not in refusals[attempt]

@@ -116,9 +116,7 @@ def test_gradients_summed_over_ranks_equal_those_of_a_single_process(index: int,
         assert close(summed_gradient(case, answers[index], name), expected)
 
 
-def test_mean_gradients_of_experts_are_the_sums_over_the_number_of_ranks(
-    pair: list[tuple[list[Answer], dict[str, str]]],
-) -> None:
+def test_mean_gradients_of_experts_are_sums_over_ranks(pair: list[tuple[list[Answer], dict[str, str]]]) -> None:
     for (mean, total), _ in pair:
         for name, summed in total.gradients.items():
             assert close((2 if ".experts." in name else 1) * mean.gradients[name], summed)
@@ -158,7 +156,7 @@ def pair() -> list[tuple[list[Answer], dict[str, str]]]:
         ("coherent training", "UsageError: dispatch model 'coherent' in training"),
     ],
 )
-def test_what_does_not_belong_together_is_refused_on_every_rank(
+def test_what_does_not_belong_together_is_refused(
     attempt: str, told: str, pair: list[tuple[list[Answer], dict[str, str]]]
 ) -> None:
     for _, refusals in pair:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +165,10 @@ def test_a_plan_that_could_not_be_saved_cannot_be_made(option: object) -> None:
         a_plan(options={"placement": {"x": option}})
 
 
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
+
+
 Edit = Callable[[dict[str, Any]], object]
 # Edits of a plan that are hashed again, so that only the rule named refuses them, and what the message says.
 EDITS: dict[str, tuple[Edit, str]] = {
@@ -189,7 +192,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "unknown key": (lambda p: p.update({"a\nb": 1}), "a b: Extra inputs"),
     "no hash": (lambda p: p.update(plan_sha256="none"), "plan_sha256"),
     "infinite option": (lambda p: p.update(options={"placement": {"x": float("inf")}}), "finite number"),
-    "deep option": (lambda p: p.update(options=reduce(lambda inner, _: {"x": inner}, range(400), {})), "recursion"),
+    "deep option": (lambda p: p.update(options={"placement": {"x": nested(400)}}), "recursion"),
 }
 # Whole files that are no plan.
 FILES: dict[str, tuple[bytes, str]] = {

@@ -1,4 +1,4 @@
-"""Steps of a parallelized model on two ranks: in any precision, compiled or run again as alone; they leave nothing behind."""
+"""Steps of a parallelized model on two ranks, in any precision, compiled or run again, and what they leave behind."""
 
 import copy
 import gc

@@ -159,7 +159,7 @@ def test_a_full_disk_is_one_error_and_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_share_a_directory_but_no_second_run_other_model_or_form_and_none_lies_in_a_file(tmp_path: Path) -> None:
+def test_ranks_share_a_directory_with_no_second_run_nor_another_model_or_form(tmp_path: Path) -> None:
     for rank in (0, 1):
         with TraceWriter(tmp_path, META, rank=rank, max_seconds=0.0) as writer:
             writer.append(make_batch(5))

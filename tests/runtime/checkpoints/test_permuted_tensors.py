@@ -227,9 +227,7 @@ def test_a_configuration_keeps_the_form_in_which_it_was_written(written: str, tm
 
 
 @pytest.mark.parametrize("pattern", CHOOSING)
-def test_a_pattern_that_chooses_among_experts_is_refused_before_tensors_are_copied(
-    pattern: str, tmp_path: Path
-) -> None:
+def test_a_pattern_that_chooses_among_experts_is_refused_before_any_copy(pattern: str, tmp_path: Path) -> None:
     source = _source(tmp_path, {"quantization_config": {"modules_to_not_convert": [pattern]}})
     told = [0]
     with pytest.raises(InputError, match="chooses among experts by a pattern") as refused:

@@ -267,9 +267,7 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("content", RECORDS)
-def test_a_permutation_that_is_damaged_or_of_another_model_undoes_nothing(
-    content: str, source: Path, tmp_path: Path
-) -> None:
+def test_a_permutation_damaged_or_of_another_model_undoes_nothing(content: str, source: Path, tmp_path: Path) -> None:
     permute(PLAN, source, tmp_path / "permuted")
     record = tmp_path / "permuted" / "moeplan-permutation.json"
     text = content
@@ -283,9 +281,7 @@ def test_a_permutation_that_is_damaged_or_of_another_model_undoes_nothing(
     assert not (tmp_path / "restored").exists()
 
 
-def test_a_permutation_is_not_done_twice_and_one_that_was_changed_or_never_made_not_undone(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_permutation_is_not_done_twice_nor_one_changed_or_never_made_undone(source: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no moeplan-permutation\.json; expected a checkpoint"):
         undo(source, tmp_path / "restored")
     permute(PLAN, source, tmp_path / "made")

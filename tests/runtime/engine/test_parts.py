@@ -48,7 +48,7 @@ def alone(experts: Experts, x: torch.Tensor, expert: int) -> torch.Tensor:
     return functional.linear(functional.silu(functional.linear(x, experts.w_in[expert])), experts.w_out[expert])
 
 
-def test_kept_experts_compute_what_they_did_the_others_are_gone_and_frozen_ones_stay_so() -> None:
+def test_kept_experts_compute_what_they_did_and_stay_frozen_and_the_others_are_gone() -> None:
     experts, x = Experts(5, 8, 6).double(), torch.randn(3, 8, dtype=torch.float64)
     before = [alone(experts, x, expert) for expert in (3, 0)]
     keep_experts(experts, [3, 0])
@@ -104,9 +104,7 @@ def moves_of(old: Placement, new: Placement) -> list[Moves]:
 
 
 @given(shapes, seeds, seeds)
-def test_rows_that_travel_put_every_expert_of_the_new_placement_in_its_slot(
-    slots: tuple[int, ...], seed: int, other: int
-) -> None:
+def test_rows_that_travel_put_every_expert_in_its_new_slot(slots: tuple[int, ...], seed: int, other: int) -> None:
     case = Case("standard", slots, (1, 1, 1, 1), seed=seed, num_layers=1)
     old, new = case.placement(), replace(case, seed=other).placement()
     assert moves_of(old, old) == [Moves([], [0] * 4, [], [0] * 4)] * 4

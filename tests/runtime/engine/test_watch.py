@@ -87,7 +87,7 @@ def lines(text: str) -> list[str]:
         ("raises beside a slow rank", 1, f"rank 1: failed at {SCRIPT}:N: ValueError: a bad batch"),
     ],
 )
-def test_one_rank_in_grief_ends_the_others_in_time_with_one_line_that_names_it(
+def test_one_rank_in_grief_ends_the_others_with_a_line_that_names_it(
     loop: Loop, fault: str, unlucky: int, told: str
 ) -> None:
     ranks = loop(fault, unlucky)

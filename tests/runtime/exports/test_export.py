@@ -32,7 +32,8 @@ def trivial(plan: Plan) -> list[int]:
 
 
 def rows_of(plan: Plan) -> list[list[int]]:
-    return known(plan.placement).physical_to_logical.tolist()
+    rows: list[list[int]] = known(plan.placement).physical_to_logical.tolist()
+    return rows
 
 
 def check_sglang(plan: Plan, folder: Path) -> None:
@@ -80,7 +81,7 @@ CHECKS = {
 
 @settings(max_examples=25)
 @given(plan=plans())
-def test_any_placement_comes_back_is_found_sound_and_its_sidecar_says_of_what_and_for_what_it_is(
+def test_any_placement_comes_back_sound_with_a_sidecar_that_says_what_it_is(
     plan: Plan, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     for engine, check in CHECKS.items():
@@ -125,9 +126,7 @@ def test_what_an_engine_cannot_carry_out_is_refused_by_name(engine: str, plan: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_degrees_beside_a_placement_and_mtp_layers_that_a_plan_does_not_know_are_said_to_stay_behind(
-    tmp_path: Path,
-) -> None:
+def test_degrees_beside_a_placement_and_unknown_mtp_layers_are_said_to_stay_behind(tmp_path: Path) -> None:
     def said(word: str, name: str, engine: str, plan: Plan) -> bool:
         return any(word in line for line in export(plan, engine, tmp_path / name).conditions)
 
@@ -146,9 +145,7 @@ def test_degrees_beside_a_placement_and_mtp_layers_that_a_plan_does_not_know_are
         ("tutel", "pipeline degrees, and the plan decides placement"),
     ],
 )
-def test_an_engine_that_takes_no_such_file_is_refused_with_the_way_that_works(
-    name: str, said: str, tmp_path: Path
-) -> None:
+def test_an_engine_that_takes_no_such_file_is_refused_with_what_works(name: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
         export(plan_of(), name, tmp_path / "out")
 

@@ -169,9 +169,7 @@ def test_yaml_that_would_take_for_ever_is_refused_at_once(text: str, tmp_path: P
 
 
 @pytest.mark.parametrize("lost", ["*.dist-info/entry_points.txt", "moeplan.json", "moeplan_vllm_plan.py"])
-def test_a_plugin_that_vllm_would_not_find_or_with_one_row_for_all_layers_is_a_finding(
-    lost: str, tmp_path: Path
-) -> None:
+def test_a_plugin_that_vllm_would_not_find_or_with_one_row_for_all_is_a_finding(lost: str, tmp_path: Path) -> None:
     export(PLAN, "vllm", tmp_path / "out")
     (file,) = (tmp_path / "out").glob(lost)
     content = file.read_bytes()
@@ -186,7 +184,7 @@ def test_a_plugin_that_vllm_would_not_find_or_with_one_row_for_all_layers_is_a_f
     assert validate(tmp_path / "map.json", "vllm", expected("vllm")) == []
 
 
-def test_what_a_file_is_for_may_be_unknown_and_a_model_that_the_engine_would_not_place_is_a_finding(
+def test_what_a_file_is_for_may_be_unknown_and_a_model_not_placed_is_a_finding(
     sound: dict[str, Any], tmp_path: Path
 ) -> None:
     path, asked = written("vllm", sound["vllm"], tmp_path), expected("vllm", num_devices=None, redundant=None)

@@ -87,7 +87,9 @@ def routers_of(model: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_go_where_the_routers_top_k_sends(checkpoint: Callable[..., Path], tmp_path: Path, family: str) -> None:
+def test_tokens_go_where_the_routers_top_k_sends_and_the_trace_knows_the_model(
+    checkpoint: Callable[..., Path], tmp_path: Path, family: str
+) -> None:
     model = load_model(checkpoint(family))
     model.generation_config.eos_token_id = None
     routers, entered = routers_of(model), dict[int, list[Array]]()
@@ -112,24 +114,13 @@ def test_tokens_go_where_the_routers_top_k_sends(checkpoint: Callable[..., Path]
             batch.weights[:, layer], np.take_along_axis(gates_TK, order, 1), rtol=2e-3, atol=1e-6
         )
     assert (batch.phase == 1).any()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_trace_knows_the_model(checkpoint: Callable[..., Path], tmp_path: Path, family: str) -> None:
-    model = load_model(checkpoint(family))
-    record_model(model, [[5, 6, 7]], tmp_path / "t", name="tiny", tokenizer="x")
-    meta = open_trace(tmp_path / "t").meta
-    spec, config = meta.model, model.config
-    latent = family.startswith("deepseek")
-    assert spec.layer_ids == MOE_LAYERS.get(family, ALL)
-    assert spec.num_hidden_layers == 4
-    assert (spec.num_experts, spec.top_k) == ((8, 3) if family in GROUPED else (6, config.num_experts_per_tok))
-    assert spec.num_shared_experts == SHARED.get(family, 0)
-    assert spec.num_expert_groups == (4 if family in GROUPED else None)
-    assert spec.top_k_groups == (2 if family in GROUPED else None)
-    assert (spec.hidden_size, spec.dtype_bytes) == (32, 4)
+    spec, grouped = open_trace(tmp_path / "t").meta.model, family in GROUPED
+    assert (spec.layer_ids, spec.num_hidden_layers) == (MOE_LAYERS.get(family, ALL), 4)
+    assert (spec.num_experts, spec.top_k) == (8 if grouped else 6, 3 if grouped else model.config.num_experts_per_tok)
+    assert (spec.num_shared_experts, spec.hidden_size, spec.dtype_bytes) == (SHARED.get(family, 0), 32, 4)
+    assert (spec.num_expert_groups, spec.top_k_groups) == ((4, 2) if grouped else (None, None))
     assert spec.ffn_size == (16 if family in (*GROUPED, "qwen2_moe", "qwen3_moe") else 24)
-    assert spec.attention.kv_size == (12 + 4 if latent else 2 * 2 * 8)
+    assert spec.attention.kv_size == (12 + 4 if family.startswith("deepseek") else 2 * 2 * 8)
     assert spec.attention.num_heads == 4
 
 

@@ -76,9 +76,7 @@ def test_a_sample_ends_before_its_end_of_text_and_the_others_go_on(model: Any, t
     assert by_token(ended) == {key: ids for key, ids in by_token(free).items() if key[1] < last[key[0]]}
 
 
-def test_a_share_of_the_samples_keeps_their_numbers_and_the_bound_on_tokens_is_met_exactly(
-    model: Any, tmp_path: Path
-) -> None:
+def test_a_share_of_the_samples_keeps_their_numbers_and_the_bound_is_met_exactly(model: Any, tmp_path: Path) -> None:
     prompts = PROMPTS * 8
     part = recorded(model, tmp_path / "part", prompts, sample_rate=0.4)
     bounded = recorded(model, tmp_path / "bounded", prompts, sample_rate=0.4, max_tokens=17, batch_samples=2)

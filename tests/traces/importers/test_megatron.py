@@ -57,10 +57,9 @@ def test_any_traces_come_back_by_rank_and_step(
     batch = tokens_of(folder / "trace")
     expected = ids_RBLTK.transpose(0, 1, 3, 2, 4).reshape(-1, layers, top_k)
     np.testing.assert_array_equal(batch.ids.astype(np.int16), expected)
-    rank, step, position = np.indices((ranks, steps, tokens)).reshape(3, -1)
-    columns = (batch.source_rank, batch.step, batch.position, batch.phase, batch.sample)
-    assert [*map(list, columns[:3])] == [*map(list, (rank, step, position))]
-    assert ({PHASES[code] for code in columns[3]}, columns[4]) == ({"train"}, None)
+    places = np.indices((ranks, steps, tokens)).reshape(3, -1)
+    np.testing.assert_array_equal([batch.source_rank, batch.step, batch.position], places)
+    assert ({PHASES[code] for code in batch.phase}, batch.sample) == ({"train"}, None)
     assert (summary.importer, summary.model.layer_ids) == ("megatron", tuple(range(2, 2 + layers)))
     assert open_trace(folder / "trace").meta.choice_order == "unknown"
     assert is_said(summary, "requests are unknown", "order of their ids")
@@ -167,9 +166,7 @@ def test_a_malformed_trace_is_one_clear_line_and_leaves_nothing(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("limit", "line"), [("MAX_STEP_BYTES", 3), ("MAX_LINE_BYTES", 1)])
-def test_endless_lines_and_steps_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, line: int
-) -> None:
+def test_endless_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, line: int) -> None:
     monkeypatch.setattr(megatron_lines, limit, 50)
     refused(tmp_path, megatron(routing(1, 2), LAYERS), f"line {line}: over 50 bytes")
 

@@ -57,9 +57,7 @@ def test_the_layout_of_the_real_data_is_imported_whole_whatever_the_batch(
     assert summary.model.layer_ids == (0, 1, 2)
 
 
-def test_a_plain_array_without_choices_is_top_1_and_its_guesses_are_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_array_is_top_1_and_its_guesses_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numpy_arrays, "MAX_BATCH_ROWS", 7)
     ids = np.arange(T * L).reshape(T, L) % 7
     summary = imported(tmp_path, {"r.npy": npy(ids)}, phase="train", name="mine")

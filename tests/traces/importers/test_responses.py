@@ -190,9 +190,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_response_is_named_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_malformed_response_leaves_only_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(response_lines, "MAX_LINE_BYTES", MOST_BYTES)
     line, expected = MALFORMED[name]
     refused(tmp_path, {"r.jsonl": [GOOD, line]}, expected, config=CONFIG)

@@ -95,16 +95,18 @@ class Checkpointed(nn.Module):
 
     def __init__(self, inner: MoELanguageModel, *, whole: bool, reentrant: bool) -> None:
         super().__init__()
-        self.inner, self.config, self.whole, self.how = inner, inner.config, whole, {"use_reentrant": reentrant}
+        self.inner, self.config, self.whole, self.reentrant = inner, inner.config, whole, reentrant
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         if self.whole:
             scale = torch.ones((), requires_grad=True)
-            return checkpoint(lambda s, t: self.inner(t) * s, scale, tokens_BS, **self.how)  # type: ignore[no-any-return]
+            return checkpoint(lambda s, t: self.inner(t) * s, scale, tokens_BS, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
         x_BSM: Tensor = self.inner.embed(tokens_BS).requires_grad_()
         position_S = torch.arange(tokens_BS.shape[1])
         for layer in self.inner.layers:
-            x_BSM = checkpoint(layer, x_BSM, position_S, position_S[:, None] >= position_S, **self.how)
+            x_BSM = checkpoint(
+                layer, x_BSM, position_S, position_S[:, None] >= position_S, use_reentrant=self.reentrant
+            )
         return x_BSM
 
 
@@ -123,9 +125,7 @@ def test_what_checkpointing_repeats_is_recorded_once(
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_left_out_on_either_side_and_nothing_else(
-    model: MoELanguageModel, tmp_path: Path, side: str
-) -> None:
+def test_padding_alone_is_left_out_on_either_side(model: MoELanguageModel, tmp_path: Path, side: str) -> None:
     masked, tokens_BS = Masked(model).eval(), tokens(3)
     mask_BS = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
     mask_BS = mask_BS.flip(1) if side == "left" else mask_BS
@@ -154,9 +154,7 @@ def test_the_pieces_of_a_packed_row_are_samples(model: MoELanguageModel, tmp_pat
     assert batch.position.tolist() == [0, 1, 2, 0, 1, 0, 0, 1, 2, 0, 1, 2, 1, 2, 0]
 
 
-def test_warm_up_steps_are_counted_and_not_recorded_nor_is_what_exceeds_the_bound(
-    model: MoELanguageModel, tmp_path: Path
-) -> None:
+def test_neither_warm_up_steps_nor_what_exceeds_the_bound_is_recorded(model: MoELanguageModel, tmp_path: Path) -> None:
     with moeplan.traces.record(model, tmp_path / "t", warmup_steps=2, max_tokens=8):
         for seed in range(6):
             model(tokens(1, seed=seed))
@@ -224,9 +222,7 @@ class Plain(nn.Module):
         return self.gate(x)  # type: ignore[no-any-return]
 
 
-def test_a_model_that_does_not_tell_its_sizes_is_refused_unless_they_are_given(
-    model: MoELanguageModel, tmp_path: Path
-) -> None:
+def test_a_model_that_does_not_tell_its_sizes_is_refused_unless_told(model: MoELanguageModel, tmp_path: Path) -> None:
     plain = Plain()
     with pytest.raises(UsageError, match="no MoE layer"), moeplan.traces.record(plain, tmp_path / "t"):
         pass

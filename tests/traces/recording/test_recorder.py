@@ -29,26 +29,18 @@ L, E, K, M = 3, 8, 2, 4
 PATTERN = r"layers\.\d+\.moe\.router"
 
 
-class LogitsRouter(nn.Linear):
-    """Gives logits `[..., E]`."""
+class Router(nn.Linear):
+    """Gives logits `[..., E]`; weights and ids `[T, K]`, smallest first; or ids in a tuple with something else."""
 
-    def __init__(self) -> None:
+    def __init__(self, gives: str) -> None:
         super().__init__(M, E, bias=False)
-
-
-class TopKRouter(LogitsRouter):
-    """Gives weights and ids `[T, K]`, smallest weight first."""
+        self.gives = gives
 
     def forward(self, x: Tensor) -> Any:
-        weights, ids = super().forward(x).flatten(0, -2).softmax(-1).topk(K)
-        return weights.flip(-1), ids.flip(-1)
-
-
-class IdsRouter(LogitsRouter):
-    """Gives ids only, in a tuple with something else."""
-
-    def forward(self, x: Tensor) -> Any:
-        return {"loss": 0.0}, super().forward(x).flatten(0, -2).topk(K).indices.int()
+        logits = super().forward(x)
+        weights, ids = logits.flatten(0, -2).softmax(-1).topk(K)
+        either = {"weights": (weights.flip(-1), ids.flip(-1)), "ids": ({"loss": 0.0}, ids.int())}
+        return either.get(self.gives, logits)
 
 
 class Canned(nn.Module):
@@ -62,23 +54,17 @@ class Canned(nn.Module):
         return self.output
 
 
-class Block(nn.Module):
-    def __init__(self, router: nn.Module) -> None:
-        super().__init__()
-        self.moe = nn.ModuleDict({"router": router})
-
-
 class Model(nn.Module):
-    def __init__(self, kind: Callable[[], nn.Module]) -> None:
+    def __init__(self, router: Callable[[], nn.Module] = lambda: Router("logits")) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(Block(kind()) for _ in range(L))
+        self.layers = nn.ModuleList(nn.ModuleDict({"moe": nn.ModuleDict({"router": router()})}) for _ in range(L))
         self.skip: int | None = None
 
     def forward(self, x: Tensor) -> None:
         for index, layer in enumerate(self.layers):
             if index != self.skip:
-                layer.moe["router"](x)  # type: ignore[index, operator]
+                layer["moe"]["router"](x)  # type: ignore[index]
 
 
 @pytest.fixture
@@ -93,7 +79,7 @@ def inputs(*shape: int) -> Tensor:
 
 def expected_routing(model: Model, x: Tensor) -> tuple[Any, Any]:
     flat = x.flatten(0, -2)
-    gates = [(flat @ layer.moe["router"].weight.T).softmax(-1).detach().topk(K) for layer in model.layers]  # type: ignore[index, union-attr]
+    gates = [(flat @ layer["moe"]["router"].weight.T).softmax(-1).detach().topk(K) for layer in model.layers]  # type: ignore[index]
     return np.stack([g.indices.numpy() for g in gates], 1), np.stack([g.values.numpy() for g in gates], 1)
 
 
@@ -108,9 +94,9 @@ def record(recorder: Recorder, model: Model, tokens: int, *, positions: int | No
             model(inputs(tokens))
 
 
-@pytest.mark.parametrize("kind", [LogitsRouter, TopKRouter])
-def test_what_routers_chose_is_recorded(tmp_path: Path, writer: TraceWriter, kind: Callable[[], nn.Module]) -> None:
-    model, x = Model(kind), inputs(2, 5)
+@pytest.mark.parametrize("gives", ["logits", "weights"])
+def test_what_routers_chose_is_recorded(tmp_path: Path, writer: TraceWriter, gives: str) -> None:
+    model, x = Model(lambda: Router(gives)), inputs(2, 5)
     with writer, Recorder(model, PATTERN, writer) as recorder:
         with recorder.tokens(sample=[0] * 5 + [1] * 5, position=torch.arange(5).repeat(2), step=7, phase="decode"):
             model(x)
@@ -129,7 +115,7 @@ def test_what_routers_chose_is_recorded(tmp_path: Path, writer: TraceWriter, kin
 
 
 def test_ids_without_weights_keep_their_order(tmp_path: Path, writer: TraceWriter) -> None:
-    model = Model(IdsRouter)
+    model = Model(lambda: Router("ids"))
     with TraceWriter(tmp_path / "ids", writer.meta) as plain, Recorder(model, PATTERN, plain) as recorder:
         record(recorder, model, 6)
     batch = read(tmp_path / "ids")
@@ -139,7 +125,7 @@ def test_ids_without_weights_keep_their_order(tmp_path: Path, writer: TraceWrite
 
 
 def test_nothing_is_recorded_outside_the_block_or_after_the_end(writer: TraceWriter) -> None:
-    model = Model(LogitsRouter)
+    model = Model()
     with Recorder(model, PATTERN, writer) as recorder:
         model(inputs(4))
         record(recorder, model, 4)
@@ -149,7 +135,7 @@ def test_nothing_is_recorded_outside_the_block_or_after_the_end(writer: TraceWri
 
 
 def test_a_router_that_did_not_run_or_ran_twice_or_on_other_tokens_is_named(writer: TraceWriter) -> None:
-    model = Model(LogitsRouter)
+    model = Model()
     with Recorder(model, PATTERN, writer) as recorder:
         model.skip = 1
         with pytest.raises(InputError, match=re.escape("layers.1.moe.router did not run")):
@@ -173,7 +159,7 @@ def test_a_router_that_did_not_run_or_ran_twice_or_on_other_tokens_is_named(writ
         ((torch.tensor([[0.5, 0.2]] * 4), torch.tensor([[3, -1]] * 4)), None),
     ],
 )
-def test_what_is_no_routing_is_refused_by_its_routers_name_and_a_dropped_choice_is_none(
+def test_what_is_no_routing_is_refused_by_name_and_a_dropped_choice_taken(
     tmp_path: Path, writer: TraceWriter, output: Any, expected: str | None
 ) -> None:
     model = Model(lambda: Canned(output))
@@ -193,7 +179,7 @@ def test_what_is_no_routing_is_refused_by_its_routers_name_and_a_dropped_choice_
 )
 def test_a_pattern_that_does_not_fit_is_a_usage_error(writer: TraceWriter, pattern: str, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        Recorder(Model(LogitsRouter), pattern, writer)
+        Recorder(Model(), pattern, writer)
 
 
 class Called(nn.Module):
