@@ -98,35 +98,24 @@ def _drawn(held_D: NDArray[np.bool_], devices_per_node: int) -> NDArray[np.bool_
     return drawn_D
 
 
-@pytest.mark.parametrize(
-    ("fault", "taken"),
-    [
-        ("58 rows", True),
-        ("287 wide", True),
-        ("256 wide", True),
-        ("id -1", True),
-        ("duplicates", True),
-        ("extra key", False),
-        ("id 999", False),
-        ("missing expert", False),
-        ("fractions", False),
-    ],
-)
-def test_what_sglang_takes_or_refuses_is_always_a_finding(fault: str, taken: bool, ask: Ask, tmp_path: Path) -> None:
-    row = [slot % 256 for slot in range(288)]
-    faults: dict[str, dict[str, Any]] = {
-        "58 rows": {"physical_to_logical_map": [row] * 58},
-        "287 wide": {"physical_to_logical_map": [row[:287]] * 61},
-        "256 wide": {"physical_to_logical_map": [row[:256]] * 61},
-        "id -1": {"physical_to_logical_map": [[*row[:287], -1]] * 61},
-        "duplicates": {"physical_to_logical_map": [[0, 0, *row[2:287], 1]] * 61},
-        "extra key": {"physical_to_logical_map": [row] * 61, "model": "deepseek"},
-        "id 999": {"physical_to_logical_map": [[*row[:287], 999]] * 61},
-        "missing expert": {"physical_to_logical_map": [[0 if e == 7 else e for e in row]] * 61},
-        "fractions": {"physical_to_logical_map": [[float(e) for e in row]] * 61},
-    }
-    file = tmp_path / "expert_location.json"
-    file.write_text(json.dumps(faults[fault]))
+ROW = [slot % 256 for slot in range(288)]
+FAULTS: dict[str, tuple[list[list[Any]], bool]] = {  # rows, and whether SGLang takes them
+    "58 rows": ([ROW] * 58, True),
+    "287 wide": ([ROW[:287]] * 61, True),
+    "256 wide": ([ROW[:256]] * 61, True),
+    "id -1": ([[*ROW[:287], -1]] * 61, True),
+    "duplicates": ([[0, 0, *ROW[2:287], 1]] * 61, True),
+    "extra key": ([ROW] * 61, False),
+    "id 999": ([[*ROW[:287], 999]] * 61, False),
+    "missing expert": ([[0 if expert == 7 else expert for expert in ROW]] * 61, False),
+    "fractions": ([[float(expert) for expert in ROW]] * 61, False),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_sglang_takes_or_refuses_is_always_a_finding(fault: str, ask: Ask, tmp_path: Path) -> None:
+    (rows, taken), file = FAULTS[fault], tmp_path / "expert_location.json"
+    file.write_text(json.dumps({"physical_to_logical_map": rows} | ({"model": "x"} if fault == "extra key" else {})))
     done = ask("sglang_parser.py", "sglang", file, 32, 4, 61, 256, 32, 1)
     assert (done.returncode == 0) == taken, done.stderr
     assert validate(file, "sglang", Expected(model=DEEPSEEK, num_devices=32, redundant=32)) != []

@@ -5,6 +5,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 from unittest import mock
 
@@ -153,21 +154,12 @@ def _forward(model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tenso
 @contextlib.contextmanager
 def _counted() -> Iterator[Counter[str]]:
     """Count the calls of collectives."""
-    calls: Counter[str] = Counter()
-    before = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
-
-    def counting(name: str, call: Any) -> Any:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            calls[name] += 1
-            return call(*args, **kwargs)
-
-        return called
-
-    for name, call in before.items():
-        setattr(dist, name, counting(name, call))
-    yield calls
-    for name, call in before.items():
-        setattr(dist, name, call)
+    calls = Counter[str]()
+    with contextlib.ExitStack() as stack:
+        for name in filter(partial(hasattr, dist), COLLECTIVES):
+            spy = mock.patch.object(dist, name, wraps=getattr(dist, name))
+            stack.callback(lambda name, spied: calls.update({name: spied.call_count}), name, stack.enter_context(spy))
+        yield calls
 
 
 @dataclass

@@ -1,5 +1,9 @@
-"""Which importer reads what: files, several files and directories, and what config.json says of the model."""
+"""All importers: which reads what, what config.json says of the model, and a thousand mutated recordings."""
 
+import resource
+import shutil
+import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -8,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.errors import InputError, MismatchError, UsageError
+from moeplan.errors import InputError, MismatchError, MoeplanError, UsageError
 from moeplan.traces import importers
+from moeplan.traces.count_form import open_any
 from moeplan.traces.importers import IMPORTERS, import_trace, selection
+from tests.traces.importers.mutations import mutants
 from tests.traces.importers.recordings import (
     Files,
     config,
@@ -19,10 +25,13 @@ from tests.traces.importers.recordings import (
     is_said,
     megatron,
     npy,
+    npz,
+    openai_response,
     per_pass,
     per_token,
     physical_map,
     refused,
+    sglang_response,
     stat,
     tensorrt,
     vllm_response,
@@ -30,8 +39,9 @@ from tests.traces.importers.recordings import (
 )
 
 H, E, K = 3, 6, 2
-IDS = distinct_ids(np.random.default_rng(0), (2, 2, H, 5), E, K)
+IDS = distinct_ids(np.random.default_rng(0), (2, 3, H, 5), E, K)
 MAP = physical_map(np.random.default_rng(0), H, E, 2)
+COUNTS = np.random.default_rng(0).integers(1, 99, (2, 3, H, E))
 PASSES = per_pass(np.ones((3, 2, H, E + 2), np.int64), MAP)
 
 
@@ -117,7 +127,7 @@ def test_options_may_not_contradict_the_config(tmp_path: Path) -> None:
 
 def test_early_steps_are_left_out_of_tokens_and_need_steps(tmp_path: Path) -> None:
     summary = imported(tmp_path, megatron(IDS, [0, 1, 2]), first_step=1)
-    assert summary.num_tokens == 2 * 5
+    assert summary.num_tokens == 2 * 2 * 5
     assert "10 rows of steps before 1 left out" in summary.notes
     told = "first step 1 asked for; the recording does not tell steps"
     refused(tmp_path / "other", NPY, told, kind=UsageError, first_step=1)
@@ -137,3 +147,66 @@ def test_directories_without_a_recording_are_refused(tmp_path: Path, monkeypatch
     refused(tmp_path, logs, "2 files, expected 1 to 1")
     with pytest.raises(UsageError, match="no recording"):
         import_trace([], tmp_path / "trace")
+
+
+EACH = 92  # of eleven kinds
+MOST_BYTES = 192 * 2**20
+
+
+def json_tokens() -> list[dict[str, Any]]:
+    cells = enumerate(IDS[0, 0].transpose(1, 0, 2).tolist())
+    return [{"sample": 1, "position": place, "experts": experts, "step": 3} for place, experts in cells]
+
+
+def lines() -> list[Any]:
+    """Responses of every kind."""
+    sequences = IDS.transpose(0, 1, 3, 2, 4).reshape(6, 5, H, K)
+    raw = [sglang_response(sequences[0]), openai_response(sequences[1]), [sglang_response(sequences[2])]]
+    return [*raw, vllm_response(sequences[3].astype(np.uint8)), vllm_response(sequences[4], sequences[5])]
+
+
+KINDS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
+    "stat": ("sglang", lambda: stat(COUNTS[0], rows=5, begin=3)),
+    "per_pass": ("sglang", lambda: PASSES),
+    "per_token": ("sglang", lambda: per_token(IDS, MAP)),
+    "responses": ("responses", lambda: {"r.jsonl": lines()}),
+    "tensorrt_llm": ("tensorrt_llm", lambda: tensorrt(COUNTS, [0, 1, 2], K)),
+    "megatron": ("megatron", lambda: megatron(IDS, [0, 1, 2])),
+    "npz": ("numpy", lambda: {"r.npz": npz(expert_ids=IDS[0, 0], pos=np.arange(H), seq_id=np.arange(H))}),
+    "npz of counts": ("numpy", lambda: {"r.npz": npz(counts=np.full((3, H, E), K), n_tokens=np.full(3, E))}),
+    "npy": ("numpy", lambda: {"r.npy": npy(IDS[0, 0, 0])}),
+    "json_lines": ("json_lines", lambda: {"r.jsonl": [{"model": {"num_experts": E}}, *json_tokens()]}),
+    "csv": ("csv", lambda: {"r.csv": b"layer,expert,count,step\n" + b"0,1,5,0\n1,2,7,1\n0,3,1,1\n" * 5}),
+}
+
+
+def test_all_importers_are_fuzzed() -> None:
+    assert {importer for importer, _ in KINDS.values()} == IMPORTERS.keys()
+    assert EACH * len(KINDS) >= 1000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mutated_recordings_are_imported_or_refused_in_one_line_and_leave_nothing(tmp_path: Path, kind: str) -> None:
+    importer, make = KINDS[kind]
+    files = {path.name: path.read_bytes() for path in write(tmp_path / "whole", make()).iterdir()}
+    config_path = write(tmp_path, {"config.json": config(H, 0, E, K)}) / "config.json"
+    configs = [config_path if kind == "responses" else None, config_path]
+    assert import_trace(tmp_path / "whole", tmp_path / "trace", hf_config=configs[0]).importer == importer
+    before, refusals = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+    for number, mutant in enumerate(mutants(files, seed=len(kind), count=EACH)):
+        place = tmp_path / "place"
+        folder = write(place / "in", mutant)
+        source = folder if len(files) > 1 else folder / next(iter(files))
+        began = time.process_time()
+        try:
+            import_trace(source, place / "out", hf_config=configs[number % 2])
+            open_any(place / "out")
+        except MoeplanError as error:
+            refusals.append(str(error))
+            left = [found.name for found in place.iterdir()]
+            assert left == ["in"], refusals[-1]
+        assert time.process_time() - began < 5, refusals[-1:]
+        shutil.rmtree(place)
+    assert not any("\n" in line or len(line) > 1000 for line in refusals)
+    assert len(refusals) > EACH // 4  # the changes are no harmless ones
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_BYTES

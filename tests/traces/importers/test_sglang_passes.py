@@ -75,8 +75,8 @@ def test_any_records_come_back_as_counts_and_as_tokens_alike(
     logical = map_HP[np.arange(hidden)[:, None, None], ids].transpose(1, 0, 3, 2, 4)
     np.testing.assert_array_equal(batch.ids, logical.reshape(-1, hidden, top_k))
     place_T, rank_T, token_T = np.indices((passes, ranks, 3)).reshape(3, -1)
-    expected = np.stack([7 + place_T, rank_T, place_T + token_T])
-    np.testing.assert_array_equal([batch.step, batch.source_rank, batch.position], expected)
+    columns = [batch.step, batch.source_rank, batch.position]
+    np.testing.assert_array_equal(columns, [7 + place_T, rank_T, place_T + token_T])
     assert batch.sample is None
     for step, counts_LE in counts_of(folder / "counts").items():
         ids_TLK = batch.ids[batch.step == step]
