@@ -21,9 +21,8 @@ from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.engine.watch import watch
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.gradients import clip_grad_norm_
-from tests.runtime.engine.alive import Alive
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import by_rank, own, refusal_of
+from tests.runtime.worlds import Alive, by_rank, own, refusal_of
 
 CASE = Case("standard", (5, 5), (2, 2), gradients=True, rule="even", seed=40, forward=(2, 2, 2), dtype=torch.float32)
 EMPTY = Case("standard", (8, 0), (2, 2), gradients=True, seed=40, forward=(2, 2, 2), top_k=1)

@@ -181,13 +181,11 @@ def test_ranks_share_a_directory_with_no_second_run_nor_another_model_or_form(tm
     [
         ({"ids": np.zeros((10, 2, 2), np.uint16)}, ValueError),
         ({"weights": None}, ValueError),
-        ({"weights": np.zeros((10, 3, 1), np.float16)}, ValueError),
         ({"position": np.zeros(10, np.int64)}, ValueError),
         ({"sample": None}, ValueError),
         ({"step": np.zeros(10, np.int32)}, ValueError),
         ({"ids": np.full((10, 3, 2), 6, np.uint16)}, InputError),
         ({"weights": np.full((10, 3, 2), np.nan, np.float16)}, InputError),
-        ({"position": np.full(10, -1, np.int32)}, InputError),
         ({"phase": np.full(10, 3, np.int8)}, InputError),
     ],
 )

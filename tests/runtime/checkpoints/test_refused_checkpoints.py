@@ -51,18 +51,12 @@ def _header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None
     return spoil
 
 
-def _bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        (folder / FIRST).write_bytes(change((folder / FIRST).read_bytes()))
-
-    return spoil
+def _bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / FIRST).write_bytes(change((folder / FIRST).read_bytes()))
 
 
-def _text(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        (folder / name).write_text(change((folder / name).read_text()))
-
-    return spoil
+def _text(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(change((folder / name).read_text()))
 
 
 def _first(described: dict[str, Any]) -> dict[str, Any]:

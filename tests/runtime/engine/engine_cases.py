@@ -26,9 +26,8 @@ from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.whole import full_state_dict
 from moeplan.solvers import contiguous
 from moeplan.solvers.placement import Placement
-from tests.runtime.engine.alive import Alive
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import by_rank, own, refusal_of
+from tests.runtime.worlds import Alive, by_rank, own, refusal_of
 
 CASE = Case("standard", (3, 2, 2, 2), (0, 0, 0, 0), top_k=2, rule="even", seed=3, num_layers=1)
 TOKENS = (9, 4, 0, 6)

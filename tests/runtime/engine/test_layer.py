@@ -14,7 +14,6 @@ from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.copies import select_buffers
 from moeplan.runtime.engine.layer_placement import Slots
 from moeplan.solvers.placement import Placement
-from tests.runtime.engine.alive import Alive
 from tests.runtime.engine.engine_cases import (
     CASE,
     HIDDEN,
@@ -28,6 +27,7 @@ from tests.runtime.engine.engine_cases import (
     inputs,
     placements,
 )
+from tests.runtime.worlds import Alive
 
 every_case = pytest.mark.parametrize("index", range(len(MOVING)), ids=[*MOVING])
 

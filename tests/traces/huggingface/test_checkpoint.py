@@ -117,13 +117,10 @@ def test_a_directory_without_a_tokenizer_or_its_words_is_refused(
     ],
 )
 def test_an_unknown_dtype_or_device_is_a_usage_error(copy: Path, options: dict[str, str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        load_model(copy, **options)
-
-
-def test_the_dtype_of_the_weights_can_be_chosen(copy: Path) -> None:
     assert str(load_model(copy).dtype) == "torch.float32"
     assert str(load_model(copy, dtype="bfloat16").dtype) == "torch.bfloat16"
+    with pytest.raises(UsageError, match=words):
+        load_model(copy, **options)
 
 
 def test_without_transformers_it_says_what_to_install(copy: Path) -> None:

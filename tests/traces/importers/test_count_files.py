@@ -73,7 +73,6 @@ BY_STEP = np.ones((2, 2, 1, 1, 3), np.int64)
     ("arrays", "message"),
     [
         ({"counts": np.ones((4, 2, 3))}, "counts is float64 "),
-        ({"counts": np.ones((4, 0, 3), int)}, "(4, 0, 3); expected integers"),
         ({"counts": -COUNTS}, "count -1; expected 0 to"),
         ({"counts": COUNTS * 2**41}, "count 2199023255552; expected 0 to"),
         ({"counts": np.ones((1, 5000, 1), int)}, "at most 4,096 layers"),
@@ -85,7 +84,6 @@ BY_STEP = np.ones((2, 2, 1, 1, 3), np.int64)
         ({"counts": BY_STEP, "iteration": np.array([7, 7])}, "names a step twice"),
         ({"counts": BY_STEP, "iteration": np.array([7, 2**40])}, "expected int32"),
         ({"counts": BY_STEP, "iteration": np.array([7, -(2**40)])}, "expected int32"),
-        ({"counts": BY_STEP, "iteration": np.array([7.0, 8.0])}, "iteration is float64"),
     ],
 )
 def test_arrays_of_another_layout_are_refused_in_one_line(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
@@ -156,16 +154,13 @@ def test_few_rows_that_would_become_many_counts_are_refused(tmp_path: Path, monk
     [
         (HEADER, "no counts"),
         (HEADER.strip(), "too short"),
-        (HEADER + "\n\n", "no counts"),
         (HEADER + "0,1,2\n0,1\n", "Row #3"),
-        (HEADER + "0,1,2\n0,1,\n", "Row #3"),
         (HEADER + "0,1,1.5\n", "Row #2"),
         (HEADER + "0,1,99999999999999999999\n", "Row #2"),
         (HEADER + "0,1,2\n0,1,-2\n", "row 3: count -2"),
         (HEADER + f"0,1,{2**40 + 1}\n", "row 2: count"),
         (HEADER + "0,1,2\n-1,1,2\n", "row 3: layer -1"),
         (HEADER + "0,65534,2\n", "row 2: expert 65534"),
-        (HEADER + "0,7,2\n", "expert 7; expected 0 to 3"),
         ("layer,expert,count,step\n0,1,2,2147483648\n", "row 2: step"),
         ("layer,expert,count,count\n0,1,2,2\n", "two columns count"),
         (HEADER + "".join(f"{layer},0,1\n" for layer in range(5000)), "layers"),

@@ -204,13 +204,6 @@ def test_embeddings_are_what_entered_the_layers(model: MoELanguageModel, tmp_pat
     np.testing.assert_array_equal(sidecar["position"], batch.position)
 
 
-def test_any_router_can_be_named(model: MoELanguageModel, tmp_path: Path) -> None:
-    with moeplan.traces.record(model, tmp_path / "t", pattern=r"layers\.[12]\.moe\.router\.gate"):
-        model(tokens(2))
-    np.testing.assert_array_equal(read(tmp_path / "t").ids, routing(model, tokens(2))[:, 1:])
-    assert open_trace(tmp_path / "t").model.layer_ids == (1, 2)
-
-
 class Plain(nn.Module):
     """A model that tells nothing of itself."""
 
