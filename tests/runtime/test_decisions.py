@@ -245,9 +245,7 @@ def test_what_is_no_plan_does_not_become_active(content: bytes | None, empty: Pa
     assert load_plan().seed == 1
 
 
-def test_a_given_path_goes_before_the_variable_before_the_active_one(
-    empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_path_goes_before_the_variable_before_the_active(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"MOEPLAN_PLAN is not set.*moeplan apply"):
         load_plan()
     activate(written(empty / "plan.json", 1))

@@ -62,6 +62,7 @@ IDS = [f"{name}, {dispatch}" for name in SHAPES for dispatch in ("standard", "co
 IDS += [f"{name}, training" for name in (*TRAINED, *PIPELINES)]
 SHARED = Case("standard", (5, 3), (3, 2), seed=20, length=5, gradients=True)
 PAIR = [replace(SHARED, share_of_gradients=how) for how in ("mean", "sum")]
+Pair = list[tuple[list[Answer], dict[str, str]]]  # answers to `PAIR` and refusals, by rank
 every_case = pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
 
 
@@ -116,7 +117,7 @@ def test_gradients_summed_over_ranks_equal_those_of_a_single_process(index: int,
         assert close(summed_gradient(case, answers[index], name), expected)
 
 
-def test_mean_gradients_of_experts_are_sums_over_ranks(pair: list[tuple[list[Answer], dict[str, str]]]) -> None:
+def test_mean_gradients_of_experts_are_sums_over_ranks(pair: Pair) -> None:
     for (mean, total), _ in pair:
         for name, summed in total.gradients.items():
             assert close((2 if ".experts." in name else 1) * mean.gradients[name], summed)
@@ -131,7 +132,7 @@ def test_a_rank_keeps_its_own_experts_only(answers: list[list[Answer]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair() -> list[tuple[list[Answer], dict[str, str]]]:
+def pair() -> Pair:
     """One world of 2 ranks: answers to `PAIR` and refusals, by rank."""
     return by_rank(2, run_pair, PAIR)
 
@@ -156,9 +157,7 @@ def pair() -> list[tuple[list[Answer], dict[str, str]]]:
         ("coherent training", "UsageError: dispatch model 'coherent' in training"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(
-    attempt: str, told: str, pair: list[tuple[list[Answer], dict[str, str]]]
-) -> None:
+def test_what_does_not_belong_together_is_refused(attempt: str, told: str, pair: Pair) -> None:
     for _, refusals in pair:
         assert refusals[attempt].startswith(told)
         assert "\n" not in refusals[attempt]

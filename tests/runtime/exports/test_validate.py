@@ -184,9 +184,7 @@ def test_a_plugin_that_vllm_would_not_find_or_with_one_row_for_all_is_a_finding(
     assert validate(tmp_path / "map.json", "vllm", expected("vllm")) == []
 
 
-def test_what_a_file_is_for_may_be_unknown_and_a_model_not_placed_is_a_finding(
-    sound: dict[str, Any], tmp_path: Path
-) -> None:
+def test_devices_may_be_unknown_and_a_model_not_placed_is_a_finding(sound: dict[str, Any], tmp_path: Path) -> None:
     path, asked = written("vllm", sound["vllm"], tmp_path), expected("vllm", num_devices=None, redundant=None)
     assert validate(path, "vllm", asked) == []
     for engine, kind in (("sglang", "mixtral"), ("sglang", "llama4_text"), ("vllm", "gpt_oss")):

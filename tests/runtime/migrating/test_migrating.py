@@ -59,6 +59,7 @@ CASES = {
 TRAINED = Moving(
     steps=20, slots=(3, 3, 3, 3), rule="even", padding="right", forward=(2, 2, 2), top_k=3, method="even", seed=37
 )
+ByCase = dict[str, list[Moved]]
 every_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -75,9 +76,9 @@ def worlds() -> dict[int, list[Answers]]:
 
 
 @pytest.fixture(scope="module")
-def answers(worlds: dict[int, list[Answers]]) -> dict[str, list[Moved]]:
+def answers(worlds: dict[int, list[Answers]]) -> ByCase:
     """By name of the case or family, then rank."""
-    named: dict[str, list[Moved]] = {}
+    named: ByCase = {}
     for size, ranks in worlds.items():
         names = [name for name, case in CASES.items() if len(case.slots) == size]
         named.update(
@@ -87,9 +88,7 @@ def answers(worlds: dict[int, list[Answers]]) -> dict[str, list[Moved]]:
 
 
 @every_case
-def test_logits_are_those_of_one_process_and_all_of_a_sample_follows_it(
-    name: str, answers: dict[str, list[Moved]]
-) -> None:
+def test_logits_are_those_of_one_process_and_all_of_a_sample_follows_it(name: str, answers: ByCase) -> None:
     case = CASES[name]
     _, order = in_order(case, answers[name])
     assert close(np.concatenate([a.logits for a in answers[name]])[order], reference(case).logits)
@@ -100,7 +99,7 @@ def test_logits_are_those_of_one_process_and_all_of_a_sample_follows_it(
 
 
 @every_case
-def test_gradients_equal_those_of_a_single_process(name: str, answers: dict[str, list[Moved]]) -> None:
+def test_gradients_equal_those_of_a_single_process(name: str, answers: ByCase) -> None:
     case, placement = CASES[name], CASES[name].placement()
     routed = [ordinal for ordinal in range(3) if ordinal != case.dense]
     for weight, expected in reference(case).gradients.items():
@@ -113,7 +112,7 @@ def test_gradients_equal_those_of_a_single_process(name: str, answers: dict[str,
 
 
 @every_case
-def test_every_layer_routes_whole_samples_as_a_single_process_does(name: str, answers: dict[str, list[Moved]]) -> None:
+def test_every_layer_routes_whole_samples_as_a_single_process_does(name: str, answers: ByCase) -> None:
     case = CASES[name]
     for layer in range(case.num_routed):
         seen = {}
@@ -130,7 +129,7 @@ def test_every_layer_routes_whole_samples_as_a_single_process_does(name: str, an
 
 
 @every_case
-def test_homes_are_those_that_the_policy_solves_for(name: str, answers: dict[str, list[Moved]]) -> None:
+def test_homes_are_those_that_the_policy_solves_for(name: str, answers: ByCase) -> None:
     case, home = CASES[name], starts(CASES[name])
     policy = case.policy()
     for layer, place in enumerate(homes(case, answers[name])[1:]):
@@ -152,7 +151,7 @@ def test_homes_are_those_that_the_policy_solves_for(name: str, answers: dict[str
         assert np.array_equal(place[known], home[known])
 
 
-def test_samples_do_move_and_stay_where_the_policy_leaves_them(answers: dict[str, list[Moved]]) -> None:
+def test_samples_do_move_and_stay_where_the_policy_leaves_them(answers: ByCase) -> None:
     places = homes(CASES["two nodes, predicted"], answers["two nodes, predicted"])
     assert all((before != after).any() for before, after in itertools.pairwise(places))
     first, second, third, last = homes(CASES["one layer only"], answers["one layer only"])
@@ -163,7 +162,7 @@ def test_samples_do_move_and_stay_where_the_policy_leaves_them(answers: dict[str
 
 
 @every_case
-def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers: dict[str, list[Moved]]) -> None:
+def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers: ByCase) -> None:
     case, places = CASES[name], homes(CASES[name], answers[name])
     size = len(case.slots)
     sent, beside = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -189,7 +188,7 @@ def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_of_transformers_gives_what_it_gives_alone(family: str, answers: dict[str, list[Moved]]) -> None:
+def test_a_model_of_transformers_gives_what_it_gives_alone(family: str, answers: ByCase) -> None:
     pytest.importorskip("transformers")
     model, (tokens, mask, upstream) = family_model(family), family_batch()
     position = (mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -209,9 +208,7 @@ def test_a_model_of_transformers_gives_what_it_gives_alone(family: str, answers:
             assert off <= 2e-6 * np.abs(whole).max(), weight  # its norms compute in float32
 
 
-def test_losses_under_a_policy_replicas_and_degrees_equal_those_of_one_process(
-    worlds: dict[int, list[Answers]],
-) -> None:
+def test_losses_under_a_policy_replicas_and_degrees_are_those_of_one(worlds: dict[int, list[Answers]]) -> None:
     expected = trained(TRAINED)
     for rank in worlds[4]:
         np.testing.assert_allclose(rank.losses, expected, rtol=1e-9)

@@ -49,9 +49,7 @@ def mixtral(tmp_path: Path) -> tuple[nn.Module, Path]:
     return model, tmp_path / "whole"
 
 
-def test_a_model_on_meta_gets_its_own_experts_in_order_and_reads_no_others(
-    saved: tuple[Any, Path], tmp_path: Path
-) -> None:
+def test_a_model_on_meta_gets_its_own_experts_and_reads_no_others(saved: tuple[Any, Path], tmp_path: Path) -> None:
     model, folder = saved
     _assert_loads(on_meta(model), folder, model)
     if hasattr(model, "save_pretrained"):  # tensors by expert, or stacked
@@ -166,9 +164,7 @@ INDICES = {
 
 
 @pytest.mark.parametrize("content", INDICES)
-def test_a_wrong_index_is_refused_and_no_file_outside_opened(
-    content: str, mixtral: tuple[Any, Path], tmp_path: Path
-) -> None:
+def test_a_wrong_index_is_refused_and_opens_no_file(content: str, mixtral: tuple[Any, Path], tmp_path: Path) -> None:
     model, _ = mixtral
     with pytest.raises(InputError, match="cannot be read as a safetensors checkpoint"):
         load(on_meta(model), tmp_path, _held(model))

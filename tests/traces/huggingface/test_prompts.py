@@ -107,9 +107,7 @@ def test_a_chat_template_that_fails_or_does_not_end_is_refused_with_its_line(
     assert not multiprocessing.active_children()
 
 
-def test_texts_and_talks_of_a_file_stay_in_order(
-    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_and_talks_stay_in_order(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     talks = [
         {"messages": [{"role": "user", "content": words} for words in talk]} for talk in (["ab"], ["cd", "c"], ["ef"])

@@ -114,8 +114,8 @@ def per_token(ids_RBHTK: NDArray[Any], map_HP: NDArray[np.int64], *, mode: int =
 
     def record(step: int, ids_HTK: NDArray[Any]) -> dict[str, Any]:
         ids_HTC = torch.from_numpy(np.pad(ids_HTK, padding, constant_values=-1).astype(np.int32))
-        told = {"input_ids": [*range(num_tokens)], "extend_seq_lens": [num_tokens], "forward_mode": mode}
-        return {**told, "positions": [*range(step, step + num_tokens)], "topk_ids_of_layer": ids_HTC}
+        facts = {"input_ids": [*range(num_tokens)], "extend_seq_lens": [num_tokens], "forward_mode": mode}
+        return {**facts, "positions": [*range(step, step + num_tokens)], "topk_ids_of_layer": ids_HTC}
 
     return _records([[record(*numbered) for numbered in enumerate(ids_BHTK)] for ids_BHTK in ids_RBHTK], map_HP)
 
