@@ -16,6 +16,7 @@ from moeplan.files import sha256_file
 from moeplan.runtime.checkpoints import partial, permute, rewriting, undo
 from moeplan.runtime.checkpoints.header import packed
 from moeplan.runtime.plan import Plan
+from tests.builders import known
 from tests.runtime.checkpoints.made_checkpoints import (
     CONFIG,
     INDEX,
@@ -256,8 +257,7 @@ def _bytes(folder: Path) -> int:
 def _end(ended_by: signal.Signals, source: Path, tmp_path: Path, *, after: int) -> None:
     """Begin to permute into `permuted` and end the process once so many bytes are written."""
     with permuting(PLAN, source, tmp_path / "permuted", "", after) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "there\n"
+        assert known(child.stdout).readline() == "there\n"
         child.send_signal(ended_by)
         child.wait(timeout=30)
 
@@ -284,8 +284,7 @@ def test_a_tensor_larger_than_the_memory_allowed_is_permuted_and_undone(tmp_path
         for expert in range(4):
             stream.seek(start + expert * ROW_BYTES)
             heads.append(stream.read(9))
-    assert plan.placement is not None
-    assert heads == [bytes([old + 1]) * 9 for old in plan.placement.physical_to_logical[0]]
+    assert heads == [bytes([old + 1]) * 9 for old in known(plan.placement).physical_to_logical[0]]
     assert sha256_file(tmp_path / "restored" / "model.safetensors") == sha256_file(source / "model.safetensors")
 
 

@@ -14,6 +14,7 @@ from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.copies import select_buffers
 from moeplan.runtime.engine.layer_placement import Slots
 from moeplan.solvers.placement import Placement
+from tests.builders import known
 from tests.runtime.engine.engine_cases import (
     CASE,
     HIDDEN,
@@ -51,8 +52,7 @@ def test_buffers_hold_first_choices_before_second_ones_in_token_order(data: st.D
             if place[key] < capacity:
                 expected.append((int(piece[place[key]]), key[1], key[0], token, k))
             place[key] += 1
-    assert copies.choice is not None
-    rows = torch.stack([copies.place, copies.beside[:, 0], copies.row, copies.choice], dim=1).tolist()
+    rows = torch.stack([copies.place, copies.beside[:, 0], copies.row, known(copies.choice)], dim=1).tolist()
     filled = [(at // 4, at % 4, expert, token, k) for at, expert, token, k in rows if token < num_tokens]
     assert Counter(filled) == Counter(expected)
     assert len(copies.row) == capacity * placement.num_slots
@@ -89,8 +89,7 @@ def in_token_order(rank: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
                 y = y.index_add(0, torch.tensor([token]), alone)
             place[key] += 1
     (y * torch.arange(16)).sum().backward()  # type: ignore[no-untyped-call]
-    assert x.grad is not None
-    return y.detach().numpy(), x.grad.numpy()
+    return y.detach().numpy(), known(x.grad).numpy()
 
 
 def test_buffers_stay_within_one_and_a_half_of_the_plain_all_to_alls() -> None:

@@ -21,6 +21,7 @@ from moeplan.runtime.migrating.homes import Homes, SamplePolicy
 from moeplan.runtime.migrating.predictor import Predictor
 from moeplan.runtime.plan import Plan
 from moeplan.solvers import netmoe
+from tests.builders import known
 from tests.runtime.migrating.migrating_cases import Moving
 from tests.runtime.plans import made_plan
 from tests.runtime.worlds import by_rank
@@ -110,8 +111,7 @@ def test_a_policy_is_what_the_plan_decides_with_the_predictor_beside_it(tmp_path
     predictor = Predictor(np.random.default_rng(0).random((2, 8, 4), np.float32))
     (tmp_path / SidecarFile.of("predictor", predictor.to_bytes()).file).write_bytes(predictor.to_bytes())
     decided = SamplePolicy.of(plan_with(predictor), tmp_path)
-    assert decided.predictor is not None
-    assert np.array_equal(decided.predictor.per_pair, predictor.per_pair)
+    assert np.array_equal(known(decided.predictor).per_pair, predictor.per_pair)
     assert (decided.method, decided.layers, decided.cluster) == ("even", frozenset({0, 2}), Cluster(2, 2))
     assert decided.copy_bytes == 16 * 4
     assert SamplePolicy.of(plan_with(None), None).predictor is None
@@ -142,9 +142,7 @@ SHAPES = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))
 
 def test_copies_are_predicted_layer_by_layer_never_negative_and_by_finite_numbers_of_the_shape_only() -> None:
     predictor = Predictor(np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32))
-    predicted = predictor.copies(0, np.array([[2, 4], [0, 1]]))
-    assert predicted is not None
-    assert predicted.tolist() == [[4, 0], [0.5, 0]]
+    assert known(predictor.copies(0, np.array([[2, 4], [0, 1]]))).tolist() == [[4, 0], [0.5, 0]]
     assert predictor.copies(1, np.array([[2, 4]])) is None
     contents = Predictor(np.full((1, 1, 2), np.nan, np.float32)).to_bytes()
     for rows, words in ((1, "not finite"), (2, "expected copies_per_pair float32")):
@@ -181,8 +179,7 @@ def test_copies_are_the_same_sums_in_any_order_and_of_any_part() -> None:
     rng = np.random.default_rng(0)
     per_pair, pairs = rng.normal(size=(1, 64, 8)).astype(np.float32), rng.integers(0, 2**20, (40, 64))
     order = rng.permutation(64)
-    predicted = Predictor(per_pair).copies(0, pairs)
-    assert predicted is not None
+    predicted = known(Predictor(per_pair).copies(0, pairs))
     np.testing.assert_array_equal(predicted, Predictor(per_pair[:, order]).copies(0, pairs[:, order]))
     np.testing.assert_array_equal(predicted[7:9], Predictor(per_pair).copies(0, pairs[7:9]))
     np.testing.assert_allclose(predicted, np.maximum(pairs @ per_pair[0].astype(float), 0), rtol=1e-5, atol=2)
