@@ -85,8 +85,10 @@ def test_any_records_come_back_as_counts_and_as_tokens_alike(
 
 
 def test_ranks_that_share_their_tokens_are_counted_once(tmp_path: Path) -> None:
-    summary = imported(tmp_path, per_token(chosen(2, 3, 5)[[0, 0, 1, 1]], MAP))
-    assert summary.num_tokens == 2 * 3 * 5
+    ids = chosen(2, 3, 5)
+    ids[..., 1] = 0  # a last choice, though always of slot 0
+    summary = imported(tmp_path, per_token(ids[[0, 0, 1, 1]], MAP))
+    assert (summary.num_tokens, summary.model.top_k) == (2 * 3 * 5, 2)
     assert set(tokens_of(tmp_path / "trace").source_rank.tolist()) == {0, 2}
     assert is_said(summary, "ranks 1, 3 recorded the very tokens of others")
 
@@ -105,7 +107,6 @@ def test_sums_are_of_the_layers_of_the_config_and_of_passes_that_all_ranks_recor
 @pytest.mark.parametrize(("mode", "phase"), [(1, "prefill"), (2, "decode"), (3, "train"), (None, "train")])
 def test_the_phase_follows_from_the_forward_mode_where_it_has_one(tmp_path: Path, mode: Any, phase: str) -> None:
     ids = chosen(1, 1, 4, dense=1)
-    ids[:, :, 1:, :, 1] = 0  # a last choice, though always of slot 0
     summary = imported(tmp_path, per_token(ids, MAP, mode=mode), phase="train", config=config(H, 1, E, K))
     assert (summary.model.layer_ids, summary.model.top_k) == ((1, 2, 3), 2)
     batch = tokens_of(tmp_path / "trace")
