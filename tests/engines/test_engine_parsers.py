@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moeplan.runtime.exports import ENGINES, Expected, export, validate
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.replicas import ReplicaTable
+from tests.builders import known
 from tests.runtime.exports.engine_plans import expected_of, model_of, plan_of
 
 HERE = Path(__file__).parent
@@ -53,8 +54,7 @@ def answer(done: "subprocess.CompletedProcess[str]") -> Any:
 def read_by_sglang(ask: Ask, plan: Plan, folder: Path, *, asked: int = 1) -> Any:
     """What SGLang makes of a plan's file, on its first ranks."""
     export(plan, "sglang", folder)
-    placement, model, cluster = plan.placement, plan.model, plan.cluster
-    assert placement is not None
+    placement, model, cluster = known(plan.placement), plan.model, plan.cluster
     redundant = placement.num_slots - model.num_experts
     sizes = (cluster.num_devices, cluster.num_nodes, model.num_hidden_layers, model.num_experts, redundant, asked)
     return answer(ask("sglang_parser.py", "sglang", folder / "expert_location.json", *sizes))
@@ -64,8 +64,7 @@ def read_by_sglang(ask: Ask, plan: Plan, folder: Path, *, asked: int = 1) -> Any
 def test_sglang_reads_the_plan(small: bool, ask: Ask, deepseek: Plan, tmp_path: Path) -> None:
     plan = plan_of(slots=3, model=model_of(layers=3, dense=2)) if small else deepseek
     said = read_by_sglang(ask, plan, tmp_path / "out")
-    placement, model, first = plan.placement, plan.model, plan.model.layer_ids[0]
-    assert placement is not None
+    placement, model, first = known(plan.placement), plan.model, plan.model.layer_ids[0]
     assert said["map"][first:] == placement.physical_to_logical.tolist()
     assert said["map"][:first] == [[slot % model.num_experts for slot in range(placement.num_slots)]] * first
     assert said["ranks"] == placement.num_devices
@@ -74,8 +73,7 @@ def test_sglang_reads_the_plan(small: bool, ask: Ask, deepseek: Plan, tmp_path: 
 @pytest.mark.parametrize("cluster", ["1x6", "2x4", "3x2"])
 def test_the_static_rule_is_what_sglang_s_ranks_choose(cluster: str, ask: Ask, tmp_path: Path) -> None:
     plan = plan_of(cluster=cluster, slots=4, model=model_of(layers=4, experts=8, dense=0))
-    ranks, placement = plan.cluster.num_devices, plan.placement
-    assert placement is not None
+    ranks, placement = plan.cluster.num_devices, known(plan.placement)
     slots_RLE = np.array(read_by_sglang(ask, plan, tmp_path / "out", asked=ranks)["dispatch"])
     for layer in range(4):
         theirs_ED = placement.device_of_slot[slots_RLE[:, layer].T]
@@ -98,35 +96,24 @@ def _drawn(held_D: NDArray[np.bool_], devices_per_node: int) -> NDArray[np.bool_
     return drawn_D
 
 
-@pytest.mark.parametrize(
-    ("fault", "taken"),
-    [
-        ("58 rows", True),
-        ("287 wide", True),
-        ("256 wide", True),
-        ("id -1", True),
-        ("duplicates", True),
-        ("extra key", False),
-        ("id 999", False),
-        ("missing expert", False),
-        ("fractions", False),
-    ],
-)
-def test_what_sglang_takes_or_refuses_is_always_a_finding(fault: str, taken: bool, ask: Ask, tmp_path: Path) -> None:
-    row = [slot % 256 for slot in range(288)]
-    faults: dict[str, dict[str, Any]] = {
-        "58 rows": {"physical_to_logical_map": [row] * 58},
-        "287 wide": {"physical_to_logical_map": [row[:287]] * 61},
-        "256 wide": {"physical_to_logical_map": [row[:256]] * 61},
-        "id -1": {"physical_to_logical_map": [[*row[:287], -1]] * 61},
-        "duplicates": {"physical_to_logical_map": [[0, 0, *row[2:287], 1]] * 61},
-        "extra key": {"physical_to_logical_map": [row] * 61, "model": "deepseek"},
-        "id 999": {"physical_to_logical_map": [[*row[:287], 999]] * 61},
-        "missing expert": {"physical_to_logical_map": [[0 if e == 7 else e for e in row]] * 61},
-        "fractions": {"physical_to_logical_map": [[float(e) for e in row]] * 61},
-    }
-    file = tmp_path / "expert_location.json"
-    file.write_text(json.dumps(faults[fault]))
+ROW = [slot % 256 for slot in range(288)]
+FAULTS: dict[str, tuple[list[list[Any]], bool]] = {  # rows, and whether SGLang takes them
+    "58 rows": ([ROW] * 58, True),
+    "287 wide": ([ROW[:287]] * 61, True),
+    "256 wide": ([ROW[:256]] * 61, True),
+    "id -1": ([[*ROW[:287], -1]] * 61, True),
+    "duplicates": ([[0, 0, *ROW[2:287], 1]] * 61, True),
+    "extra key": ([ROW] * 61, False),
+    "id 999": ([[*ROW[:287], 999]] * 61, False),
+    "missing expert": ([[0 if expert == 7 else expert for expert in ROW]] * 61, False),
+    "fractions": ([[float(expert) for expert in ROW]] * 61, False),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_sglang_takes_or_refuses_is_always_a_finding(fault: str, ask: Ask, tmp_path: Path) -> None:
+    (rows, taken), file = FAULTS[fault], tmp_path / "expert_location.json"
+    file.write_text(json.dumps({"physical_to_logical_map": rows} | ({"model": "x"} if fault == "extra key" else {})))
     done = ask("sglang_parser.py", "sglang", file, 32, 4, 61, 256, 32, 1)
     assert (done.returncode == 0) == taken, done.stderr
     assert validate(file, "sglang", Expected(model=DEEPSEEK, num_devices=32, redundant=32)) != []
@@ -134,11 +121,9 @@ def test_what_sglang_takes_or_refuses_is_always_a_finding(fault: str, taken: boo
 
 def test_vllm_finds_the_plugin_and_rearranges_to_the_plan(ask: Ask, deepseek: Plan, tmp_path: Path) -> None:
     export(deepseek, "vllm", tmp_path / "out")
-    placement = deepseek.placement
-    assert placement is not None
     done = ask("vllm_plugins.py", "vllm", 58, 256, 288, 32, path=(tmp_path / "out",))
     said = answer(done)
-    assert said["rows"] == placement.physical_to_logical.tolist()
+    assert said["rows"] == known(deepseek.placement).physical_to_logical.tolist()
     assert said["rows"] != said["stock"]
     assert said["is_policy"]
     assert said["like_stock"] == [True, True, True]

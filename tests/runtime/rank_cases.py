@@ -44,16 +44,9 @@ class Case:
 
     @property
     def config(self) -> ModelConfig:
+        sizes = {"hidden_size": 16, "ffn_size": 12, "num_heads": 4, "num_kv_heads": 2, "max_positions": 32}
         return ModelConfig(
-            vocab_size=50,
-            num_layers=self.num_layers,
-            num_experts=self.num_experts,
-            top_k=self.top_k,
-            hidden_size=16,
-            ffn_size=12,
-            num_heads=4,
-            num_kv_heads=2,
-            max_positions=32,
+            vocab_size=50, num_layers=self.num_layers, num_experts=self.num_experts, top_k=self.top_k, **sizes
         )
 
     @property

@@ -1,8 +1,6 @@
-"""Training loops in DistributedDataParallel and FSDP2 with spread experts, against the same loop in one process.
+"""Training in DistributedDataParallel, FSDP2 and groups smaller than the world: as in one process, or refused."""
 
-State dicts of single ranks are loaded where they were saved and refused under another placement.
-"""
-
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +9,8 @@ import torch
 import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from moeplan.profilers.world import World
@@ -56,11 +55,6 @@ def left() -> Left:
     """What each loop left, by rank; and what became of states of single ranks, by rank."""
     loops, reloaded = zip(*by_rank(2, every, WORK), strict=True)
     return [list(ranks) for ranks in zip(*loops, strict=True)], list(reloaded)
-
-
-@pytest.fixture(scope="module")
-def trained(left: Left) -> list[list[Trained]]:
-    return left[0]
 
 
 def every(world: World, work: list[tuple[str, str, float]]) -> tuple[list[Trained], Reloaded]:
@@ -133,24 +127,19 @@ def fills(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("index", range(len(WORK)), ids=map(str, WORK))
-def test_a_loop_over_spread_experts_is_that_of_one_process(index: int, trained: list[list[Trained]]) -> None:
+def test_a_loop_over_spread_experts_and_its_optimizer_are_those_of_one_process(index: int, left: Left) -> None:
     name, _, max_norm = WORK[index]
-    expected, (whole, other) = alone(CASES[name], max_norm), trained[index]
+    expected, (whole, other) = alone(CASES[name], max_norm), left[0][index]
     assert whole.norms == other.norms == pytest.approx(expected.norms, rel=1e-10)
     assert list(whole.state) == list(expected.state)
     assert all(close(whole.state[key], value, 1e-9) for key, value in expected.state.items())
     assert not other.state
     assert not other.optimizer
-
-
-@pytest.mark.parametrize("index", range(len(WORK)), ids=map(str, WORK))
-def test_the_whole_state_of_the_optimizer_is_that_of_one_process(index: int, trained: list[list[Trained]]) -> None:
-    expected, whole = alone(CASES[WORK[index][0]], WORK[index][2]).optimizer, trained[index][0].optimizer
-    assert whole["param_groups"] == expected["param_groups"]
-    assert list(whole["state"]) == list(expected["state"])
-    for number, state in expected["state"].items():
-        assert set(whole["state"][number]) == set(state)
-        assert all(close(whole["state"][number][name], value, 1e-9) for name, value in state.items())
+    assert whole.optimizer["param_groups"] == expected.optimizer["param_groups"]
+    assert list(whole.optimizer["state"]) == list(expected.optimizer["state"])
+    for number, state in expected.optimizer["state"].items():
+        assert set(whole.optimizer["state"][number]) == set(state)
+        assert all(close(whole.optimizer["state"][number][key], value, 1e-9) for key, value in state.items())
 
 
 def test_the_state_of_one_rank_is_loaded_under_its_own_placement_only(left: Left) -> None:
@@ -161,3 +150,126 @@ def test_the_state_of_one_rank_is_loaded_under_its_own_placement_only(left: Left
         assert filled_on_one
         words = f"layers.0.moe.experts: the state is of experts {saved}, this rank holds {here}; it was saved by"
         assert refusal.startswith(f"MismatchError: {words}")
+
+
+DRIFT = "UsageError: gradients averaged over 4 ranks beside experts trained by a group of 2, which would drift"
+MESH = "UsageError: a device mesh [2, 2] ['dp', 'ep'] as group"
+IN_PARTS = "of a model of which fully_shard keeps parameters in parts"
+PAIR = Case("standard", (4, 4), (1, 1), seed=3, gradients=True)
+FOUR = Case("coherent", (2, 2, 2, 2), (1, 1, 1, 1), seed=4)
+Answer = tuple[dict[str, str], dict[str, Tensor]]
+
+
+def in_groups(world: World, _payload: None) -> Answer:
+    """What each attempt was told, "accepted" where nothing, and the tensors that some left."""
+    left, mesh = dict[str, Tensor](), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    return {name: refusal_of(attempt) for name, attempt in _attempts(world, mesh, left).items()}, left
+
+
+def _attempts(world: World, mesh: Any, left: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
+    place, tokens = world.rank % 2, PAIR.tokens()
+    mine = slice(place, place + 1)
+
+    def spread(**how: Any) -> Any:
+        return parallelize(PAIR.model(), PAIR.plan(), mesh["ep"], **how)
+
+    def forward(name: str, model: nn.Module, *, trained: bool = True) -> None:
+        with torch.set_grad_enabled(trained):
+            left[name] = model(tokens[mine])
+        if trained:
+            left[name].sum().backward()  # type: ignore[no-untyped-call]
+        left[name] = left[name].detach()
+
+    def in_world(*, trained: bool = True, freeze: bool = False, inner: bool = False) -> nn.Module:
+        model = spread()
+        for parameter in expert_parameters(model) if freeze else ():
+            parameter.requires_grad_(False)
+        return DistributedDataParallel(model.model if inner else model)
+
+    def sharded_over(part: Any) -> None:
+        model = spread()
+        fully_shard(model, mesh=part, ignored_params=set(expert_parameters(model)))
+        forward("sharded", model)
+        clip_grad_norm_(model, 1.0)
+
+    return {
+        "two dimensions": lambda: parallelize(PAIR.model(), PAIR.plan(), mesh),
+        "one dimension": lambda: forward("one dimension", spread()),
+        "ddp over the world": lambda: forward("", in_world()),
+        "ddp over the world, the model within": lambda: forward("", in_world(inner=True)),
+        "ddp over the world, frozen": lambda: forward("", in_world(freeze=True)),
+        "ddp over the world, inference": lambda: forward("inference", in_world(), trained=False),
+        "ddp over the group": lambda: forward(
+            "", DistributedDataParallel(spread(), process_group=mesh.get_group("ep"))
+        ),
+        "fsdp over the world": lambda: sharded_over(init_device_mesh("cpu", (4,))),
+        "fsdp over the group": lambda: sharded_over(mesh["ep"]),
+        **_sharded(world, left),
+    }
+
+
+def _sharded(world: World, left: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
+    """Attempts with coherent dispatch over all ranks."""
+    tokens = FOUR.tokens()[[world.rank]]
+
+    def made(*, layers: bool) -> Any:
+        model: Any = parallelize(FOUR.model(), FOUR.plan(), dispatch="coherent")
+        ignored = set(expert_parameters(model))
+        for layer in model.model.layers if layers else ():
+            fully_shard(layer, ignored_params=ignored)
+        fully_shard(model, ignored_params=ignored)
+        return model
+
+    def logits(name: str, model: nn.Module) -> None:
+        with torch.no_grad():
+            left[name] = model(tokens)
+
+    def generate() -> None:
+        model = made(layers=False)
+        register_fsdp_forward_method(model, "generate")
+        left["generated"] = model.generate(tokens, 3)[0]
+
+    return {
+        "coherent, layer by layer": lambda: logits("", made(layers=True)),
+        "coherent, the whole": lambda: logits("coherent", made(layers=False)),
+        "generation, not told": lambda: made(layers=False).generate(tokens, 3),
+        "generation, told": generate,
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[Answer]:
+    return by_rank(4, in_groups)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "refusal"),
+    [
+        ("two dimensions", f"{MESH}; expected one dimension; name one: group=mesh["),
+        ("one dimension", "accepted"),
+        ("ddp over the world", DRIFT),
+        ("ddp over the world, the model within", DRIFT),
+        ("ddp over the world, frozen", "accepted"),
+        ("ddp over the world, inference", "accepted"),
+        ("ddp over the group", "accepted"),
+        ("fsdp over the world", DRIFT),
+        ("fsdp over the group", "accepted"),
+        ("coherent, layer by layer", f"UsageError: coherent dispatch {IN_PARTS}"),
+        ("coherent, the whole", "accepted"),
+        ("generation, not told", f"UsageError: generation {IN_PARTS}"),
+        ("generation, told", "accepted"),
+    ],
+)
+def test_only_what_would_go_wrong_in_a_group_is_refused(attempt: str, refusal: str, ranks: list[Answer]) -> None:
+    for refusals, _ in ranks:
+        assert refusals[attempt].startswith(refusal)
+        assert "\n" not in refusals[attempt]
+
+
+def test_groups_and_the_whole_model_sharded_give_what_one_process_gives(ranks: list[Answer]) -> None:
+    pair, four = PAIR.model()(PAIR.tokens()).detach(), FOUR.model()(FOUR.tokens()).detach()
+    for rank, (_, left) in enumerate(ranks):
+        torch.testing.assert_close(left["one dimension"], pair[[rank % 2]])
+        torch.testing.assert_close(left["inference"], pair[[rank % 2]])
+        torch.testing.assert_close(left["coherent"], four[[rank]])
+        assert left["generated"][0] == four[rank, -1].argmax()

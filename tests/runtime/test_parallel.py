@@ -42,18 +42,8 @@ SHAPES = {
 }
 ALONE = [Case(how, (8,), (3,), gradients=how == "standard", seed=22) for how in ("standard", "coherent")]
 ALONE.append(replace(ALONE[0], forward=(2, 4, 2), backward=(4, 2, 3)))
-TRAINED = [
-    "random placement",
-    "top-4",
-    "replicas, nearest",
-    "replicas, even",
-    "unequal slots with replicas",
-    "unequal slots",
-    "a device without slots",
-    "an empty rank",
-    "one token",
-    "every expert",
-]
+TRAINED = ["random placement", "top-4", "replicas, nearest", "replicas, even", "unequal slots with replicas"]
+TRAINED += ["unequal slots", "a device without slots", "an empty rank", "one token", "every expert"]
 UNEVEN = ChunkShares(forward=((0.3, 0.7), (1.0,), (0.5, 0.25, 0.25)), backward=((0.3, 0.7), (0.2, 0.8), (1.0,)))
 PIPELINES = {
     "two chunks": replace(SHAPES["random placement"], forward=(2, 2, 2)),
@@ -68,16 +58,11 @@ CASES = [
     *(replace(SHAPES[name], dispatch="standard", gradients=True) for name in TRAINED),
     *(replace(shape, dispatch="standard", gradients=True) for shape in PIPELINES.values()),
 ]
-IDS = [
-    f"{name}, {how}"
-    for name, how in [
-        *((name, how) for name in SHAPES for how in ("standard", "coherent")),
-        *((name, "training") for name in (*TRAINED, *PIPELINES)),
-    ]
-]
-PAIR = [Case(how, (5, 3), (3, 2), seed=20, length=5) for how in ("standard", "coherent")]
-PAIR += [Case(how, (5, 6), (2, 1), rule="even", seed=21, top_k=1) for how in ("standard", "coherent")]
-PAIR += [replace(PAIR[0], gradients=True, share_of_gradients=how) for how in ("mean", "sum")]
+IDS = [f"{name}, {dispatch}" for name in SHAPES for dispatch in ("standard", "coherent")]
+IDS += [f"{name}, training" for name in (*TRAINED, *PIPELINES)]
+SHARED = Case("standard", (5, 3), (3, 2), seed=20, length=5, gradients=True)
+PAIR = [replace(SHARED, share_of_gradients=how) for how in ("mean", "sum")]
+Pair = list[tuple[list[Answer], dict[str, str]]]  # answers to `PAIR` and refusals, by rank
 every_case = pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
 
 
@@ -111,31 +96,18 @@ def answers() -> list[list[Answer]]:
 
 
 @every_case
-def test_logits_equal_those_of_a_single_process(index: int, answers: list[list[Answer]]) -> None:
-    case = CASES[index]
-    assert [len(answer.logits) for answer in answers[index]] == list(case.batches)
+def test_logits_routing_and_traffic_are_those_of_a_single_process(index: int, answers: list[list[Answer]]) -> None:
+    case, ranks = CASES[index], answers[index]
+    assert [len(answer.logits) for answer in ranks] == list(case.batches)
     rtol = 1e-12 if case.dtype is torch.float64 else 1e-5
-    assert close(np.concatenate([a.logits for a in answers[index]]), reference(case).logits, rtol)
-
-
-@every_case
-def test_routing_is_that_of_a_single_process(index: int, answers: list[list[Answer]]) -> None:
-    case = CASES[index]
+    assert close(np.concatenate([a.logits for a in ranks]), reference(case).logits, rtol)
     for layer in range(case.num_layers):
-        sample, position, ids = (
-            np.concatenate(parts) for parts in zip(*(a.routed[layer] for a in answers[index]), strict=True)
-        )
+        sample, position, ids = map(np.concatenate, zip(*(a.routed[layer] for a in ranks), strict=True))
         order = np.lexsort((position, sample))
         assert np.array_equal(sample[order], np.repeat(case.samples().numpy(), case.length))
         assert np.array_equal(position[order], np.tile(np.arange(case.length), sum(case.batches)))
         assert np.array_equal(ids[order], reference(case).ids[:, layer])
-
-
-@every_case
-def test_traffic_is_what_a_naive_recount_of_the_routing_gives(index: int, answers: list[list[Answer]]) -> None:
-    case = CASES[index]
-    for rank, expected in enumerate(recount(case, reference(case).ids)):
-        assert answers[index][rank].traffic == expected
+    assert [answer.traffic for answer in ranks] == recount(case, reference(case).ids)
 
 
 @pytest.mark.parametrize("index", [i for i, case in enumerate(CASES) if case.gradients], ids=[*TRAINED, *PIPELINES])
@@ -145,14 +117,10 @@ def test_gradients_summed_over_ranks_equal_those_of_a_single_process(index: int,
         assert close(summed_gradient(case, answers[index], name), expected)
 
 
-def test_mean_gradients_of_experts_are_the_sums_over_the_number_of_ranks(
-    pair: list[tuple[list[Answer], dict[str, str]]],
-) -> None:
-    mean, total = (len(PAIR) - 2, len(PAIR) - 1)
-    for answers, _ in pair:
-        for name, summed in answers[total].gradients.items():
-            factor = 2 if ".experts." in name else 1
-            assert close(factor * answers[mean].gradients[name], summed)
+def test_mean_gradients_of_experts_are_sums_over_ranks(pair: Pair) -> None:
+    for (mean, total), _ in pair:
+        for name, summed in total.gradients.items():
+            assert close((2 if ".experts." in name else 1) * mean.gradients[name], summed)
 
 
 def test_a_rank_keeps_its_own_experts_only(answers: list[list[Answer]]) -> None:
@@ -164,15 +132,9 @@ def test_a_rank_keeps_its_own_experts_only(answers: list[list[Answer]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair() -> list[tuple[list[Answer], dict[str, str]]]:
+def pair() -> Pair:
     """One world of 2 ranks: answers to `PAIR` and refusals, by rank."""
     return by_rank(2, run_pair, PAIR)
-
-
-def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], dict[str, str]]]) -> None:
-    for case, *ranks in zip(PAIR, *(answers for answers, _ in pair), strict=True):
-        assert close(np.concatenate([a.logits for a in ranks]), reference(case).logits)
-        assert [a.traffic for a in ranks] == recount(case, reference(case).ids)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +157,7 @@ def test_two_ranks_give_what_one_process_gives(pair: list[tuple[list[Answer], di
         ("coherent training", "UsageError: dispatch model 'coherent' in training"),
     ],
 )
-def test_what_does_not_belong_together_is_refused_on_every_rank(
-    attempt: str, told: str, pair: list[tuple[list[Answer], dict[str, str]]]
-) -> None:
+def test_what_does_not_belong_together_is_refused(attempt: str, told: str, pair: Pair) -> None:
     for _, refusals in pair:
         assert refusals[attempt].startswith(told)
         assert "\n" not in refusals[attempt]
@@ -225,9 +185,8 @@ def test_one_rank_gives_what_no_group_gives_and_sends_nothing(case: Case) -> Non
 
 
 def test_without_a_process_group_parallelize_says_how_to_get_one() -> None:
-    case = PAIR[0]
     with pytest.raises(UsageError, match="init_process_group"):
-        parallelize(case.model(), case.plan())
+        parallelize(SHARED.model(), SHARED.plan())
 
 
 def summed_gradient(case: Case, ranks: list[Answer], name: str) -> np.ndarray:

@@ -37,7 +37,6 @@ counts = st.integers(1, 10**12)
 sizes = st.integers(1, 2**31 - 1)
 hashes = st.text("0123456789abcdef", min_size=64, max_size=64)
 names = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=12)
-printed = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=12)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | finite | names,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
@@ -96,11 +95,15 @@ def placements(draw: st.DrawFn, num_layers: int, num_experts: int, num_devices: 
 def plans(draw: st.DrawFn) -> Plan:
     num_experts = draw(st.integers(1, 9))
     layer_ids = tuple(sorted(draw(st.sets(st.integers(0, 99), min_size=1, max_size=4))))
-    cluster = Cluster(draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.dictionaries(kinds, links)))
+    cluster = Cluster(
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 3)),
+        draw(st.dictionaries(st.sampled_from(["intra", "inter"]), links)),
+    )
     placement = draw(placements(len(layer_ids), num_experts, cluster.num_devices))
     decision = PlacementDecision.of(placement, repaired=draw(st.integers(0, 9)))
     model = ModelSpec(
-        name=draw(printed),
+        name=draw(names),
         layer_ids=layer_ids,
         num_experts=num_experts,
         top_k=draw(st.integers(1, num_experts)),
@@ -119,9 +122,6 @@ def plans(draw: st.DrawFn) -> Plan:
         evaluation=draw(st.none() | st.builds(Evaluation, fit=parts, held_out=st.none() | parts)),
         verdict=draw(st.none() | verdicts),
     )
-
-
-kinds = st.sampled_from(["intra", "inter"])
 
 
 @settings(max_examples=60, deadline=None)
@@ -150,14 +150,6 @@ def a_plan(**fields: Any) -> Plan:
     )
 
 
-def test_a_plans_placement_is_the_one_it_was_made_from() -> None:
-    placement = a_plan().placement
-    assert placement is not None
-    assert placement.physical_to_logical.tolist() == [[0, 1, 2, 2, 3], [0, 2, 3, 1, 3]]
-    assert placement.slots.tolist() == [3, 2]
-    assert placement.replica_rule is ReplicaRule.EVEN
-
-
 def test_the_hash_binds_decisions_cluster_and_model_and_nothing_else() -> None:
     plan = a_plan()
     assert a_plan(seed=9, strategies=("eplb",), options={"placement": {"seed": 1}}).plan_sha256 == plan.plan_sha256
@@ -174,38 +166,24 @@ def test_a_plan_that_could_not_be_saved_cannot_be_made(option: object) -> None:
 
 
 def nested(depth: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(depth):
-        value = [value]
-    return value
+    return [nested(depth - 1)] if depth else []
 
 
 Edit = Callable[[dict[str, Any]], object]
 # Edits of a plan that are hashed again, so that only the rule named refuses them, and what the message says.
 EDITS: dict[str, tuple[Edit, str]] = {
     "expert twice on a device": (lambda p: placed(p, 0, [0, 0, 2, 2, 3]), "experts of a device ascend"),
-    "experts out of order": (lambda p: placed(p, 0, [1, 0, 2, 2, 3]), "experts of a device ascend"),
     "expert missing": (lambda p: placed(p, 1, [0, 1, 2, 1, 2]), "leaves out expert 3"),
     "expert out of range": (lambda p: placed(p, 1, [0, 2, 9, 1, 3]), "names expert 9"),
-    "negative expert": (lambda p: placed(p, 1, [-1, 2, 3, 1, 3]), "greater than or equal to 0"),
     "absurd expert": (lambda p: placed(p, 1, [0, 2, 10**30, 1, 3]), "less than 65535"),
-    "expert no number": (lambda p: placed(p, 1, [0, 2, None, 1, 3]), "valid integer"),
     "ragged layers": (lambda p: placed(p, 1, [0, 1, 2, 3]), "all with the same number"),
     "layers missing": (lambda p: decision(p)["physical_to_logical"].pop(), "expected 2 layers"),
-    "no layers": (lambda p: decision(p).update(physical_to_logical=[]), "expected 2 layers"),
     "other devices": (lambda p: decision(p).update(slots_per_device=[3, 1, 1]), "placement for 3 devices"),
     "other slots": (lambda p: decision(p).update(slots_per_device=[3, 3]), "one column a slot"),
-    "negative slots": (lambda p: decision(p).update(slots_per_device=[6, -1]), "greater than or equal to 0"),
-    "absurd slots": (lambda p: decision(p).update(slots_per_device=[10**30, 2]), "slots_per_device"),
     "unknown rule": (lambda p: decision(p).update(replica_rule="nearby"), "replica_rule"),
-    "unknown decision": (lambda p: p["decisions"].update(magic=1), "decisions.magic"),
-    "no cluster": (lambda p: p["cluster"].update(num_nodes=0), "cluster 0x2"),
     "absurd cluster": (lambda p: p["cluster"].update(num_nodes=10**30), "at most 65,536 devices"),
-    "unknown link": (lambda p: p["cluster"].update(links={"ring": {"latency_s": 0, "s_per_byte": 1e-9}}), "ring"),
     "impossible link": (lambda p: p["cluster"]["links"]["intra"].update(s_per_byte=0), "bandwidth"),
-    "negative experts": (lambda p: p["model"].update(num_experts=-4), "with -4 experts"),
     "top-k beyond experts": (lambda p: p["model"].update(top_k=5), "top-5"),
-    "descending layer ids": (lambda p: p["model"].update(layer_ids=[1, 0]), "ascending"),
     "other model": (lambda p: p["model"].update(layer_ids=[0, 1, 2]), "expected 3 layers"),
     "wrong version": (lambda p: p.update(schema_version=2), "plan of schema version 2"),
     "lengthy version": (lambda p: p.update(schema_version=["\n"] * 9999), "plan of schema version"),
@@ -213,24 +191,19 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "missing key": (lambda p: p.pop("inputs"), "inputs: Field required"),
     "unknown key": (lambda p: p.update({"a\nb": 1}), "a b: Extra inputs"),
     "no hash": (lambda p: p.update(plan_sha256="none"), "plan_sha256"),
-    "infinite metric": (lambda p: p.update(verdict=infinite_verdict()), "finite number"),
     "infinite option": (lambda p: p.update(options={"placement": {"x": float("inf")}}), "finite number"),
     "deep option": (lambda p: p.update(options={"placement": {"x": nested(400)}}), "recursion"),
-    "zero tokens": (lambda p: p["inputs"].update(trace=empty_trace()), "inputs.trace.num_tokens"),
 }
 # Whole files that are no plan.
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "not a plan"),
-    "binary": (bytes(range(256)), "not a plan"),
     "a Parquet file": (b"PAR1" + bytes(64) + b"PAR1", "not a plan"),
     "a list": (b"[1, 2]", "no schema_version"),
     "a profile": (b'{"schema_version": 2, "series": {}}', "a profile; expected a plan"),
-    "a number": (b"1", "no schema_version"),
     "NaN": (b'{"schema_version": NaN}', "NaN is not a finite number"),
     "a key twice": (b'{"schema_version": 1, "schema_version": 1}', "names a key twice"),
     "deep nesting": (b"[" * 100_000, "nested too deeply"),
     "a huge number": (b'{"schema_version": 1' + b"0" * 5000 + b"}", "not a plan"),
-    "two documents": (b"{}{}", "Extra data"),
 }
 
 
@@ -241,14 +214,6 @@ def decision(plan: dict[str, Any]) -> dict[str, Any]:
 
 def placed(plan: dict[str, Any], layer: int, row: list[Any]) -> None:
     decision(plan)["physical_to_logical"][layer] = row
-
-
-def infinite_verdict() -> dict[str, Any]:
-    return {"value": "none", "metric": "", "against": "", "gain": {"value": float("inf"), "low": 0, "high": 0}}
-
-
-def empty_trace() -> dict[str, Any]:
-    return {"path": "", "sha256": "0" * 64, "num_tokens": 0, "split": {"fit_fraction": 0.5, "seed": 0}}
 
 
 def assert_refused(path: Path, said: str) -> None:
@@ -277,19 +242,26 @@ def test_a_plan_that_breaks_a_rule_is_refused_in_one_line_that_names_it(name: st
 def test_a_file_that_is_no_plan_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     content, said = FILES[name]
     path = tmp_path / "plan.json"
+    assert_refused(path, "No such file")
     path.write_bytes(content)
     assert_refused(path, said)
+    with path.open("wb") as stream:
+        stream.truncate(2**31)  # sparse, and not read
+    assert_refused(path, "2,147,483,648 bytes")
+    assert_refused(tmp_path, "directory")
 
 
-@pytest.mark.parametrize("part", ["decisions", "cluster", "model"])
-def test_a_plan_edited_after_it_was_written_is_refused(part: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda plan: decision(plan).update(replica_rule="nearest"),
+        lambda plan: plan["cluster"].update(num_nodes=2, devices_per_node=1),
+        lambda plan: plan["model"].update(name="other"),
+    ],
+)
+def test_a_plan_edited_after_it_was_written_is_refused(edit: Edit, tmp_path: Path) -> None:
     path, plan = tmp_path / "plan.json", json.loads(a_plan().model_dump_json())
-    edits: dict[str, Callable[[], object]] = {
-        "decisions": lambda: decision(plan).update(replica_rule="nearest"),
-        "cluster": lambda: plan["cluster"].update(num_nodes=2, devices_per_node=1),
-        "model": lambda: plan["model"].update(name="other"),
-    }
-    edits[part]()
+    edit(plan)
     path.write_text(json.dumps(plan))
     assert_refused(path, "the file was changed after it was written")
 
@@ -303,24 +275,11 @@ def test_a_plan_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
         assert_refused(path, "not a plan")
 
 
-def test_a_missing_plan_and_a_folder_are_refused(tmp_path: Path) -> None:
-    assert_refused(tmp_path / "none.json", "No such file")
-    assert_refused(tmp_path, "directory")
-
-
-def test_a_plan_beyond_the_size_limit_is_refused_unread(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    with path.open("wb") as stream:
-        stream.truncate(2**31)  # sparse
-    assert_refused(path, "2,147,483,648 bytes")
-
-
 def test_a_failed_save_leaves_the_old_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save(a_plan(), path)
     before = path.read_bytes()
-    folder = tmp_path / "plan.json" / "inside"
     with pytest.raises(MoeplanError):
-        save(a_plan(seed=1), folder)
+        save(a_plan(seed=1), path / "inside")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

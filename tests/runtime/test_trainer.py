@@ -119,9 +119,7 @@ def test_training_resumes_from_a_checkpoint_with_and_without_a_plan(
         ({}, {"deepspeed": "zero.json"}, "a plan beside the Trainer's own fsdp"),
     ],
 )
-def test_what_the_trainer_cannot_carry_out_is_refused(
-    options: dict[str, Any], arguments: dict[str, Any], told: str
-) -> None:
+def test_what_the_trainer_cannot_do_is_refused(options: dict[str, Any], arguments: dict[str, Any], told: str) -> None:
     from moeplan.runtime.trainer import PlanCallback
 
     given = SimpleNamespace(**{"fsdp": "", "deepspeed": None, "fp16": False, **arguments})

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM, Trainer, TrainerCallback, TrainingArguments
@@ -19,17 +20,9 @@ BATCH = 8
 
 
 def model() -> MixtralForCausalLM:
-    config = MixtralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        max_position_embeddings=64,
-    )
+    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config = MixtralConfig(**sizes, num_local_experts=8, num_experts_per_tok=2)
     config._experts_implementation = "eager"  # the grouped product takes no float64
     torch.manual_seed(0)
     return MixtralForCausalLM(config).double()

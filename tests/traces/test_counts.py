@@ -1,26 +1,33 @@
-"""Counts, loads and splits against plain loops, and their additivity."""
+"""Counts, loads and splits against plain loops; the count form, and traces at URIs: round trips and refusals."""
 
+import dataclasses
 import hashlib
 from collections import Counter as Tally
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pyarrow import fs
 
-from moeplan.errors import UsageError
-from moeplan.traces import loads
-from moeplan.traces.count_form import CountTable, condense, read_counts, write_counts
+from moeplan.errors import InputError, UsageError
+from moeplan.traces import dataset, loads
+from moeplan.traces.count_form import CountTable, condense, open_any, read_counts, tabulate, write_counts
 from moeplan.traces.counts import Counter, Pairs, count
 from moeplan.traces.loads import Distinct, distinct_rows, grouped_loads
 from moeplan.traces.model import ModelSpec
+from moeplan.traces.part_file import local_directory
+from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import PHASES, Key, TokenBatch
 from moeplan.traces.split import BLOCK_ROWS, fitted, mixed, units, with_units
-from tests.builders import known
-from tests.traces.builders import META, MakeTrace, make_batch
+from moeplan.traces.writer import TraceWriter
+from tests.builders import known, meta_of, model
+from tests.traces.builders import COUNTS_META, META, MakeTrace, make_batch
 
 L, E, DROPPED = 3, 6, 65_535
 
@@ -109,42 +116,23 @@ def test_tables_of_an_absurd_size_are_refused_before_they_are_made() -> None:
 ALL: tuple[Key, ...] = ("step", "sample", "source_rank")
 
 
-def naive_groups(batch: TokenBatch, by: tuple[str, ...]) -> dict[tuple[int, ...], np.ndarray]:
-    found: dict[tuple[int, ...], np.ndarray] = {}
-    for token in range(len(batch)):
-        key = tuple(int(getattr(batch, name)[token]) for name in by)
-        table = found.setdefault(key, np.zeros((3, 6), np.int64))
-        for layer in range(3):
-            for expert in batch.ids[token, layer]:
-                if expert != 65_535:
-                    table[layer, expert] += 1
-    return found
-
-
+@pytest.mark.parametrize("rows", [10, 10_000])
 @pytest.mark.parametrize("by", [(), *((name,) for name in ALL), ALL])
-def test_loads_by_columns_are_those_of_plain_loops_by_ascending_key(make_trace: MakeTrace, by: tuple[Key, ...]) -> None:
-    batch = make_batch(400, known=ALL)
-    (found,) = grouped_loads(make_trace(batch), by)
-    expected = naive_groups(batch, by)
-    assert list(map(tuple, found.keys.tolist())) == sorted(expected)
-    for key, table in zip(map(tuple, found.keys.tolist()), found.counts, strict=True):
-        np.testing.assert_array_equal(table, expected[key])
-
-
-def test_groups_that_come_out_in_pieces_add_up(make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads, "MAX_BYTES", 10 * 3 * 6 * 8)
-    batch = make_batch(400, known=ALL)
-    total: dict[tuple[int, ...], np.ndarray] = {}
-    pieces = list(grouped_loads(make_trace(batch), ALL))
-    for piece in pieces:
-        assert len(piece.keys) <= 10
-        for key, table in zip(map(tuple, piece.keys.tolist()), piece.counts, strict=True):
-            total[key] = total.get(key, 0) + table
-    assert len(pieces) > 1
-    expected = naive_groups(batch, ALL)
-    assert total.keys() == expected.keys()
-    for key, table in expected.items():
-        np.testing.assert_array_equal(total[key], table)
+def test_loads_by_columns_are_those_of_plain_loops_by_ascending_key_added_up_over_pieces(
+    make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch, by: tuple[Key, ...], rows: int
+) -> None:
+    monkeypatch.setattr(loads, "MAX_BYTES", rows * L * E * 8)
+    batch, added = make_batch(400, known=ALL), dict[tuple[int, ...], Any]()
+    for piece in grouped_loads(make_trace(batch), by):
+        keys = list(map(tuple, piece.keys.tolist()))
+        assert keys == sorted({*keys})
+        assert len(keys) <= rows
+        for key, table in zip(keys, piece.counts, strict=True):
+            added[key] = added.get(key, 0) + table
+    key_T = list(zip(*(getattr(batch, name).tolist() for name in by), strict=True)) if by else [()] * len(batch)
+    assert added.keys() == {*key_T}
+    for key, table in added.items():
+        np.testing.assert_array_equal(table, naive(batch, "top1", np.array([key == other for other in key_T]))[0])
 
 
 def test_a_column_that_was_not_recorded_is_refused_by_name(make_trace: MakeTrace) -> None:
@@ -165,15 +153,10 @@ def total(tables: list[CountTable]) -> dict[tuple[int, int], list[int]]:
 @pytest.mark.parametrize("most_rows", [1, 4, 10_000])
 def test_rows_of_equal_keys_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_rows: int) -> None:
     rng = np.random.default_rng(0)
-    tables = [
-        CountTable(
-            sample=rng.integers(-3, 4, 50),
-            layer=rng.integers(0, 3, 50).astype(np.int32),
-            counts=rng.integers(0, 9, (50, 6)),
-        )
-        for _ in range(3)
-    ]
-    write_counts(tmp_path / "counts", META.model_copy(update={"form": "counts"}), tables)
+    sample_R, layer_R = rng.integers(-3, 4, (3, 50)), rng.integers(0, 3, (3, 50)).astype(np.int32)
+    counts_RE = rng.integers(0, 9, (3, 50, 6))
+    tables = [CountTable(sample=sample_R[i], layer=layer_R[i], counts=counts_RE[i]) for i in range(3)]
+    write_counts(tmp_path / "counts", COUNTS_META, tables)
     monkeypatch.setattr(loads, "MAX_BYTES", most_rows * 8 * 6)
     found = list(condense(read_counts(tmp_path / "counts")))
     assert total(found) == total(tables)
@@ -181,8 +164,7 @@ def test_rows_of_equal_keys_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if most_rows == 10_000:
         (table,) = found
         keys = list(zip(known(table.sample).tolist(), table.layer.tolist(), strict=True))
-        assert keys == sorted(set(keys))
-        assert max(Tally(keys).values()) == 1
+        assert keys == sorted({*keys})
 
 
 VALUES = hnp.arrays(np.int64, st.integers(0, 30), elements=st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5))
@@ -219,20 +201,12 @@ def test_what_waits_is_bounded_by_what_is_known(monkeypatch: pytest.MonkeyPatch)
     assert len(found) == 1000
 
 
-MASK = 2**64 - 1
-
-
 @pytest.mark.parametrize("known", [("sample",), ("step",), ()])
 def test_units_do_not_depend_on_how_a_trace_is_cut(known: tuple[str, ...]) -> None:
     whole = make_batch(1000, known=known)
     pieces = [whole.select(slice(start, start + 77)) for start in range(0, 1000, 77)]
     found = np.concatenate([unit for _, unit in with_units(pieces)])
-    np.testing.assert_array_equal(found, units(whole, 0))
-
-
-def test_blocks_are_consecutive_rows() -> None:
-    unit_T = units(make_batch(600, known=()), 0)
-    np.testing.assert_array_equal(unit_T, np.arange(600) // BLOCK_ROWS)
+    np.testing.assert_array_equal(found, units(whole, 0) if known else np.arange(1000) // BLOCK_ROWS)
 
 
 def test_a_unit_is_fitted_by_the_published_hash() -> None:
@@ -249,8 +223,126 @@ def test_a_unit_is_fitted_by_the_published_hash() -> None:
 def test_the_hash_of_a_sample_is_the_first_output_of_splitmix64_for_that_seed(ids: list[int]) -> None:
     expected = []
     for seed in ids:
-        z = (seed + 0x9E3779B97F4A7C15) & MASK
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
-        z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+        z = (seed + 0x9E3779B97F4A7C15) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
         expected.append(z ^ z >> 31)
     assert mixed(np.array(ids, np.int64)).tolist() == expected
+
+
+def table_of(rows: int, seed: int = 0) -> CountTable:
+    rng = np.random.default_rng(seed)
+    layer = rng.integers(0, 3, rows).astype(np.int32)
+    return CountTable(sample=rng.integers(0, 9, rows), layer=layer, counts=rng.integers(0, 99, (rows, 6)))
+
+
+@pytest.mark.parametrize("keys", [(), ("step", "sample")])
+def test_tabulated_counts_add_up_to_the_loads(make_trace: MakeTrace, tmp_path: Path, keys: tuple[str, ...]) -> None:
+    trace = make_trace(make_batch(300, known=keys))
+    write_counts(tmp_path / "counts", COUNTS_META, tabulate(trace))
+    written = read_counts(tmp_path / "counts")
+    loads = np.zeros((3, 6), np.int64)
+    for table in written.tables():
+        np.add.at(loads, table.layer, table.counts)
+    np.testing.assert_array_equal(loads, count(trace).loads)
+    assert written.known == {*keys}
+    assert keys or written.num_rows == 3
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 30), st.booleans(), st.data())
+def test_the_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, stepped: bool, data: st.DataObject
+) -> None:
+    meta = meta_of(model(2, 3, 1, layer_ids=(0, 5)), form="counts")
+    table = CountTable(
+        step=data.draw(hnp.arrays(np.int32, rows)) if stepped else None,
+        layer=data.draw(hnp.arrays(np.int32, rows, elements=st.integers(0, 1))),
+        counts=data.draw(hnp.arrays(np.int64, (rows, 3), elements=st.integers(0, 2**40))),
+    )
+    directory = tmp_path_factory.mktemp("counts")
+    write_counts(directory, meta, [table])
+    trace = read_counts(directory)
+    (read,) = trace.tables()
+    assert trace.meta == meta
+    for field in dataclasses.fields(CountTable):
+        np.testing.assert_array_equal(getattr(read, field.name), getattr(table, field.name))
+
+
+def test_each_form_is_refused_by_the_reader_of_the_other(make_trace: MakeTrace, tmp_path: Path) -> None:
+    tokens = make_trace(make_batch(10))
+    write_counts(tmp_path / "counts", COUNTS_META, [table_of(5)])
+    with pytest.raises(InputError, match=r"form counts; expected the form tokens; .*that they were counted from"):
+        open_trace(tmp_path / "counts")
+    with pytest.raises(InputError, match="form tokens; expected the form counts; moeplan trace count"):
+        read_counts(tokens.path)
+
+
+def test_counts_are_not_written_over_counts_and_a_bad_table_takes_back_those_before_it(tmp_path: Path) -> None:
+    bad = dataclasses.replace(table_of(5), counts=np.full((5, 6), -1))
+    with pytest.raises(InputError, match="negative count"):
+        write_counts(tmp_path, COUNTS_META, [table_of(5), bad])
+    assert list(tmp_path.iterdir()) == []
+    write_counts(tmp_path, COUNTS_META, [table_of(5)])
+    with pytest.raises(UsageError, match="not empty"):
+        write_counts(tmp_path, COUNTS_META, [table_of(5)])
+    assert read_counts(tmp_path).num_rows == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("layer", pa.array([3] * 5, pa.int32()), "layer outside"),
+        ("counts", pa.array([[-1] * 6] * 5, pa.list_(pa.int64(), 6)), "negative count"),
+        ("counts", pa.array([[2**40 + 1] * 6] * 5, pa.list_(pa.int64(), 6)), "count above 1,099,511,627,776"),
+        ("counts", pa.array([[1] * 7] * 5, pa.list_(pa.int64(), 7)), "column counts is"),
+        ("counts", pa.array([None] * 5, pa.list_(pa.int64(), 6)), "nulls"),
+        ("counts", pa.array([[None] * 6] * 5, pa.list_(pa.int64(), 6)), "nulls"),
+        ("sample", pa.array([1, None, 1, 1, 1], pa.int64()), "nulls"),
+    ],
+)
+def test_malformed_counts_are_one_clear_line(tmp_path: Path, name: str, values: Any, expected: str) -> None:
+    (path,) = write_counts(tmp_path, COUNTS_META, [table_of(5)])
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
+    with pytest.raises(InputError, match=expected) as refused:
+        list(read_counts(tmp_path).tables())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_uri_is_read_and_written_like_its_directory(tmp_path: Path) -> None:
+    uri = (tmp_path / "a trace").as_uri()
+    assert "%20" in uri
+    with TraceWriter(uri, META) as writer:
+        writer.append(make_batch(50))
+    assert open_trace(uri).sha256 == open_trace(tmp_path / "a trace").sha256
+    assert count(open_trace(uri)).num_tokens == 50
+    assert isinstance(open_any(uri), Trace)
+    write_counts((tmp_path / "counts").as_uri(), COUNTS_META, tabulate(open_trace(uri)))
+    assert sum(table.counts.sum() for table in read_counts((tmp_path / "counts").as_uri()).tables())
+    assert open_any(tmp_path / "counts").form == "counts"
+
+
+def test_a_trace_in_another_file_system_is_read(make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = make_trace(make_batch(30), make_batch(20, seed=1))
+    far = fs.SubTreeFileSystem(str(Path(trace.path).parent), fs.LocalFileSystem())
+    names = sorted(part.name for part in Path(trace.path).iterdir())
+    monkeypatch.setattr(dataset, "_listing", lambda _: (far, "trace", names))
+    found = open_trace("far://bucket/trace")
+    assert found.sha256 == trace.sha256
+    assert count(found).num_tokens == 50
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/traces", "hdfs://host/traces", "file://host/traces"])
+def test_a_place_not_local_is_no_destination(tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="written to local ones only"):
+        TraceWriter(uri, META)
+    with pytest.raises(UsageError, match="file:///DIRECTORY"):
+        write_counts(uri, COUNTS_META, [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_plain_paths_are_left_as_they_are() -> None:
+    assert local_directory("file:name") == Path("file:name")
+    assert local_directory(Path("/a/b")) == Path("/a/b")

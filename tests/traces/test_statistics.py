@@ -12,13 +12,12 @@ from hypothesis.extra import numpy as hnp
 
 from moeplan.traces import locality as module
 from moeplan.traces.count_form import read_counts, tabulate, write_counts
-from moeplan.traces.counts import count
 from moeplan.traces.information import Information, affinity_information, entropy, mutual_information
 from moeplan.traces.locality import SampleLoads, locality
 from moeplan.traces.schema import PHASES
 from moeplan.traces.statistics import describe, describe_counts
 from tests.builders import known
-from tests.traces.builders import MakeTrace, make_batch
+from tests.traces.builders import COUNTS_META, MakeTrace, make_batch
 
 
 def test_everything_is_counted(make_trace: MakeTrace) -> None:
@@ -30,80 +29,49 @@ def test_everything_is_counted(make_trace: MakeTrace) -> None:
         assert number == len(set(np.concatenate([getattr(batch, name) for batch in batches]).tolist()))
     assert known(found.tokens).not_routed == sum((batch.ids == 65_535).sum() for batch in batches)
     assert known(found.tokens).cells == 400 * 3 * 2
+    assert known(found.tokens).counts.coactivation is None
+    assert known(describe(make_trace(batches[0], name="one"), coactivation=True).tokens).counts.coactivation is not None
     phases = np.concatenate([batch.phase for batch in batches])
     assert known(found.tokens).phase_tokens == {PHASES[phase]: (phases == phase).sum() for phase in range(3)}
 
 
-def test_what_was_not_recorded_is_unknown(make_trace: MakeTrace) -> None:
-    found = describe(make_trace(make_batch(20, known=())))
-    assert (found.num_samples, found.num_steps, found.num_source_ranks, found.locality) == (None,) * 4
-
-
-def test_a_next_expert_that_follows_from_the_current_has_affinity_one(make_trace: MakeTrace) -> None:
+def test_affinity_is_one_of_a_chain_chance_of_one_busy_expert_and_zero_of_nothing(make_trace: MakeTrace) -> None:
     batch = make_batch(600, dropped=0.0)
     expert_T = np.arange(600, dtype=np.uint16) % 6
     ids = np.stack([np.stack([(expert_T + layer) % 6, (expert_T + layer + 1) % 6], 1) for layer in range(3)], 1)
-    found = describe(make_trace(dataclasses.replace(batch, ids=ids.astype(np.uint16))))
+    found = describe(make_trace(dataclasses.replace(batch, ids=ids.astype(np.uint16)), name="chain"))
     assert known(found.tokens).affinity.tolist() == [1, 1]
     assert known(found.tokens).chance.tolist() == pytest.approx([1 / 6, 1 / 6])
+    assert known(found.tokens).information.bits.tolist() == pytest.approx([np.log2(6)] * 2)
     assert found.skew.tolist() == [1, 1, 1]
-
-
-def test_one_busy_expert_has_all_the_skew_and_its_affinity_is_chance(make_trace: MakeTrace) -> None:
-    batch = make_batch(50)
-    ids = np.full((50, 3, 2), 65_535, np.uint16)
-    ids[:, :, 0] = 4
-    found = describe(make_trace(dataclasses.replace(batch, ids=ids)))
-    assert found.skew.tolist() == [6, 6, 6]
-    assert known(found.tokens).affinity.tolist() == known(found.tokens).chance.tolist() == [1, 1]
-
-
-def test_a_trace_that_routes_nothing_has_figures_of_zero(make_trace: MakeTrace) -> None:
-    found = describe(make_trace(make_batch(10, dropped=1.1)))
-    assert known(found.tokens).not_routed == known(found.tokens).cells
-    assert found.skew.tolist() == [0, 0, 0]
-    assert known(found.tokens).affinity.tolist() == [0, 0]
+    ids[:, :, 0], ids[:, :, 1] = 4, 65_535
+    busy = describe(make_trace(dataclasses.replace(batch, ids=ids.astype(np.uint16)), name="busy"))
+    assert busy.skew.tolist() == [6, 6, 6]
+    assert known(busy.tokens).affinity.tolist() == known(busy.tokens).chance.tolist() == [1, 1]
+    nothing = describe(make_trace(make_batch(10, dropped=1.1, known=()), name="nothing"))
+    assert (nothing.num_samples, nothing.num_steps, nothing.num_source_ranks, nothing.locality) == (None,) * 4
+    assert known(nothing.tokens).not_routed == known(nothing.tokens).cells
+    assert nothing.skew.tolist() == [0, 0, 0]
+    assert known(nothing.tokens).affinity.tolist() == [0, 0]
 
 
 def test_counts_of_a_trace_have_its_figures_but_for_those_of_tokens(make_trace: MakeTrace, tmp_path: Path) -> None:
     trace = make_trace(make_batch(400, known=("step", "sample"), dropped=0.0))
-    meta = trace.meta.model_copy(update={"form": "counts"})
-    write_counts(tmp_path / "counts", meta, tabulate(trace))
+    write_counts(tmp_path / "counts", COUNTS_META, tabulate(trace))
     whole, found = describe(trace), describe_counts(read_counts(tmp_path / "counts"))
+    loads_ILE = np.zeros((known(whole.num_samples), 3, 6), np.int64)
+    (batch,) = trace.batches()
+    sample_T = np.unique(known(batch.sample), return_inverse=True)[1]
+    np.add.at(loads_ILE, (sample_T[:, None, None], np.arange(3)[:, None], batch.ids), 1)
+    np.testing.assert_array_equal(
+        known(whole.locality).information.bits, locality(loads_ILE, 2, seed=0).information.bits
+    )
     assert found.tokens is None
     assert (found.num_samples, found.num_steps, found.num_source_ranks) == (whole.num_samples, whole.num_steps, None)
     np.testing.assert_array_equal(found.loads, whole.loads)
     np.testing.assert_array_equal(found.skew, whole.skew)
     np.testing.assert_array_equal(known(found.locality).information.bits, known(whole.locality).information.bits)
     np.testing.assert_array_equal(known(found.locality).index, known(whole.locality).index)
-
-
-def test_samples_with_experts_of_their_own_are_local_and_random_ones_are_not(make_trace: MakeTrace) -> None:
-    batch = make_batch(2000, dropped=0.0)
-    assert batch.sample is not None
-    own = ((batch.sample % 3)[:, None, None] * 2 + np.arange(2)).repeat(3, axis=1).astype(np.uint16)
-    local = known(describe(make_trace(dataclasses.replace(batch, ids=own), name="own")).locality)
-    rng = np.random.default_rng(0)
-    alike = rng.permuted(np.tile(np.arange(6, dtype=np.uint16), (2000, 3, 1)), axis=2)[..., :2].copy()
-    none = known(describe(make_trace(dataclasses.replace(batch, ids=alike), name="alike")).locality)
-    assert local.num_samples == len(np.unique(batch.sample))
-    assert local.index.min() > 0.95
-    assert none.index.max() < 0.01
-
-
-def test_a_chain_of_layers_has_information_and_shuffled_layers_have_none(make_trace: MakeTrace) -> None:
-    batch = make_batch(3000, dropped=0.0)
-    batch.ids[:, 1, 0] = (batch.ids[:, 0, 0] + 1) % 6
-    information = known(describe(make_trace(batch)).tokens).information
-    assert information.bits[0] == pytest.approx(np.log2(6), abs=0.01)
-    assert abs(information.excess[1]) < 5 * information.spread[1] < 0.02
-
-
-def test_coactivation_is_counted_only_where_it_is_asked_for(make_trace: MakeTrace) -> None:
-    trace = make_trace(make_batch(50))
-    assert known(describe(trace).tokens).counts.coactivation is None
-    counted = count(trace, coactivation=True).coactivation
-    np.testing.assert_array_equal(known(describe(trace, coactivation=True).tokens).counts.coactivation, counted)
 
 
 TABLES = hnp.arrays(np.int64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=5), elements=st.integers(0, 50))
@@ -136,14 +104,6 @@ def test_entropy_is_log2_of_as_many_equal_choices() -> None:
     assert entropy(np.full(8, 5)) == pytest.approx(3)
     assert entropy(np.array([0, 7, 0])) == 0
     assert entropy(np.zeros(3, np.int64)) == 0
-
-
-def test_a_next_expert_that_follows_from_the_current_is_worth_its_whole_entropy() -> None:
-    first = np.repeat(np.arange(16), 100)
-    found = affinity_information(transitions(first, (first * 5 + 3) % 16, 16), seed=0)
-    assert found.bits.tolist() == pytest.approx([4])
-    assert 0 < found.shuffled[0] < 0.3
-    assert found.excess.tolist() == pytest.approx(4 - found.shuffled)
 
 
 def test_independent_layers_are_within_the_spread_of_the_null() -> None:
@@ -218,15 +178,19 @@ def test_samples_with_experts_of_their_own_have_all_there_can_be_however_short(t
     assert found.index.tolist() == pytest.approx([1, 1])
 
 
-def test_the_more_a_sample_keeps_to_itself_the_higher_the_index() -> None:
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_the_more_a_sample_keeps_to_itself_the_higher_the_index(top_k: int) -> None:
+    rng, last = np.random.default_rng(1), 0.0
     own = rng.multinomial(300, rng.dirichlet(np.full(E, 0.2), size=40))[:, None]
-    mixed = [
-        locality(np.rint((1 - share) * own.mean(0, keepdims=True) + share * own).astype(np.int64), 1, seed=0).index[0]
-        for share in (0.25, 0.5, 0.75, 1.0)
-    ]
-    assert mixed == sorted(mixed)
-    assert mixed[0] > 0
+    for share in (0.25, 0.5, 0.75, 1.0):
+        loads = np.rint((1 - share) * own.mean(0, keepdims=True) + share * own).astype(np.int64)
+        found = locality(loads, top_k, seed=0)
+        left, by_chance = (
+            entropy(loads.sum(0)) - bits for bits in (found.information.bits, found.information.shuffled)
+        )
+        assert found.index == pytest.approx((by_chance - left) / (by_chance - np.log2(top_k)), abs=0.01)
+        assert found.index[0] > last
+        last = found.index[0]
 
 
 def test_nothing_routed_and_a_single_expert_have_none() -> None:

@@ -22,6 +22,7 @@ from moeplan.runtime.checkpoints import permute
 from moeplan.runtime.plan import Plan, save
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
+from tests.builders import known
 from tests.runtime.checkpoints import permute_run
 from tests.runtime.plans import made_plan
 
@@ -131,9 +132,7 @@ def permuting(plan: Plan, source: Path, *words: object) -> Iterator[subprocess.P
 
 def permuted_by_hand(tensors: Tensors, plan: Plan) -> Tensors:
     """What the tensors of a checkpoint under a plan should be, by name."""
-    placement = plan.placement
-    assert placement is not None
-    rows = dict(zip(plan.model.layer_ids, placement.physical_to_logical.tolist(), strict=True))
+    rows = dict(zip(plan.model.layer_ids, known(plan.placement).physical_to_logical.tolist(), strict=True))
     expected: Tensors = {}
     for name, tensor in tensors.items():
         words = name.split(".")

@@ -9,39 +9,15 @@ from tests.traces.huggingface.families import FAMILIES as TRACED
 from tests.traces.huggingface.families import SIZES, VOCABULARY
 
 STD = 0.15
-TEXT: dict[str, Any] = {
-    **SIZES,
-    "head_dim": 8,
-    "num_local_experts": 6,
-    "num_experts_per_tok": 2,
-    "intermediate_size_mlp": 24,
-    "interleave_moe_layer_step": 2,
-    "attn_temperature_tuning": False,
-}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-    "projector_input_dim": 16,
-    "projector_output_dim": 16,
-    "vision_output_dim": 16,
-}
+TEXT: dict[str, Any] = {**SIZES, "head_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 2}
+TEXT |= {"intermediate_size_mlp": 24, "interleave_moe_layer_step": 2, "attn_temperature_tuning": False}
+PROJECTED = ("projector_input_dim", "projector_output_dim", "vision_output_dim")
+VISION = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 28, "patch_size": 14} | dict.fromkeys(PROJECTED, 16)
 MULTIMODAL = {"text_config": TEXT, "vision_config": VISION, "boi_token_index": 3, "eoi_token_index": 4}
-QWEN_VL = {
-    "text_config": {**SIZES, "head_dim": 8, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    "vision_config": {
-        "depth": 1,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_heads": 2,
-        "out_hidden_size": 32,
-        "deepstack_visual_indexes": [0],
-    },
-}
 SMALL = {"head_dim": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_experts": 6}
+DEEP: dict[str, Any] = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+QWEN_VL = {"text_config": {**SIZES, **SMALL}, "vision_config": {**DEEP, "deepstack_visual_indexes": [0]}}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (f"{prefix}ForCausalLM", sizes) for family, (prefix, sizes) in TRACED.items()},
     "minimax_m2": ("MiniMaxM2ForCausalLM", {**SMALL, "rotary_dim": 4}),

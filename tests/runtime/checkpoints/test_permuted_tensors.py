@@ -1,17 +1,18 @@
-"""Tensors of layouts that no small model is saved in, in any order: where a permutation puts each, byte for byte."""
+"""Tensors of layouts that no small model is saved in, and names of experts in configurations: where each goes."""
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeplan.errors import InputError
 from moeplan.runtime.checkpoints import permute, rewriting, undo
 from tests.runtime.checkpoints.made_checkpoints import (
     CONFIG,
@@ -34,37 +35,18 @@ def _drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randint(0, 256, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
-def _assert_permuted(tensors: Tensors, tmp_path: Path, config: dict[str, object] = CONFIG, shards: int = 2) -> None:
-    """Permuting gives what is expected by hand, and undoing every byte."""
-    source = write_checkpoint(tmp_path / "source", tensors, config, shards=shards)
+def _assert_permuted(tensors: Tensors, tmp_path: Path, shards: int = 2) -> None:
+    """Permuting gives what is expected by hand and stores what it did, and undoing gives every byte."""
+    source = write_checkpoint(tmp_path / "source", tensors, shards=shards)
     permute(PLAN, source, tmp_path / "permuted")
     assert_same(read_tensors(tmp_path / "permuted"), permuted_by_hand(tensors, PLAN))
+    record = json.loads((tmp_path / "permuted" / "moeplan-permutation.json").read_text())
+    assert record["plan_sha256"] == PLAN.plan_sha256
+    assert record["permutation"] == {"0": [0, 2, 1, 3], "1": [1, 3, 0, 2]}
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files_of(source).items()}
+    assert {name: file["sha256"] for name, file in record["files"].items()} == hashes
     assert undo(tmp_path / "permuted", tmp_path / "restored").changed == ()
     assert files_of(tmp_path / "restored") == files_of(source)
-
-
-def test_fp8_weights_keep_their_scales_and_correction_biases_follow_the_router(tmp_path: Path) -> None:
-    tensors = expert_tensors((0, 1), 4)
-    for name in list(tensors):
-        if ".experts." in name:
-            tensors[name] = _drawn(8, 8, dtype=torch.float8_e4m3fn)
-            tensors[f"{name}_scale_inv"] = torch.randn(1, 1)
-    for layer in (0, 1):
-        tensors[f"model.layers.{layer}.mlp.gate.e_score_correction_bias"] = torch.randn(4)
-    _assert_permuted(tensors, tmp_path)
-
-
-def test_mxfp4_blocks_and_scales_and_biases_are_put_in_order_by_their_first_axis(tmp_path: Path) -> None:
-    tensors = {"lm_head.weight": _drawn(16, 8, dtype=torch.bfloat16)}
-    for layer in (0, 1):
-        stem = f"model.layers.{layer}.mlp"
-        for part, size in (("gate_up_proj", 12), ("down_proj", 8)):
-            tensors[f"{stem}.experts.{part}_blocks"] = _drawn(4, size, 2, 16, dtype=torch.uint8)
-            tensors[f"{stem}.experts.{part}_scales"] = _drawn(4, size, 2, dtype=torch.uint8)
-            tensors[f"{stem}.experts.{part}_bias"] = _drawn(4, size, dtype=torch.bfloat16)
-        tensors[f"{stem}.router.weight"] = _drawn(4, 8, dtype=torch.bfloat16)
-        tensors[f"{stem}.router.bias"] = _drawn(4, dtype=torch.bfloat16)
-    _assert_permuted(tensors, tmp_path, CONFIG | {"model_type": "gpt_oss"})
 
 
 def test_tensors_that_number_experts_hold_the_new_numbers(tmp_path: Path) -> None:
@@ -118,48 +100,21 @@ def test_quantised_experts_of_any_suffix_are_renamed_whole(tmp_path: Path) -> No
     _assert_permuted(tensors, tmp_path, shards=3)
 
 
-def test_links_into_a_cache_are_followed_and_written_as_files(tmp_path: Path) -> None:
-    whole = write_checkpoint(tmp_path / "whole", expert_tensors((0, 1), 4), shards=2)
-    snapshot = tmp_path / "models--x" / "snapshots" / "a1"
-    (tmp_path / "models--x" / "blobs").mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    for number, file in enumerate(sorted(whole.iterdir())):
-        shutil.copy(file, tmp_path / "models--x" / "blobs" / str(number))
-        (snapshot / file.name).symlink_to(os.path.join("..", "..", "blobs", str(number)))
-    permute(PLAN, snapshot, tmp_path / "permuted")
-    assert not any(file.is_symlink() for file in (tmp_path / "permuted").iterdir())
-    permute(PLAN, whole, tmp_path / "other")
-    assert files_of(tmp_path / "permuted") == files_of(tmp_path / "other")
-
-
 def test_other_files_are_copied_and_weights_in_another_form_are_not(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", expert_tensors((0, 1), 4))
     for name in ("original/model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", ".git/config"):
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text("{}")
     (source / "extra").mkdir()
-    (source / "extra" / "chat.jinja").write_text("text")
+    (tmp_path / "blob").write_text("text")
+    (source / "extra" / "chat.jinja").symlink_to(tmp_path / "blob")  # as in a cache
     made = permute(PLAN, source, tmp_path / "permuted")
     assert made.left_out == ("model.safetensors.index.json", "original/model.safetensors", "pytorch_model.bin")
+    assert not (tmp_path / "permuted" / "extra" / "chat.jinja").is_symlink()
     there = files_of(tmp_path / "permuted")
-    assert there.keys() == {
-        "config.json",
-        "extra/chat.jinja",
-        "model.safetensors",
-        "moeplan-permutation.json",
-        "tokenizer.json",
-    }
+    kept = {"config.json", "extra/chat.jinja", "model.safetensors", "tokenizer.json"}
+    assert there.keys() == {*kept, "moeplan-permutation.json"}
     assert there["tokenizer.json"] == (source / "tokenizer.json").read_bytes()
-
-
-def test_the_permutation_is_stored_with_the_hashes_of_plan_and_source(tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "source", expert_tensors((0, 1), 4), shards=2)
-    permute(PLAN, source, tmp_path / "permuted")
-    record = json.loads((tmp_path / "permuted" / "moeplan-permutation.json").read_text())
-    assert record["plan_sha256"] == PLAN.plan_sha256
-    assert record["permutation"] == {"0": [0, 2, 1, 3], "1": [1, 3, 0, 2]}
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files_of(source).items()}
-    assert {name: file["sha256"] for name, file in record["files"].items()} == hashes
 
 
 def test_weights_trained_since_are_put_back_too_and_told(tmp_path: Path) -> None:
@@ -194,3 +149,97 @@ def test_any_order_of_any_number_of_experts_in_any_files_is_carried_out_and_undo
         assert_same(read_tensors(folder / "permuted"), permuted_by_hand(tensors, plan))
         undo(folder / "permuted", folder / "restored")
         assert files_of(folder / "restored") == files_of(source)
+
+
+TENSORS = expert_tensors((0, 1), 4) | expert_tensors((0,), 4, stem="mtp.layers")
+RENAMED = {  # expert 1 of layer 0 is the new 2, and 2 the new 1; 0 and 3 of layer 1 are the new 2 and 1
+    "model.layers.0.mlp.experts.1.down_proj": "model.layers.0.mlp.experts.2.down_proj",
+    "layers.1.mlp.experts.3": "layers.1.mlp.experts.1",
+    "text.model.layers.0.mlp.experts.2.up_proj.weight": "text.model.layers.0.mlp.experts.1.up_proj.weight",
+    "model.layers.1.mlp.experts.0.*": "model.layers.1.mlp.experts.2.*",
+}
+KEPT = (
+    "lm_head",
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.0.mlp.gate",
+    "model.layers.0.mlp.shared_expert.up_proj",
+    "model.layers.0.mlp.experts",
+    "model.layers.0.mlp.experts.w13",
+    "mtp.layers.0.mlp.experts.1.down_proj",
+    "model.mtp.layers.0.mlp.experts.1.down_proj",
+    "model.layers.2.mlp.experts.1.down_proj",
+    "re:.*experts.*",
+    "re:.*mlp.experts.*.(gate|up|down)_proj$",
+    r"re:.*\.layers\.(0|1)\.mlp\.experts\.[0-9]+\.w1",
+    "*experts*",
+    "a mixture of experts 3",
+    "Of 8 experts. Two are used.",
+    "num_experts_3",
+)
+CHOOSING = (
+    r"re:.*mlp\.experts\.3\..*",
+    r"re:.*experts\.(0|1)\..*",
+    r"re:.*experts\.[0-3]\.down_proj",
+    r"re:.*experts\.\d\.down_proj",
+    r"re:.*experts\.(a|1)\.down_proj",
+    r"re:.*experts\..\.down_proj",
+    "re:.*experts..*5.down_proj",
+    "*.experts.3.*",
+    "model.layers.*.mlp.experts.0",
+    "re:.*experts.1*",
+    "model.layers.0.mlp.experts.1|model.layers.1.mlp.experts.1",
+    "model.layers.0.mlp.experts.1, model.layers.0.mlp.experts.2",
+    r"re:.*experts\.3\..* ",
+)
+
+
+def _source(tmp_path: Path, config: dict[str, Any]) -> Path:
+    return write_checkpoint(tmp_path / "source", TENSORS, CONFIG | config)
+
+
+def test_names_written_out_are_renamed_and_all_else_is_kept(tmp_path: Path) -> None:
+    ignore = [*RENAMED, *KEPT]
+    bits = {name: {"bits": number} for number, name in enumerate(RENAMED)}
+    source = _source(tmp_path, {"quantization_config": {"ignore": ignore, "modules": bits}})
+    (source / "hf_quant_config.json").write_text(json.dumps({"exclude_modules": ignore}))
+    (source / "quant_model_description.json").write_text(json.dumps(bits))  # as vllm-ascend has it
+    permute(PLAN, source, tmp_path / "permuted")
+    names = ("config.json", "hf_quant_config.json", "quant_model_description.json")
+    config, quantised, described = (json.loads((tmp_path / "permuted" / name).read_text()) for name in names)
+    ignored, modules = [*RENAMED.values(), *KEPT], dict(zip(RENAMED.values(), bits.values(), strict=True))
+    assert config["quantization_config"] == {"ignore": ignored, "modules": modules}
+    assert quantised["exclude_modules"] == ignored
+    assert described == modules
+    assert CONFIG.items() <= config.items()
+    assert undo(tmp_path / "permuted", tmp_path / "restored").changed == ()
+    assert files_of(tmp_path / "restored") == files_of(source)
+
+
+@pytest.mark.parametrize(
+    "written", ['{{"model_type": "x",\r\n\t"a" : "{0}"}}', '{{"model_type":"x","a":["{0}"],"é":"é"}}  ']
+)
+def test_a_configuration_keeps_the_form_in_which_it_was_written(written: str, tmp_path: Path) -> None:
+    source = _source(tmp_path, {})
+    old, new = next(iter(RENAMED.items()))
+    (source / "quantize_config.json").write_bytes(written.format(old).encode())
+    permute(PLAN, source, tmp_path / "permuted")
+    assert (tmp_path / "permuted" / "quantize_config.json").read_bytes() == written.format(new).encode()
+
+
+@pytest.mark.parametrize("pattern", CHOOSING)
+def test_a_pattern_that_chooses_among_experts_is_refused_before_any_copy(pattern: str, tmp_path: Path) -> None:
+    source = _source(tmp_path, {"quantization_config": {"modules_to_not_convert": [pattern]}})
+    told = [0]
+    with pytest.raises(InputError, match="chooses among experts by a pattern") as refused:
+        permute(PLAN, source, tmp_path / "permuted", on_progress=lambda done, _: told.append(done))
+    assert repr(pattern)[1:-1] in str(refused.value)
+    assert max(told) < (source / "model.safetensors").stat().st_size
+    assert [file.name for file in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_name_written_with_escapes_is_refused(tmp_path: Path) -> None:
+    source = _source(tmp_path, {})
+    name = r'{"model_type": "x", "a": "model\u002elayers.0.mlp.experts.1"}'
+    (source / "quantize_config.json").write_text(name)
+    with pytest.raises(InputError, match="is written with escapes"):
+        permute(PLAN, source, tmp_path / "permuted")

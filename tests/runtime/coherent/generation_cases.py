@@ -4,7 +4,8 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 from unittest import mock
 
@@ -153,37 +154,27 @@ def _forward(model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tenso
 @contextlib.contextmanager
 def _counted() -> Iterator[Counter[str]]:
     """Count the calls of collectives."""
-    calls: Counter[str] = Counter()
-    before = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
-
-    def counting(name: str, call: Any) -> Any:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            calls[name] += 1
-            return call(*args, **kwargs)
-
-        return called
-
-    for name, call in before.items():
-        setattr(dist, name, counting(name, call))
-    yield calls
-    for name, call in before.items():
-        setattr(dist, name, call)
+    calls = Counter[str]()
+    with contextlib.ExitStack() as stack:
+        for name in filter(partial(hasattr, dist), COLLECTIVES):
+            spy = mock.patch.object(dist, name, wraps=getattr(dist, name))
+            stack.callback(lambda name, spied: calls.update({name: spied.call_count}), name, stack.enter_context(spy))
+        yield calls
 
 
 @dataclass
 class Pair:
-    """What a rank of two has: replies, what it was told when it asked for what cannot be, uneven gathers, events."""
+    """What a rank of two has: what it was told when it asked for what cannot be, uneven gathers, events."""
 
-    replies: list[Reply]
     refusals: dict[str, str]
     gathered: list[list[int]]
     events: list[str]
 
 
-def run_two(world: World, jobs: Sequence[Job]) -> Pair:
+def run_two(world: World, job: Job) -> Pair:
     """What this rank of two has."""
     gathered = [_gathered(world.rank, num_rows) for num_rows in (0, 1, 3)]
-    return Pair(run_jobs(world, jobs), _refusals(world.rank, jobs[0]), gathered, _events(jobs[-1]))
+    return Pair(_refusals(world.rank, replace(job, dispatch="standard")), gathered, _events(job))
 
 
 def _gathered(rank: int, num_rows: int) -> list[int]:

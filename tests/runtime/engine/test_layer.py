@@ -14,11 +14,23 @@ from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.copies import select_buffers
 from moeplan.runtime.engine.layer_placement import Slots
 from moeplan.solvers.placement import Placement
-from tests.runtime.engine.alive import Alive
-from tests.runtime.engine.engine_cases import CASE, HIDDEN, NUM_TOKENS, experts, found_by_four, inputs
-from tests.runtime.engine.rebind_cases import CASES, MICRO, STEPS, in_one_process, placements
+from tests.builders import known
+from tests.runtime.engine.engine_cases import (
+    CASE,
+    HIDDEN,
+    MICRO,
+    MOVING,
+    NUM_TOKENS,
+    STEPS,
+    experts,
+    found_by_four,
+    in_one_process,
+    inputs,
+    placements,
+)
+from tests.runtime.worlds import Alive
 
-every_case = pytest.mark.parametrize("index", range(len(CASES)), ids=[*CASES])
+every_case = pytest.mark.parametrize("index", range(len(MOVING)), ids=[*MOVING])
 
 
 @settings(deadline=None, max_examples=60)
@@ -40,8 +52,7 @@ def test_buffers_hold_first_choices_before_second_ones_in_token_order(data: st.D
             if place[key] < capacity:
                 expected.append((int(piece[place[key]]), key[1], key[0], token, k))
             place[key] += 1
-    assert copies.choice is not None
-    rows = torch.stack([copies.place, copies.beside[:, 0], copies.row, copies.choice], dim=1).tolist()
+    rows = torch.stack([copies.place, copies.beside[:, 0], copies.row, known(copies.choice)], dim=1).tolist()
     filled = [(at // 4, at % 4, expert, token, k) for at, expert, token, k in rows if token < num_tokens]
     assert Counter(filled) == Counter(expected)
     assert len(copies.row) == capacity * placement.num_slots
@@ -78,22 +89,16 @@ def in_token_order(rank: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:
                 y = y.index_add(0, torch.tensor([token]), alone)
             place[key] += 1
     (y * torch.arange(16)).sum().backward()  # type: ignore[no-untyped-call]
-    assert x.grad is not None
-    return y.detach().numpy(), x.grad.numpy()
+    return y.detach().numpy(), known(x.grad).numpy()
 
 
-def test_the_tracker_sees_what_is_alive_at_once() -> None:
-    with Alive() as alive:
+def test_buffers_stay_within_one_and_a_half_of_the_plain_all_to_alls() -> None:
+    with Alive() as alive:  # sees what is alive at once
         a = torch.zeros(1000)
         b = a + 1
         del a
         b = b * 2
-    assert alive.most == 2 * 4000
-    assert alive.now == 4000
-    assert len(b) == 1000
-
-
-def test_buffers_stay_within_one_and_a_half_of_the_plain_all_to_alls() -> None:
+    assert (alive.most, alive.now, len(b)) == (2 * 4000, 4000, 1000)
     plain, *ours = np.moveaxis(np.array([answer.peaks for answer in found_by_four()]), -1, 0)
     assert plain.min() > NUM_TOKENS * HIDDEN * 4
     assert (np.array(ours) <= 1.5 * plain).all()
@@ -105,7 +110,7 @@ def test_waiting_for_a_rank_that_comes_late_is_not_counted() -> None:
 
 @every_case
 def test_outputs_and_training_under_two_placements_in_turn_are_those_of_a_single_process(index: int) -> None:
-    case, ranks = [*CASES.values()][index], [answer.moved[index] for answer in found_by_four()]
+    case, ranks = [*MOVING.values()][index], [answer.moved[index] for answer in found_by_four()]
     logits, state = in_one_process(case)
     for step, part in itertools.product(range(STEPS), range(MICRO)):
         together = torch.cat([rank.logits[step][part] for rank in ranks])
@@ -118,7 +123,7 @@ def test_outputs_and_training_under_two_placements_in_turn_are_those_of_a_single
 
 @every_case
 def test_only_experts_that_are_new_to_a_device_travel(index: int) -> None:
-    case, ranks = [*CASES.values()][index], [answer.moved[index] for answer in found_by_four()]
+    case, ranks = [*MOVING.values()][index], [answer.moved[index] for answer in found_by_four()]
     first, second = placements(case)
     there, back = _new(first, second), _new(second, first)
     turns = [there, *itertools.islice(itertools.cycle([back, there]), STEPS * MICRO - 1)]
@@ -136,7 +141,7 @@ def _new(old: Placement, new: Placement) -> int:
 
 @every_case
 def test_a_move_before_the_backward_pass_or_to_other_numbers_of_slots_is_refused(index: int) -> None:
-    case = [*CASES.values()][index]
+    case = [*MOVING.values()][index]
     for rank, slots in zip([answer.moved[index] for answer in found_by_four()], case.slots, strict=True):
         early, other = rank.refused
         assert early.startswith("UsageError: experts moved between a forward and its backward pass")

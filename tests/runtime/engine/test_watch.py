@@ -1,6 +1,5 @@
 """Loops whose ranks are killed, stopped, fail or end early: the others end in time and name them."""
 
-import contextlib
 import json
 import os
 import re
@@ -9,13 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.builders import known
 from tests.profilers.world.test_launch import environment
 from tests.warm import Start, warm
 
@@ -33,18 +31,6 @@ class Ended:
     out: str
     err: str
     at: float
-
-
-@contextmanager
-def started(command: list[str], **more: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process, which ends with all of its group."""
-    process = subprocess.Popen(command, text=True, start_new_session=True, **more)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +73,7 @@ def lines(text: str) -> list[str]:
         ("raises beside a slow rank", 1, f"rank 1: failed at {SCRIPT}:N: ValueError: a bad batch"),
     ],
 )
-def test_one_rank_in_grief_ends_the_others_in_time_with_one_line_that_names_it(
-    loop: Loop, fault: str, unlucky: int, told: str
-) -> None:
+def test_a_rank_in_grief_ends_others_with_a_line_that_names_it(loop: Loop, fault: str, unlucky: int, told: str) -> None:
     ranks = loop(fault, unlucky)
     struck = float(ranks[unlucky].out.split()[1])
     for ended in ranks[:unlucky] + ranks[unlucky + 1 :]:
@@ -128,14 +112,13 @@ def test_ranks_that_end_one_after_the_other_write_nothing_and_leave_no_thread(lo
 
 
 def test_under_torchrun_which_keeps_waiting_for_a_stopped_rank_the_others_name_it_and_end() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    arguments, pipe = [str(SCRIPT), "stopped", "0", str(TIMEOUT_S)], subprocess.PIPE
-    with started([*command, *arguments], env=environment(), stdout=pipe, stderr=pipe) as launcher:
-        assert launcher.stdout is not None
-        assert launcher.stderr is not None
-        pid, errors = int(launcher.stdout.readline().split()[0]), ""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    pipe, errors = subprocess.PIPE, ""
+    command = [*launch, str(SCRIPT), "stopped", "0", str(TIMEOUT_S)]
+    with subprocess.Popen(command, text=True, env=environment(), stdout=pipe, stderr=pipe) as launcher:
+        pid = int(known(launcher.stdout).readline().split()[0])
         try:
-            for line in iter(launcher.stderr.readline, ""):
+            for line in iter(known(launcher.stderr).readline, ""):
                 errors += line
                 if "moeplan: " in line:
                     break

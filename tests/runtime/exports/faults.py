@@ -35,35 +35,27 @@ def again(value: Any) -> None:
 ROWS: dict[str, tuple[Change, str]] = {  # of every engine that takes placements
     "a slot too few": (lambda value: rows(value)[1].pop() and None, "slots|devices hold"),
     "a slot too many": (lambda value: rows(value)[1].append(0), "slots|devices hold"),
-    "no slots": (lambda value: rows(value)[1].clear(), "slots|devices hold"),
     "a negative id": (put(0, -1), "names expert -1; expected 0 to 7"),
     "an id of no expert": (put(0, 8), "names expert 8"),
     "an id beyond all numbers": (put(0, 10**40), "out of all range"),
     "a fraction": (put(0, 1.0), "holds 1.0; expected the id"),
     "a truth": (put(0, True), "holds True; expected the id"),
-    "a text": (put(0, "1"), "holds '1'; expected the id"),
-    "a nothing": (put(0, None), "holds None; expected the id"),
     "a list in a row": (put(0, [1]), "holds a list of 1"),
-    "an object in a row": (put(0, {"1": 1}), "holds an object of 1"),
     "an expert twice on a device": (again, "twice; the second"),
 }
 
 SGLANG: dict[str, tuple[Change, str]] = {
     "an extra key": (lambda value: value.update(metadata={}), "1 too many"),
     "another key": (lambda value: {"physical_to_logical": value["physical_to_logical_map"]}, "without the key"),
-    "a recording": (lambda _: {"logical_count": [[1] * 8] * 4}, "without the key"),
     "only the MoE layers": (lambda value: value["physical_to_logical_map"].pop(0) and None, "4 rows, one a hidden"),
     "the MTP layer": (lambda value: value["physical_to_logical_map"].append([0] * 12), "list of 4 rows"),
     "an object of rows": (lambda _: {"physical_to_logical_map": {"0": []}}, "is an object of 1; expected a list"),
     "a row of nothing": (lambda value: value["physical_to_logical_map"].__setitem__(2, None), "None; expected a list"),
     "no redundant slots": (lambda _: {"physical_to_logical_map": [list(range(8))] * 4}, "8 slots; expected 12"),
-    "rows alone": (lambda value: value["physical_to_logical_map"], "without the key"),
 }
 VLLM: dict[str, tuple[Change, str]] = {
     "a layer too few": (lambda value: value.pop() and None, "expected a list of 3 rows"),
     "a layer too many": (lambda value: value.append(value[0]), "expected a list of 3 rows"),
-    "nothing": (lambda _: [], "expected a list of 3 rows"),
-    "an object": (lambda value: {"map": value}, "expected a list of 3 rows"),
     "a short row for all": (lambda _: list(range(8)), "8 slots; expected 12"),
     "a row for all without expert 7": (lambda _: [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4], "leaves out expert 7"),
     "a row of nothing": (lambda value: value.__setitem__(2, None), "None; expected a list"),
@@ -87,10 +79,6 @@ TENSORRT_LLM: dict[str, tuple[Change, str]] = {
             initial_global_assignments={str(k): v for k, v in value["initial_global_assignments"].items()}
         ),
         "layer '1' .4 such.",
-    ),
-    "ordinals": (
-        lambda value: value.update(initial_global_assignments=dict(enumerate(rows(value)))),
-        "without hidden layer 4",
     ),
     "a list": (lambda value: [value], "expected exactly"),
 }
@@ -121,27 +109,21 @@ TUTEL: dict[str, tuple[Change, str]] = {
     f"degree {degree!r}": (lambda value, degree=degree: value["a2a_ffn_overlap_degree"].__setitem__(1, degree), said)
     for degree, said in (
         (0, "degree 0; expected 1 to 32"),
-        (-1, "degree -1"),
         (33, "degree 33"),
         (10**40, "out of all range"),
         (2.0, "degree 2.0"),
         (True, "degree True"),
-        ("2", "degree '2'"),
         (None, "degree None"),
-        ([2], "degree a list"),
         ({}, "degree an object"),
     )
 } | {
     "a layer too few": (lambda value: value["a2a_ffn_overlap_degree"].pop() and None, "2 degrees; expected 3"),
     "a layer too many": (lambda value: value["a2a_ffn_overlap_degree"].append(1), "4 degrees; expected 3"),
-    "no layers": (lambda value: value["a2a_ffn_overlap_degree"].clear(), "0 degrees"),
     "another key": (lambda _: {"degrees": [1, 2, 4]}, "expected an object with a list"),
     "an extra key": (lambda value: value.update(layers=3), "nothing else"),
     "one number": (lambda _: {"a2a_ffn_overlap_degree": 2}, "expected an object with a list"),
     "a list": (lambda value: value["a2a_ffn_overlap_degree"], "expected an object with a list"),
     "a number": (lambda _: 2, "2; expected an object"),
-    "a text": (lambda _: "2", "'2'; expected an object"),
-    "nothing": (lambda _: {}, "an object of 0; expected"),
 }
 FAULTS: dict[str, dict[str, tuple[Change, str]]] = {
     "sglang": ROWS | SGLANG,

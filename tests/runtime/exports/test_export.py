@@ -1,7 +1,8 @@
-"""Files for engines: each, read back by other code, is the plan; what an engine cannot do is refused by name."""
+"""Files for engines: each, read back, is the plan, what cannot be done is refused by name, and vLLM runs its plugin."""
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from moeplan.runtime.exports import ENGINES, SIDECAR, export, validate
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.replicas import ReplayRule
 from moeplan.traces.model import ModelSpec
+from tests.builders import known
 from tests.runtime.exports.engine_plans import (
     ENGINES_OF_PLACEMENTS,
     degrees_plan,
@@ -26,25 +28,14 @@ from tests.runtime.exports.engine_plans import (
     plans,
 )
 
-DEEPSEEK = model_of(layers=58, experts=256, dense=3, mtp=1, top_k=8)
-
-
-@pytest.fixture(scope="module")
-def deepseek() -> Plan:
-    """58 layers of 256 experts, in 288 slots on 32 devices."""
-    return plan_of(cluster="4x8", slots=9, model=DEEPSEEK)
-
 
 def trivial(plan: Plan) -> list[int]:
-    placement = plan.placement
-    assert placement is not None
-    return [slot % plan.model.num_experts for slot in range(placement.num_slots)]
+    return [slot % plan.model.num_experts for slot in range(known(plan.placement).num_slots)]
 
 
 def rows_of(plan: Plan) -> list[list[int]]:
-    decision = plan.decisions.placement
-    assert decision is not None
-    return [list(row) for row in decision.physical_to_logical]
+    rows: list[list[int]] = known(plan.placement).physical_to_logical.tolist()
+    return rows
 
 
 def check_sglang(plan: Plan, folder: Path) -> None:
@@ -62,14 +53,10 @@ def check_vllm_ascend(plan: Plan, folder: Path) -> None:
     value = json.loads((folder / "expert_map.json").read_text())
     assert set(value) == {"moe_layer_count", "layer_list"}
     assert value["moe_layer_count"] == plan.model.num_layers
-    placement = plan.placement
-    assert placement is not None
+    placement, devices = known(plan.placement), plan.cluster.num_devices
     for ordinal, layer in enumerate(value["layer_list"]):
-        assert set(layer) == {"layer_id", "device_count", "device_list"}
-        assert (layer["layer_id"], layer["device_count"]) == (ordinal, plan.cluster.num_devices)
-        assert [device["device_id"] for device in layer["device_list"]] == list(range(plan.cluster.num_devices))
-        for rank, device in enumerate(layer["device_list"]):
-            assert device["device_expert"] == placement.held(ordinal, rank)
+        held = [{"device_id": rank, "device_expert": placement.held(ordinal, rank)} for rank in range(devices)]
+        assert layer == {"layer_id": ordinal, "device_count": devices, "device_list": held}
 
 
 def check_tensorrt_llm(plan: Plan, folder: Path) -> None:
@@ -94,25 +81,21 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
-def test_a_plan_of_deepseek_s_size_is_written_as_the_engine_reads_it(
-    engine: str, deepseek: Plan, tmp_path: Path
-) -> None:
-    exported = export(deepseek, engine, tmp_path / "out")
-    CHECKS[engine](deepseek, tmp_path / "out")
-    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert written == set(exported.files)
-    assert validate(tmp_path / "out", engine, expected_of(deepseek)) == []
-
-
 @settings(max_examples=25)
 @given(plan=plans())
-def test_any_placement_comes_back_and_is_found_sound(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_placement_comes_back_sound_with_a_sidecar_that_says_what_it_is(
+    plan: Plan, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     for engine, check in CHECKS.items():
         folder = tmp_path_factory.mktemp(engine) / "out"
-        export(plan, engine, folder)
+        exported = export(plan, engine, folder)
         check(plan, folder)
         assert validate(folder, engine, expected_of(plan)) == []
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {*exported.files}
+        said, devices = json.loads((folder / SIDECAR).read_text()), plan.cluster.num_devices
+        assert (said["engine"], said["plan_sha256"], said["num_devices"]) == (engine, plan.plan_sha256, devices)
+        assert (said["replica_rule"], said["command"]) == (ENGINES[engine].replica_rule, exported.command)
+        assert said["conditions"] == list(exported.conditions) != []
 
 
 def test_tutel_gets_a_degree_a_layer_and_says_where_the_placement_goes(tmp_path: Path) -> None:
@@ -145,12 +128,15 @@ def test_what_an_engine_cannot_carry_out_is_refused_by_name(engine: str, plan: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_degrees_beside_a_placement_are_said_to_stay_behind(tmp_path: Path) -> None:
-    both = plan_of(pipeline=degrees_plan().decisions.pipeline)
-    exported = export(both, "sglang", tmp_path / "both")
-    assert [said for said in exported.conditions if "pipeline degrees are not in the files" in said]
-    assert json.loads((tmp_path / "both" / SIDECAR).read_text())["conditions"] == list(exported.conditions)
-    assert not any("pipeline" in said for said in export(plan_of(), "sglang", tmp_path / "one").conditions)
+def test_degrees_beside_a_placement_and_unknown_mtp_layers_are_said_to_stay_behind(tmp_path: Path) -> None:
+    def said(word: str, name: str, engine: str, plan: Plan) -> bool:
+        return any(word in line for line in export(plan, engine, tmp_path / name).conditions)
+
+    both, words = plan_of(pipeline=degrees_plan().decisions.pipeline), "pipeline degrees are not in the files"
+    assert said(words, "both", "sglang", both)
+    assert not said("pipeline", "one", "sglang", plan_of())
+    assert said("MTP", "unknown", "tensorrt-llm", plan_of(model=model_of(mtp=None)))
+    assert not said("MTP", "known", "tensorrt-llm", plan_of(model=model_of(mtp=0)))
 
 
 @pytest.mark.parametrize(
@@ -161,9 +147,7 @@ def test_degrees_beside_a_placement_are_said_to_stay_behind(tmp_path: Path) -> N
         ("tutel", "pipeline degrees, and the plan decides placement"),
     ],
 )
-def test_an_engine_that_takes_no_such_file_is_refused_with_the_way_that_works(
-    name: str, said: str, tmp_path: Path
-) -> None:
+def test_an_engine_that_takes_no_such_file_is_refused_with_what_works(name: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
         export(plan_of(), name, tmp_path / "out")
 
@@ -208,13 +192,6 @@ def test_a_config_of_another_model_is_refused(config: ModelSpec, said: str, tmp_
         export(plan_of(model=model_of(hidden_size=64)), "sglang", tmp_path / "out", config=config)
 
 
-def test_a_plan_that_knows_no_mtp_layers_says_so_only_then(tmp_path: Path) -> None:
-    unknown = export(plan_of(model=model_of(mtp=None)), "tensorrt-llm", tmp_path / "unknown")
-    known = export(plan_of(model=model_of(mtp=0)), "tensorrt-llm", tmp_path / "known")
-    assert len(unknown.conditions) == len(known.conditions) + 1
-    assert "MTP" in unknown.conditions[-1]
-
-
 @pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
 @pytest.mark.parametrize("cluster", ["1x4", "2x2"])
 def test_the_start_command_is_a_line_that_a_shell_reads(engine: str, cluster: str, tmp_path: Path) -> None:
@@ -241,6 +218,9 @@ def test_nothing_is_left_where_something_was_or_where_nothing_can_be_written(tmp
         export(plan_of(), "sglang", tmp_path / "file" / "out")
     with pytest.raises(UsageError, match="colon"):
         export(plan_of(), "vllm", tmp_path / "a:b")
+    for name in ("a\nb", "a\x1b[31mb", "a\udcff"):
+        with pytest.raises(UsageError, match="a path that does not print cannot be pasted"):
+            export(plan_of(), "sglang", tmp_path / name)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine"]
 
 
@@ -248,34 +228,90 @@ def test_the_rule_of_every_engine_can_be_replayed() -> None:
     rules = {name: engine.replica_rule for name, engine in ENGINES.items()}
     assert {rule for rule in rules.values() if rule is not None} <= set(get_args(ReplayRule))
     assert [name for name, rule in rules.items() if rule is None] == ["tutel"]
-
-
-@pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
-def test_the_sidecar_says_of_what_and_for_what_the_files_are(engine: str, tmp_path: Path) -> None:
-    plan = plan_of()
-    exported = export(plan, engine, tmp_path / "out")
-    said = json.loads((tmp_path / "out" / SIDECAR).read_text())
-    assert (said["engine"], said["plan_sha256"], said["num_devices"]) == (engine, plan.plan_sha256, 4)
-    assert (said["replica_rule"], said["command"]) == (ENGINES[engine].replica_rule, exported.command)
-    assert said["conditions"] == list(exported.conditions) != []
-
-
-def test_moeplan_itself_is_no_plugin_of_vllm() -> None:
     groups = {point.group for point in importlib.metadata.distribution("moeplan").entry_points}
-    assert groups == {"console_scripts"}
+    assert groups == {"console_scripts"}  # moeplan itself is no plugin
 
 
-def test_importing_the_exports_loads_neither_torch_nor_yaml() -> None:
-    code = (
-        "import sys; from moeplan.runtime import exports;"
-        "print(sorted({'torch', 'yaml', 'scipy', 'pyarrow'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+POLICY = """
+import torch
+class Abstract: pass
+class Stock(Abstract):
+    @classmethod
+    def helper(cls): return "stock"
+    @classmethod
+    def rebalance_experts(cls, weight, num_replicas, num_groups, num_nodes, num_ranks, old_global_expert_indices=None):
+        return torch.full((weight.shape[0], num_replicas), -1)
+EPLB_POLICIES = {"default": Stock}
+"""
+RUN = """
+import importlib.abc, importlib.metadata, json, logging, sys, types
+class NoMoeplan(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "moeplan":
+            raise ImportError(name)
+sys.meta_path.insert(0, NoMoeplan())
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+(point,) = importlib.metadata.entry_points(group="vllm.general_plugins")
+register = point.load()
+register()
+from vllm.distributed.eplb import policy as module
+first = module.EPLB_POLICIES["default"]
+register()
+policy = module.EPLB_POLICIES["default"]
+import torch
+old = torch.zeros(1)
+answers = []
+for layers, experts, slots, ranks in json.loads(sys.argv[1]):
+    weight = torch.ones((layers, experts))
+    for _ in range(2):
+        answer = policy.rebalance_experts(weight, slots, 1, 1, ranks, old)
+        answers.append(answer.tolist())
+        answer.fill_(7)
+print(json.dumps({"name": point.name, "answers": answers, "kept": policy is first,
+    "stock": issubclass(policy, module.Stock) and policy.helper() == "stock",
+    "dtype": str(answer.dtype), "device": str(answer.device)}))
+"""
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "a\udcff"])
-def test_a_path_that_does_not_print_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a path that does not print cannot be pasted"):
-        export(plan_of(), "sglang", tmp_path / name)
-    assert not list(tmp_path.iterdir())
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `apply --engine vllm` writes for three layers of eight experts in 12 slots on 4 devices."""
+    target = tmp_path_factory.mktemp("plugin") / "out"
+    export(plan_of(slots=3, model=model_of(layers=3)), "vllm", target)
+    return target
+
+
+def asked(folder: Path, tmp_path: Path, questions: list[list[int]], version: str = "0.33.0") -> tuple[Any, str]:
+    """What a process of a stand-in for vLLM answers, and its log."""
+    package = tmp_path / "site" / "vllm" / "distributed" / "eplb"
+    package.mkdir(parents=True)
+    for place in (package, package.parent, package.parents[1]):
+        (place / "__init__.py").touch()
+    (package / "policy.py").write_text(POLICY)
+    information = tmp_path / "site" / f"vllm-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    path = os.pathsep.join([str(folder), str(tmp_path / "site")])
+    command = [sys.executable, "-c", RUN, json.dumps(questions)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_it_answers_with_the_plan_for_its_model_and_as_before_elsewhere(folder: Path, tmp_path: Path) -> None:
+    rows = json.loads((folder / "expert_map.json").read_text())
+    others = [[2, 8, 12, 4], [3, 9, 12, 4], [3, 8, 16, 4], [3, 8, 12, 2]]  # a drafter, another model, elastic scaling
+    said, log = asked(folder, tmp_path, [[3, 8, 12, 4], *others], version="0.33.0+cu129")
+    stock = [[[-1] * slots] * layers for layers, _, slots, _ in others for _ in range(2)]
+    assert said["answers"] == [rows, rows, *stock]
+    assert (said["name"], said["kept"], said["stock"]) == ("moeplan_plan", True, True)
+    assert (said["dtype"], said["device"]) == ("torch.int64", "cpu")
+    assert log.count("INFO moeplan: placement of 3 layers with 12 slots on 4 ranks is ready") == 1
+    assert log.count("WARNING moeplan: no plan for") == len(others)
+    assert "tried with" not in log
+
+
+def test_it_warns_of_a_version_that_it_was_not_tried_with(folder: Path, tmp_path: Path) -> None:
+    said, log = asked(folder, tmp_path, [[3, 8, 12, 4]], version="0.34.1")
+    assert said["answers"][0] == json.loads((folder / "expert_map.json").read_text())
+    assert "WARNING moeplan: tried with vLLM 0.33.0, and this is 0.34.1" in log

@@ -51,7 +51,6 @@ def changed(value: Any, change: Change) -> Any:
 
 @pytest.mark.parametrize(("engine", "fault"), [(engine, fault) for engine in FAULTS for fault in FAULTS[engine]])
 def test_a_fault_is_found_and_named(engine: str, fault: str, sound: dict[str, Any], tmp_path: Path) -> None:
-    assert len(FAULTS[engine]) >= 20
     assert validate(written(engine, sound[engine], tmp_path), engine, expected(engine)) == []
     change, said = FAULTS[engine][fault]
     findings = validate(written(engine, changed(sound[engine], change), tmp_path), engine, expected(engine))
@@ -78,15 +77,6 @@ def test_a_sound_file_for_another_engine_size_or_model_is_not_sound(
     assert any(re.search(said, line) for line in findings), findings
 
 
-def test_without_the_devices_and_the_redundancy_the_first_row_says_how_many_slots(
-    sound: dict[str, Any], tmp_path: Path
-) -> None:
-    asked = expected("vllm", num_devices=None, redundant=None)
-    assert validate(written("vllm", sound["vllm"], tmp_path), "vllm", asked) == []
-    short = changed(sound["vllm"], lambda value: value[2].pop() and None)
-    assert validate(written("vllm", short, tmp_path), "vllm", asked) == ["layer 2: 11 slots; expected 12"]
-
-
 def test_more_than_a_hundred_findings_are_cut(tmp_path: Path) -> None:
     row = [*range(256), *range(31), -1]
     model = model_of(layers=58, dense=3, experts=256, mtp=1)
@@ -98,47 +88,18 @@ def test_more_than_a_hundred_findings_are_cut(tmp_path: Path) -> None:
     assert (len(findings), findings[-1]) == (101, "and more")
 
 
-@pytest.mark.parametrize(
-    ("engine", "model_type"), [("sglang", "mixtral"), ("sglang", "llama4_text"), ("vllm", "gpt_oss")]
-)
-def test_a_model_that_the_engine_would_not_place_is_a_finding(
-    engine: str, model_type: str, sound: dict[str, Any], tmp_path: Path
-) -> None:
-    path = written(engine, sound[engine], tmp_path)
-    (finding,) = validate(path, engine, expected(engine, model_type=model_type))
-    assert "permute" in finding
-    assert validate(path, engine, expected(engine, model_type="deepseek_v3")) == []
-
-
-@pytest.mark.parametrize("lost", ["*.dist-info/entry_points.txt", "moeplan.json", "moeplan_vllm_plan.py"])
-def test_a_plugin_that_vllm_would_not_find_is_a_finding(lost: str, tmp_path: Path) -> None:
-    export(PLAN, "vllm", tmp_path / "out")
-    for file in (tmp_path / "out").glob(lost):
-        file.unlink()
-    assert validate(tmp_path / "out", "vllm", expected("vllm")) != []
-
-
 BROKEN = {
     "empty": b"",
     "binary": bytes(range(256)) * 8,
-    "cut": b'{"physical_to_logical_map": [[0, 1',
     "deep": b"[" * 200_000,
     "deep dashes": b"- " * 200_000,
-    "deep objects": b'{"a":' * 100_000,
     "not a number": b'{"physical_to_logical_map": [[NaN]]}',
     "many digits": b"[[" + b"1" * 10_000 + b"]]",
     "twice a key": b'{"num_slots": 1, "num_slots": 1}',
     "aliases": b"num_slots: 8\ninitial_global_assignments: {0: &a [0, 1], 1: *a}\nlayer_updates_per_iter: 0\n",
     "laughs": b"a: &a [1]\nb: &b [*a, *a]\nc: &c [*b, *b]\n",
     "a tag": b"!!python/object/apply:os.system ['touch hacked']\n",
-    "a hexadecimal": b"num_slots: 0x"
-    + b"f" * 20_000
-    + b"\ninitial_global_assignments: {}\nlayer_updates_per_iter: 0\n",
-    "a key of a list": b"[1]: 2\n",
-    "a hexadecimal key": b"0x" + b"f" * 20_000 + b": 1\n",
-    "a hexadecimal layer": b"num_slots: 8\nlayer_updates_per_iter: 0\ninitial_global_assignments: {0x"
-    + b"f" * 20_000
-    + b": []}\n",
+    "a hexadecimal": b"num_slots: 0x%b\ninitial_global_assignments: {0x%b: []}\n" % (b"f" * 20_000, b"f" * 20_000),
     "a date": b"num_slots: 2020-01-01\ninitial_global_assignments: {}\nlayer_updates_per_iter: 0\n",
 }
 
@@ -207,11 +168,29 @@ def test_yaml_that_would_take_for_ever_is_refused_at_once(text: str, tmp_path: P
         validate(tmp_path / "load.yaml", "tensorrt-llm", expected_of(plan_of()))
 
 
-def test_one_row_for_all_layers_is_not_for_the_plugin(tmp_path: Path) -> None:
-    plan = plan_of()
-    export(plan, "vllm", tmp_path / "out")
-    (tmp_path / "out" / "expert_map.json").write_text(json.dumps(list(range(8))))
-    (tmp_path / "map.json").write_text(json.dumps(list(range(8))))
-    (finding,) = validate(tmp_path / "out", "vllm", expected_of(plan))
+@pytest.mark.parametrize("lost", ["*.dist-info/entry_points.txt", "moeplan.json", "moeplan_vllm_plan.py"])
+def test_a_plugin_that_vllm_would_not_find_or_with_one_row_for_all_is_a_finding(lost: str, tmp_path: Path) -> None:
+    export(PLAN, "vllm", tmp_path / "out")
+    (file,) = (tmp_path / "out").glob(lost)
+    content = file.read_bytes()
+    file.unlink()
+    assert validate(tmp_path / "out", "vllm", expected("vllm")) != []
+    file.write_bytes(content)
+    row = json.dumps([*range(8), 0, 1, 2, 3])
+    for path in (tmp_path / "out" / "expert_map.json", tmp_path / "map.json"):
+        path.write_text(row)
+    (finding,) = validate(tmp_path / "out", "vllm", expected("vllm"))
     assert "one row for all layers, which vllm#49572 takes and moeplan_vllm_plan.py does not" in finding
-    assert validate(tmp_path / "map.json", "vllm", expected_of(plan)) == []
+    assert validate(tmp_path / "map.json", "vllm", expected("vllm")) == []
+
+
+def test_devices_may_be_unknown_and_a_model_not_placed_is_a_finding(sound: dict[str, Any], tmp_path: Path) -> None:
+    path, asked = written("vllm", sound["vllm"], tmp_path), expected("vllm", num_devices=None, redundant=None)
+    assert validate(path, "vllm", asked) == []
+    for engine, kind in (("sglang", "mixtral"), ("sglang", "llama4_text"), ("vllm", "gpt_oss")):
+        path = written(engine, sound[engine], tmp_path)
+        (finding,) = validate(path, engine, expected(engine, model_type=kind))
+        assert "permute" in finding
+        assert validate(path, engine, expected(engine, model_type="deepseek_v3")) == []
+    short = written("vllm", changed(sound["vllm"], lambda value: value[2].pop() and None), tmp_path)
+    assert validate(short, "vllm", asked) == ["layer 2: 11 slots; expected 12"]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from moeplan.planner.demo.model import MoELanguageModel
 from tests.runtime.migrating.migrating_cases import EXPERTS, VOCABULARY, Moved, Moving, loss_of
@@ -110,12 +109,6 @@ def counts(case: Moving, layer: int, home: np.ndarray) -> tuple[np.ndarray, np.n
         for experts in reference(case).ids[sample][layer].tolist():
             pairs[sample, experts] += 1
     return copies, pairs
-
-
-def least(cost: np.ndarray, capacity: int) -> float:
-    """The least sum over all assignments, at most `capacity` rows a column."""
-    repeated = np.repeat(cost, capacity, axis=1)
-    return float(repeated[linear_sum_assignment(repeated)].sum())
 
 
 def starts(case: Moving) -> np.ndarray:

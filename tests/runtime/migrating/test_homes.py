@@ -1,4 +1,4 @@
-"""Homes solved for in the background: in any batches, from a plan and its predictor, and what goes wrong there."""
+"""Homes solved for in the background, from a plan and its predictor, whose file is exact and can hurt nobody."""
 
 import threading
 from collections.abc import Sequence
@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from moeplan.errors import InputError, MoeplanError, UsageError
 from moeplan.profilers.cluster import Cluster
@@ -18,6 +21,7 @@ from moeplan.runtime.migrating.homes import Homes, SamplePolicy
 from moeplan.runtime.migrating.predictor import Predictor
 from moeplan.runtime.plan import Plan
 from moeplan.solvers import netmoe
+from tests.builders import known
 from tests.runtime.migrating.migrating_cases import Moving
 from tests.runtime.plans import made_plan
 from tests.runtime.worlds import by_rank
@@ -86,22 +90,15 @@ def test_every_rank_finds_the_homes_that_one_process_finds_from_all_counts(ranks
                         ).device_of_sample
                     assert device.dtype == np.int64
                     assert np.array_equal(device, expected)
-
-
-def test_the_prediction_has_a_say(ranks: list[list[Any]]) -> None:
     devices = [device for device, _ in ranks[0][:-1]]
-    assert any(not np.array_equal(*pair) for pair in zip(devices[::2], devices[1::2], strict=True))
+    assert any(not np.array_equal(*pair) for pair in zip(devices[::2], devices[1::2], strict=True))  # by the prediction
 
 
-def test_a_rank_sends_the_counts_of_its_samples_to_all_others(ranks: list[list[Any]]) -> None:
+def test_a_rank_sends_the_counts_of_its_samples_to_all_others_and_leaves_no_thread(ranks: list[list[Any]]) -> None:
     for rank, answers in enumerate(ranks):
         sent = [sent_bytes for _, sent_bytes in answers[:-1]]
         assert sent == [home.count(rank) * (4 + 8) * 4 * 3 for home in HOMES.values() for _ in range(8)]
-
-
-def test_no_thread_is_left(ranks: list[list[Any]]) -> None:
-    assert all(answers[-1] <= ranks[0][-1] for answers in ranks)
-    assert ranks[0][-1] < 5
+        assert answers[-1] <= ranks[0][-1] < 5
 
 
 def plan_with(predictor: Predictor | None, method: str = "even") -> Plan:
@@ -114,8 +111,7 @@ def test_a_policy_is_what_the_plan_decides_with_the_predictor_beside_it(tmp_path
     predictor = Predictor(np.random.default_rng(0).random((2, 8, 4), np.float32))
     (tmp_path / SidecarFile.of("predictor", predictor.to_bytes()).file).write_bytes(predictor.to_bytes())
     decided = SamplePolicy.of(plan_with(predictor), tmp_path)
-    assert decided.predictor is not None
-    assert np.array_equal(decided.predictor.per_pair, predictor.per_pair)
+    assert np.array_equal(known(decided.predictor).per_pair, predictor.per_pair)
     assert (decided.method, decided.layers, decided.cluster) == ("even", frozenset({0, 2}), Cluster(2, 2))
     assert decided.copy_bytes == 16 * 4
     assert SamplePolicy.of(plan_with(None), None).predictor is None
@@ -139,3 +135,51 @@ def test_a_policy_that_cannot_be_carried_out_is_refused_in_one_line(damage: str,
     assert type(refused.value) is expected[0]
     assert expected[1] in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+SHAPES = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4))
+
+
+def test_copies_are_predicted_layer_by_layer_never_negative_and_by_finite_numbers_of_the_shape_only() -> None:
+    predictor = Predictor(np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32))
+    assert known(predictor.copies(0, np.array([[2, 4], [0, 1]]))).tolist() == [[4, 0], [0.5, 0]]
+    assert predictor.copies(1, np.array([[2, 4]])) is None
+    contents = Predictor(np.full((1, 1, 2), np.nan, np.float32)).to_bytes()
+    for rows, words in ((1, "not finite"), (2, "expected copies_per_pair float32")):
+        with pytest.raises(InputError, match=words):
+            Predictor.from_bytes(contents, (1, rows, 2))
+
+
+@settings(max_examples=30)
+@given(st.data(), SHAPES)
+def test_its_file_gives_it_back(data: st.DataObject, shape: tuple[int, int, int]) -> None:
+    values = data.draw(hnp.arrays(np.float32, shape, elements=st.floats(-1e6, 1e6, width=32)))
+    contents = Predictor(values).to_bytes()
+    np.testing.assert_array_equal(Predictor.from_bytes(contents, shape).per_pair, values)
+    assert contents == Predictor(values).to_bytes()
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_damaged_file_is_refused_or_a_predictor_of_the_shape(data: st.DataObject) -> None:
+    contents = bytearray(Predictor(np.ones((1, 2, 3), np.float32)).to_bytes())
+    if data.draw(st.booleans()):
+        del contents[data.draw(st.integers(0, len(contents) - 1)) :]
+    else:
+        contents[data.draw(st.integers(0, len(contents) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        predictor = Predictor.from_bytes(bytes(contents), (1, 2, 3))
+    except InputError:
+        return
+    assert predictor.per_pair.shape == (1, 2, 3)
+    assert np.isfinite(predictor.per_pair).all()
+
+
+def test_copies_are_the_same_sums_in_any_order_and_of_any_part() -> None:
+    rng = np.random.default_rng(0)
+    per_pair, pairs = rng.normal(size=(1, 64, 8)).astype(np.float32), rng.integers(0, 2**20, (40, 64))
+    order = rng.permutation(64)
+    predicted = known(Predictor(per_pair).copies(0, pairs))
+    np.testing.assert_array_equal(predicted, Predictor(per_pair[:, order]).copies(0, pairs[:, order]))
+    np.testing.assert_array_equal(predicted[7:9], Predictor(per_pair).copies(0, pairs[7:9]))
+    np.testing.assert_allclose(predicted, np.maximum(pairs @ per_pair[0].astype(float), 0), rtol=1e-5, atol=2)

@@ -8,16 +8,9 @@ import torch
 from torch import nn
 
 FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "gpt_oss")
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 64,
-}
+SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64}
+LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 WINDOW = 5  # shorter than the texts of the tests
 
 with contextlib.suppress(ImportError):  # here, not in every rank
@@ -29,24 +22,13 @@ def make_model(family: str, *, seed: int = 0, **changes: Any) -> nn.Module:
     """A model in float64 and eval mode: "mixtral", "qwen3_moe", "olmoe" or "gpt_oss"."""
     import transformers
 
+    window = {"sliding_window": WINDOW}
+    qwen = {"num_experts": 6, "head_dim": 16, "moe_intermediate_size": 12, "attention_bias": True, **window}
     own: dict[str, dict[str, Any]] = {
-        "mixtral": {"num_local_experts": 6, "head_dim": 16, "sliding_window": WINDOW},
-        "qwen3_moe": {
-            "num_experts": 6,
-            "head_dim": 16,
-            "moe_intermediate_size": 12,
-            "attention_bias": True,
-            "mlp_only_layers": [1],
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-        },
+        "mixtral": {"num_local_experts": 6, "head_dim": 16, **window},
+        "qwen3_moe": {**qwen, "mlp_only_layers": [1], "use_sliding_window": True},
         "olmoe": {"num_experts": 6, "attention_bias": True, "clip_qkv": 0.4},
-        "gpt_oss": {
-            "num_local_experts": 6,
-            "head_dim": 16,
-            "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
+        "gpt_oss": {"num_local_experts": 6, "head_dim": 16, **window, "layer_types": LAYER_TYPES},
     }
     eager = {"experts_implementation": "eager"}  # its grouped product takes no float64
     config = transformers.AutoConfig.for_model(family, **{**SIZES, **eager, **own[family], **changes})

@@ -1,13 +1,12 @@
 """Mixtral, Qwen3-MoE, OLMoE and gpt-oss over two ranks equal themselves in one process."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
@@ -17,108 +16,71 @@ from moeplan.runtime.engine.experts import routed_blocks
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
+from tests.builders import known
 from tests.runtime.models.huggingface_models import FAMILIES, make_model
 from tests.runtime.plans import made_plan
 from tests.runtime.worlds import by_case, close, own
 
 BATCHES, LENGTH = (2, 1), 9
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family on two ranks with these experts a layer."""
-
-    name: str
-    sets: tuple[tuple[int, ...], ...] = ((1, 4, 5), (0, 2, 3))
-    degrees: tuple[int, int] | None = None
-
-    def model(self) -> nn.Module:
-        return make_model(self.name)
-
-    def plan(self) -> Plan:
-        num_layers = len(routed_blocks(self.model()))
-        rows = [[list(held) for held in (self.sets if layer % 2 else self.sets[::-1])] for layer in range(num_layers)]
-        if len({len(held) for held in self.sets}) > 1:
-            rows = [[list(held) for held in self.sets]] * num_layers
-        pipeline = None
-        if self.degrees is not None:
-            forward, backward = self.degrees
-            pipeline = PipelineDecision(forward=(forward,) * num_layers, backward=(backward,) * num_layers)
-        model = ModelSpec(name=self.name, layer_ids=tuple(range(num_layers)), num_experts=6, top_k=2, hidden_size=32)
-        placement = Placement.from_sets(rows, 6, ReplicaRule.EVEN)
-        return made_plan(Cluster(1, 2), model, placement, pipeline=pipeline)
-
-    def tokens(self) -> torch.Tensor:
-        return torch.randint(64, (sum(BATCHES), LENGTH), generator=torch.Generator().manual_seed(7))
-
-    def upstream(self) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(8)
-        return torch.randn(sum(BATCHES), LENGTH, 64, generator=generator, dtype=torch.float64)
-
-
-CASES = [
-    *(Family(name) for name in FAMILIES),
-    *(Family(name, degrees=(2, 3), sets=((0, 1, 2, 4), (1, 3, 4, 5))) for name in FAMILIES),
-]
-
-
-every_case = pytest.mark.parametrize("index", range(len(CASES)), ids=[str(case) for case in CASES])
+SETS = ((0, 1, 2, 4), (1, 3, 4, 5))
 
 
 @dataclass
 class Outcome:
-    """Logits and gradients of a rank."""
+    """Logits and gradients of a rank, or of one process."""
 
     logits: np.ndarray
     gradients: dict[str, np.ndarray]
 
 
-def run_families(world: World, families: Sequence[Family]) -> list[Outcome]:
+def plan_of(family: str, num_layers: int) -> Plan:
+    """Two ranks with a replica of two experts each, which change places from layer to layer, in other chunks a pass."""
+    rows = [[list(held) for held in (SETS if layer % 2 else SETS[::-1])] for layer in range(num_layers)]
+    pipeline = PipelineDecision(forward=(2,) * num_layers, backward=(3,) * num_layers)
+    model = ModelSpec(name=family, layer_ids=tuple(range(num_layers)), num_experts=6, top_k=2, hidden_size=32)
+    return made_plan(Cluster(1, 2), model, Placement.from_sets(rows, 6, ReplicaRule.EVEN), pipeline=pipeline)
+
+
+def outcome_of(model: Any, mine: slice) -> Outcome:
+    """Logits and gradients of some of the samples."""
+    tokens = torch.randint(64, (sum(BATCHES), LENGTH), generator=torch.Generator().manual_seed(7))
+    generator = torch.Generator().manual_seed(8)
+    upstream = torch.randn(sum(BATCHES), LENGTH, 64, generator=generator, dtype=torch.float64)
+    logits = model(tokens[mine])
+    logits = getattr(logits, "logits", logits)
+    (logits * upstream[mine]).sum().backward()
+    named = getattr(model, "model", model) if hasattr(model, "blocks") else model
+    gradients = {name.replace("experts.local", "experts"): p.grad for name, p in named.named_parameters()}
+    return Outcome(logits.detach().numpy(), {name: g.numpy() for name, g in gradients.items() if g is not None})
+
+
+def run_families(world: World, families: Sequence[str]) -> list[Outcome]:
     """What this rank has of each."""
-    return [_run(world.rank, family) for family in families]
-
-
-def _run(rank: int, family: Family) -> Outcome:
-    mine = own(BATCHES, rank)
-    model = parallelize(family.model(), family.plan(), gradients="sum")
-    logits = model(family.tokens()[mine])
-    (logits * family.upstream()[mine]).sum().backward()
-    grads = {name.replace("experts.local", "experts"): p.grad for name, p in model.model.named_parameters()}
-    return Outcome(logits.detach().numpy(), {name: g.numpy() for name, g in grads.items() if g is not None})
+    outcomes = []
+    for family in families:
+        model = make_model(family)
+        plan = plan_of(family, len(routed_blocks(model)))
+        outcomes.append(outcome_of(parallelize(model, plan, gradients="sum"), own(BATCHES, world.rank)))
+    return outcomes
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> list[list[Outcome]]:
-    return by_case(2, run_families, CASES)
+def outcomes() -> dict[str, list[Outcome]]:
+    """By family, then rank."""
+    return dict(zip(FAMILIES, by_case(2, run_families, FAMILIES), strict=True))
 
 
-@functools.cache
-def reference(case: Family) -> Outcome:
-    model = case.model()
-    logits = model(case.tokens()).logits
-    (logits * case.upstream()).sum().backward()
-    gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
-    return Outcome(logits.detach().numpy(), gradients)
-
-
-@every_case
-def test_logits_equal_those_of_one_process(index: int, outcomes: list[list[Outcome]]) -> None:
-    logits = np.concatenate([outcome.logits for outcome in outcomes[index]])
-    assert close(logits, reference(CASES[index]).logits)
-
-
-@every_case
-def test_gradients_equal_those_of_one_process(index: int, outcomes: list[list[Outcome]]) -> None:
-    case = CASES[index]
-    table = case.plan().placement
-    assert table is not None
-    layers: dict[str, int] = {}
-    for name, expected in reference(case).gradients.items():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_gradients_equal_those_of_one_process(family: str, outcomes: dict[str, list[Outcome]]) -> None:
+    expected, layers = outcome_of(make_model(family), slice(None)), dict[str, int]()
+    assert close(np.concatenate([outcome.logits for outcome in outcomes[family]]), expected.logits)
+    table = known(plan_of(family, len(routed_blocks(make_model(family)))).placement)
+    for name, gradient in expected.gradients.items():
         if ".experts." not in name:
-            total = sum(outcome.gradients[name] for outcome in outcomes[index])
+            total = sum(outcome.gradients[name] for outcome in outcomes[family])
         else:
             layer = layers.setdefault(name.split(".experts.")[0], len(layers))
-            total = np.zeros_like(expected)
-            for rank, outcome in enumerate(outcomes[index]):
+            total = np.zeros_like(gradient)
+            for rank, outcome in enumerate(outcomes[family]):
                 total[table.physical_to_logical[layer, table.device_of_slot == rank]] = outcome.gradients[name]
-        assert close(total, expected)
+        assert close(total, gradient)

@@ -17,12 +17,12 @@ from tests.traces.huggingface.families import FAMILIES, SIZES
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz ,.\n"
 
 
-def build(family: str, **changes: Any) -> Any:
+def build(family: str) -> Any:
     """A model of a family with weights spread enough that no two experts of a token are near a tie."""
     import transformers
 
     prefix, sizes = FAMILIES[family]
-    config = getattr(transformers, f"{prefix}Config")(**{**SIZES, **sizes, **changes})
+    config = getattr(transformers, f"{prefix}Config")(**{**SIZES, **sizes})
     torch.manual_seed(3)
     model = getattr(transformers, f"{prefix}ForCausalLM")(config)
     with torch.no_grad():
@@ -45,10 +45,10 @@ def tokenizer_json() -> str:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`checkpoint(family, **changes)`: the directory of a saved model and tokenizer, made once."""
+    """`checkpoint(family)`: the directory of a saved model and tokenizer, made once."""
 
     @functools.cache
-    def make(family: str, template: str | None = None) -> Path:
+    def make(family: str) -> Path:
         import transformers
 
         folder = tmp_path_factory.mktemp(family) / f"tiny-{family}"
@@ -58,7 +58,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         tokenizer = kind(
             tokenizer_file=str(folder / "raw.json"), unk_token="<unk>", pad_token="<pad>", eos_token="</s>"
         )
-        tokenizer.chat_template = template
         tokenizer.save_pretrained(folder)
         return folder
 

@@ -5,18 +5,9 @@ from typing import Any
 __all__ = ["FAMILIES", "SIZES", "VOCABULARY"]
 
 VOCABULARY = 48
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 4}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MLA = {"num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": 10}
 MLA |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
 GROUPS = {"n_group": 4, "topk_group": 2, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16}

@@ -97,49 +97,40 @@ def stat(counts_BHE: NDArray[Any], *, rows: int, begin: int) -> Files:
     return {"expert_distribution_recorder_1763.25.pt": dump}
 
 
-def per_pass(counts_RBHP: NDArray[Any], map_HP: NDArray[np.int64], first_pass: int = 7) -> Files:
-    """Records of every rank."""
-    return {
-        f"expert_distribution_recorder_1763.25_{rank}.pt": {
-            "records": [
-                {
-                    "forward_pass_id": first_pass + step,
-                    "rank": rank,
-                    "gatherer_key": "primary",
-                    "global_physical_count": torch.from_numpy(counts_HP.astype(np.int32)),
-                }
-                for step, counts_HP in enumerate(counts_BHP)
-            ],
-            "last_physical_to_logical_map": torch.from_numpy(map_HP),
-        }
-        for rank, counts_BHP in enumerate(counts_RBHP)
-    }
+def per_pass(counts_RBHP: NDArray[Any], map_HP: NDArray[np.int64]) -> Files:
+    """Records of every rank with counts by physical expert."""
+    return _records(
+        [
+            [{"global_physical_count": torch.from_numpy(counts_HP.astype(np.int32))} for counts_HP in counts_BHP]
+            for counts_BHP in counts_RBHP
+        ],
+        map_HP,
+    )
 
 
 def per_token(ids_RBHTK: NDArray[Any], map_HP: NDArray[np.int64], *, mode: int = 1, width: int = 8) -> Files:
     """Records of every rank with physical experts, padded with -1 to the recorder's width."""
-    padding = ((0, 0), (0, 0), (0, width - ids_RBHTK.shape[-1]))
+    num_tokens, padding = ids_RBHTK.shape[3], ((0, 0), (0, 0), (0, width - ids_RBHTK.shape[-1]))
+
+    def record(step: int, ids_HTK: NDArray[Any]) -> dict[str, Any]:
+        ids_HTC = torch.from_numpy(np.pad(ids_HTK, padding, constant_values=-1).astype(np.int32))
+        facts = {"input_ids": [*range(num_tokens)], "extend_seq_lens": [num_tokens], "forward_mode": mode}
+        return {**facts, "positions": [*range(step, step + num_tokens)], "topk_ids_of_layer": ids_HTC}
+
+    return _records([[record(*numbered) for numbered in enumerate(ids_BHTK)] for ids_BHTK in ids_RBHTK], map_HP)
+
+
+def _records(records_RB: list[list[dict[str, Any]]], map_HP: NDArray[np.int64]) -> Files:
+    """The dumps of all ranks, whose first pass is 7."""
     return {
         f"expert_distribution_recorder_1763.25_{rank}.pt": {
             "records": [
-                {
-                    "forward_pass_id": 7 + step,
-                    "rank": rank,
-                    "gatherer_key": "primary",
-                    "input_ids": list(range(ids_HTK.shape[1])),
-                    "positions": list(range(step, step + ids_HTK.shape[1])),
-                    "extend_seq_lens": [ids_HTK.shape[1]],
-                    "forward_mode": mode,
-                    "topk_ids_of_layer": torch.from_numpy(
-                        np.pad(ids_HTK, padding, constant_values=-1).astype(np.int32)
-                    ),
-                    "misc_objects": [],
-                }
-                for step, ids_HTK in enumerate(ids_BHTK)
+                {"forward_pass_id": 7 + step, "rank": rank, "gatherer_key": "primary", **record}
+                for step, record in enumerate(records_B)
             ],
             "last_physical_to_logical_map": torch.from_numpy(map_HP),
         }
-        for rank, ids_BHTK in enumerate(ids_RBHTK)
+        for rank, records_B in enumerate(records_RB)
     }
 
 
@@ -160,11 +151,11 @@ def openai_response(ids_THK: NDArray[Any], *, prompt: int = 2) -> dict[str, Any]
 
 def vllm_response(*choices_THK: NDArray[Any], prompt: int = 2) -> dict[str, Any]:
     """What vLLM answers, one choice or more."""
-    choices = []
-    for index, ids_THK in enumerate(choices_THK):
-        choices.append({"index": index, "routed_experts": base64.b64encode(npy(ids_THK)).decode()})
+    routed = [base64.b64encode(npy(ids_THK)).decode() for ids_THK in choices_THK]
     completion = sum(len(ids_THK) + 1 - prompt for ids_THK in choices_THK)
-    return {"id": uuid4().hex, "choices": choices, "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+    choices = [{"index": index, "routed_experts": packed} for index, packed in enumerate(routed)]
+    return {"id": uuid4().hex, "choices": choices, "usage": usage}
 
 
 def tensorrt(counts_RBLE: NDArray[Any], layers: list[int], top_k: int, first: int = 100) -> Files:

@@ -22,8 +22,9 @@ def recordings(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Tokens of one shape, each with or without each optional key."""
     layers, top_k = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     row = st.lists(st.integers(-1, 9), min_size=top_k, max_size=top_k)
-    token = {"position": st.integers(0, 2**31 - 1), "experts": st.lists(row, min_size=layers, max_size=layers)}
+    token: dict[str, Any] = {"experts": st.lists(row, min_size=layers, max_size=layers)}
     optional = {
+        "position": st.integers(0, 2**31 - 1),
         "sample": st.integers(-(2**63), 2**63 - 1),
         "step": st.integers(-(2**31), 2**31 - 1),
         "source_rank": st.integers(0, 99),
@@ -41,24 +42,18 @@ def test_tokens_come_back_as_they_were_written(
     folder = tmp_path_factory.mktemp("import")
     end, start = ("\r\n", "\ufeff") if windows else ("\n", "")
     text = start + end.join(json.dumps(token) for token in tokens)
-    summary = imported(folder, {"r.jsonl": text.encode()}, num_experts=10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_lines, "MAX_ROWS", 3)
+        summary = imported(folder, {"r.jsonl": text.encode()}, num_experts=10)
     batch = tokens_of(folder / "trace")
     assert (summary.importer, summary.num_tokens) == ("json_lines", len(tokens))
     np.testing.assert_array_equal(batch.ids.astype(np.int16), [token["experts"] for token in tokens])
-    np.testing.assert_array_equal(batch.position, [token["position"] for token in tokens])
+    assert batch.position.tolist() == [token.get("position", place) for place, token in enumerate(tokens)]
     for name in ("sample", "step", "source_rank"):
         column = getattr(batch, name)
         expected = [token[name] for token in tokens] if name in tokens[0] else None
         assert (None if column is None else column.tolist()) == expected
     assert [PHASES[phase] for phase in batch.phase] == [token.get("phase", "decode") for token in tokens]
-
-
-def test_batches_smaller_than_the_file_hold_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "MAX_ROWS", 3)
-    imported(tmp_path, {"r.jsonl": [{"experts": [[token % 5]]} for token in range(11)]})
-    batch = tokens_of(tmp_path / "trace")
-    assert batch.ids[:, 0, 0].tolist() == [token % 5 for token in range(11)]
-    assert batch.position.tolist() == list(range(11))
 
 
 def test_choices_are_put_in_the_order_of_their_weights(tmp_path: Path) -> None:
@@ -121,22 +116,17 @@ def test_what_is_left_out_or_odd_is_noted(tmp_path: Path, tokens: list[Any], not
 EXPERTS: list[tuple[Any, str]] = [  # of the second line, and what is said of them there
     ([[1, True], [0, 3]], "valid integer"),
     ([[1, 1.0], [0, 3]], "valid integer"),
-    ([[1, "2"], [0, 3]], "valid integer"),
-    ([[1, None], [0, 3]], "valid integer"),
     ([[1, -2], [0, 3]], "greater than or equal to -1"),
     ([[1, 65536], [0, 3]], "less than or equal to 65535"),
-    ([[1, 10**30], [0, 3]], ""),
     ([[1, 2], [0]], "experts of another shape"),
     ([[1, 2, 3], [0, 1, 2]], "experts a layer: 3; the first token has 2"),
     ([[1, 2]], "layers: 1; the first token has 2"),
     ([1, 2], "experts of another shape"),
-    ([[[1, 2]], [[0, 3]]], ""),
 ]
 KEYS: list[tuple[str, Any, str]] = [  # of the second line
     ("weights", [[1, 2], [0, 3]], "weights: some; the first token has none"),
     ("position", -1, "position"),
     ("position", None, "position: none"),
-    ("position", True, "position"),
     ("sample", "a", "sample: a name; the first token has a number"),
     ("sample", 2**63, ""),
     ("step", 2**31, "step"),
@@ -154,8 +144,7 @@ LINES: list[tuple[list[Any], str]] = [
     ([TOKEN, "", "[1, 2]"], "line 3: not a token"),
     ([TOKEN, '{"experts": [[1, 2'], "JSON"),
     ([TOKEN, "[" * 100_000], "line 2: not a token"),
-    ([TOKEN, "\x00"], "line 2: not a token"),
-    (["{"], "line 1: not a token"),
+    ([TOKEN, TOKEN, "\x00"], "line 3: not a token"),
     ([{"layer": 1, "experts": [1]}, {"layer": 1, "experts": [2]}], "line 1: a token of 2 lines in 1 layers"),
     ([{"layer": 1, "experts": [1]}, {"layer": 2, "experts": [2], "weights": [1]}], "line 1: weights of another shape"),
     (
@@ -171,7 +160,6 @@ HEADERS: list[tuple[Any, str]] = [
     ({"layer_ids": [1]}, "layer_ids"),
     ({"layer_ids": [5, 9999999999999]}, "ascending from 0 to at most 2,147,483,647"),
     ({"top_k": 3}, "top_k is not the 2 experts of line 2"),
-    ({"layer_ids": "ab"}, "line 1: not a header: model.layer_ids"),
     ({"attention": 7}, "line 1: not a header: model.attention"),
     (3, "line 1: not a header"),
 ]
@@ -200,9 +188,3 @@ def test_what_has_no_end_is_refused_before_it_fills_the_memory(
 ) -> None:
     monkeypatch.setattr(json_tokens, limit, value)
     refused(tmp_path, {"r.jsonl": lines}, said)
-
-
-def test_a_damaged_byte_is_refused_by_its_line(tmp_path: Path) -> None:
-    line = json.dumps(TOKEN).encode() + b"\n"
-    damaged = b'{"experts": [[1, 2], [0, 3]], "sample": "\xff\xfe"}'
-    refused(tmp_path, {"r.jsonl": line * 2 + damaged}, "line 3: not a token")

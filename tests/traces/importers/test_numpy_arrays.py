@@ -37,7 +37,11 @@ def arrays(seed: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_the_layout_of_the_real_data_is_imported_whole(tmp_path: Path, save: Callable[..., None]) -> None:
+@pytest.mark.parametrize("rows", [7, 65_536])
+def test_the_layout_of_the_real_data_is_imported_whole_whatever_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[..., None], rows: int
+) -> None:
+    monkeypatch.setattr(numpy_arrays, "MAX_BATCH_ROWS", rows)
     whole = arrays()
     save(tmp_path / "r.npz", **whole)
     summary = import_trace(tmp_path / "r.npz", tmp_path / "trace")
@@ -53,7 +57,8 @@ def test_the_layout_of_the_real_data_is_imported_whole(tmp_path: Path, save: Cal
     assert summary.model.layer_ids == (0, 1, 2)
 
 
-def test_a_plain_array_without_choices_is_top_1_and_its_guesses_are_noted(tmp_path: Path) -> None:
+def test_a_plain_array_is_top_1_and_its_guesses_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numpy_arrays, "MAX_BATCH_ROWS", 7)
     ids = np.arange(T * L).reshape(T, L) % 7
     summary = imported(tmp_path, {"r.npy": npy(ids)}, phase="train", name="mine")
     batch = tokens_of(tmp_path / "trace")
@@ -111,23 +116,6 @@ def test_choices_come_out_by_descending_weight_each_with_its_own(
     assert is_said(summary, f"{unordered:,} cells were not in the order") == (unordered > 0)
 
 
-def test_an_expert_twice_in_a_cell_is_taken_and_noted(tmp_path: Path) -> None:
-    summary = imported(tmp_path, {"r.npy": npy(np.array([[[1, 2], [3, 3]], [[-1, -1], [0, 2]]]))})
-    assert "1 cells name an expert twice, which counts twice" in summary.notes
-    np.testing.assert_array_equal(tokens_of(tmp_path / "trace").ids[0, 1], [3, 3])
-
-
-def test_arrays_longer_than_a_batch_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numpy_arrays, "MAX_BATCH_ROWS", 7)
-    whole = {name: value for name, value in arrays().items() if name != "pos"}
-    np.savez_compressed(tmp_path / "r.npz", **whole)
-    import_trace(tmp_path / "r.npz", tmp_path / "trace")
-    batch = tokens_of(tmp_path / "trace", weights=True)
-    np.testing.assert_array_equal(batch.ids, whole["expert_ids"])
-    np.testing.assert_array_equal(batch.weights, whole["weights"])
-    assert batch.position.tolist() == list(range(T))
-
-
 def test_the_real_trace_is_imported_to_the_last_cell(tmp_path: Path, gpt_oss: Path) -> None:
     import_trace(gpt_oss, tmp_path / "trace")
     trace = open_trace(tmp_path / "trace")
@@ -178,7 +166,6 @@ HEADER = "{{'descr': '{}', 'fortran_order': False, 'shape': {}}}"
 
 MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty file": (lambda: b"", "of no kind"),
-    "text": (lambda: b"expert,layer\n1,2\n", "of no kind"),
     "the second byte of a pickle": (lambda: b"a\x02", "of no kind"),
     "a pickle": (lambda: b"\x80\x04\x95\x00\x00", "loading it may run code"),
     "truncated archive": (lambda: real()[:700], "damaged"),
@@ -186,27 +173,19 @@ MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "a flipped byte": (lambda: (lambda d: d[:200] + bytes([d[200] ^ 0xFF]) + d[201:])(real()), "damaged"),
     "truncated array": (lambda: npy(arrays()["expert_ids"])[:-9], "header promises"),
     "an array with more behind it": (lambda: npy(arrays()["expert_ids"]) + b"more", "header promises"),
-    "magic alone": (lambda: b"\x93NUMPY", "damaged"),
     "another format version": (lambda: b"\x93NUMPY\x09\x00" + bytes(100), "version"),
     "an absurd shape": (lambda: npy_header(HEADER.format("<i8", (2**40, 24, 4)), bytes(64)), "header promises"),
     "a shape past 64 bits": (lambda: npy_header(HEADER.format("<i8", (2**62, 2**62)), bytes(64)), "header promises"),
     "a negative shape": (lambda: npy_header(HEADER.format("<i8", (-4, -2)), bytes(64)), "header promises"),
-    "an absurd shape in an archive": (
-        lambda: archive(expert_ids=npy_header(HEADER.format("<i8", (2**40, 24)), bytes(64))),
-        "header promises",
-    ),
     "a zip bomb": (zip_bomb, "unpacks from"),
     "a header nested deeply": (lambda: npy_header("(" * 9000 + ")" * 9000), "damaged"),
     "a header that is code": (lambda: npy_header("__import__('os').system('true')"), "damaged"),
     "objects": (lambda: npy(np.array([[{}, {}]], dtype=object)), "type object"),
     "text cells": (lambda: npy(np.array([["a", "b"]])), "of type"),
-    "records": (lambda: npy(np.zeros((4, 4), [("a", "i4")])), "of type"),
     "floats for ids": (lambda: npy(arrays()["expert_ids"].astype(np.float32)), "type float32"),
-    "booleans for ids": (lambda: npy(np.ones((4, 4), bool)), "type bool"),
     "one dimension": (lambda: npy(np.arange(9)), "shape (9,)"),
     "four dimensions": (lambda: npy(np.zeros((2, 2, 2, 2), int)), "shape (2, 2, 2, 2)"),
     "zero tokens": (lambda: npy(np.zeros((0, 24, 4), int)), "shape (0, 24, 4)"),
-    "zero layers": (lambda: npy(np.zeros((9, 0, 4), int)), "shape (9, 0, 4)"),
     "zero choices": (lambda: npy(np.zeros((9, 4, 0), int)), "shape (9, 4, 0)"),
     "absurdly many layers": (lambda: npy(np.zeros((2, 5000), np.uint8)), "at most 4096 layers"),
     "an id past the experts": (lambda: real(expert_ids=changed((4, 1, 0), E)), "goes to expert 8 in layer 1"),
@@ -215,7 +194,6 @@ MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing routed": (lambda: npy(np.full((5, 3), -1)), "no token is routed: every expert id is -1"),
     "counts under another name": (lambda: archive(loads=npy(np.full((4, 3, 8), 9))), "named counts"),
     "NaN weights": (lambda: real(weights=changed((9, 2, 1), np.nan, np.float16, "weights")), "not finite"),
-    "infinite weights": (lambda: real(weights=changed((9, 2, 0), np.inf, np.float32, "weights")), "not finite"),
     "weights past float16": (lambda: real(weights=changed((9, 2, 0), 1e9, np.float64, "weights")), "not finite"),
     "weights of another shape": (lambda: real(weights=arrays()["weights"][:, :, :1]), "weights is"),
     "integer weights": (lambda: real(weights=np.ones((T, L, K), int)), "expected floats"),
@@ -251,20 +229,17 @@ def test_an_absent_source_a_folder_or_a_pipe_is_an_input_error(tmp_path: Path) -
     assert not (tmp_path / "trace").exists()
 
 
-@pytest.mark.parametrize("options", [{"num_experts": 9}, {"phase": "sleep"}])
-def test_an_option_that_contradicts_is_a_usage_error(tmp_path: Path, options: dict[str, Any]) -> None:
-    refused(tmp_path, {"r.npz": real()}, kind=UsageError, **options)
+def test_an_option_that_contradicts_is_a_usage_error(tmp_path: Path) -> None:
+    for options in ({"num_experts": 9}, {"phase": "sleep"}):
+        refused(tmp_path, {"r.npz": real()}, kind=UsageError, **options)
 
 
-def test_a_destination_that_is_not_empty_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_destination_that_is_not_empty_or_under_a_file_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "trace").mkdir()
     imported(tmp_path, {"r.npz": real()})
     before = open_trace(tmp_path / "trace").sha256
     with pytest.raises(UsageError, match="not empty"):
         imported(tmp_path, {"r.npz": real()})
     assert open_trace(tmp_path / "trace").sha256 == before
-
-
-def test_a_destination_under_a_file_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be"):
         imported(tmp_path, {"r.npz": real()}, to="in/r.npz/trace")

@@ -1,36 +1,40 @@
-"""Mixed precision, low precision, torch.compile and checkpointing around a parallelized model, on two ranks.
-
-Blocks run again in the backward pass also with replicas, and on a rank without experts.
-"""
+"""Steps of a parallelized model on two ranks, in any precision, compiled or run again, and what they leave behind."""
 
 import copy
+import gc
+import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.engine.stopwatch import stopwatch
 from moeplan.runtime.engine.traffic import Traffic
+from moeplan.runtime.engine.watch import watch
 from moeplan.runtime.expert_parallel import ExpertParallelModel
+from moeplan.runtime.gradients import clip_grad_norm_
 from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import by_rank, refusal_of
+from tests.runtime.worlds import Alive, by_rank, own, refusal_of
 
 CASE = Case("standard", (5, 5), (2, 2), gradients=True, rule="even", seed=40, forward=(2, 2, 2), dtype=torch.float32)
 EMPTY = Case("standard", (8, 0), (2, 2), gradients=True, seed=40, forward=(2, 2, 2), top_k=1)
 REPLICAS = Case("standard", (6, 6), (2, 2), gradients=True, seed=9, rule="even")
 ON_ONE = replace(CASE, slots=(8, 0), seed=41)
-KINDS = {
-    "autocast": CASE,
-    "bfloat16": CASE,
-    "compiled": CASE,
-    "checkpointed": CASE,
-    "checkpointed, experts on one rank": ON_ONE,
+WIDE, NARROW = "torch.float32", "torch.bfloat16"
+KINDS = {  # the case, how near is equal, and the dtypes of logits and gradients
+    "autocast": (CASE, 3e-2, (NARROW, WIDE)),
+    "bfloat16": (CASE, 3e-2, (NARROW, NARROW)),
+    "compiled": (CASE, 1e-5, (WIDE, WIDE)),
+    "checkpointed": (CASE, 1e-5, (WIDE, WIDE)),
+    "checkpointed, experts on one rank": (ON_ONE, 1e-5, (WIDE, WIDE)),
 }
 
 
@@ -49,7 +53,7 @@ Variants = tuple[dict[str, Compared], list[Any]]
 
 def run_variants(world: World, _payload: None) -> Variants:
     """Differences by kind, and what blocks that run again have."""
-    return {kind: _compared(kind, case, world.rank) for kind, case in KINDS.items()}, _again(world)
+    return {kind: _compared(kind, case, world.rank) for kind, (case, *_) in KINDS.items()}, _again(world)
 
 
 def _compared(kind: str, case: Case, rank: int) -> Compared:
@@ -146,19 +150,9 @@ def variants() -> list[Variants]:
     return by_rank(2, run_variants)
 
 
-@pytest.mark.parametrize(
-    ("kind", "tolerance", "dtypes"),
-    [
-        ("autocast", 3e-2, ("torch.bfloat16", "torch.float32")),
-        ("bfloat16", 3e-2, ("torch.bfloat16", "torch.bfloat16")),
-        ("compiled", 1e-5, ("torch.float32", "torch.float32")),
-        ("checkpointed", 1e-5, ("torch.float32", "torch.float32")),
-        ("checkpointed, experts on one rank", 1e-5, ("torch.float32", "torch.float32")),
-    ],
-)
-def test_logits_gradients_and_types_are_those_of_one_process(
-    kind: str, tolerance: float, dtypes: tuple[str, str], variants: list[Variants]
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_gradients_and_types_are_those_of_one_process(kind: str, variants: list[Variants]) -> None:
+    _, tolerance, dtypes = KINDS[kind]
     for answers, _ in variants:
         compared = answers[kind]
         assert max(compared.logits, compared.experts, compared.routers) < tolerance, compared
@@ -173,3 +167,70 @@ def test_gradients_of_blocks_that_run_again_are_the_same_and_other_turns_are_ref
         assert agree
         assert laps == {"dispatch": 6, "experts": 6, "combine": 6}
         assert "two checkpointed forwards before one backward under a placement with replicas" in refusal
+
+
+WARM_UP, STEPS = 4, 16
+CASES = {
+    "standard": Case("standard", (5, 5), (4, 4), num_layers=1, gradients=True, length=8),
+    "pipelined": Case("standard", (5, 5), (4, 4), num_layers=1, gradients=True, length=8, forward=(2,), backward=(4,)),
+    "coherent": Case("coherent", (5, 5), (4, 4), num_layers=1, length=8),
+}
+
+
+@dataclass(frozen=True)
+class Left:
+    """Bytes of tensors and Python objects that half of the steps left; threads before, after, without the watch."""
+
+    tensor_bytes: int
+    objects: int
+    threads: tuple[int, int, int]
+
+
+def stepped(world: World, cases: list[Case]) -> list[Left]:
+    return [_left(world, case) for case in cases]
+
+
+def _left(world: World, case: Case) -> Left:
+    spread = parallelize(case.model(), case.plan(), dispatch=case.dispatch)  # type: ignore[arg-type]
+    loop = DistributedDataParallel(spread) if case.gradients else spread
+    optimizer = torch.optim.AdamW(loop.parameters(), lr=0.0)  # routing, and so what is kept of it, stays
+    tokens = case.tokens()[own(case.batches, world.rank)]
+
+    def step() -> tuple[int, int]:
+        with torch.set_grad_enabled(case.gradients):
+            logits = loop(tokens)
+        if case.gradients:
+            logits.square().mean().backward()
+            clip_grad_norm_(loop, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        gc.collect()
+        return alive.now, len(gc.get_objects())
+
+    with Alive() as alive:
+        for _ in range(WARM_UP):
+            step()
+        gc.freeze()
+        threads = threading.active_count()
+        held = np.array([step() for _ in range(STEPS)])
+        after = threading.active_count()
+    # Other threads hold some for a while, and let them go.
+    tensor_bytes, objects = held[STEPS // 2 :].min(axis=0) - held[: STEPS // 2].min(axis=0)
+    dist.barrier()  # the watch of a rank ends with that of rank 0
+    watch().close()
+    return Left(int(tensor_bytes), int(objects), (threads, after, threading.active_count()))
+
+
+@pytest.fixture(scope="module")
+def left() -> list[list[Left]]:
+    """By rank, then case."""
+    return by_rank(2, stepped, list(CASES.values()))
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=CASES)
+def test_steps_leave_no_memory_and_no_thread_behind(index: int, left: list[list[Left]]) -> None:
+    for rank in left:
+        assert rank[index].tensor_bytes <= 0, left
+        assert rank[index].objects < STEPS // 2, left
+        started, after, without_watch = rank[index].threads
+        assert after == started == without_watch + 3, left

@@ -1,6 +1,6 @@
-"""SGLang's counts by step: rings however rotated come back in order, and everything that must be refused.
+"""SGLang's and TensorRT-LLM's counts by step: they come back in order, and everything that must be refused.
 
-Legend: B steps; H hidden layers; E experts.
+Legend: R ranks; B steps; H hidden layers; L MoE layers; E experts.
 """
 
 import os
@@ -17,10 +17,20 @@ from hypothesis import strategies as st
 
 from moeplan.errors import InputError, UsageError
 from moeplan.traces.count_form import read_counts
-from moeplan.traces.importers import import_trace
+from moeplan.traces.importers import import_trace, tensorrt_llm
 from moeplan.traces.importers.sglang import ring_order
 from moeplan.traces.importers.torch_file import check_pickle
-from tests.traces.importers.recordings import config, counts_of, imported, is_said, on_disk, refused, stat
+from tests.traces.importers.recordings import (
+    Files,
+    config,
+    counts_of,
+    imported,
+    is_said,
+    on_disk,
+    refused,
+    stat,
+    tensorrt,
+)
 
 H, E = 4, 6
 NAME = "expert_distribution_recorder_1763.25.pt"
@@ -33,21 +43,6 @@ def counts(num_steps: int, num_hidden: int = H, num_experts: int = E, dense: int
     return counts_BHE
 
 
-def test_a_rotated_ring_of_real_size_comes_back_in_order_without_its_dense_layers(tmp_path: Path) -> None:
-    counts_BHE = counts(60, 61, 256, dense=3)
-    summary = imported(tmp_path, stat(counts_BHE, rows=100, begin=73), config=config(61, 3, 256, 8))
-    found = counts_of(tmp_path / "trace")
-    assert list(found) == list(range(60))
-    np.testing.assert_array_equal(np.stack(list(found.values())), counts_BHE[:, 3:])
-    trace = read_counts(tmp_path / "trace")
-    assert (trace.meta.step_order, set(trace.known)) == ("known", {"step"})
-    model = summary.model
-    assert (model.layer_ids, trace.meta.model) == (tuple(range(3, 61)), model)
-    assert (model.num_experts, model.top_k, model.num_hidden_layers, model.hidden_size) == (256, 8, 61, 64)
-    assert is_said(summary, "40 unused rows of 100 left out")
-    assert is_said(summary, "requests and source ranks are unknown")
-
-
 def test_the_fixture_is_tagged_as_of_a_gpu(tmp_path: Path) -> None:
     path = on_disk(tmp_path, stat(counts(3), rows=5, begin=0))
     with pytest.raises(RuntimeError, match="CUDA"):
@@ -57,12 +52,14 @@ def test_the_fixture_is_tagged_as_of_a_gpu(tmp_path: Path) -> None:
 
 @settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(0, 8), st.integers(0, 16), st.booleans())
-def test_any_ring_comes_back_in_order_where_it_has_one(
+def test_any_ring_comes_back_without_dense_layers_in_order_where_it_has_one(
     tmp_path_factory: pytest.TempPathFactory, steps: int, unused: int, begin: int, known: bool
 ) -> None:
     folder, counts_BHE, rows = tmp_path_factory.mktemp("import"), counts(steps), steps + unused
     ring = stat(counts_BHE, rows=rows, begin=begin % rows)
-    imported(folder, ring, config=config(H, 1, E, 2) if known else None, top_k=2)
+    summary = imported(folder, ring, config=config(H, 1, E, 2) if known else None, top_k=2)
+    assert (summary.model.layer_ids, summary.model.hidden_size) == ((1, 2, 3), 64 if known else None)
+    assert is_said(summary, f"{unused} unused rows of {rows} left out") == (unused > 0)
     found = [counts_LE.tolist() for counts_LE in counts_of(folder / "trace").values()]
     expected = counts_BHE[:, 1:].tolist()
     assert found == expected if unused else sorted(found) == sorted(expected)
@@ -116,19 +113,15 @@ def tensor(*shape: int, kind: Any = torch.int32) -> torch.Tensor:
 
 COUNTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: [[[1]]], "logical_count is list; expected a tensor of integers"),
-    (lambda: "counts", "logical_count is str"),
     (lambda: tensor(4, 6), "logical_count is torch.int32 (4, 6)"),
     (lambda: tensor(2, 2, 2, 2), "of 3 dimensions"),
     (lambda: tensor(3, 4, 6, kind=torch.float32), "torch.float32 (3, 4, 6)"),
-    (lambda: tensor(3, 4, 6, kind=torch.bool), "torch.bool"),
-    (lambda: tensor(3, 4, 6, kind=torch.complex64), "torch.complex64"),
     (lambda: tensor(3, 4, 6).to_sparse(), "_rebuild_sparse_tensor"),
     (lambda: tensor(3, 4, 6).to("meta"), "_rebuild_meta_tensor_no_storage"),
     (lambda: tensor(3).untyped_storage(), "GLOBAL torch.storage.UntypedStorage"),
     (lambda: -tensor(3, 4, 6), "logical_count: count -1; expected 0 to"),
     (lambda: 2**62 * tensor(3, 4, 6, kind=torch.int64), "count 46116860"),
     (lambda: tensor(0, 4, 6), "of shape (0, 4, 6)"),
-    (lambda: tensor(3, 0, 6), "of shape (3, 0, 6)"),
     (lambda: tensor(3, 4, 0), "of shape (3, 4, 0)"),
     (lambda: tensor(1, 5000, 1), "at most 4,096 layers"),
     (lambda: tensor(1, 1, 65535), "65,534 experts"),
@@ -138,7 +131,6 @@ COUNTS: list[tuple[Callable[[], Any], str]] = [
 MALFORMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: dump(extra=Code()), "needs more than tensors and plain values (GLOBAL posix.system)"),
     (lambda: (dump(),), "neither logical_count nor records"),
-    (lambda: tensor(3, 4, 6), "neither logical_count nor records"),
     (lambda: {"weights": tensor(3)}, "neither logical_count nor records"),
     *((lambda make=make: dump(logical_count=make()), said) for make, said in COUNTS),
 ]
@@ -147,19 +139,6 @@ MALFORMED: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.parametrize(("make", "said"), MALFORMED)
 def test_a_malformed_dump_is_one_line_and_leaves_nothing(tmp_path: Path, make: Callable[[], Any], said: str) -> None:
     refused(tmp_path, {NAME: make()}, said)
-
-
-def test_a_pickle_of_the_old_format_is_not_loaded(tmp_path: Path) -> None:
-    torch.save(dump(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(
-        InputError, match=r"cut off, or a pickle or torch's format before 1\.6: loading it may run code"
-    ):
-        import_trace(tmp_path / "old.pt", tmp_path / "trace")
-
-
-def test_two_dumps_are_not_one_recording(tmp_path: Path) -> None:
-    files = {NAME: dump(), "expert_distribution_recorder_9.5.pt": dump()}
-    refused(tmp_path, files, "2 recordings of one file each ", "; expected one: import each")
 
 
 def shared(make: Any, depth: int = 60) -> Any:
@@ -181,8 +160,8 @@ def reduced(module: str, name: str, arguments: bytes) -> bytes:
         (reduced("torch._utils", "_rebuild_parameter", b"N"), r"GLOBAL torch\._utils\._rebuild_parameter"),
         (b"\x80\x02ccollections\nOrderedDict\n)R}X\x04\x00\x00\x00keysK\x01sb.", r"\(BUILD\)"),
         (pickle.dumps({1: shared(tuple)}, 2), "refers to a tuple, list or object a second time"),
-        (pickle.dumps([shared(list)], 2), "refers to a tuple, list or object a second"),
         (pickle.dumps([{}] * 2, 2), "refers to a tuple, list or object a second time"),
+        (b"\x80\x02]q\x00q\x01h\x01\x86.", "a second time"),
         (pickle.dumps({k * (2**61 - 1): k for k in range(1, 9)}, 2), "a number out of all range"),
     ],
 )
@@ -191,12 +170,110 @@ def test_what_costs_more_than_its_bytes_is_refused(data: bytes, message: str) ->
         check_pickle(data)
 
 
-def test_text_may_occur_again_and_lists_may_not_hide_behind_it() -> None:
-    check_pickle(pickle.dumps([{"rank": 1, "records": ["rank", 2.5, None, True, -7, 2**40]}, {"rank": ()}], 2))
-    with pytest.raises(InputError, match="a second time"):
-        check_pickle(b"\x80\x02]q\x00q\x01h\x01\x86.")
+LAYERS, K = [1, 2, 3], 2
 
 
-def test_a_layer_with_experts_of_which_nothing_was_recorded_is_refused(tmp_path: Path) -> None:
-    told = "hidden layers 1 have experts by config.json, and nothing was recorded"
-    refused(tmp_path, stat(counts(3, dense=2), rows=5, begin=0), told, config=config(H, 1, E, 2))
+def counted(ranks: int, steps: int, layers: int = 3, experts: int = E, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 1000, (ranks, steps, layers, experts))
+
+
+def stacked(trace: Path) -> Any:
+    return np.stack(list(counts_of(trace).values()))
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 3), st.integers(1, 5), st.sets(st.integers(0, 99), min_size=1, max_size=4), st.integers(1, 5000))
+def test_any_statistics_come_back_added_up_whatever_the_table(
+    tmp_path_factory: pytest.TempPathFactory, ranks: int, steps: int, layers: set[int], block_bytes: int
+) -> None:
+    folder, counts_RBLE = tmp_path_factory.mktemp("import"), counted(ranks, steps, len(layers))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensorrt_llm, "BLOCK_BYTES", block_bytes)
+        summary = imported(folder, tensorrt(counts_RBLE, sorted(layers), K))
+    np.testing.assert_array_equal(stacked(folder / "trace"), counts_RBLE.sum(axis=0))
+    assert (summary.model.layer_ids, summary.model.top_k) == (tuple(sorted(layers)), K)
+
+
+def test_pipeline_stages_each_give_the_layers_they_have(tmp_path: Path) -> None:
+    counts_RBLE = counted(2, 3)
+    files = tensorrt(counts_RBLE[:1], LAYERS, K)
+    files["rank1.safetensors"] = tensorrt(counts_RBLE[1:], [7, 8, 9], K)["rank0.safetensors"]
+    assert imported(tmp_path, files).model.layer_ids == (1, 2, 3, 7, 8, 9)
+    np.testing.assert_array_equal(stacked(tmp_path / "trace"), np.concatenate(list(counts_RBLE), axis=1))
+
+
+def test_iterations_layers_and_files_that_do_not_count_are_left_out_and_said(tmp_path: Path) -> None:
+    files = tensorrt(counted(2, 3, 4), [1, 2, 3, 4], K)
+    for layer in (1, 2, 3, 4):
+        del files["rank1.safetensors"][f"101_{layer}"]
+    files |= {"cooccurrence_rank0.safetensors": {"100_1": np.zeros((E, E), np.int64)}, "log.txt": b"so it goes"}
+    summary = imported(tmp_path, files, first_step=101, config=config(4, 1, E, K))
+    assert (summary.model.layer_ids, summary.model.top_k) == ((1, 2, 3), K)
+    assert "layers 4 left out: beyond the hidden layers (MTP)" in summary.notes
+    trace = read_counts(tmp_path / "trace")
+    assert (set(trace.known), trace.meta.step_order) == ({"step"}, "known")
+    assert is_said(summary, "ranks 0-1 added up")
+    assert list(counts_of(tmp_path / "trace")) == [102]
+    assert is_said(summary, "1 iterations left out, which not all ranks recorded")
+    assert "1 other files left out: log.txt" in summary.notes
+
+
+Edit = Callable[[Files], Any]
+
+
+def put(name: str, value: Any) -> Edit:
+    """Set a tensor of rank 1."""
+    return lambda files: files["rank1.safetensors"].update({name: value})
+
+
+def described(**changes: Any) -> Edit:
+    return lambda files: files["meta_info.json"].update(changes)
+
+
+ROW = np.ones(E, np.int64)
+FAULTS: dict[str, tuple[Edit, str]] = {
+    "no description": (lambda files: files.pop("meta_info.json"), "0 meta_info.json and 2 rank*.safetensors"),
+    "no ranks": (lambda files: [files.pop(f"rank{rank}.safetensors") for rank in (0, 1)], "1 meta_info.json and 0 "),
+    "ranks missing": (lambda files: files.update({"rank7.safetensors": {"100_1": ROW}}), "ranks 0-1, 7 and not 2-6"),
+    "a rank twice": (
+        lambda files: files.update({"rank01.safetensors": files["rank1.safetensors"]}),
+        "rank 1 for the second time: counted double",
+    ),
+    "experts in words": (described(num_experts="6"), "expected num_experts and num_experts_per_token"),
+    "absurdly many experts": (described(num_experts=2**31), "expected num_experts and num_experts_per_token"),
+    "more choices than experts": (described(num_experts_per_token=7), "with 6 experts, top-7"),
+    "other experts": (described(num_experts=7), "tensor '100_1' is I64 [6]; expected iteration_layer, I64 [7]"),
+    "a description of nothing": (
+        lambda files: files.update({"meta_info.json": b'{"num_experts_per_token"'}),
+        "not the description of statistics",
+    ),
+    "a description with NaN": (
+        lambda files: files.update({"meta_info.json": b'{"num_experts_per_token": NaN}'}),
+        "NaN is not a finite number",
+    ),
+    "floats": (put("100_1", ROW * 1.5), "tensor '100_1' is F64 [6]"),
+    "a matrix": (put("100_1", np.ones((E, E), np.int64)), "tensor '100_1' is I64 [6, 6]"),
+    "another name": (put("100_x", ROW), "tensor '100_x' is I64 [6]; expected iteration_layer"),
+    "a zero before a name": (put("0100_1", ROW), "tensor '0100_1' is I64 [6]; expected iteration_layer"),
+    "a name below 0": (put("-1_1", ROW), "rank1.safetensors is damaged or of another kind than"),
+    "an absurd iteration": (put(f"{10**12}_1", ROW), "tensor '1000000000000_1'"),
+    "a layer of some iterations": (put("100_9", ROW), "10 tensors of 3 iterations and 4 layers"),
+    "a negative count": (put("100_1", -ROW), "rank1.safetensors: 100_1: count -1; expected 0"),
+    "an absurd count": (put("100_1", ROW << 62), "rank1.safetensors: 100_1: count 4611686018427387904"),
+    "no common iteration": (
+        lambda files: files.update({"rank1.safetensors": {f"7_{layer}": ROW for layer in LAYERS}}),
+        "no iterations that all 2 ranks recorded",
+    ),
+    "a file cut off": (
+        lambda files: files.update({"rank1.safetensors": (200).to_bytes(8, "little") + b'{"100_1":{"dtype":"I64"'}),
+        "rank1.safetensors: damaged",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_malformed_statistics_are_one_clear_line_and_leave_nothing(tmp_path: Path, name: str) -> None:
+    edit, expected = FAULTS[name]
+    files = tensorrt(counted(2, 3), LAYERS, K)
+    edit(files)
+    refused(tmp_path, files, expected)
