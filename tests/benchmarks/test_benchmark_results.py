@@ -286,14 +286,6 @@ class Clock:
         self.now += seconds
 
 
-def test_seconds_and_ratios_are_those_of_the_clock() -> None:
-    clock = Clock()
-    calls = {"slow": lambda: clock.wait(4.0), "fast": lambda: clock.wait(0.5)}
-    found = race(calls, "slow", rounds=3, memory=False, clock=clock)
-    assert (found["slow"].seconds, found["fast"].seconds) == pytest.approx((4.0, 0.5))
-    assert (found["slow"].ratio, found["fast"].ratio) == pytest.approx((1.0, 8.0))
-
-
 def test_one_slow_round_moves_neither_median_nor_ratio() -> None:
     clock, count = Clock(), iter(range(10**6))
     calls = {"base": lambda: clock.wait(2.0), "own": lambda: clock.wait(1000.0 if next(count) == 2 else 1.0)}

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks.emulated_cluster.calibration import Profile, uneven_bytes
-from benchmarks.emulated_cluster.inference import kept
 from benchmarks.emulated_cluster.model import STRIDE, Sizes
 from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING, Shape
 from benchmarks.emulated_cluster.prediction import Predictor, generated
 from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs, left
-from benchmarks.emulated_cluster.routing import Workload, preferring, with_second
+from benchmarks.emulated_cluster.routing import Workload, with_second
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.fits.laws import AlphaBeta
@@ -233,13 +232,6 @@ def test_pairs_combined_between_nodes_have_their_expert_on_another(work: Workloa
     assert predicted(work, placement).combined(homes) == sum(there != here for there, here in pairs)
 
 
-def test_kept_is_the_share_of_hops_that_stay(work: Workload, placement: Placement) -> None:
-    where = written(work, placement).where
-    hops = [(token[layer][0], token[layer + 1][0]) for token in where for layer in range(LAYERS - 1)]
-    assert kept(work, placement, 1) == pytest.approx(np.mean([a == b for a, b in hops]))
-    assert kept(work, placement, 2) == pytest.approx(np.mean([a // 2 == b // 2 for a, b in hops]))
-
-
 def test_the_planned_degrees_are_those_predicted_to_be_fastest() -> None:
     profile: Profile = Lines(AlphaBeta(a_s=1e-4, b_s=1.0))  # type: ignore[assignment]
     shapes = PIPELINING.prepare(CLUSTER)
@@ -304,19 +296,6 @@ def test_samples_are_as_local_as_those_of_the_paper_on_average(name: str) -> Non
         steps = [Predictor.of(Lines(), cluster, work, one.sizes, placement) for work in one.steps]  # type: ignore[arg-type]
         found = left(steps)["pairs combined between nodes, %"]
         assert found == pytest.approx(1 - np.mean(SAVED[name]) / 100, abs=0.025)
-
-
-def test_preferences_last_as_long_as_they_are_told_to() -> None:
-    def likeness(lasting: int) -> float:
-        made = preferring(np.random.default_rng(0), (40, 64), 4, 8, lasting)
-        share = np.stack(
-            [[np.bincount(layer.ravel(), minlength=8) for layer in one.transpose(1, 0, 2)] for one in made.routed]
-        )
-        rows = [np.corrcoef(share[:, 0].ravel(), share[:, layer].ravel())[0, 1] for layer in (1, 3)]
-        return float(np.mean(rows))
-
-    assert likeness(4) > 0.9
-    assert abs(likeness(1)) < 0.2
 
 
 @pytest.mark.parametrize("name", ["2x2", "4x2", "3x1"])

@@ -26,7 +26,6 @@ from docs import draw
 from docs.draw import Placed
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
-from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.placement import Placement
 from tests.builders import known
 
@@ -164,16 +163,6 @@ def test_the_blocks_of_the_heat_map_hold_the_share_in_its_title() -> None:
         assert panel.get_title().endswith(f": {inside:.0%} stay")
 
 
-def test_lines_by_layer_are_below_their_bound_and_name_the_whole_share() -> None:
-    made = drawn_from()
-    left, right = draw.by_layer(made).axes
-    bound, *lines = (np.asarray(line.get_ydata()) for line in left.lines)
-    assert all((line <= bound).all() for line in lines)
-    assert len(lines) == len(right.lines) == 3
-    whole = hops_kept(made.unseen, made.plain, 8).device.sum() / made.unseen.sum()
-    assert f"contiguous: {whole:.1%}" in [line.get_label() for line in right.lines]
-
-
 PAPER = DEFAULT_DATA.parent / "papers" / "exflow.txt"
 
 
@@ -237,15 +226,6 @@ def test_the_exchange_takes_what_the_busiest_port_of_the_slower_link_takes() -> 
         inter_s = 5e-6 + sent["inter"].max() * bytes_each / 12.5e9
         expected_s += max(inter_s, 2e-6 + sent["intra"].max() * bytes_each / 300e9)
     assert exchange_s(transitions(ids, 8), placement) == pytest.approx(expected_s)
-
-
-def test_tokens_that_always_follow_one_another_are_learned_from_a_few() -> None:
-    ids = np.tile(np.random.default_rng(0).permuted(np.tile(np.arange(8), (4, 1)), axis=1).T, (400, 1))
-    ids = np.random.default_rng(0).permutation(ids)
-    found = learned(Draw(ids, transitions(ids, 8), transitions(ids, 8)), 8)
-    assert list(found.points) == [100, 300, 1000, 3000]
-    assert all(point.share == pytest.approx(1) for point in found.points.values())
-    assert found.full.speed_up > 10  # what is left is latency
 
 
 def test_fewer_tokens_gain_less_and_all_of_them_everything() -> None:

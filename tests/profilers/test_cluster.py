@@ -82,12 +82,6 @@ def test_a_yaml_file_says_the_same_as_the_command_line(tmp_path: Path) -> None:
     }
 
 
-def test_impossible_words_are_a_usage_error() -> None:
-    for cluster, links in (("two by eight", []), ("2x8", ["inter=fast"]), ("0x8", [])):
-        with pytest.raises(UsageError, match="expected"):
-            describe(cluster, links)
-
-
 @pytest.mark.parametrize(
     ("cluster", "links", "told"),
     [

@@ -3,8 +3,6 @@
 import itertools
 import math
 import os
-import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,13 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.harness import Place, Request, Start, Step, measure_cases
 from moeplan.profilers.log import cluster_of
 from moeplan.profilers.measure import measure
-from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval, relative_width
+from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval
 from moeplan.profilers.origin import Environment, Noise
-from moeplan.profilers.profile import Profile, load
-from moeplan.profilers.sampling import MAX_REPEATS, NARROW, sample
+from moeplan.profilers.profile import Profile
+from moeplan.profilers.sampling import MAX_REPEATS, sample
 from moeplan.profilers.world import World
 from tests.builders import known
 from tests.profilers.small_cases import Misdelivering, SleepingPairs, SmallAllToAll, SmallGemm, by_halves, interrupted
-from tests.profilers.world.test_launch import started
 
 HEARD: list[Step] = []
 TOLD: list[Start | Step] = []
@@ -269,33 +266,6 @@ def test_an_interrupt_before_the_first_figure_is_an_interrupt(monkeypatch: pytes
         measure(device="cpu")
 
 
-SCRIPT = """
-import sys
-from moeplan.profilers.measure import measure
-from moeplan.profilers.profile import save
-from tests.profilers.small_cases import Sleeping
-if __name__ == "__main__":
-    profile = measure(
-        num_ranks=1, device="cpu", cases=(Sleeping(microseconds=tuple(range(1000, 9000))),),
-        on_progress=lambda step: print("step", step.done, flush=True),
-    )
-    save(profile, sys.argv[1])
-"""
-
-
-def test_ctrl_c_in_a_terminal_leaves_a_profile_of_what_was_measured(tmp_path: Path) -> None:
-    run = started(tmp_path, SCRIPT, tmp_path / "profile.json")
-    assert known(run.stdout).readline() == "step 1\n"
-    time.sleep(0.5)
-    os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=30)
-    assert errors == ""
-    profile = load(tmp_path / "profile.json")
-    assert not profile.complete
-    assert profile.series["gemm/fp32"].measurements
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["profile.json", "script.py"]
-
-
 @given(samples=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=60))
 def test_the_interval_is_the_narrowest_that_holds_the_median_95_times_of_100(samples: list[float]) -> None:
     n, ascending = len(samples), sorted(samples)
@@ -339,13 +309,6 @@ def test_time_that_is_spent_ends_the_repeats_but_not_before_there_is_an_interval
 
     taken = len(sample(Scripted(itertools.cycle([1e-3, 3e-3])), slow, budget_s=0.02))
     assert 1 <= taken < MAX_REPEATS
-
-
-def test_a_narrow_interval_needs_six_samples() -> None:
-    assert relative_width([1.0] * 5) == math.inf
-    assert relative_width([1.0] * 6) == 0
-    assert relative_width([1.0, 1.01, 1.02, 1.03, 1.04, 1.05]) < NARROW
-    assert relative_width([1.0, 1.0, 1.0, 1.0, 1.0, 1.06]) == pytest.approx(0.06)
 
 
 def sized(*samples_s: float) -> Measurement:

@@ -1,7 +1,6 @@
 """The Profile's JSON, and profiles made into one: round trips, and one clear line for what is none."""
 
 import copy
-import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.errors import InputError, MismatchError, StorageError, UsageError
+from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import FASTEST, Cluster, Link
 from moeplan.profilers.description import describe
@@ -233,20 +232,6 @@ def test_a_file_that_is_no_profile_or_part_of_one_is_refused(profile: Profile, t
     _refused(tmp_path / "profile.json", TEXTS[name] if name in TEXTS else whole[: int(len(whole) * name)])
 
 
-def test_a_file_of_absurd_size_is_refused_unread(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    with path.open("wb") as stream:
-        stream.truncate(2**40)
-    with pytest.raises(InputError, match="bytes, expected a profile of at most"):
-        load(path)
-
-
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(InputError, match="cannot be read as a profile"):
-            load(path)
-
-
 def _refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
@@ -255,29 +240,6 @@ def _refused(path: Path, content: bytes) -> None:
     assert message.startswith(str(path))
     assert message.isprintable(), message
     assert len(message) - len(str(path)) < 300, message
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [(OSError(errno.ENOSPC, "No space left"), StorageError), (KeyboardInterrupt(), KeyboardInterrupt)],
-)
-def test_a_write_that_breaks_off_leaves_the_old_profile_and_nothing_else(
-    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException, told: type[BaseException]
-) -> None:
-    path = tmp_path / "profile.json"
-    save(profile, path)
-    before = path.read_bytes()
-    write = Path.write_text
-
-    def broken(self: Path, data: str, **kwargs: Any) -> int:
-        write(self, data[: len(data) // 2], **kwargs)
-        raise fault
-
-    monkeypatch.setattr(Path, "write_text", broken)
-    with pytest.raises(told):
-        save(profile.model_copy(update={"complete": False}), path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 PAIR = ("a.json", "b.json")

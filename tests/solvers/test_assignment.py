@@ -1,7 +1,4 @@
 import itertools
-import os
-import subprocess
-import sys
 import tempfile
 from fractions import Fraction
 from pathlib import Path
@@ -216,19 +213,6 @@ def test_too_little_capacity_is_told_with_what_would_do() -> None:
 def test_misuse_is_refused(cost: Array, capacity: list[int], method: Method) -> None:
     with pytest.raises(ValueError, match="expected"):
         balanced_assignment(cost, capacity, method)
-
-
-@pytest.mark.parametrize("order", [("flow", "pulp"), ("pulp", "flow")])
-def test_ortools_and_pulp_load_in_both_orders(order: tuple[str, str]) -> None:
-    code = f"""
-from moeplan.solvers.assignment import balanced_assignment
-for method in {order}:
-    assert balanced_assignment([[1, 0], [0, 3]], 1, method).tolist() == [1, 0]
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1))

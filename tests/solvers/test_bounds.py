@@ -65,13 +65,6 @@ def test_the_transportation_bound_is_the_optimum_of_its_linear_programme(slots: 
     assert transportation_bound(weight, np.array(slots)) == pytest.approx(-optimum.fun, rel=1e-9)
 
 
-def test_one_expert_a_device_makes_the_transportation_bound_the_assignment(rng: Generator) -> None:
-    weight = rng.integers(0, 100, (5, 5)).astype(float)
-    assert transportation_bound(weight, np.ones(5, np.int64)) == max(
-        sum(weight[a, p[a]] for a in range(5)) for p in itertools.permutations(range(5))
-    )
-
-
 def test_the_spectral_bound_of_equal_slots_is_the_published_one_and_can_be_the_better(rng: Generator) -> None:
     weight = rng.normal(5, 0.3, (48, 48))
     centre = np.eye(48) - 1 / 48
@@ -301,13 +294,6 @@ def test_two_or_three_layers_get_the_bound_by_columns(rng: Generator, num_layers
     assert least * (1 - 1e-9) <= found.value <= least * 1.003
     assert least < kept_bound(weights, slots).value * 0.99
     assert found.kind == ("two-layer" if num_layers == 2 else "three-layer")
-
-
-def test_block_structure_ends_the_search_where_the_bound_meets_what_is_kept() -> None:
-    weights = np.stack([np.kron(np.eye(3), np.ones((3, 3)))] * 3) + 0.01
-    kept = 3 * 27 * 1.01
-    found = thorough_bound(weights, np.full(3, 3), kept=kept, time_limit_s=60)
-    assert found.value == pytest.approx(kept)
 
 
 @pytest.mark.parametrize(

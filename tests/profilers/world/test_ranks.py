@@ -230,14 +230,6 @@ def adds(world: World, payload: float) -> dict[str, Any]:
     return {"rank": world.rank, "total": total, "place": place, "threads": torch.get_num_threads()}
 
 
-def fails_before_a_collective(world: World, how: Callable[[], object]) -> None:
-    import torch.distributed as dist
-
-    if world.rank == 1:
-        how()
-    dist.barrier()
-
-
 def adds_on_its_node(world: World, _payload: None) -> tuple[int, int, float]:
     import torch
     import torch.distributed as dist
@@ -261,15 +253,6 @@ def test_every_rank_runs_in_one_group_and_its_tensors_come_back() -> None:
 def test_the_ranks_of_a_node_are_a_world_of_their_own() -> None:
     found = run_world(4, adds_on_its_node, host_of=by_halves)
     assert found == [(0, 2, 1.0), (1, 2, 1.0), (0, 2, 5.0), (1, 2, 5.0)]
-
-
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [(partial(os._exit, 7), r"died \(exit code 7\)"), (partial(time.sleep, 600), "did not answer within 2 s")],
-)
-def test_a_rank_that_dies_or_hangs_is_named_and_not_its_peers(how: Callable[[], object], told: str) -> None:
-    with pytest.raises(RankError, match=f"^rank 1 {told}"):
-        run_world(2, fails_before_a_collective, how, timeout_s=2)
 
 
 def test_an_impossible_number_of_local_ranks_or_device_is_refused() -> None:

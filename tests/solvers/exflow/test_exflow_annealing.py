@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -67,20 +66,6 @@ def test_annealing_goes_on_from_what_sweeps_find_in_little(cluster: Cluster, mon
     assert (short.placement.physical_to_logical != swept.placement.physical_to_logical).any()
 
 
-def test_what_sweeps_found_is_kept_when_annealing_after_them_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    weights, cluster = skewed(3, 6, 16), Cluster(2, 2)
-    swept = exflow.solve(weights, cluster, method="sweeps", time_limit_s=1e3, seed=5)
-    for name in ("improve", "anneal"):
-        monkeypatch.setattr(f"moeplan.solvers.exflow.methods.{name}", interrupted)
-    found = exflow.solve(weights, cluster, work=SWEEPS_WORK * 5, time_limit_s=1e4, seed=5)
-    assert found.outcome.status is Status.INTERRUPTED
-    assert found.outcome.objective == swept.outcome.objective
-    assert found.stages == ()
-
-
 def test_what_sweeps_take_first_is_charged_and_where_time_ends_them_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     programme = programme_of(skewed(3, 12, 32), [4] * 8)
     alone, bound, runs = Budget(SWEEPS_WORK, 1e4), KeptBound(np.inf, frozenset()), []
@@ -93,13 +78,6 @@ def test_what_sweeps_take_first_is_charged_and_where_time_ends_them_it_is_told(m
     assert spent == pytest.approx(alone.total - alone.left)
     assert 0 < hurried < spent
     assert [run.budget.capped for run in runs] == [False, True]
-
-
-def test_balanced_weights_that_differ_by_rounding_alone_are_placed() -> None:
-    rng, same = np.random.default_rng(1), np.eye(16)
-    weights = [0.6 * same[rng.permutation(16)] + 0.3 * same[rng.permutation(16)] + 0.1 / 16 for _ in range(3)]
-    found = exflow.solve(np.array(weights), Cluster(1, 4), work=1e7, time_limit_s=100)
-    assert found.outcome.objective.value > 0.4
 
 
 def test_more_work_keeps_more_and_every_improvement_is_reported_in_turn() -> None:
@@ -212,23 +190,6 @@ def test_two_levels_of_links_report_hops_after_nodes_devices_and_the_joint_polis
     assert joint.inter_hops == pytest.approx(1 - kept.node.sum() / total)
     assert joint.intra_hops == pytest.approx((kept.node.sum() - kept.device.sum()) / total)
     assert exflow.solve(weights, Cluster(1, 8), work=1e6).stages == ()
-
-
-def devices_a_token(experts: Array, device: Array) -> float:
-    return float(np.mean([len(set(device[token])) for token in experts]))
-
-
-def test_coactivation_alone_puts_experts_together_that_tokens_choose_together() -> None:
-    rng = np.random.default_rng(10)
-    group = rng.permutation(16) % 4  # four secret groups of four experts
-    tokens = np.stack([rng.choice(np.flatnonzero(group == rng.integers(4)), 2, replace=False) for _ in range(500)])
-    pairs = np.zeros((1, 16, 16))
-    for a, b in tokens:
-        pairs[0, a, b] += 1
-    found = exflow.solve(np.zeros((0, 16, 16)), Cluster(1, 4), coactivation=pairs, work=1e8, time_limit_s=100)
-    device = homes(found.placement)[0]
-    assert devices_a_token(tokens, device) == 1
-    assert found.outcome.objective == dataclasses.replace(found.outcome.objective, name="affinity_kept", value=1.0)
 
 
 def test_coactivation_and_transitions_add_up_in_the_objective() -> None:

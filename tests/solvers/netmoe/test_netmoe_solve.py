@@ -131,20 +131,6 @@ def test_no_homes_beat_the_bound_and_what_is_called_optimal_is(case: Case, objec
         assert outcome.objective.value == pytest.approx(min(values), rel=1e-9)
 
 
-@settings(max_examples=30)
-@given(cases(largest=4))
-def test_the_first_stage_leaves_as_few_copies_between_nodes_as_any_homes(case: Case) -> None:
-    fewest = min(
-        sum(
-            naive_loads(c, case.experts, home, case.cluster)[0]
-            for c in (case.counts, case.next_counts)
-            if c is not None
-        )
-        for home in all_homes(case)
-    )
-    assert inter_copies(solve(case)) == fewest
-
-
 @settings(max_examples=25)
 @given(cases(), st.booleans(), st.sampled_from([1, 2]))
 def test_every_method_finds_homes_as_good_as_those_of_kuhn_munkres(case: Case, shares: bool, stages: Any) -> None:
@@ -185,14 +171,6 @@ def test_swaps_relieve_a_device_that_the_sum_overloads_and_the_bound_comes_near(
     assert outcome.objective.name == "busiest_cost"
     assert outcome.objective.value < 0.95 * start
     assert known(outcome.gap) < 0.1
-
-
-@pytest.mark.parametrize("objective", ["sum", "bottleneck"])
-def test_who_wants_no_bound_gets_the_same_homes_without_one(objective: Any) -> None:
-    with_bound, without = (solve(overloaded(), objective=objective, bounded=bounded) for bounded in (True, False))
-    assert without.device_of_sample.tolist() == with_bound.device_of_sample.tolist()
-    assert (without.outcome.status, without.outcome.bound) == (Status.FEASIBLE, None)
-    assert (without.outcome.gap, without.outcome.bound_kind) == (None, None)
 
 
 @settings(max_examples=30)

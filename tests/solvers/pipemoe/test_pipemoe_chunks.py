@@ -71,12 +71,6 @@ def test_the_arms_give_the_time_of_the_schedule_on_table_iv(name: str, full_dupl
             assert found == pytest.approx(simulated([t_d] * r, [t_e] * r, [t_d] * r, full_duplex), rel=1e-9)
 
 
-def test_the_first_combine_waits_for_the_last_dispatch_on_one_channel() -> None:
-    half, full = simulate([1, 1, 1], [0.1] * 3, [1, 1, 1]), simulate([1, 1, 1], [0.1] * 3, [1, 1, 1], full_duplex=True)
-    assert [event.start_s for event in half[6:]] == [3, 4, 5]  # Eq. 11 as printed would start it at 1.1
-    assert full[6].start_s == pytest.approx(1.1)
-
-
 @pytest.mark.parametrize("stages", [([], [], []), ([1.0], [1.0], [1.0, 1.0])])
 def test_stages_that_do_not_fit_together_are_refused(stages: tuple[list[float], list[float], list[float]]) -> None:
     with pytest.raises(ValueError, match="chunks"):
