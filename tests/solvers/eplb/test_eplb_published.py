@@ -1,17 +1,13 @@
-import time
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.random import Generator
 
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
 from moeplan.solvers.outcome import Status
-from moeplan.solvers.placement import ReplicaRule
 from tests.builders import known
 from tests.solvers.builders import Array
 
@@ -115,44 +111,12 @@ def test_without_a_hierarchical_form_it_is_the_global_one(num_groups: int | None
     assert (found.placement.physical_to_logical == expected.placement.physical_to_logical).all()
 
 
-@given(st.data())
-def test_any_loads_and_slots_give_a_legal_placement_within_its_bound(data: st.DataObject) -> None:
-    num_experts, num_devices = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 5))
-    slots = data.draw(st.lists(st.integers(0, num_experts), min_size=num_devices, max_size=num_devices))
-    if sum(slots) < num_experts:
-        slots[0] = num_experts
-    loads = np.array(
-        data.draw(
-            st.lists(st.lists(st.integers(0, 20), min_size=num_experts, max_size=num_experts), min_size=1, max_size=3)
-        )
-    )
-    found = eplb.solve(loads, Cluster(1, num_devices), slots=slots, method="published")
-    assert found.placement.slots.tolist() == slots
-    assert found.placement.replica_rule is ReplicaRule.EVEN
-    balances = []
-    for layer, load in enumerate(loads):
-        held = found.placement.holds(layer)[:, np.array(slots) > 0]
-        device = (load[:, None] * held / held.sum(axis=1, keepdims=True)).sum(axis=0)
-        balances.append(device.max() / device.mean() if device.sum() else 1.0)
-    assert found.outcome.objective.value == pytest.approx(np.mean(balances))
-    assert 1 - 1e-12 <= known(found.outcome.bound) <= found.outcome.objective.value + 1e-12
-
-
 def test_an_expert_that_outweighs_all_gets_no_more_replicas_than_devices_and_that_is_counted() -> None:
     found = eplb.solve([[1000.0, 1.0, 1.0]], Cluster(1, 2), slots=3, method="published")
     assert found.placement.physical_to_logical.tolist() == [[0, 1, 2, 0, 1, 2]]
     assert found.repaired > 0
     assert found.outcome.status is Status.OPTIMAL
     assert found.outcome.gap == 0
-
-
-@pytest.mark.parametrize(("num_groups", "most"), [(None, 1.02), (8, 1.1)])
-def test_deepseek_size_takes_some_ten_milliseconds(num_groups: int | None, most: float) -> None:
-    loads = np.random.default_rng(0).lognormal(0, 1, (58, 256))
-    started = time.process_time()
-    found = eplb.solve(loads, Cluster(4, 8), slots=9, num_groups=num_groups, method="published")
-    assert time.process_time() - started < 0.06
-    assert found.outcome.objective.value < most
 
 
 def test_raw_is_the_published_algorithm_with_its_duplicates(rng: Generator) -> None:
@@ -184,31 +148,6 @@ def test_loads_that_are_none_are_refused(loads: list[Any]) -> None:
 def test_too_few_slots_are_refused() -> None:
     with pytest.raises(UsageError, match="4 slots on 2 devices for 5 experts"):
         eplb.solve(np.ones((1, 5)), Cluster(1, 2), slots=2)
-
-
-@settings(max_examples=150)
-@given(st.data())
-def test_whatever_pins_fit_are_kept(data: st.DataObject) -> None:
-    num_experts, num_devices = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
-    slots = data.draw(st.lists(st.integers(0, num_experts), min_size=num_devices, max_size=num_devices))
-    if sum(slots) < num_experts:
-        slots[0] = num_experts
-    cells = [(e, d) for e in range(num_experts) for d in range(num_devices)]
-    pins = data.draw(st.sets(st.sampled_from(cells), max_size=sum(slots)))
-    pins_of_expert = [sum(e == expert for e, _ in pins) for expert in range(num_experts)]
-    fits = all(sum(d == device for _, d in pins) <= slots[device] for device in range(num_devices))
-    fits = fits and sum(max(1, pins) for pins in pins_of_expert) <= sum(slots)
-    loads = np.array([data.draw(st.lists(st.integers(0, 9), min_size=num_experts, max_size=num_experts))])
-
-    def solved() -> Any:
-        return eplb.solve(loads, Cluster(1, num_devices), slots=slots, pins=pins, method="published").placement
-
-    if fits:
-        held = solved().holds(0)
-        assert all(held[pin] for pin in pins)
-    else:
-        with pytest.raises(UsageError, match="pin"):
-            solved()
 
 
 @pytest.mark.parametrize(
