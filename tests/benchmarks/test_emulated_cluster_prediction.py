@@ -2,14 +2,13 @@
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from benchmarks.emulated_cluster.calibration import Profile, uneven_bytes
 from benchmarks.emulated_cluster.model import STRIDE, Sizes
-from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING, Shape
 from benchmarks.emulated_cluster.prediction import Predictor, generated
 from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs, left
 from benchmarks.emulated_cluster.routing import Workload, with_second
@@ -44,10 +43,6 @@ class Lines:
     def gather_s(self, n: float) -> float:
         """5 s and 1/8 s a byte."""
         return 5 + n / 8
-
-    def chunk_s(self, n: Array) -> Array:
-        """As between nodes, with less to start."""
-        return 1e-3 + 8e-8 * n
 
 
 def _certain(seconds: Array) -> Prediction:
@@ -206,63 +201,24 @@ def test_samples_that_move_are_dispatched_from_their_new_homes(work: Workload, p
     assert predicted(work, placement).migrating("sum") == pytest.approx(step.total)
 
 
-def test_the_busiest_node_is_counted_anew_in_every_exchange(work: Workload, placement: Placement) -> None:
-    step, expected = written(work, placement), 0
-    homes = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
+def test_copies_and_pairs_between_nodes_are_counted_anew_in_every_exchange(
+    work: Workload, placement: Placement
+) -> None:
+    step, busiest, combined = written(work, placement), 0, 0
+    homes = [np.roll(step.here, 6 * layer) // 2 for layer in range(LAYERS + 1)]  # nodes
     for layer, ends in enumerate(itertools.pairwise(homes)):
         for end_T in ends:
             through: Counter[str] = Counter()
             for home, token in zip(end_T.tolist(), step.where, strict=True):
                 for device in set(token[layer]):
-                    if device // 2 != home // 2:
-                        through.update([f"out of {home // 2}", f"into {device // 2}"])
-            expected += max(through.values())
-    assert predicted(work, placement).busiest(homes) == expected
-
-
-def test_pairs_combined_between_nodes_have_their_expert_on_another(work: Workload, placement: Placement) -> None:
-    step = written(work, placement)
-    homes = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
-    pairs = [
-        (device // 2, homes[layer + 1][t] // 2)
-        for layer in range(LAYERS)
-        for t, token in enumerate(step.where)
-        for device in token[layer]
-    ]
-    assert predicted(work, placement).combined(homes) == sum(there != here for there, here in pairs)
-
-
-def test_the_planned_degrees_are_those_predicted_to_be_fastest() -> None:
-    profile: Profile = Lines(AlphaBeta(a_s=1e-4, b_s=1.0))  # type: ignore[assignment]
-    shapes = PIPELINING.prepare(CLUSTER)
-    *_, trained = shapes
-    faster = replace(trained, sizes=replace(trained.sizes, pair_s=trained.sizes.pair_s / 2))
-    assert [shape.trained for shape in shapes].count(True) == trained.trained == 1
-    assert len(faster.planned(profile)) == 2  # one degree for both passes is another plan there
-    for shape in (*shapes, faster):
-        backward = range(1, MOST + 1) if shape.trained else [0]
-        pairs = [(f, b) for f, b in itertools.product(range(1, MOST + 1), backward) if nested(f, b)]
-        taken = {(f, b): pass_s(shape, f, max(f, b), 1) + pass_s(shape, b, max(f, b), 2) for f, b in pairs}
-        for degrees, seconds in taken.items():
-            assert shape.layer_s(profile, degrees) == pytest.approx(seconds)
-        *joint, best = shape.planned(profile)
-        assert taken[best] == pytest.approx(min(taken.values()))
-        alike = [seconds for (f, b), seconds in taken.items() if f == b]
-        assert all(f == b and taken[f, b] == pytest.approx(min(alike)) for f, b in joint)
-
-
-def nested(forward: int, backward: int) -> bool:
-    return not backward or not (forward % backward and backward % forward)
-
-
-def pass_s(shape: Shape, r: int, pieces: int, longer: int) -> float:
-    """A pass in r chunks by the round numbers, the experts of each called once a piece."""
-    if not r:
-        return 0.0
-    t_d = 1e-3 + 8e-8 * shape.node_bytes / r
-    call = 1e-4 + shape.sizes.start_s + shape.sizes.pair_s * shape.work.tokens.shape[1] / pieces
-    t_e = longer * pieces / r * call
-    return float(max(2 * r * t_d, 2 * t_d + r * t_e, (r + 1) * t_d + t_e))
+                    if device // 2 != home:
+                        through.update([f"out of {home}", f"into {device // 2}"])
+            busiest += max(through.values())
+        for home, token in zip(ends[1].tolist(), step.where, strict=True):
+            combined += sum(device // 2 != home for device in token[layer])
+    devices = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
+    assert predicted(work, placement).busiest(devices) == busiest
+    assert predicted(work, placement).combined(devices) == combined
 
 
 def test_a_second_expert_is_another_and_the_first_remains() -> None:

@@ -1,6 +1,5 @@
 """The Profile's JSON, and profiles made into one: round trips, and one clear line for what is none."""
 
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.errors import InputError, MismatchError, UsageError
+from moeplan.errors import InputError, MismatchError
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import FASTEST, Cluster, Link
 from moeplan.profilers.description import describe
@@ -196,50 +195,43 @@ EDITS: dict[str, Edit] = {
     ),
     "a topology of a description": lambda v: v["origins"][0].update(kind="described", environment=None),
 }
-WRONG = [(place, key, value) for place, key, values in VALUES for value in values]
-TEXTS: dict[str, bytes] = {
-    "empty": b"",
-    "a list": b"[]",
-    "null": b"null",
-    "a number": b"7",
-    "Parquet": b"PAR1" + bytes(64),
-    "NaN": b'{"schema_version": 1, "complete": NaN}',
-    "deep nesting": b'{"schema_version": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-}
 
 
-@pytest.mark.parametrize(("place", "key", "value"), WRONG)
-def test_values_no_profile_holds_are_refused(
-    profile: Profile, tmp_path: Path, place: str, key: Any, value: Any
-) -> None:
-    edited = copy.deepcopy(profile.model_dump(mode="json"))
-    PLACES[place](edited)[key] = value
-    if value is MISSING:
-        del PLACES[place](edited)[key]
-    _refused(tmp_path / "profile.json", json.dumps(edited).encode())
+def changed(place: str, key: Any, value: Any) -> Edit:
+    """Set one value, or take it away."""
+
+    def change(profile: dict[str, Any]) -> None:
+        PLACES[place](profile)[key] = value
+        if value is MISSING:
+            del PLACES[place](profile)[key]
+
+    return change
 
 
-@pytest.mark.parametrize("name", EDITS)
-def test_a_changed_profile_is_refused_in_one_clear_line(profile: Profile, tmp_path: Path, name: str) -> None:
-    edited = copy.deepcopy(profile.model_dump(mode="json"))
-    EDITS[name](edited)
-    _refused(tmp_path / "profile.json", json.dumps(edited).encode())
+EDITS |= {f"{place} {key} {str(v)[:9]}": changed(place, key, v) for place, key, values in VALUES for v in values}
 
 
-@pytest.mark.parametrize("name", [*TEXTS, 0.1, 0.5, 0.9, 0.999])
-def test_a_file_that_is_no_profile_or_part_of_one_is_refused(profile: Profile, tmp_path: Path, name: Any) -> None:
-    whole = json.dumps(profile.model_dump(mode="json")).encode()
-    _refused(tmp_path / "profile.json", TEXTS[name] if name in TEXTS else whole[: int(len(whole) * name)])
-
-
-def _refused(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+def refused(path: Path, content: str) -> None:
+    """What the file holds is refused in one clear line that begins with its name."""
+    path.write_text(content)
     with pytest.raises(InputError) as caught:
         load(path)
     message = str(caught.value)
     assert message.startswith(str(path))
     assert message.isprintable(), message
     assert len(message) - len(str(path)) < 300, message
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_profile_of_what_no_measurement_gives_is_refused(profile: Profile, tmp_path: Path, name: str) -> None:
+    value = profile.model_dump(mode="json")
+    EDITS[name](value)
+    refused(tmp_path / "profile.json", json.dumps(value))
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "7", '{"schema_version": 1, "complete": NaN}', '{"schema_version": 2'])
+def test_a_file_that_holds_no_profile_is_refused(tmp_path: Path, text: str) -> None:
+    refused(tmp_path / "profile.json", text)
 
 
 PAIR = ("a.json", "b.json")
@@ -315,36 +307,29 @@ def test_contradictions_are_named() -> None:
         merge(describe("4x8"), describe("2x8"), names=PAIR)
 
 
-def test_too_few_profiles_and_a_file_that_is_none_are_refused(tmp_path: Path) -> None:
-    save(NODE, tmp_path / "node.json")
-    with pytest.raises(UsageError, match="1 profiles to merge; expected two or more"):
-        merge_files([tmp_path / "node.json"])
-    (tmp_path / "net.json").write_text("{}")
-    with pytest.raises(InputError, match=r"net\.json"):
-        merge_files([tmp_path / "node.json", tmp_path / "net.json"])
+PAIRS, EXCHANGE = series("point_to_point", 2, "intra", b_s=5e-10), series("all_to_all", 4, "intra")
 
 
-def test_links_come_from_the_all_to_all_and_else_from_pairs() -> None:
-    exchange, pairs = series("all_to_all", 4, "intra"), series("point_to_point", 2, "intra", b_s=5e-10)
-    both = {one.key: one for one in (pairs, exchange)}
-    assert measured_links(Cluster(1, 4), both)["intra"].s_per_byte == pytest.approx(1e-9)
-    assert measured_links(Cluster(1, 4), {pairs.key: pairs})["intra"].s_per_byte == pytest.approx(5e-10)
+@pytest.mark.parametrize(
+    ("measured", "s_per_byte"),
+    [([PAIRS, EXCHANGE], 1e-9), ([PAIRS], 5e-10), ([series("all_to_all", 2, "intra", b_s=1e-8), EXCHANGE], 1e-9)],
+    ids=["both", "pairs alone", "some ranks"],
+)
+def test_links_come_from_the_all_to_all_of_all_ranks_and_else_from_pairs(
+    measured: list[Series], s_per_byte: float
+) -> None:
+    found = measured_links(Cluster(1, 4), {one.key: one for one in measured})
+    assert found["intra"].s_per_byte == pytest.approx(s_per_byte)
     assert measured_links(Cluster(1, 4), {}) == {}
-
-
-def test_the_all_to_all_of_some_ranks_is_not_the_link_of_all() -> None:
-    found = [series("all_to_all", ranks, "intra", b_s=s) for ranks, s in ((2, 1e-8), (8, 1e-9))]
-    assert measured_links(Cluster(1, 8), {one.key: one for one in found})["intra"].s_per_byte == pytest.approx(1e-9)
 
 
 def test_between_nodes_a_byte_that_crosses_costs_what_all_bytes_took() -> None:
     found = series("all_to_all", 8, "inter", b_s=2e-10)
     links = measured_links(Cluster(2, 4), {found.key: found})
     assert set(links) == {"inter"}
-    block = 1_000_000
+    line, block = known(found.fit).alpha_beta, 1_000_000
     crossing = links["inter"].latency_s + links["inter"].s_per_byte * 4 * block
-    assert found.fit is not None
-    assert crossing == pytest.approx(found.fit.alpha_beta.a_s + found.fit.alpha_beta.b_s * 7 * block)
+    assert crossing == pytest.approx(line.a_s + line.b_s * 7 * block)
 
 
 def test_a_time_that_does_not_grow_with_size_tells_of_no_bandwidth() -> None:
@@ -355,9 +340,7 @@ def test_a_time_that_does_not_grow_with_size_tells_of_no_bandwidth() -> None:
 
 
 def test_a_time_that_grows_by_less_than_any_hardwares_is_that_of_the_fastest_link() -> None:
-    barely = series("all_to_all", 4, "intra")
-    assert barely.fit is not None
-    line = replace(barely.fit.alpha_beta, b_s=1e-20)
-    fit = replace(barely.fit, alpha_beta=line)
-    found = measured_links(Cluster(1, 4), {barely.key: barely.model_copy(update={"fit": fit})})
+    measured = known(EXCHANGE.fit)
+    fit = replace(measured, alpha_beta=replace(measured.alpha_beta, b_s=1e-20))
+    found = measured_links(Cluster(1, 4), {EXCHANGE.key: EXCHANGE.model_copy(update={"fit": fit})})
     assert found["intra"].s_per_byte == FASTEST

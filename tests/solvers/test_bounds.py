@@ -75,11 +75,6 @@ def test_the_spectral_bound_of_equal_slots_is_the_published_one_and_can_be_the_b
     assert kept_bound(weight[None], slots).kind == "spectral"
 
 
-def test_block_structure_is_bounded_by_what_it_keeps() -> None:
-    weight = np.kron(np.eye(3), np.ones((2, 2)))
-    assert kept_bound(np.stack([weight, weight]), np.full(3, 2)).value == 2 * weight.sum()
-
-
 def test_the_row_bound_lets_every_expert_meet_its_heaviest_transitions(rng: Generator) -> None:
     weight = rng.integers(0, 100, (6, 6)).astype(float)
     by_loops = [sum(sum(sorted(row)[-3:]) for row in w.tolist()) for w in (weight, weight.T)]

@@ -23,7 +23,7 @@ from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.predictor import predict, predicted
 from moeplan.profilers.profile import Profile
 from moeplan.profilers.series import Series
-from tests.builders import known, series
+from tests.builders import series
 
 GRID = np.array(list(itertools.product((1, 4, 16), (64, 512, 4096), (256, 1024))), dtype=np.float64).T
 POINTS = st.lists(
@@ -286,14 +286,6 @@ def test_other_numbers_of_ranks_are_answered_by_the_nearest_and_flagged(ranks: i
 def test_what_cannot_be_answered_is_told_with_what_there_is(case: str, asked: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         predict(BOTH, case, {"m": 1, "n": 2}, **asked)  # type: ignore[arg-type]
-
-
-def test_a_fit_that_gives_no_time_is_refused_where_it_is_asked() -> None:
-    steep = series("all_to_all", 4, "intra")
-    model = Piecewise(works=(1.0, 1.0 + 1e-15), seconds_at=(1e-12, 8e4), kind="piecewise_linear")
-    forged = steep.model_copy(update={"fit": dataclasses.replace(known(steep.fit), model=model)})
-    with pytest.raises(InputError, match="predicts no time that means anything"):
-        predicted(forged, {"bytes": 2**60})
 
 
 def test_sizes_that_lack_an_axis_of_their_case_are_refused() -> None:

@@ -109,11 +109,6 @@ def test_work_is_a_cap_on_all_searches_together(rng: Generator, monkeypatch: pyt
     assert sum(given) == pytest.approx(1e6)
 
 
-def test_groups_of_no_known_kind_are_refused() -> None:
-    with pytest.raises(ValueError, match="split or whole"):
-        exflow.solve(np.ones((1, 8, 8)), Cluster(1, 4), **KNOWN | {"groups": "half"})
-
-
 def test_a_cap_on_loads_holds_for_whole_groups(rng: Generator) -> None:
     weights, loads = routed(rng, 2, 8), np.array([[9.0, 9, 9, 9, 1, 1, 1, 1]] * 2)
     found = exflow.solve(weights, Cluster(1, 2), loads=loads, max_load=1.1, num_groups=4, **KNOWN)
@@ -202,24 +197,18 @@ def kept(placement: Placement) -> float:
     return float(hops_kept(WEIGHT[None], placement, 2).device.sum())
 
 
-def replicas_of(placement: Placement, layer: int) -> list[int]:
-    return np.flatnonzero(placement.holds(layer).sum(axis=1) > 1).tolist()
-
-
-def test_free_slots_hold_what_follows_where_that_keeps_more_than_the_highest_loads(programme: Programme) -> None:
-    _, found = with_replicas(programme, LAYOUT, LOADS, kept, Budget(0, 60))
-    assert kept(found) == WEIGHT.sum()
-    assert [replicas_of(found, layer) for layer in (0, 1)] == [[0, 2], [0, 2]]
-
-
-def test_free_slots_hold_the_highest_loads_where_that_is_worth_no_less(programme: Programme) -> None:
-    _, found = with_replicas(programme, LAYOUT, LOADS, lambda _: 0.0, Budget(0, 60))
-    assert all(3 in replicas_of(found, layer) for layer in (0, 1))
-
-
-def test_out_of_time_free_slots_hold_what_follows(programme: Programme) -> None:
-    _, found = with_replicas(programme, LAYOUT, LOADS, lambda _: 0.0, Budget(0, 0))
-    assert kept(found) == WEIGHT.sum()
+@pytest.mark.parametrize(
+    ("worth", "limit_s", "loads_count"),
+    [(kept, 60, False), (lambda _: 0.0, 60, True), (lambda _: 0.0, 0, False)],
+    ids=["what follows keeps more", "what follows keeps no more", "out of time"],
+)
+def test_free_slots_hold_what_follows_unless_the_highest_loads_are_worth_no_less(
+    programme: Programme, worth: Any, limit_s: float, loads_count: bool
+) -> None:
+    _, found = with_replicas(programme, LAYOUT, LOADS, worth, Budget(0, limit_s))
+    for layer in (0, 1):
+        replicas = np.flatnonzero(found.holds(layer).sum(axis=1) > 1).tolist()
+        assert 3 in replicas if loads_count else replicas == [0, 2]
 
 
 @pytest.mark.parametrize("seed", range(3))

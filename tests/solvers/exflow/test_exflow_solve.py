@@ -187,6 +187,7 @@ def test_transitions_that_are_none_are_refused(name: str) -> None:
         ({"loads": -np.ones((3, 4))}, ValueError),
         ({"method": "guess"}, ValueError),
         ({"backend": "abacus"}, ValueError),
+        ({"groups": "half"}, ValueError),
         ({"time_limit_s": 0}, ValueError),
         ({"time_limit_s": float("nan")}, ValueError),
         ({"slots": 1}, UsageError),

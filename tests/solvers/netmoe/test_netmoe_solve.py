@@ -19,7 +19,6 @@ from tests.solvers.builders import Array
 
 LINKS = dict(map(Link.parse, ["intra=400:2", "inter=50:9"]))
 SLOW_INSIDE = dict(map(Link.parse, ["intra=50:9", "inter=90:2"]))
-FIG_2 = np.array([[0, 0, 3, 1], [1, 2, 1, 0], [1, 1, 0, 2], [3, 0, 0, 1]])  # expert i is on device i
 
 
 @dataclass(frozen=True)
@@ -89,18 +88,6 @@ def all_homes(case: Case) -> list[Array]:
 
 def inter_copies(found: netmoe.NetMoeResult) -> float:
     return found.gather.inter + (found.scatter.inter if found.scatter else 0)
-
-
-def test_figure_2_of_the_paper_falls_from_5_to_2_tokens_a_node() -> None:
-    cluster = Cluster(2, 2)
-    before = netmoe.volumes(FIG_2.astype(float), np.arange(4), cluster)
-    after = netmoe.volumes(FIG_2.astype(float), np.array([3, 1, 2, 0]), cluster)
-    assert (before.inter, before.busiest_inter) == (10, 5)
-    assert (after.inter, after.busiest_inter) == (4, 2)
-    found = netmoe.solve(FIG_2, np.arange(4), cluster)
-    assert (found.device_of_sample // 2).tolist() == [1, 0, 1, 0]
-    assert found.gather.inter == 4
-    assert found.gather.intra < after.intra  # the second stage, as in figure 4
 
 
 @settings(max_examples=50)

@@ -194,22 +194,6 @@ def test_a_sample_goes_on_along_the_rows_of_the_transitions() -> None:
     assert netmoe.predict_next([[4, 2, 0], [0, 0, 4]], transitions) == pytest.approx(np.array(expected))
 
 
-@settings(max_examples=40)
-@given(st.integers(0, 2**32), st.sampled_from([(1, 4), (2, 1), (2, 3), (4, 2)]), st.integers(1, 4))
-def test_the_global_frequency_gives_homes_as_good_of_full_places(seed: int, nodes: tuple[int, int], each: int) -> None:
-    rng, cluster = np.random.default_rng(seed), Cluster(*nodes)
-    counts = rng.integers(0, 9, (each * cluster.num_devices, 6))
-    experts = rng.integers(0, cluster.num_devices, 6)
-    alone = netmoe.solve(counts, experts, cluster)
-    common = netmoe.global_next(counts, rng.integers(0, 9, (6, 6)))
-    beside = netmoe.solve(counts, experts, cluster, next_counts=common)
-    pairs, group = counts @ (experts[:, None] == np.arange(cluster.num_devices)), cluster.devices_per_node
-    width = group if cluster.num_nodes > 1 else 1  # the first of two stages decides by nodes
-    held = pairs.reshape(len(pairs), -1, width).sum(axis=2)
-    kept = [held[np.arange(len(held)), one.device_of_sample // width].sum() for one in (alone, beside)]
-    assert kept[0] == kept[1]
-
-
 def test_transitions_of_samples_weigh_each_by_its_copies() -> None:
     found = netmoe.sample_transitions([[2, 0], [1, 3]], [[1, 1], [0, 4]])
     assert found.tolist() == [[1, 2], [0, 3]]

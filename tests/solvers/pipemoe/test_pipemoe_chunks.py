@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.pipemoe_presets import PRESETS, table_iv
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.pipemoe import measured_degrees, nested_pairs, optimal_degree, robust_choice, unequal_chunks
-from moeplan.solvers.pipemoe.seconds import Stage, chunk_seconds, layer_seconds, pass_arms, simulate
+from moeplan.solvers.pipemoe.seconds import Stage, chunk_seconds, layer_seconds, simulate
 from tests.builders import known
 from tests.solvers.builders import Array, simulated
 
@@ -56,19 +55,6 @@ def test_unequal_chunks_take_what_events_say(
     found = chunk_seconds(*tables, full_duplex=full_duplex)
     assert found[0] == pytest.approx(simulated(dispatch_s, experts_s, combine_s, full_duplex))
     assert found[1] == pytest.approx(simulated(others[0][:1], others[1][:1], others[2][:1], full_duplex))
-
-
-@pytest.mark.parametrize("full_duplex", [False, True])
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_arms_give_the_time_of_the_schedule_on_table_iv(name: str, full_duplex: bool) -> None:
-    preset = PRESETS[name]
-    for layer in list(table_iv())[::7]:
-        d, e = preset.b_a * layer.dispatched_bytes(), preset.b_e * layer.multiply_adds()
-        p1, q1, s1, p2, q2, s2 = pass_arms(preset.a_a, d, preset.a_e, e, 1.0, 1.0, full_duplex=full_duplex)
-        for r in (1, 2, 3, 8, 32):
-            t_d, t_e = preset.a_a + d / r, preset.a_e + e / r
-            found = max(p1 + q1 * r + s1 / r, p2 + q2 * r + s2 / r)
-            assert found == pytest.approx(simulated([t_d] * r, [t_e] * r, [t_d] * r, full_duplex), rel=1e-9)
 
 
 @pytest.mark.parametrize("stages", [([], [], []), ([1.0], [1.0], [1.0, 1.0])])
