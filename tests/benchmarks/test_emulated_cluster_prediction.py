@@ -2,13 +2,14 @@
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from benchmarks.emulated_cluster.calibration import Profile, uneven_bytes
 from benchmarks.emulated_cluster.model import STRIDE, Sizes
+from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING
 from benchmarks.emulated_cluster.prediction import Predictor, generated
 from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs, left
 from benchmarks.emulated_cluster.routing import Workload, with_second
@@ -16,6 +17,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.fits.laws import AlphaBeta
 from moeplan.solvers import contiguous, netmoe
+from moeplan.solvers.pipemoe import nested_pairs
 from moeplan.solvers.placement import Placement
 
 Array = np.ndarray
@@ -43,6 +45,10 @@ class Lines:
     def gather_s(self, n: float) -> float:
         """5 s and 1/8 s a byte."""
         return 5 + n / 8
+
+    def chunk_s(self, n: Array) -> Array:
+        """As between nodes, with less to start."""
+        return 1e-3 + 8e-8 * n
 
 
 def _certain(seconds: Array) -> Prediction:
@@ -219,6 +225,21 @@ def test_copies_and_pairs_between_nodes_are_counted_anew_in_every_exchange(
     devices = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
     assert predicted(work, placement).busiest(devices) == busiest
     assert predicted(work, placement).combined(devices) == combined
+
+
+def test_the_planned_degrees_are_those_predicted_to_be_fastest() -> None:
+    profile: Profile = Lines(AlphaBeta(a_s=1e-4, b_s=1.0))  # type: ignore[assignment]
+    *shapes, trained = PIPELINING.prepare(CLUSTER)
+    assert trained.trained
+    faster = replace(trained, sizes=replace(trained.sizes, pair_s=trained.sizes.pair_s / 2))
+    assert len(faster.planned(profile)) == 2  # one degree for both passes is another plan there
+    for shape in (*shapes, trained, faster):
+        tried = nested_pairs(MOST).tolist() if shape.trained else [(degree, 0) for degree in range(1, MOST + 1)]
+        taken = {(there, back): shape.layer_s(profile, (there, back)) for there, back in tried}
+        *joint, best = shape.planned(profile)
+        assert taken[best] == pytest.approx(min(taken.values()))
+        alike = [seconds for (there, back), seconds in taken.items() if there == back]
+        assert [taken[degrees] for degrees in joint] == pytest.approx([min(alike)] * len(joint))
 
 
 def test_a_second_expert_is_another_and_the_first_remains() -> None:

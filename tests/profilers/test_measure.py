@@ -198,51 +198,37 @@ def test_a_finished_profile_is_resumed_without_starting_a_rank(monkeypatch: pyte
         measure(resume=whole, device="cuda")
 
 
+KEY = "all_to_all/uint8@2/intra"
+Change = Callable[[Profile], dict[str, Any]]
+
+
+def series(key: str = KEY, **fields: Any) -> Change:
+    """A profile whose one series differs in this."""
+    return lambda half: {"series": {key: half.series[KEY].model_copy(update={"fit": None, **fields})}}
+
+
 @pytest.mark.parametrize(
-    ("options", "change", "message"),
+    ("options", "hosts", "change", "told"),
     [
-        ({"quick": True}, {}, r"has a grid that is full, this run quick"),
-        ({}, {"moeplan_version": "0.0.1"}, r"has moeplan 0\.0\.1, this run "),
-        ({"cases": (SmallGemm(),)}, {}, "has the case all_to_all, this run None"),
-        ({}, {"origins": 2}, "has 2 origins"),
+        ({"quick": True}, 2 * ["host"], lambda half: {}, "has a grid that is full, this run quick"),
+        ({"cases": (SmallGemm(),)}, 2 * ["host"], lambda half: {}, "has the case all_to_all, this run None"),
+        ({}, 4 * ["host"], lambda half: {}, "has num_ranks 2, this run 4"),
+        ({}, ["one", "two"], lambda half: {}, "has num_hosts 1, this run 2"),
+        ({}, 2 * ["host"], lambda half: {"moeplan_version": "0.0.1"}, r"has moeplan 0\.0\.1, this run "),
+        ({}, 2 * ["host"], lambda half: {"origins": 2 * half.origins}, "has 2 origins"),
+        ({}, 2 * ["host"], series(measurements=(Measurement.of({"k": 5}, 1, [1.0]),)), "at k 5"),
+        ({}, 2 * ["host"], series(measurements=(Measurement.of({"bytes": 20}, 9, [1.0]),)), "the work of"),
+        ({}, 2 * ["host"], series("all_to_all/uint8@64/intra", ranks=64), "@64/intra at bytes 20"),
+        ({}, 2 * ["host"], series("all_to_all/int3@2/intra", dtype="int3"), "all_to_all/int3@2"),
+        ({}, 2 * ["host"], series("all_to_all/uint8@2/inter", link="inter"), "@2/inter"),
     ],
 )
-def test_other_options_are_not_resumed(
-    half: Profile, options: dict[str, Any], change: dict[str, Any], message: str
+def test_what_this_run_does_not_measure_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, half: Profile, options: dict[str, Any], hosts: list[str], change: Change, told: str
 ) -> None:
-    change = {key: half.origins * value if key == "origins" else value for key, value in change.items()}
-    with pytest.raises(MismatchError, match=message):
-        measure(device="cpu", resume=half.model_copy(update=change), **options)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "message"),
-    [(("host",) * 4, "has num_ranks 2, this run 4"), (("one", "two"), "has num_hosts 1, this run 2")],
-)
-def test_a_profile_of_another_world_is_not_resumed(
-    monkeypatch: pytest.MonkeyPatch, half: Profile, hosts: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(MismatchError, match=message):
-        measured_of(monkeypatch, reports(0, hosts), resume=half)
-
-
-@pytest.mark.parametrize(
-    ("key", "change", "told"),
-    [
-        ("all_to_all/uint8@2/intra", {"measurements": (Measurement.of({"k": 5}, 1, [1.0]),)}, "at k 5"),
-        ("all_to_all/uint8@2/intra", {"measurements": (Measurement.of({"bytes": 20}, 9, [1.0]),)}, "the work of"),
-        ("all_to_all/uint8@64/intra", {"ranks": 64}, "@64/intra at bytes 20"),
-        ("all_to_all/int3@2/intra", {"dtype": "int3"}, "all_to_all/int3@2"),
-        ("all_to_all/uint8@2/inter", {"link": "inter"}, "@2/inter"),
-    ],
-)
-def test_what_no_run_measures_is_not_resumed(
-    monkeypatch: pytest.MonkeyPatch, half: Profile, key: str, change: dict[str, object], told: str
-) -> None:
-    (series,) = half.series.values()
-    forged = half.model_copy(update={"series": {key: series.model_copy(update={"fit": None, **change})}})
+    resume = half.model_copy(update=change(half))
     with pytest.raises(MismatchError, match=told):
-        measured_of(monkeypatch, reports(0), resume=forged)
+        measured_of(monkeypatch, reports(0, tuple(hosts)), resume=resume, **options)
 
 
 def test_torch_is_kept_from_printing_frames_when_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

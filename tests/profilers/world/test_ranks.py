@@ -26,16 +26,15 @@ def answers(rank: int, channel: Channel) -> None:
     channel.deliver(rank * 10)
 
 
-def failing(who: int, how: Callable[[], object], rank: int, channel: Channel) -> None:
+def acting(acts: dict[int, Callable[[], object]], others: Callable[[], object], rank: int, channel: Channel) -> None:
     channel.greet()
-    if rank == who:
-        how()
+    acts.get(rank, others)()
     channel.deliver(rank)
 
 
-def fails(who: int, what: Callable[..., object], *args: object) -> Callable[[int, Channel], None]:
-    """An entry of which one rank does something else than to answer."""
-    return partial(failing, who, partial(what, *args))
+def fails(who: int, what: Callable[..., object], *args: object, others: Exception | None = None) -> Any:
+    """An entry of which one rank does something else than to answer, while the others answer or raise an error."""
+    return partial(acting, {who: partial(what, *args)}, partial(raising, others) if others else bool)
 
 
 def killing(number: signal.Signals) -> None:
@@ -46,30 +45,20 @@ def raising(error: Exception) -> None:
     raise error
 
 
+def dying_late() -> None:
+    time.sleep(0.5)
+    killing(signal.SIGSEGV)
+
+
+GLOO = "[gloo/transport/tcp/pair.cc:1]"
+TIMED_OUT = RuntimeError(f"{GLOO} Timed out waiting 500ms for recv operation to complete")
+CLOSED = RuntimeError(f"{GLOO} Connection closed by peer")
+
+
 def talks_and_hangs(rank: int, channel: Channel) -> None:
     channel.greet()
     channel.report(f"up {rank}")
     time.sleep(600)
-
-
-def hangs_while_others_wait(rank: int, channel: Channel) -> None:
-    channel.greet()
-    if rank == 1:
-        time.sleep(600)
-    raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Timed out waiting 500ms for recv operation to complete")
-
-
-def all_lose_each_other(_rank: int, channel: Channel) -> None:
-    channel.greet()
-    raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
-
-
-def dies_and_takes_others_along(rank: int, channel: Channel) -> None:
-    channel.greet()
-    if rank == 2:
-        time.sleep(0.5)
-        killing(signal.SIGSEGV)
-    raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
 
 
 def slow_but_talking(rank: int, channel: Channel) -> None:
@@ -92,10 +81,10 @@ def test_results_come_back_by_rank_and_reports_on_the_way() -> None:
     [
         (fails(2, killing, signal.SIGKILL), RankError, r"^rank 2 died \(SIGKILL\)"),
         (fails(1, os._exit, 3), RankError, r"^rank 1 died \(exit code 3\)"),
-        (dies_and_takes_others_along, RankError, r"^rank 2 died \(SIGSEGV\)"),
+        (fails(2, dying_late, others=CLOSED), RankError, r"^rank 2 died \(SIGSEGV\)"),
         (fails(1, time.sleep, 600), RankError, r"^rank 1 did not answer within 1 s"),
-        (hangs_while_others_wait, RankError, r"^rank 1 did not answer within 1 s"),
-        (all_lose_each_other, RankError, r"^rank 0 lost the others, which are alive: .*Connection closed"),
+        (fails(1, time.sleep, 600, others=TIMED_OUT), RankError, r"^rank 1 did not answer within 1 s"),
+        (fails(3, bool, others=CLOSED), RankError, r"^rank 0 lost the others, which are alive: .*Connection closed"),
         (fails(1, raising, InputError("trace/: no tokens")), InputError, r"^rank 1: trace/: no tokens$"),
         (
             fails(1, raising, TypeError("no such thing")),
@@ -104,10 +93,10 @@ def test_results_come_back_by_rank_and_reports_on_the_way() -> None:
         ),
     ],
 )
-def test_a_rank_that_fails_ends_the_run_by_its_name(entry: object, error: type[MoeplanError], message: str) -> None:
+def test_a_rank_that_fails_ends_the_run_by_its_name(entry: Any, error: type[MoeplanError], message: str) -> None:
     before = set(_descendants(os.getpid()))  # interpreters that other tests of this worker keep
     with pytest.raises(error, match=message) as caught:
-        run_ranks(3, entry, timeout_s=1)  # type: ignore[arg-type]
+        run_ranks(3, entry, timeout_s=1)
     assert "\n" not in str(caught.value)
     assert set(_descendants(os.getpid())) <= before
 

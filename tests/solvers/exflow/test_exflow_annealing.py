@@ -59,11 +59,20 @@ def test_annealing_goes_on_from_what_sweeps_find_in_little(cluster: Cluster, mon
     swept = exflow.solve(weights, cluster, method="sweeps", time_limit_s=1e3, seed=5)
     for name in ("improve", "anneal"):
         monkeypatch.setattr(f"moeplan.solvers.exflow.methods.{name}", lambda *_: None)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
     enough, short = (
         exflow.solve(weights, cluster, work=work, time_limit_s=1e4, seed=5) for work in (SWEEPS_WORK * 5, SWEEPS_WORK)
     )
     assert (enough.placement.physical_to_logical == swept.placement.physical_to_logical).all()
     assert (short.placement.physical_to_logical != swept.placement.physical_to_logical).any()
+    for name in ("improve", "anneal"):
+        monkeypatch.setattr(f"moeplan.solvers.exflow.methods.{name}", interrupted)
+    found = exflow.solve(weights, cluster, work=SWEEPS_WORK * 5, time_limit_s=1e4, seed=5)
+    assert (found.outcome.status, found.stages) == (Status.INTERRUPTED, ())
+    assert found.outcome.objective == swept.outcome.objective
 
 
 def test_what_sweeps_take_first_is_charged_and_where_time_ends_them_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
