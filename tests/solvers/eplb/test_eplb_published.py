@@ -49,52 +49,30 @@ def literal_hierarchy(load: Array, num_groups: int, cluster: Cluster, slots: int
     return packs
 
 
-@pytest.mark.parametrize(("num_experts", "num_devices", "slots"), [(8, 4, 2), (8, 4, 3), (32, 8, 5), (6, 6, 1)])
-def test_the_published_placement_is_taken_if_legal(
-    num_experts: int, num_devices: int, slots: int, rng: Generator
-) -> None:
-    legal = 0
-    for _ in range(40):
-        load = rng.lognormal(0, 0.7, num_experts)
-        packs, weights = literal_eplb(load, num_devices * slots, num_devices)
-        found = eplb.solve(load[None], Cluster(1, num_devices), slots=slots, method="published")
-        if all(len(set(pack)) == slots for pack in packs):
-            legal += 1
-            row = found.placement.physical_to_logical[0].reshape(num_devices, slots)
-            assert row.tolist() == [sorted(pack) for pack in packs]
-            assert found.repaired == 0
-            assert found.outcome.objective.value == pytest.approx(max(weights) / np.mean(weights))
-        else:
-            assert found.repaired > 0
-    assert legal >= 5
-
-
 @pytest.mark.parametrize(
     ("num_experts", "num_groups", "shape", "slots"),
-    [(16, 4, "2x2", 4), (16, 4, "2x2", 5), (32, 8, "4x2", 5), (12, 6, "3x2", 3), (16, 2, "2x4", 3), (16, 4, "4x4", 1)],
-)
-def test_where_the_hierarchical_form_is_legal_the_placement_is_its_and_no_group_is_split(
-    num_experts: int, num_groups: int, shape: str, slots: int, rng: Generator
+    [(16, 4, "2x2", 4), (16, 4, "2x2", 5), (32, 8, "4x2", 5), (12, 6, "3x2", 3), (16, 2, "2x4", 3), (16, 4, "4x4", 1),
+     (8, None, "1x4", 2), (8, None, "1x4", 3), (32, None, "1x8", 5), (6, None, "1x6", 1)],
+)  # fmt: skip
+def test_where_the_published_placement_is_legal_it_is_taken_and_no_group_is_split(
+    num_experts: int, num_groups: int | None, shape: str, slots: int, rng: Generator
 ) -> None:
     cluster, legal = Cluster.parse(shape), 0
-    size = num_experts // num_groups
     for _ in range(30):
         load = rng.lognormal(0, 0.5, (2, num_experts))
         found = eplb.solve(load, cluster, slots=slots, num_groups=num_groups, method="published")
-        assert found.outcome.backend == "moeplan hierarchical"
-        for layer in range(2):
-            packs = literal_hierarchy(load[layer], num_groups, cluster, slots)
-            rows = found.placement.physical_to_logical[layer].reshape(cluster.num_nodes, -1)
-            groups = [set((row // size).tolist()) for row in rows]
-            assert sum(map(len, groups)) == num_groups
-            if all(len(set(pack)) == slots for pack in packs):
-                legal += 1
-                devices = found.placement.physical_to_logical[layer].reshape(cluster.num_devices, slots)
-                assert devices.tolist() == [sorted(pack) for pack in packs]
-            else:
-                assert found.repaired > 0
+        assert found.outcome.backend == ("moeplan hierarchical" if num_groups else "moeplan")
+        published = [literal_hierarchy(load_E, num_groups or 1, cluster, slots) for load_E in load]
+        as_they_are = [all(len(set(pack)) == slots for pack in packs) for packs in published]
+        for row, packs, taken in zip(found.placement.physical_to_logical, published, as_they_are, strict=True):
+            size = num_experts // (num_groups or num_experts)
+            nodes = [set((node // size).tolist()) for node in row.reshape(cluster.num_nodes, -1)]
+            assert num_groups in (None, sum(map(len, nodes)))
+            assert not taken or row.reshape(-1, slots).tolist() == [sorted(pack) for pack in packs]
+        assert (found.repaired > 0) != all(as_they_are)
         assert known(found.outcome.bound) <= found.outcome.objective.value * (1 + 1e-12)
-    assert legal
+        legal += sum(as_they_are)
+    assert legal >= 3
 
 
 @pytest.mark.parametrize(

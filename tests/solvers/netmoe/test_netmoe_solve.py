@@ -1,7 +1,6 @@
 import itertools
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import netmoe
 from moeplan.solvers.outcome import Status
 from tests.builders import known
-from tests.solvers.builders import Array
+from tests.solvers.builders import Array, naive_loads
 
 LINKS = dict(map(Link.parse, ["intra=400:2", "inter=50:9"]))
 SLOW_INSIDE = dict(map(Link.parse, ["intra=50:9", "inter=90:2"]))
@@ -41,21 +40,6 @@ def cases(draw: st.DrawFn, largest: int = 12) -> Case:
     )
     experts = rng.integers(0, cluster.num_devices, num_experts)
     return Case(counts, following if draw(st.booleans()) else None, experts, cluster, dealt)
-
-
-def naive_loads(counts: Array, experts: Array, home: Array, cluster: Cluster) -> tuple[float, ...]:
-    """Copies between nodes and inside, the busiest port of each, and a device's between nodes, copy by copy."""
-    group = cluster.devices_per_node
-    inter, intra, devices = Counter[tuple[str, int]](), Counter[tuple[str, int]](), Counter[tuple[str, int]]()
-    for (sample, expert), copies in np.ndenumerate(counts):
-        here, there = int(home[sample]), int(experts[expert])
-        if here // group != there // group:
-            inter.update({("home", here // group): copies, ("expert", there // group): copies})
-            devices.update({("home", here): copies, ("expert", there): copies})
-        elif here != there:
-            intra.update({("home", here): copies, ("expert", there): copies})
-    sums = [sum(n for (end, _), n in ports.items() if end == "home") for ports in (inter, intra)]
-    return (*map(float, sums), *(float(max(ports.values(), default=0)) for ports in (inter, intra, devices)))
 
 
 def naive_value(case: Case, home: Array, objective: str, copy_bytes: float) -> float:
@@ -145,18 +129,13 @@ def test_no_swap_and_no_move_to_a_free_place_shortens_what_is_refined(case: Case
                 assert naive_value(case, other, "bottleneck", 1000.0) >= least
 
 
-def overloaded() -> Case:
+def test_swaps_relieve_a_device_that_the_sum_overloads_and_the_bound_comes_near() -> None:
     rng = np.random.default_rng(1)
     counts = rng.integers(0, 80, (24, 8)) * rng.integers(1, 12, (24, 1))
-    return Case(counts, None, np.arange(8), Cluster(4, 2), np.full(8, 3))
-
-
-def test_swaps_relieve_a_device_that_the_sum_overloads_and_the_bound_comes_near() -> None:
-    case = overloaded()
-    start = naive_value(case, solve(case).device_of_sample, "bottleneck", 1.0)
+    case = Case(counts, None, np.arange(8), Cluster(4, 2), np.full(8, 3))
     outcome = solve(case, objective="bottleneck").outcome
     assert outcome.objective.name == "busiest_cost"
-    assert outcome.objective.value < 0.95 * start
+    assert outcome.objective.value < 0.95 * naive_value(case, solve(case).device_of_sample, "bottleneck", 1.0)
     assert known(outcome.gap) < 0.1
 
 

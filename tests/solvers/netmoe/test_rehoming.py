@@ -15,25 +15,21 @@ from moeplan.solvers.netmoe.bottleneck import Channels
 from moeplan.solvers.netmoe.port_bound import least_time
 from moeplan.solvers.netmoe.swaps import swap
 from tests.builders import known
+from tests.solvers.builders import naive_loads
 
-FEWEST = st.sampled_from(["sum", "paper"])
 CLUSTERS = [Cluster(1, 3), Cluster(3, 1), Cluster(2, 2)]
 
 
-def crossing(copies: np.ndarray, home: tuple[int, ...], cluster: Cluster) -> tuple[int, int]:
-    """Copies between nodes, and between devices of a node, sample by sample."""
-    group, far, near = cluster.devices_per_node, 0, 0
-    for row, here in zip(copies.tolist(), home, strict=True):
-        far += sum(c for d, c in enumerate(row) if d // group != here // group)
-        near += sum(c for d, c in enumerate(row) if d // group == here // group and d != here)
-    return far, near
+def crossing(copies: np.ndarray, home: tuple[int, ...], cluster: Cluster) -> tuple[float, ...]:
+    """Copies between nodes, and between devices of a node."""
+    return naive_loads(copies, np.arange(cluster.num_devices), np.array(home), cluster)[:2]
 
 
 def within(home: tuple[int, ...], cluster: Cluster) -> bool:
     return all(home.count(device) <= -(-len(home) // cluster.num_devices) for device in home)
 
 
-def best(copies: np.ndarray, cluster: Cluster) -> tuple[int, int]:
+def best(copies: np.ndarray, cluster: Cluster) -> tuple[float, ...]:
     """The fewest copies between nodes, then inside them, of all homes."""
     every = itertools.product(range(cluster.num_devices), repeat=len(copies))
     return min(crossing(copies, home, cluster) for home in every if within(home, cluster))
