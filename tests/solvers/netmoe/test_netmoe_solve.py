@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import netmoe
 from moeplan.solvers.outcome import Status
@@ -199,8 +198,3 @@ def test_importing_the_solver_loads_nothing_heavy() -> None:
     heavy = "{'numba', 'scipy', 'ortools', 'pulp', 'torch'}"
     code = f"import sys, moeplan.solvers.netmoe; print({heavy} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
-
-
-def test_too_little_capacity_is_told() -> None:
-    with pytest.raises(UsageError, match="3 items for 2 sinks that take 2 in all"):
-        netmoe.solve(np.ones((3, 2)), [0, 1], Cluster(2, 1), capacity=1)
