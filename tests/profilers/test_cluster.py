@@ -1,6 +1,5 @@
 """Clusters and links in words, as text and as cluster.yaml, and which ranks are near each other by their times."""
 
-import os
 from itertools import combinations
 from pathlib import Path
 
@@ -139,21 +138,6 @@ def test_a_file_that_describes_no_cluster_is_one_clear_line(tmp_path: Path, name
     assert message.startswith(str(path))
     assert message.isprintable(), message
     assert len(message) - len(str(path)) < 300
-
-
-def test_a_missing_or_huge_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.yaml")
-    for name in ("none.yaml", "pipe.yaml"):
-        with pytest.raises(InputError, match="cannot be read"):
-            describe(str(tmp_path / name))
-    path = tmp_path / "cluster.yml"
-    with path.open("wb") as stream:
-        stream.truncate(2**40)
-    with pytest.raises(InputError, match="expected a cluster description of at most"):
-        describe(str(path))
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not UTF-8"):
-        describe(str(path))
 
 
 @given(data=st.data(), count=st.integers(2, 4), each=st.integers(2, 4), ratio=st.floats(3.0, 50.0))

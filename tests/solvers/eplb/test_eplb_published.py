@@ -136,11 +136,8 @@ def test_too_few_slots_are_refused() -> None:
         ([2, 1, 4], [(0, 0), (4, 2), (3, 0), (3, 2), (4, 1)], 5),
     ],
 )
-@pytest.mark.parametrize("seed", range(8))
-def test_pins_leaving_nothing_are_kept(
-    slots: list[int], pins: list[tuple[int, int]], num_experts: int, seed: int
-) -> None:
-    loads = np.random.default_rng(seed).integers(0, 3, (20, num_experts))
+def test_pins_leaving_nothing_are_kept(slots: list[int], pins: list[tuple[int, int]], num_experts: int) -> None:
+    loads = np.random.default_rng(0).integers(0, 3, (160, num_experts))
     placement = eplb.solve(loads, Cluster(1, len(slots)), slots=slots, pins=pins, method="published").placement
     for layer in range(len(loads)):
         held = placement.holds(layer)

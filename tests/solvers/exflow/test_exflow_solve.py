@@ -13,7 +13,7 @@ from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import exflow
 from moeplan.solvers.exflow import bounded, methods, strategy
-from moeplan.solvers.outcome import Outcome, Status
+from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement, ReplicaRule
 from tests.builders import known
 from tests.solvers.builders import Array, brute_force, skewed
@@ -255,13 +255,8 @@ def test_ctrl_c_during_the_thorough_bound_leaves_the_best_one_so_far(cluster: Cl
     assert len(shares) == 3
     assert "three-layer" in str(found.outcome.bound_kind)
     assert list(found.thorough.proofs) == ["device"]
-    assert found.thorough.bound.value < thorough_value(simple, cluster, weights.sum())
-
-
-def thorough_value(simple: Outcome, cluster: Cluster, total: float) -> float:
-    """A bound on the figure as one on the value of `problem.Goal`: links unknown, a hop between nodes costs 8."""
-    assert simple.bound is not None
-    return total * (simple.bound if cluster.num_nodes == 1 else 8 - simple.bound)
+    share = known(simple.bound) if cluster.num_nodes == 1 else 8 - known(simple.bound)  # a hop between nodes costs 8
+    assert found.thorough.bound.value < share * weights.sum()
 
 
 def test_the_bound_of_devices_and_nodes_holds_for_every_placement() -> None:
