@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from benchmarks.emulated_cluster.calibration import Profile, uneven_bytes
+from benchmarks.emulated_cluster.calibration import Profile
 from benchmarks.emulated_cluster.model import STRIDE, Sizes
 from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING
 from benchmarks.emulated_cluster.prediction import Predictor, generated
 from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs, left
-from benchmarks.emulated_cluster.routing import Workload, with_second
+from benchmarks.emulated_cluster.routing import Workload
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.fits.laws import AlphaBeta
@@ -239,16 +239,7 @@ def test_the_planned_degrees_are_those_predicted_to_be_fastest() -> None:
         *joint, best = shape.planned(profile)
         assert taken[best] == pytest.approx(min(taken.values()))
         alike = [seconds for (there, back), seconds in taken.items() if there == back]
-        assert [taken[degrees] for degrees in joint] == pytest.approx([min(alike)] * len(joint))
-
-
-def test_a_second_expert_is_another_and_the_first_remains() -> None:
-    rng = np.random.default_rng(3)
-    first = rng.integers(4, size=(500, LAYERS, 1))
-    both = with_second(rng, first, 4)
-    assert np.array_equal(both[:, :, :1], first)
-    assert (both[:, :, 0] != both[:, :, 1]).all()
-    assert 0 <= both.min() <= both.max() < 4
+        assert all(taken[degrees] == pytest.approx(min(alike)) for degrees in joint)
 
 
 def test_what_is_predicted_for_a_round_is_the_batch_that_runs_in_it() -> None:
@@ -273,15 +264,3 @@ def test_samples_are_as_local_as_those_of_the_paper_on_average(name: str) -> Non
         steps = [Predictor.of(Lines(), cluster, work, one.sizes, placement) for work in one.steps]  # type: ignore[arg-type]
         found = left(steps)["pairs combined between nodes, %"]
         assert found == pytest.approx(1 - np.mean(SAVED[name]) / 100, abs=0.025)
-
-
-@pytest.mark.parametrize("name", ["2x2", "4x2", "3x1"])
-def test_uneven_exchanges_load_the_busiest_node_as_told_and_cross_nodes_only(name: str) -> None:
-    cluster = Cluster.parse(name)
-    bytes_DD, group = uneven_bytes(cluster, 100_000, 3), cluster.devices_per_node
-    nodes = range(0, cluster.num_devices, group)
-    assert all(not bytes_DD[at : at + group, at : at + group].any() for at in nodes)
-    ports = [part.sum() for at in nodes for part in (bytes_DD[at : at + group], bytes_DD[:, at : at + group])]
-    assert max(ports) == pytest.approx(100_000, rel=1e-3)
-    assert min(ports) < 0.97 * max(ports)
-    assert (bytes_DD == uneven_bytes(cluster, 100_000, 3)).all()

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +14,7 @@ from moeplan.errors import InputError, MismatchError
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import FASTEST, Cluster, Link
 from moeplan.profilers.description import describe
-from moeplan.profilers.fits.fit import Fit
-from moeplan.profilers.fits.fitting import fit_arrays, fit_series
+from moeplan.profilers.fits.fitting import fit_series
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.merge import merge, merge_files
 from moeplan.profilers.origin import Environment, Noise, Origin, now
@@ -35,18 +33,6 @@ MEASUREMENTS = st.builds(
 )
 
 
-def fitted(works: list[int], a_s: float, b_s: float) -> Fit:
-    """The fit of a line measured at some bytes."""
-    bytes_S = np.array(sorted(works))
-    return known(fit_arrays({"bytes": bytes_S}, bytes_S.astype(float), a_s + b_s * bytes_S))
-
-
-FITS = st.builds(
-    fitted,
-    st.lists(st.integers(1, 2**40), min_size=2, max_size=6, unique=True),
-    st.floats(1e-6, 1),
-    st.floats(1e-12, 1e-8),
-)
 LINKS = st.dictionaries(
     st.sampled_from(["intra", "inter"]), st.builds(Link, st.floats(0, 3599), st.floats(1e-15, 0.9)), max_size=2
 )
@@ -58,14 +44,13 @@ ENVIRONMENTS = st.builds(
     **dict.fromkeys(("cpus", "threads", "num_ranks", "num_hosts"), st.integers(1, 512)),
 )
 SERIES = st.builds(
-    Series,
-    case=NAMES,
+    series,
+    st.sampled_from(["all_to_all", "all_reduce"]),
+    st.integers(2, 512),
+    st.sampled_from([None, "intra", "inter"]),
     dtype=NAMES,
-    ranks=st.integers(1, 512),
-    link=st.sampled_from([None, "intra", "inter"]),
-    unit=st.sampled_from(["bytes", "macs"]),
-    measurements=st.lists(MEASUREMENTS, min_size=1, max_size=3, unique_by=lambda one: one.size["bytes"]).map(tuple),
-    fit=st.none() | FITS,
+    a_s=st.floats(1e-6, 1),
+    b_s=st.floats(1e-12, 1e-8),
 )
 TOPOLOGIES = st.none() | st.sampled_from(
     [
@@ -92,7 +77,7 @@ def profiles(draw: st.DrawFn) -> Profile:
             topology=draw(TOPOLOGIES),
             noise=draw(NOISES),
         )
-        series = draw(st.lists(SERIES, max_size=2))
+        series = draw(st.lists(SERIES | SERIES.map(lambda one: one.model_copy(update={"fit": None})), max_size=2))
     return Profile.of(origin, cluster, series, complete=draw(st.booleans()))
 
 
@@ -108,8 +93,7 @@ KEY = "all_to_all/uint8@2/intra"
 @pytest.fixture
 def profile() -> Profile:
     measurement = Measurement.of({"bytes": 8}, 8, [1.0, 3.0, 2.0])
-    fit = fitted([8, 64, 512, 4096], 1e-5, 1e-9)
-    one = series("all_to_all", 2, "intra").model_copy(update={"measurements": (measurement,), "fit": fit})
+    one = series("all_to_all", 2, "intra").model_copy(update={"measurements": (measurement,)})
     topology, noise = Topology(node_of_rank=(0, 0)), Noise(sizes=1, wide=1, reference_s=(1e-3,))
     return measured_profile(Cluster(1, 2, {"intra": Link(1e-5, 1e-9)}), one, topology=topology, noise=noise)
 

@@ -24,7 +24,7 @@ from moeplan.solvers.bounds import (
     thorough_bound,
     transportation_bound,
 )
-from moeplan.solvers.bounds.groups import climb, met, search
+from moeplan.solvers.bounds.groups import climb, search
 from moeplan.solvers.bounds.triples import Prices, Triples
 from tests.solvers.builders import Array, brute_force
 
@@ -125,22 +125,6 @@ def first_groups(num_experts: int, size: int) -> Array:
     return (np.arange(num_experts)[:, None] + np.arange(size)) % num_experts
 
 
-@pytest.mark.parametrize(("num_experts", "size", "sides"), [(6, 2, 2), (6, 3, 1), (8, 4, 2), (9, 3, 2), (5, 1, 2)])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_search_finds_every_experts_worthiest_group(num_experts: int, size: int, sides: int, seed: int) -> None:
-    worth = np.random.default_rng(seed).normal(0, 1, (num_experts, sides * num_experts))
-    groups = first_groups(num_experts, size)
-    value = climb(worth, sides, groups)
-    best = best_by_enumeration(worth, sides, size)
-    assert (value <= best + 1e-9).all()
-    missed, _ = search(worth, sides, groups, value, ALL_NODES, GO)
-    assert value == pytest.approx(best)
-    assert missed == -1e300
-    for expert, group in enumerate(groups):
-        assert expert in group
-        assert worth_of(worth, sides, tuple(group)) == pytest.approx(best[expert])
-
-
 @pytest.mark.parametrize("most_nodes", [1, 5, 25, 100])
 def test_a_search_cut_short_says_how_much_it_may_have_missed(most_nodes: int, rng: Generator) -> None:
     worth = rng.exponential(1, (10, 20))
@@ -169,16 +153,6 @@ def test_a_climb_leaves_no_group_that_another_turn_improves(rng: Generator) -> N
         assert expert in group
         assert worth_of(worth, 2, tuple(group)) == pytest.approx(value[expert])
     assert climb(worth, 2, groups.copy()) == pytest.approx(value)
-
-
-def test_who_meets_whom_is_counted_over_all_groups(rng: Generator) -> None:
-    worth, groups = rng.normal(0, 1, (6, 12)), first_groups(6, 2)
-    expected = np.zeros((6, 12))
-    for group in groups:
-        sums = worth[group].sum(axis=0)
-        beside = [*np.argsort(sums[:6])[-2:], *(6 + np.argsort(sums[6:])[-2:])]
-        expected[np.ix_(group, beside)] += 1
-    assert (met(worth, 2, groups) == expected).all()
 
 
 CASES = [(2, 4, 2), (2, 6, 3), (3, 6, 2), (3, 6, 3), (4, 6, 2), (5, 4, 2)]

@@ -1,6 +1,6 @@
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,6 @@ from moeplan.solvers.outcome import PlacementResult, Status
 from moeplan.solvers.placement import Placement, ReplicaRule, keeps_groups_whole
 from tests.builders import known
 from tests.solvers.builders import Array
-
-LOADS: dict[str, Callable[[Generator], Array]] = {
-    "lognormal 0.5": lambda rng: rng.lognormal(0, 0.5, (6, 256)),
-    "lognormal 2": lambda rng: rng.lognormal(0, 2, (6, 256)),
-    "zipf 0.8": lambda rng: zipf(rng, 0.8),
-    "zipf 1.3": lambda rng: zipf(rng, 1.3),
-}
-
-
-def zipf(rng: Generator, exponent: float) -> Array:
-    share = np.arange(1, 257.0) ** -exponent
-    return np.stack([rng.permutation(rng.multinomial(2**18, share / share.sum())) for _ in range(6)])
 
 
 def least_max(load: Array, slots: list[int]) -> float:
@@ -115,9 +103,11 @@ def test_constraints_that_fit_are_kept_within_the_bound_and_no_refined_layer_is_
     assert (refined <= published * (1 + 1e-12)).all()
 
 
-@pytest.mark.parametrize("name", LOADS)
-def test_on_32_devices_its_excess_over_the_bound_is_a_quarter_of_the_published_one(name: str, rng: Generator) -> None:
-    loads = LOADS[name](rng)
+@pytest.mark.parametrize("spread", [0.5, 1.2, 2.0])
+def test_on_32_devices_its_excess_over_the_bound_is_a_quarter_of_the_published_one(
+    spread: float, rng: Generator
+) -> None:
+    loads = rng.lognormal(0, spread, (6, 256))
     refined, published = (
         eplb.solve(loads, Cluster(4, 8), slots=9, method=method).outcome for method in ("refined", "published")
     )
@@ -220,26 +210,6 @@ def topical(rng: Generator, num_steps: int, num_layers: int, num_experts: int) -
     topics = rng.lognormal(0, 1, (4, num_layers, num_experts))
     mixed = np.einsum("bt,tle->ble", rng.dirichlet(np.full(4, 0.4), num_steps), topics)
     return np.asarray(rng.poisson(500 * mixed / mixed.mean(axis=2, keepdims=True)), np.float64)
-
-
-def test_experts_busy_in_the_same_step_are_put_apart_which_their_means_do_not_tell() -> None:
-    steps = np.array([[[1.0, 1.0, 0.0, 0.0]], [[0.0, 0.0, 1.0, 1.0]]])
-    found = eplb.solve(steps, Cluster(1, 2))
-    assert found.outcome.objective.name == "step_balance"
-    assert found.outcome.objective.value == 1
-    assert found.outcome.status is Status.OPTIMAL
-    for pair in ((0, 1), (2, 3)):
-        homes = found.placement.holds(0)[list(pair)].argmax(axis=1)
-        assert homes[0] != homes[1]
-
-
-def test_an_expert_busy_in_bursts_gets_the_replica_that_a_steady_one_of_more_load_does_not_need() -> None:
-    bursts = np.zeros((8, 1, 4))
-    bursts[:, 0] = [5.0, 0.0, 5.0, 5.0]
-    bursts[::2, 0, 1] = 9.0
-    found = eplb.solve(bursts, Cluster(1, 5), slots=1)
-    assert found.placement.holds(0)[1].sum() == 2
-    assert eplb.solve(bursts.mean(axis=0), Cluster(1, 5), slots=1).placement.holds(0)[1].sum() == 1
 
 
 @pytest.mark.parametrize("quantile", [None, 0.5, 0.9, 1.0])

@@ -1,7 +1,6 @@
 """What placements must keep: whole expert groups, caps on loads, slots for replicas."""
 
 import itertools
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import exflow
 from moeplan.solvers.cost import hops_kept
-from moeplan.solvers.exflow import caps, strategy, whole
+from moeplan.solvers.exflow import caps, strategy
 from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.caps import capped_layout
 from moeplan.solvers.exflow.programme import Programme
@@ -62,15 +61,6 @@ def test_where_a_device_holds_whole_groups_it_is_the_best_of_all_such_placements
     assert found.outcome.objective.value == pytest.approx(best / weights.sum())
 
 
-def test_where_groups_fill_devices_their_experts_follow_each_other(rng: Generator) -> None:
-    # Expert e goes to order[e], which keeps groups of four together: everything can stay on its device.
-    order = np.concatenate([4 + rng.permutation(4), rng.permutation(4)])
-    weights = np.zeros((1, 8, 8))
-    weights[0, np.arange(8), order] = 1
-    found = exflow.solve(weights, Cluster(1, 4), num_groups=2, **KNOWN)
-    assert found.outcome.objective.value == 1
-
-
 def test_what_stays_in_a_block_but_on_none_of_its_devices_is_not_taken_for_what_stays() -> None:
     # Of 22 tokens of an expert 10 keep its id, 12 go to the other group, 3 to each there: blocks keep more of these.
     across = np.kron([[0.0, 1.0], [1.0, 0.0]], np.full((4, 4), 3.0))
@@ -94,19 +84,6 @@ def test_time_that_runs_out_is_said_of_whole_groups(devices: int, num_groups: in
     found = exflow.solve(routed(rng, 4, 16), Cluster(1, devices), num_groups=num_groups, **known)
     assert keeps_groups_whole(found.placement, num_groups)
     assert found.outcome.status is Status.TIME_LIMIT
-
-
-def test_work_is_a_cap_on_all_searches_together(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-
-    def within(search: whole.Search, budget: Budget) -> whole.Search:
-        given.append(budget.left)
-        return partial(search, work=1e5, time_limit_s=1.0)
-
-    monkeypatch.setattr(whole, "_within", within)
-    exflow.solve(routed(rng, 3, 32), Cluster(1, 16), num_groups=8, work=1e6, **KNOWN)
-    assert len(given) == 9
-    assert sum(given) == pytest.approx(1e6)
 
 
 def test_a_cap_on_loads_holds_for_whole_groups(rng: Generator) -> None:

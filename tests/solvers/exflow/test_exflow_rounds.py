@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moeplan.solvers.assignment import assign_places
 from moeplan.solvers.exflow import rounds
-from moeplan.solvers.exflow.budget import COLD, COLDER, HOTTER, PER_STEEP, Budget, Cooling
+from moeplan.solvers.exflow.budget import COLD, COLDER, HOTTER, Budget, Cooling
 from moeplan.solvers.exflow.programme import Incumbent, Layout, Programme, Terms
 from moeplan.solvers.exflow.rounds import anneal_rounds, compile_rounds
 from tests.solvers.builders import Array
@@ -163,21 +163,6 @@ def test_the_last_reheat_begins_with_the_best_of_all_rounds(monkeypatch: pytest.
     assert heated[reheats:] == [48] * REHEATS
 
 
-def test_reheats_that_gain_little_grow_and_end_a_round_and_others_do_neither(monkeypatch: pytest.MonkeyPatch) -> None:
-    programme, best = blocks()
-    bad = [np.roll(device_E, layer) for layer, device_E in enumerate(best)]
-    works: list[float] = []
-
-    def cooled(self: rounds._Rounds, cooling: Cooling, work: float) -> list[Layout]:
-        works.append(work)
-        return [best if len(works) == 3 else bad]
-
-    monkeypatch.setattr(rounds._Rounds, "_cooled", cooled)
-    monkeypatch.setattr(rounds, "recombine", lambda *given: given[2][0])
-    new_rounds(programme, Budget(1e9, 600), Incumbent(programme, start=bad)).reheat(1e6, 2.5e6, 0.0)
-    assert works == pytest.approx([1e6, 1.3e6, 1.69e6, 1.69e6, 2.197e6])
-
-
 def test_a_reheat_recombines_what_the_threads_find(monkeypatch: pytest.MonkeyPatch) -> None:
     programme, best = blocks()
     other = np.array([3, 1, 2, 0])  # the same partition by other names
@@ -207,26 +192,6 @@ def test_a_reheat_is_warm_enough_to_move_experts_and_too_cold_to_forget(monkeypa
     assert cold == pytest.approx(end)
     assert 1.5 * cold < warm < hot / 1.2
     assert [hot, cold] == pytest.approx([1.25, 0.5], rel=0.01)
-
-
-@pytest.mark.parametrize("steep", [0.0, 5000.0])
-@pytest.mark.parametrize("work", [1e6, 1e8])
-def test_a_round_cools_down_in_steps_that_meet(monkeypatch: pytest.MonkeyPatch, steep: float, work: float) -> None:
-    programme, seen = programme_of([2] * 4), list[Any]()
-    monkeypatch.setattr(rounds, "WORKERS", 1)
-    monkeypatch.setattr(rounds, "anneal", noting(seen, slice(2, 5), steep))
-    monkeypatch.setattr(rounds, "descend", lambda *_: None)
-    budget = Budget(1e9, 1e6)
-    found = new_rounds(programme, budget)
-    found.start(work)
-    assert len(seen) >= 8
-    for (_, _, end), (_, begin, _) in itertools.pairwise(seen):
-        assert begin == end
-    assert all(here > there for _, here, there in seen)
-    assert (seen[0][1], seen[-1][2]) == (found.hot.at(0), found.hot.at(1))
-    spent = sum(blocks for blocks, *_ in seen) * (found.cost + steep * PER_STEEP)
-    assert budget.total - budget.left == pytest.approx(spent + found.pairs * found.cost)  # the descent
-    assert spent == pytest.approx(work, rel=0.1)
 
 
 @pytest.mark.parametrize(("second", "chunks", "capped"), [(0, 16, False), (300, 16, False), (2000, 3, True)])
