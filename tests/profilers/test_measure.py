@@ -119,16 +119,16 @@ def test_hosts_make_a_cluster_only_when_even_and_consecutive() -> None:
             cluster_of(hosts)
 
 
-@pytest.mark.parametrize("device", ["tpu", ""])
-def test_an_unknown_device_is_refused(device: str) -> None:
-    with pytest.raises(UsageError, match="expected auto, cpu or cuda"):
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [("tpu", "expected auto, cpu or cuda"), ("", "expected auto"), pytest.param("cuda", "no GPU", marks=NO_GPU)],
+)
+def test_a_device_that_is_not_there_is_refused(device: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
         measure(device=device)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_cuda_without_a_gpu_is_refused() -> None:
-    with pytest.raises(UsageError, match="no GPU"):
-        measure(device="cuda")
 
 
 def reports(count: int, hosts: tuple[str, ...] = ("host", "host")) -> list[Start | Step]:

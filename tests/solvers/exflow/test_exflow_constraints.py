@@ -15,12 +15,11 @@ from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.exflow import caps, strategy
 from moeplan.solvers.exflow.budget import Budget
 from moeplan.solvers.exflow.caps import capped_layout
-from moeplan.solvers.exflow.programme import Programme
 from moeplan.solvers.exflow.replicas import with_replicas
 from moeplan.solvers.outcome import Status
 from moeplan.solvers.placement import Placement, keeps_groups_whole
 from tests.builders import known
-from tests.solvers.builders import Array
+from tests.solvers.builders import Array, programme_of
 
 KNOWN: dict[str, Any] = {"groups": "whole", "time_limit_s": 1.0}
 
@@ -165,11 +164,6 @@ LOADS = np.array([[1.0, 1, 1, 99], [1.0, 1, 1, 99]])
 LAYOUT = [np.array([0, 0, 1, 1])] * 2
 
 
-@pytest.fixture
-def programme() -> Programme:
-    return Programme([WEIGHT], (4, 4), np.array([3, 3]), np.eye(2), 2)
-
-
 def kept(placement: Placement) -> float:
     return float(hops_kept(WEIGHT[None], placement, 2).device.sum())
 
@@ -180,8 +174,9 @@ def kept(placement: Placement) -> float:
     ids=["what follows keeps more", "what follows keeps no more", "out of time"],
 )
 def test_free_slots_hold_what_follows_unless_the_highest_loads_are_worth_no_less(
-    programme: Programme, worth: Any, limit_s: float, loads_count: bool
+    worth: Any, limit_s: float, loads_count: bool
 ) -> None:
+    programme = programme_of(WEIGHT[None], [3, 3])
     _, found = with_replicas(programme, LAYOUT, LOADS, worth, Budget(0, limit_s))
     for layer in (0, 1):
         replicas = np.flatnonzero(found.holds(layer).sum(axis=1) > 1).tolist()
@@ -202,7 +197,7 @@ def test_devices_to_spare_keep_no_less_than_one_expert_on_each_without_them(seed
 
 
 def test_devices_that_hold_nothing_get_different_experts() -> None:
-    wide = Programme([np.eye(4)], (4, 4), np.ones(7, np.int64), np.eye(7), 7)
+    wide = programme_of(np.eye(4)[None], [1] * 7)
     _, found = with_replicas(wide, [np.arange(4)] * 2, LOADS, lambda _: 0.0, Budget(0, 0))
     assert sorted(found.physical_to_logical[0].tolist()) == [0, 0, 1, 1, 2, 2, 3]
     assert (found.physical_to_logical[0] == found.physical_to_logical[1]).all()

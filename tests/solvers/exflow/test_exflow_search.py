@@ -1,7 +1,6 @@
 """ExFlow's searches, sweeps and annealing: what each step gains and keeps, and what ends it."""
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from moeplan.solvers.exflow.programme import Incumbent, Layout, Programme, Terms
 from moeplan.solvers.exflow.rounds import recombine
 from moeplan.solvers.exflow.sweeps import chain, polish, relabel, search, sweep
 from moeplan.solvers.outcome import Status
-from moeplan.traces.split import fitted
 from tests.solvers.builders import TWO_NODES, Array, brute_force, homes, programme_of, skewed
 
 
@@ -322,27 +320,3 @@ def test_annealed_replicas_keep_more_than_those_that_were_filled_in() -> None:
     annealed = exflow.solve(weights, Cluster(1, 4), slots=6, work=1e8, time_limit_s=100)
     swept = exflow.solve(weights, Cluster(1, 4), slots=6, method="sweeps", time_limit_s=100)
     assert annealed.outcome.objective.value > swept.outcome.objective.value
-
-
-GATE = {4: 0.70, 8: 0.575, 16: 0.448, 32: 0.335}
-
-
-@pytest.fixture(scope="module")
-def routing(gpt_oss: Path) -> tuple[Array, Array]:
-    with np.load(gpt_oss) as data:
-        return data["expert_ids"][:, :, 0].astype(np.int64), data["seq_id"].astype(np.int64)
-
-
-def transitions(ids: Array) -> Array:
-    pairs = ids[:, :-1] * 32 + ids[:, 1:]
-    return np.stack([np.bincount(pair, minlength=1024) for pair in pairs.T]).reshape(-1, 32, 32)
-
-
-@pytest.mark.parametrize("num_devices", GATE)
-def test_placements_of_real_routing_keep_hops_of_unseen_samples(routing: tuple[Array, Array], num_devices: int) -> None:
-    ids, sample = routing
-    samples, of_sample = np.unique(sample, return_inverse=True)
-    fit = fitted(samples, seed=0, fraction=0.5)[of_sample]
-    found = exflow.solve(transitions(ids[fit]), Cluster(1, num_devices), work=4e8, time_limit_s=100)
-    unseen = transitions(ids[~fit]).astype(float)
-    assert hops_kept(unseen, found.placement, num_devices).device.sum() / unseen.sum() >= GATE[num_devices]

@@ -159,25 +159,14 @@ def test_with_replicas_the_objective_is_named_an_expectation(cluster: Cluster, n
     assert exflow.solve(weights, cluster, slots=3).outcome.objective.name == f"expected_{name}"
 
 
-BAD_TRANSITIONS: dict[str, Any] = {
-    "one axis": np.ones(3),
-    "two axes": np.ones((3, 3)),
-    "not square": np.ones((1, 3, 4)),
-    "no experts": np.ones((1, 0, 0)),
-    "a scalar": np.float64(1),
-    "text": np.array([[["a"]]]),
-    "complex": np.ones((1, 2, 2)) * 1j,
-    "negative": -np.ones((1, 2, 2)),
-    "NaN": np.full((1, 2, 2), np.nan),
-    "infinite": np.full((1, 2, 2), np.inf),
-    "too large to add": np.full((1, 2, 2), 1e308),
-}
+SHAPELESS = [np.ones(shape) for shape in ((), (3,), (3, 3), (1, 3, 4), (1, 0, 0))]
+NO_COUNTS = [np.full((1, 2, 2), value) for value in (-1.0, np.nan, np.inf, 1e308, 1j, "a")]
 
 
-@pytest.mark.parametrize("name", BAD_TRANSITIONS)
-def test_transitions_that_are_none_are_refused(name: str) -> None:
+@pytest.mark.parametrize("transitions", [*SHAPELESS, *NO_COUNTS])
+def test_transitions_that_are_none_are_refused(transitions: Array) -> None:
     with pytest.raises(ValueError, match=r"transitions .*expected"):
-        exflow.solve(BAD_TRANSITIONS[name], Cluster(1, 2))
+        exflow.solve(transitions, Cluster(1, 2))
 
 
 @pytest.mark.parametrize(
