@@ -79,8 +79,8 @@ def test_one_layer_is_placed_by_what_its_tokens_choose_together(devices: int, nu
 
 @pytest.mark.parametrize(("devices", "num_groups"), [(4, 8), (8, 2)])
 def test_time_that_runs_out_is_said_of_whole_groups(devices: int, num_groups: int, rng: Generator) -> None:
-    known = KNOWN | {"time_limit_s": 1e-6}
-    found = exflow.solve(routed(rng, 4, 16), Cluster(1, devices), num_groups=num_groups, **known)
+    weights, late = routed(rng, 4, 16), KNOWN | {"time_limit_s": 1e-6}
+    found = exflow.solve(weights, Cluster(1, devices), num_groups=num_groups, **late)
     assert keeps_groups_whole(found.placement, num_groups)
     assert found.outcome.status is Status.TIME_LIMIT
 

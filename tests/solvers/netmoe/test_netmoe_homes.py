@@ -356,7 +356,9 @@ def test_samples_that_keep_to_one_node_are_all_locality() -> None:
 def test_a_sample_goes_on_along_the_rows_of_the_transitions() -> None:
     transitions = [[6, 2, 0], [0, 0, 5], [0, 0, 0]]
     expected = [[3, 1, 2], [4 * 6 / 13, 4 * 2 / 13, 4 * 5 / 13]]
-    assert netmoe.predict_next([[4, 2, 0], [0, 0, 4]], transitions) == pytest.approx(np.array(expected))
+    for unit in (1, 1 / 13):
+        found = netmoe.predict_next([[4, 2, 0], [0, 0, 4]], unit * np.array(transitions))
+        assert found == pytest.approx(np.array(expected))
 
 
 def test_transitions_of_samples_weigh_each_by_its_copies() -> None:
