@@ -315,8 +315,9 @@ def test_coactivation_and_transitions_add_up_in_the_objective() -> None:
     assert found.outcome.objective.value == pytest.approx(cost / total)
 
 
-def test_annealed_replicas_keep_more_than_those_that_were_filled_in() -> None:
-    weights = skewed(12, 6, 16)
-    annealed = exflow.solve(weights, Cluster(1, 4), slots=6, work=1e8, time_limit_s=100)
-    swept = exflow.solve(weights, Cluster(1, 4), slots=6, method="sweeps", time_limit_s=100)
-    assert annealed.outcome.objective.value > swept.outcome.objective.value
+def test_the_start_of_an_annealing_takes_three_tenths_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, programme = list[float](), programme_of(skewed(0, 5, 16), [4] * 4)
+    monkeypatch.setattr(methods, "start", lambda _, part, *__, **___: parts.append(part.total))
+    monkeypatch.setattr(methods, "anneal", lambda *_: None)
+    improve(programme, Terms(), Budget(1e9, 1e6), np.random.default_rng(0), Incumbent(programme))
+    assert parts == pytest.approx([3e8])
