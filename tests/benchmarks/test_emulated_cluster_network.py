@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.emulated_cluster.model import STRIDE, EmulatedModel, Sizes, Waiter
-from benchmarks.emulated_cluster.network import NAMESPACES, Wire, commands, network, run_cluster, stale
+from benchmarks.emulated_cluster.network import NAMESPACES, Wire, commands, network, run_cluster
 from benchmarks.emulated_cluster.overhead import two_all_to_alls
 from benchmarks.emulated_cluster.timing import interleaved
 from moeplan.errors import RankError, UsageError
@@ -24,7 +24,6 @@ from moeplan.profilers.world import World, run_world
 from tests.builders import known
 
 NUM_BYTES = 400_000  # 64 ms at 50 Mbit/s
-GONE = 2**22 + 1  # beyond the largest pid
 HELD = """
 import time
 from benchmarks.emulated_cluster.network import Wire, network
@@ -131,11 +130,6 @@ def test_what_a_killed_process_left_is_removed_by_the_next_start_and_a_living_on
         assert left(killed.pid) == []
 
 
-def test_only_namespaces_of_processes_that_are_gone_are_stale() -> None:
-    gone = [f"moeplan-{GONE}-hub", f"moeplan-{GONE}-0"]
-    assert stale([*gone, f"moeplan-{os.getpid()}-0", f"moeplan-{GONE}-x", "moeplan", "0"]) == gone
-
-
 def test_every_link_is_shaped_at_both_ends_at_the_rate_asked_for() -> None:
     lines = commands(["hub", "a", "b"], Wire(25.0, 4096))
     shaped = [line for line in lines if " tbf " in line]
@@ -145,18 +139,19 @@ def test_every_link_is_shaped_at_both_ends_at_the_rate_asked_for() -> None:
     assert len({line.split()[5] for line in lines if " address " in line}) == 2
 
 
-@pytest.mark.parametrize("tool", ["ip", "tc"])
-def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None if name == tool else name)
-    with pytest.raises(UsageError, match=f"no {tool}; .*iproute2"), network(1, Wire(1.0)):
-        pass
-
-
-@pytest.mark.parametrize(("nodes", "user", "told"), [(1, 1000, "not root"), (251, 0, "251 nodes")])
-def test_who_is_not_root_or_asks_too_much_is_told(
-    monkeypatch: pytest.MonkeyPatch, nodes: int, user: int, told: str
+@pytest.mark.parametrize(
+    ("missing", "user", "nodes", "told"),
+    [
+        ("ip", 0, 1, "no ip; .*iproute2"),
+        ("tc", 0, 1, "no tc; .*iproute2"),
+        (None, 1000, 1, "not root"),
+        (None, 0, 251, "251 nodes"),
+    ],
+)
+def test_without_tools_or_root_and_with_too_many_nodes_there_is_no_network(
+    monkeypatch: pytest.MonkeyPatch, missing: str | None, user: int, nodes: int, told: str
 ) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr("shutil.which", lambda name: None if name == missing else name)
     monkeypatch.setattr("os.geteuid", lambda: user)
     with pytest.raises(UsageError, match=told), network(nodes, Wire(1.0)):
         pass

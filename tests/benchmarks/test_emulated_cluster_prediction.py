@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from benchmarks.emulated_cluster.calibration import Profile, uneven_bytes
-from benchmarks.emulated_cluster.inference import kept
+from benchmarks.emulated_cluster.calibration import Profile
 from benchmarks.emulated_cluster.model import STRIDE, Sizes
-from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING, Shape
+from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING
 from benchmarks.emulated_cluster.prediction import Predictor, generated
 from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs, left
-from benchmarks.emulated_cluster.routing import Workload, preferring, with_second
+from benchmarks.emulated_cluster.routing import Workload
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.fits.laws import AlphaBeta
 from moeplan.solvers import contiguous, netmoe
+from moeplan.solvers.pipemoe import nested_pairs
 from moeplan.solvers.placement import Placement
 
 Array = np.ndarray
@@ -207,79 +207,39 @@ def test_samples_that_move_are_dispatched_from_their_new_homes(work: Workload, p
     assert predicted(work, placement).migrating("sum") == pytest.approx(step.total)
 
 
-def test_the_busiest_node_is_counted_anew_in_every_exchange(work: Workload, placement: Placement) -> None:
-    step, expected = written(work, placement), 0
-    homes = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
+def test_copies_and_pairs_between_nodes_are_counted_anew_in_every_exchange(
+    work: Workload, placement: Placement
+) -> None:
+    step, busiest, combined = written(work, placement), 0, 0
+    homes = [np.roll(step.here, 6 * layer) // 2 for layer in range(LAYERS + 1)]  # nodes
     for layer, ends in enumerate(itertools.pairwise(homes)):
         for end_T in ends:
             through: Counter[str] = Counter()
             for home, token in zip(end_T.tolist(), step.where, strict=True):
                 for device in set(token[layer]):
-                    if device // 2 != home // 2:
-                        through.update([f"out of {home // 2}", f"into {device // 2}"])
-            expected += max(through.values())
-    assert predicted(work, placement).busiest(homes) == expected
-
-
-def test_pairs_combined_between_nodes_have_their_expert_on_another(work: Workload, placement: Placement) -> None:
-    step = written(work, placement)
-    homes = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
-    pairs = [
-        (device // 2, homes[layer + 1][t] // 2)
-        for layer in range(LAYERS)
-        for t, token in enumerate(step.where)
-        for device in token[layer]
-    ]
-    assert predicted(work, placement).combined(homes) == sum(there != here for there, here in pairs)
-
-
-def test_kept_is_the_share_of_hops_that_stay(work: Workload, placement: Placement) -> None:
-    where = written(work, placement).where
-    hops = [(token[layer][0], token[layer + 1][0]) for token in where for layer in range(LAYERS - 1)]
-    assert kept(work, placement, 1) == pytest.approx(np.mean([a == b for a, b in hops]))
-    assert kept(work, placement, 2) == pytest.approx(np.mean([a // 2 == b // 2 for a, b in hops]))
+                    if device // 2 != home:
+                        through.update([f"out of {home}", f"into {device // 2}"])
+            busiest += max(through.values())
+        for home, token in zip(ends[1].tolist(), step.where, strict=True):
+            combined += sum(device // 2 != home for device in token[layer])
+    devices = [np.roll(step.here, 6 * layer) for layer in range(LAYERS + 1)]
+    assert predicted(work, placement).busiest(devices) == busiest
+    assert predicted(work, placement).combined(devices) == combined
 
 
 def test_the_planned_degrees_are_those_predicted_to_be_fastest() -> None:
     profile: Profile = Lines(AlphaBeta(a_s=1e-4, b_s=1.0))  # type: ignore[assignment]
-    shapes = PIPELINING.prepare(CLUSTER)
-    *_, trained = shapes
+    *shapes, trained = PIPELINING.prepare(CLUSTER)
+    assert trained.trained
     faster = replace(trained, sizes=replace(trained.sizes, pair_s=trained.sizes.pair_s / 2))
-    assert [shape.trained for shape in shapes].count(True) == trained.trained == 1
     assert len(faster.planned(profile)) == 2  # one degree for both passes is another plan there
-    for shape in (*shapes, faster):
-        backward = range(1, MOST + 1) if shape.trained else [0]
-        pairs = [(f, b) for f, b in itertools.product(range(1, MOST + 1), backward) if nested(f, b)]
-        taken = {(f, b): pass_s(shape, f, max(f, b), 1) + pass_s(shape, b, max(f, b), 2) for f, b in pairs}
-        for degrees, seconds in taken.items():
-            assert shape.layer_s(profile, degrees) == pytest.approx(seconds)
+    for shape in (*shapes, trained, faster):
+        tried = nested_pairs(MOST).tolist() if shape.trained else [(degree, 0) for degree in range(1, MOST + 1)]
+        taken = {(there, back): shape.layer_s(profile, (there, back)) for there, back in tried}
         *joint, best = shape.planned(profile)
         assert taken[best] == pytest.approx(min(taken.values()))
-        alike = [seconds for (f, b), seconds in taken.items() if f == b]
-        assert all(f == b and taken[f, b] == pytest.approx(min(alike)) for f, b in joint)
-
-
-def nested(forward: int, backward: int) -> bool:
-    return not backward or not (forward % backward and backward % forward)
-
-
-def pass_s(shape: Shape, r: int, pieces: int, longer: int) -> float:
-    """A pass in r chunks by the round numbers, the experts of each called once a piece."""
-    if not r:
-        return 0.0
-    t_d = 1e-3 + 8e-8 * shape.node_bytes / r
-    call = 1e-4 + shape.sizes.start_s + shape.sizes.pair_s * shape.work.tokens.shape[1] / pieces
-    t_e = longer * pieces / r * call
-    return float(max(2 * r * t_d, 2 * t_d + r * t_e, (r + 1) * t_d + t_e))
-
-
-def test_a_second_expert_is_another_and_the_first_remains() -> None:
-    rng = np.random.default_rng(3)
-    first = rng.integers(4, size=(500, LAYERS, 1))
-    both = with_second(rng, first, 4)
-    assert np.array_equal(both[:, :, :1], first)
-    assert (both[:, :, 0] != both[:, :, 1]).all()
-    assert 0 <= both.min() <= both.max() < 4
+        alike = [seconds for (there, back), seconds in taken.items() if there == back]
+        assert all(taken[degrees] == pytest.approx(min(alike)) for degrees in joint)
 
 
 def test_what_is_predicted_for_a_round_is_the_batch_that_runs_in_it() -> None:
@@ -304,28 +264,3 @@ def test_samples_are_as_local_as_those_of_the_paper_on_average(name: str) -> Non
         steps = [Predictor.of(Lines(), cluster, work, one.sizes, placement) for work in one.steps]  # type: ignore[arg-type]
         found = left(steps)["pairs combined between nodes, %"]
         assert found == pytest.approx(1 - np.mean(SAVED[name]) / 100, abs=0.025)
-
-
-def test_preferences_last_as_long_as_they_are_told_to() -> None:
-    def likeness(lasting: int) -> float:
-        made = preferring(np.random.default_rng(0), (40, 64), 4, 8, lasting)
-        share = np.stack(
-            [[np.bincount(layer.ravel(), minlength=8) for layer in one.transpose(1, 0, 2)] for one in made.routed]
-        )
-        rows = [np.corrcoef(share[:, 0].ravel(), share[:, layer].ravel())[0, 1] for layer in (1, 3)]
-        return float(np.mean(rows))
-
-    assert likeness(4) > 0.9
-    assert abs(likeness(1)) < 0.2
-
-
-@pytest.mark.parametrize("name", ["2x2", "4x2", "3x1"])
-def test_uneven_exchanges_load_the_busiest_node_as_told_and_cross_nodes_only(name: str) -> None:
-    cluster = Cluster.parse(name)
-    bytes_DD, group = uneven_bytes(cluster, 100_000, 3), cluster.devices_per_node
-    nodes = range(0, cluster.num_devices, group)
-    assert all(not bytes_DD[at : at + group, at : at + group].any() for at in nodes)
-    ports = [part.sum() for at in nodes for part in (bytes_DD[at : at + group], bytes_DD[:, at : at + group])]
-    assert max(ports) == pytest.approx(100_000, rel=1e-3)
-    assert min(ports) < 0.97 * max(ports)
-    assert (bytes_DD == uneven_bytes(cluster, 100_000, 3)).all()

@@ -16,17 +16,16 @@ from hypothesis import strategies as st
 from benchmarks.cases.exflow import growth, real, reference
 from benchmarks.cases.exflow.reference import Known
 from benchmarks.cases.exflow.trail import Trail, annealed, chained, swept
-from benchmarks.cases.exflow_paper import shares, shift, tokens
+from benchmarks.cases.exflow_paper import shares, shift
 from benchmarks.cases.exflow_paper.kept import HIDDEN, TOKENS_EACH, Kept, exchange_s, in_order, nodes_of, placed
 from benchmarks.cases.exflow_paper.tokens import Draw, enough, learned
 from benchmarks.exflow_reference import instance
 from benchmarks.routing import GPT_OSS, Routing, drawn, embedded, markov, transitions
-from benchmarks.study import DEFAULT_DATA, Row, Settings
+from benchmarks.study import Row, Settings
 from docs import draw
 from docs.draw import Placed
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
-from moeplan.solvers.cost import hops_kept
 from moeplan.solvers.placement import Placement
 from tests.builders import known
 
@@ -74,14 +73,6 @@ def test_the_chain_keeps_what_it_says_and_the_sweeps_no_less() -> None:
     assert (together.sum(axis=1) == 2).all()
     assert (together.sum(axis=2) == 2).all()
     assert weights[together].sum() / weights.sum() <= swept(weights, 4).kept
-
-
-def test_every_size_holds_whole_experts_and_the_largest_are_a_thousand_devices() -> None:
-    asked = growth._sizes(Settings(full=True))
-    assert max(size.shape[2] for size in asked) == 1024
-    assert {58, 256} <= {number for size in asked for number in size.shape[:2]}
-    assert all(experts % devices == 0 for _, experts, devices in (size.shape for size in asked))
-    assert len({(size.axis, size.size) for size in asked}) == len(asked)
 
 
 def test_a_point_of_growth_has_a_row_for_every_curve() -> None:
@@ -133,14 +124,6 @@ SHOWN = re.findall(r"!\[[^]]+\]\((pictures/[a-z]+\.svg)\)", (ROOT / "docs" / "ex
 LARGEST_BYTES = 150_000
 
 
-def drawn_from() -> Placed:
-    """Random routing whose every search found experts in their own order."""
-    rng = np.random.default_rng(0)
-    fit, unseen = (markov(rng, 4, 16) for _ in range(2))
-    trail = Trail(contiguous.solve(4, 16, Cluster(1, 8)).placement, ((1.0, 0.1), (2.0, 0.2)), 0.5)
-    return Placed(fit, unseen, trail, [trail] * 2)
-
-
 def test_the_page_shows_every_picture_that_is_drawn() -> None:
     drawn = {f"pictures/{path.name}" for path in draw.FOLDER.iterdir()}
     assert set(SHOWN) == drawn == {f"pictures/{name}.svg" for name in ("heatmap", "layers", "anytime")}
@@ -156,25 +139,14 @@ def test_without_real_routing_it_says_what_is_missing_and_exits_with_3(tmp_path:
 
 
 def test_the_blocks_of_the_heat_map_hold_the_share_in_its_title() -> None:
-    made = drawn_from()
-    for panel in draw.heat_map(made).axes[:2]:
+    rng = np.random.default_rng(0)
+    fit, unseen = (markov(rng, 4, 16) for _ in range(2))
+    trail = Trail(contiguous.solve(4, 16, Cluster(1, 8)).placement, ((1.0, 0.1), (2.0, 0.2)), 0.5)
+    for panel in draw.heat_map(Placed(fit, unseen, trail, [trail] * 2)).axes[:2]:
         cells = np.asarray(panel.images[0].get_array())
         inside = sum(cells[at : at + 2, at : at + 2].sum() for at in range(0, 16, 2))
         assert cells.sum() == pytest.approx(1)
         assert panel.get_title().endswith(f": {inside:.0%} stay")
-
-
-def test_lines_by_layer_are_below_their_bound_and_name_the_whole_share() -> None:
-    made = drawn_from()
-    left, right = draw.by_layer(made).axes
-    bound, *lines = (np.asarray(line.get_ydata()) for line in left.lines)
-    assert all((line <= bound).all() for line in lines)
-    assert len(lines) == len(right.lines) == 3
-    whole = hops_kept(made.unseen, made.plain, 8).device.sum() / made.unseen.sum()
-    assert f"contiguous: {whole:.1%}" in [line.get_label() for line in right.lines]
-
-
-PAPER = DEFAULT_DATA.parent / "papers" / "exflow.txt"
 
 
 def tokens_of(seed: int, num_tokens: int, num_experts: int = 8, alpha: float = 0.1) -> Array:
@@ -239,15 +211,6 @@ def test_the_exchange_takes_what_the_busiest_port_of_the_slower_link_takes() -> 
     assert exchange_s(transitions(ids, 8), placement) == pytest.approx(expected_s)
 
 
-def test_tokens_that_always_follow_one_another_are_learned_from_a_few() -> None:
-    ids = np.tile(np.random.default_rng(0).permuted(np.tile(np.arange(8), (4, 1)), axis=1).T, (400, 1))
-    ids = np.random.default_rng(0).permutation(ids)
-    found = learned(Draw(ids, transitions(ids, 8), transitions(ids, 8)), 8)
-    assert list(found.points) == [100, 300, 1000, 3000]
-    assert all(point.share == pytest.approx(1) for point in found.points.values())
-    assert found.full.speed_up > 10  # what is left is latency
-
-
 def test_fewer_tokens_gain_less_and_all_of_them_everything() -> None:
     ids = tokens_of(2, 3000, num_experts=16, alpha=0.3)
     full = transitions(ids, 16)
@@ -290,22 +253,3 @@ def test_the_embedded_trace_splits_by_whole_samples() -> None:
     assert not set(routing.sample[half].tolist()) & set(routing.sample[~half].tolist())
     both = [one.sum() for one in routing.halves(1)[0]]
     assert sum(both) == len(routing.ids) * (routing.ids.shape[1] - 1)
-
-
-@pytest.mark.skipif(not PAPER.exists(), reason="no papers/exflow.txt beside ../shared/data")
-def test_the_papers_figures_stand_in_its_text() -> None:
-    text = " ".join(Path(PAPER).read_text().split())
-    for level, title in enumerate(("Intra-GPU", "Intra-Node")):
-        found = known(re.search(rf"{title} ([|.\d ]+)", text))
-        ratios = [float(one) for one in re.findall(r"[\d.]+", found[1])]
-        assert ratios == [one[level] for one in shift.TABLE_III.values()]
-    for experts, stated in tokens.FIGURE_13.items():
-        assert re.search(rf"MoE-{experts} models, {stated} tokens are (enough|sufficient)", text)
-    assert f"average {shares.FIGURE_8:g}x more likely to stay within the same node" in text
-    (_, saved_4), (stays_8, _), (stays_32, saved_32) = (shares.FIGURE_7[size] for size in (4, 8, 32))
-    for words in (
-        f"{saved_4:.0%} of communication is saved when using 4 GPUs, and {saved_32:.0%} is saved when using 32 GPUs",
-        f"When scaling out to 8 GPUs, our expert affinity design can keep {stays_8:.0%} tokens",
-        f"with 32 GPUs, we can still maintain it at {stays_32:.0%}",
-    ):
-        assert words in text

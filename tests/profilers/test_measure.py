@@ -3,8 +3,6 @@
 import itertools
 import math
 import os
-import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,13 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.harness import Place, Request, Start, Step, measure_cases
 from moeplan.profilers.log import cluster_of
 from moeplan.profilers.measure import measure
-from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval, relative_width
+from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval
 from moeplan.profilers.origin import Environment, Noise
-from moeplan.profilers.profile import Profile, load
-from moeplan.profilers.sampling import MAX_REPEATS, NARROW, sample
+from moeplan.profilers.profile import Profile
+from moeplan.profilers.sampling import MAX_REPEATS, sample
 from moeplan.profilers.world import World
 from tests.builders import known
 from tests.profilers.small_cases import Misdelivering, SleepingPairs, SmallAllToAll, SmallGemm, by_halves, interrupted
-from tests.profilers.world.test_launch import started
 
 HEARD: list[Step] = []
 TOLD: list[Start | Step] = []
@@ -122,16 +119,16 @@ def test_hosts_make_a_cluster_only_when_even_and_consecutive() -> None:
             cluster_of(hosts)
 
 
-@pytest.mark.parametrize("device", ["tpu", ""])
-def test_an_unknown_device_is_refused(device: str) -> None:
-    with pytest.raises(UsageError, match="expected auto, cpu or cuda"):
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [("tpu", "expected auto, cpu or cuda"), ("", "expected auto"), pytest.param("cuda", "no GPU", marks=NO_GPU)],
+)
+def test_a_device_that_is_not_there_is_refused(device: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
         measure(device=device)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_cuda_without_a_gpu_is_refused() -> None:
-    with pytest.raises(UsageError, match="no GPU"):
-        measure(device="cuda")
 
 
 def reports(count: int, hosts: tuple[str, ...] = ("host", "host")) -> list[Start | Step]:
@@ -201,51 +198,37 @@ def test_a_finished_profile_is_resumed_without_starting_a_rank(monkeypatch: pyte
         measure(resume=whole, device="cuda")
 
 
+KEY = "all_to_all/uint8@2/intra"
+Change = Callable[[Profile], dict[str, Any]]
+
+
+def series(key: str = KEY, **fields: Any) -> Change:
+    """A profile whose one series differs in this."""
+    return lambda half: {"series": {key: half.series[KEY].model_copy(update={"fit": None, **fields})}}
+
+
 @pytest.mark.parametrize(
-    ("options", "change", "message"),
+    ("options", "hosts", "change", "told"),
     [
-        ({"quick": True}, {}, r"has a grid that is full, this run quick"),
-        ({}, {"moeplan_version": "0.0.1"}, r"has moeplan 0\.0\.1, this run "),
-        ({"cases": (SmallGemm(),)}, {}, "has the case all_to_all, this run None"),
-        ({}, {"origins": 2}, "has 2 origins"),
+        ({"quick": True}, 2 * ["host"], lambda half: {}, "has a grid that is full, this run quick"),
+        ({"cases": (SmallGemm(),)}, 2 * ["host"], lambda half: {}, "has the case all_to_all, this run None"),
+        ({}, 4 * ["host"], lambda half: {}, "has num_ranks 2, this run 4"),
+        ({}, ["one", "two"], lambda half: {}, "has num_hosts 1, this run 2"),
+        ({}, 2 * ["host"], lambda half: {"moeplan_version": "0.0.1"}, r"has moeplan 0\.0\.1, this run "),
+        ({}, 2 * ["host"], lambda half: {"origins": 2 * half.origins}, "has 2 origins"),
+        ({}, 2 * ["host"], series(measurements=(Measurement.of({"k": 5}, 1, [1.0]),)), "at k 5"),
+        ({}, 2 * ["host"], series(measurements=(Measurement.of({"bytes": 20}, 9, [1.0]),)), "the work of"),
+        ({}, 2 * ["host"], series("all_to_all/uint8@64/intra", ranks=64), "@64/intra at bytes 20"),
+        ({}, 2 * ["host"], series("all_to_all/int3@2/intra", dtype="int3"), "all_to_all/int3@2"),
+        ({}, 2 * ["host"], series("all_to_all/uint8@2/inter", link="inter"), "@2/inter"),
     ],
 )
-def test_other_options_are_not_resumed(
-    half: Profile, options: dict[str, Any], change: dict[str, Any], message: str
+def test_what_this_run_does_not_measure_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, half: Profile, options: dict[str, Any], hosts: list[str], change: Change, told: str
 ) -> None:
-    change = {key: half.origins * value if key == "origins" else value for key, value in change.items()}
-    with pytest.raises(MismatchError, match=message):
-        measure(device="cpu", resume=half.model_copy(update=change), **options)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "message"),
-    [(("host",) * 4, "has num_ranks 2, this run 4"), (("one", "two"), "has num_hosts 1, this run 2")],
-)
-def test_a_profile_of_another_world_is_not_resumed(
-    monkeypatch: pytest.MonkeyPatch, half: Profile, hosts: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(MismatchError, match=message):
-        measured_of(monkeypatch, reports(0, hosts), resume=half)
-
-
-@pytest.mark.parametrize(
-    ("key", "change", "told"),
-    [
-        ("all_to_all/uint8@2/intra", {"measurements": (Measurement.of({"k": 5}, 1, [1.0]),)}, "at k 5"),
-        ("all_to_all/uint8@2/intra", {"measurements": (Measurement.of({"bytes": 20}, 9, [1.0]),)}, "the work of"),
-        ("all_to_all/uint8@64/intra", {"ranks": 64}, "@64/intra at bytes 20"),
-        ("all_to_all/int3@2/intra", {"dtype": "int3"}, "all_to_all/int3@2"),
-        ("all_to_all/uint8@2/inter", {"link": "inter"}, "@2/inter"),
-    ],
-)
-def test_what_no_run_measures_is_not_resumed(
-    monkeypatch: pytest.MonkeyPatch, half: Profile, key: str, change: dict[str, object], told: str
-) -> None:
-    (series,) = half.series.values()
-    forged = half.model_copy(update={"series": {key: series.model_copy(update={"fit": None, **change})}})
+    resume = half.model_copy(update=change(half))
     with pytest.raises(MismatchError, match=told):
-        measured_of(monkeypatch, reports(0), resume=forged)
+        measured_of(monkeypatch, reports(0, tuple(hosts)), resume=resume, **options)
 
 
 def test_torch_is_kept_from_printing_frames_when_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,33 +250,6 @@ def test_an_interrupt_before_the_first_figure_is_an_interrupt(monkeypatch: pytes
     monkeypatch.setattr(RUN, interrupted)
     with pytest.raises(KeyboardInterrupt):
         measure(device="cpu")
-
-
-SCRIPT = """
-import sys
-from moeplan.profilers.measure import measure
-from moeplan.profilers.profile import save
-from tests.profilers.small_cases import Sleeping
-if __name__ == "__main__":
-    profile = measure(
-        num_ranks=1, device="cpu", cases=(Sleeping(microseconds=tuple(range(1000, 9000))),),
-        on_progress=lambda step: print("step", step.done, flush=True),
-    )
-    save(profile, sys.argv[1])
-"""
-
-
-def test_ctrl_c_in_a_terminal_leaves_a_profile_of_what_was_measured(tmp_path: Path) -> None:
-    run = started(tmp_path, SCRIPT, tmp_path / "profile.json")
-    assert known(run.stdout).readline() == "step 1\n"
-    time.sleep(0.5)
-    os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=30)
-    assert errors == ""
-    profile = load(tmp_path / "profile.json")
-    assert not profile.complete
-    assert profile.series["gemm/fp32"].measurements
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["profile.json", "script.py"]
 
 
 @given(samples=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=60))
@@ -339,13 +295,6 @@ def test_time_that_is_spent_ends_the_repeats_but_not_before_there_is_an_interval
 
     taken = len(sample(Scripted(itertools.cycle([1e-3, 3e-3])), slow, budget_s=0.02))
     assert 1 <= taken < MAX_REPEATS
-
-
-def test_a_narrow_interval_needs_six_samples() -> None:
-    assert relative_width([1.0] * 5) == math.inf
-    assert relative_width([1.0] * 6) == 0
-    assert relative_width([1.0, 1.01, 1.02, 1.03, 1.04, 1.05]) < NARROW
-    assert relative_width([1.0, 1.0, 1.0, 1.0, 1.0, 1.06]) == pytest.approx(0.06)
 
 
 def sized(*samples_s: float) -> Measurement:

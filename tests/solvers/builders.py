@@ -1,12 +1,14 @@
 """Oracles and inputs that the solver tests share."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.exflow.programme import Programme
 from moeplan.solvers.placement import Placement
 
@@ -47,6 +49,21 @@ def programme_of(weights: Array, slots: list[int], near: Array | None = None, gr
 def homes(placement: Placement) -> Array:
     """The device of every expert `[L, E]`, one slot each."""
     return placement.device_of_slot[np.argsort(placement.physical_to_logical, axis=1)]
+
+
+def naive_loads(counts: Array, experts: Array, home: Array, cluster: Cluster) -> tuple[float, ...]:
+    """Copies between nodes and inside, the busiest port of each, and a device's between nodes, copy by copy."""
+    group = cluster.devices_per_node
+    inter, intra, devices = Counter[tuple[str, int]](), Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    for (sample, expert), copies in np.ndenumerate(counts):
+        here, there = int(home[sample]), int(experts[expert])
+        if here // group != there // group:
+            inter.update({("home", here // group): copies, ("expert", there // group): copies})
+            devices.update({("home", here): copies, ("expert", there): copies})
+        elif here != there:
+            intra.update({("home", here): copies, ("expert", there): copies})
+    sums = [sum(n for (end, _), n in ports.items() if end == "home") for ports in (inter, intra)]
+    return (*map(float, sums), *(float(max(ports.values(), default=0)) for ports in (inter, intra, devices)))
 
 
 def pass_seconds(layer: Mapping[str, float], n_d: Any, n_e: Any, factor: float, full_duplex: bool = False) -> Array:

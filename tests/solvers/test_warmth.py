@@ -3,9 +3,11 @@
 Usage: python -m tests.solvers.test_warmth exflow CLUSTER, netmoe METHOD CLUSTER, or eplb SHAPE.
 """
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,24 +27,17 @@ def signatures() -> dict[str, list[object]]:
     return {f"{one.__module__}.{one.__name__}": list(one.signatures) for one in found}
 
 
-def rehomed(method: str, cluster: Cluster, rng: np.random.Generator) -> None:
-    """Samples re-homed in every way that plans and runs do."""
-    copies = rng.integers(0, 9, (5 * cluster.num_devices, cluster.num_devices))
-    for following in (None, rng.random(copies.shape)):
-        for bounded in (True, False):
-            netmoe.rehome(
-                method, copies, copies.sum(1), cluster, next_copies=following, copy_bytes=8.0, bounded=bounded
-            )
-
-
 def main(strategy: str, *words: str) -> None:
     """Fail where the solve compiled anything that the warm-up had not."""
     rng = np.random.default_rng(0)
     if strategy == "netmoe":
         method, cluster = words[0], Cluster.parse(words[1])
+        copies = rng.integers(0, 9, (5 * cluster.num_devices, cluster.num_devices))
         assert netmoe.compile_rehoming(method, cluster) > 0
         warm = signatures()
-        rehomed(method, cluster, rng)
+        for following, bounded in itertools.product((None, rng.random(copies.shape)), (True, False)):
+            predicted: dict[str, Any] = {"next_copies": following, "copy_bytes": 8.0, "bounded": bounded}
+            netmoe.rehome(method, copies, copies.sum(1), cluster, **predicted)
     elif strategy == "exflow":
         assert compile_annealing() > 0
         warm = signatures()

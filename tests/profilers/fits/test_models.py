@@ -1,9 +1,9 @@
-"""The models of seconds: closed laws, monotone curves, and the surface in many axes."""
+"""The models of seconds: closed laws, monotone curves, the surface in many axes; and which series predicts a case."""
 
 import base64
+import dataclasses
 import itertools
-from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from scipy.interpolate import RBFInterpolator
 from scipy.optimize import lsq_linear
 
-from moeplan.errors import InputError
+from moeplan.errors import InputError, UsageError
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.fits.fit import Fit, HeldOut
+from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.fits.laws import MIN_SLOPE, AlphaBeta, AttentionLaw
 from moeplan.profilers.fits.piecewise import Piecewise
 from moeplan.profilers.fits.surface import Surface
+from moeplan.profilers.origin import Origin, now
+from moeplan.profilers.predictor import predict, predicted
+from moeplan.profilers.profile import Profile
+from moeplan.profilers.series import Series
+from tests.builders import series
 
 GRID = np.array(list(itertools.product((1, 4, 16), (64, 512, 4096), (256, 1024))), dtype=np.float64).T
 POINTS = st.lists(
@@ -60,14 +68,6 @@ def test_no_coefficient_is_negative_where_times_fall() -> None:
     assert min(found.start_s, found.projection_s, found.score_s) >= 0
 
 
-@pytest.mark.parametrize("values", [(-1e-9, 1.0), (0.0, 0.0), (np.nan, 1.0), (0.0, np.nan)])
-def test_impossible_coefficients_are_refused(values: tuple[float, float]) -> None:
-    with pytest.raises(InputError, match="alpha-beta"):
-        AlphaBeta(a_s=values[0], b_s=values[1])
-    with pytest.raises(InputError, match="attention"):
-        AttentionLaw(start_s=values[0], projection_s=values[1], score_s=values[1])
-
-
 Kind = Literal["piecewise", "piecewise_linear"]
 KINDS = pytest.mark.parametrize("kind", ["piecewise", "piecewise_linear"])
 CURVES = st.lists(st.tuples(st.integers(1, 2**40), st.floats(1e-7, 1e2)), min_size=2, max_size=20).filter(
@@ -110,21 +110,6 @@ def test_it_is_constant_below_and_keeps_the_last_slope_beyond(kind: Kind) -> Non
     assert model.seconds(np.array([1e5])) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    ("works", "seconds"),
-    [
-        ((1.0,), (1.0,)),
-        ((2.0, 1.0), (1.0, 2.0)),
-        ((1.0, 2.0), (2.0, 1.0)),
-        ((1.0, 2.0), (1.0,)),
-        ((0.0, 1.0), (1.0, 1.0)),
-    ],
-)
-def test_impossible_knots_are_refused(works: tuple[float, ...], seconds: tuple[float, ...]) -> None:
-    with pytest.raises(InputError, match="piecewise"):
-        Piecewise(works=works, seconds_at=seconds)
-
-
 def test_a_steep_last_step_is_continued_in_proportion_to_work() -> None:
     model = Piecewise.of(np.array([88.0, 89.0]), np.array([1.0, 88.0]))
     assert model.seconds(np.array([8900.0])) == pytest.approx(8800)
@@ -144,10 +129,6 @@ def points() -> np.ndarray:
 
 def made() -> Surface:
     return Surface.of(("m", "n", "k"), points(), law(*points().T))
-
-
-def test_measured_points_come_back() -> None:
-    assert made().seconds(*points().T) == pytest.approx(law(*points().T), rel=1e-5)
 
 
 def test_between_sites_it_is_kriging_with_a_linear_variogram_on_a_plane() -> None:
@@ -217,34 +198,107 @@ def encoded(values: list[float]) -> str:
     return base64.b64encode(np.array(values, dtype="<f4").tobytes()).decode()
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"knots": (1,)},
-        {"knots": (2, 1)},
-        {"knots": (-1, 1)},
-        {"knots": tuple(range(200))},
-        {"sites": ((1,), (1,))},
-        {"sites": ((1,), (2, 3))},
-        {"sites": ((1,), (-2,))},
-        {"sites": ((1,), (2**70,))},
-        {"axes": ("m", "m")},
-        {"axes": ("m", "n", "k")},
-        {"log_seconds": encoded([1.0, 2.0, 3.0])},
-        {"log_seconds": encoded([1.0, 2.0, 3.0, float("nan")])},
-        {"log_seconds": encoded([1.0, 2.0, 3.0, 1e9])},
-        {"log_seconds": "AAA"},
-        {"log_seconds": "not base64 \u2603"},
-    ],
-)
-def test_impossible_surfaces_are_refused(spoilt: dict[str, object]) -> None:
-    good = Surface(axes=("m", "n"), knots=(1, 2), sites=((1,), (2,)), log_seconds=encoded([0.0, 1.0, 2.0, 3.0]))
-    with pytest.raises(InputError, match="surface"):
-        replace(good, **spoilt)  # type: ignore[arg-type]
+SURFACE = Surface(axes=("m", "n"), knots=(1, 2), sites=((1,), (2,)), log_seconds=encoded([0.0, 1.0, 2.0, 3.0]))
+LINE, CURVE = AlphaBeta(a_s=1.0, b_s=1.0), Piecewise(works=(1.0, 2.0), seconds_at=(1.0, 2.0))
+LAW = AttentionLaw(start_s=1.0, projection_s=1.0, score_s=0.0)
+FIT = Fit(axes=("bytes",), model=LINE, alpha_beta=LINE, held_out={}, measured={"bytes": (1, 5)})
+WORST: dict[str, Any] = {"sizes": ((1,), (2,)), "errors": (0.2, 0.0)}
+HELD_OUT = HeldOut(num_sizes=2, median_error=0.1, p95_error=0.2, worst_error=0.2, **WORST)
+IMPOSSIBLE: list[tuple[Any, str, list[dict[str, Any]]]] = [
+    (LINE, "alpha-beta", [{"a_s": -1e-9}, {"a_s": 0.0, "b_s": 0.0}, {"a_s": np.nan}, {"b_s": np.nan}]),
+    (LAW, "attention", [{"start_s": -1e-9}, dict.fromkeys(("start_s", "projection_s"), 0.0), {"start_s": np.nan}]),
+    (CURVE, "piecewise", [{"works": (1.0,), "seconds_at": (1.0,)}, {"works": (2.0, 1.0)}, {"works": (0.0, 1.0)}]),
+    (CURVE, "piecewise", [{"seconds_at": (2.0, 1.0)}, {"seconds_at": (1.0,)}]),
+    (SURFACE, "surface", [{"knots": knots} for knots in ((1,), (2, 1), (-1, 1), tuple(range(200)))]),
+    (SURFACE, "surface", [{"sites": ((1,), site)} for site in ((1,), (2, 3), (-2,), (2**70,))]),
+    (SURFACE, "surface", [{"axes": ("m", "m")}, {"axes": ("m", "n", "k")}]),
+    (SURFACE, "surface", [{"log_seconds": encoded([1.0, 2.0, 3.0, *more])} for more in ([], [np.nan], [1e9])]),
+    (SURFACE, "surface", [{"log_seconds": "AAA"}, {"log_seconds": "not base64 \u2603"}]),
+    (FIT, "fit", [{"measured": {"bytes": (5, 1)}}, {"measured": {"other": (1, 5)}}, {"axes": ()}, {"model": LAW}]),
+    (FIT, "fit", [{"low_factor": 1.5}, {"low_factor": np.nan}, {"high_factor": 0.5}]),
+    (FIT, "fit", [{"least_s": 0.0}, {"least_s": np.nan}]),
+    (HELD_OUT, "held-out", [{"median_error": 0.3}, {"p95_error": 0.9}, {"worst_error": 0.5}, {"num_sizes": 1}]),
+    (HELD_OUT, "held-out", [{"num_sizes": 0, "sizes": (), "errors": ()}, {"errors": (0.2,)}, {"errors": (0.2, 0.3)}]),
+]
+
+
+@pytest.mark.parametrize(("good", "named", "spoilt"), [(a, b, one) for a, b, many in IMPOSSIBLE for one in many])
+def test_impossible_models_fits_and_errors_are_refused(good: Any, named: str, spoilt: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=named):
+        dataclasses.replace(good, **spoilt)
 
 
 def test_sites_that_floating_point_cannot_tell_apart_are_refused_when_asked() -> None:
-    values = encoded([0.0, 1.0, 2.0, 3.0])
-    surface = Surface(axes=("m", "n"), knots=(1, 2), sites=((2**62,), (2**62 + 1,)), log_seconds=values)
     with pytest.raises(InputError, match="cannot tell apart"):
-        surface.seconds(np.array([1.0]), np.array([3.0]))
+        dataclasses.replace(SURFACE, sites=((2**62,), (2**62 + 1,))).seconds(np.array([1.0]), np.array([3.0]))
+
+
+BYTES = [{"bytes": 2**power} for power in range(10, 20)]
+GEMMS = [{"m": size["bytes"], "n": 8, "k": 4} for size in BYTES]
+
+
+def profile(*found: Series) -> Profile:
+    return Profile.of(Origin(kind="tables", created_at=now(), name="made"), Cluster(1, 8), found)
+
+
+BOTH = profile(
+    series("gemm", dtype="bf16", sizes=GEMMS, a_s=0, b_s=1e-12),
+    series("gemm", dtype="fp8", sizes=GEMMS, a_s=0, b_s=5e-13),
+    series("all_to_all", 2, "intra", sizes=BYTES, a_s=0, b_s=1e-9),
+    series("all_to_all", 8, "intra", sizes=BYTES, a_s=0, b_s=2e-9),
+    series("all_to_all", 8, "inter", sizes=BYTES, a_s=0, b_s=9e-9),
+)
+
+
+def test_the_series_named_predicts_over_the_work_of_its_case() -> None:
+    size = {"m": np.array([1024, 2048]), "n": np.array(8), "k": np.array(4)}
+    assert predict(BOTH, "gemm", size, dtype="fp8").seconds == pytest.approx([1024 * 32 * 5e-13, 2048 * 32 * 5e-13])
+    for ranks, link, s_per_byte in ((2, "intra", 1e-9), (8, "intra", 2e-9), (8, "inter", 9e-9)):
+        asked: dict[str, Any] = {"ranks": ranks, "link": link}
+        found = predict(BOTH, "all_to_all", {"bytes": 4096}, **asked)
+        assert predict(BOTH, "all_to_all", {"bytes": 4096}, dtype="bf16", **asked) == found
+        assert found.seconds == pytest.approx(4096 * (ranks - 1) / ranks * s_per_byte)
+        assert not found.extrapolated
+
+
+@pytest.mark.parametrize(("ranks", "near"), [(3, 2), (4, 8), (5, 8), (64, 8), (1, 2)])
+def test_other_numbers_of_ranks_are_answered_by_the_nearest_and_flagged(ranks: int, near: int) -> None:
+    found = predict(BOTH, "all_to_all", {"bytes": [4096, 8192]}, ranks=ranks, link="intra")
+    same = predict(BOTH, "all_to_all", {"bytes": [4096, 8192]}, ranks=near, link="intra")
+    assert (found.seconds == same.seconds).all()
+    assert found.extrapolated.all()
+    assert not same.extrapolated.any()
+
+
+@pytest.mark.parametrize(
+    ("case", "asked", "message"),
+    [
+        ("router", {}, "no fit of router; it has all_to_all, gemm"),
+        ("gemm", {}, "gemm is there in dtype bf16, fp8; name one"),
+        ("gemm", {"dtype": "fp32"}, "no dtype fp32: gemm is there in dtype bf16, fp8"),
+        ("gemm", {"dtype": "fp8", "link": "inter"}, "no link inter: gemm is there in link None"),
+        ("all_to_all", {"ranks": 8}, "all_to_all is there in link inter, intra; name one"),
+        ("all_to_all", {"link": "intra"}, "all_to_all is there in ranks 2, 8; name one"),
+        ("all_to_all", {"link": "intra", "ranks": 0}, "0 ranks; expected at least 1"),
+        ("all_to_all", {"link": "intra", "ranks": 2}, "a size of m, n; expected bytes"),
+    ],
+)
+def test_what_cannot_be_answered_is_told_with_what_there_is(case: str, asked: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        predict(BOTH, case, {"m": 1, "n": 2}, **asked)  # type: ignore[arg-type]
+
+
+def test_sizes_that_lack_an_axis_of_their_case_are_refused() -> None:
+    fit = fit_arrays({"m": np.array([8, 64])}, np.array([8.0, 64.0]), np.array([1e-5, 1e-4]))
+    for case in ("gemm", "moe"):
+        forged = Series(case=case, dtype="fp8", ranks=1, unit="macs", fit=fit)
+        with pytest.raises(InputError, match=f"sizes of {case} over m lack"):
+            predicted(forged, {"m": 8})
+
+
+def test_where_there_are_no_fits_it_is_said() -> None:
+    unfitted = BOTH.series["all_to_all/uint8@8/inter"].model_copy(update={"fit": None})
+    with pytest.raises(UsageError, match="all_to_all/uint8@8/inter has no fit"):
+        predicted(unfitted, {"bytes": 4096})
+    with pytest.raises(UsageError, match="it has none at all"):
+        predict(profile(), "gemm", {"m": 1})

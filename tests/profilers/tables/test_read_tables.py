@@ -280,19 +280,19 @@ def test_all_to_alls_of_unseen_sizes_are_off_by_5_percent_and_by_8_on_8_gpus(pro
         assert fit.held_out[fit.model.kind].median_error < fit.held_out["alpha_beta"].median_error / 2
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("bf16", 0.05), ("fp8", 0.05), ("fp8_block", 0.15)])
-def test_gemms_of_unseen_layers_are_off_by_5_percent_or_15_in_blocks(profile: Profile, dtype: str, most: float) -> None:
-    fit = fit_of(profile, f"gemm/{dtype}")
+@pytest.mark.parametrize(
+    ("key", "most", "num_sizes"),
+    [("gemm/bf16", 0.05, 25_000), ("gemm/fp8", 0.05, 25_000), ("gemm/fp8_block", 0.15, 25_000),
+     ("moe/bf16", 0.05, 0), ("moe/fp8", 0.05, 0), ("moe/fp8_block", 0.05, 0)],
+)  # fmt: skip
+def test_unseen_layers_are_off_by_5_percent_and_gemms_in_blocks_by_15(
+    profile: Profile, key: str, most: float, num_sizes: int
+) -> None:
+    fit = fit_of(profile, key)
     held = fit.held_out[fit.model.kind]
-    assert held.num_sizes > 25_000
+    assert held.num_sizes > num_sizes
     assert held.median_error <= most
-    assert held.p95_error < 0.2
-
-
-def test_expert_layers_of_unseen_shapes_are_off_by_5_percent(profile: Profile) -> None:
-    for dtype in ("bf16", "fp8", "fp8_block"):
-        fit = fit_of(profile, f"moe/{dtype}")
-        assert fit.held_out[fit.model.kind].median_error <= 0.05
+    assert held.p95_error < 0.2 or not num_sizes
 
 
 def test_no_collective_is_faster_than_the_link_and_large_ones_come_near(profile: Profile) -> None:

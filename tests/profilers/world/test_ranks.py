@@ -26,16 +26,15 @@ def answers(rank: int, channel: Channel) -> None:
     channel.deliver(rank * 10)
 
 
-def failing(who: int, how: Callable[[], object], rank: int, channel: Channel) -> None:
+def acting(acts: dict[int, Callable[[], object]], others: Callable[[], object], rank: int, channel: Channel) -> None:
     channel.greet()
-    if rank == who:
-        how()
+    acts.get(rank, others)()
     channel.deliver(rank)
 
 
-def fails(who: int, what: Callable[..., object], *args: object) -> Callable[[int, Channel], None]:
-    """An entry of which one rank does something else than to answer."""
-    return partial(failing, who, partial(what, *args))
+def fails(who: int, what: Callable[..., object], *args: object, others: Exception | None = None) -> Any:
+    """An entry of which one rank does something else than to answer, while the others answer or raise an error."""
+    return partial(acting, {who: partial(what, *args)}, partial(raising, others) if others else bool)
 
 
 def killing(number: signal.Signals) -> None:
@@ -46,30 +45,20 @@ def raising(error: Exception) -> None:
     raise error
 
 
+def dying_late() -> None:
+    time.sleep(0.5)
+    killing(signal.SIGSEGV)
+
+
+GLOO = "[gloo/transport/tcp/pair.cc:1]"
+TIMED_OUT = RuntimeError(f"{GLOO} Timed out waiting 500ms for recv operation to complete")
+CLOSED = RuntimeError(f"{GLOO} Connection closed by peer")
+
+
 def talks_and_hangs(rank: int, channel: Channel) -> None:
     channel.greet()
     channel.report(f"up {rank}")
     time.sleep(600)
-
-
-def hangs_while_others_wait(rank: int, channel: Channel) -> None:
-    channel.greet()
-    if rank == 1:
-        time.sleep(600)
-    raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Timed out waiting 500ms for recv operation to complete")
-
-
-def all_lose_each_other(_rank: int, channel: Channel) -> None:
-    channel.greet()
-    raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
-
-
-def dies_and_takes_others_along(rank: int, channel: Channel) -> None:
-    channel.greet()
-    if rank == 2:
-        time.sleep(0.5)
-        killing(signal.SIGSEGV)
-    raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
 
 
 def slow_but_talking(rank: int, channel: Channel) -> None:
@@ -92,10 +81,10 @@ def test_results_come_back_by_rank_and_reports_on_the_way() -> None:
     [
         (fails(2, killing, signal.SIGKILL), RankError, r"^rank 2 died \(SIGKILL\)"),
         (fails(1, os._exit, 3), RankError, r"^rank 1 died \(exit code 3\)"),
-        (dies_and_takes_others_along, RankError, r"^rank 2 died \(SIGSEGV\)"),
+        (fails(2, dying_late, others=CLOSED), RankError, r"^rank 2 died \(SIGSEGV\)"),
         (fails(1, time.sleep, 600), RankError, r"^rank 1 did not answer within 1 s"),
-        (hangs_while_others_wait, RankError, r"^rank 1 did not answer within 1 s"),
-        (all_lose_each_other, RankError, r"^rank 0 lost the others, which are alive: .*Connection closed"),
+        (fails(1, time.sleep, 600, others=TIMED_OUT), RankError, r"^rank 1 did not answer within 1 s"),
+        (fails(3, bool, others=CLOSED), RankError, r"^rank 0 lost the others, which are alive: .*Connection closed"),
         (fails(1, raising, InputError("trace/: no tokens")), InputError, r"^rank 1: trace/: no tokens$"),
         (
             fails(1, raising, TypeError("no such thing")),
@@ -104,10 +93,10 @@ def test_results_come_back_by_rank_and_reports_on_the_way() -> None:
         ),
     ],
 )
-def test_a_rank_that_fails_ends_the_run_by_its_name(entry: object, error: type[MoeplanError], message: str) -> None:
+def test_a_rank_that_fails_ends_the_run_by_its_name(entry: Any, error: type[MoeplanError], message: str) -> None:
     before = set(_descendants(os.getpid()))  # interpreters that other tests of this worker keep
     with pytest.raises(error, match=message) as caught:
-        run_ranks(3, entry, timeout_s=1)  # type: ignore[arg-type]
+        run_ranks(3, entry, timeout_s=1)
     assert "\n" not in str(caught.value)
     assert set(_descendants(os.getpid())) <= before
 
@@ -230,14 +219,6 @@ def adds(world: World, payload: float) -> dict[str, Any]:
     return {"rank": world.rank, "total": total, "place": place, "threads": torch.get_num_threads()}
 
 
-def fails_before_a_collective(world: World, how: Callable[[], object]) -> None:
-    import torch.distributed as dist
-
-    if world.rank == 1:
-        how()
-    dist.barrier()
-
-
 def adds_on_its_node(world: World, _payload: None) -> tuple[int, int, float]:
     import torch
     import torch.distributed as dist
@@ -261,15 +242,6 @@ def test_every_rank_runs_in_one_group_and_its_tensors_come_back() -> None:
 def test_the_ranks_of_a_node_are_a_world_of_their_own() -> None:
     found = run_world(4, adds_on_its_node, host_of=by_halves)
     assert found == [(0, 2, 1.0), (1, 2, 1.0), (0, 2, 5.0), (1, 2, 5.0)]
-
-
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [(partial(os._exit, 7), r"died \(exit code 7\)"), (partial(time.sleep, 600), "did not answer within 2 s")],
-)
-def test_a_rank_that_dies_or_hangs_is_named_and_not_its_peers(how: Callable[[], object], told: str) -> None:
-    with pytest.raises(RankError, match=f"^rank 1 {told}"):
-        run_world(2, fails_before_a_collective, how, timeout_s=2)
 
 
 def test_an_impossible_number_of_local_ranks_or_device_is_refused() -> None:

@@ -1,17 +1,13 @@
-import time
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.random import Generator
 
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
 from moeplan.solvers.outcome import Status
-from moeplan.solvers.placement import ReplicaRule
 from tests.builders import known
 from tests.solvers.builders import Array
 
@@ -53,52 +49,30 @@ def literal_hierarchy(load: Array, num_groups: int, cluster: Cluster, slots: int
     return packs
 
 
-@pytest.mark.parametrize(("num_experts", "num_devices", "slots"), [(8, 4, 2), (8, 4, 3), (32, 8, 5), (6, 6, 1)])
-def test_the_published_placement_is_taken_if_legal(
-    num_experts: int, num_devices: int, slots: int, rng: Generator
-) -> None:
-    legal = 0
-    for _ in range(40):
-        load = rng.lognormal(0, 0.7, num_experts)
-        packs, weights = literal_eplb(load, num_devices * slots, num_devices)
-        found = eplb.solve(load[None], Cluster(1, num_devices), slots=slots, method="published")
-        if all(len(set(pack)) == slots for pack in packs):
-            legal += 1
-            row = found.placement.physical_to_logical[0].reshape(num_devices, slots)
-            assert row.tolist() == [sorted(pack) for pack in packs]
-            assert found.repaired == 0
-            assert found.outcome.objective.value == pytest.approx(max(weights) / np.mean(weights))
-        else:
-            assert found.repaired > 0
-    assert legal >= 5
-
-
 @pytest.mark.parametrize(
     ("num_experts", "num_groups", "shape", "slots"),
-    [(16, 4, "2x2", 4), (16, 4, "2x2", 5), (32, 8, "4x2", 5), (12, 6, "3x2", 3), (16, 2, "2x4", 3), (16, 4, "4x4", 1)],
-)
-def test_where_the_hierarchical_form_is_legal_the_placement_is_its_and_no_group_is_split(
-    num_experts: int, num_groups: int, shape: str, slots: int, rng: Generator
+    [(16, 4, "2x2", 4), (16, 4, "2x2", 5), (32, 8, "4x2", 5), (12, 6, "3x2", 3), (16, 2, "2x4", 3), (16, 4, "4x4", 1),
+     (8, None, "1x4", 2), (8, None, "1x4", 3), (32, None, "1x8", 5), (6, None, "1x6", 1)],
+)  # fmt: skip
+def test_where_the_published_placement_is_legal_it_is_taken_and_no_group_is_split(
+    num_experts: int, num_groups: int | None, shape: str, slots: int, rng: Generator
 ) -> None:
     cluster, legal = Cluster.parse(shape), 0
-    size = num_experts // num_groups
     for _ in range(30):
         load = rng.lognormal(0, 0.5, (2, num_experts))
         found = eplb.solve(load, cluster, slots=slots, num_groups=num_groups, method="published")
-        assert found.outcome.backend == "moeplan hierarchical"
-        for layer in range(2):
-            packs = literal_hierarchy(load[layer], num_groups, cluster, slots)
-            rows = found.placement.physical_to_logical[layer].reshape(cluster.num_nodes, -1)
-            groups = [set((row // size).tolist()) for row in rows]
-            assert sum(map(len, groups)) == num_groups
-            if all(len(set(pack)) == slots for pack in packs):
-                legal += 1
-                devices = found.placement.physical_to_logical[layer].reshape(cluster.num_devices, slots)
-                assert devices.tolist() == [sorted(pack) for pack in packs]
-            else:
-                assert found.repaired > 0
+        assert found.outcome.backend == ("moeplan hierarchical" if num_groups else "moeplan")
+        published = [literal_hierarchy(load_E, num_groups or 1, cluster, slots) for load_E in load]
+        as_they_are = [all(len(set(pack)) == slots for pack in packs) for packs in published]
+        for row, packs, taken in zip(found.placement.physical_to_logical, published, as_they_are, strict=True):
+            size = num_experts // (num_groups or num_experts)
+            nodes = [set((node // size).tolist()) for node in row.reshape(cluster.num_nodes, -1)]
+            assert num_groups in (None, sum(map(len, nodes)))
+            assert not taken or row.reshape(-1, slots).tolist() == [sorted(pack) for pack in packs]
+        assert (found.repaired > 0) != all(as_they_are)
         assert known(found.outcome.bound) <= found.outcome.objective.value * (1 + 1e-12)
-    assert legal
+        legal += sum(as_they_are)
+    assert legal >= 3
 
 
 @pytest.mark.parametrize(
@@ -115,44 +89,12 @@ def test_without_a_hierarchical_form_it_is_the_global_one(num_groups: int | None
     assert (found.placement.physical_to_logical == expected.placement.physical_to_logical).all()
 
 
-@given(st.data())
-def test_any_loads_and_slots_give_a_legal_placement_within_its_bound(data: st.DataObject) -> None:
-    num_experts, num_devices = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 5))
-    slots = data.draw(st.lists(st.integers(0, num_experts), min_size=num_devices, max_size=num_devices))
-    if sum(slots) < num_experts:
-        slots[0] = num_experts
-    loads = np.array(
-        data.draw(
-            st.lists(st.lists(st.integers(0, 20), min_size=num_experts, max_size=num_experts), min_size=1, max_size=3)
-        )
-    )
-    found = eplb.solve(loads, Cluster(1, num_devices), slots=slots, method="published")
-    assert found.placement.slots.tolist() == slots
-    assert found.placement.replica_rule is ReplicaRule.EVEN
-    balances = []
-    for layer, load in enumerate(loads):
-        held = found.placement.holds(layer)[:, np.array(slots) > 0]
-        device = (load[:, None] * held / held.sum(axis=1, keepdims=True)).sum(axis=0)
-        balances.append(device.max() / device.mean() if device.sum() else 1.0)
-    assert found.outcome.objective.value == pytest.approx(np.mean(balances))
-    assert 1 - 1e-12 <= known(found.outcome.bound) <= found.outcome.objective.value + 1e-12
-
-
 def test_an_expert_that_outweighs_all_gets_no_more_replicas_than_devices_and_that_is_counted() -> None:
     found = eplb.solve([[1000.0, 1.0, 1.0]], Cluster(1, 2), slots=3, method="published")
     assert found.placement.physical_to_logical.tolist() == [[0, 1, 2, 0, 1, 2]]
     assert found.repaired > 0
     assert found.outcome.status is Status.OPTIMAL
     assert found.outcome.gap == 0
-
-
-@pytest.mark.parametrize(("num_groups", "most"), [(None, 1.02), (8, 1.1)])
-def test_deepseek_size_takes_some_ten_milliseconds(num_groups: int | None, most: float) -> None:
-    loads = np.random.default_rng(0).lognormal(0, 1, (58, 256))
-    started = time.process_time()
-    found = eplb.solve(loads, Cluster(4, 8), slots=9, num_groups=num_groups, method="published")
-    assert time.process_time() - started < 0.06
-    assert found.outcome.objective.value < most
 
 
 def test_raw_is_the_published_algorithm_with_its_duplicates(rng: Generator) -> None:
@@ -186,31 +128,6 @@ def test_too_few_slots_are_refused() -> None:
         eplb.solve(np.ones((1, 5)), Cluster(1, 2), slots=2)
 
 
-@settings(max_examples=150)
-@given(st.data())
-def test_whatever_pins_fit_are_kept(data: st.DataObject) -> None:
-    num_experts, num_devices = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
-    slots = data.draw(st.lists(st.integers(0, num_experts), min_size=num_devices, max_size=num_devices))
-    if sum(slots) < num_experts:
-        slots[0] = num_experts
-    cells = [(e, d) for e in range(num_experts) for d in range(num_devices)]
-    pins = data.draw(st.sets(st.sampled_from(cells), max_size=sum(slots)))
-    pins_of_expert = [sum(e == expert for e, _ in pins) for expert in range(num_experts)]
-    fits = all(sum(d == device for _, d in pins) <= slots[device] for device in range(num_devices))
-    fits = fits and sum(max(1, pins) for pins in pins_of_expert) <= sum(slots)
-    loads = np.array([data.draw(st.lists(st.integers(0, 9), min_size=num_experts, max_size=num_experts))])
-
-    def solved() -> Any:
-        return eplb.solve(loads, Cluster(1, num_devices), slots=slots, pins=pins, method="published").placement
-
-    if fits:
-        held = solved().holds(0)
-        assert all(held[pin] for pin in pins)
-    else:
-        with pytest.raises(UsageError, match="pin"):
-            solved()
-
-
 @pytest.mark.parametrize(
     ("slots", "pins", "num_experts"),
     [
@@ -219,11 +136,8 @@ def test_whatever_pins_fit_are_kept(data: st.DataObject) -> None:
         ([2, 1, 4], [(0, 0), (4, 2), (3, 0), (3, 2), (4, 1)], 5),
     ],
 )
-@pytest.mark.parametrize("seed", range(8))
-def test_pins_leaving_nothing_are_kept(
-    slots: list[int], pins: list[tuple[int, int]], num_experts: int, seed: int
-) -> None:
-    loads = np.random.default_rng(seed).integers(0, 3, (20, num_experts))
+def test_pins_leaving_nothing_are_kept(slots: list[int], pins: list[tuple[int, int]], num_experts: int) -> None:
+    loads = np.random.default_rng(0).integers(0, 3, (160, num_experts))
     placement = eplb.solve(loads, Cluster(1, len(slots)), slots=slots, pins=pins, method="published").placement
     for layer in range(len(loads)):
         held = placement.holds(layer)

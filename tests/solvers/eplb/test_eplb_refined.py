@@ -1,6 +1,6 @@
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,26 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import Generator
 
+from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
 from moeplan.solvers.balance import device_loads
 from moeplan.solvers.eplb.kernel import descend, kick, place, state_of
 from moeplan.solvers.outcome import PlacementResult, Status
-from moeplan.solvers.placement import Placement, keeps_groups_whole
+from moeplan.solvers.placement import Placement, ReplicaRule, keeps_groups_whole
 from tests.builders import known
 from tests.solvers.builders import Array
-
-LOADS: dict[str, Callable[[Generator], Array]] = {
-    "lognormal 0.5": lambda rng: rng.lognormal(0, 0.5, (6, 256)),
-    "lognormal 2": lambda rng: rng.lognormal(0, 2, (6, 256)),
-    "zipf 0.8": lambda rng: zipf(rng, 0.8),
-    "zipf 1.3": lambda rng: zipf(rng, 1.3),
-}
-
-
-def zipf(rng: Generator, exponent: float) -> Array:
-    share = np.arange(1, 257.0) ** -exponent
-    return np.stack([rng.permutation(rng.multinomial(2**18, share / share.sum())) for _ in range(6)])
 
 
 def least_max(load: Array, slots: list[int]) -> float:
@@ -65,39 +54,60 @@ def test_small_layers_are_placed_as_by_trying_everything(num_experts: int, slots
     assert busiest(loads, found) == pytest.approx([least_max(load, slots) for load in loads], rel=2e-5)
 
 
-@settings(max_examples=60)
-@given(st.data())
-def test_under_any_constraints_refined_is_legal_and_no_layer_is_worse_than_published(data: st.DataObject) -> None:
-    num_experts, num_devices = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 5))
-    slots = data.draw(st.lists(st.integers(1, num_experts), min_size=num_devices, max_size=num_devices))
+def ratios(loads: Array, placement: Placement) -> Array:
+    """Max/mean device load of every step and layer, from the definition, `[B, L]`."""
+    found = np.ones(loads.shape[:2])
+    for step, layer in np.ndindex(found.shape):
+        held = placement.holds(layer)[:, placement.slots > 0]
+        device = loads[step, layer] @ (held / held.sum(axis=1, keepdims=True))
+        if device.sum():
+            found[step, layer] = device.max() / device.mean()
+    return found
+
+
+@settings(max_examples=200)
+@given(st.data(), st.integers(1, 7), st.integers(1, 5), st.integers(0, 2**32))
+def test_constraints_that_fit_are_kept_within_the_bound_and_no_refined_layer_is_worse_than_published(
+    data: st.DataObject, num_experts: int, num_devices: int, seed: int
+) -> None:
     dead = data.draw(st.sets(st.integers(0, num_devices - 1), max_size=num_devices - 1))
-    alive = [d for d in range(num_devices) if d not in dead]
-    slots[alive[0]] = num_experts
-    pins = data.draw(st.sets(st.tuples(st.integers(0, num_experts - 1), st.sampled_from(alive)), max_size=2))
-    row = st.lists(st.integers(0, 20), min_size=num_experts, max_size=num_experts)
-    loads = np.array(data.draw(st.lists(row, min_size=1, max_size=3)), dtype=float)
-    if any(sum(d == device for _, d in pins) > slots[device] for device in alive):
+    slots = data.draw(st.lists(st.integers(0, num_experts), min_size=num_devices, max_size=num_devices))
+    live = [0 if d in dead else size for d, size in enumerate(slots)]
+    if sum(live) < num_experts:
+        first = min({*range(num_devices)} - dead)
+        slots[first] = live[first] = num_experts
+    pinned_ED = np.zeros((num_experts, num_devices), dtype=int)
+    for pin in data.draw(st.sets(st.sampled_from(list(np.ndindex(pinned_ED.shape))), max_size=sum(live))):
+        pinned_ED[pin] = 1
+    pins = list(zip(*np.nonzero(pinned_ED), strict=True))
+    fits = (pinned_ED.sum(axis=0) <= live).all() and np.maximum(pinned_ED.sum(axis=1), 1).sum() <= sum(live)
+    shape = (*data.draw(st.sampled_from([(), (1,), (4,)])), 2, num_experts)  # of loads, or of steps of them
+    loads = np.random.default_rng(seed).integers(0, [20, 2][seed % 2], shape)
+
+    def solved(method: Any) -> PlacementResult:
+        return eplb.solve(loads, Cluster(1, num_devices), slots=slots, dead=dead, pins=pins, method=method)
+
+    if not fits:
+        with pytest.raises(UsageError, match="pin"):
+            solved("refined")
         return
-    if sum(slots[d] for d in alive) < num_experts + 2:
-        return
-    refined, published = (
-        eplb.solve(loads, Cluster(1, num_devices), slots=slots, dead=dead, pins=pins, method=method)
-        for method in ("refined", "published")
-    )
-    for found in (refined, published):
-        assert found.placement.slots.tolist() == [0 if d in dead else slots[d] for d in range(num_devices)]
-        for layer in range(len(loads)):
-            assert all(found.placement.holds(layer)[pin] for pin in pins)
-    assert (busiest(loads, refined) <= busiest(loads, published) * (1 + 1e-12)).all()
-    mean = loads.sum(axis=1) / len(alive)
-    ratios = np.where(mean > 0, busiest(loads, refined) / np.where(mean > 0, mean, 1), 1)
-    assert refined.outcome.objective.value == pytest.approx(ratios.mean())
-    assert known(refined.outcome.bound) <= refined.outcome.objective.value * (1 + 1e-12)
+    found = [solved(method) for method in ("refined", "published")]
+    for result in found:
+        assert result.placement.slots.tolist() == live
+        assert result.placement.replica_rule is ReplicaRule.EVEN
+        assert all(result.placement.holds(layer)[pin] for layer in (0, 1) for pin in pins)
+        value = ratios(loads.reshape(-1, 2, num_experts), result.placement).mean()
+        assert result.outcome.objective.value == pytest.approx(value)
+        assert 1 - 1e-12 <= known(result.outcome.bound) <= value * (1 + 1e-12)
+    if loads.ndim == 2:
+        assert (busiest(loads, found[0]) <= busiest(loads, found[1]) * (1 + 1e-12)).all()
 
 
-@pytest.mark.parametrize("name", LOADS)
-def test_on_32_devices_its_excess_over_the_bound_is_a_quarter_of_the_published_one(name: str, rng: Generator) -> None:
-    loads = LOADS[name](rng)
+@pytest.mark.parametrize("spread", [0.5, 1.2, 2.0])
+def test_on_32_devices_its_excess_over_the_bound_is_a_quarter_of_the_published_one(
+    spread: float, rng: Generator
+) -> None:
+    loads = rng.lognormal(0, spread, (6, 256))
     refined, published = (
         eplb.solve(loads, Cluster(4, 8), slots=9, method=method).outcome for method in ("refined", "published")
     )
@@ -154,12 +164,19 @@ def test_layers_are_refined_each_for_itself_and_alike_every_time(rng: Generator)
         assert (alone[0] == together[layer]).all()
 
 
-def test_deepseek_size_takes_less_than_a_tenth_of_a_second_once_compiled() -> None:
+@pytest.mark.parametrize(
+    ("method", "num_groups", "limit_s", "most"),
+    [("published", None, 0.06, 1.02), ("published", 8, 0.06, 1.1), ("refined", None, 0.3, 1.001)],
+)
+def test_deepseek_size_takes_less_than_a_tenth_of_a_second_once_compiled(
+    method: Any, num_groups: int | None, limit_s: float, most: float
+) -> None:
     loads = np.random.default_rng(0).lognormal(0, 1, (58, 256))
     eplb.solve(loads[:1], Cluster(4, 8), slots=9)
     started = time.process_time()
-    found = eplb.solve(loads, Cluster(4, 8), slots=9)
-    assert time.process_time() - started < 0.3  # 0.07 s on an idle machine
+    found = eplb.solve(loads, Cluster(4, 8), slots=9, num_groups=num_groups, method=method)
+    assert time.process_time() - started < limit_s  # refined: 0.07 s on an idle machine
+    assert found.outcome.objective.value < most
     assert device_loads(loads, found.placement).max(axis=1).sum() == pytest.approx(busiest(loads, found).sum())
     assert found.outcome.wall_s < found.outcome.compiled_s + 1
 
@@ -188,42 +205,11 @@ def test_changes_leave_the_state_that_its_experts_give_anew(slots: list[int], rn
     assert (state.expert != table).any()
 
 
-def ratios(loads: Array, placement: Placement) -> Array:
-    """Max/mean device load of every step and layer, from the definition, `[B, L]`."""
-    found = np.ones(loads.shape[:2])
-    for step, layer in np.ndindex(found.shape):
-        held = placement.holds(layer)[:, placement.slots > 0]
-        device = loads[step, layer] @ (held / held.sum(axis=1, keepdims=True))
-        if device.sum():
-            found[step, layer] = device.max() / device.mean()
-    return found
-
-
 def topical(rng: Generator, num_steps: int, num_layers: int, num_experts: int) -> Array:
     """Steps whose busy experts come and go together."""
     topics = rng.lognormal(0, 1, (4, num_layers, num_experts))
     mixed = np.einsum("bt,tle->ble", rng.dirichlet(np.full(4, 0.4), num_steps), topics)
     return np.asarray(rng.poisson(500 * mixed / mixed.mean(axis=2, keepdims=True)), np.float64)
-
-
-def test_experts_busy_in_the_same_step_are_put_apart_which_their_means_do_not_tell() -> None:
-    steps = np.array([[[1.0, 1.0, 0.0, 0.0]], [[0.0, 0.0, 1.0, 1.0]]])
-    found = eplb.solve(steps, Cluster(1, 2))
-    assert found.outcome.objective.name == "step_balance"
-    assert found.outcome.objective.value == 1
-    assert found.outcome.status is Status.OPTIMAL
-    for pair in ((0, 1), (2, 3)):
-        homes = found.placement.holds(0)[list(pair)].argmax(axis=1)
-        assert homes[0] != homes[1]
-
-
-def test_an_expert_busy_in_bursts_gets_the_replica_that_a_steady_one_of_more_load_does_not_need() -> None:
-    bursts = np.zeros((8, 1, 4))
-    bursts[:, 0] = [5.0, 0.0, 5.0, 5.0]
-    bursts[::2, 0, 1] = 9.0
-    found = eplb.solve(bursts, Cluster(1, 5), slots=1)
-    assert found.placement.holds(0)[1].sum() == 2
-    assert eplb.solve(bursts.mean(axis=0), Cluster(1, 5), slots=1).placement.holds(0)[1].sum() == 1
 
 
 @pytest.mark.parametrize("quantile", [None, 0.5, 0.9, 1.0])
@@ -257,22 +243,6 @@ def test_no_start_is_better_for_the_steps_and_the_objective_is_as_defined(
     if num_groups:
         for row in found.placement.physical_to_logical.reshape(2, cluster.num_nodes, -1):
             assert sum(len(set((node // 4).tolist())) for node in row) == num_groups
-
-
-@settings(max_examples=25)
-@given(st.data())
-def test_steps_keep_every_constraint(data: st.DataObject) -> None:
-    num_experts, num_devices = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 4))
-    slots = data.draw(st.lists(st.integers(1, num_experts), min_size=num_devices, max_size=num_devices))
-    slots[0] = num_experts
-    dead = data.draw(st.sets(st.integers(1, num_devices - 1), max_size=2)) if num_devices > 1 else set()
-    pins = {(data.draw(st.integers(0, num_experts - 1)), 0)}
-    cells = st.lists(st.integers(0, 9), min_size=num_experts, max_size=num_experts)
-    loads = np.array(data.draw(st.lists(st.lists(cells, min_size=2, max_size=2), min_size=1, max_size=5)))
-    quantile = data.draw(st.sampled_from([None, 0.5]))
-    found = eplb.solve(loads, Cluster(1, num_devices), slots=slots, dead=dead, pins=pins, quantile=quantile)
-    assert found.placement.slots.tolist() == [0 if d in dead else s for d, s in enumerate(slots)]
-    assert all(found.placement.holds(layer)[pin] for layer in range(2) for pin in pins)
 
 
 def test_one_step_is_placed_as_its_loads_are(rng: Generator) -> None:
@@ -334,10 +304,10 @@ def test_pins_take_whole_groups_along(devices: int, pins: list[tuple[int, int]],
 @pytest.mark.parametrize("devices", [2, 8])
 def test_steps_keep_groups_whole_too(devices: int, rng: Generator) -> None:
     steps = rng.lognormal(0, 1, (9, 2, 16))
-    found = eplb.solve(steps, Cluster(1, devices), num_groups=4, groups="whole")
-    of_mean = eplb.solve(steps.mean(axis=0), Cluster(1, devices), num_groups=4, groups="whole")
+    found, of_mean = (
+        eplb.solve(loads, Cluster(1, devices), num_groups=4, groups="whole") for loads in (steps, steps.mean(axis=0))
+    )
     assert keeps_groups_whole(found.placement, 4)
-    held = [[one.placement.holds(layer) for layer in range(2)] for one in (found, of_mean)]
-    worth = [np.mean([(steps[:, i] @ h[i]).max(axis=1) / steps[:, i].sum(axis=1) for i in range(2)]) for h in held]
-    assert found.outcome.objective.value == pytest.approx(worth[0] * devices)
-    assert worth[0] <= worth[1] * (1 + 1e-12)
+    values = [ratios(steps, result.placement).mean() for result in (found, of_mean)]
+    assert found.outcome.objective.value == pytest.approx(values[0])
+    assert values[0] <= values[1] * (1 + 1e-12)

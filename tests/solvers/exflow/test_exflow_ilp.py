@@ -1,4 +1,5 @@
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from moeplan.solvers.exflow.ilp import Backend, solve_ilp, solve_paper
 from moeplan.solvers.exflow.programme import Programme
 from moeplan.solvers.outcome import Status
 from tests.builders import known
-from tests.solvers.builders import TWO_NODES, brute_force
+from tests.solvers.builders import TWO_NODES, brute_force, programme_of
 
 CASES = {
     "two devices": (4, [2, 2], np.eye(2), 2),
@@ -194,43 +195,6 @@ def test_equal_links_are_one_level_whatever_nodes_there_are() -> None:
     assert not apart.stages
 
 
-INTERRUPTED = """
-import os, signal
-import numpy as np
-from ortools.sat.python import cp_model
-from moeplan.profilers.cluster import Cluster
-from moeplan.solvers import exflow
-from moeplan.solvers.exflow.ilp import solve_ilp
-from moeplan.solvers.exflow.ilp import solve_paper
-from moeplan.solvers.exflow.programme import Programme
-
-class CtrlC(cp_model.CpSolverSolutionCallback):
-    def __init__(self, solutions):
-        super().__init__()
-        self.left = solutions
-
-    def on_solution_callback(self):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-
-rng = np.random.default_rng(0)
-loads = np.ones((2, 9))
-loads[0] = [11, 10, 10, 19, 1, 3, 8, 15, 14]
-exflow.solve(rng.random((1, 9, 9)), Cluster(1, 3), loads=loads, max_load=1.022, work=1e6)  # by CP-SAT: Ctrl-C after it
-solve, solutions = cp_model.CpSolver.solve, 3
-cp_model.CpSolver.solve = lambda self, model: solve(self, model, CtrlC(solutions))
-weights = rng.dirichlet(np.full(12, 0.3), (11, 12))
-programme = Programme(list(weights), (12,) * 12, np.full(4, 3), np.kron(np.eye(2), np.ones((2, 2))) + np.eye(4), 2)
-start = programme.value(programme.first_layout())
-for found in (
-    solve_ilp(programme, programme.first_layout(), "ortools", time_limit_s=300, seed=0),
-    solve_paper(programme, "ortools", time_limit_s=300, seed=0),
-):
-    print(found.interrupted, found.proven, programme.value(found.layout) > start)
-solutions = 1
-print(exflow.solve(weights, Cluster(2, 2), method="ilp", time_limit_s=300).outcome.status)
-"""
 TERMINATED = """
 import os, signal, sys, threading, time
 import numpy as np
@@ -248,10 +212,36 @@ def test_sigterm_within_the_integer_programme_ends_it() -> None:
     assert subprocess.run([sys.executable, "-c", TERMINATED], timeout=300).returncode == 143
 
 
-def test_ctrl_c_within_the_integer_programme_stops_it_and_keeps_the_best() -> None:
-    command = [sys.executable, "-c", INTERRUPTED]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=ctrl_c_heard)
-    assert done.stdout == "True False True\nTrue False True\ninterrupted\n", done.stderr
+class CtrlC(cp_model.CpSolverSolutionCallback):
+    """Interrupts the process once the solver has found so many solutions."""
+
+    def __init__(self, solutions: int) -> None:
+        super().__init__()
+        self.left = solutions
+
+    def on_solution_callback(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_within_the_integer_programme_stops_it_and_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, loads, solve = np.random.default_rng(0), np.ones((2, 9)), cp_model.CpSolver.solve
+    loads[0] = [11, 10, 10, 19, 1, 3, 8, 15, 14]
+    exflow.solve(rng.random((1, 9, 9)), Cluster(1, 3), loads=loads, max_load=1.022, work=1e6)  # CP-SAT before Ctrl-C
+    weights = rng.dirichlet(np.full(12, 0.3), (11, 12))
+    programme = programme_of(weights, [3] * 4, np.kron(np.eye(2), np.ones((2, 2))) + np.eye(4), 2)
+    start = programme.first_layout()
+    monkeypatch.setattr(cp_model.CpSolver, "solve", lambda self, model: solve(self, model, CtrlC(3)))
+    for found in (
+        solve_ilp(programme, start, "ortools", time_limit_s=300, seed=0),
+        solve_paper(programme, "ortools", time_limit_s=300, seed=0),
+    ):
+        assert (found.interrupted, found.proven) == (True, False)
+        assert programme.value(found.layout) > programme.value(start)
+    monkeypatch.setattr(cp_model.CpSolver, "solve", lambda self, model: solve(self, model, CtrlC(1)))
+    solved = exflow.solve(weights, Cluster(2, 2), method="ilp", time_limit_s=300)
+    assert solved.outcome.status is Status.INTERRUPTED
 
 
 def test_ctrl_c_before_the_integer_solver_has_begun_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,11 +262,7 @@ def test_ctrl_c_before_the_integer_solver_has_begun_is_not_lost(monkeypatch: pyt
     monkeypatch.setattr(ilp, "wait", interrupted)
     monkeypatch.setattr(cp_model.CpSolver, "solve", late)
     weights = np.random.default_rng(0).random((11, 12, 12))
-    programme = Programme(list(weights), (12,) * 12, np.full(4, 3), np.eye(4), 4)
+    programme = programme_of(weights, [3] * 4)
     found = solve_ilp(programme, programme.first_layout(), "ortools", time_limit_s=300, seed=0)
     assert found.interrupted
     assert len(waits) > 2
-
-
-def ctrl_c_heard() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -201,6 +201,14 @@ def summed(deals: Deals, temperature: float) -> Array:
     return np.array(messages)
 
 
+def assert_summed(deals: Deals, temperature: float = 1.0) -> int:
+    """Messages are sums over all ways; the pairs of ways that were summed one by one."""
+    expected = summed(deals, temperature)
+    steep = sum_over(deals, temperature, False)
+    assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
+    return steep
+
+
 def deals_at_random(m: int, worth: float, link: float) -> Deals:
     rng, deals = np.random.default_rng(m), deals_of(m, 2)
     deals.message[0], deals.own[1] = rng.random((2, len(deals.low))) * worth
@@ -229,9 +237,7 @@ def test_where_devices_might_trade_names_half_the_sums_are_enough(m: int, links:
 def test_a_way_far_below_the_best_counts_just_where_its_links_make_up_for_it(link: float, below: float) -> None:
     deals = deals_of(1, 2)
     deals.link[0], deals.message[0] = link * np.eye(2), [0.0, -below]
-    expected = summed(deals, 1.0)
-    sum_over(deals, 1.0, False)
-    assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6)
+    assert_summed(deals)
 
 
 @pytest.mark.parametrize(("m", "link", "below"), [(2, [100, -100, 0, 0], 651), (4, [12, -12] * 4, 700)])
@@ -239,9 +245,7 @@ def test_links_of_some_members_or_of_all_together_make_up_for_it(m: int, link: l
     deals = deals_of(m, 2)
     deals.link[0] = deals.spin[:, :1] * link
     deals.message[0], deals.message[0, 0], deals.message[0, -1] = -np.inf, -below, 0
-    expected = summed(deals, 1.0)
-    sum_over(deals, 1.0, False)
-    assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6)
+    assert_summed(deals)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
@@ -280,12 +284,9 @@ def test_messages_are_the_sums_whatever_some_ways_are_worth(
 ) -> None:
     deals = deals_at_random(m, worth * temperature, link * temperature)
     for _ in range(2):  # nothing of a sum is left in the next
-        expected = summed(deals, temperature)
-        steep = sum_over(deals, temperature, False)
-        pairs = len(deals.low) ** 2
+        steep, pairs = assert_summed(deals, temperature), len(deals.low) ** 2
         assert steep == {10.0: 0, 1e6: pairs}.get(link, steep)
         assert steep in (0, pairs)
-        assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6 * temperature)
         deals.link[:] = deals.link[:, ::-1]
 
 
@@ -374,9 +375,7 @@ def test_the_temperature_of_block_moves_falls_geometrically(monkeypatch: pytest.
 def test_ways_that_are_forbidden_count_for_nothing(link: float) -> None:
     deals = deals_at_random(4, 1.0, link)
     deals.message[0, 1:] = -np.inf
-    expected = summed(deals, 1.0)
-    sum_over(deals, 1.0, False)
-    assert deals.message == pytest.approx(expected, rel=1e-12, abs=1e-6)
+    assert_summed(deals)
     deals.message[0] = -np.inf
     sum_over(deals, 1.0, False)
     assert (deals.message[1] == -np.inf).all()
