@@ -22,6 +22,7 @@ PER_WAY = 20  # and each way to deal
 PER_WAYS = 0.12  # and each pair of ways of neighbouring layers
 PER_CHOICE = 9  # and each expert of either device, where not all are dealt
 PER_FIELD, PER_OWN = 12, 4  # and each two experts dealt, and each way, where others stay
+PER_LINK, PER_LINKED = 4, 0.3  # and each two experts dealt, and each way they go, where pairs inside a layer count
 PER_STEEP = 1.5  # more where the pair is summed by itself (`messages.sum_over`)
 STEP = 24_000  # a layer that is assigned or named anew, around the assignment solver
 CALL = 6_000  # a call of the assignment solver
@@ -89,10 +90,11 @@ class Budget:
         self._capped |= part.capped
 
 
-def block_work(programme: Programme) -> float:
+def block_work(programme: Programme, terms: Terms) -> float:
     """Work of a block move, mean over devices: up to `WIDEST` experts of each of two dealt anew in every layer."""
     slots, places = programme.slots[programme.slots > 0], len(programme.places)
-    return BLOCK + programme.num_layers * float(np.mean([_move_work(size, places) for size in slots.tolist()]))
+    layer = np.mean([_move_work(size, places, linked=terms.beside is not None) for size in slots.tolist()])
+    return BLOCK + programme.num_layers * float(layer)
 
 
 def layer_work(num_experts: int, num_places: int) -> float:
@@ -118,14 +120,16 @@ def _assignment_work(rows: int, num_places: int) -> float:
     return CALL + rows * num_places * (PER_CELL + PER_CELL_PLACE * num_places)
 
 
-def _move_work(slots: int, num_places: int) -> float:
+def _move_work(slots: int, num_places: int, *, linked: bool) -> float:
     """Work of dealing anew, in one layer, the experts of two devices of `slots` slots each."""
     m = min(slots, WIDEST)
     ways = math.comb(2 * m, m)
     work = MOVE + PER_PLACE * num_places * m**2 + PER_WAY * ways + PER_WAYS * ways**2
-    if slots == m:
-        return work
-    return work + PER_CHOICE * 2 * slots + PER_FIELD * (2 * m) ** 2 + PER_OWN * ways
+    if linked:
+        work += PER_LINK * (2 * m) ** 2 + PER_LINKED * math.comb(2 * m, 2) * ways
+    if slots > m:
+        work += PER_CHOICE * 2 * slots + PER_FIELD * (2 * m) ** 2 + PER_OWN * ways
+    return work
 
 
 class Cooling:

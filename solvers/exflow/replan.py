@@ -169,7 +169,7 @@ class _Weighed:
         if np.count_nonzero(self.programme.slots) < 2:
             return 0
         num_devices = len(self.programme.slots)
-        left = int(budget.left / block_work(self.programme)) - num_devices * (num_devices - 1) // 2
+        left = int(budget.left / block_work(self.programme, self.terms)) - num_devices * (num_devices - 1) // 2
         return min(max(PER_PAIR * num_devices**2 // 2, SHORTEST), left) if left >= SHORTEST else 0
 
     def reheated(self, layout: Layout, blocks: int, budget: Budget, seed: NDArray[np.uint64]) -> Layout:
@@ -190,7 +190,7 @@ class _Weighed:
             if not budget.late:
                 descend(state, deals, device, seed)
         blocks += num_devices * (num_devices - 1) // 2
-        budget.spend(blocks * block_work(self.programme) + steep * PER_STEEP)
+        budget.spend(blocks * block_work(self.programme, self.terms) + steep * PER_STEEP)
         return [home_P[:size] for home_P, size in zip(state.home, self.programme.sizes, strict=True)]
 
 

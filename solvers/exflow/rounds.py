@@ -112,7 +112,7 @@ class _Rounds:
         self.hot, self.warm = Cooling(programme, terms, HOT), Cooling(programme, terms, WARM)
         movable = int(np.count_nonzero(programme.slots))
         self.pairs = movable * (movable - 1) / 2
-        self.cost = block_work(programme)
+        self.cost = block_work(programme, terms)
         self._polishes = terms.plain and int(programme.slots.max()) > POLISHED
 
     def start(self, work: float) -> None:
