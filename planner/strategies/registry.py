@@ -8,11 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ..params import Params, PlacementParams
-from .eplb import EplbParams
-from .exflow import ExflowParams
-from .netmoe import NetmoeParams
-from .pipemoe import PipemoeParams
+from ..params import EplbParams, ExflowParams, NetmoeParams, Params, PipemoeParams, PlacementParams
 
 if TYPE_CHECKING:
     from .strategy import Strategy

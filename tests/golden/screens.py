@@ -7,11 +7,11 @@ from pathlib import Path
 
 from moeplan.planner.cli.screen import HangingConsole
 from moeplan.planner.learning_curve import curve_report, learning_curve
+from moeplan.planner.params import ExflowParams
 from moeplan.planner.report.compare import compare_report
 from moeplan.planner.report.plan import show_report, solve_report
 from moeplan.planner.report.profile import profile_report
 from moeplan.planner.report.trace import trace_report
-from moeplan.planner.strategies.exflow import ExflowParams
 from moeplan.profilers.profile import load as load_profile
 from moeplan.traces.reader import open_trace
 from moeplan.traces.statistics import describe

@@ -19,9 +19,9 @@ from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
 from ...options import SamplePolicyOptions
+from ...params import NetmoeParams
 from ...task import Task
 from ..strategy import Solution, Strategy, sidecar
-from . import NetmoeParams
 from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 from .recheck import recheck
 from .sections import remarks, sections

@@ -14,9 +14,9 @@ from ...evaluate.price import STEP
 from ...evaluate.scene import Passes, Scene
 from ...evaluate.tally import Tally
 from ...options import MAX_SECONDS, PipelineOptions
+from ...params import PipemoeParams
 from ...task import Task
 from ..strategy import Solution, Strategy
-from . import PipemoeParams
 from .degrees import BASELINES, DegreeTable, stages_of, tabulated, unequal
 from .recheck import recheck
 from .sections import remarks, sections

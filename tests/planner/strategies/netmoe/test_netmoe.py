@@ -17,7 +17,8 @@ from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Scene
 from moeplan.planner.evaluate.splits import Cohort
-from moeplan.planner.evaluate.tally import SampleTraffic, Tally
+from moeplan.planner.evaluate.tally import Tally
+from moeplan.planner.evaluate.traffic import SampleTraffic
 from moeplan.planner.strategies.netmoe.policy import fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.migrating.predictor import Predictor
