@@ -153,7 +153,10 @@ def check_page(path: str | os.PathLike[str], expected: str) -> None:
 
 
 def write_page(path: str | os.PathLike[str], title: str, text: str, sections: Iterable[Section]) -> None:
-    """Write a document as one HTML file that needs no network, atomically; with drawings it takes 4.5 MB."""
+    """Write a document as one HTML file that needs no network, atomically; with drawings it takes 4.5 MB.
+
+    StorageError where it cannot be written.
+    """
     body, script = "", ""
     for number, section in enumerate(sections):  # figures are numbered, so that equal contents give equal bytes
         parts = (part.html(f"figure-{number}-{place}") for place, part in enumerate(section.body))

@@ -9,8 +9,6 @@ from ..runtime.plan import Contender, Metric, Part
 from .document import Column, Table
 from .evaluate.metrics import METRICS, MetricSpec
 
-TODAY_NAME = "today"
-
 
 def worded(label: str) -> str:
     """A contender's label in words: its name, which may hold slashes, and its dispatch model."""
@@ -36,7 +34,7 @@ def value(contender: Contender, metric: str) -> float:
 def named(contender: Contender, part: Part, today: str) -> str:
     """Name of a contender on screen: today's baseline, or its name, with its dispatch model where several are shown."""
     if contender.label == today:
-        return TODAY_NAME
+        return "today"
     models = {one.dispatch_model for one in part.contenders}
     return f"{contender.name}, {contender.dispatch_model}" if len(models) > 1 else contender.name
 
@@ -77,6 +75,13 @@ def shown(spec: MetricSpec, number: float) -> str:
 def megabytes(number: float) -> str:
     """Bytes in MB, three digits or whole."""
     return f"{number / 1e6:.3g}" if number < 999.5e6 else f"{number / 1e6:,.0f}"
+
+
+def spanned(metric: Metric, text: Callable[[float], str], to: str = "-") -> str:
+    """A figure with its interval, where it has one."""
+    if metric.low is None or metric.high is None:
+        return text(metric.value)
+    return f"{text(metric.value)} ({text(metric.low)}{to}{text(metric.high)})"
 
 
 def contender_table(
@@ -126,18 +131,11 @@ def _column(spec: MetricSpec, part: Part, *, ranged: bool) -> Column:
     if spec.unit == "seconds":
         unit = TimeUnit.up_to(max(metric.value for metric in metrics if metric is not None))
         header, text = f"{spec.column}, {unit.name}", unit.text
-    cells = ["-" if metric is None else _ranged(metric, text) if ranged else text(metric.value) for metric in metrics]
+    cells = ["-" if metric is None else spanned(metric, text) if ranged else text(metric.value) for metric in metrics]
     if spec.tail is not None:
         tails = [one.metrics.get(spec.tail) for one in part.contenders]
         cells = [f"{cell} ({tail.value:.2f})" if tail else cell for cell, tail in zip(cells, tails, strict=True)]
     return Column(header, cells)
-
-
-def _ranged(metric: Metric, text: Callable[[float], str]) -> str:
-    """A figure with its interval, where it has one."""
-    if metric.low is None or metric.high is None:
-        return text(metric.value)
-    return f"{text(metric.value)} ({text(metric.low)}-{text(metric.high)})"
 
 
 def _cell(spec: MetricSpec, number: float) -> str:

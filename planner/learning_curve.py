@@ -22,6 +22,7 @@ from .evaluate.evaluate import evaluate
 from .evaluate.journey import Contender, Journey, contiguous_in
 from .evaluate.metrics import NODE_COPIES, copies_metric, metric_of
 from .evaluate.sums import difference
+from .figures import spanned
 from .request import Request
 from .solve import task_for
 from .strategies.exflow import ExflowParams
@@ -29,7 +30,6 @@ from .strategies.exflow.strategy import Exflow
 from .task import Task
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
     from rich.console import Console
 
 SUBSETS = 3  # of every size but the largest
@@ -80,7 +80,8 @@ class LearningCurve:
 def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> LearningCurve:
     """The curve of exflow on a trace: subsets of the fitted units in doubling sizes, several of each.
 
-    The request is as for a plan; its time limit is that of all solves together. Ctrl-C is `KeyboardInterrupt`.
+    The request is as for a plan; its time limit is that of all solves together. UsageError for another strategy, a cap
+    on loads, a thorough bound, nothing held out or too few units to halve; Ctrl-C is `KeyboardInterrupt`.
     """
     if request.strategy != "exflow" or request.previous is not None:
         raise UsageError("--learning-curve with --from or another strategy; it is of exflow's placements from nothing")
@@ -216,18 +217,14 @@ def _enough(curve: LearningCurve, share: float) -> str:
 
 
 def _ranged(metric: Metric) -> str:
-    if metric.low is None or metric.high is None:
-        return f"{metric.value:.3f}"
-    return f"{metric.value:.3f} ({metric.low:.3f} to {metric.high:.3f})"
+    return spanned(metric, "{:.3f}".format, " to ")
 
 
-def _drawn(curve: LearningCurve) -> "Figure":
-    import plotly.graph_objects as go
-
+def _drawn(curve: LearningCurve) -> dict[str, Any]:
     tokens, gains = [one.num_tokens for one in curve.points], [one.gain for one in curve.points]
     above = [0.0 if gain.high is None else gain.high - gain.value for gain in gains]
     below = [0.0 if gain.low is None else gain.value - gain.low for gain in gains]
     error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
-    line = go.Scatter(x=tokens, y=[gain.value for gain in gains], error_y=error, mode="lines+markers")
-    axes = {"xaxis": {"type": "log", "title": "fit tokens"}, "yaxis": {"title": "copies saved"}}
-    return go.Figure(line).update_layout(**axes)
+    line = {"x": tokens, "y": [gain.value for gain in gains], "error_y": error, "mode": "lines+markers"}
+    layout = {"xaxis": {"type": "log", "title": "fit tokens"}, "yaxis": {"title": "copies saved"}}
+    return {"data": [line], "layout": layout}

@@ -18,7 +18,6 @@ from ..solvers.arrays import Bools
 from ..traces.count_form import CountTrace
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
-from ..traces.split import fitted
 from .evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
 from .evaluate.metrics import BALANCE
 from .evaluate.scene import Passes, Scene
@@ -99,18 +98,13 @@ class LoadedPlan:
         options = EvaluationOptions.of(self.plan)
         if options.unit == "block" and options.phases != tuple(phases):
             return np.zeros(size, np.bool_)
-        units = (
-            index.unit_ids if isinstance(index, UnitIndex) else index.step if options.unit == "step" else index.sample
-        )
-        if units is None:
-            raise InputError(
-                f"{self.path}: split by {options.unit}, which its trace does not record; the plan was edited"
-            )
-        return ~fitted(units, seed=split.seed, fraction=split.fit_fraction)
+        if isinstance(index, SampleIndex) and options.unit == "step" and index.step is None:
+            raise InputError(f"{self.path}: split by step, which its trace does not record; the plan was edited")
+        return ~index.fitted(seed=split.seed, fraction=split.fit_fraction, unit=options.unit)
 
 
 def load_plans(paths: Sequence[str | os.PathLike[str]]) -> list[LoadedPlan]:
-    """The plans in these files, one or more, each once."""
+    """The plans in these files, one or more, each once; else UsageError."""
     names = [str(path) for path in paths]
     if not names or len(set(names)) < len(names):
         raise UsageError(f"plans {', '.join(names)[:200] or 'none'}; expected one or more, each once")

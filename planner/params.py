@@ -60,7 +60,10 @@ def choices(kind: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """Parameters of one strategy: flags of `moeplan solve`, numbers within bounds. `Request.of` checks words."""
+    """Parameters of one strategy: flags of `moeplan solve`. UsageError for a number out of bounds.
+
+    Words are checked by `Request.of`.
+    """
 
     mixes: ClassVar[bool] = False  # whether several traces may be planned for together
     replans: ClassVar[bool] = False  # whether a plan in force may be re-planned

@@ -38,7 +38,10 @@ class Request:
 
     @classmethod
     def of(cls, *, strategy: str, **settings: Any) -> Self:
-        """A request by the names of its own fields and of the strategy's parameters."""
+        """A request by the names of its own fields and of the strategy's parameters.
+
+        UsageError for a flag of another strategy, or a value that a flag does not take.
+        """
         if strategy not in STRATEGIES:
             raise UsageError(f"--strategy {strategy}; expected one of {', '.join(STRATEGIES)}")
         shared, kind = {one.name for one in dataclasses.fields(cls)}, STRATEGIES[strategy].params

@@ -26,7 +26,7 @@ MOST_PRICE = 1e18  # sums stay finite
 def save_with(sidecars: Mapping[str, bytes], plan: Plan, path: Path) -> None:
     """Write a plan and, first, its sidecars, name to contents; the replaced plan's own goes unless it is still named.
 
-    Where one of them cannot be written, what was there stays as it was.
+    StorageError where one of them cannot be written; what was there stays as it was.
     """
     replaced, appearing = list(_sidecars_of(path)), list[Path]()
     try:

@@ -60,7 +60,7 @@ class Task:
 
     @cached_property
     def source(self) -> Trace | CountTrace:
-        """The trace, of either form; it is of the model of the base and of the plan in force."""
+        """The trace, of either form; MismatchError unless its model is that of the base and of the plan in force."""
         trace = open_any(self.request.trace)
         if self.base is not None:
             check_model(self.request.on, self.base.model, trace)
@@ -136,7 +136,10 @@ class Task:
 
     @cached_property
     def members(self) -> list[tuple[float, Self]]:
-        """A task for each trace, with its weight, all of one model and kind; all weights together are 1."""
+        """A task for each trace, with its weight; all weights together are 1.
+
+        MismatchError for traces of several models; UsageError where they split or make steps in several ways.
+        """
         request = self.request
         if not request.mixture:
             return [(1.0, self)]

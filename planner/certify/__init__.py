@@ -15,7 +15,7 @@ from ...errors import CertificationError, InputError
 from ...runtime.decisions import SidecarFile, sidecars_in
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
-from ..strategies.strategy import Again, Check, Strategy
+from ..strategies.strategy import Again, Strategy
 from .certificate import Certificate, certifiable_profile, certifiable_trace, check_profile, check_trace
 from .judged import check_judged
 from .recounted import mixture_of, task_of
@@ -56,8 +56,10 @@ def certify(
     check_structure(plan, certificate)
     named = () if folder is None and trace is None else sidecars_in(plan.decisions)
     sidecars = {file.file: _contents(file, place) for file in named}
-    for chosen in strategies_of(plan):
-        _recheck(chosen, plan, None, certificate)
+    strategies = strategies_of(plan)
+    for chosen in strategies:
+        _recheck_alone(chosen, plan, certificate)
+    certificate.unchecked.clear()  # those were of figures, none of which is checked without a trace
     if profile is not None:
         check_profile(plan, profile, certificate)
     if trace is None:
@@ -66,24 +68,23 @@ def certify(
     if plan.evaluation is None:
         certificate.unchecked.append("decisions, objective and bound: the plan has no evaluation to recompute")
         return certificate
-    last = strategies_of(plan)[-1]
-    mixture = mixture_of(plan, str(opened.path), opened.sha256)
+    last, mixture = strategies[-1], mixture_of(plan, str(opened.path), opened.sha256)
     if mixture is None:
         certificate.unchecked.append("figures of a mixture, whose other traces are not here")
         return certificate
-    if isinstance(opened, CountTrace) and not (last.moves_samples or getattr(last, "by_loads", False)):
+    if isinstance(opened, CountTrace) and not (last.moves_samples or last.by_loads):
         raise CertificationError(f"{trace}: a trace in count form; a {last.name} plan is made from tokens")
     timed_by = None if profile is None else Path(profile)
     task = task_of(plan, last, str(opened.path), timed_by, mixture)
     evaluated = check_judged(plan, task, certificate, sidecars, on_progress)
     certificate.unchecked += ["solver seconds, status, method and backend", "that options are what was asked for"]
-    for chosen in strategies_of(plan):
+    for chosen in strategies:
         on_progress(f"rechecking {chosen.name}")
         own = task if chosen is last else task_of(plan, chosen, str(opened.path), timed_by)
         again = Again(own, evaluated if chosen is last else None, place)
         if chosen.decides not in plan.outcome:
             certificate.unchecked.append(f"objective of {chosen.decides}, decided for other samples, steps or seconds")
-        _recheck(chosen, plan, again, certificate)
+        chosen.recheck(plan, again, certificate)
     if plan.inputs.profile is not None and profile is None:
         certificate.unchecked.append("the profile's hash")
     return certificate
@@ -99,21 +100,9 @@ def _contents(file: SidecarFile, folder: Path) -> bytes:
         raise
 
 
-def _recheck(chosen: Strategy, plan: Plan, again: Again | None, certificate: Certificate) -> None:
-    """Hold what a strategy finds against what the plan says. Without a trace, unreadable input is the plan's fault."""
+def _recheck_alone(chosen: Strategy, plan: Plan, certificate: Certificate) -> None:
+    """Recheck what the plan alone tells; input that cannot be read is its fault."""
     try:
-        for one in chosen.recheck(plan, again):
-            if not isinstance(one, Check):
-                if one.checked and one.what not in certificate.checks:
-                    certificate.checks.append(one.what)
-                elif not one.checked and again is not None:  # without a trace no figure is checked
-                    certificate.unchecked.append(one.what)
-            elif isinstance(one.claimed, int | float) and isinstance(one.found, int | float):
-                certificate.agree(one.what, one.claimed, one.found)
-            elif one.claimed != one.found:
-                words = f"the plan says {one.claimed!s:.200}, the recount {one.found!s:.200}"
-                raise CertificationError(f"{one.what}: {words}")
+        chosen.recheck(plan, None, certificate)
     except InputError as error:
-        if again is not None:
-            raise
         raise CertificationError(str(error)) from error

@@ -27,7 +27,8 @@ def proven_shares(
 ) -> dict[str, float] | str:
     """By level, "device" or "node", the share of W `[L-1, E, E]` that may stay there at most; or why none is proven.
 
-    The proof is the one `named` in the plan; `levels` hold the slots of the places of each.
+    The proof is the one `named` in the plan; `levels` hold the slots of the places of each. CertificationError where
+    the file is another one than the plan names, or no proof.
     """
     if named is None:
         return "the plan names no proof"

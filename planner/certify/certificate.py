@@ -41,11 +41,16 @@ class Certificate:
             lines.append(f"unchecked {', '.join(self.unchecked)}")
         return "\n".join(lines)
 
-    def agree(self, what: str, claimed: float | None, found: float | None) -> None:
-        """Record a figure, refusing one that differs."""
-        if (claimed is None) != (found is None):
-            raise CertificationError(f"{what}: the plan says {claimed}, the recount {found}")
-        if claimed is None or found is None:
+    def checked(self, what: str) -> None:
+        """Record what was checked, once."""
+        if what not in self.checks:
+            self.checks.append(what)
+
+    def agree(self, what: str, claimed: object, found: object) -> None:
+        """Record a figure, refusing one that differs by more than rounding; of what is no number, anything else."""
+        if not (isinstance(claimed, int | float) and isinstance(found, int | float)):
+            if claimed != found:
+                raise CertificationError(f"{what}: the plan says {claimed!s:.200}, the recount {found!s:.200}")
             return
         difference = abs(claimed - found) / max(abs(claimed), abs(found), 1e-300)
         if not difference <= TOLERANCE:  # NaN agrees with nothing

@@ -23,8 +23,8 @@ from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort, Located
-from ..evaluate.tally import COUNTS, SampleTraffic, Tally
-from ..evaluate.traffic import SampleCounts
+from ..evaluate.tally import COUNTS, Tally
+from ..evaluate.traffic import SampleCounts, SampleTraffic
 
 Numbers = NDArray[np.int64]
 ONE = np.int32(1)  # of the tables' dtype: added in place several times as fast
@@ -34,7 +34,10 @@ Holders = list[list[list[int]]]  # [layer][expert] -> devices, ascending
 def naive_replay(
     scene: Scene, journeys: Sequence[Journey], *, ports: bool = False, between: bool = False
 ) -> list[list[Tally]]:
-    """Recount of every journey over every part, as `Replay` says; samples that move as `count_samples` counted them."""
+    """Recount of every journey over every part, as `Replay` says; samples that move as `count_samples` counted them.
+
+    CertificationError where samples move that may not.
+    """
     for journey, cohort in itertools.product(journeys, scene.cohorts):
         _check_moves(cohort, journey, scene.cluster.num_devices)
     sheets = [

@@ -48,7 +48,10 @@ class Recounted(Task):
 
 
 def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixture: Mixture = ()) -> Recounted:
-    """The task that one of a plan's strategies was given: on what was decided before, by the parameters it names."""
+    """The task that one of a plan's strategies was given: on what was decided before, by the parameters it names.
+
+    CertificationError where the strategy does not take them.
+    """
     assert plan.inputs.trace is not None
     options, strategies, model = EvaluationOptions.of(plan), strategies_of(plan), chosen.dispatch_models[0]
     before = strategies[: strategies.index(chosen)]

@@ -1,4 +1,4 @@
-"""The command line: one command a module, each a thin wrapper of a documented call.
+"""The command line: each command a thin wrapper of a documented call, in a module that is imported when it is called.
 
 Ctrl-C and SIGTERM get through: where an import or a compiler swallows one, it comes again.
 """

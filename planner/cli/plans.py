@@ -1,4 +1,4 @@
-"""Commands that read plans and change nothing: show, compare, certify, validate."""
+"""Commands that read a plan, or an engine's placement file, and change nothing: show, compare, certify, validate."""
 
 from dataclasses import asdict
 from pathlib import Path

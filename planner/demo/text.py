@@ -54,7 +54,10 @@ def other_text() -> str:
 
 
 def samples(text: str, length: int) -> NDArray[np.int64]:
-    """The UTF-8 bytes of `text` cut into samples, one at least, `[I, length]`; an incomplete last one is dropped."""
+    """The UTF-8 bytes of `text` cut into samples, `[I, length]`; an incomplete last one is dropped.
+
+    UsageError where the text does not fill one sample.
+    """
     tokens = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
     if not 1 <= length <= len(tokens):
         raise UsageError(

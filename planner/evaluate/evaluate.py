@@ -47,7 +47,8 @@ def evaluate(
     """Judge contenders, the plan first.
 
     Of several scenes with weights, which sum to 1, figures are weighted means. Those `aside` are judged, too, but no
-    part of the evaluation; `between` tallies the copies of every pair of devices.
+    part of the evaluation; `between` tallies the copies of every pair of devices. UsageError where the trace, or a
+    journey, is none to judge these by; InputError where no token of a part is routed.
     """
     weighted = [(1.0, scenes)] if isinstance(scenes, Scene) else list(scenes)
     every = [*contenders, *aside]
@@ -160,7 +161,7 @@ def _moving(scene: Scene, contenders: Sequence[Contender]) -> tuple[list[Journey
 
 
 def _part(cohorts: Sequence[Cohort], contenders: Sequence[Contender], figures: Mapping[str, Figures]) -> Part:
-    """Part of an evaluation, as a plan stores it; refused without any token, as counts of nothing have none."""
+    """Part of an evaluation, as a plan stores it; InputError without any token, as counts of nothing have none."""
     if not any(cohort.num_tokens for cohort in cohorts):
         raise InputError("no token is routed in what was fitted, or in what judges; expected some in both: record more")
     return Part(
@@ -184,6 +185,6 @@ def _seconds_options(scene: Scene, contexts: Sequence[Context]) -> SecondsOption
     return SecondsOptions(
         sources=costs.sources,
         missing=costs.missing,
-        extrapolated=dict(sorted(shares)),  # the largest of each
+        extrapolated=dict(sorted(shares)),  # by rising share, so that the largest of each stays
         other_dtype=costs.other_dtype,
     )

@@ -84,7 +84,10 @@ def tallied(
 
 
 def step_loads(scene: Scene) -> list[Ints]:
-    """The token-expert pairs of every expert in each complete step of every cohort, `[B, L, E]`."""
+    """The token-expert pairs of every expert in each complete step of every cohort, `[B, L, E]`.
+
+    UsageError where they do not fit into memory.
+    """
     model, loads = scene.source.meta.model, list[Ints]()
     for cohort in scene.cohorts:
         steps, layers, experts = cohort.num_steps, model.num_layers, model.num_experts

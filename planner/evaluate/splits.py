@@ -118,8 +118,8 @@ class UnitIndex:
         """Unit of the held-out split, the same as `kind`."""
         return self.kind
 
-    def fitted(self, *, seed: int, fraction: float) -> Bools:
-        """Mask of the fitted units, `[U]`."""
+    def fitted(self, *, seed: int, fraction: float, unit: Unit | None = None) -> Bools:
+        """Mask of the fitted units, `[U]`; there is no other `unit` to split by."""
         return fitted(self.unit_ids, seed=seed, fraction=fraction)
 
     def cohort(self, chosen_U: Bools, *, num_devices: int, samples_per_step: int) -> Cohort:
@@ -171,9 +171,9 @@ class SampleIndex:
         """One more than the largest recorded source rank; None without."""
         return None if self.rank is None else int(self.rank.max()) + 1
 
-    def fitted(self, *, seed: int, fraction: float) -> Bools:
-        """Mask of the fitted samples, `[I]`, whole steps where `split_kind` says so."""
-        unit_I = self.step if self.split_kind == "step" else self.sample
+    def fitted(self, *, seed: int, fraction: float, unit: Unit | None = None) -> Bools:
+        """Mask of the fitted samples, `[I]`, whole steps where `unit`, else `split_kind`, says so."""
+        unit_I = self.step if (unit or self.split_kind) == "step" else self.sample
         ids, place_I = np.unique(_column(unit_I), return_inverse=True)
         return np.asarray(fitted(ids, seed=seed, fraction=fraction)[place_I])
 
@@ -233,7 +233,11 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
 
 
 def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> SampleIndex:
-    """Index the samples of a trace in one pass."""
+    """Index the samples of a trace in one pass.
+
+    UsageError where samples were not recorded, or phases are asked for of counts; InputError where the trace is empty,
+    or a sample is on two ranks in one step.
+    """
     if "sample" not in trace.known:
         raise UsageError(f"{trace.path}: samples were not recorded; a sample policy has nothing to move")
     by_counts, cells = isinstance(trace, CountTrace), _read_cells(trace, phases, by_sample=True)

@@ -1,6 +1,6 @@
-"""A tally: what a journey did with a cohort of a trace, by unit and by step; and the traffic of single samples.
+"""A tally: what a journey did with a cohort of a trace, by unit and by step.
 
-Legend: L MoE layers; U units; I samples; B steps; C link classes; D devices; N nodes; E experts.
+Legend: L MoE layers; U units; B steps; C link classes; D devices; E experts.
 """
 
 import math
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...solvers.arrays import Floats, Ints
-from ...solvers.placement import Placement, ReplicaRule
+from ...solvers.placement import ReplicaRule
 from ...solvers.ports import link_classes
 from .splits import Cohort
 
@@ -94,7 +94,10 @@ class Tally:
 
     @classmethod
     def of_loads(cls, loads: Ints, journey: "Journey") -> Self:
-        """A tally of the loads of experts alone, `[B, L, E]`, the replicas of an expert sharing alike."""
+        """A tally of the loads of experts alone, `[B, L, E]`, the replicas of an expert sharing alike.
+
+        UsageError where tokens choose replicas by where they are.
+        """
         placement, rule = journey.placement, journey.rule
         if placement.has_replicas and rule != ReplicaRule.EVEN:
             raise UsageError(
@@ -104,37 +107,6 @@ class Tally:
         held_LED = map(placement.holds, range(placement.num_layers))
         load_LBD = [loads[:, n] @ (held_ED / held_ED.sum(axis=1, keepdims=True)) for n, held_ED in enumerate(held_LED)]
         return cls(np.zeros((len(loads), 0), np.int64), np.stack(load_LBD, axis=1), placement.slots)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleTraffic:
-    """Traffic of every sample under one placement."""
-
-    placement: Placement  #: Its replicas, if any, are used evenly
-    #: copies, nodes: copies of each sample to every device, one a token and distinct device, and tokens that visit each
-    #: node, int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
-    copies: NDArray[np.int32]
-    nodes: NDArray[np.int32]
-    pairs: NDArray[np.int32]  #: Token-expert pairs of each sample on every device, int32 `[I, L, D]`
-    #: How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
-    #: only counts are known
-    linked: Ints | None
-
-    @classmethod
-    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> Self:
-        """Table of zeros for one placement."""
-        layers, devices = placement.num_layers, cluster.num_devices
-        copies = np.zeros((num_samples, layers, devices), np.int32)
-        nodes = np.zeros((num_samples, layers, cluster.num_nodes), np.int32)
-        if not linked:
-            return cls(placement, copies, nodes, copies, None)
-        from_experts = np.zeros((layers - 1, placement.num_experts, devices), np.int64)
-        return cls(placement, copies, nodes, np.zeros_like(copies), from_experts)
-
-    def following(self, layer: int, place: Ints) -> Floats | None:
-        """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
-        after = layer + 1
-        return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None
 
 
 def check_cells(what: str, cluster: Cluster | None, most: int = MAX_CELLS, **lengths: int) -> None:

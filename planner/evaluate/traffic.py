@@ -4,27 +4,58 @@ Legend: I samples of the index; T tokens; L MoE layers; E experts; K experts a t
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ...solvers.arrays import Bools, Ints
+from ...solvers.arrays import Bools, Floats, Ints
 from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.ports import CLASSES, link_classes, remote_visits, sample_copies
 from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
 from .splits import Cohort, SampleIndex
-from .tally import COUNTS, SampleTraffic, Tally
+from .tally import COUNTS, Tally
 
 if TYPE_CHECKING:
     from .journey import Journey
 
 MAX_CELLS = 2**28  # of 4 bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleTraffic:
+    """Traffic of every sample under one placement."""
+
+    placement: Placement  #: Its replicas, if any, are used evenly
+    #: copies, nodes: copies of each sample to every device, one a token and distinct device, and tokens that visit each
+    #: node, int32 `[I, L, D]` and `[I, L, N]`. Where only counts are known, one a token-expert pair.
+    copies: NDArray[np.int32]
+    nodes: NDArray[np.int32]
+    pairs: NDArray[np.int32]  #: Token-expert pairs of each sample on every device, int32 `[I, L, D]`
+    #: How often a fitted token goes from an expert of layer l to a device at l + 1, int64 `[L-1, E, D]`; None where
+    #: only counts are known
+    linked: Ints | None
+
+    @classmethod
+    def empty(cls, placement: Placement, num_samples: int, cluster: Cluster, *, linked: bool) -> Self:
+        """Table of zeros for one placement."""
+        layers, devices = placement.num_layers, cluster.num_devices
+        copies = np.zeros((num_samples, layers, devices), np.int32)
+        nodes = np.zeros((num_samples, layers, cluster.num_nodes), np.int32)
+        if not linked:
+            return cls(placement, copies, nodes, copies, None)
+        from_experts = np.zeros((layers - 1, placement.num_experts, devices), np.int64)
+        return cls(placement, copies, nodes, np.zeros_like(copies), from_experts)
+
+    def following(self, layer: int, place: Ints) -> Floats | None:
+        """Copies that the samples at these indices send at the next layer, `[I, D]`. None after the last layer."""
+        after = layer + 1
+        return self.copies[place, after].astype(np.float64) if after < self.copies.shape[1] else None
 
 
 class SampleCounts:
@@ -53,7 +84,10 @@ class SampleCounts:
         return self.count({"plan's": placement})[0]
 
     def count(self, placements: Mapping[str, Placement]) -> list[SampleTraffic]:
-        """Traffic under each of several placements. New placements are counted in one pass over the trace."""
+        """Traffic under each of several placements. New placements are counted in one pass over the trace.
+
+        UsageError where the tables would pass 2^28 cells, or the use of replicas depends on where samples are.
+        """
         new = {name: one for name, one in placements.items() if self._traffic(one) is None}
         if new:
             self._check(new)

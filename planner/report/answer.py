@@ -141,10 +141,8 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
         yield f"beyond the sizes measured, share of layers: {stretched}; profile larger sizes"
     if options.other_dtype:
         yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
-    contenders = {one.label: one for one in part.contenders}
-    base = contenders.get(plan.verdict.against)
-    both = base is not None and all(STEP in one.metrics for one in (part.contenders[0], base))
-    if plan.verdict.metric != STEP and both:
+    judged = part.contenders[0], find(part, plan.verdict.against)
+    if plan.verdict.metric != STEP and all(STEP in one.metrics for one in judged):
         yield (
             f"judged by {plan.verdict.metric}, not by the step: attention is not timed, and takes another time where"
             " tokens do not return home"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...profilers.cases.works import work_of
 from ...profilers.fits.fit import Fit, Prediction
@@ -20,10 +19,10 @@ from ...profilers.fits.surface import Surface
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import Series
+from ...solvers.arrays import Floats
 from ..document import Section, drawn, write_page
 from .profile import time_text
 
-Array = NDArray[np.float64]
 CURVE_POINTS = 160
 BLUE, BAND, RED = "#1f77b4", "rgba(31, 119, 180, 0.18)", "#d62728"
 RED_POINTS = (
@@ -43,14 +42,14 @@ class Slice:
 
     axis: str
     fixed: Mapping[str, int]  #: The values of the other axes that vary in the series
-    at: Array  #: The points' places on the axis, `[P]`
-    seconds: Array  #: Their medians, `[P]`
-    rate: Array  #: `[P]`
-    error: Array  #: How far off a fit was that had not seen them, `[P]`; NaN where none was
+    at: Floats  #: The points' places on the axis, `[P]`
+    seconds: Floats  #: Their medians, `[P]`
+    rate: Floats  #: `[P]`
+    error: Floats  #: How far off a fit was that had not seen them, `[P]`; NaN where none was
     #: curve_at, curve, curve_rate: `[G]`: the fit along the measured range
-    curve_at: Array
+    curve_at: Floats
     curve: Prediction
-    curve_rate: Array
+    curve_rate: Floats
 
 
 def write_profile_page(profile: Profile, path: Path) -> None:
@@ -114,7 +113,7 @@ def _along(series: Series, fit: Fit) -> tuple[str, dict[str, int]]:
     return axis, lowest | site
 
 
-def _rate(series: Series, work: Array, seconds: Array) -> Array:
+def _rate(series: Series, work: Floats, seconds: Floats) -> Floats:
     """GB/s through a rank's port (busbw), or TFLOP/s of two operations a multiply-add."""
     return work / seconds * (1e-9 if series.unit == "bytes" else 2e-12)
 

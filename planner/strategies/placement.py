@@ -5,18 +5,18 @@ The simplest one stands here: contiguous, what every engine does without a plan.
 Legend: B steps; L MoE layers; E experts; D devices.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import CertificationError, InputError
 from ...runtime.decisions import PlacementDecision
 from ...runtime.plan import Plan
 from ...solvers import contiguous, eplb
+from ...solvers.arrays import Bools, Ints
 from ...solvers.balance import balance, step_ratios
 from ...solvers.outcome import PlacementResult
 from ...solvers.placement import Placement
@@ -26,9 +26,10 @@ from ..evaluate.journey import Contender, Journey, contiguous_in
 from ..evaluate.splits import loads_of
 from ..options import PlacementOptions
 from ..task import Task
-from .strategy import Again, Check, Solution, Strategy, Told
+from .strategy import Again, Solution, Strategy
 
-Loads = NDArray[np.int64]
+if TYPE_CHECKING:
+    from ..certify.certificate import Certificate
 
 WHOLE = 2**40  # what the loads of a layer of a mixture add up to
 ASKED = ("method", "backend", "time_limit_s", "groups", "dead", "pins", "quantile")  # that a plan keeps
@@ -39,7 +40,6 @@ class PlacementStrategy(Strategy):
     """A strategy that places experts by counts of the fitted units."""
 
     decides = "placement"
-    by_loads: ClassVar[bool] = False  #: Whether the loads of experts are enough
 
     def counted_pairs(self, task: Task) -> tuple[Pairs, bool]:
         """Pairs of experts to count, and whether those inside layers are counted too."""
@@ -72,7 +72,7 @@ class PlacementStrategy(Strategy):
             )
         return counts
 
-    def counted(self, task: Task, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Counts:
+    def counted(self, task: Task, chosen: Bools | Ints) -> Counts:
         """The counts of chosen units, of what the task keeps together."""
         phases, (pairs, inside) = task.request.phases, self.counted_pairs(task)
         keep = partial(np.isin, test_elements=task.units.unit_ids[chosen])
@@ -92,17 +92,16 @@ class Contiguous(PlacementStrategy):
         placed = contiguous.solve(num_layers, num_experts, task.request.cluster, slots=task.slots)
         return self.solution(placed, task)
 
-    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+    def recheck(self, plan: Plan, again: Again | None, certificate: "Certificate") -> None:
         """Recheck that the objective is the balance of equal loads."""
-        placement_options(plan, self.name, ())
+        placement, _ = stated_placement(plan, self.name, ())
         if "placement" not in plan.outcome:
             return
         check_goal(plan, ("balance",), "min", frozenset())
         if again is not None:
-            assert plan.placement is not None
             equal_LE = np.ones((plan.model.num_layers, plan.model.num_experts))
-            yield Check("objective", plan.outcome["placement"].objective.value, balance(equal_LE, plan.placement))
-            yield Told("objective", checked=True)
+            certificate.agree("objective", plan.outcome["placement"].objective.value, balance(equal_LE, placement))
+            certificate.checked("objective")
 
 
 def _loads(task: Task) -> Counts:
@@ -117,23 +116,24 @@ def _loads(task: Task) -> Counts:
     return Counts(loads_LE, nothing, None, tokens)
 
 
-def highest(loads_LE: Loads, placement: Placement) -> float:
+def highest(loads_LE: Ints, placement: Placement) -> float:
     """The most load of a device in any layer, over the mean, replicas sharing alike."""
     return float(step_ratios(loads_LE[None].astype(np.float64), placement).max())
 
 
-def mixed_loads(parts: Iterable[tuple[float, Loads]]) -> Loads:
+def mixed_loads(parts: Iterable[tuple[float, Ints]]) -> Ints:
     """The loads of several traces `[L, E]`: a layer of each adds up to its weight in `WHOLE`."""
-    mixed_LE: Loads = sum(
+    mixed_LE: Ints = sum(
         np.rint(weight * WHOLE * loads_LE / np.maximum(loads_LE.sum(axis=1, keepdims=True), 1)).astype(np.int64)
         for weight, loads_LE in parts
     )
     return mixed_LE
 
 
-def placement_options(plan: Plan, name: str, own: tuple[str, ...]) -> PlacementOptions:
-    """Options of a plan's placement, refused where they hold any that its strategy does not take."""
-    options = PlacementOptions.of(plan)
+def stated_placement(plan: Plan, name: str, own: tuple[str, ...]) -> tuple[Placement, PlacementOptions]:
+    """A plan's placement and its options, refused where they hold any that its strategy does not take."""
+    options, placement = PlacementOptions.of(plan), plan.placement
+    assert placement is not None
     kept = {"strategy", "dispatch_model", "method", "backend", "time_limit_s", *own}
     asked = {key for key in options.model_fields_set if getattr(options, key) not in (None, (), "split")} - kept
     if options.strategy != name or asked:
@@ -141,7 +141,7 @@ def placement_options(plan: Plan, name: str, own: tuple[str, ...]) -> PlacementO
             f"strategies {[*plan.strategies]}, but options.placement is of {options.strategy!r} with"
             f" {', '.join(sorted(asked)) or 'no flags'} that {name} does not have; the plan was edited"
         )
-    return options
+    return placement, options
 
 
 def check_goal(plan: Plan, names: tuple[str, ...], sense: str, kinds: Set[str]) -> None:

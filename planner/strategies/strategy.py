@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...runtime.decisions import Decision, DispatchModel, Record, SidecarFile
 from ...runtime.plan import Part, Plan
@@ -16,6 +16,7 @@ from ..evaluate.metrics import copies_metric
 from ..evaluate.scene import Passes, Scene
 
 if TYPE_CHECKING:
+    from ..certify.certificate import Certificate
     from ..certify.recounted import Recounted
     from ..task import Task
 
@@ -50,23 +51,6 @@ class Again:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A figure that a plan claims beside the one found again: numbers alike up to rounding, all else equal."""
-
-    what: str
-    claimed: Any
-    found: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Line of a certificate: what was checked, or named as unchecked."""
-
-    what: str
-    checked: bool
-
-
 class Strategy:
     """A strategy; one folder each, and a row in `registry`."""
 
@@ -80,6 +64,7 @@ class Strategy:
     #: The outcome depends on the steps, the profile and the links, not on the fitted units alone
     by_steps: ClassVar[bool] = False
     moves_samples: ClassVar[bool] = False  #: Samples may be re-homed, and are counted one by one
+    by_loads: ClassVar[bool] = False  #: The loads of experts are enough, as a trace in count form has them
 
     def check(self, task: "Task") -> None:
         """Refuse a task that cannot be solved, before anything is read."""
@@ -108,25 +93,25 @@ class Strategy:
         """The metric of the verdict where `step_s` cannot be compared."""
         return copies_metric(dispatch_model, scene.cluster)
 
-    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+    def recheck(self, plan: Plan, again: Again | None, certificate: "Certificate") -> None:
         """Hold a plan's claims on this decision against its definition; without `again`, what the plan alone tells.
 
-        CertificationError where a rule is broken, or a bound is better than what is proven.
+        The certificate takes the figures, what was checked and what was not; CertificationError where a rule is broken,
+        or a bound is better than what is proven.
         """
-        return iter(())
 
     def finished(self, task: "Task", solution: Solution, evaluated: Evaluated) -> Solution:
         """Add to the solution what is known only after evaluation."""
         return solution
 
     def to_apply(self, plan: Plan) -> bool:
-        """Advise to apply a plan that pays; not where another one is better kept."""
+        """Whether a plan that pays is better applied than another one kept."""
         return True
 
     def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
         """Remarks on the judging part, the most important first."""
-        yield from ()
+        return iter(())
 
     def sections(self, plan: Plan, width: int) -> Iterator[Section]:
         """Sections on the strategy in a plan's document, for a screen of `width` characters."""
-        yield from ()
+        return iter(())

@@ -4,19 +4,19 @@ Legend: B steps; L MoE layers; E experts; D devices.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....errors import CertificationError, UsageError
 from ....runtime.decisions import DispatchModel
 from ....runtime.plan import Plan
 from ....solvers import eplb
+from ....solvers.arrays import Ints
 from ....solvers.balance import balance, step_balance
 from ....solvers.outcome import PlacementResult
 from ....solvers.placement import Placement
 from ....traces.counts import Counts
+from ...certify.certificate import Certificate
 from ...certify.recounted import count_fitted
 from ...evaluate.evaluate import evaluate
 from ...evaluate.journey import Contender, Journey
@@ -25,8 +25,8 @@ from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
 from ...options import Candidate, EvaluationOptions, Member, PlacementOptions, Redundancy, TimedMetric
 from ...task import Task
-from ..placement import PlacementStrategy, check_goal, check_groups, placement_options
-from ..strategy import Again, Check, Solution, Told
+from ..placement import PlacementStrategy, check_goal, check_groups, stated_placement
+from ..strategy import Again, Solution
 from . import EplbParams
 from .sections import remarks, sections
 
@@ -49,7 +49,7 @@ class Eplb(PlacementStrategy):
         """Balance, which is what it makes."""
         return BALANCE
 
-    def place(self, counts: Counts, task: Task, slots: NDArray[np.int64]) -> PlacementResult:
+    def place(self, counts: Counts, task: Task, slots: Ints) -> PlacementResult:
         """Place by steps where recorded ones differ by more than chance, else by all loads together."""
         params, mixture, recorded = EplbParams.of(task.params), task.request.mixture, "step" in task.source.known
         if mixture and params.quantile is not None:
@@ -61,7 +61,10 @@ class Eplb(PlacementStrategy):
         return _solved(task.fitted_steps if by_step else counts.loads, task, slots)
 
     def weighed(self, counts: Counts, task: Task) -> Redundancy:
-        """Placements with up to 4 extra slots a device, side by side on the part that judges, which routes a token."""
+        """Placements with up to 4 extra slots a device, side by side on the part that judges.
+
+        UsageError where no token of that part is routed.
+        """
         fewest = _fewest(task)
         most = min(fewest + MOST_EXTRA, task.model.num_experts)
         contenders = []
@@ -100,17 +103,16 @@ class Eplb(PlacementStrategy):
         )
         return self.solution(self.place(counts, task, slots_D), task, redundancy=redundancy, mixture=mixture)
 
-    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+    def recheck(self, plan: Plan, again: Again | None, certificate: Certificate) -> None:
         """Recheck that it keeps what it was asked to, its balance, and the arithmetic of its candidates."""
-        options, placement = placement_options(plan, "eplb", OWN), plan.placement
-        assert placement is not None
+        placement, options = stated_placement(plan, self.name, OWN)
         _check_kept(plan, placement, options)
         if options.redundancy is not None:
-            yield from _redundancy(plan, placement, options.redundancy, options.dead)
+            _check_redundancy(plan, placement, options.redundancy, options.dead, certificate)
         if options.raw or options.swaps:
-            yield Told("EPLB unrepaired, and plans of a phase judged on another", checked=False)
+            certificate.unchecked.append("EPLB unrepaired, and plans of a phase judged on another")
         if options.dead or options.pins or options.groups == "whole":
-            yield Told("dead devices, pins and whole groups", checked=True)
+            certificate.checked("dead devices, pins and whole groups")
         if "placement" not in plan.outcome:
             return
         names: tuple[str, ...] = ("balance",)  # of all loads together
@@ -121,18 +123,18 @@ class Eplb(PlacementStrategy):
         check_goal(plan, names, "min", {"mean", "largest replica"})
         if again is None:
             return
-        yield Told("slots that were repaired", checked=False)
+        certificate.unchecked.append("slots that were repaired")
         fitted, outcome = count_fitted(again.task, followed=0, beside=False), plan.outcome["placement"]
         value = balance(fitted.loads.astype(np.float64), placement)
         if outcome.objective.name.startswith("step"):
             value = step_balance(fitted.steps.astype(np.float64), placement, options.quantile)
-        yield Check("objective", outcome.objective.value, value)
-        yield Told("objective", checked=True)
+        certificate.agree("objective", outcome.objective.value, value)
+        certificate.checked("objective")
         if outcome.bound_kind is not None:
-            yield Told(f"bound ({outcome.bound_kind})", checked=False)
+            certificate.unchecked.append(f"bound ({outcome.bound_kind})")
 
 
-def _solved(loads: NDArray[np.integer], task: Task, slots: NDArray[np.int64]) -> PlacementResult:
+def _solved(loads: Ints, task: Task, slots: Ints) -> PlacementResult:
     """The placement by loads `[L, E]`, or `[B, L, E]` step by step, as a task asks for it."""
     params = EplbParams.of(task.params)
     return eplb.solve(
@@ -148,8 +150,8 @@ def _solved(loads: NDArray[np.integer], task: Task, slots: NDArray[np.int64]) ->
     )
 
 
-def _steps_decide(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.int64]) -> bool:
-    """Choose to make steps even, not their sum: asked for by a quantile, or unlike by more than chance.
+def _steps_decide(loads_BLE: Ints, task: Task, slots: Ints) -> bool:
+    """Whether to make steps even, not their sum: asked for by a quantile, or unlike by more than chance.
 
     They are where placing some layers by every other step makes the steps between more even than placing by their sum.
     """
@@ -164,7 +166,7 @@ def _steps_decide(loads_BLE: NDArray[np.int64], task: Task, slots: NDArray[np.in
     return by_step <= by_sum
 
 
-def _slots_of(slots: int, task: Task) -> NDArray[np.int64]:
+def _slots_of(slots: int, task: Task) -> Ints:
     """Slots of every device, as many on all that are alive, `[D]`."""
     return np.isin(np.arange(task.request.cluster.num_devices), task.alive) * np.int64(slots)
 
@@ -192,9 +194,9 @@ def _check_kept(plan: Plan, placement: Placement, options: PlacementOptions) -> 
         check_groups(plan)
 
 
-def _redundancy(
-    plan: Plan, placement: Placement, redundancy: Redundancy, dead: tuple[int, ...]
-) -> Iterator[Check | Told]:
+def _check_redundancy(
+    plan: Plan, placement: Placement, redundancy: Redundancy, dead: tuple[int, ...], certificate: Certificate
+) -> None:
     """Recheck that slots, and figures on the part that judges, are those of the chosen candidate."""
     widths = [width for rank, width in enumerate(placement.slots.tolist()) if rank not in dead]
     if {*widths} != {redundancy.chosen.slots}:
@@ -204,17 +206,17 @@ def _redundancy(
     each = plan.model.expert_bytes
     for one in redundancy.candidates:
         held = None if each is None else one.slots * plan.model.num_layers * each
-        yield Check("redundant experts", one.redundant, one.slots * len(widths) - plan.model.num_experts)
-        yield Check("bytes of experts on a device", one.memory_bytes, held)
+        certificate.agree("redundant experts", one.redundant, one.slots * len(widths) - plan.model.num_experts)
+        certificate.agree("bytes of experts on a device", one.memory_bytes, held)
     if plan.evaluation is not None and plan.strategies[-1] == "eplb":  # else it was judged anew
         chosen, metrics = redundancy.chosen, plan.evaluation.judging.contenders[0].metrics
-        yield Check("redundancy on held-out units", redundancy.held_out, plan.evaluation.held_out is not None)
+        certificate.agree("redundancy on held-out units", redundancy.held_out, plan.evaluation.held_out is not None)
         claimed: dict[str, float | None] = {BALANCE: chosen.balance, TAIL: chosen.balance_p95}
         if redundancy.metric != BALANCE or chosen.seconds is not None:
             claimed[redundancy.metric] = chosen.seconds
         for name, figure in claimed.items():
-            yield Check(f"redundancy: {name}", figure, metrics[name].value if name in metrics else None)
-    yield Told("what other numbers of redundant experts give", checked=False)
+            certificate.agree(f"redundancy: {name}", figure, metrics[name].value if name in metrics else None)
+    certificate.unchecked.append("what other numbers of redundant experts give")
 
 
 STRATEGY = Eplb()

@@ -4,6 +4,7 @@ Legend: L MoE layers; E experts; K experts a token; D devices.
 """
 
 from dataclasses import asdict, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from ....errors import UsageError
 from ....runtime.decisions import PlacementDecision
 from ....runtime.plan import Plan
 from ....solvers import eplb, exflow
+from ....solvers.arrays import Ints
 from ....solvers.exflow.replan import reconsider
 from ....solvers.exflow.strategy import BoundKind, ExflowResult
 from ....solvers.moves import experts_moved
@@ -26,7 +28,7 @@ from ...sidecars import dump_proof
 from ...task import Task
 from ..placement import PlacementStrategy, highest
 from ..strategy import Solution, sidecar
-from . import ExflowParams, Objective
+from . import ExflowParams
 from .recheck import recheck
 from .sections import remarks, sections
 
@@ -60,7 +62,7 @@ class Exflow(PlacementStrategy):
         copies = _objective(task) == "copies"
         return "first" if copies and task.dispatch_model == "coherent" else "top1", copies
 
-    def place(self, counts: Counts, task: Task, slots: NDArray[np.int64], *, work: float | None = None) -> ExflowResult:
+    def place(self, counts: Counts, task: Task, slots: Ints, *, work: float | None = None) -> ExflowResult:
         """Place by the task's objective, within its cap; `work` as `solvers.exflow` takes it."""
         limit_s = ExflowParams.of(task.params).time_limit_s
         return _solved(counts, task, slots, _load_cap(counts, task, slots), limit_s, work=work)
@@ -115,12 +117,12 @@ class Exflow(PlacementStrategy):
         return replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 
     def to_apply(self, plan: Plan) -> bool:
-        """Advise against a plan where the one in force is better kept."""
+        """Whether replacing the plan in force, where there is one, pays."""
         cost = PlacementOptions.of(plan).replanned
         return cost is None or cost.pays
 
 
-def _objective(task: Task) -> Objective:
+def _objective(task: Task) -> Literal["hops", "copies"]:
     """Objective of a task: "hops", a token's first experts in all layers; "copies", pairs that save it copies.
 
     Hops are the default where tokens stay with their first expert, copies where they return home. Only annealing knows
@@ -144,7 +146,7 @@ def _objective(task: Task) -> Objective:
 
 
 def _at_home(task: Task) -> bool:
-    """Ask for copies of tokens that return home: of the pairs inside layers alone."""
+    """Whether a task keeps copies of tokens that return home: the pairs inside layers alone."""
     return task.dispatch_model == "standard" and _objective(task) == "copies"
 
 
@@ -160,7 +162,7 @@ def _pairs(counts: Counts, task: Task) -> tuple[NDArray[np.number], NDArray[np.n
 def _solved(
     counts: Counts,
     task: Task,
-    slots: NDArray[np.int64],
+    slots: Ints,
     max_load: float | None,
     limit_s: float,
     *,
@@ -187,7 +189,7 @@ def _solved(
     )
 
 
-def _load_cap(counts: Counts, task: Task, slots: NDArray[np.int64]) -> float | None:
+def _load_cap(counts: Counts, task: Task, slots: Ints) -> float | None:
     """The cap on a device's share of a layer: as asked for; of copies at home, without replicas, as even as EPLB packs.
 
     Notes

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from ....runtime.migrating.predictor import Predictor
 from ....solvers import netmoe
+from ....solvers.arrays import Bools, Floats, Ints
 from ....solvers.placement import Placement
 from ...evaluate.evaluate import evaluate
 from ...evaluate.homes import Rehoming
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
-from ...evaluate.tally import SampleTraffic
+from ...evaluate.traffic import SampleTraffic
 from ...task import Task
 
 PLAN = "plan/migrating"
 TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
 RIDGE = 0.03  # of the mean square of an expert's pairs
-Numbers = NDArray[np.float64]
 
 
 def fitted_predictor(task: Task, placement: Placement) -> Predictor:
@@ -61,9 +61,7 @@ def locality(task: Task) -> netmoe.Locality:
     return netmoe.Locality(blind / cohort.num_steps, least / cohort.num_steps)
 
 
-def fit_predictor(
-    experts: NDArray[np.int32], traffic: SampleTraffic, fitted_I: NDArray[np.bool_], top_k: int
-) -> Predictor:
+def fit_predictor(experts: NDArray[np.int32], traffic: SampleTraffic, fitted_I: Bools, top_k: int) -> Predictor:
     """Fit the predictor of samples with these pairs with experts `[I, L, E]` under a placement.
 
     Notes
@@ -91,7 +89,7 @@ def fit_predictor(
     return Predictor(per_pair)
 
 
-def _prior(pairs_IE: Numbers, next_ID: Numbers, linked_ED: NDArray[np.int64] | None, top_k: int) -> Numbers:
+def _prior(pairs_IE: Floats, next_ID: Floats, linked_ED: Ints | None, top_k: int) -> Floats:
     """A, `[E, D]`: by expert where tokens link the layers and the expert was met, else the mean of all."""
     mean_D = next_ID.sum(axis=0) / max(float(pairs_IE.sum()), 1.0)
     met_E1 = pairs_IE.sum(axis=0)[:, None]

@@ -4,37 +4,37 @@ Legend: I samples, or those of a step; L MoE layers; E experts; D devices; X exc
 """
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from ....errors import CertificationError
 from ....runtime.decisions import SamplePolicyDecision
 from ....runtime.migrating.predictor import Predictor
 from ....runtime.plan import Plan
+from ....solvers.arrays import Bools, Floats, Ints
 from ....solvers.cost import link_cost
 from ....solvers.netmoe import METHODS, Traffic, port_bound
 from ....solvers.netmoe.bottleneck import Channels
 from ....traces.count_form import CountTrace
+from ...certify.certificate import Certificate
 from ...certify.recounted import Recounted
 from ...evaluate.evaluate import verdict
 from ...evaluate.metrics import EXCHANGE
 from ...options import SamplePolicyOptions
-from ..strategy import Again, Check, Told
+from ..strategy import Again
 from .policy import PLAN, TRIED, fitted_predictor, locality, tried
 
 CLOSE = 1e-4  # relative to the largest: float32
 
 
-def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
     """Recheck a plan as `Strategy.recheck` says."""
     options = SamplePolicyOptions.of(plan)
     decision = plan.decisions.sample_policy
     assert decision is not None
     _check_structure(plan, decision, options)
-    yield Told("sample policy", checked=True)
+    certificate.checked("sample policy")
     if again is None or again.evaluated is None:
         return
     task, evaluated = again.task, again.evaluated
@@ -49,30 +49,30 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
             raise CertificationError(
                 f"predictor off by {off:.2g} from what the fitted samples give; it was fitted on others. Re-run solve"
             )
-        yield Told("predictor", checked=True)
-    yield from _outcome(plan, task, predictor, evaluated.homes[PLAN][0].device)
+        certificate.checked("predictor")
+    _check_outcome(plan, task, predictor, evaluated.homes[PLAN][0].device, certificate)
     index = locality(task)
-    yield Check("blind copies", options.blind_copies, index.blind)
-    yield Check("least copies", options.least_copies, index.least)
-    yield Told("samples, split and locality", checked=True)
+    certificate.agree("blind copies", options.blind_copies, index.blind)
+    certificate.agree("least copies", options.least_copies, index.least)
+    certificate.checked("samples, split and locality")
     assert plan.verdict is not None
     if plan.verdict.metric in evaluated.judged[PLAN].value and options.over_dealt is not None:
         metric = task.strategy.judged_on(task.scene, "migrating")
         over = verdict(evaluated, metric, against="dealt/standard").gain
         for name in ("value", "low", "high"):
-            yield Check(f"gain over dealt {name}", getattr(options.over_dealt, name), getattr(over, name))
+            certificate.agree(f"gain over dealt {name}", getattr(options.over_dealt, name), getattr(over, name))
     else:
-        yield Told("the gain over samples dealt by length", checked=False)
+        certificate.unchecked.append("the gain over samples dealt by length")
     if options.tried_s and task.scene.costs is None:
-        yield Told("seconds of the methods tried", checked=False)
+        certificate.unchecked.append("seconds of the methods tried")
     elif options.tried_s:
         for name, seconds in tried(task, predictor).items():
-            yield Check(f"tried {name}", options.tried_s[name], seconds)
-        yield Told("methods tried", checked=True)
+            certificate.agree(f"tried {name}", options.tried_s[name], seconds)
+        certificate.checked("methods tried")
     if options.asked:
-        yield Told("that the method was asked for", checked=False)
+        certificate.unchecked.append("that the method was asked for")
     if decision.method == "bottleneck":
-        yield Told("that bottleneck swapped until no swap helps", checked=False)
+        certificate.unchecked.append("that bottleneck swapped until no swap helps")
 
 
 def _check_structure(plan: Plan, decision: SamplePolicyDecision, options: SamplePolicyOptions) -> None:
@@ -112,9 +112,9 @@ def _check_structure(plan: Plan, decision: SamplePolicyDecision, options: Sample
         )
 
 
-def _outcome(
-    plan: Plan, task: Recounted, predictor: Predictor | None, device_LM: NDArray[np.int64]
-) -> Iterator[Check | Told]:
+def _check_outcome(
+    plan: Plan, task: Recounted, predictor: Predictor | None, device_LI: Ints, certificate: Certificate
+) -> None:
     """Recheck of the mean cost of a re-homing, and of the bound on any homes of whole steps."""
     channels, outcome = Channels.of(plan.cluster, plan.model.copy_bytes), plan.outcome["sample_policy"]
     busiest = outcome.bound_kind == "weighted ports"
@@ -123,7 +123,7 @@ def _outcome(
     copies, experts = samples.under(task.placement).copies, samples.experts
     assert experts is not None
     for at, layer in itertools.product(cohort.steps(), range(plan.model.num_layers)):
-        place, home_I, room = cohort.unit_ids[at], device_LM[layer + 1, at], -(-len(at) // copies.shape[2])
+        place, home_I, room = cohort.unit_ids[at], device_LI[layer + 1, at], -(-len(at) // copies.shape[2])
         following = None if predictor is None else predictor.copies(layer, experts[place, layer])
         traffic = Traffic(copies[place, layer].astype(np.float64), following)
         if busiest:
@@ -132,20 +132,20 @@ def _outcome(
             price_ID = np.sum(traffic.exchanges, axis=0) @ link_cost(plan.cluster)
             reached.append((float(price_ID[np.arange(len(at)), home_I].sum()), _least(price_ID, room)))
     value, bound = np.mean(reached, axis=0).tolist()
-    yield Check("objective's name", outcome.objective.name, channels.name if busiest else "link_cost")
-    yield Check("objective", outcome.objective.value, value)
-    yield Check("bound", outcome.bound, value if value <= bound * (1 + 1e-9) else bound)
-    yield Told("objective and bound", checked=True)
+    certificate.agree("objective's name", outcome.objective.name, channels.name if busiest else "link_cost")
+    certificate.agree("objective", outcome.objective.value, value)
+    certificate.agree("bound", outcome.bound, value if value <= bound * (1 + 1e-9) else bound)
+    certificate.checked("objective and bound")
 
 
-def _ports(channels: Channels) -> NDArray[np.bool_]:
+def _ports(channels: Channels) -> Bools:
     """Ways between two devices by link class, `[C, D, D]`."""
     node_D = np.arange(channels.cluster.num_devices) // channels.cluster.devices_per_node
     far_DD = node_D[:, None] != node_D
     return np.stack([~far_DD & ~np.eye(len(node_D), dtype=bool), far_DD])
 
 
-def _busiest(traffic: Traffic, home_I: NDArray[np.int64], channels: Channels) -> float:
+def _busiest(traffic: Traffic, home_I: Ints, channels: Channels) -> float:
     """Seconds, or copies, of the busiest port in every exchange."""
     total, ports = 0.0, _ports(channels)
     for copies_ID in traffic.exchanges:
@@ -155,7 +155,7 @@ def _busiest(traffic: Traffic, home_I: NDArray[np.int64], channels: Channels) ->
     return total
 
 
-def _least(cost_ID: NDArray[np.float64], room: int) -> float:
+def _least(cost_ID: Floats, room: int) -> float:
     """The least cost of homes with so many samples a device: each in a place of its own (Kuhn-Munkres)."""
     cost_IP = np.repeat(cost_ID, room, axis=1)
     return float(cost_IP[linear_sum_assignment(cost_IP)].sum())

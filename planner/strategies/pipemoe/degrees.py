@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....profilers.fits.laws import AlphaBeta
 from ....runtime.decisions import ChunkShares, PipelineDecision
+from ....solvers.arrays import Floats, Ints
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE, nested_pairs, optimal_degree, robust_choice, unequal_chunks
 from ...evaluate.chunks import Cut, Cuts, Pipeline
 from ...options import StageSeconds
 
-Seconds = NDArray[np.float64]
 Shares = tuple[float, ...]
 BASELINES = ("degree_1", "one_degree", "paper", "exact")  # methods, whose degrees a plan is held against
 LEAST_SHARE = 1e-6  # of a chunk; one below it is none
@@ -36,11 +35,11 @@ class DegreeTable:
     """Seconds of every pair of degrees in every layer, mean over steps."""
 
     #: A forward and a backward degree, `[P, 2]`, the smallest first; the same twice where one serves both passes
-    pairs: NDArray[np.int64]
-    taken: Seconds  #: Seconds of all passes under every scenario, `[S, P, L]`
+    pairs: Ints
+    taken: Floats  #: Seconds of all passes under every scenario, `[S, P, L]`
     #: dispatch, experts: seconds of one chunk under the curves themselves, `[R, L]`
-    dispatch: Seconds
-    experts: Seconds
+    dispatch: Floats
+    experts: Floats
     trains: bool  #: Whether there is a backward pass
     capacity_factor: float | None  #: As in `PipelineDecision`, of whose decisions it is a part
 
@@ -69,12 +68,12 @@ class DegreeTable:
         return PipelineDecision(forward=forward, backward=back, capacity_factor=self.capacity_factor)
 
     @property
-    def middle(self) -> Seconds:
+    def middle(self) -> Floats:
         """Seconds under the curves themselves, the middle scenario, `[P, L]`."""
-        middle: Seconds = self.taken[len(self.taken) // 2]
+        middle: Floats = self.taken[len(self.taken) // 2]
         return middle
 
-    def alike(self, most: int) -> NDArray[np.int64]:
+    def alike(self, most: int) -> Ints:
         """Indices of the pairs (1, 1) to (most, most)."""
         same = self.pairs[:, 0] == self.pairs[:, 1]
         return np.flatnonzero(same & (self.pairs[:, 0] <= most))

@@ -3,35 +3,32 @@
 Legend: P pairs of degrees; R degrees; L MoE layers; S scenarios, as in `degrees`.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ....errors import CertificationError, InputError, UsageError
 from ....runtime.decisions import PipelineDecision
 from ....runtime.plan import Plan
-from ....solvers.outcome import Outcome
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
+from ...certify.certificate import TOLERANCE, Certificate
 from ...evaluate.chunks import Cuts, Pipeline
 from ...evaluate.journey import Journey
 from ...options import PipelineOptions
-from ..strategy import Again, Check, Told
+from ..strategy import Again
 from . import MAX_DEGREE
 from .degrees import BASELINES, DegreeTable, stages_of, tabulated
 
-TOLERANCE = 1e-9
 
-
-def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
     """Recheck a plan as `Strategy.recheck` says."""
     options, decision = PipelineOptions.of(plan), plan.decisions.pipeline
     assert decision is not None
     _check_shape(plan, options, decision)
     if again is None or "pipeline" not in plan.outcome:
         return
-    yield Told("that max_degree, joint and full_duplex are what was asked for", checked=False)
+    certificate.unchecked.append("that max_degree, joint and full_duplex are what was asked for")
     scene = again.task.scene
     if scene.costs is None:
-        yield Told("degrees, their objective and their bound", checked=False)
+        certificate.unchecked.append("degrees, their objective and their bound")
         return
     passes = scene.passes
     if passes is None or (passes.backward, passes.full_duplex) != (options.backward, options.full_duplex):
@@ -40,13 +37,13 @@ def recheck(plan: Plan, again: Again | None) -> Iterator[Check | Told]:
     ((tally,),) = again.task.replay(replace(scene, cohorts=scene.cohorts[:1]), [journey], ports=True)
     pipeline = Pipeline(tally, scene, passes, decision.capacity_factor)
     table = tabulated(pipeline, options.max_degree, joint=options.joint)
-    yield from _outcome(plan.outcome["pipeline"], decision, options, pipeline, table)
+    _check_outcome(plan, options, pipeline, table, certificate)
     _check_baselines(options, table)
-    yield Told("degrees", checked=True)
-    yield from _stage_checks(options, pipeline, Cuts.of(decision))
-    yield Told("that the degrees of paper are those of its algorithm", checked=False)
+    certificate.checked("degrees")
+    _check_stages(options, pipeline, Cuts.of(decision), certificate)
+    certificate.unchecked.append("that the degrees of paper are those of its algorithm")
     if decision.shares is not None:
-        yield Told("that no other shares of chunks take fewer seconds", checked=False)
+        certificate.unchecked.append("that no other shares of chunks take fewer seconds")
 
 
 def _check_shape(plan: Plan, options: PipelineOptions, decision: PipelineDecision) -> None:
@@ -82,22 +79,24 @@ def _check_shape(plan: Plan, options: PipelineOptions, decision: PipelineDecisio
         raise CertificationError("a fixed capacity without every expert once and as many on every device")
 
 
-def _outcome(
-    outcome: Outcome, decision: PipelineDecision, options: PipelineOptions, pipeline: Pipeline, table: DegreeTable
-) -> Iterator[Check | Told]:
+def _check_outcome(
+    plan: Plan, options: PipelineOptions, pipeline: Pipeline, table: DegreeTable, certificate: Certificate
+) -> None:
     """Recheck that the objective is what the plan takes, and the bound, of equal chunks, the least any degrees take."""
+    outcome, decision = plan.outcome["pipeline"], plan.decisions.pipeline
+    assert decision is not None
     goal = (outcome.objective.name, outcome.objective.sense, outcome.bound_kind)
     if goal != ("moe_s", "min", "full search" if decision.shares is None else None):
         raise CertificationError(f"objective and bound {goal}; expected the least moe_s by a full search")
     least = float(table.middle.min(axis=0).sum())
     reached = float(pipeline.both(Cuts.of(decision)).sum())
-    yield Check("objective", outcome.objective.value, reached)
-    yield Told("objective of pipeline", checked=True)
+    certificate.agree("objective", outcome.objective.value, reached)
+    certificate.checked("objective of pipeline")
     if options.method in ("exact", "unequal") and reached > least * (1 + TOLERANCE):
         raise CertificationError(f"degrees of plan: others take fewer seconds, {least:.9g}")
     if decision.shares is None:
-        yield Check("bound", outcome.bound, least)
-        yield Told("bound of pipeline", checked=True)
+        certificate.agree("bound", outcome.bound, least)
+        certificate.checked("bound of pipeline")
     least_SL = table.taken.min(axis=1)
     worst_PL = (table.taken - least_SL[:, None]).max(axis=0)  # regret
     smallest_L = worst_PL.min(axis=0) + TOLERANCE * least_SL.max(axis=0)
@@ -122,7 +121,7 @@ def _check_baselines(options: PipelineOptions, table: DegreeTable) -> None:
             raise CertificationError(f"a2a_ffn_overlap_degree: others take fewer seconds: layer {layer}, {degree}")
 
 
-def _stage_checks(options: PipelineOptions, pipeline: Pipeline, cuts: Cuts) -> Iterator[Check]:
+def _check_stages(options: PipelineOptions, pipeline: Pipeline, cuts: Cuts, certificate: Certificate) -> None:
     """The stages of the chunks, which a timeline draws."""
     for key, stages in stages_of(pipeline, cuts).items():
         claimed = getattr(options, key)
@@ -133,4 +132,4 @@ def _stage_checks(options: PipelineOptions, pipeline: Pipeline, cuts: Cuts) -> I
                 raise CertificationError(f"options.pipeline: {name} of other chunks than the plan's")
             for layer, columns in enumerate(zip(ours, theirs, strict=True)):
                 for chunk, figures in enumerate(zip(*columns, strict=True)):
-                    yield Check(f"{name} of chunk {chunk} of layer {layer}", *figures)
+                    certificate.agree(f"{name} of chunk {chunk} of layer {layer}", *figures)

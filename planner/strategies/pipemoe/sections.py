@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....errors import InputError
 from ....runtime.plan import Part, Plan
+from ....solvers.arrays import Floats
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ....solvers.pipemoe.seconds import chunk_seconds
 from ...document import Section, Text
@@ -17,7 +17,6 @@ from ...evaluate.metrics import COMBINE, DISPATCH, DROPPED, EXPERTS
 from ...figures import TimeUnit, find, value
 from ...options import PipelineOptions, StageSeconds
 
-Seconds = NDArray[np.float64]
 LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
 
 
@@ -144,9 +143,9 @@ class LayerPass(NamedTuple):
     """A pass of a layer: the shares of its chunks `[C]`, and the seconds of its stages, whole `[1]` and in chunks."""
 
     name: str
-    shares: Seconds
-    whole: list[Seconds]
-    chunks: list[Seconds]
+    shares: Floats
+    whole: list[Floats]
+    chunks: list[Floats]
 
 
 def layer_passes(plan: Plan, options: PipelineOptions, layer: int) -> Iterator[LayerPass]:
@@ -161,11 +160,12 @@ def layer_passes(plan: Plan, options: PipelineOptions, layer: int) -> Iterator[L
         degree = degrees[layer]
         share_C = np.full(degree, 1 / degree) if shares is None else np.array(shares[layer])
         whole = stage_seconds(options.whole, layer, 1, backward=slower)
-        chunks = stage_seconds(stages, layer, degree, backward=None if slower is None else 1.0)  # which are slower
+        kept = None if slower is None else 1.0  # seconds of its chunks are backward ones already
+        chunks = stage_seconds(stages, layer, degree, backward=kept)
         yield LayerPass(name, share_C, whole, chunks)
 
 
-def stage_seconds(stages: StageSeconds, layer: int, degree: int, *, backward: float | None) -> list[Seconds]:
+def stage_seconds(stages: StageSeconds, layer: int, degree: int, *, backward: float | None) -> list[Floats]:
     """Seconds of a layer's chunks in each stage of a pass, one after the other, `[C]` each.
 
     In a backward pass the experts take `backward` times as long; None: a forward pass.

@@ -59,7 +59,10 @@ class Timeline:
 
 
 def timelines(plan: Plan, layer: int) -> list[Timeline]:
-    """Each pass of a layer that there is, in one piece, then in the plan's chunks where these are several."""
+    """Each pass of a layer, in one piece, then in the plan's chunks where these are several.
+
+    InputError where the plan decides no pipeline; UsageError where there is no such layer.
+    """
     options = pipeline_options(plan)
     if not 0 <= layer < plan.model.num_layers:
         raise UsageError(f"--timeline {layer}; expected an MoE layer, 0 to {plan.model.num_layers - 1}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from moeplan.planner.certify import Certificate
 from moeplan.planner.document import Section, Text
 from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import EFFECTS, Contender, Journey, today
@@ -17,7 +18,7 @@ from moeplan.planner.evaluate.metrics import METRICS, MetricSpec
 from moeplan.planner.evaluate.sums import Context, Sums
 from moeplan.planner.params import Params, flag
 from moeplan.planner.strategies.registry import STRATEGIES, Row
-from moeplan.planner.strategies.strategy import Again, Check, Solution, Strategy, Told
+from moeplan.planner.strategies.strategy import Again, Solution, Strategy
 from moeplan.planner.task import Task
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.decisions import DECISIONS, Decision, Record
@@ -111,12 +112,12 @@ class Rotation(Strategy):
         """A turn of one."""
         return [Contender("by 1", rotated(today(plan.model, plan.cluster).journey, 1))]
 
-    def recheck(self, plan: Plan, again: Again | None) -> Iterator[Check | Told]:
+    def recheck(self, plan: Plan, again: Again | None, certificate: Certificate) -> None:
         """The objective is the plan's own share on the fitted part."""
         if again is not None and again.evaluated is not None:
             share = again.evaluated.evaluation.fit.contenders[0].metrics["far_share"].value
-            yield Check("objective of rotation", plan.outcome[NAME].objective.value, share)
-            yield Told("objective of rotation", checked=True)
+            certificate.agree("objective of rotation", plan.outcome[NAME].objective.value, share)
+            certificate.checked("objective of rotation")
 
     def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
         """How far experts go."""

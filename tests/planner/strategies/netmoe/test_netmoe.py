@@ -14,8 +14,7 @@ from moeplan.planner.evaluate.homes import Rehoming, deal
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.splits import Cohort
-from moeplan.planner.evaluate.tally import SampleTraffic
-from moeplan.planner.evaluate.traffic import SampleCounts
+from moeplan.planner.evaluate.traffic import SampleCounts, SampleTraffic
 from moeplan.planner.strategies.netmoe.policy import fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
