@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 
@@ -156,7 +157,10 @@ def check_model(
     sizes = [(name, ours[name], theirs[name]) for name in names or ours if ours[name] != theirs[name]]
     if differing := [row for row in sizes if not (unknown and None in row)]:
         own, recorded = (
-            ", ".join(f"{row[0]} {'unknown' if row[at] is None else row[at]!s:.60}" for row in differing)
+            ", ".join(
+                f"{row[0]} {'unknown' if row[at] is None else shorten(str(row[at]), 60, placeholder=' ...')}"
+                for row in differing
+            )
             for at in (1, 2)
         )
         raise MismatchError(f"{path}: a plan for {own}, {trace.path} has {recorded}; expected {expected}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import MoeplanError, UsageError
 from .cases import CASES
 from .cases.case import Case
 from .harness import Request, Step, measure_cases, terms
@@ -137,13 +137,25 @@ def measure_file(
 
 
 def save_measured(profile: Profile, output: Path) -> Path:
-    """Save a measured profile, and return where: an incomplete one beside `output` if there is a file already."""
+    """Save a measured profile, and return where: an incomplete one beside `output` if there is a file already.
+
+    A file of the same profile stays as it is: plans name it by its hash.
+    """
     if output.exists() and not profile.complete:
         save(profile, partial_path(output))
         return partial_path(output)
-    save(profile, output)
+    if not output.exists() or _known(output) != profile:
+        save(profile, output)
     partial_path(output).unlink(missing_ok=True)
     return output
+
+
+def _known(path: Path) -> Profile | None:
+    """The profile of a file; None where it holds none."""
+    try:
+        return load(path)
+    except MoeplanError:
+        return None
 
 
 def partial_path(output: Path) -> Path:

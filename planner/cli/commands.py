@@ -13,7 +13,7 @@ COMMANDS = {
     "profile": "Measure this machine, or describe a cluster.",
     "trace": "Record, import, inspect and count routing.",
     "solve": "Compute a plan from a trace.",
-    "show": "Print a plan and a picture of it.",
+    "show": "Print a plan, or draw it.",
     "compare": "Hold plans against one another on any trace.",
     "certify": "Recompute what a plan claims.",
     "apply": "Make a plan this directory's active plan, or write it for an engine.",
