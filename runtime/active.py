@@ -38,12 +38,14 @@ def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str
         The copy cannot be written; the plan that was active stays so.
     """
     active = Path(directory, ACTIVE)
-    for sidecar in sidecars_in(load(plan_path).decisions):
-        contents = sidecar.read(Path(plan_path).parent)
-        with atomic_path(active.parent / sidecar.file) as temporary:
-            temporary.write_bytes(contents)
-    with atomic_path(active) as temporary:
-        shutil.copyfile(plan_path, temporary)
+    contents = {
+        sidecar.file: sidecar.read(Path(plan_path).parent) for sidecar in sidecars_in(load(plan_path).decisions)
+    }
+    with atomic_path(active) as copy:
+        shutil.copyfile(plan_path, copy)  # first: where it does not fit, nothing is left beside the active plan
+        for name, content in contents.items():
+            with atomic_path(active.parent / name) as temporary:
+                temporary.write_bytes(content)
     return active
 
 

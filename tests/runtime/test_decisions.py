@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moeplan.errors import InputError
+from moeplan.errors import InputError, StorageError
 from moeplan.files import sha256_file
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime import load_plan
@@ -153,7 +153,11 @@ def test_a_registered_kind_of_decision_is_carried_like_those_of_the_product(tmp_
     assert load_again(WITHOUT_TOY, tmp_path) == WITHOUT_TOY
     assert made(sample_policy=policy()).plan_sha256 == WITHOUT_TOY.plan_sha256
     save(plan, tmp_path / "plan.json")
-    active = activate(tmp_path / "plan.json", tmp_path / "job")
+    (tmp_path / "job" / ".moeplan" / "active.json").mkdir(parents=True)  # nothing can be written there
+    with pytest.raises(StorageError):
+        activate(tmp_path / "plan.json", tmp_path / "job")
+    assert not (tmp_path / "job" / ".moeplan" / "t.safetensors").exists()
+    active = activate(tmp_path / "plan.json", tmp_path / "other")
     assert (active.parent / "t.safetensors").read_bytes() == b"numbers"
 
 

@@ -95,6 +95,7 @@ def made(make_trace: Any, make_profile: Any) -> Made:
         (f"{BASELINES}/paper/forward", [2], "degrees of paper: not one a layer"),
         (BASELINES, {}, "the contenders are"),
         ("options/pipeline/a2a_ffn_overlap_degree/0", lambda x: x % 8 + 1, "a2a_ffn_overlap_degree: others take fewer"),
+        ("options/pipeline/a2a_ffn_overlap_degree/0", 33, "a2a_ffn_overlap_degree: others take fewer"),
         ("options/pipeline/a2a_ffn_overlap_degree", [2], "a2a_ffn_overlap_degree: not one a layer"),
         ("options/pipeline/max_degree", 1, "above 1"),
         ("options/pipeline/max_degree", 65_536, "expected at most 1,024"),

@@ -107,11 +107,20 @@ def test_samples_that_are_held_out_teach_nothing() -> None:
     np.testing.assert_array_equal(fit_predictor(experts, traffic, fitted, top_k=1).per_pair, one.per_pair)
 
 
-@pytest.mark.parametrize(("devices", "dealt"), [(3, [0, 0, 1, 1, 2, 2, 2]), (2, [0, 0, 1, 0, 1])])
-def test_dealt_gives_the_longest_sample_left_to_the_device_with_fewest_tokens(devices: int, dealt: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("devices", "lengths", "dealt"),
+    [
+        (3, [9, 1, 8, 2, 7, 3, 5], [0, 0, 1, 1, 2, 2, 2]),  # the last is in no step
+        (2, [9, 1, 8, 2, 7], [0, 0, 1, 0, 1]),
+        (2, [9, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 0]),  # device 1 is full
+    ],
+)
+def test_dealt_gives_the_longest_sample_left_to_the_device_with_fewest_tokens(
+    devices: int, lengths: list[int], dealt: list[int]
+) -> None:
     count, uncounted = len(dealt), cast(SampleCounts, None)
-    length, step = np.array([9, 1, 8, 2, 7, 3, 5])[:count], np.array([0, 0, 0, 0, 0, 0, -1])[:count]
-    cohort = Cohort(np.arange(count), length, np.full(count, 2), step)
+    step = np.array([0, 0, 0, 0, 0, 0, -1])[:count]
+    cohort = Cohort(np.arange(count), np.array(lengths), np.full(count, 2), step)
     device_LI = deal(uncounted, contiguous.solve(2, 6, Cluster(1, devices)).placement, cohort).device
     assert device_LI.tolist() == [dealt] * 3
 
