@@ -139,16 +139,17 @@ def _dropped(scene: Scene, name: str, journey: Journey, tally: Tally) -> float |
 
 def _moving(scene: Scene, contenders: Sequence[Contender]) -> tuple[list[Journey], dict[str, list[Homes]]]:
     """The journeys of contenders with the moves of all samples, and by label the homes by part that rules give."""
-    journeys, counts, homes = {one.label: one.journey for one in contenders}, scene.samples, dict[str, list[Homes]]()
-    for label, journey in journeys.items() if counts is not None else ():  # counts tell all of samples that stay
+    journeys, homes = {one.label: one.journey for one in contenders}, dict[str, list[Homes]]()
+    if (counts := scene.samples) is None:
+        for label, journey in journeys.items():
+            if journey.homes is not None:
+                raise UsageError(f"{label}: it moves samples, which are not counted one by one here")
+        return [*journeys.values()], homes
+    for label, journey in journeys.items():  # counts tell all of samples that stay
         by_place = journey.placement.has_replicas and journey.rule != "even"
         if journey.homes is None and journey.dispatch_model == "standard" and not by_place:
             journeys[label] = replace(journey, homes=stay)
     rules = {label: journey.homes for label, journey in journeys.items() if journey.homes is not None}
-    if counts is None:
-        if rules:
-            raise UsageError(f"{next(iter(rules))}: it moves samples, which are not counted one by one here")
-        return [*journeys.values()], homes
     counts.count({label: journeys[label].placement for label in rules})
     for label, rule in rules.items():
         placement = journeys[label].placement
