@@ -38,9 +38,8 @@ def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str
         The copy cannot be written; the plan that was active stays so.
     """
     active = Path(directory, ACTIVE)
-    contents = {
-        sidecar.file: sidecar.read(Path(plan_path).parent) for sidecar in sidecars_in(load(plan_path).decisions)
-    }
+    sidecars, folder = sidecars_in(load(plan_path).decisions), Path(plan_path).parent
+    contents = {sidecar.file: sidecar.read(folder) for sidecar in sidecars}
     with atomic_path(active) as copy:
         shutil.copyfile(plan_path, copy)  # first: where it does not fit, nothing is left beside the active plan
         for name, content in contents.items():

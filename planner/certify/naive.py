@@ -223,12 +223,8 @@ class _Sheet:
 
     def add_tokens(self, batch: TokenBatch, at: Located) -> None:
         """Take the tokens of a batch that belong to this part through every layer."""
-        size, once, here, before = (
-            self.tally.loads.shape[2],
-            np.ones_like(at.position),
-            at.home,
-            np.full_like(at.home, -1),
-        )
+        size, once = self.tally.loads.shape[2], np.ones_like(at.position)
+        here, before = at.home, np.full_like(at.home, -1)
         row = at.step if self.by_step else at.unit
         _add(self.counts["tokens"], row, once)
         for layer, holders in enumerate(self.holders):

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from moeplan.errors import InputError, UsageError
+from moeplan.planner.cli import flags
 from moeplan.runtime.exports import ENGINES, Expected, export, validate
 from tests.runtime.exports.engine_plans import ENGINES_OF_PLACEMENTS, degrees_plan, expected_of, model_of, plan_of
 from tests.runtime.exports.faults import FAULTS, Change
@@ -28,6 +29,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         export(DEGREES if name == "tutel" else PLAN, name, folder)
         values[name] = yaml.safe_load((folder / engine.file).read_text())  # JSON is YAML
     return values
+
+
+def test_help_names_every_engine() -> None:
+    assert flags.ENGINES.split(", ") == [*ENGINES]
 
 
 def expected(engine: str, **changed: Any) -> Expected:
