@@ -21,9 +21,10 @@ from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
 from .evaluate.scene import Scene
 from .evaluate.splits import index_samples, index_units
+from .evaluate.steps import StepSize, Use, use_of, usual_size
 from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
-from .request import SAMPLES_PER_DEVICE, Phase
+from .request import Phase
 from .strategies.registry import STRATEGIES
 
 MOST_DEVICES = 512  # of a matrix of all pairs
@@ -79,7 +80,8 @@ class Comparison:
     trace: str
     trace_sha256: str
     cluster: Cluster
-    samples_per_step: int
+    size: StepSize | None  #: Of a step; None where steps were recorded
+    use: Use | None  #: What runs
     part: Part  #: The contenders: the plans, then their baselines
     compared: tuple[Compared, ...]
     #: unit, num_fitted: what judges, and how many of them were left out because a plan was fitted to them
@@ -108,7 +110,7 @@ class Comparison:
         """Advice about plans that do not pay."""
         failing = [one for one in self.compared if one.path in self.failing]
         if all(one.verdict.gain.low is None for one in failing):
-            return "one step shows nothing: give --samples-per-step below the samples of the trace, or record more"
+            return "one step shows nothing: record more"
         replanning = [(name,) for name, row in STRATEGIES.items() if row.params.replans]
         placed = [one.path for one in failing if one.paid_when_solved and one.plan.strategies in replanning]
         if not placed:
@@ -122,7 +124,7 @@ def compare(
     *,
     profile: str | os.PathLike[str] | None = None,
     phases: Sequence[Phase] = (),
-    samples_per_step: int | None = None,
+    size: StepSize | None = None,
     replica_rule: ReplayRule | None = None,
     between: bool = False,
     seed: int = 0,
@@ -138,8 +140,8 @@ def compare(
         What times the parts of a step; None: links alone, where the first plan's cluster has them.
     phases
         Only tokens of these phases count; empty: all.
-    samples_per_step
-        Of a derived step; None: as the first plan was judged.
+    size
+        Of a step where none were recorded; None: as the first plan was judged, else usual for the trace's phases.
     replica_rule
         Which replica a token uses, as an engine has it; None: as each plan has it.
     between
@@ -154,23 +156,25 @@ def compare(
     """
     loaded = load_plans(plans)
     cluster, first = common_cluster(loaded, profile), loaded[0].plan
-    if samples_per_step is None and "evaluation" in first.options:
-        samples_per_step = EvaluationOptions.of(first).samples_per_step
-    samples = samples_per_step or SAMPLES_PER_DEVICE * first.cluster.num_devices
+    if size is None and "evaluation" in first.options:
+        size = EvaluationOptions.of(first).size
     on_progress("reading the trace")
     source = open_any(trace)
     for one in loaded:
         one.check_model(source)
     _check(source, loaded, cluster, replica_rule, between=between)
-    indexed = index_samples if any(one.moves_samples for one in loaded) else index_units
-    index = indexed(source, phases=phases or None)
+    moving = any(one.moves_samples for one in loaded)
+    index = (index_samples if moving else index_units)(source, phases=phases or None)
+    if size is None or (moving and size.unit == "sequences"):
+        use = use_of(index.phases, None, whole=moving or index.kind != "sample")
+        size = usual_size(use, first.cluster.num_devices)
     unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
     scene = Scene.of(
         source,
         index,
         [unseen_U if unseen_U.any() else ~unseen_U],
         cluster,
-        samples_per_step=samples,
+        size=size,
         profile=None if profile is None else load_profile(profile),
         model=known_model(source.meta.model, [one.plan for one in loaded]),
         seed=seed,
@@ -183,7 +187,8 @@ def compare(
         trace=str(trace),
         trace_sha256=source.sha256,
         cluster=cluster,
-        samples_per_step=samples,
+        size=None if "step" in source.known else size,
+        use=use_of(index.phases, size, whole=moving or index.kind != "sample"),
         part=evaluated.evaluation.fit,
         compared=tuple(_compared(one, loaded[0], evaluated, scene) for one in loaded),
         unit=scene.index.kind,

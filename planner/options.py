@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
 from ..runtime.plan import Metric, Plan, Verdict
+from .evaluate.steps import StepSize, Use, size_of
 
 MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
 
@@ -17,6 +18,7 @@ Reason = Annotated[str, Field(max_length=256)]
 TimedMetric = Literal["step_s", "experts_s"]
 NEAR = 1.02  # of the best: as good
 
+StepNumber = Annotated[int, Field(ge=1, lt=2**31)]
 Share0 = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9)]  # or none, up to rounding
 
 
@@ -206,15 +208,34 @@ class SamplePolicyOptions(Options):
 
 
 class EvaluationOptions(Options):
-    """Record of how a plan was judged: what splits, which phases count, how homes (none: counts) and steps arise."""
+    """Record of how a plan was judged: what splits, which phases count, how homes (none: counts) and steps arise.
+
+    Derived steps are of one of three sizes: so many samples, tokens of whole samples, or concurrent sequences.
+    """
 
     key = "evaluation"
 
     unit: Literal["sample", "step", "block"]
     phases: tuple[Literal["prefill", "decode", "train"], ...]
-    samples_per_step: int = Field(ge=1, lt=2**31)
+    use: Use | None = None  #: What runs; None of counts, whose phase is not known
+    samples_per_step: StepNumber | None = None
+    tokens_per_step: StepNumber | None = None
+    concurrency: StepNumber | None = None
     home: Literal["source_rank", "ordinal", "none"]
     step: Literal["recorded", "derived"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _recorded(cls, values: Any) -> Any:
+        """Drop the size that older plans keep beside recorded steps."""
+        if isinstance(values, dict) and values.get("step") == "recorded":
+            return {name: value for name, value in values.items() if name != "samples_per_step"}
+        return values
+
+    @property
+    def size(self) -> StepSize | None:
+        """Size of derived steps."""
+        return size_of(self.samples_per_step, self.tokens_per_step, self.concurrency)
 
 
 class SecondsOptions(Options):

@@ -8,13 +8,13 @@ from typing import Any, Literal, Self, get_type_hints
 
 from ..errors import InputError, UsageError
 from ..profilers.cluster import Cluster
+from .evaluate.steps import StepSize, size_of
 from .params import Flag, Params, choices, flags_of, option_of
 from .strategies.registry import STRATEGIES
 
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
-SAMPLES_PER_DEVICE = 4  # the default step: 4 samples a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,12 @@ class Request:
     dispatch_model: Literal["standard", "coherent", "migrating"] | None = None  #: None: the strategy's own
     phases: tuple[Phase, ...] = ()  #: Only tokens of these phases count; empty: all
     fit_fraction: float = 0.5  #: The share of samples to fit on
-    samples_per_step: int | None = None  #: Samples of a derived step; None: 4 a device
+    purpose: Literal["serving", "training"] | None = None  #: What the plan is for; None: as the trace's phases say
+    #: samples_per_step, tokens_per_step, concurrency: what runs at once where steps were not recorded, at most one of
+    #: them; None: as many tokens as are usual
+    samples_per_step: int | None = None
+    tokens_per_step: int | None = None
+    concurrency: int | None = None
     seed: int = 0
 
     @classmethod
@@ -64,8 +69,7 @@ class Request:
             raise UsageError("one device: there is nothing to place; say where the plan is for with --cluster NxG")
         if not 0 < self.fit_fraction <= 1:
             raise UsageError(f"--fit-fraction {self.fit_fraction}; expected above 0 and at most 1")
-        if self.samples_per_step is not None and not 1 <= self.samples_per_step < 2**31:
-            raise UsageError(f"--samples-per-step {self.samples_per_step}; expected at least 1 and below 2^31")
+        check_size(self.samples_per_step, self.tokens_per_step, self.concurrency)
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed {self.seed!s:.30}; expected at least 0 and below 2^63")
         if self.mixture and not self.params.mixes:
@@ -84,9 +88,19 @@ class Request:
         self.params.check(self.cluster)
 
     @property
-    def step_samples(self) -> int:
-        """Samples of a derived step."""
-        return self.samples_per_step or SAMPLES_PER_DEVICE * self.cluster.num_devices
+    def size(self) -> StepSize | None:
+        """The size of a step that was asked for."""
+        return size_of(self.samples_per_step, self.tokens_per_step, self.concurrency)
+
+
+def check_size(*numbers: int | None) -> None:
+    """Refuse samples, tokens or concurrent sequences of a step that are none, or several of the three."""
+    sizes = [size for at in range(3) if (size := size_of(*(n if at == i else None for i, n in enumerate(numbers))))]
+    if len(sizes) > 1:
+        raise UsageError(f"{' and '.join(size.flag for size in sizes)} all say how large a step is; give one of them")
+    for size in sizes:
+        if not 1 <= size.number < 2**31:
+            raise UsageError(f"{size.flag} {size.number}; expected at least 1 and below 2^31")
 
 
 def _anothers(name: str, strategy: str) -> str:

@@ -1,7 +1,7 @@
 """From a request to a Plan: the strategy's decision, added to those of the plan it stands on, judged against today."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UsageError
 from ..files import sha256_file
 from ..runtime.decisions import Decisions, SidecarFile
-from ..runtime.plan import FileInput, Inputs, Plan, Split, TraceInput, load
+from ..runtime.plan import FileInput, Inputs, Plan, SizedGain, Split, TraceInput, load
 from ..solvers.outcome import Outcome
 from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
@@ -19,6 +19,9 @@ from .sidecars import save_with
 from .strategies.registry import strategy
 from .strategies.strategy import Solution, Strategy
 from .task import Task
+
+SIZES = (0.25, 1, 4)  # of a step, at which the gain is told
+STEP_OPTIONS = ("samples_per_step", "tokens_per_step", "concurrency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,28 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
             "options": _options(task, solution, evaluated),
             "outcome": {**decided.outcome, chosen.decides: solution.outcome},
             "evaluation": evaluated.evaluation,
-            "verdict": verdict(evaluated, metric, against=rivals[1].label, at_least=chosen.pays_from),
+            "verdict": verdict(evaluated, metric, against=rivals[1].label, at_least=chosen.pays_from).model_copy(
+                update={"sizes": sizes(task, rivals[:2], evaluated, metric)}
+            ),
         }
     )
     return Made(Plan.model_validate(plan.model_dump()), solution.sidecars)
+
+
+def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric: str) -> tuple[SizedGain, ...]:
+    """The plan's gain over today at a quarter, one and four times the step, on the part that judges; none of steps that
+    were recorded.
+    """
+    if task.evaluation_options.size is None:
+        return ()
+    gains = []
+    for factor in SIZES:
+        judged = evaluated if factor == 1 else evaluate(task.resized(factor), rivals, replay=task.replay)
+        found = verdict(judged, metric, against=rivals[1].label)
+        if found.share is not None:
+            tokens = judged.evaluation.judging.tokens_per_step or 0.0
+            gains.append(SizedGain(tokens_per_step=tokens, share=found.share))
+    return tuple(gains)
 
 
 def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Contender]:
@@ -188,7 +209,8 @@ def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
     if units != units_now or judged.get("phases") != list(request.phases):
         return {}
     profile, profile_now = (file and file.sha256 for file in (before.profile, inputs.profile))
-    same_steps = judged.get("samples_per_step") == request.step_samples
+    ours = task.evaluation_options
+    same_steps = all(judged.get(name) == getattr(ours, name) for name in STEP_OPTIONS)
     if same_steps and profile == profile_now and base.cluster == request.cluster:
         return dict(base.outcome)
     by_steps = {chosen.decides for chosen in map(strategy, base.strategies) if chosen.by_steps}

@@ -25,6 +25,7 @@ from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
 from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
+from .evaluate.steps import FEW, StepSize, Use, use_of, usual_size
 from .evaluate.traffic import walk_samples
 from .loaded_plan import check_model
 from .options import EvaluationOptions
@@ -112,6 +113,26 @@ class Task:
         return fitted_U
 
     @cached_property
+    def use(self) -> Use | None:
+        """What runs: as asked for, else as the phases of the tokens say."""
+        request, whole = self.request, self.moves_samples or self.index.kind != "sample"
+        return use_of(self.index.phases, request.size, request.purpose, whole=whole)
+
+    @cached_property
+    def size(self) -> StepSize:
+        """Size of a step where none were recorded: as asked for, else usual for the use.
+
+        Samples that move are resampled by whole steps: where a part holds few usual ones, by smaller steps.
+        """
+        usual = self.request.size or usual_size(self.use, self.request.cluster.num_devices)
+        if self.request.size is not None or not self.moves_samples:
+            return usual
+        tokens_U, fitted_U = self.index.unit_tokens, self.fitted
+        least = min(int(tokens_U[part_U].sum()) for part_U in (fitted_U, ~fitted_U) if part_U.any())
+        fewest = int(tokens_U.mean() * self.request.cluster.num_devices)
+        return StepSize("tokens", min(usual.number, max(least // FEW, fewest, 1)))
+
+    @cached_property
     def scene(self) -> Scene:
         """Setting in which contenders are judged: on the fitted units, then on those held out where there are any."""
         request, fitted_U = self.request, self.fitted
@@ -120,7 +141,7 @@ class Task:
             self.index,
             [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U],
             request.cluster,
-            samples_per_step=request.step_samples,
+            size=self.size,
             profile=None if request.profile is None else load_profile(request.profile),
             seed=request.seed,
             phases=request.phases,
@@ -164,6 +185,15 @@ class Task:
         """The scene of each trace, with its weight."""
         return [(weight, one.scene) for weight, one in self.members]
 
+    def resized(self, factor: float) -> list[tuple[float, Scene]]:
+        """The scene of each trace on the part that judges alone, in steps of another size."""
+        return [(weight, one._resized(factor)) for weight, one in self.members]
+
+    def _resized(self, factor: float) -> Scene:
+        judging_U, devices = self.fitted if self.fitted.all() else ~self.fitted, self.request.cluster.num_devices
+        cohort = self.index.cohort(judging_U, num_devices=devices, size=self.size.times(factor))
+        return dataclasses.replace(self.scene, cohorts=[cohort])
+
     @cached_property
     def counts(self) -> Counts:
         """Counts of the fitted units, as the strategy needs them."""
@@ -205,10 +235,14 @@ class Task:
         index, request = self.index, self.request
         recorded = index.num_source_ranks == request.cluster.num_devices
         by_counts = isinstance(self.source, CountTrace) and not self.moves_samples
+        size, derived = self.size, "step" not in self.source.known
         return EvaluationOptions(
             unit=index.split_kind,
             phases=request.phases,
-            samples_per_step=request.step_samples,
+            use=self.use,
+            samples_per_step=size.number if derived and size.unit == "samples" else None,
+            tokens_per_step=size.number if derived and size.unit == "tokens" else None,
+            concurrency=size.number if derived and size.unit == "sequences" else None,
             home="none" if by_counts else "source_rank" if recorded else "ordinal",
-            step="recorded" if "step" in self.source.known else "derived",
+            step="derived" if derived else "recorded",
         )

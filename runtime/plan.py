@@ -82,6 +82,7 @@ class Part(Record):
     num_tokens: int = Field(ge=1)
     num_steps: int = Field(ge=1)
     dropped_samples: int = Field(ge=0)
+    tokens_per_step: float | None = Field(None, ge=0)  #: The mean over complete steps; None in older plans
     contenders: tuple[Contender, ...] = Field(min_length=1)
 
 
@@ -97,8 +98,17 @@ class Evaluation(Record):
         return self.held_out or self.fit
 
 
+class SizedGain(Record):
+    """The gain of a verdict at another size of a step, as a share of what `against` has there."""
+
+    tokens_per_step: float = Field(ge=0)
+    share: Metric
+
+
 class Verdict(Record):
-    """Whether the plan pays: benefit if and only if `gain.low` is above `at_least` of the value of `against`."""
+    """Whether the plan pays: benefit if and only if `gain.low` is above `at_least` of the value of `against`, and the
+    gain at least 1 % of it.
+    """
 
     value: Literal["benefit", "none"]
     metric: str
@@ -106,6 +116,8 @@ class Verdict(Record):
     gain: Metric
     #: A share; above 0 where carrying the plan out costs what the metric does not hold
     at_least: float = Field(0.0, ge=0, lt=1)
+    share: Metric | None = None  #: The gain over the value of `against`; None in older plans, and where that is 0
+    sizes: tuple[SizedGain, ...] = ()  #: At smaller and larger steps, ascending, where steps are derived
 
 
 class Plan(Record):

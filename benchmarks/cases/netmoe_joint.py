@@ -16,6 +16,7 @@ import numpy as np
 from moeplan.planner.evaluate.homes import HomeRule, Rehoming, stay
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.splits import SampleIndex, index_samples
+from moeplan.planner.evaluate.steps import StepSize
 from moeplan.planner.evaluate.tally import COUNTS
 from moeplan.planner.evaluate.traffic import SampleCounts, sample_tally
 from moeplan.planner.strategies.netmoe.policy import fit_predictor
@@ -111,7 +112,7 @@ def _far(trace: Trace | CountTrace, cluster: Cluster) -> Callable[[str, str], tu
     placed, place_s = _by_affinity(trace, index, fitted_I, counts, cluster)
     counts.under(placed)
     size = cluster.num_devices
-    cohort = index.cohort(~fitted_I, num_devices=size, samples_per_step=4 * size)
+    cohort = index.cohort(~fitted_I, num_devices=size, size=StepSize("samples", 4 * size))
 
     def far(where: str, knows: str) -> tuple[float, float]:
         started, placement = cpu_s(), placed if where == "plan" else plain

@@ -20,11 +20,10 @@ def check_judged(
     assert plan.evaluation is not None
     try:
         ours, theirs = EvaluationOptions.of(plan), task.evaluation_options
-        if ours != theirs:
-            raise CertificationError(
-                f"options.evaluation: {ours.unit}, {ours.home}, {ours.step}; the trace gives {theirs.unit},"
-                f" {theirs.home}, {theirs.step}"
-            )
+        ours = ours if ours.use else ours.model_copy(update={"use": theirs.use})  # of older plans
+        if differing := [name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name)]:
+            says, gives = ({name: getattr(one, name) for name in differing} for one in (ours, theirs))
+            raise CertificationError(f"options.evaluation: {says}; the trace gives {gives}")
         if isinstance(task.source, CountTrace) and plan.inputs.trace is not None:
             certificate.agree("tokens of the trace", plan.inputs.trace.num_tokens, int(task.index.unit_tokens.sum()))
         rows = contenders(task, plan, sidecars)
@@ -100,6 +99,8 @@ def _check_verdict(plan: Plan, task: Recounted, evaluated: Evaluated, against: s
             f" judged on {found.metric} here, against {found.against}, from {found.at_least} on"
         )
     _agree("gain", claimed.gain, found.gain, certificate)
+    if claimed.share is not None and found.share is not None:
+        _agree("gain as a share", claimed.share, found.share, certificate)
     if claimed.value != found.value:
         raise CertificationError(f"verdict {claimed.value}; the recount gives {found.value}")
     certificate.checks.append("verdict")

@@ -45,7 +45,13 @@ def naive_replay(
     ]
     if any(one.moves is None for one in journeys):
         _walk(scene, sheets)
-    return [[sheet.rehomed(scene.samples) if sheet.moves else sheet.tally for sheet in row] for row in sheets]
+    return [
+        [
+            sheet.rehomed(scene.samples) if sheet.moves else sheet.tally.by_step(sheet.cohort, scene.seed)
+            for sheet in row
+        ]
+        for row in sheets
+    ]
 
 
 def _walk(scene: Scene, sheets: "list[list[_Sheet]]") -> None:

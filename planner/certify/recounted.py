@@ -73,6 +73,9 @@ def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixt
             fit_fraction=plan.inputs.trace.split.fit_fraction,
             seed=plan.seed,
             samples_per_step=options.samples_per_step,
+            tokens_per_step=options.tokens_per_step,
+            concurrency=options.concurrency,
+            purpose=None if options.use is None else "training" if options.use == "training" else "serving",
             mixture=mixture,
             **{name: _tupled(stored[name]) for name, _ in flags_of(STRATEGIES[chosen.name].params) if name in stored},
         )
@@ -134,7 +137,7 @@ def count_fitted(task: Recounted, *, followed: int, beside: bool) -> Fitted:
 
 def _counted(task: Recounted, followed: int, beside: bool) -> Fitted:
     source, cohort, layers, experts = task.source, task.scene.cohorts[0], task.model.num_layers, task.model.num_experts
-    loads, steps = np.zeros((layers, experts), np.int64), np.zeros((cohort.num_steps, layers, experts), np.int64)
+    loads, steps = np.zeros((layers, experts), np.int64), np.zeros((cohort.num_rows, layers, experts), np.int64)
     between, within = (np.zeros((size, experts, experts), np.int64) for size in (layers - 1, layers))
     if isinstance(source, CountTrace):
         for table in source.tables():
@@ -143,7 +146,7 @@ def _counted(task: Recounted, followed: int, beside: bool) -> Fitted:
             np.add.at(loads, table.layer[fitted_R], table.counts[fitted_R])
             rows, step = cohort.locate_rows(unit_R)
             np.add.at(steps, (step, table.layer[rows]), table.counts[rows])
-        return Fitted(loads, steps, between, within)
+        return Fitted(loads, cohort.by_step(steps), between, within)
     for batch, unit_T in task.index.batches(source, task.request.phases or None):
         at = cohort.locate(batch, unit_T)
         for layer in range(layers):
@@ -157,7 +160,7 @@ def _counted(task: Recounted, followed: int, beside: bool) -> Fitted:
             for one, other in itertools.permutations(ids_RK.T, 2) if beside else ():
                 apart = one != other  # an expert named twice is no pair
                 _add_pairs(within[layer], one[apart], other[apart])
-    return Fitted(loads, steps, between, within)
+    return Fitted(loads, cohort.by_step(steps), between, within)
 
 
 def _add_pairs(table: Numbers, one: NDArray[np.integer], other: NDArray[np.integer]) -> None:

@@ -9,8 +9,9 @@ from ...profilers.fits.fit import Prediction
 from ...runtime.plan import Contender, Plan
 from ...solvers.outcome import Outcome, Status
 from ..evaluate.costs import CostModel
+from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import Journey, passes_of, today
-from ..evaluate.metrics import figures_of, is_timed
+from ..evaluate.metrics import ATTENTION, figures_of, is_timed
 from ..evaluate.price import STEP, price
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort
@@ -103,7 +104,8 @@ def _check_evidence(plan: Plan) -> None:
         raise CertificationError(f"contenders {labels}; expected plan/{plan.dispatch_model}, {usual} and others once")
     if [one.label for one in evaluation.fit.contenders] != labels:
         raise CertificationError(f"contenders {labels} of one part; expected those of the other")
-    _check_verdict(plan, usual, 0.0 if verdict.metric == STEP else last.pays_from)
+    whole = verdict.metric == STEP and ATTENTION in evaluation.judging.contenders[1].metrics
+    _check_verdict(plan, usual, 0.0 if whole else last.pays_from)
 
 
 def _check_verdict(plan: Plan, usual: str, at_least: float) -> None:
@@ -118,9 +120,12 @@ def _check_verdict(plan: Plan, usual: str, at_least: float) -> None:
             f" both, against {usual}, from {at_least} on"
         )
     Certificate().agree("gain of the verdict", verdict.gain.value, theirs.value - ours.value)
-    low, least = verdict.gain.low, verdict.at_least * theirs.value
-    if (verdict.value == "benefit") != (low is not None and low > least):
-        raise CertificationError(f"verdict {verdict.value} with a gain from {low}; a benefit needs one above {least:g}")
+    low, least, matters = verdict.gain.low, verdict.at_least * theirs.value, MATTERS * theirs.value
+    if (verdict.value == "benefit") != (low is not None and low > least and verdict.gain.value >= matters):
+        raise CertificationError(
+            f"verdict {verdict.value} with a gain of {verdict.gain.value:g} from {low}; a benefit needs one above"
+            f" {least:g}, and {matters:g} at least"
+        )
 
 
 def _check_seconds(plan: Plan) -> None:

@@ -31,6 +31,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 # typer takes lists of words from an enum only.
 PhaseWord = StrEnum("PhaseWord", {word: word for word in get_args(Phase)})  # type: ignore[misc]  # mypy reads literals
 Phases = Annotated[list[PhaseWord] | None, optional("Only tokens of this phase; may repeat.")]
+Purpose = Annotated[
+    Literal["serving", "training"] | None, optional("What the plan is for; the trace's phases say.", "--for")
+]
+TokensPerStep = Annotated[
+    int | None, optional("Prefill, training: tokens of a step, of whole samples; 4,096 or 8,192 a device.")
+]
+Concurrency = Annotated[int | None, optional("Decode: sequences that run at once; 64 a device.")]
+SamplesPerStep = Annotated[int | None, optional("Training: samples of a step.")]
 
 
 def phases(words: list[PhaseWord] | None) -> tuple[Any, ...]:

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from ...errors import InputError, NoBenefitError, printable
-from .flags import ENGINES, Json, Phases, ReplicaRule, Verbose, optional, phases
+from .flags import (
+    ENGINES,
+    Concurrency,
+    Json,
+    Phases,
+    ReplicaRule,
+    SamplesPerStep,
+    TokensPerStep,
+    Verbose,
+    optional,
+    phases,
+)
 from .screen import console, print_json, progress
 
 MATRICES = "The bytes between all pairs of devices as a page (.html)."
@@ -58,9 +69,9 @@ def compare(
     trace: Annotated[str, typer.Option(help="A trace of their model: a directory, a file or a URI.")] = "traces",
     profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
     phase: Phases = None,
-    samples_per_step: Annotated[
-        int | None, optional("Samples of a step; as the first plan was judged.", min=1, max=2**31 - 1)
-    ] = None,
+    tokens_per_step: TokensPerStep = None,
+    concurrency: Concurrency = None,
+    samples_per_step: SamplesPerStep = None,
     replica_rule: Annotated[
         ReplicaRule | None, optional("As an engine chooses replicas; each plan's own rule.")
     ] = None,
@@ -84,9 +95,12 @@ def compare(
     """
     from ..compare import compare as compared
     from ..document import check_page
+    from ..evaluate.steps import size_of
     from ..report.compare import as_dict, compare_report, write_matrices
-    from ..request import profile_for
+    from ..request import check_size, profile_for
 
+    check_size(samples_per_step, tokens_per_step, concurrency)
+    size = size_of(samples_per_step, tokens_per_step, concurrency)
     if output is not None:
         check_page(output, "; expected a page of the bytes between devices")
     with progress() as say:
@@ -95,7 +109,7 @@ def compare(
             trace,
             profile=profile_for(profile),
             phases=phases(phase),
-            samples_per_step=samples_per_step,
+            size=size,
             replica_rule=replica_rule,
             between=output is not None,
             seed=seed,

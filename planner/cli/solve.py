@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..strategies.registry import STRATEGIES
-from .flags import Dispatch, Json, Phases, StrategyFlags, Verbose, optional, phases, with_strategy_flags
+from .flags import (
+    Concurrency,
+    Dispatch,
+    Json,
+    Phases,
+    Purpose,
+    SamplesPerStep,
+    StrategyFlags,
+    TokensPerStep,
+    Verbose,
+    optional,
+    phases,
+    with_strategy_flags,
+)
 from .screen import console, end_interrupted, print_json, progress
 
 if TYPE_CHECKING:
@@ -29,7 +42,10 @@ def solve(
     dispatch: Annotated[Dispatch | None, optional("Instead of the strategy's own.")] = None,
     phase: Phases = None,
     fit_fraction: Annotated[float, typer.Option(help="Share of samples to fit on; the rest judges.")] = 0.5,
-    samples_per_step: Annotated[int | None, optional("Samples of a step; 4 a device.")] = None,
+    purpose: Purpose = None,
+    tokens_per_step: TokensPerStep = None,
+    concurrency: Concurrency = None,
+    samples_per_step: SamplesPerStep = None,
     seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0,
     learning_curve: Annotated[
         bool, typer.Option("--learning-curve", help="exflow: instead of a plan, its gain by fit tokens; -o PAGE.html.")
@@ -66,6 +82,9 @@ def solve(
         dispatch_model=dispatch,
         phases=phases(phase),
         fit_fraction=fit_fraction,
+        purpose=purpose,
+        tokens_per_step=tokens_per_step,
+        concurrency=concurrency,
         samples_per_step=samples_per_step,
         seed=seed,
         **flags,

@@ -32,6 +32,7 @@ from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, Journey
 from ..evaluate.scene import Scene
 from ..evaluate.splits import index_units
+from ..evaluate.steps import StepSize
 from ..request import Request
 from ..solve import solve
 from .model import load_embedded
@@ -192,7 +193,7 @@ def _replay(trace: Trace, trials: Sequence[Trial], profile: Profile) -> Sequence
     """Replay every run on a trace that is one step."""
     index, cluster = index_units(trace), trials[0].plan.cluster
     every_U = np.ones(len(index.unit_ids), np.bool_)
-    scene = Scene.of(trace, index, [every_U], cluster, samples_per_step=len(every_U), profile=profile)
+    scene = Scene.of(trace, index, [every_U], cluster, size=StepSize("samples", len(every_U)), profile=profile)
     contenders = []
     for trial in trials:
         assert trial.plan.placement is not None

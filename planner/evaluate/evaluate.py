@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ..options import SecondsOptions
 from .chunks import capacity
 from .homes import Homes, stay
 from .journey import TODAY, Contender, Journey
-from .metrics import Figures, figures_of
+from .metrics import ATTENTION, Figures, figures_of
 from .price import STEP, cuts_of, price
 from .replay import Replay
 from .replay import replay as fast_replay
@@ -21,6 +22,8 @@ from .scene import Scene
 from .splits import Cohort
 from .sums import Context, dropped_share
 from .tally import Tally
+
+MATTERS: Final = 0.01  # of what there is: less of it is no benefit, however sure
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +90,18 @@ def verdict(
     of
         Its label; None: the first.
     at_least
-        The share of the other's value that a gain must be above to pay for what the metric does not hold; `step_s` is
-        taken to hold all.
+        The share of the other's value that a gain must be above to pay for what the metric does not hold; a step with
+        its attention holds all.
     """
-    ours = of or next(iter(evaluated.judged))
-    plan, base = evaluated.judged[ours], evaluated.judged[against]
-    alike = ours.rpartition("/")[2] == against.rpartition("/")[2]
-    metric = STEP if plan.step_compares(base, alike=alike) else metric
-    gain, at_least = plan.gain(metric, base), 0.0 if metric == STEP else at_least
+    plan, base = evaluated.judged[of or next(iter(evaluated.judged))], evaluated.judged[against]
+    metric = STEP if plan.step_compares(base) else metric
+    gain, share = plan.gain(metric, base), plan.share(metric, base)
+    if metric == STEP and ATTENTION in base.summands:
+        at_least = 0.0
     pays = gain.low is not None and gain.low > at_least * base.value[metric]
-    return Verdict(value="benefit" if pays else "none", metric=metric, against=against, gain=gain, at_least=at_least)
+    pays = pays and share is not None and share.value >= MATTERS
+    value: Literal["benefit", "none"] = "benefit" if pays else "none"
+    return Verdict(value=value, metric=metric, against=against, gain=gain, at_least=at_least, share=share)
 
 
 def _judged(
@@ -115,6 +120,8 @@ def _judged(
                 scene.model,
                 cohort.tokens_per_step,
                 _dropped(scene, one.name, journey, tally),
+                cohort.blocks,
+                None if tally.drawn is None else price(tally.drawn, journey, scene),
             )
             for one, journey, tally in zip(contenders, journeys, row, strict=True)
         ]
@@ -131,7 +138,7 @@ def _dropped(scene: Scene, name: str, journey: Journey, tally: Tally) -> float |
     if not capacity_BL[tally.loads.any(axis=2)].all():
         raise UsageError(
             f"{name}: its fixed capacity holds no row in some step of this trace, so that nothing is computed there;"
-            " judge it with more --samples-per-step, or on longer samples"
+            " judge it with more --tokens-per-step, or on longer samples"
         )
     cut = cuts_of(journey, scene.passes, scene.model.num_layers).forward
     return dropped_share(tally.sent, cut.padded(capacity_BL))
@@ -170,6 +177,7 @@ def _part(cohorts: Sequence[Cohort], contenders: Sequence[Contender], figures: M
         num_tokens=sum(cohort.num_tokens for cohort in cohorts),
         num_steps=sum(cohort.num_steps for cohort in cohorts),
         dropped_samples=sum(cohort.dropped for cohort in cohorts),
+        tokens_per_step=sum(cohort.tokens_per_step for cohort in cohorts) / len(cohorts),
         contenders=tuple(
             Row(name=one.name, dispatch_model=one.journey.dispatch_model, metrics=figures[one.label].metrics())
             for one in contenders

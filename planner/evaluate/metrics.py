@@ -6,6 +6,7 @@ loop over it.
 Legend: R the part itself and its bootstrap draws; Q levels of a source's curves (low, middle, high).
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Self
@@ -28,6 +29,7 @@ TAIL: Final = "balance_p95"
 FAR_BYTES: Final = "inter_bytes"
 MOVED: Final = "samples_moved"
 DROPPED: Final = "dropped_share"
+ATTENTION: Final = "attention_s"
 KV: Final = "kv_s"
 DISPATCH: Final = "dispatch_s"
 EXPERTS: Final = "experts_s"
@@ -83,15 +85,30 @@ class Figures:
         low, high = interval(less) if drawn(ours) and drawn(theirs) else (None, None)
         return Metric(value=_middle(theirs) - _middle(ours), low=low, high=high)
 
-    def step_compares(self, against: "Figures", *, alike: bool) -> bool:
-        """Check whether `step_s` is known of both, and of the same parts and passes.
+    def share(self, metric: str, against: "Figures") -> Metric | None:
+        """The gain over `against` as a share of what that has; None where it has none.
 
-        Under `alike` dispatch models tokens are in the same places for attention, which may then be left out of both.
+        Notes
+        -----
+        The interval is that of the ratio itself, under all levels of the sources, each the same in both figures.
         """
-        whole, timed, backward = (
-            [name in one.summands for one in (self, against)] for name in (STEP, "attention_s", "moe_backward_s")
-        )
-        return all(whole) and backward[0] == backward[1] and (all(timed) or (alike and not any(timed)))
+        ours, theirs = self.summands[metric], against.summands[metric]
+        if not _middle(theirs):
+            return None
+        levels = {source: len(rows_QR) for one in (ours, theirs) for source, rows_QR in one.items()}
+        shares = []
+        for chosen in itertools.product(*map(range, levels.values())):
+            level = dict(zip(levels, chosen, strict=True))
+            left_R, base_R = (sum(rows_QR[level[source]] for source, rows_QR in one.items()) for one in (ours, theirs))
+            with np.errstate(divide="ignore", invalid="ignore"):  # a draw may hold nothing
+                shares.append(1 - left_R / base_R)
+        low, high = interval({"": np.stack(shares)}) if drawn(ours) and drawn(theirs) else (None, None)
+        return Metric(value=1 - _middle(ours) / _middle(theirs), low=low, high=high)
+
+    def step_compares(self, against: "Figures") -> bool:
+        """Check whether `step_s` is known of both, and of the same passes."""
+        whole, backward = ([name in one.summands for one in (self, against)] for name in (STEP, "moe_backward_s"))
+        return all(whole) and backward[0] == backward[1]
 
     @classmethod
     def weighted(cls, parts: Sequence[tuple[float, Self]]) -> Self:
@@ -240,7 +257,7 @@ ROWS = (
     MetricSpec(DROPPED, "dropped", "pairs dropped", "share", "nothing", PLACED,
         lambda _, context: context.dropped_share,
         "share of token-expert pairs beyond a fixed capacity", headline=10),
-    _timed("attention_s", "attention", "seconds per step: attention of the busiest device"),
+    _timed(ATTENTION, "attention", "seconds per step: attention of the busiest device"),
     _timed(KV, "K/V", "seconds per step: gathering K and V on every device"),
     _timed("kv_intra_s", "K/V intra", "of kv_s, what crosses inside nodes"),
     _timed("kv_inter_s", "K/V inter", "of kv_s, what crosses between nodes"),

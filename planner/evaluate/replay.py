@@ -78,7 +78,10 @@ def tallied(
     walks = [journey for journey in journeys if journey.moves is None]
     walked = _walked(scene, walks, ports=ports, between=between) if walks else [[] for _ in scene.cohorts]
     return [
-        [next(own) if one.moves is None else sample_tally(scene.samples, one, cohort) for one in journeys]
+        [
+            next(own).by_step(cohort, scene.seed) if one.moves is None else sample_tally(scene.samples, one, cohort)
+            for one in journeys
+        ]
         for cohort, own in zip(scene.cohorts, map(iter, walked), strict=True)
     ]
 
@@ -88,9 +91,14 @@ def step_loads(scene: Scene) -> list[Ints]:
 
     UsageError where they do not fit into memory.
     """
+    return [cohort.by_step(loads_MLE) for cohort, loads_MLE in zip(scene.cohorts, _row_loads(scene), strict=True)]
+
+
+def _row_loads(scene: Scene) -> list[Ints]:
+    """The same by the rows of a tally, `[M, L, E]`."""
     model, loads = scene.source.meta.model, list[Ints]()
     for cohort in scene.cohorts:
-        steps, layers, experts = cohort.num_steps, model.num_layers, model.num_experts
+        steps, layers, experts = cohort.num_rows, model.num_layers, model.num_experts
         check_cells("loads of experts", None, MAX_LOADS, steps=steps, layers=layers, experts=experts)
         loads.append(np.zeros((steps, layers, experts), np.int64))
     if isinstance(scene.source, CountTrace):
@@ -121,8 +129,8 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
     if isinstance(trace, CountTrace):
         for cohort in cohorts:
             layers, devices = trace.meta.model.num_layers, cluster.num_devices
-            check_cells("loads", cluster, steps=cohort.num_steps, layers=layers, devices=devices)
-        return [[Tally.of_loads(loads_BLE, journey) for journey in journeys] for loads_BLE in step_loads(scene)]
+            check_cells("loads", cluster, steps=cohort.num_rows, layers=layers, devices=devices)
+        return [[Tally.of_loads(loads_BLE, journey) for journey in journeys] for loads_BLE in _row_loads(scene)]
     by_step = scene.samples is not None  # those that are re-homed depend on each other in a step
     walkers = [_Walker(journey, cluster) for journey in journeys]
     tallies = [

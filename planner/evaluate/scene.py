@@ -12,6 +12,7 @@ from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .costs import CostModel
 from .splits import Cohort, SampleIndex, UnitIndex
+from .steps import StepSize
 from .traffic import Counter, SampleCounts
 
 
@@ -48,7 +49,7 @@ class Scene:
         parts: Sequence[Bools],
         cluster: Cluster,
         *,
-        samples_per_step: int,
+        size: StepSize,
         profile: Profile | None = None,
         model: ModelSpec | None = None,
         seed: int = 0,
@@ -57,7 +58,7 @@ class Scene:
         linked: Bools | None = None,
         counter: Counter | None = None,
     ) -> Self:
-        """The scene of a trace whose units in each part, `[U]`, run in steps of so many where none were recorded.
+        """The scene of a trace whose units in each part, `[U]`, run in steps of a size where none were recorded.
 
         A profile times the parts of a step, without one the cluster's links, where it has any. The model is the trace's
         unless given; `linked` and `counter` are as `fitted` and `counter` of `SampleCounts`.
@@ -67,8 +68,6 @@ class Scene:
         if isinstance(index, SampleIndex):
             samples = SampleCounts(source, index, linked, cluster, phases=phases or None, counter=counter)
         by_loads = samples is None and isinstance(source, CountTrace)
-        cohorts = [
-            index.cohort(part_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step) for part_U in parts
-        ]
+        cohorts = [index.cohort(part_U, num_devices=cluster.num_devices, size=size) for part_U in parts]
         costs = CostModel.of(profile, cluster, model, samples=index.kind == "sample", by_loads=by_loads)
         return cls(source, index, cohorts, cluster, model, costs, seed, phases, samples, passes)

@@ -6,7 +6,7 @@ D devices; R rows of tokens or counts.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from ...traces.counts import count
 from ...traces.reader import Trace
 from ...traces.schema import PHASES, TokenBatch
 from ...traces.split import Unit, fitted, with_units
+from .steps import Blocks, Lanes, StepSize, check_spans, filled, filled_blocks, mixed_rows
 
 MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 
@@ -26,8 +27,8 @@ MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 class Located:
     """The tokens of a batch that belong to a cohort: rows of the batch `[T]`, and for each its place.
 
-    `step` is -1 in the incomplete last step, `position` counts in the sample, `turn` is sample + position: replicas
-    are taken in turn by it.
+    `step` is the row of a tally, a step or a block of one, -1 where it does not count; `position` counts in the sample,
+    `turn` is sample + position: replicas are taken in turn by it.
     """
 
     rows: Ints
@@ -45,15 +46,27 @@ class Cohort:
     #: unit_ids, unit_tokens: the units, ascending, and the tokens of each, `[U]`
     unit_ids: Ints
     unit_tokens: Ints
-    home: Ints | None  #: Where each unit starts, `[U]`; None where the trace recorded source ranks
-    #: The step each unit runs in, `[U]`, -1 in an incomplete last step; None where the trace recorded steps
+    #: Where each unit starts, `[U]`; None where the trace recorded source ranks, or lanes decide
+    home: Ints | None
+    #: The step, or block, each unit runs in, `[U]`, -1 in an incomplete last step; None where the trace recorded steps,
+    #: or lanes decide
     step: Ints | None
     #: The recorded steps, ascending; None where steps are derived, or `step` holds them
     step_ids: Ints | None = None
+    blocks: Blocks | None = None  #: What steps consist of where a tally has a row a block; None: a row a step
+    lanes: Lanes | None = None  #: Where concurrent sequences take turns
+    ranked: bool = False  #: Whether units start on the source ranks that the trace recorded
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a tally: blocks of steps, else steps."""
+        return self.num_steps if self.blocks is None else len(self.blocks.tokens)
 
     @property
     def num_steps(self) -> int:
-        """Complete steps, or one of what there is."""
+        """Complete steps that are counted, or one of what there is."""
+        if self.blocks is not None:
+            return self.blocks.num_steps
         return len(_column(self.step_ids)) if self.step is None else int(self.step.max(initial=0)) + 1
 
     @property
@@ -69,8 +82,14 @@ class Cohort:
     @property
     def tokens_per_step(self) -> float:
         """Mean tokens of a complete step."""
+        if self.blocks is not None:
+            return self.blocks.tokens_per_step
         counted_U = slice(None) if self.step is None else self.step >= 0
         return float(self.unit_tokens[counted_U].sum()) / self.num_steps
+
+    def by_step(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Sums over the blocks of each step, `[M, ...]` to `[B, ...]`; whole numbers stay whole."""
+        return rows if self.blocks is None else mixed_rows(self.blocks.steps, rows)
 
     def steps(self) -> list[Ints]:
         """The units of each complete step, by their places in the cohort, where every unit is in one step."""
@@ -84,17 +103,22 @@ class Cohort:
         ordinal_T = np.minimum(np.searchsorted(self.unit_ids, unit_T), len(self.unit_ids) - 1)
         rows = np.flatnonzero(self.unit_ids[ordinal_T] == unit_T)
         ordinal_T = ordinal_T[rows]
-        home_T = _column(batch.source_rank)[rows] if self.home is None else self.home[ordinal_T]
-        if self.step is None:
+        position_T = batch.position[rows].astype(np.int64)
+        if self.lanes is not None:
+            step_T, home_T = self.lanes.place(ordinal_T, position_T)
+        elif self.step is None:
             step_T = np.searchsorted(_column(self.step_ids), _column(batch.step)[rows])
         else:
             step_T = self.step[ordinal_T]
-        position_T = batch.position[rows].astype(np.int64)
+        if self.home is not None:
+            home_T = self.home[ordinal_T]
+        elif self.ranked:
+            home_T = _column(batch.source_rank)[rows].astype(np.int64)
         sample_T = (unit_T if batch.sample is None else batch.sample)[rows]
         return Located(rows, ordinal_T, home_T.astype(np.int64), step_T, position_T, sample_T + position_T)
 
     def locate_rows(self, unit_R: Ints) -> tuple[Ints, Ints]:
-        """The rows of a table of counts that belong to complete steps of this cohort, and the step of each."""
+        """The rows of a table of counts in complete steps of this cohort, and the row of a tally of each."""
         ordinal_R = np.minimum(np.searchsorted(self.unit_ids, unit_R), len(self.unit_ids) - 1)
         step_R = ordinal_R if self.step is None else self.step[ordinal_R]  # recorded steps are the units
         rows = np.flatnonzero((self.unit_ids[ordinal_R] == unit_R) & (step_R >= 0))
@@ -112,6 +136,10 @@ class UnitIndex:
     steps: Ints | None  #: The recorded steps of each unit, int64 `[C, 2]` rows of (unit, step); None without
     num_source_ranks: int | None  #: One more than the largest recorded source rank; None without
     phases: tuple[str, ...] = ()  #: Those of its tokens, in their order; none of counts
+    #: first, span: position of each unit's first token, and positions to its last, `[U]`; None of counts
+    first: Ints | None = None
+    span: Ints | None = None
+    path: str = ""
 
     @property
     def split_kind(self) -> Unit:
@@ -122,19 +150,29 @@ class UnitIndex:
         """Mask of the fitted units, `[U]`; there is no other `unit` to split by."""
         return fitted(self.unit_ids, seed=seed, fraction=fraction)
 
-    def cohort(self, chosen_U: Bools, *, num_devices: int, samples_per_step: int) -> Cohort:
+    def cohort(self, chosen_U: Bools, *, num_devices: int, size: StepSize) -> Cohort:
         """The chosen units as they run on `num_devices` devices.
 
         A unit starts on the source rank recorded where the recording had as many ranks, else on ordinal mod D; steps
-        are the recorded ones of these units, else `samples_per_step` units each by ascending id; fewer units than that
-        make one step of what there is.
+        are the recorded ones of these units, else of this size by ascending id. Concurrent sequences need samples, by
+        UsageError, with their tokens in a row, by InputError.
         """
         unit_ids, tokens_U = self.unit_ids[chosen_U], self.unit_tokens[chosen_U]
-        home_U = None if self.num_source_ranks == num_devices else np.arange(len(unit_ids)) % num_devices
+        ranked = self.num_source_ranks == num_devices
+        home_U = None if ranked else np.arange(len(unit_ids)) % num_devices
         if self.steps is not None:
             step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
-            return Cohort(unit_ids, tokens_U, home_U, None, step_ids)
-        return Cohort(unit_ids, tokens_U, home_U, _steps_in_order(len(unit_ids), samples_per_step))
+            return Cohort(unit_ids, tokens_U, home_U, None, step_ids, ranked=ranked)
+        if size.unit == "sequences":
+            if self.first is None or self.span is None or self.kind != "sample":
+                raise UsageError(f"{self.path}: no positions of samples, to run beside others: give --tokens-per-step")
+            first_U, span_U = self.first[chosen_U], self.span[chosen_U]
+            check_spans(self.path, tokens_U, span_U)
+            lanes = Lanes.of(first_U, span_U, size.number, num_devices)
+            return Cohort(unit_ids, tokens_U, None, None, None, lanes.blocks(size.number), lanes, ranked)
+        sizes_U = tokens_U if size.unit == "tokens" else np.ones_like(tokens_U)
+        row_U, blocks = filled_blocks(sizes_U, tokens_U, size.number)
+        return Cohort(unit_ids, tokens_U, home_U, row_U, blocks=blocks, ranked=ranked)
 
     def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Ints]]:
         """The batches of the trace, with the unit of each token."""
@@ -157,6 +195,7 @@ class SampleIndex:
     #: on where only counts are known, `[I]`
     unit_tokens: Ints
     contexts: Ints
+    phases: tuple[str, ...] = ()  #: As of `UnitIndex`
 
     kind: ClassVar[Unit] = "sample"
 
@@ -177,12 +216,15 @@ class SampleIndex:
         ids, place_I = np.unique(_column(unit_I), return_inverse=True)
         return np.asarray(fitted(ids, seed=seed, fraction=fraction)[place_I])
 
-    def cohort(self, chosen_U: Bools, *, num_devices: int, samples_per_step: int) -> Cohort:
-        """The chosen samples as they run: on their source ranks, else on ordinal mod D; in their steps, else in order,
-        -1 in an incomplete last one.
+    def cohort(self, chosen_U: Bools, *, num_devices: int, size: StepSize) -> Cohort:
+        """The chosen samples as they run, whole: on their source ranks, else on ordinal mod D; in their steps, else in
+        order, -1 in an incomplete last one.
         """
         place = np.flatnonzero(chosen_U)
-        home, step = np.arange(len(place)) % num_devices, _steps_in_order(len(place), samples_per_step)
+        if size.unit == "sequences":
+            raise UsageError("--concurrency with a sample policy, which moves whole samples; give --tokens-per-step")
+        sizes = self.unit_tokens[place] if size.unit == "tokens" else np.ones_like(place)
+        home, step = np.arange(len(place)) % num_devices, filled(sizes, size.number)
         if self.rank is not None and self.num_source_ranks == num_devices:
             home = self.rank[place]
         if self.step is not None:
@@ -204,13 +246,6 @@ class SampleIndex:
         return np.searchsorted(step_I * len(samples) + sample_I, key_R)
 
 
-def _steps_in_order(num_units: int, units_per_step: int) -> Ints:
-    """The derived step of each unit, `[U]`, -1 in an incomplete last one."""
-    step_U = np.arange(num_units) // units_per_step
-    step_U[step_U >= max(num_units // units_per_step, 1)] = -1
-    return step_U
-
-
 def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> UnitIndex:
     """Index the units of a trace in one pass: of tokens samples, else steps, else blocks; of counts steps come first.
 
@@ -222,6 +257,9 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
     unit_ids, place_C = np.unique(cells.unit, return_inverse=True)
     sums_UX = np.zeros((len(unit_ids), cells.sums.shape[1]), np.int64)
     np.add.at(sums_UX, place_C, cells.sums)
+    ends_U2 = np.full((len(unit_ids), 2), np.iinfo(np.int64).max)
+    np.minimum.at(ends_U2, place_C, cells.ends)
+    first_U, last_U = ends_U2[:, 0], -ends_U2[:, 1]
     return UnitIndex(
         next((kind for kind in order if kind in trace.known), "block"),
         unit_ids,
@@ -229,6 +267,9 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
         np.stack([cells.unit, cells.step], axis=1) if "step" in trace.known and len(unit_ids) else None,
         int(cells.rank.max(initial=-1)) + 1 if "source_rank" in trace.known and not by_counts else None,
         cells.phases,
+        first=None if by_counts else first_U,
+        span=None if by_counts else last_U - first_U + 1,
+        path=str(trace.path),
     )
 
 
@@ -254,6 +295,7 @@ def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None =
         rank=cells.rank if "source_rank" in trace.known else None,
         unit_tokens=tokens_I,
         contexts=tokens_I**2 if by_counts else cells.sums[:, 1],
+        phases=cells.phases,
     )
 
 
@@ -261,19 +303,21 @@ class _Cells(NamedTuple):
     """Tokens by step, unit and source rank, 0 where one was not recorded; `[C]` in ascending order.
 
     `sums` are tokens and the sum over them of 2 x position + 1, `[C, 2]`; of counts token-expert pairs by layer,
-    `[C, L]`. `phases` are those of all tokens, in their order; none of counts.
+    `[C, L]`. `ends` are the first position and the last, negative, `[C, 2]`. `phases` are those of all tokens, in
+    their order; none of counts.
     """
 
     step: Ints
     unit: Ints
     rank: Ints
     sums: Ints
+    ends: Ints
     phases: tuple[str, ...]
 
 
 def _read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False) -> _Cells:
     """Read the scalar columns of a trace once; `by_sample`: units of counts are samples even beside recorded steps."""
-    parts, phase_ids = list[tuple[Ints, Ints]](), set[int]()
+    parts, phase_ids = list[tuple[Ints, Ints, Ints]](), set[int]()
     if isinstance(trace, CountTrace):
         if phases:
             raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
@@ -281,16 +325,17 @@ def _read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by
             unit_R = table.sample if by_sample else _table_units(table)
             pairs_RL = np.zeros((len(table), trace.meta.model.num_layers), np.int64)
             pairs_RL[np.arange(len(table)), table.layer] = table.counts.sum(axis=1)
-            parts.append(_summed(_keys(table, unit_R), pairs_RL))
+            parts.append(_summed(_keys(table, unit_R), pairs_RL, np.zeros((len(table), 2), np.int64)))
     else:
         for batch, unit_T in with_units(trace.batches((), phases=phases)):
             phase_ids.update(np.unique(batch.phase).tolist())
-            sums_T2 = np.stack([np.ones(len(batch), np.int64), 2 * batch.position.astype(np.int64) + 1], axis=1)
-            parts.append(_summed(_keys(batch, unit_T), sums_T2))
-    parts = parts or [(np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int64))]
-    keys_C3, sums = _summed(*map(np.concatenate, zip(*parts, strict=True)))
+            position_T = batch.position.astype(np.int64)
+            sums_T2 = np.stack([np.ones(len(batch), np.int64), 2 * position_T + 1], axis=1)
+            parts.append(_summed(_keys(batch, unit_T), sums_T2, np.stack([position_T, -position_T], axis=1)))
+    parts = parts or [(np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 2), np.int64))]
+    keys_C3, sums, ends = _summed(*map(np.concatenate, zip(*parts, strict=True)))
     step, unit, rank = keys_C3.T
-    return _Cells(step, unit, rank, sums, tuple(PHASES[phase] for phase in sorted(phase_ids)))
+    return _Cells(step, unit, rank, sums, ends, tuple(PHASES[phase] for phase in sorted(phase_ids)))
 
 
 def _keys(rows: TokenBatch | CountTable, unit: Ints | None) -> Ints:
@@ -300,12 +345,16 @@ def _keys(rows: TokenBatch | CountTable, unit: Ints | None) -> Ints:
     return np.stack(columns, axis=1).astype(np.int64)
 
 
-def _summed(keys_R3: Ints, values_RX: Ints) -> tuple[Ints, Ints]:
-    """The different keys, ascending, and the sums of their values."""
+def _summed(keys_R3: Ints, values_RX: Ints, ends_R2: Ints) -> tuple[Ints, Ints, Ints]:
+    """The different keys, ascending, the sums of their values and the least of their ends."""
     order = np.lexsort(keys_R3.T[::-1])
     keys_R3 = keys_R3[order]
     first = np.flatnonzero(np.append(True, (keys_R3[1:] != keys_R3[:-1]).any(axis=1))[: len(order)])
-    return keys_R3[first], np.add.reduceat(values_RX[order], first, axis=0)
+    return (
+        keys_R3[first],
+        np.add.reduceat(values_RX[order], first, axis=0),
+        np.minimum.reduceat(ends_R2[order], first, axis=0),
+    )
 
 
 def _table_units(table: CountTable) -> Ints:

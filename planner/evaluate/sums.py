@@ -18,6 +18,7 @@ from ...solvers.arrays import Floats, Ints
 from ...solvers.balance import max_over_mean
 from ...traces.model import ModelSpec
 from .price import Seconds
+from .steps import Blocks
 from .tally import COUNTS, Tally
 
 DRAWS = 1000
@@ -38,6 +39,8 @@ class Context:
     model: ModelSpec
     tokens_per_step: float  #: The mean over complete steps
     dropped_share: float | None = None  #: Of the routed token-expert pairs, where buffers have a fixed capacity
+    blocks: Blocks | None = None  #: What steps consist of where others were drawn from them
+    drawn: Seconds | None = None  #: Of the drawn steps; None where the steps themselves are resampled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +62,9 @@ def summed(contexts: Sequence[Context], seed: int) -> list[Sums]:
     sums = []
     for context, drawn_RC in zip(contexts, _resampled([_columns(context) for context in contexts], seed), strict=True):
         means = {key: column_RC.T / len(context.tally.loads) for key, column_RC in drawn_RC.items()}
+        if context.drawn is not None:
+            sums.append(_sums_drawn(context, dict(zip(COUNTS, drawn_RC["counts"].T, strict=False))))
+            continue
         sums.append(
             Sums(
                 counts=dict(zip(COUNTS, drawn_RC["counts"].T, strict=False)),
@@ -76,11 +82,46 @@ def _columns(context: Context) -> dict[Any, NDArray[Any]]:
     """Quantities of a contender that are summed over units, `[U, C]`, or over steps, `[B, C]`, by key."""
     tally, seconds, ratio_BL = context.tally, context.seconds, device_ratios(context.tally)
     columns: dict[Any, NDArray[Any]] = {"counts": tally.counts}
+    if context.drawn is not None:
+        return columns
     columns["balance"] = np.stack([ratio_BL.sum(axis=1), (ratio_BL > 0).sum(axis=1)], axis=1)
     if tally.moved is not None:
         columns["moved"] = tally.moved[:, None]
     columns |= {("levels", name): levels_QB.T for name, levels_QB in seconds.levels.items()}
     return columns | {("step", source): levels_QB.T for source, levels_QB in seconds.step.items()}
+
+
+def _sums_drawn(context: Context, counts: Mapping[str, Draws]) -> Sums:
+    """The sums of a contender whose steps are no sample: intervals are those of steps drawn from their blocks.
+
+    Drawing blocks twice makes steps less even than any, so draws are moved until their mean is the value.
+    """
+    tally, seconds, drawn, blocks = context.tally, context.seconds, context.drawn, context.blocks
+    assert drawn is not None
+    assert blocks is not None
+    assert tally.drawn is not None
+
+    def around(value_XB: Floats, drawn_XR: Floats) -> Floats:
+        """Means over steps, and over those of each draw about them, `[X, 1 + R]`."""
+        value_X1 = value_XB.mean(axis=1, keepdims=True)
+        mean_XR = drawn_XR.reshape(len(drawn_XR), -1, blocks.each).mean(axis=2)
+        moved_XR = value_X1 + blocks.spread * (mean_XR - mean_XR.mean(axis=1, keepdims=True))
+        return np.concatenate([value_X1, np.maximum(moved_XR, 0.0)], axis=1)
+
+    (balance,) = around(*(_mean_ratio(device_ratios(one)) for one in (tally, tally.drawn)))
+    return Sums(
+        counts=counts,
+        balance=balance,
+        busy=np.full(len(balance), float(tally.loads.any())),
+        moved=None,
+        seconds={name: around(levels_QB, drawn.levels[name]) for name, levels_QB in seconds.levels.items()},
+        step={source: around(levels_QB, drawn.step[source]) for source, levels_QB in seconds.step.items()},
+    )
+
+
+def _mean_ratio(ratio_BL: Floats) -> Floats:
+    """The mean over the layers that are used, by step, `[1, B]`."""
+    return np.asarray(ratio_BL.sum(axis=1) / np.maximum((ratio_BL > 0).sum(axis=1), 1))[None]
 
 
 def _resampled(blocks: Sequence[Mapping[Any, NDArray[Any]]], seed: int) -> list[dict[Any, Floats]]:

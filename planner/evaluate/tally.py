@@ -4,7 +4,7 @@ Legend: L MoE layers; U units; B steps; C link classes; D devices; E experts.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -16,6 +16,7 @@ from ...solvers.arrays import Floats, Ints
 from ...solvers.placement import ReplicaRule
 from ...solvers.ports import link_classes
 from .splits import Cohort
+from .steps import mixed_rows
 
 if TYPE_CHECKING:
     from .journey import Journey
@@ -57,6 +58,8 @@ class Tally:
     moved: Floats | None = None
     #: Token-expert pairs from every device to every expert, `[B, L, D, E]`; None where no buffer has a fixed capacity
     sent: NDArray[np.int32] | None = None
+    #: Steps drawn from the blocks of a cohort whose own are no sample, several a draw; None where they are
+    drawn: "Tally | None" = None
 
     @classmethod
     def empty(
@@ -75,7 +78,7 @@ class Tally:
         """
         placement, at_home = journey.placement, journey.dispatch_model == "standard" and journey.moves is None
         classes, devices = len(link_classes(cluster)), cluster.num_devices
-        lengths = {"steps": cohort.num_steps, "layers": placement.num_layers, "devices": devices}
+        lengths = {"steps": cohort.num_rows, "layers": placement.num_layers, "devices": devices}
         check_cells("loads", cluster, **lengths)
         traffic, sent, shape = None, None, tuple(lengths.values())
         if ports:
@@ -107,6 +110,27 @@ class Tally:
         held_LED = map(placement.holds, range(placement.num_layers))
         load_LBD = [loads[:, n] @ (held_ED / held_ED.sum(axis=1, keepdims=True)) for n, held_ED in enumerate(held_LED)]
         return cls(np.zeros((len(loads), 0), np.int64), np.stack(load_LBD, axis=1), placement.slots)
+
+    def by_step(self, cohort: Cohort, seed: int) -> Self:
+        """The tally with a row a step, of one with a row a block of the cohort's steps, and drawn steps beside it."""
+        if (blocks := cohort.blocks) is None:
+            return self
+        draws = blocks.draws(seed)
+        return replace(
+            self._mixed(blocks.steps),
+            between=None if self.between is None else np.rint(blocks.scale * self.between).astype(np.int64),
+            sent=None if self.sent is None else mixed_rows(blocks.steps, self.sent),
+            drawn=self._mixed(draws) if len(draws) else None,
+        )
+
+    def _mixed(self, weights: Floats) -> Self:
+        """Weighted sums of the rows of loads and ports, `[B, M]` of `[M, ...]`; nothing else."""
+        ports = None
+        if self.ports is not None:
+            names = ("dispatch", "combine", "tokens", "contexts")
+            mixed = {name: mixed_rows(weights, getattr(self.ports, name)) for name in names}
+            ports = Ports(**mixed)
+        return replace(self, loads=mixed_rows(weights, self.loads), ports=ports, between=None, sent=None)
 
 
 def check_cells(what: str, cluster: Cluster | None, most: int = MAX_CELLS, **lengths: int) -> None:

@@ -1,13 +1,16 @@
 """The answer of a plan or a comparison: what is gained over today, in percent and in its unit, and remarks on it."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from ...errors import InputError
-from ...runtime.plan import Contender, Part, Plan, Verdict
+from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Text
+from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import TODAY
-from ..evaluate.metrics import BALANCE, COMBINE, DISPATCH, KV, METRICS
+from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS
 from ..evaluate.price import STEP
+from ..evaluate.steps import StepSize, Use
 from ..figures import TimeUnit, contender_table, find, headlines, legend, megabytes, shown, value, worded
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.strategy import Strategy
@@ -20,45 +23,95 @@ MOST_STEPS = 10  # an interval from fewer says little of others
 
 
 def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
-    """A verdict's gain in words: percent less, or more, than what the plan is held against, with its interval.
+    """A verdict's gain in words: the change in percent of what the plan is held against, with its interval.
 
     It is that of the contender with the label `of`, else of the first.
     """
     if verdict.metric not in METRICS:
         raise InputError(f"a verdict on {verdict.metric!r:.40}, which is no metric; re-run moeplan solve")
-    spec, gain = METRICS[verdict.metric], verdict.gain
+    spec, share = METRICS[verdict.metric], verdict.share
     ours = part.contenders[0] if of is None else find(part, of)
-    base = value(find(part, verdict.against), verdict.metric)
+    theirs = find(part, verdict.against)
+    base = value(theirs, verdict.metric)
     name, _, dispatch_model = verdict.against.rpartition("/")
     alive = dispatch_model == "standard" and name.startswith("contiguous without ")  # dead devices
-    against = "today" if alive or verdict.against == TODAY else worded(verdict.against)
-    figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)}"
-    less = "more" if gain.value < 0 else "less" if spec.unit in ("seconds", "ratio") else "fewer"
-    if not base or not gain.value:
-        return f"no {'less' if less != 'fewer' else 'fewer'} {spec.noun} than {against} ({figures})"
-    sign = 1 if gain.value > 0 else -1
-    ends = "no interval"
-    if gain.low is not None and gain.high is not None:
-        low, high = sorted((sign * gain.low, sign * gain.high))
-        ends = f"95 %: {100 * low / base:.1f} to {100 * high / base:.1f} %"
-    return f"{100 * abs(gain.value) / base:.1f} % {less} {spec.noun} than {against} ({figures}; {ends})"
+    against = "today" if alive or verdict.against == TODAY else f"of {worded(verdict.against)}"
+    figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)} {against}"
+    if share is None:  # older plans
+        ends = [end / base if base and end is not None else None for end in (verdict.gain.low, verdict.gain.high)]
+        share = Metric(value=verdict.gain.value / base if base else 0.0, low=ends[0], high=ends[1])
+    noun = spec.noun if verdict.metric != STEP else "of the step" if ATTENTION in theirs.metrics else "of the MoE step"
+    interval = "no interval"
+    if share.low is not None and share.high is not None:
+        interval = f"95 %: {_change(share.high)} to {_change(share.low)} %"
+    return f"{_change(share.value)} % {noun} ({figures}; {interval})"
+
+
+def _change(share: float) -> str:
+    """A gain as a change in percent: what is saved is negative."""
+    return f"{-100 * share:+z.1f}" if share else "0"
 
 
 def answer(plan: Plan) -> str:
-    """Whether a plan pays, and by how much, on which samples."""
+    """Whether a plan pays, and by how much, for which step, on which samples."""
     verdict, evaluation = plan.verdict, plan.evaluation
     if verdict is None or evaluation is None:
         return "not judged"
-    part, unit = evaluation.judging, EvaluationOptions.of(plan).unit
-    gain, number = gain_words(verdict, part), part.num_steps if unit == "step" else part.num_samples
+    part, options = evaluation.judging, EvaluationOptions.of(plan)
+    unit, gain = options.unit, gain_words(verdict, part)
+    number = part.num_steps if unit == "step" else part.num_samples
     samples = f"on {number:,} {'unseen' if evaluation.held_out else 'fitted'} {unit}{'s' * (number != 1)}"
+    where = f"{step_words(options.size, options.use, part)}, {samples}{_memory(plan)}"
     if part.contenders[0].metrics == find(part, verdict.against).metrics:
-        return f"what runs today, the baseline of every verdict: {gain}, {samples}"
+        return f"what runs today, the baseline of every verdict: {gain}, {where}"
     if verdict.value == "benefit":
-        return f"benefit: {gain}, {samples}"
+        return f"{gain}, {where}"
     if verdict.gain.low is None:
-        return f"no benefit shown: {gain}; one step shows nothing: --samples-per-step, or record more"
-    return f"no benefit expected: {gain}{short_of(verdict)}, {samples}"
+        return f"no benefit shown: {gain}, {where}; one step shows nothing of others: record more"
+    return f"no benefit expected: {gain}{short_of(verdict)}, {where}"
+
+
+def step_words(size: StepSize | None, use: Use | None, part: Part) -> str:
+    """What a step is: what runs, and its tokens."""
+    tokens = f"{part.tokens_per_step or 0:,.0f} tokens"
+    if size is None:
+        return f"recorded steps of {tokens}"
+    if size.unit == "sequences":
+        return f"decode, {size.number:,} concurrent sequences: {tokens} a step"
+    what = f"{tokens} a step" if size.unit == "tokens" else f"{size.number:,} samples a step ({tokens})"
+    return f"{use}, {what}" if use else what
+
+
+def _memory(plan: Plan) -> str:
+    """Replicas, and what they take of a device's memory. Empty without any."""
+    placement = plan.placement
+    if placement is None or not placement.has_replicas:
+        return ""
+    extra = placement.num_slots - placement.num_experts
+    replicas = f"; {extra} replica{'s' * (extra > 1)} per layer: "
+    if (each := plan.model.expert_bytes) is None:
+        return f"{replicas}{extra / placement.num_experts:+.0%} expert memory"
+    most = placement.slots.max() - placement.num_experts / (placement.slots > 0).sum()
+    return f"{replicas}{most * placement.num_layers * each / 1e9:+.2g} GB a device"
+
+
+def by_size(verdict: Verdict) -> Iterator[str]:
+    """The gain at other sizes of a step, and from which on it pays."""
+    if not verdict.sizes:
+        return
+    listed = ", ".join(f"{_change(one.share.value)} % at {one.tokens_per_step:,.0f}" for one in verdict.sizes)
+    yield f"by tokens a step: {listed}{_turn(verdict.sizes)}"
+
+
+def _turn(sizes: Sequence[SizedGain]) -> str:
+    """Size at which a gain begins, or ceases, to matter; empty where it does at no size, or at all."""
+    for small, large in pairwise(sizes):
+        ends = small.share.value, large.share.value
+        if (ends[0] >= MATTERS) != (ends[1] >= MATTERS):
+            way = (MATTERS - ends[0]) / (ends[1] - ends[0])
+            tokens = small.tokens_per_step * (large.tokens_per_step / small.tokens_per_step) ** way
+            return f"; it pays {'from' if ends[1] >= MATTERS else 'up to'} about {float(f'{tokens:.2g}'):,.0f} on"
+    return ""
 
 
 def short_of(verdict: Verdict) -> str:
@@ -72,6 +125,8 @@ def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[
     """Remarks that qualify the answer, the strategy's own, and limits of the figures."""
     assert plan.verdict is not None
     ours, base = part.contenders[0], find(part, plan.verdict.against)
+    yield from by_size(plan.verdict)
+    yield from _untimed(plan, ours, base)
     if plan.evaluation is not None and plan.evaluation.held_out is None:
         yield "judged on the samples it was fitted to, because nothing was held out: expect less on others"
     yield from copies_remarks(plan.verdict, ours, base)
@@ -121,15 +176,26 @@ def judged_sections(part: Part, verdict: Verdict, lines: Sequence[str], metrics:
 def _steps(plan: Plan, part: Part) -> Iterator[str]:
     """Describe the steps behind the figures, where these are few or incomplete."""
     options = EvaluationOptions.of(plan)
-    unit, derived = options.unit, options.step == "derived"
-    if derived and part.num_samples < options.samples_per_step:
-        yield f"steps: one incomplete step of {part.num_samples} {unit}s; set --samples-per-step"
+    if options.size is not None and options.size.unit != "samples" and part.num_tokens < options.size.number:
+        yield f"a step is extrapolated from the {part.num_tokens:,} tokens there are to judge by: record more"
     elif part.dropped_samples:
         steps = f"{part.num_steps} complete step{'s' * (part.num_steps > 1)}"
-        yield f"steps: {steps} ({part.dropped_samples} trailing {unit}s dropped)"
+        yield f"steps: {steps} ({part.dropped_samples} trailing {options.unit}s dropped)"
     if plan.decisions.sample_policy is not None and 1 < part.num_steps < MOST_STEPS:
-        how = ", or put fewer samples in each with --samples-per-step" if derived else ""
+        how = ", or put fewer tokens in each with --tokens-per-step" if options.size else ""
         yield f"judged on {part.num_steps} steps, which are few: record more{how}"
+
+
+def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
+    """Without seconds: what the balance makes of the experts' time, and how to know the rest."""
+    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
+    if EXPERTS in ours.metrics or mine is None or theirs is None:
+        return
+    yield (
+        f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
+        f" {_change(1 - mine.value / theirs.value)} % time; for seconds write a profile (moeplan profile, or"
+        " --preset NAME of published hardware)"
+    )
 
 
 def _trust(plan: Plan, part: Part) -> Iterator[str]:
@@ -143,9 +209,9 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
         yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
     judged = part.contenders[0], find(part, plan.verdict.against)
     if plan.verdict.metric != STEP and all(STEP in one.metrics for one in judged):
-        yield (
-            f"judged by {plan.verdict.metric}, not by the step: attention is not timed, and takes another time where"
-            " tokens do not return home"
-        )
+        yield (f"judged by {plan.verdict.metric}, not by the step, which is of other passes")
+    models = {one.dispatch_model for one in judged}
+    if "attention" in options.missing and len(models) > 1 and plan.verdict.metric == STEP:
+        yield "attention is not timed, and takes another time where tokens do not return home"
     if missing := ", ".join(options.missing):
         yield f"no seconds of {missing}: --verbose says why"

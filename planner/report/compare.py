@@ -16,7 +16,7 @@ from ..compare import Comparison
 from ..document import Section, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
 from ..figures import find, megabytes, worded
-from .answer import copies_remarks, gain_words, judged_sections, short_of
+from .answer import copies_remarks, gain_words, judged_sections, short_of, step_words
 
 RULES = {  # what engines do
     "even": "shared alike (vLLM)",
@@ -40,7 +40,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "cluster": str(comparison.cluster),
         "unit": comparison.unit,
         "resampled": comparison.resampled,
-        "samples_per_step": comparison.samples_per_step,
+        "step": comparison.size and asdict(comparison.size),
         "num_fitted_left_out": 0 if comparison.seen else comparison.num_fitted,
         "judged_on_fitted": comparison.seen,
         "part": comparison.part.model_dump(mode="json"),
@@ -101,7 +101,8 @@ def _answers(comparison: Comparison) -> Iterator[str]:
     dropped = f" ({part.dropped_samples} trailing {unit}s dropped)" if part.dropped_samples else ""
     yield (
         f"on {printable(comparison.trace)}: {part.num_samples:,} {'fitted' if comparison.seen else 'unseen'} {unit}s,"
-        f" {part.num_tokens:,} tokens in {steps}{dropped}; cluster {comparison.cluster}"
+        f" {part.num_tokens:,} tokens; {step_words(comparison.size, comparison.use, part)}, {steps}{dropped}; cluster"
+        f" {comparison.cluster}"
     )
 
 

@@ -79,13 +79,10 @@ def _strategies(plan: Plan) -> list[Strategy]:
 
 
 def _about(plan: Plan) -> str:
-    model, placement, replicas = plan.model, plan.placement, ""
-    if placement is not None and placement.has_replicas:
-        extra, experts = placement.num_slots - placement.num_experts, placement.num_experts
-        replicas = f"; {extra} replica{'s' * (extra > 1)} per layer, {extra / experts:.0%} more expert memory"
+    model = plan.model
     return (
         f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch; {model.name}: {model.num_layers} MoE layers x"
-        f" {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}{replicas}"
+        f" {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}"
     )
 
 

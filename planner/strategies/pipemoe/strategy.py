@@ -44,8 +44,8 @@ class Pipemoe(Strategy):
         return STEP
 
     def passes(self, task: Task) -> Passes:
-        """Forward, and backward where all tokens are of training."""
-        backward = BACKWARD if task.units.phases == ("train",) else 0.0
+        """Forward, and backward in training."""
+        backward = BACKWARD if task.use == "training" else 0.0
         return Passes(backward, PipemoeParams.of(task.params).full_duplex)
 
     def solve(self, task: Task) -> Solution:

@@ -1,0 +1,201 @@
+"""Steps: what runs at once, and how the tokens of a part of a trace fill them where no steps were recorded.
+
+In prefill and training a step is so many samples, or so many tokens of whole samples. In decode it is one token of each
+of C concurrent sequences: the sequences of a part, one after another, are cut into C lanes of equal length, and
+iteration i takes the i-th token of every lane, so that a sequence enters a lane as the one before it ends. Where a part
+has fewer sequences than lanes, a sequence is in several of them, at different tokens.
+
+Steps that are few, or of the same sequences, are no sample to resample: a part is then counted by blocks of its steps,
+and other steps are drawn from these.
+
+Legend: U units; T tokens; D devices; B steps; M blocks, as many in every step; R draws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+from ...solvers.arrays import Floats, Ints
+
+Use = Literal["decode", "prefill", "training"]
+USUAL: dict[Use, int] = {"decode": 64, "prefill": 4096, "training": 8192}  # tokens of a step per device
+FEW = 8  # steps, or blocks, whose resampling says little
+BLOCKS = 64  # of a part with few steps, about
+ITERATIONS, GROUPS = 16, 16  # of decode: iterations that are counted, and groups of lanes
+DRAWS, EACH = 400, 3  # steps drawn from blocks; of lanes, iterations of the same ones
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """Amount that runs at once where steps were not recorded: samples, tokens of whole samples, or sequences."""
+
+    unit: Literal["samples", "tokens", "sequences"]
+    number: int
+
+    @property
+    def flag(self) -> str:
+        """Flag that gives it."""
+        return {"samples": "--samples-per-step", "tokens": "--tokens-per-step", "sequences": "--concurrency"}[self.unit]
+
+    def times(self, factor: float) -> Self:
+        """Another size, at least one."""
+        return type(self)(self.unit, max(round(self.number * factor), 1))
+
+
+def size_of(samples_per_step: int | None, tokens_per_step: int | None, concurrency: int | None) -> StepSize | None:
+    """The first size that is given; None without any."""
+    given = {"samples": samples_per_step, "tokens": tokens_per_step, "sequences": concurrency}
+    return next((StepSize(unit, number) for unit, number in given.items() if number is not None), None)  # type: ignore[arg-type]
+
+
+def use_of(phases: Sequence[str], size: StepSize | None, purpose: str | None = None, *, whole: bool) -> Use | None:
+    """What tokens of these phases run in: as its purpose or a size says, else they; None of counts, which have none.
+
+    Decode goes by single tokens; where only `whole` samples can be told, they stand for prefill.
+    """
+    if purpose == "training" or (purpose is None and tuple(phases) == ("train",)):
+        return "training"
+    if size.unit == "sequences" if size else tuple(phases) == ("decode",) and not whole:
+        return "decode"
+    return "prefill" if phases or purpose else None
+
+
+def usual_size(use: Use | None, num_devices: int) -> StepSize:
+    """The size of a step that is usual for a use."""
+    use = use or "prefill"
+    return StepSize("sequences" if use == "decode" else "tokens", USUAL[use] * num_devices)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """Blocks of tokens that a part's steps consist of, from which other steps are drawn."""
+
+    tokens: Ints  #: Of each block, `[M]`, those of a step in a row
+    num_steps: int
+    scale: float = 1.0  #: A step over what there is of it, in a part that holds less than one
+    lanes: bool = False  #: Whether block g of every step is of the same sequences
+
+    @property
+    def per_step(self) -> int:
+        """Blocks of a step."""
+        return len(self.tokens) // self.num_steps
+
+    @property
+    def steps(self) -> Floats:
+        """How often each block is in each step, `[B, M]`."""
+        return np.kron(np.eye(self.num_steps), np.full(self.per_step, self.scale))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean over steps."""
+        return self.scale * float(self.tokens.sum()) / self.num_steps
+
+    @property
+    def each(self) -> int:
+        """Steps of a draw."""
+        return min(self.num_steps, EACH) if self.lanes else 1
+
+    @property
+    def spread(self) -> float:
+        """Standard error of the mean over a part's steps, of that of a draw."""
+        return 1.0 if self.lanes else float(self.num_steps**-0.5)
+
+    def draws(self, seed: int) -> Floats:
+        """Steps drawn with replacement, of as many tokens as the mean one, `[R each, M]`; none of too few blocks.
+
+        Of lanes the steps of a draw take the same ones, else a draw is a step of blocks from all steps.
+        """
+        kept, size = np.flatnonzero(self.tokens), self.per_step
+        if (size if self.lanes else len(kept)) < FEW:
+            return np.zeros((0, len(self.tokens)))
+        rng, times = np.random.default_rng(seed), np.zeros((DRAWS // self.each, self.each, len(self.tokens)))
+        for draw in times:
+            if self.lanes:
+                drawn = np.bincount(rng.integers(size, size=size), minlength=size)
+                for row, step in zip(draw, rng.permutation(self.num_steps), strict=False):
+                    row[step * size : (step + 1) * size] = drawn
+            else:
+                np.add.at(draw[0], kept[rng.integers(len(kept), size=size)], 1)
+        times_RM = times.reshape(-1, len(self.tokens))
+        return np.asarray(times_RM * (self.tokens_per_step / (times_RM @ self.tokens))[:, None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lanes:
+    """Lanes of concurrent sequences: in a row of all tokens of a part, each has `length` of them, one an iteration."""
+
+    first: Ints  #: Position of each unit's first token, `[U]`
+    offset: Ints  #: Tokens before each unit's first, `[U]`
+    length: int
+    number: int
+    devices: int
+    iterations: Ints  #: Those that are counted, ascending
+    groups: int  #: Groups of lanes, each a block of every iteration
+
+    @classmethod
+    def of(cls, first: Ints, span: Ints, concurrency: int, devices: int) -> Self:
+        """The lanes of units that begin at a position and span so many, `[U]`."""
+        total = int(span.sum())
+        length, number = max(total // concurrency, 1), min(concurrency, total)
+        counted = np.unique(np.linspace(0, length - 1, ITERATIONS).round().astype(np.int64))
+        return cls(first, np.cumsum(span) - span, length, number, devices, counted, min(GROUPS, number))
+
+    def place(self, ordinal: Ints, position: Ints) -> tuple[Ints, Ints]:
+        """The block of each token, -1 where its iteration is not counted, and its home, `[T]`: lanes go in turn."""
+        lane, iteration = np.divmod(self.offset[ordinal] + position - self.first[ordinal], self.length)
+        at = np.minimum(np.searchsorted(self.iterations, iteration), len(self.iterations) - 1)
+        counts = (self.iterations[at] == iteration) & (lane < self.number)
+        return np.where(counts, at * self.groups + self._group(lane), -1), lane % self.devices
+
+    def blocks(self, concurrency: int) -> Blocks:
+        """The blocks of as many sequences."""
+        tokens = np.bincount(self._group(np.arange(self.number)), minlength=self.groups)
+        steps = len(self.iterations)
+        return Blocks(np.tile(tokens, steps), steps, concurrency / self.number, lanes=True)
+
+    def _group(self, lane: Ints) -> Ints:
+        """Group of each lane; of as many lanes on every device where there are enough."""
+        return (lane // self.devices if self.number >= self.devices * self.groups else lane) % self.groups
+
+
+def check_spans(path: object, tokens: Ints, span: Ints) -> None:
+    """Refuse sequences, `[U]`, whose positions do not follow one another, with InputError."""
+    if span.sum() > 2 * tokens.sum():
+        worst = int((span - tokens).argmax())
+        raise InputError(
+            f"{path}: a sequence of {tokens[worst]:,} tokens spans {span[worst]:,} positions; expected one after"
+            " another, to run beside others: give --tokens-per-step"
+        )
+
+
+def filled(sizes: Ints, number: int) -> Ints:
+    """The step of each unit, `[U]`, -1 in an incomplete last one: those that the units before it fill.
+
+    Units of fewer than `number` in all make one step; one that is larger than a step is a step alone.
+    """
+    step, complete = (np.cumsum(sizes) - sizes) // number, int(sizes.sum()) // number
+    step = np.where(step < max(complete, 1), step, -1)
+    return np.asarray(np.unique(step, return_inverse=True)[1] - (step < 0).any(), np.int64)
+
+
+def filled_blocks(sizes: Ints, tokens: Ints, number: int) -> tuple[Ints, Blocks | None]:
+    """The step of each unit as `filled` says, or, of few steps, its block with all blocks."""
+    step = filled(sizes, number)
+    steps, scale = int(step.max(initial=0)) + 1, max(number / max(int(sizes.sum()), 1), 1.0)
+    if steps >= FEW:
+        return step, None
+    units, kept = np.bincount(step[step >= 0], minlength=steps), step >= 0
+    each = min(-(-BLOCKS // steps), int(units.max(initial=1)))
+    place = np.arange(len(step)) - np.searchsorted(np.where(kept, step, steps), step)
+    block = np.where(kept, step * each + place * each // units[step], -1)
+    return block, Blocks(np.bincount(block[kept], tokens[kept], steps * each).astype(np.int64), steps, scale)
+
+
+def mixed_rows(weights: Floats, rows: NDArray[Any]) -> NDArray[Any]:
+    """Weighted sums of rows, `[B, M]` of `[M, ...]`; whole numbers are rounded to whole ones."""
+    mixed = (weights @ rows.reshape(len(rows), -1).astype(np.float64)).reshape(len(weights), *rows.shape[1:])
+    return np.rint(mixed).astype(rows.dtype) if np.issubdtype(rows.dtype, np.integer) else np.asarray(mixed)
