@@ -207,6 +207,34 @@ class SamplePolicyOptions(Options):
         return 1 - self.least_copies / self.blind_copies if self.blind_copies else 0.0
 
 
+class Tried(Record):
+    """A candidate of auto, decided by a part of the fitted units, and its figures on the part that judges."""
+
+    parts: tuple[str, ...] = Field(min_length=1)  #: Its parts by name, in the order they were decided
+    dispatch_model: DispatchModel
+    inner: float  #: Its gain over today, a share, on the fitted units that did not decide it
+    share: Metric | None  #: The same on the part that judges
+    #: metrics, today: its figures there, and today's beside it
+    metrics: Mapping[str, float]
+    today: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        """Name on a screen."""
+        return " + ".join(self.parts)
+
+
+class AutoOptions(Options):
+    """Record of what auto tried, the chosen candidate first, in its figures as solved anew."""
+
+    key = "auto"
+
+    engine: str | None
+    tried: tuple[Tried, ...] = Field(min_length=1)
+    refused: Mapping[str, str]  #: Why parts could not be tried, by name
+    interrupted: bool = False
+
+
 class EvaluationOptions(Options):
     """Record of how a plan was judged: what splits, which phases count, how homes (none: counts) and steps arise.
 

@@ -83,6 +83,10 @@ class Params:
         assert isinstance(params, cls)
         return params
 
+    def within(self, limit_s: float) -> Self:
+        """The same, to be solved within so many seconds."""
+        return self
+
     def check(self, cluster: Cluster) -> None:
         """Refuse what this cluster does not have."""
 

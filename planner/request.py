@@ -92,6 +92,16 @@ class Request:
         """The size of a step that was asked for."""
         return size_of(self.samples_per_step, self.tokens_per_step, self.concurrency)
 
+    def sized(self, size: StepSize) -> Self:
+        """The request in steps of a size."""
+        numbers = {size.unit: size.number}
+        return dataclasses.replace(
+            self,
+            samples_per_step=numbers.get("samples"),
+            tokens_per_step=numbers.get("tokens"),
+            concurrency=numbers.get("sequences"),
+        )
+
 
 def check_size(*numbers: int | None) -> None:
     """Refuse samples, tokens or concurrent sequences of a step that are none, or several of the three."""

@@ -52,10 +52,28 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
 def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Made:
     """The plan for a request with its sidecars; parameters and errors as in `solve`."""
     task = task_for(request, on_progress)
-    chosen, base = task.strategy, task.base
-    solution = chosen.solve(task)
-    inputs, before = _inputs(task), dict(base.decisions) if base else {}
-    decided = Plan.make(
+    return task.strategy.make(task)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision of a task with its evidence, and the plan that holds it, not judged yet."""
+
+    task: Task
+    solution: Solution
+    plan: Plan
+
+    @property
+    def sidecars(self) -> Mapping[str, bytes]:
+        """Files that the plan's decisions name, name to contents."""
+        return {**self.task.base_files, **self.solution.sidecars}
+
+
+def decide(task: Task) -> Decided:
+    """The decision of a task's strategy, added to those of its base."""
+    request, chosen, base = task.request, task.strategy, task.base
+    solution, inputs, before = chosen.solve(task), _inputs(task), dict(base.decisions) if base else {}
+    plan = Plan.make(
         strategies=(*(base.strategies if base else ()), chosen.name),
         seed=request.seed,
         cluster=request.cluster,
@@ -65,22 +83,25 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
         options=_options(task, solution, None),
         outcome={**_kept_outcomes(task, inputs), chosen.decides: solution.outcome},
     )
+    return Decided(task, solution, plan)
+
+
+def judge(decided: Decided) -> Made:
+    """The plan with its evaluation beside its rivals, and the verdict."""
+    task, chosen, plan = decided.task, decided.task.strategy, decided.plan
     task.say("replaying the trace under the plan and its rivals")
-    rivals = contenders(task, decided, solution.sidecars)
-    evaluated = evaluate(task.scenes, rivals, aside=solution.aside, replay=task.replay)
-    solution = chosen.finished(task, solution, evaluated)
-    metric = chosen.judged_on(task.scene, decided.dispatch_model)
-    plan = decided.model_copy(
-        update={
-            "options": _options(task, solution, evaluated),
-            "outcome": {**decided.outcome, chosen.decides: solution.outcome},
-            "evaluation": evaluated.evaluation,
-            "verdict": verdict(evaluated, metric, against=rivals[1].label, at_least=chosen.pays_from).model_copy(
-                update={"sizes": sizes(task, rivals[:2], evaluated, metric)}
-            ),
-        }
-    )
-    return Made(Plan.model_validate(plan.model_dump()), solution.sidecars)
+    rivals = contenders(task, plan, decided.sidecars)
+    evaluated = evaluate(task.scenes, rivals, aside=decided.solution.aside, replay=task.replay)
+    solution = chosen.finished(task, decided.solution, evaluated)
+    metric = chosen.judged_on(task.scene, plan.dispatch_model)
+    found = verdict(evaluated, metric, against=rivals[1].label, at_least=chosen.pays_from)
+    judged = {
+        "options": _options(task, solution, evaluated),
+        "outcome": {**plan.outcome, chosen.decides: solution.outcome},
+        "evaluation": evaluated.evaluation,
+        "verdict": found.model_copy(update={"sizes": sizes(task, rivals[:2], evaluated, metric)}),
+    }
+    return Made(Plan.model_validate(plan.model_copy(update=judged).model_dump()), decided.sidecars)
 
 
 def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric: str) -> tuple[SizedGain, ...]:

@@ -4,8 +4,8 @@ Legend: U units; B steps; L MoE layers; E experts.
 """
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -33,6 +33,8 @@ from .params import Params
 from .request import Request
 from .strategies.strategy import Strategy
 
+INNER = 0.5  # of the fitted units, that decide where candidates are compared on the others
+
 
 @dataclass(frozen=True)
 class Task:
@@ -48,6 +50,9 @@ class Task:
     dispatch_model: DispatchModel  #: As asked for, else the strategy's own
     say: Callable[[str], None] = lambda _: None  #: Told what begins, in a few words
     previous: Plan | None = None  #: Of `--from`, as `base`
+    #: Whether a part of the fitted units decides and the rest of these judges, as where candidates are compared
+    inner: bool = False
+    base_files: Mapping[str, bytes] = field(default_factory=dict)  #: Files of a base that is in no folder yet
 
     @property
     def moves_samples(self) -> bool:
@@ -101,10 +106,22 @@ class Task:
         return index_samples(self.source, phases=self.request.phases or None)
 
     @cached_property
+    def _fitted(self) -> Bools:
+        """Mask of the units that are not held out, `[U]`."""
+        return self.index.fitted(seed=self.request.seed, fraction=self.request.fit_fraction)
+
+    @cached_property
+    def judging(self) -> Bools:
+        """Mask of the units that judge, `[U]`: those not fitted, else the fitted ones."""
+        others_U = (self._fitted & ~self.fitted) if self.inner else ~self.fitted
+        return others_U if others_U.any() else self.fitted
+
+    @cached_property
     def fitted(self) -> Bools:
         """Mask of the fitted units, `[U]`; some are, and unless all were asked for some are held out."""
-        index, request = self.index, self.request
-        fitted_U = index.fitted(seed=request.seed, fraction=request.fit_fraction)
+        index, request, fitted_U = self.index, self.request, self._fitted
+        if self.inner:
+            return fitted_U & index.fitted(seed=request.seed, fraction=INNER, salt="inner:")
         if not fitted_U.any() or (request.fit_fraction < 1 and fitted_U.all()):
             raise InputError(
                 f"{self.source.path}: {len(fitted_U)} {index.kind}s split into {fitted_U.sum()} to fit and"
@@ -127,19 +144,19 @@ class Task:
         usual = self.request.size or usual_size(self.use, self.request.cluster.num_devices)
         if self.request.size is not None or not self.moves_samples:
             return usual
-        tokens_U, fitted_U = self.index.unit_tokens, self.fitted
-        least = min(int(tokens_U[part_U].sum()) for part_U in (fitted_U, ~fitted_U) if part_U.any())
+        tokens_U = self.index.unit_tokens
+        least = min(int(tokens_U[part_U].sum()) for part_U in (self.fitted, self.judging))
         fewest = int(tokens_U.mean() * self.request.cluster.num_devices)
         return StepSize("tokens", min(usual.number, max(least // FEW, fewest, 1)))
 
     @cached_property
     def scene(self) -> Scene:
         """Setting in which contenders are judged: on the fitted units, then on those held out where there are any."""
-        request, fitted_U = self.request, self.fitted
+        request, fitted_U, judging_U = self.request, self.fitted, self.judging
         return Scene.of(
             self.source,
             self.index,
-            [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U],
+            [fitted_U] if judging_U is fitted_U else [fitted_U, judging_U],
             request.cluster,
             size=self.size,
             profile=None if request.profile is None else load_profile(request.profile),
@@ -190,8 +207,8 @@ class Task:
         return [(weight, one._resized(factor)) for weight, one in self.members]
 
     def _resized(self, factor: float) -> Scene:
-        judging_U, devices = self.fitted if self.fitted.all() else ~self.fitted, self.request.cluster.num_devices
-        cohort = self.index.cohort(judging_U, num_devices=devices, size=self.size.times(factor))
+        devices, size = self.request.cluster.num_devices, self.size.times(factor)
+        cohort = self.index.cohort(self.judging, num_devices=devices, size=size)
         return dataclasses.replace(self.scene, cohorts=[cohort])
 
     @cached_property

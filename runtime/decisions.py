@@ -29,6 +29,7 @@ MAX_CAPACITY_FACTOR = 1024
 MAX_SIDECAR_BYTES = 2**30
 DispatchModel = Literal["standard", "coherent", "migrating"]
 DISPATCH_MODELS: tuple[DispatchModel, ...] = get_args(DispatchModel)
+TRAINED: frozenset[DispatchModel] = frozenset({"standard", "migrating"})  # under which gradients flow
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ExpertId = Annotated[int, Field(ge=0, lt=NOT_ROUTED)]
 NumSlots = Annotated[int, Field(ge=0, le=NOT_ROUTED)]

@@ -33,15 +33,16 @@ def with_units(batches: Iterable[TokenBatch]) -> Iterator[tuple[TokenBatch, NDAr
         first_row += len(batch)
 
 
-def fitted(ids: NDArray[np.int64], *, seed: int, fraction: float) -> NDArray[np.bool_]:
-    """Whether each of these units is fitted, `[U]`.
+def fitted(ids: NDArray[np.int64], *, seed: int, fraction: float, salt: str = "") -> NDArray[np.bool_]:
+    """Whether each of these units is fitted, `[U]`; another `salt` splits anew.
 
     Notes
     -----
-    A unit is fitted when the first 8 bytes, big-endian, of SHA-256 of "{seed}:{unit}" over 2^64 are below `fraction`.
+    A unit is fitted when the first 8 bytes, big-endian, of SHA-256 of "{salt}{seed}:{unit}" over 2^64 are below
+    `fraction`.
     """
     limit = fraction * 2.0**64
-    return np.array([_hash64(f"{seed}:{unit}") < limit for unit in ids.tolist()], dtype=np.bool_)
+    return np.array([_hash64(f"{salt}{seed}:{unit}") < limit for unit in ids.tolist()], dtype=np.bool_)
 
 
 def mixed(ids: NDArray[np.int64]) -> NDArray[np.uint64]:

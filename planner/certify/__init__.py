@@ -15,6 +15,7 @@ from ...errors import CertificationError, InputError
 from ...runtime.decisions import SidecarFile, sidecars_in
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
+from ..options import AutoOptions
 from ..strategies.strategy import Again, Strategy
 from .certificate import Certificate, certifiable_profile, certifiable_trace, check_profile, check_trace
 from .judged import check_judged
@@ -78,6 +79,8 @@ def certify(
     task = task_of(plan, last, str(opened.path), timed_by, mixture)
     evaluated = check_judged(plan, task, certificate, sidecars, on_progress)
     certificate.unchecked += ["solver seconds, status, method and backend", "that options are what was asked for"]
+    if AutoOptions.key in plan.options:
+        certificate.unchecked.append("what other candidates of auto give")
     for chosen in strategies:
         on_progress(f"rechecking {chosen.name}")
         own = task if chosen is last else task_of(plan, chosen, str(opened.path), timed_by)

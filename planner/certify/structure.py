@@ -17,7 +17,7 @@ from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort
 from ..evaluate.sums import Context
 from ..evaluate.tally import Tally
-from ..options import EvaluationOptions, SecondsOptions
+from ..options import AutoOptions, EvaluationOptions, SecondsOptions
 from ..strategies.registry import STRATEGIES, strategy
 from ..strategies.strategy import Strategy
 from .certificate import TOLERANCE, Certificate
@@ -82,7 +82,7 @@ def _check_evidence(plan: Plan) -> None:
     """Outcome, parts, contenders and verdict belong to the strategies and to one another."""
     last, evaluation, verdict = strategies_of(plan)[-1], plan.evaluation, plan.verdict
     assert evaluation is not None
-    if (plan.inputs.base is None) != (len(plan.strategies) == 1):
+    if (plan.inputs.base is None) != (len(plan.strategies) == 1 or AutoOptions.key in plan.options):
         raise CertificationError(f"strategies {[*plan.strategies]} {'with' if plan.inputs.base else 'without'} a base")
     model = plan.dispatch_model if last.decides == "placement" else "standard"
     if plan.options.get("placement", {}).get("dispatch_model", model) != model:

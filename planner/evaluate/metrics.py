@@ -18,7 +18,7 @@ from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel
 from ...runtime.plan import Metric
 from ...solvers.arrays import Floats
-from .price import STEP
+from .price import IDEAL, STEP
 from .sums import Context, Draws, Summands, Sums, device_ratios, difference, drawn, interval, summed
 
 # Metrics that code asks for by name; everything else loops over METRICS.
@@ -273,6 +273,7 @@ ROWS = (
     _timed("moe_s", "MoE", "seconds per step: the forward pass of MoE layers whose exchanges and experts overlap",
         headline=1),
     _timed("moe_backward_s", "backward", "the same of the backward pass"),
+    _timed(IDEAL, "ideal", "seconds per step if every device and every port had the mean load, and layers were whole"),
     _timed(STEP, "step", "seconds per step: all its parts", lambda sums, _: sums.step or None, headline=11),
 )
 # fmt: on

@@ -14,7 +14,7 @@ Legend: B steps; L MoE layers; Q levels of a source's curves (low, middle, high)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -37,6 +37,7 @@ from .scene import Passes, Scene
 from .tally import Tally
 
 STEP: Final = "step_s"
+IDEAL: Final = "ideal_step_s"
 SOURCES = {  # each part of a step, in order, to what errs as one: all curves of that kind
     "attention_s": "attention",
     "kv_s": "kv",
@@ -65,11 +66,20 @@ def price(tally: Tally, journey: Journey, scene: Scene) -> Seconds:
 
     By metric: `attention_s`, `dispatch_s`, `experts_s`, `combine_s`, under coherent dispatch `kv_s`; what crosses
     links by class, too, where there are two (`dispatch_inter_s`, ...); of layers in chunks `moe_s` and, trained,
-    `moe_backward_s`.
+    `moe_backward_s`; of whole layers and even loads `ideal_step_s`.
     """
-    costs, passes = scene.costs, scene.passes
-    if costs is None:
+    if scene.costs is None:
         return Seconds()
+    seconds = _priced(tally, journey, scene, scene.costs)
+    if STEP in seconds.levels and journey.capacity_factor is None:
+        even = _priced(tally.even(), replace(journey, cuts=None), scene, scene.costs)
+        seconds = replace(seconds, levels={**seconds.levels, IDEAL: even.levels[STEP]})
+    return seconds
+
+
+def _priced(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> Seconds:
+    """The seconds of a tally, as they are."""
+    passes = scene.passes
     layers, crossed = _around(tally, journey, scene, costs), dict[str, Floats]()
     coherent, num_layers = journey.dispatch_model == "coherent", scene.model.num_layers
     combines = not coherent or scene.model.top_k > 1  # a coherent token with one expert is where it lives next

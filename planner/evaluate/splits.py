@@ -146,9 +146,9 @@ class UnitIndex:
         """Unit of the held-out split, the same as `kind`."""
         return self.kind
 
-    def fitted(self, *, seed: int, fraction: float, unit: Unit | None = None) -> Bools:
+    def fitted(self, *, seed: int, fraction: float, unit: Unit | None = None, salt: str = "") -> Bools:
         """Mask of the fitted units, `[U]`; there is no other `unit` to split by."""
-        return fitted(self.unit_ids, seed=seed, fraction=fraction)
+        return fitted(self.unit_ids, seed=seed, fraction=fraction, salt=salt)
 
     def cohort(self, chosen_U: Bools, *, num_devices: int, size: StepSize) -> Cohort:
         """The chosen units as they run on `num_devices` devices.
@@ -210,11 +210,11 @@ class SampleIndex:
         """One more than the largest recorded source rank; None without."""
         return None if self.rank is None else int(self.rank.max()) + 1
 
-    def fitted(self, *, seed: int, fraction: float, unit: Unit | None = None) -> Bools:
+    def fitted(self, *, seed: int, fraction: float, unit: Unit | None = None, salt: str = "") -> Bools:
         """Mask of the fitted samples, `[I]`, whole steps where `unit`, else `split_kind`, says so."""
         unit_I = self.step if (unit or self.split_kind) == "step" else self.sample
         ids, place_I = np.unique(_column(unit_I), return_inverse=True)
-        return np.asarray(fitted(ids, seed=seed, fraction=fraction)[place_I])
+        return np.asarray(fitted(ids, seed=seed, fraction=fraction, salt=salt)[place_I])
 
     def cohort(self, chosen_U: Bools, *, num_devices: int, size: StepSize) -> Cohort:
         """The chosen samples as they run, whole: on their source ranks, else on ordinal mod D; in their steps, else in

@@ -123,6 +123,17 @@ class Tally:
             drawn=self._mixed(draws) if len(draws) else None,
         )
 
+    def even(self) -> Self:
+        """The tally if every device with slots had the mean load of each layer and step, and every port the mean."""
+        alive_D = self.slots > 0
+        loads = np.where(alive_D, self.loads.sum(axis=2, keepdims=True) / alive_D.sum(), 0.0)
+        ports = None
+        if self.ports is not None:
+            names = ("dispatch", "combine", "tokens", "contexts")
+            even = {name: getattr(self.ports, name).mean(axis=-1, keepdims=True) for name in names}
+            ports = Ports(**{name: np.broadcast_to(one, getattr(self.ports, name).shape) for name, one in even.items()})
+        return replace(self, loads=loads, ports=ports, drawn=None)
+
     def _mixed(self, weights: Floats) -> Self:
         """Weighted sums of the rows of loads and ports, `[B, M]` of `[M, ...]`; nothing else."""
         ports = None

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from ...errors import InputError
 from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
-from ..document import Section, Text
+from ..document import Section, Table, Text
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import TODAY
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS
@@ -130,8 +130,8 @@ def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[
     if plan.evaluation is not None and plan.evaluation.held_out is None:
         yield "judged on the samples it was fitted to, because nothing was held out: expect less on others"
     yield from copies_remarks(plan.verdict, ours, base)
-    for one in strategies[:1]:
-        yield from one.remarks(plan, part)
+    if strategies:
+        yield from strategies[0].remarks(plan, part)
     mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
     if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + LITTLE):
         yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
@@ -159,10 +159,12 @@ def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterat
         )
 
 
-def judged_sections(part: Part, verdict: Verdict, lines: Sequence[str], metrics: Sequence[str]) -> Iterator[Section]:
+def judged_sections(
+    part: Part, verdict: Verdict, lines: Sequence[str], metrics: Sequence[str], table: Table | None = None
+) -> Iterator[Section]:
     """The table beside today, at most five remarks, the others among the details, and all figures of these metrics."""
     today, judged, more = verdict.against, verdict.metric, lines[MOST_REMARKS:]
-    first = contender_table(part, headlines(part, judged), today=today, judged=judged)
+    first = table or contender_table(part, headlines(part, judged), today=today, judged=judged)
     yield Section("Beside today", (first,))
     if lines:
         pointer = [f"{len(more)} more: --verbose"] if more else []

@@ -63,7 +63,8 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
     strategies = _strategies(plan)
     if plan.evaluation is not None and plan.verdict is not None:
         part, counted = plan.evaluation.judging, [name for name in METRICS if name not in SECONDS]
-        sections += judged_sections(part, plan.verdict, [*remarks(plan, part, strategies)], counted)
+        table = next(filter(None, (one.table(plan, part) for one in strategies)), None)
+        sections += judged_sections(part, plan.verdict, [*remarks(plan, part, strategies)], counted, table)
         sections += _seconds(plan, part, plan.verdict.against)
     sections.append(Section("How it was solved", (Text(tuple(_solved(plan))),), verbose=True))
     for one in strategies:
@@ -75,7 +76,9 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
 
 
 def _strategies(plan: Plan) -> list[Strategy]:
-    return [strategy(name) for name in reversed(plan.strategies) if name in STRATEGIES]
+    """What decided the plan, the last first, but for what chose among others."""
+    names = [*plan.strategies, *(key for key in plan.options if key in STRATEGIES)]
+    return [strategy(name) for name in reversed(names) if name in STRATEGIES]
 
 
 def _about(plan: Plan) -> str:

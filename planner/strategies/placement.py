@@ -25,6 +25,7 @@ from ...traces.counts import Counts, Pairs, count
 from ..evaluate.journey import Contender, Journey, contiguous_in
 from ..evaluate.splits import loads_of
 from ..options import PlacementOptions
+from ..params import Params
 from ..task import Task
 from .strategy import Again, Solution, Strategy
 
@@ -84,6 +85,10 @@ class Contiguous(PlacementStrategy):
 
     name = "contiguous"
     dispatch_models = ("standard", "coherent")
+
+    def variants(self) -> Sequence[Params]:
+        """None: it is what runs today."""
+        return ()
 
     def solve(self, task: Task) -> Solution:
         """Place the experts in order, once there are counts to judge that by."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ..params import Params, PlacementParams
+from .auto import AutoParams
 from .eplb import EplbParams
 from .exflow import ExflowParams
 from .netmoe import NetmoeParams
@@ -27,6 +28,7 @@ class Row:
 
 
 STRATEGIES = {
+    "auto": Row(AutoParams, f"{__package__}.auto.strategy"),
     "exflow": Row(ExflowParams, f"{__package__}.exflow.strategy"),
     "pipemoe": Row(PipemoeParams, f"{__package__}.pipemoe.strategy"),
     "netmoe": Row(NetmoeParams, f"{__package__}.netmoe.strategy"),

@@ -9,15 +9,17 @@ from ...runtime.decisions import Decision, DispatchModel, Record, SidecarFile
 from ...runtime.plan import Part, Plan
 from ...solvers.outcome import Outcome
 from ...traces.counts import Counts
-from ..document import Section
+from ..document import Section, Table
 from ..evaluate.evaluate import Evaluated
 from ..evaluate.journey import Contender, Journey, passes_of
 from ..evaluate.metrics import copies_metric
 from ..evaluate.scene import Passes, Scene
+from ..params import Params
 
 if TYPE_CHECKING:
     from ..certify.certificate import Certificate
     from ..certify.recounted import Recounted
+    from ..solve import Made
     from ..task import Task
 
 
@@ -64,6 +66,7 @@ class Strategy:
     #: The outcome depends on the steps, the profile and the links, not on the fitted units alone
     by_steps: ClassVar[bool] = False
     moves_samples: ClassVar[bool] = False  #: Samples may be re-homed, and are counted one by one
+    uses: ClassVar[frozenset[str]] = frozenset({"decode", "prefill", "training"})  #: What it can serve
     by_loads: ClassVar[bool] = False  #: The loads of experts are enough, as a trace in count form has them
 
     def check(self, task: "Task") -> None:
@@ -80,6 +83,22 @@ class Strategy:
     def solve(self, task: "Task") -> Solution:
         """Decide by the fitted part of a task; UsageError and InputError say what it asks for, or lacks."""
         raise NotImplementedError
+
+    def make(self, task: "Task") -> "Made":
+        """The plan of a task with its sidecars, judged."""
+        from ..solve import decide, judge
+
+        return judge(decide(task))
+
+    def variants(self) -> Sequence[Params]:
+        """The parameters that auto tries."""
+        from .registry import STRATEGIES
+
+        return (STRATEGIES[self.name].params(),)
+
+    def settled(self, params: Params, plan: Plan) -> Params:
+        """The parameters with what was chosen by trying, so that the same is decided again on more samples."""
+        return params
 
     def own(self, task: "Task", journey: Journey) -> Journey:
         """Journey of the plan for this solve; netmoe asks for bounds of the fitted steps."""
@@ -111,6 +130,10 @@ class Strategy:
     def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
         """Remarks on the judging part, the most important first."""
         return iter(())
+
+    def table(self, plan: Plan, part: Part) -> Table | None:
+        """The table beside today, where it is not of the plan's contenders."""
+        return None
 
     def sections(self, plan: Plan, width: int) -> Iterator[Section]:
         """Sections on the strategy in a plan's document, for a screen of `width` characters."""

@@ -46,6 +46,7 @@ class Engine(Protocol):
     version: str  #: The one whose source was read for this
     replica_rule: str | None  #: How it chooses among an expert's replicas; None where it takes no placement
     file: str  #: The file of a directory that it is told of
+    carries: frozenset[str]  #: The decisions that its files carry
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The files of a plan, which will lie in `directory`.

@@ -57,6 +57,7 @@ class SGLang:
     version = "0.5.23"
     replica_rule: str | None = "static"
     file = "expert_location.json"
+    carries = frozenset({"placement"})
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The map of every hidden layer; dense ones hold expert i mod E in slot i."""

@@ -40,6 +40,7 @@ class TensorRTLLM:
     version = "1.3.0rc27"
     replica_rule: str | None = "round_robin"
     file = "moe_load_balancer.yaml"
+    carries = frozenset({"placement"})
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """Rows by hidden layer; MTP layers that were not planned hold expert i mod E in slot i."""

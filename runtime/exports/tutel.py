@@ -31,6 +31,7 @@ class Tutel:
     version = "ac0e51b"
     replica_rule: str | None = None
     file = "degrees.json"
+    carries = frozenset({"pipeline"})
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The degrees, and the line that hands them to each layer."""

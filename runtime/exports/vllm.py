@@ -65,6 +65,7 @@ class VLLM:
     version = "0.33.0"
     replica_rule: str | None = "even"
     file = "expert_map.json"
+    carries = frozenset({"placement"})
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The rows, the plugin's module and the distribution that names it."""
@@ -116,6 +117,7 @@ class VLLMAscend:
     version = "06c3fc8"
     replica_rule: str | None = "static"
     file = "expert_map.json"
+    carries = frozenset({"placement"})
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The experts of every device of every MoE layer."""

@@ -4,6 +4,8 @@ Legend: B steps; L MoE layers; E experts; D devices.
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
 from ...options import Candidate, EvaluationOptions, Member, PlacementOptions, Redundancy, TimedMetric
+from ...params import Params
 from ...task import Task
 from ..placement import PlacementStrategy, check_goal, check_groups, stated_placement
 from ..strategy import Again, Solution
@@ -48,6 +51,15 @@ class Eplb(PlacementStrategy):
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Balance, which is what it makes."""
         return BALANCE
+
+    def variants(self) -> Sequence[Params]:
+        """One slot an expert, and as many replicas as serve."""
+        return EplbParams(), EplbParams(redundant="auto")
+
+    def settled(self, params: Params, plan: Plan) -> Params:
+        """The number of replicas that was chosen."""
+        weighed = PlacementOptions.of(plan).redundancy
+        return params if weighed is None else replace(EplbParams.of(params), redundant=weighed.chosen.redundant)
 
     def place(self, counts: Counts, task: Task, slots: Ints) -> PlacementResult:
         """Place by steps where recorded ones differ by more than chance, else by all loads together."""

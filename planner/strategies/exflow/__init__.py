@@ -1,7 +1,7 @@
 """ExFlow: experts that follow each other, or serve the same tokens, live together."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from ....errors import UsageError
 from ...params import HOW, WHOLE, PlacementParams, flag
@@ -41,6 +41,10 @@ class ExflowParams(PlacementParams):
         at_most=1e18,
         expected="1 token or more, below 1e18, beside --from",
     )
+
+    def within(self, limit_s: float) -> Self:
+        """The same with a shorter search."""
+        return replace(self, time_limit_s=min(self.time_limit_s, limit_s))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,6 +37,7 @@ class Netmoe(Strategy):
     dispatch_models = ("migrating",)
     beside = frozenset({"placement", "pipeline"})
     by_steps = True
+    uses = frozenset({"prefill", "training"})
     pays_from = PAYS_FROM
     moves_samples = True
     recheck = staticmethod(recheck)

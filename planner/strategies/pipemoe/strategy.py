@@ -35,6 +35,7 @@ class Pipemoe(Strategy):
     decides = "pipeline"
     beside = frozenset({"placement"})
     by_steps = True
+    uses = frozenset({"prefill", "training"})
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)

@@ -1,0 +1,264 @@
+"""Auto: every strategy alone, the best ones with others on top, each part in turn replaced until nothing gains.
+
+Candidates are decided by one part of the fitted units and compared on the rest of these, all in percent of what today's
+step takes there; without seconds, of today's load on the busiest device. The best one is solved anew on all fitted
+units and judged, as every plan, on those held out. What adds less than 1 % is left out.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ....errors import MoeplanError, UsageError
+from ....runtime.decisions import TRAINED, DispatchModel
+from ....runtime.exports import ENGINES
+from ....runtime.plan import Plan
+from ...evaluate.evaluate import MATTERS, Evaluated, evaluate, verdict
+from ...evaluate.journey import Contender
+from ...evaluate.metrics import BALANCE
+from ...evaluate.price import STEP
+from ...options import AutoOptions, Tried
+from ...params import Params
+from ...task import Task
+from ..registry import STRATEGIES, strategy
+from ..strategy import Strategy
+from . import AutoParams
+from .sections import remarks, table
+
+if TYPE_CHECKING:
+    from ...solve import Decided, Made
+
+BEAM = 2  # candidates that others are put on top of
+SHARE = 0.25  # of the time limit, for one solve
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A strategy under a dispatch model, with its parameters."""
+
+    strategy: Strategy
+    dispatch_model: DispatchModel
+    params: Params
+
+    @property
+    def name(self) -> str:
+        """Name on a screen."""
+        replicas = getattr(self.params, "redundant", 0)
+        dispatch = f", {self.dispatch_model}" if len(self.strategy.dispatch_models) > 1 else ""
+        return f"{self.strategy.name}{dispatch}{f', {replicas} replicas' if replicas else ''}"
+
+
+Parts = tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """Parts decided one on top of the other, and their gain over today on the inner split."""
+
+    parts: Parts
+    decided: "Decided"
+    gain: float  #: A share of what today has
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Order of preference, the best first: what gains, in whole percents, then what needs least."""
+        placement = self.decided.plan.placement
+        slots = 0 if placement is None else placement.num_slots
+        return (-(self.gain // MATTERS), len(self.parts), slots, -self.gain)
+
+
+class Auto(Strategy):
+    """The strategies together."""
+
+    name = "auto"
+    dispatch_models = ("standard", "coherent", "migrating")
+    remarks = staticmethod(remarks)
+    table = staticmethod(table)
+
+    def variants(self) -> Sequence[Params]:
+        """None: it is no part of itself."""
+        return ()
+
+    def check(self, task: Task) -> None:
+        """Refuse a base and a plan in force."""
+        for name, path in (("--on", task.request.on), ("--from", task.request.previous)):
+            if path is not None:
+                raise UsageError(f"{name} without --strategy; say which strategy adds to that plan, or replaces it")
+
+    def make(self, task: Task) -> "Made":
+        """The best plan for a task; UsageError where no strategy can plan for it."""
+        search = Search(task, AutoParams.of(task.params))
+        search.run()
+        return search.made()
+
+
+@dataclass(eq=False)
+class Search:
+    """The candidates of a task."""
+
+    task: Task
+    params: AutoParams
+    tried: dict[Parts, Candidate] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  #: Why parts could not be tried, by name
+    stopped: bool = False  #: By Ctrl-C
+    started: float = field(default_factory=time.perf_counter)
+
+    def run(self) -> None:
+        """Try every part alone, the best ones with others on top, then other parts in place of each."""
+        try:
+            for part in self.parts():
+                self.attempt((part,))
+            while self.ranked() and self.gains((*self.grown(), *self.replaced())):
+                pass
+        except KeyboardInterrupt:
+            if not self.tried:
+                raise
+            self.stopped = True
+        if not self.tried:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
+            raise UsageError(f"no strategy can plan by this: {reasons or '--time-limit is too short'}")
+
+    def parts(self) -> Iterator[Part]:
+        """Parts that the use, the engine and the dispatch model asked for allow."""
+        asked, use, engine = self.task.request.dispatch_model, self.task.use, self.params.engine
+        for chosen in map(strategy, STRATEGIES):
+            for model, params in itertools.product(chosen.dispatch_models, chosen.variants()):
+                part = Part(chosen, model, params)
+                if use and (use not in chosen.uses or (use == "training" and model not in TRAINED)):
+                    self.refused[part.name] = f"not for {use}"
+                elif engine and (chosen.decides not in ENGINES[engine].carries or model != "standard"):
+                    self.refused[part.name] = f"{engine} does not carry it out"
+                elif asked in (None, model):
+                    yield part
+
+    def ranked(self) -> list[Candidate]:
+        """The candidates, the best first."""
+        return sorted({one.parts: one for one in self.tried.values()}.values(), key=lambda one: one.rank)
+
+    def gains(self, others: Sequence[Parts]) -> bool:
+        """Attempt some; whether one of them is better than all before."""
+        before = self.ranked()[0].rank
+        for parts in others:
+            self.attempt(parts)
+        return self.ranked()[0].rank < before
+
+    def grown(self) -> Iterator[Parts]:
+        """The best candidates with one part more on top."""
+        for candidate, part in itertools.product(self.ranked()[:BEAM], self.parts()):
+            plan, chosen = candidate.decided.plan, part.strategy
+            beside = {*plan.decisions.names} <= chosen.beside and chosen.decides not in plan.decisions.names
+            if beside and plan.dispatch_model != "coherent":
+                yield (*candidate.parts, part)
+
+    def replaced(self) -> Iterator[Parts]:
+        """The best candidate with another part in place of each of several."""
+        parts = self.ranked()[0].parts
+        for at, other in itertools.product(range(len(parts)), self.parts()):
+            if len(parts) > 1 and other.strategy.decides == parts[at].strategy.decides:
+                yield (*parts[:at], other, *parts[at + 1 :])
+
+    def attempt(self, parts: Parts) -> None:
+        """Decide the last part on top of the others and compare it with today; what cannot be decided is refused."""
+        name, before = named(parts), parts[:-1]
+        if parts in self.tried or name in self.refused:
+            return
+        if before and before not in self.tried:
+            self.attempt(before)
+        limit = self.params.time_limit_s
+        if (before and before not in self.tried) or (limit and time.perf_counter() - self.started > limit):
+            return
+        self.task.say(f"trying {name}")
+        base = self.tried[before] if before else None
+        try:
+            candidate = self.judged((*(base.parts if base else ()), parts[-1]), base)
+        except MoeplanError as error:
+            self.refused[name] = str(error)
+            return
+        self.tried |= {parts: candidate, candidate.parts: self.tried.get(candidate.parts, candidate)}
+
+    def judged(self, parts: Parts, base: Candidate | None) -> Candidate:
+        """The candidate of these parts, the last not yet decided; InputError where nothing is gained or lost."""
+        from ...solve import decide
+
+        part = parts[-1]
+        decided = decide(self.task_of(part, base.decided if base else None, inner=True))
+        evaluated = judged_beside_today(decided)
+        metric = STEP if all(STEP in one.value for one in evaluated.judged.values()) else BALANCE
+        share = verdict(evaluated, metric).share
+        settled = replace(part, params=part.strategy.settled(part.params, decided.plan))
+        return Candidate((*parts[:-1], settled), decided, share.value if share else 0.0)
+
+    def task_of(self, part: Part, base: "Decided | None", *, inner: bool) -> Task:
+        """The task of a part on top of what was decided, in the same steps as all others."""
+        limit, (plan, files) = self.params.time_limit_s, (base.plan, base.sidecars) if base else (None, {})
+        request = replace(
+            self.task.request.sized(self.task.size),
+            strategy=part.strategy.name,
+            params=part.params if limit is None else part.params.within(SHARE * limit),
+            dispatch_model=part.dispatch_model,
+        )
+        task = Task(request, part.strategy, plan, part.dispatch_model, self.task.say, inner=inner, base_files=files)
+        part.strategy.check(task)
+        return task
+
+    def made(self) -> "Made":
+        """The best candidate solved anew on all that is fitted, beside all others on what is held out."""
+        from ...solve import Made, decide, judge
+
+        best = self.ranked()[0]
+        rows = [self.row(candidate) for candidate in self.ranked()]
+        self.task.say(f"solving {named(best.parts)} on all fitted samples")
+        decided: Decided | None = None
+        for part in best.parts:
+            decided = decide(self.task_of(part, decided, inner=False))
+        assert decided is not None
+        plan, sidecars = (made := judge(decided)).plan, made.sidecars
+        assert plan.evaluation is not None
+        ours, today, *_ = plan.evaluation.judging.contenders
+        rows[0] = rows[0].model_copy(
+            update={
+                "share": plan.verdict and plan.verdict.share,
+                "metrics": {name: one.value for name, one in ours.metrics.items()},
+                "today": {name: one.value for name, one in today.metrics.items()},
+            }
+        )
+        own = AutoOptions(engine=self.params.engine, tried=tuple(rows), refused=self.refused, interrupted=self.stopped)
+        options = {**plan.options, "auto": own.model_dump(mode="json")}
+        return Made(Plan.model_validate(plan.model_copy(update={"options": options}).model_dump()), sidecars)
+
+    def row(self, candidate: Candidate) -> Tried:
+        """A candidate, as decided on the inner split, on what is held out."""
+        before = candidate.parts[:-1]
+        base = self.tried[before].decided if before else None
+        task = self.task_of(candidate.parts[-1], base, inner=False)
+        evaluated = judged_beside_today(replace(candidate.decided, task=task))
+        ours, today = (one.value for one in evaluated.judged.values())
+        metric = STEP if STEP in ours and STEP in today else BALANCE
+        return Tried(
+            parts=tuple(part.name for part in candidate.parts),
+            dispatch_model=candidate.decided.plan.dispatch_model,
+            inner=candidate.gain,
+            share=verdict(evaluated, metric).share,
+            metrics=ours,
+            today=today,
+        )
+
+
+def judged_beside_today(decided: "Decided") -> Evaluated:
+    """A decided plan and today on the part that judges alone."""
+    from ...solve import contenders
+
+    task = decided.task
+    rows: list[Contender] = contenders(task, decided.plan, decided.sidecars)[:2]
+    scenes = [(weight, replace(scene, cohorts=scene.cohorts[-1:])) for weight, scene in task.scenes]
+    return evaluate(scenes, rows, replay=task.replay)
+
+
+def named(parts: Parts) -> str:
+    """Name of several parts on a screen."""
+    return " + ".join(part.name for part in parts)
+
+
+STRATEGY = Auto()
