@@ -60,13 +60,9 @@ class Decided:
     """A decision of a task with its evidence, and the plan that holds it, not judged yet."""
 
     task: Task
-    solution: Solution
     plan: Plan
-
-    @property
-    def sidecars(self) -> Mapping[str, bytes]:
-        """Files that the plan's decisions name, name to contents."""
-        return {**self.task.base_files, **self.solution.sidecars}
+    solution: Solution
+    sidecars: Mapping[str, bytes]  #: Files that the plan's decisions name, name to contents
 
 
 def decide(task: Task) -> Decided:
@@ -83,7 +79,7 @@ def decide(task: Task) -> Decided:
         options=_options(task, solution, None),
         outcome={**_kept_outcomes(task, inputs), chosen.decides: solution.outcome},
     )
-    return Decided(task, solution, plan)
+    return Decided(task, plan, solution, {**task.base_files, **solution.sidecars})
 
 
 def judge(decided: Decided) -> Made:
@@ -120,8 +116,8 @@ def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric:
     return tuple(gains)
 
 
-def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Contender]:
-    """The plan, what it is judged beside, and today; errors as in `journey_of`."""
+def plan_and_today(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Contender]:
+    """The plan and what runs today; errors as in `journey_of`."""
 
     def read(file: SidecarFile) -> bytes:
         if file.file in sidecars:
@@ -130,8 +126,14 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
         return file.read(task.request.on.parent)
 
     journey = task.strategy.own(task, journey_of(plan, read))
-    usual = today(plan.model, plan.cluster, journey.placement.slots)
-    rows = [Contender("plan", journey), usual, contiguous_in(journey.placement.slots, plan.model, plan.cluster)]
+    return [Contender("plan", journey), today(plan.model, plan.cluster, journey.placement.slots)]
+
+
+def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Contender]:
+    """The plan, today, and what else it is judged beside; errors as in `journey_of`."""
+    rows = plan_and_today(task, plan, sidecars)
+    journey = rows[0].journey
+    rows.append(contiguous_in(journey.placement.slots, plan.model, plan.cluster))
     rows += task.strategy.rivals(task, plan, journey)
     by_label = dict[str, Contender]()
     for one in rows:

@@ -4,10 +4,10 @@ Legend: U units; B steps; L MoE layers; E experts.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
-from .evaluate.scene import Scene
+from .evaluate.scene import Passes, Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .evaluate.steps import FEW, StepSize, Use, use_of, usual_size
 from .evaluate.traffic import walk_samples
@@ -33,6 +33,8 @@ from .params import Params
 from .request import Request
 from .strategies.strategy import Strategy
 
+T = TypeVar("T")
+Index = TypeVar("Index", UnitIndex, SampleIndex)
 INNER = 0.5  # of the fitted units, that decide where candidates are compared on the others
 
 
@@ -53,6 +55,7 @@ class Task:
     #: Whether a part of the fitted units decides and the rest of these judges, as where candidates are compared
     inner: bool = False
     base_files: Mapping[str, bytes] = field(default_factory=dict)  #: Files of a base that is in no folder yet
+    shared: dict[Hashable, Any] = field(default_factory=dict, repr=False)  #: What tasks on the same traces have read
 
     @property
     def moves_samples(self) -> bool:
@@ -67,7 +70,7 @@ class Task:
     @cached_property
     def source(self) -> Trace | CountTrace:
         """The trace, of either form; MismatchError unless its model is that of the base and of the plan in force."""
-        trace = open_any(self.request.trace)
+        trace = self._once(("source",), lambda: open_any(self.request.trace))
         if self.base is not None:
             check_model(self.request.on, self.base.model, trace)
         if self.previous is not None:
@@ -94,16 +97,26 @@ class Task:
     @cached_property
     def units(self) -> UnitIndex:
         """The units of the trace."""
-        self.say("reading the trace")
-        return index_units(self.source, phases=self.request.phases or None)
+        return self._once(("units",), lambda: self._indexed(index_units))
 
     @cached_property
     def index(self) -> UnitIndex | SampleIndex:
         """Units of the split and of resampling: the trace's own, or its samples where they may be re-homed."""
         if not self.moves_samples:
             return self.units
+        return self._once(("samples",), lambda: self._indexed(index_samples))
+
+    def _indexed(self, how: Callable[..., Index]) -> Index:
         self.say("reading the trace")
-        return index_samples(self.source, phases=self.request.phases or None)
+        return how(self.source, phases=self.request.phases or None)
+
+    def _once(self, key: tuple[Hashable, ...], read: Callable[[], T]) -> T:
+        """What tasks read of a trace, once for all of them."""
+        key = (self.request.trace, *key)
+        if key not in self.shared:
+            self.shared[key] = read()
+        known: T = self.shared[key]
+        return known
 
     @cached_property
     def _fitted(self) -> Bools:
@@ -152,6 +165,10 @@ class Task:
     @cached_property
     def scene(self) -> Scene:
         """Setting in which contenders are judged: on the fitted units, then on those held out where there are any."""
+        passes = self.strategy.passes(self)
+        return self._once(("scene", self.moves_samples, self.inner, self.size, passes), lambda: self._scene(passes))
+
+    def _scene(self, passes: Passes | None) -> Scene:
         request, fitted_U, judging_U = self.request, self.fitted, self.judging
         return Scene.of(
             self.source,
@@ -162,7 +179,7 @@ class Task:
             profile=None if request.profile is None else load_profile(request.profile),
             seed=request.seed,
             phases=request.phases,
-            passes=self.strategy.passes(self),
+            passes=passes,
             linked=fitted_U,
             counter=self.counter,
         )

@@ -165,7 +165,7 @@ def seconds_names(plan: Plan, one: Contender) -> set[str]:
             f" {', '.join(PARTS)} once"
         )
     cluster, passes = plan.cluster, passes_of(plan)
-    if passes is not None and plan.model.copy_bytes is None:
+    if plan.decisions.pipeline is not None and plan.model.copy_bytes is None:
         raise CertificationError(
             "chunks are timed, but the model has no hidden_size or dtype_bytes; expected both; re-run moeplan solve"
         )

@@ -22,10 +22,10 @@ from ...solvers.netmoe import METHODS
 from ...solvers.placement import Placement, slots_for
 from ...solvers.replicas import ReplayRule
 from ...traces.model import ModelSpec
-from ..options import PipelineOptions
+from ..options import EvaluationOptions, PipelineOptions
 from .chunks import Cuts
 from .homes import HomeRule, Rehoming
-from .scene import Passes
+from .scene import BACKWARD, Passes
 
 TODAY = "contiguous/standard"  # the label of what runs without a plan
 ReadSidecar = Callable[[SidecarFile], bytes]
@@ -97,11 +97,12 @@ def journey_of(plan: Plan, read: ReadSidecar) -> Journey:
 
 
 def passes_of(plan: Plan) -> Passes | None:
-    """The passes of a step under a plan that cuts layers into chunks; None under others."""
-    if plan.decisions.pipeline is None:
-        return None
-    options = PipelineOptions.of(plan)
-    return Passes(options.backward, options.full_duplex)
+    """The passes of a step under a plan that cuts layers into chunks, or is for training; None under others."""
+    if plan.decisions.pipeline is not None:
+        options = PipelineOptions.of(plan)
+        return Passes(options.backward, options.full_duplex)
+    trained = "evaluation" in plan.options and EvaluationOptions.of(plan).use == "training"
+    return Passes(BACKWARD, full_duplex=False) if trained else None
 
 
 def today(model: ModelSpec, cluster: Cluster, slots: Ints | None = None) -> Contender:

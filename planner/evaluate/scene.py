@@ -15,10 +15,12 @@ from .splits import Cohort, SampleIndex, UnitIndex
 from .steps import StepSize
 from .traffic import Counter, SampleCounts
 
+BACKWARD = 2.0  # the gradients of inputs and of weights are two products for each of forward
+
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The passes of a step whose MoE layers are cut into chunks."""
+    """The passes of a step in training, or of one whose MoE layers are cut into chunks."""
 
     backward: float  #: How many times as long as forward the experts compute backward; 0 without a backward pass
     full_duplex: bool  #: Whether dispatch and combine do not share a channel (`solvers.pipemoe.seconds.layer_seconds`)

@@ -13,7 +13,7 @@ from ..document import Section, Table
 from ..evaluate.evaluate import Evaluated
 from ..evaluate.journey import Contender, Journey, passes_of
 from ..evaluate.metrics import copies_metric
-from ..evaluate.scene import Passes, Scene
+from ..evaluate.scene import BACKWARD, Passes, Scene
 from ..params import Params
 
 if TYPE_CHECKING:
@@ -73,8 +73,10 @@ class Strategy:
         """Refuse a task that cannot be solved, before anything is read."""
 
     def passes(self, task: "Task") -> Passes | None:
-        """The passes of a step whose layers are cut into chunks: the base's; None where it cuts none."""
-        return None if task.base is None else passes_of(task.base)
+        """The passes of a step: the base's where it cuts layers into chunks, both in training, else None."""
+        if task.base is not None and task.base.decisions.pipeline is not None:
+            return passes_of(task.base)
+        return Passes(BACKWARD, full_duplex=False) if task.use == "training" else None
 
     def count(self, task: "Task") -> Counts:
         """Counts of the fitted units, from which placements are made."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ....runtime.plan import Part, Plan
 from ...document import Column, Table
 from ...evaluate.evaluate import MATTERS
-from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, TAIL
+from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, MOE, TAIL
 from ...evaluate.price import IDEAL, STEP
 from ...figures import TimeUnit
 from ...options import AutoOptions, Tried
@@ -24,14 +24,9 @@ def table(plan: Plan, part: Part) -> Table:
     options = AutoOptions.of(plan)
     today = options.tried[0].today
     metric = STEP if all(STEP in one.metrics and STEP in one.today for one in options.tried) else BALANCE
-    rows = sorted(
-        [
-            (one.name + (" (plan)" if one is options.tried[0] else ""), _share(one, metric), one.metrics)
-            for one in options.tried
-        ]
-        + [("today", 1.0, today)],
-        key=lambda row: row[1],
-    )[:MOST_ROWS]
+    best, *others = [(one.name, _share(one, metric), one.metrics) for one in options.tried]
+    others = sorted(others, key=lambda row: row[1])[: MOST_ROWS - 2]
+    rows = sorted([(f"{best[0]} (plan)", *best[1:]), *others, ("today", 1.0, today)], key=lambda row: row[1])
     columns = [Column("", [name for name, _, _ in rows])]
     if metric == STEP:
         seconds = [share * today[STEP] for _, share, _ in rows]
@@ -40,7 +35,9 @@ def table(plan: Plan, part: Part) -> Table:
     columns.append(Column("% of today", [f"{100 * share:.0f}" for _, share, _ in rows]))
     if metric == STEP and IDEAL in today:
         ideal = today[IDEAL] / today[STEP]
-        columns.append(Column("% of ideal", [f"{100 * ideal / share:.0f}" if share else "-" for _, share, _ in rows]))
+        whole = [share and MOE not in metrics for _, share, metrics in rows]
+        shares = [f"{100 * ideal / share:.0f}" if one else "-" for one, (_, share, _) in zip(whole, rows, strict=True)]
+        columns.append(Column("% of ideal", shares))
     columns.append(Column("balance (p95)", [_balance(metrics) for _, _, metrics in rows]))
     copies = [metrics.get(COPIES) for _, _, metrics in rows]
     columns.append(Column("copies/token", ["-" if one is None else f"{one:.2f}" for one in copies]))

@@ -6,6 +6,7 @@ units and judged, as every plan, on those held out. What adds less than 1 % is l
 """
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from ...solve import Decided, Made
 
 BEAM = 2  # candidates that others are put on top of
-SHARE = 0.25  # of the time limit, for one solve
+TRIAL_S = 5.0  # of a search, of a candidate
+SHARE = 0.25  # of the time limit, at most, for a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,9 @@ class Search:
             raise UsageError(f"no strategy can plan by this: {reasons or '--time-limit is too short'}")
 
     def parts(self) -> Iterator[Part]:
-        """Parts that the use, the engine and the dispatch model asked for allow."""
+        """Parts that the use, the engine and the dispatch model asked for allow; those that search long come last."""
         asked, use, engine = self.task.request.dispatch_model, self.task.use, self.params.engine
-        for chosen in map(strategy, STRATEGIES):
+        for chosen in sorted(map(strategy, STRATEGIES), key=searches):
             for model, params in itertools.product(chosen.dispatch_models, chosen.variants()):
                 part = Part(chosen, model, params)
                 if use and (use not in chosen.uses or (use == "training" and model not in TRAINED)):
@@ -132,6 +134,11 @@ class Search:
                     self.refused[part.name] = f"{engine} does not carry it out"
                 elif asked in (None, model):
                     yield part
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return time.perf_counter() - self.started
 
     def ranked(self) -> list[Candidate]:
         """The candidates, the best first."""
@@ -145,19 +152,21 @@ class Search:
         return self.ranked()[0].rank < before
 
     def grown(self) -> Iterator[Parts]:
-        """The best candidates with one part more on top."""
-        for candidate, part in itertools.product(self.ranked()[:BEAM], self.parts()):
-            plan, chosen = candidate.decided.plan, part.strategy
-            beside = {*plan.decisions.names} <= chosen.beside and chosen.decides not in plan.decisions.names
-            if beside and plan.dispatch_model != "coherent":
-                yield (*candidate.parts, part)
+        """The best candidates with one part more on top, of those that gain alone."""
+        for candidate, part in itertools.product(self.ranked()[:BEAM], self.gaining()):
+            yield (*candidate.parts, part)
 
     def replaced(self) -> Iterator[Parts]:
         """The best candidate with another part in place of each of several."""
         parts = self.ranked()[0].parts
-        for at, other in itertools.product(range(len(parts)), self.parts()):
+        for at, other in itertools.product(range(len(parts)), self.gaining()):
             if len(parts) > 1 and other.strategy.decides == parts[at].strategy.decides:
                 yield (*parts[:at], other, *parts[at + 1 :])
+
+    def gaining(self) -> list[Part]:
+        """The parts that gain alone."""
+        alone = (one for one in self.ranked() if len(one.parts) == 1)
+        return [one.parts[0] for one in alone if one.gain >= MATTERS]
 
     def attempt(self, parts: Parts) -> None:
         """Decide the last part on top of the others and compare it with today; what cannot be decided is refused."""
@@ -166,11 +175,10 @@ class Search:
             return
         if before and before not in self.tried:
             self.attempt(before)
-        limit = self.params.time_limit_s
-        if (before and before not in self.tried) or (limit and time.perf_counter() - self.started > limit):
+        base, limit = self.tried.get(before), self.params.time_limit_s
+        if (before and not (base and stands_on(parts[-1], base))) or (limit and self.elapsed_s > limit):
             return
         self.task.say(f"trying {name}")
-        base = self.tried[before] if before else None
         try:
             candidate = self.judged((*(base.parts if base else ()), parts[-1]), base)
         except MoeplanError as error:
@@ -192,14 +200,23 @@ class Search:
 
     def task_of(self, part: Part, base: "Decided | None", *, inner: bool) -> Task:
         """The task of a part on top of what was decided, in the same steps as all others."""
-        limit, (plan, files) = self.params.time_limit_s, (base.plan, base.sidecars) if base else (None, {})
+        plan, files = (base.plan, base.sidecars) if base else (None, {})
+        limit_s = SHARE * (self.params.time_limit_s or math.inf)
         request = replace(
             self.task.request.sized(self.task.size),
             strategy=part.strategy.name,
-            params=part.params if limit is None else part.params.within(SHARE * limit),
+            params=part.params.within(min(limit_s, TRIAL_S) if inner else limit_s),
             dispatch_model=part.dispatch_model,
         )
-        task = Task(request, part.strategy, plan, part.dispatch_model, self.task.say, inner=inner, base_files=files)
+        task = replace(
+            self.task,
+            request=request,
+            strategy=part.strategy,
+            base=plan,
+            base_files=files,
+            dispatch_model=part.dispatch_model,
+            inner=inner,
+        )
         part.strategy.check(task)
         return task
 
@@ -248,12 +265,24 @@ class Search:
 
 def judged_beside_today(decided: "Decided") -> Evaluated:
     """A decided plan and today on the part that judges alone."""
-    from ...solve import contenders
+    from ...solve import plan_and_today
 
     task = decided.task
-    rows: list[Contender] = contenders(task, decided.plan, decided.sidecars)[:2]
+    rows: list[Contender] = plan_and_today(task, decided.plan, decided.sidecars)
     scenes = [(weight, replace(scene, cohorts=scene.cohorts[-1:])) for weight, scene in task.scenes]
     return evaluate(scenes, rows, replay=task.replay)
+
+
+def stands_on(part: Part, base: Candidate) -> bool:
+    """Check whether a part may be decided beside what a candidate decides."""
+    plan, chosen = base.decided.plan, part.strategy
+    decided = {*plan.decisions.names}
+    return decided <= chosen.beside and chosen.decides not in decided and plan.dispatch_model != "coherent"
+
+
+def searches(chosen: Strategy) -> bool:
+    """Check whether a strategy searches as long as it may."""
+    return any(one.within(0.5) != one for one in chosen.variants())
 
 
 def named(parts: Parts) -> str:

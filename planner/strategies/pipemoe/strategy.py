@@ -11,7 +11,7 @@ from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cuts, Pipeline, capacity
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import STEP
-from ...evaluate.scene import Passes, Scene
+from ...evaluate.scene import BACKWARD, Passes, Scene
 from ...evaluate.tally import Tally
 from ...options import MAX_SECONDS, PipelineOptions
 from ...task import Task
@@ -21,7 +21,6 @@ from .degrees import BASELINES, DegreeTable, stages_of, tabulated, unequal
 from .recheck import recheck
 from .sections import remarks, sections
 
-BACKWARD = 2.0  # the gradients of inputs and of weights are two products for each of forward
 REMEDIES = {
     "the profile": "; join it with one that has, by moeplan profile --merge",
     "the model": "; say it at moeplan trace import",
