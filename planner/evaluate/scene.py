@@ -70,5 +70,7 @@ class Scene:
         cohorts = [
             index.cohort(part_U, num_devices=cluster.num_devices, samples_per_step=samples_per_step) for part_U in parts
         ]
-        costs = CostModel.of(profile, cluster, model, samples=index.kind == "sample", by_loads=by_loads)
+        costs = CostModel.of(
+            profile, cluster, model, samples=index.kind == "sample", queries=index.queries, by_loads=by_loads
+        )
         return cls(source, index, cohorts, cluster, model, costs, seed, phases, samples, passes)

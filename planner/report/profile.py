@@ -110,6 +110,8 @@ def _fitted(series: Series) -> tuple[str, str]:
     if fit is None:
         return "none", ""
     kind = fit.model.kind.removesuffix("_linear")
+    if kind == "roofline":
+        return kind, "not measured"
     held_out = fit.held_out.get(fit.model.kind)
     return kind, f"{held_out.median_error:.0%}, {held_out.worst_error:.0%}" if held_out else "untried"
 

@@ -14,6 +14,7 @@ from scipy.optimize import lsq_linear
 
 from moeplan.errors import InputError, UsageError
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.fits.experts import ExpertLaw
 from moeplan.profilers.fits.fit import Fit, HeldOut
 from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.fits.laws import MIN_SLOPE, AlphaBeta, AttentionLaw
@@ -201,12 +202,14 @@ def encoded(values: list[float]) -> str:
 SURFACE = Surface(axes=("m", "n"), knots=(1, 2), sites=((1,), (2,)), log_seconds=encoded([0.0, 1.0, 2.0, 3.0]))
 LINE, CURVE = AlphaBeta(a_s=1.0, b_s=1.0), Piecewise(works=(1.0, 2.0), seconds_at=(1.0, 2.0))
 LAW = AttentionLaw(start_s=1.0, projection_s=1.0, score_s=0.0)
+EXPERTS = ExpertLaw(start_s=1.0, weight_s=0.0, product_s=1.0, row_s=0.0)
 FIT = Fit(axes=("bytes",), model=LINE, alpha_beta=LINE, held_out={}, measured={"bytes": (1, 5)})
 WORST: dict[str, Any] = {"sizes": ((1,), (2,)), "errors": (0.2, 0.0)}
 HELD_OUT = HeldOut(num_sizes=2, median_error=0.1, p95_error=0.2, worst_error=0.2, **WORST)
 IMPOSSIBLE: list[tuple[Any, str, list[dict[str, Any]]]] = [
     (LINE, "alpha-beta", [{"a_s": -1e-9}, {"a_s": 0.0, "b_s": 0.0}, {"a_s": np.nan}, {"b_s": np.nan}]),
     (LAW, "attention", [{"start_s": -1e-9}, dict.fromkeys(("start_s", "projection_s"), 0.0), {"start_s": np.nan}]),
+    (EXPERTS, "experts", [{"weight_s": -1e-9}, {"start_s": 0.0, "product_s": 0.0}, {"row_s": np.nan}]),
     (CURVE, "piecewise", [{"works": (1.0,), "seconds_at": (1.0,)}, {"works": (2.0, 1.0)}, {"works": (0.0, 1.0)}]),
     (CURVE, "piecewise", [{"seconds_at": (2.0, 1.0)}, {"seconds_at": (1.0,)}]),
     (SURFACE, "surface", [{"knots": knots} for knots in ((1,), (2, 1), (-1, 1), tuple(range(200)))]),
