@@ -3,7 +3,6 @@
 Legend: N nodes; G devices a node; P ranks of a collective.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from ...traces.model import ModelSpec
 
 HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model that they are
 FFN = HIDDEN | {"ffn": "ffn_size"}
+WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
 COUNTS_ALONE = "counts do not say where tokens are"
 
 
@@ -47,7 +47,7 @@ class CostModel:
         model: ModelSpec,
         *,
         samples: bool,
-        queries: float = math.inf,
+        queries: float = WHOLE_SAMPLES,
         by_loads: bool = False,
     ) -> "CostModel | None":
         """The costs of a model; None without a profile and without links.
@@ -124,7 +124,7 @@ def _curve_of_two(
     profile: Profile | None,
     model: ModelSpec,
     *,
-    queries: float = math.inf,
+    queries: float = WHOLE_SAMPLES,
 ) -> _Part:
     """Curve of a case over two sizes; its other axes are `fixed` at sizes of the model, "grouped" at its least."""
     series = _series(profile, case, model)

@@ -42,7 +42,7 @@ class Roofline:
     memory_share: float
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "length", "hidden", "kv", "queries")
-    drawn_at: ClassVar[Mapping[str, int]] = {"batch": 1, "hidden": 4096, "kv": 8192, "queries": 2**20}  #: In pictures
+    drawn_at: ClassVar[Mapping[str, int]] = {"batch": 1, "hidden": 4096, "kv": 8192, "queries": 2**30}  #: In pictures
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     def __post_init__(self) -> None:

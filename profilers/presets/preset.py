@@ -137,7 +137,7 @@ def preset_of(tables: Profile, preset: Preset) -> Profile:
 
 
 def packed(profile: Profile) -> bytes:
-    """The bytes of a preset's file; equal profiles give equal bytes."""
+    """The bytes of a preset's file."""
     text = json.dumps(profile.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
     return gzip.compress(text.encode(), compresslevel=9, mtime=0)
 
@@ -154,4 +154,6 @@ def _rounded(fit: Fit) -> Fit:
 
 def _rounded_surface(surface: Surface) -> Surface:
     logs = np.frombuffer(base64.b64decode(surface.log_seconds), dtype="<f4")
-    return replace(surface, log_seconds=base64.b64encode((np.round(logs / STEP) * STEP).astype("<f4")).decode())
+    return replace(
+        surface, log_seconds=base64.b64encode((np.round(logs / STEP) * STEP).astype("<f4").tobytes()).decode()
+    )
