@@ -261,9 +261,10 @@ def test_experts_are_predicted_by_their_law_and_fewer_than_measured_read_fewer_w
     found = fitted(dict(zip(EXPERT_AXES, EXPERTS.T, strict=True)), expert_seconds(*EXPERTS.T[:4]))
     assert found.model.kind == "experts"
     assert found.held_out["experts"].median_error < found.held_out["surface"].median_error / 2
-    few = {"tokens": np.array([16, 256, 4096]), "experts": 1, "hidden": 2880, "ffn": 2880}
-    exact = expert_seconds(few["tokens"], *(np.array(few[axis]) for axis in EXPERT_AXES[1:4]))
-    prediction = found.predict(few | {"grouped": 1}, few["tokens"] * 3 * 2880**2)
+    tokens, one, side = np.array([16, 256, 4096]), np.array(1), np.array(2880)
+    exact = expert_seconds(tokens, one, side, side)
+    few = dict(zip(EXPERT_AXES, (tokens, one, side, side, one), strict=True))
+    prediction = found.predict(few, tokens * 3 * 2880**2)
     assert prediction.seconds == pytest.approx(exact, rel=0.1)
     assert prediction.extrapolated.all()
 

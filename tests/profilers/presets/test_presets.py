@@ -10,6 +10,7 @@ import pytest
 from moeplan.errors import UsageError
 from moeplan.profilers import profile as profiles
 from moeplan.profilers.description import on_cluster
+from moeplan.profilers.fits import fitting
 from moeplan.profilers.predictor import predict, predicted
 from moeplan.profilers.presets import PRESETS, load_preset
 from moeplan.profilers.presets.preset import DTYPES, TABLES, file_name, preset_of
@@ -144,15 +145,14 @@ def test_at_every_table_point_of_what_is_kept_a_preset_is_within_2_percent_of_th
     if not (folder / name).is_dir():
         pytest.skip(f"published tables absent: {folder / name}")
     sizes_of_fit: dict[int, Any] = {}
-    fit_arrays, fit_series = kernels.fit_arrays, collectives.fit_series
 
     def noted(size: Any, works: Any, seconds: Any) -> Any:
-        fit = fit_arrays(size, works, seconds)
+        fit = fitting.fit_arrays(size, works, seconds)
         sizes_of_fit[id(fit)] = size
         return fit
 
     def noted_series(case: Any, ranks: int, measurements: Any) -> Any:
-        fit = fit_series(case, ranks, measurements)
+        fit = fitting.fit_series(case, ranks, measurements)
         sizes_of_fit[id(fit)] = {"bytes": np.array([one.size["bytes"] for one in measurements])}
         return fit
 
