@@ -26,6 +26,7 @@ from moeplan.profilers.series import Series
 from moeplan.profilers.topology import Topology
 from tests.builders import known, measured_profile, series
 from tests.planner import makers
+from tests.profilers.tables.test_read_tables import NCCL, nccl, write
 
 COLLECTIVES = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
 DTYPES = ("uint8", "fp32", "bf16")
@@ -223,6 +224,20 @@ def test_a_preset_is_a_profile_of_the_cluster_asked_for_and_says_that_attention_
     assert "attention by a roofline, not measured" in done.stdout
     assert "roofline, not measured" in (tmp_path / "fits.html").read_text()
     assert done.stdout.splitlines()[-1].endswith("--profile h200.json")
+
+
+def test_tables_cluster_and_links_go_together_in_one_command(moeplan: Any, tmp_path: Path) -> None:
+    write(tmp_path / "data", NCCL, nccl())
+    words = ("--from-tables", "data", "--system", "x100", "--cluster", "2x4", "--link", "inter=50:5")
+    moeplan("profile", *words, "-o", "net.json", cwd=tmp_path)
+    placed = load(tmp_path / "net.json")
+    assert (str(placed.cluster), placed.link_origins) == ("2x4", {"intra": 0, "inter": 1})
+    assert placed.cluster.links["inter"].s_per_byte == pytest.approx(1 / 50e9)
+    assert {"all_to_all/uint8@4/intra", "all_gather/uint8@4/intra"} & {*placed.series}
+    moeplan("profile", *words, "--link", "intra=100:2", "-o", "given.json", cwd=tmp_path)
+    given = load(tmp_path / "given.json")
+    assert given.cluster.links["intra"].s_per_byte == pytest.approx(1 / 100e9)
+    assert not [key for key in given.series if key.endswith("/intra")]
 
 
 def test_the_list_of_presets_names_gpu_memory_node_dtypes_and_source(moeplan: Any, tmp_path: Path) -> None:

@@ -71,27 +71,29 @@ def test_no_coefficient_is_negative_where_times_fall() -> None:
     assert min(found.start_s, found.projection_s, found.score_s) >= 0
 
 
+def roofline_s(batch: float, length: float, hidden: float, kv: float, queries: float) -> float:
+    values = (np.array([float(value)]) for value in (batch, length, hidden, kv, queries))
+    batch_Q, length_Q, hidden_Q, kv_Q, queries_Q = values
+    return float(ROOFLINE.seconds(batch_Q, length_Q, hidden_Q, kv_Q, queries_Q)[0])
+
+
 def test_the_roofline_of_whole_sequences_is_the_work_of_the_case_at_the_rate_that_is_reached() -> None:
     size = {"batch": 8, "length": 2048, "hidden": 4096}
-    seconds = ROOFLINE.seconds(
-        *(np.array([float(size[axis])]) for axis in size), np.array([8192.0]), np.array([2048.0])
-    )
-    assert seconds == pytest.approx([2 * CASES["attention"].work(size, 1) / 0.5e15])
+    seconds = roofline_s(size["batch"], size["length"], size["hidden"], 8192, 2048)
+    assert seconds == pytest.approx(2 * CASES["attention"].work(size, 1) / 0.5e15)
 
 
 def test_the_roofline_of_tokens_decoded_one_a_step_reads_the_keys_and_values_of_every_context() -> None:
     tokens, position, kv = 64, 3000, 1024
     length = 2 * position + 1  # as `solvers.seconds` has it
-    asked = [np.array([value]) for value in (tokens / length, float(length), 4096.0, float(kv), 1.0)]
     read = 4096 * (2 * 4096 + kv) + 2 * tokens * 4096 + tokens * kv + tokens * (position + 1) * kv
-    assert ROOFLINE.seconds(*asked) == pytest.approx([2 * read / 2e12])
-    shared = ROOFLINE.seconds(*asked[:4], np.array([float(tokens)]))  # all of one sequence: its context is read once
-    assert shared[0] < 0.3 * 2 * read / 2e12
+    assert roofline_s(tokens / length, length, 4096, kv, 1) == pytest.approx(2 * read / 2e12)
+    shared_s = roofline_s(tokens / length, length, 4096, kv, tokens)  # all of one sequence: its context is read once
+    assert shared_s < 0.3 * 2 * read / 2e12
 
 
 def test_attention_of_no_tokens_reads_the_weights() -> None:
-    asked = [np.array([value]) for value in (0.0, 1.0, 1024.0, 512.0, 0.0)]
-    assert ROOFLINE.seconds(*asked) == pytest.approx([2 * 1024 * (2048 + 512) / 2e12])
+    assert roofline_s(0, 1, 1024, 512, 0) == pytest.approx(2 * 1024 * (2048 + 512) / 2e12)
 
 
 Kind = Literal["piecewise", "piecewise_linear"]
