@@ -87,14 +87,14 @@ def on_cluster(profile: Profile, cluster: str | None, links: Sequence[str] = ())
     UsageError
         A link is neither given nor measured: between nodes, or over so many devices a node.
     """
+    if cluster is None and not links:
+        return profile
     own = Cluster(profile.cluster.num_nodes, profile.cluster.devices_per_node)
     described = (own if cluster is None else _cluster(cluster)).linked(links)
     kept = {key: series for key, series in profile.series.items() if series.link not in described.links}
     measured = measured_links(described, kept)
     placed = replace(described, links={**measured, **described.links})
     _check_links(placed, profile)
-    if cluster is None and not links:
-        return profile
     given = " and ".join(([f"cluster {cluster}"] if cluster else []) + [f"link {link}" for link in links])
     return profile.model_copy(
         update={

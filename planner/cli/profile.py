@@ -84,7 +84,10 @@ def profile(
     elif curves:
         from ...profilers.description import on_cluster
 
-        result, notes = on_cluster(_node_curves(preset, from_tables, system or ""), cluster, link or ()), ()
+        node = _node_curves(preset, from_tables, system or "")
+        result, notes = on_cluster(node, cluster, link or ()), ()
+        if replaced := len(node.series) - len(result.series):
+            notes = (f"{replaced} curves are left out: the link that they crossed is as given",)
     elif cluster is not None:
         from ...profilers.description import describe
 

@@ -234,7 +234,8 @@ def test_tables_cluster_and_links_go_together_in_one_command(moeplan: Any, tmp_p
     assert (str(placed.cluster), placed.link_origins) == ("2x4", {"intra": 0, "inter": 1})
     assert placed.cluster.links["inter"].s_per_byte == pytest.approx(1 / 50e9)
     assert {"all_to_all/uint8@4/intra", "all_gather/uint8@4/intra"} & {*placed.series}
-    moeplan("profile", *words, "--link", "intra=100:2", "-o", "given.json", cwd=tmp_path)
+    done = moeplan("profile", *words, "--link", "intra=100:2", "-o", "given.json", cwd=tmp_path)
+    assert f"{len(placed.series)} curves are left out: the link that they crossed is as given" in done.stdout
     given = load(tmp_path / "given.json")
     assert given.cluster.links["intra"].s_per_byte == pytest.approx(1 / 100e9)
     assert not [key for key in given.series if key.endswith("/intra")]
