@@ -1,4 +1,4 @@
-"""A cluster described in words instead of measured: as text, or as `cluster.yaml`.
+"""A cluster described in words instead of measured: as text, or as `cluster.yaml`; alone, or with curves of its nodes.
 
 ::
 
@@ -9,7 +9,8 @@
       inter: {gbytes_per_s: 50, latency_us: 5}
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from ..files import read_yaml, validated
 from .cluster import Cluster, Link
 from .origin import Origin, now
 from .profile import Profile
+from .topology import measured_links
 
 MAX_YAML_BYTES = 64 * 2**10
 
@@ -60,9 +62,69 @@ def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
     UsageError
         The text is no cluster, or a link is impossible.
     """
-    described = (_read(Path(cluster)) if cluster.endswith((".yaml", ".yml")) else Cluster.parse(cluster)).linked(links)
     origin = Origin(kind="described", created_at=now(), name=cluster)
-    return Profile.of(origin, described)
+    return Profile.of(origin, _cluster(cluster).linked(links))
+
+
+def on_cluster(profile: Profile, cluster: str | None, links: Sequence[str] = ()) -> Profile:
+    """The curves of one node, read from tables, on a described cluster of such nodes.
+
+    Parameters
+    ----------
+    profile
+        Of one node.
+    cluster, links
+        As of `describe`; None: the profile's own cluster.
+
+    Returns
+    -------
+    Profile
+        Inside a node the collectives over as many devices as it has, and their link. A link given stands in place of
+        the curves that crossed a link of its kind.
+
+    Raises
+    ------
+    UsageError
+        A link is neither given nor measured: between nodes, or over so many devices a node.
+    """
+    if cluster is None and not links:
+        return profile
+    own = Cluster(profile.cluster.num_nodes, profile.cluster.devices_per_node)
+    described = (own if cluster is None else _cluster(cluster)).linked(links)
+    kept = {key: series for key, series in profile.series.items() if series.link not in described.links}
+    measured = measured_links(described, kept)
+    placed = replace(described, links={**measured, **described.links})
+    _check_links(placed, profile)
+    given = " and ".join(([f"cluster {cluster}"] if cluster else []) + [f"link {link}" for link in links])
+    return profile.model_copy(
+        update={
+            "created_at": now(),
+            "origins": (*profile.origins, Origin(kind="described", created_at=now(), name=given)),
+            "cluster": placed,
+            "link_origins": {kind: 0 if kind in measured else len(profile.origins) for kind in placed.links},
+            "series": kept,
+        }
+    )
+
+
+def _check_links(cluster: Cluster, profile: Profile) -> None:
+    """Refuse a cluster of which a link is not known."""
+    name, devices = (profile.origins[0].name or "the profile").split(":")[0], cluster.devices_per_node
+    if cluster.num_nodes > 1 and "inter" not in cluster.links:
+        raise UsageError(
+            f"cluster {cluster} of {name}, which was measured inside one node; give the link between nodes as"
+            " --link inter=GBps:us, for example --link inter=50:5 for 400 Gb/s InfiniBand"
+        )
+    if devices > 1 and "intra" not in cluster.links:
+        ranks = sorted({one.ranks for one in profile.series.values() if one.case == "all_to_all"})
+        raise UsageError(
+            f"cluster {cluster}: no all-to-all of {devices} devices in {name}, which has"
+            f" {', '.join(map(str, ranks)) or 'none'}; give nodes of as many, or --link intra=GBps:us"
+        )
+
+
+def _cluster(cluster: str) -> Cluster:
+    return _read(Path(cluster)) if cluster.endswith((".yaml", ".yml")) else Cluster.parse(cluster)
 
 
 def _read(path: Path) -> Cluster:

@@ -1,4 +1,4 @@
-"""`moeplan profile`: measure this machine, describe a cluster, read published tables, or merge profiles."""
+"""`moeplan profile`: measure this machine, take a preset, describe a cluster, read published tables, merge profiles."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +22,7 @@ def profile(
     ranks: Annotated[int | None, optional("Local processes; 4 on CPU, all GPUs on CUDA.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: under a minute.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the profile in the output file.")] = False,
+    preset: Annotated[str | None, optional("Take what ships of a GPU: h100_sxm or h200_sxm; list tells more.")] = None,
     cluster: Annotated[str | None, optional("NxG or a cluster.yaml: describe it, measure nothing.")] = None,
     link: Annotated[list[str] | None, optional("KIND=GBps:us of a described cluster; may repeat.")] = None,
     from_tables: Annotated[Path | None, optional("Folder of aiconfigurator's Parquet tables to read.")] = None,
@@ -32,16 +33,20 @@ def profile(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the profile goes.")] = Path("profile.json"),
     as_json: Json = False,
 ) -> None:
-    """Measure this machine and its links; or describe a cluster, read published tables, merge profiles.
+    """Measure this machine and its links; or take a preset, describe a cluster, read published tables, merge profiles.
 
     Under torchrun or srun it joins that world, of any number of nodes. Where it measures outside such a world and
     there is no traces/ yet, it also records the routing of the small embedded model there, so that moeplan solve has
     something to plan with. Ctrl-C keeps what was measured; --resume goes on from there.
 
+    --preset and --from-tables give the curves of one node; --cluster and --link say how many there are and what joins
+    them. A link given replaces the measured one.
+
     \b
     Examples:
       moeplan profile --quick
       srun moeplan profile --device cuda
+      moeplan profile --preset h200_sxm --cluster 2x8 --link inter=50:5
       moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12 -o net.json
       moeplan profile --merge node.json net.json
       moeplan profile --from-tables systems/data --system h200_sxm
@@ -49,18 +54,24 @@ def profile(
     from ...files import check_target
     from ...profilers.profile import save
 
-    if link and cluster is None:
-        raise UsageError("--link describes a cluster; give --cluster NxG beside it")
+    if preset == "list":
+        _print_presets(as_json=as_json)
+        return
+    if link and cluster is None and preset is None and from_tables is None:
+        raise UsageError("--link describes a cluster; give --cluster NxG, --preset or --from-tables beside it")
     if not 1 <= timeout <= 86_400:
         raise UsageError(f"--timeout {timeout}; expected 1 to 86400 seconds")
     if (from_tables is None) != (system is None):
         raise UsageError("--from-tables DIR and --system NAME go together; give both")
-    sources = {"--cluster": cluster, "--from-tables": from_tables, "--merge": merge, "--resume": resume}
+    curves = preset is not None or from_tables is not None
+    described = cluster is not None and not curves
+    sources = {"--preset": preset, "--cluster": described, "--from-tables": from_tables, "--merge": merge}
+    sources |= {"--resume": resume}
     _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output, plot)
     for target in (output, plot):
         if target is not None:
             check_target(target)
-    if measured := not merge and cluster is None and from_tables is None:
+    if measured := not merge and cluster is None and not curves:
         from ...profilers.measure import measure_file, save_measured
 
         with step_progress() as tell:
@@ -70,14 +81,17 @@ def profile(
         if file.profile is None:  # not rank 0 of a launched world
             return
         result, notes = file.profile, file.notes
+    elif curves:
+        from ...profilers.description import on_cluster
+
+        node = _node_curves(preset, from_tables, system or "")
+        result, notes = on_cluster(node, cluster, link or ()), ()
+        if replaced := len(node.series) - len(result.series):
+            notes = (f"{replaced} curves are left out: the link that they crossed is as given",)
     elif cluster is not None:
         from ...profilers.description import describe
 
         result, notes = describe(cluster, link or ()), ()
-    elif from_tables is not None:
-        from ...profilers.tables import read_tables
-
-        result, notes = read_tables(from_tables, system or ""), ()
     else:
         from ...profilers.merge import merge_files
 
@@ -113,13 +127,32 @@ def profile(
         end_interrupted(f"{path} holds what was measured until then")
 
 
+def _node_curves(preset: str | None, tables: Path | None, system: str) -> "Profile":
+    """The curves of one node, of a preset or of published tables."""
+    if preset is not None:
+        from ...profilers.presets import load_preset
+
+        return load_preset(preset)
+    from ...profilers.tables import read_tables
+
+    return read_tables(tables or "", system)
+
+
+def _print_presets(*, as_json: bool) -> None:
+    """Print the presets there are, and what each holds."""
+    from ..report.profile import preset_rows, presets_report
+
+    if as_json:
+        print_json({"presets": preset_rows()})
+    else:
+        presets_report(preset_rows(), console())
+
+
 def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], output: Path, plot: Path | None) -> None:
     if profiles and "--merge" not in asked:
         raise UsageError(f"{profiles[0]}: profiles are only given with --merge")
     if len(asked) > 1:
-        can_be_joined = list(asked) == ["--cluster", "--from-tables"]
-        mend = "write each with -o, then join them with --merge" if can_be_joined else "give one of them"
-        raise UsageError(f"{' and '.join(asked)} do different things; {mend}")
+        raise UsageError(f"{' and '.join(asked)} do different things; give one of them")
     if any(path.resolve() == output.resolve() for path in profiles):
         raise UsageError(f"{output} would be overwritten, and is one of the profiles to merge; choose another with -o")
     if plot is not None:

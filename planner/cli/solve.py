@@ -59,6 +59,7 @@ def solve(
     \b
     Examples:
       moeplan solve --strategy exflow --trace traces --cluster 2x8 -o plan.json
+      moeplan solve --strategy eplb --trace traces --profile h200.json -o plan.json
       moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
       moeplan solve --strategy eplb --redundant auto --trace counts --cluster 4x8
       moeplan solve --from plan.json --trace new-traces -o next.json

@@ -21,6 +21,7 @@ from ...traces.model import ModelSpec
 
 HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model that they are
 FFN = HIDDEN | {"ffn": "ffn_size"}
+WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
 COUNTS_ALONE = "counts do not say where tokens are"
 
 
@@ -40,11 +41,19 @@ class CostModel:
 
     @classmethod
     def of(
-        cls, profile: Profile | None, cluster: Cluster, model: ModelSpec, *, samples: bool, by_loads: bool = False
+        cls,
+        profile: Profile | None,
+        cluster: Cluster,
+        model: ModelSpec,
+        *,
+        samples: bool,
+        queries: float = WHOLE_SAMPLES,
+        by_loads: bool = False,
     ) -> "CostModel | None":
         """The costs of a model; None without a profile and without links.
 
-        Only `samples` give contexts for attention; `by_loads`, of loads of experts alone, nothing but experts is timed.
+        Only `samples` give contexts for attention, of which `queries` tokens each are in a step on average (a roofline
+        asks); `by_loads`, of loads of experts alone, nothing but experts is timed.
 
         Notes
         -----
@@ -52,7 +61,8 @@ class CostModel:
         nodes), in a dtype as wide as the model's where there is one, else the link's alpha-beta, which has no error
         of its own. Experts and attention: that dtype, else another one, said; experts looped, as the runtime computes
         them, where that was measured, else grouped; attention as it was measured, multi-head with heads of 64, which a
-        source says where the model has another size of K and V.
+        source says where the model has another size of K and V. A roofline knows that size; its source says that it is
+        one.
         """
         if profile is None and not cluster.links:
             return None
@@ -60,7 +70,9 @@ class CostModel:
             "dispatch": _exchange("all_to_all", "dispatch", profile, cluster, model),
             "kv": _exchange("all_gather", "kv", profile, cluster, model),
             "experts": _curve_of_two("experts", "expert_ffn", ("tokens", "experts"), FFN, profile, model),
-            "attention": _curve_of_two("attention", "attention", ("batch", "length"), HIDDEN, profile, model),
+            "attention": _curve_of_two(
+                "attention", "attention", ("batch", "length"), HIDDEN, profile, model, queries=queries
+            ),
         }
         if not samples:
             parts["attention"] = _Part(missing="the trace has no samples, hence no contexts")
@@ -105,7 +117,14 @@ def _exchange(case: str, part: str, profile: Profile | None, cluster: Cluster, m
 
 
 def _curve_of_two(
-    part: str, case: str, axes: tuple[str, str], fixed: Mapping[str, str], profile: Profile | None, model: ModelSpec
+    part: str,
+    case: str,
+    axes: tuple[str, str],
+    fixed: Mapping[str, str],
+    profile: Profile | None,
+    model: ModelSpec,
+    *,
+    queries: float = WHOLE_SAMPLES,
 ) -> _Part:
     """Curve of a case over two sizes; its other axes are `fixed` at sizes of the model, "grouped" at its least."""
     series = _series(profile, case, model)
@@ -114,13 +133,18 @@ def _curve_of_two(
     if series is None or series.fit is None:
         return _Part(missing="no profile" if profile is None else f"the profile has no {case}")
     sizes = {axis: float(getattr(model, name)) for axis, name in fixed.items()}
-    sizes |= {axis: float(least) for axis, (least, _) in series.fit.measured.items() if axis == "grouped"}
+    multi_head = 2.0 * (model.hidden_size or 0)
+    more = {"queries": queries, "kv": float(model.attention.kv_size or multi_head)}
+    more |= {axis: float(least) for axis, (least, _) in series.fit.measured.items() if axis == "grouped"}
+    sizes |= {axis: value for axis, value in more.items() if axis in series.fit.axes}
 
     def curve(first: Floats, second: Floats) -> Prediction:
         return predicted(series, {axes[0]: first, axes[1]: second, **sizes})
 
     source = series.key
-    if case == "attention" and model.attention.kv_size != 2 * (model.hidden_size or 0):
+    if series.fit.model.kind == "roofline":
+        source += " (roofline, not measured)"
+    elif case == "attention" and model.attention.kv_size != multi_head:
         source += " (as MHA)"
     return _Part(curve, {part: source}, other_dtype=series.dtype not in _dtypes(model))
 

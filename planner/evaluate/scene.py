@@ -71,5 +71,8 @@ class Scene:
             samples = SampleCounts(source, index, linked, cluster, phases=phases or None, counter=counter)
         by_loads = samples is None and isinstance(source, CountTrace)
         cohorts = [index.cohort(part_U, num_devices=cluster.num_devices, size=size) for part_U in parts]
-        costs = CostModel.of(profile, cluster, model, samples=index.kind == "sample", by_loads=by_loads)
+        queries = 1.0 if any(cohort.lanes for cohort in cohorts) else index.queries
+        costs = CostModel.of(
+            profile, cluster, model, samples=index.kind == "sample", queries=queries, by_loads=by_loads
+        )
         return cls(source, index, cohorts, cluster, model, costs, seed, phases, samples, passes)

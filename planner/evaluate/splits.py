@@ -142,6 +142,11 @@ class UnitIndex:
     path: str = ""
 
     @property
+    def queries(self) -> float:
+        """Mean tokens of a unit in a step: 1 where decoding was recorded step by step."""
+        return float(self.unit_tokens.sum() / max(len(self.unit_ids if self.steps is None else self.steps), 1))
+
+    @property
     def split_kind(self) -> Unit:
         """Unit of the held-out split, the same as `kind`."""
         return self.kind
@@ -198,6 +203,11 @@ class SampleIndex:
     phases: tuple[str, ...] = ()  #: As of `UnitIndex`
 
     kind: ClassVar[Unit] = "sample"
+
+    @property
+    def queries(self) -> float:
+        """Mean tokens of a sample in a step: 1 where decoding was recorded step by step."""
+        return float(self.unit_tokens.mean())
 
     @property
     def split_kind(self) -> Unit:

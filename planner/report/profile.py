@@ -1,14 +1,16 @@
 """Screen of `moeplan profile`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from ...profilers.origin import Origin
-from ...profilers.predictor import predicted
+from ...profilers.predictor import ANY_BYTES, predicted
+from ...profilers.presets import PRESETS, load_preset
 from ...profilers.profile import Profile
 from ...profilers.series import Series, series_key
 
@@ -35,6 +37,40 @@ def profile_report(profile: Profile, path: Path, console: Console) -> None:
 def remarks(profile: Profile) -> list[str]:
     """Remarks on the machine, in plain words: its topology and its noise."""
     return [text for origin in profile.origins for label, text in _noticed(origin)]
+
+
+def preset_rows() -> list[dict[str, Any]]:
+    """What each preset holds: its GPU, its node, what was measured in which dtypes, and where that is from."""
+    rows = []
+    for name, preset in PRESETS.items():
+        profile = load_preset(name)
+        measured = [one for one in profile.series.values() if one.fit and one.fit.model.kind != "roofline"]
+        rows.append(
+            {
+                "preset": name,
+                "device": preset.device,
+                "memory_gb": preset.memory_gb,
+                "node": str(profile.cluster),
+                "measured": list(dict.fromkeys(one.case for one in measured)),
+                "dtypes": list(dict.fromkeys(one.dtype for one in measured if one.dtype != ANY_BYTES)),
+                "source": [origin.name for origin in profile.origins],
+            }
+        )
+    return rows
+
+
+def presets_report(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """A line a preset, then where each is from."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for header in ("preset", "GPU", "memory", "node", "dtypes", "measured"):
+        table.add_column(header)
+    for row in rows:
+        memory, dtypes = f"{row['memory_gb']} GB", ", ".join(row["dtypes"])
+        table.add_row(row["preset"], row["device"], memory, row["node"], dtypes, ", ".join(row["measured"]))
+    console.print(table)
+    console.print()
+    for row in rows:
+        console.print(f"{row['preset']:10}{'; '.join(row['source'])}")
 
 
 def _origins(origins: Sequence[Origin]) -> Iterator[tuple[str, str]]:
@@ -110,6 +146,8 @@ def _fitted(series: Series) -> tuple[str, str]:
     if fit is None:
         return "none", ""
     kind = fit.model.kind.removesuffix("_linear")
+    if kind == "roofline":
+        return kind, "not measured"
     held_out = fit.held_out.get(fit.model.kind)
     return kind, f"{held_out.median_error:.0%}, {held_out.worst_error:.0%}" if held_out else "untried"
 

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from ...profilers.cases.works import work_of
+from ...profilers.fits.experts import ExpertSurface
 from ...profilers.fits.fit import Fit, Prediction
+from ...profilers.fits.roofline import Roofline
 from ...profilers.fits.surface import Surface
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
@@ -106,9 +108,12 @@ def _along(series: Series, fit: Fit) -> tuple[str, dict[str, int]]:
         return axis, dict(zip(others, place, strict=True))
     axis = max(fit.axes, key=lambda name: fit.measured[name][1] / max(1, fit.measured[name][0]))
     site: dict[str, int] = {}
-    if isinstance(fit.model, Surface):
-        axis, *others = fit.model.axes
-        site = dict(zip(others, fit.model.sites[len(fit.model.sites) // 2], strict=True))
+    surface = fit.model.ratio if isinstance(fit.model, ExpertSurface) else fit.model
+    if isinstance(surface, Surface):
+        axis, *others = surface.axes
+        site = dict(zip(others, surface.sites[len(surface.sites) // 2], strict=True))
+    if isinstance(fit.model, Roofline):
+        axis, site = "length", dict(fit.model.drawn_at)
     lowest = {name: low for name, (low, _) in fit.measured.items() if name != axis}
     return axis, lowest | site
 
@@ -161,7 +166,7 @@ def _line(panel: int, x: Any, y: Any, **settings: Any) -> dict[str, Any]:
 
 def _words(fit: Fit, along: Slice) -> list[str]:
     """The kind of fit, its errors on sizes it had not seen, and where the slice is."""
-    words = [f"fit: {fit.model.kind}"]
+    words = ["roofline, not measured" if fit.model.kind == "roofline" else f"fit: {fit.model.kind}"]
     held = fit.held_out.get(fit.model.kind)
     if held is not None:
         errors = f"median {held.median_error:.1%}, worst {held.worst_error:.1%}"

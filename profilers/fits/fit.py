@@ -14,8 +14,10 @@ from pydantic import Field
 
 from ...errors import InputError, UsageError
 from ..measurement import MAX_INT, MAX_SECONDS
+from .experts import ExpertSurface
 from .laws import AlphaBeta, AttentionLaw
 from .piecewise import Piecewise
+from .roofline import Roofline
 from .surface import Surface
 
 MAX_LISTED = 32
@@ -23,7 +25,9 @@ MIN_ORDERED = 39  # ratios, below which no two of them hold 95 % between them
 MAX_AXES = 16
 MAX_PREDICTED_S = 1e30  # beyond any use; sums of these still are numbers
 
-Model = Annotated[AlphaBeta | Piecewise | AttentionLaw | Surface, Field(discriminator="kind")]
+Model = Annotated[
+    AlphaBeta | Piecewise | AttentionLaw | Surface | ExpertSurface | Roofline, Field(discriminator="kind")
+]
 
 
 @dataclass(frozen=True, slots=True)

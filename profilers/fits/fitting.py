@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from ..cases.case import Case
 from ..measurement import PAIR, Measurement
+from .experts import AXES, ExpertSurface
 from .fit import Fit, HeldOut, Model, interval
 from .laws import AlphaBeta, AttentionLaw
 from .piecewise import MAX_KNOTS, Piecewise
@@ -22,6 +23,9 @@ FITTERS: dict[str, Fitter] = {  # simplest first
     "piecewise_linear": lambda seen: Piecewise.of(seen.works, seen.seconds, "piecewise_linear"),
     "attention": lambda seen: AttentionLaw.of(*seen.along(AttentionLaw.axes), t=seen.seconds),
     "surface": lambda seen: Surface.of(seen.varying, np.stack(seen.along(seen.varying), axis=1), seen.seconds),
+    "experts": lambda seen: ExpertSurface.of(
+        seen.varying, dict(zip(seen.axes, seen.along(seen.axes), strict=True)), seen.seconds
+    ),
 }
 
 
@@ -87,7 +91,9 @@ def _suits(kind: str, seen: Sizes) -> bool:
     """Whether a kind can be fitted to these sizes."""
     if kind == "attention":
         return set(seen.axes) == set(AttentionLaw.axes)
-    if kind == "surface":
+    if kind == "experts" and not (set(AXES) <= set(seen.axes) <= {*AXES, "grouped"}):
+        return False
+    if kind in ("surface", "experts"):
         sites = seen.along(seen.varying[1:])
         return len(sites) > 0 and len(distinct(sites)[0]) <= min(MAX_SITES, len(seen.works) - 1)  # one has a curve
     return kind == "alpha_beta" or 1 < len(np.unique(seen.works)) <= MAX_KNOTS

@@ -94,16 +94,22 @@ class AttentionLaw:
         -----
             minimise  sum_i ((c0 + p B_i L_i M_i^2 + s B_i L_i^2 M_i) / t_i - 1)^2   over c0, p, s >= 0
         """
-        from scipy.optimize import nnls
-
         terms = np.stack([np.ones(len(t)), batch * length * hidden**2, batch * length**2 * hidden], axis=1)
-        columns = terms / t[:, None]
-        scale = np.linalg.norm(columns, axis=0)
-        found, _ = nnls(columns / scale, np.ones(len(t)))
-        start_s, projection_s, score_s = (found / scale).tolist()
+        start_s, projection_s, score_s = least_relative(terms, t)
         return cls(start_s=start_s, projection_s=projection_s, score_s=score_s)
 
     def seconds(self, batch: Array, length: Array, hidden: Array) -> Array:
         """Seconds of `batch` sequences of `length` tokens."""
         tokens = batch * length * hidden
         return self.start_s + self.projection_s * tokens * hidden + self.score_s * tokens * length
+
+
+def least_relative(terms_QC: Array, t: Array) -> list[float]:
+    """The coefficients, none negative, with which the terms add up to `t` with the least relative error, `[C]`."""
+    from scipy.optimize import nnls
+
+    columns = terms_QC / t[:, None]
+    scale = np.linalg.norm(columns, axis=0)
+    found, _ = nnls(columns / scale, np.ones(len(t)))
+    coefficients: list[float] = (found / scale).tolist()
+    return coefficients

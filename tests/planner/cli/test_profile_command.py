@@ -26,6 +26,7 @@ from moeplan.profilers.series import Series
 from moeplan.profilers.topology import Topology
 from tests.builders import known, measured_profile, series
 from tests.planner import makers
+from tests.profilers.tables.test_read_tables import NCCL, nccl, write
 
 COLLECTIVES = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
 DTYPES = ("uint8", "fp32", "bf16")
@@ -194,7 +195,12 @@ def test_uneven_exchanges_are_held_against_even_ones_of_the_same_busiest_port() 
         (("--resume", "--quick", "-o", "half.json"), 4, "a grid that is full, this run quick"),
         (("--resume", "-o", "small.json"), 4, "the first described"),
         (("--from-tables", "."), 2, "go together"),
-        (("--from-tables", ".", "--system", "x", "--cluster", "2x8"), 2, "then join them with --merge"),
+        (("--from-tables", ".", "--system", "x", "--cluster", "2x8"), 3, "no system's tables"),
+        (("--from-tables", ".", "--system", "x", "--preset", "h200_sxm"), 2, "do different things; give one of them"),
+        (("--preset", "h200_sxm", "--merge", "node.json", "net.json"), 2, "--preset and --merge"),
+        (("--preset", "h300"), 2, "preset 'h300'; there are h100_sxm, h200_sxm"),
+        (("--preset", "h200_sxm", "--cluster", "2x8"), 2, "for example --link inter=50:5"),
+        (("--link", "inter=50:5"), 2, "give --cluster NxG, --preset or --from-tables beside it"),
         (("--cluster", "2x8", "--plot", "profile.json"), 2, "--plot profile.json is where a profile is or goes"),
         (("--merge", "node.json", "net.json", "--plot", "net.json"), 2, "is where a profile is or goes"),
     ],
@@ -205,6 +211,46 @@ def test_what_cannot_be_is_one_clear_line(refuse: Any, tmp_path: Path, words: An
     (tmp_path / "net.json").write_text((tmp_path / "node.json").read_text())
     save(describe("2x4"), tmp_path / "small.json")
     refuse("profile", *words, cwd=tmp_path, code=code, words=told)
+
+
+def test_a_preset_is_a_profile_of_the_cluster_asked_for_and_says_that_attention_was_not_measured(
+    moeplan: Any, tmp_path: Path
+) -> None:
+    words = ("--preset", "h200_sxm", "--cluster", "2x4", "--link", "inter=50:5", "--plot", "fits.html")
+    done = moeplan("profile", *words, "-o", "h200.json", cwd=tmp_path)
+    written = load(tmp_path / "h200.json")
+    assert (str(written.cluster), written.link_origins) == ("2x4", {"intra": 0, "inter": 2})
+    assert re.search(r"attention/bf16 +roofline +not measured", done.stdout)
+    assert "attention by a roofline, not measured" in done.stdout
+    assert "roofline, not measured" in (tmp_path / "fits.html").read_text()
+    assert done.stdout.splitlines()[-1].endswith("--profile h200.json")
+
+
+def test_tables_cluster_and_links_go_together_in_one_command(moeplan: Any, tmp_path: Path) -> None:
+    write(tmp_path / "data", NCCL, nccl())
+    words = ("--from-tables", "data", "--system", "x100", "--cluster", "2x4", "--link", "inter=50:5")
+    moeplan("profile", *words, "-o", "net.json", cwd=tmp_path)
+    placed = load(tmp_path / "net.json")
+    assert (str(placed.cluster), placed.link_origins) == ("2x4", {"intra": 0, "inter": 1})
+    assert placed.cluster.links["inter"].s_per_byte == pytest.approx(1 / 50e9)
+    assert {"all_to_all/uint8@4/intra", "all_gather/uint8@4/intra"} & {*placed.series}
+    done = moeplan("profile", *words, "--link", "intra=100:2", "-o", "given.json", cwd=tmp_path)
+    assert f"{len(placed.series)} curves are left out: the link that they crossed is as given" in done.stdout
+    given = load(tmp_path / "given.json")
+    assert given.cluster.links["intra"].s_per_byte == pytest.approx(1 / 100e9)
+    assert not [key for key in given.series if key.endswith("/intra")]
+
+
+def test_the_list_of_presets_names_gpu_memory_node_dtypes_and_source(moeplan: Any, tmp_path: Path) -> None:
+    text = moeplan("profile", "--preset", "list", cwd=tmp_path).stdout
+    assert "NVIDIA H100 SXM" in text
+    assert re.search(r"h200_sxm +NVIDIA H200 SXM +141 GB +1x8 +bf16, fp8", text)
+    assert max(map(len, text.splitlines())) <= 100
+    (_, row) = json.loads(moeplan("profile", "--preset", "list", "--json", cwd=tmp_path).stdout)["presets"]
+    assert (row["preset"], row["memory_gb"], row["node"]) == ("h200_sxm", 141, "1x8")
+    assert {"expert_ffn", "all_to_all", "all_gather", "gemm"} <= {*row["measured"]}
+    assert "attention" not in row["measured"]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_profile_whose_fit_gives_no_time_is_neither_drawn_nor_saved(refuse: Any, tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.price import price
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes, Scene
+from moeplan.planner.evaluate.splits import index_samples, index_units
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.description import on_cluster
 from moeplan.profilers.fits.fit import Prediction
-from moeplan.profilers.profile import load
+from moeplan.profilers.presets import load_preset
+from moeplan.profilers.profile import load, save
 from moeplan.solvers.placement import Placement
 from moeplan.traces.model import Attention
 from tests.builders import known
-from tests.planner.makers import judged, planned, scene_of, tokens
+from tests.planner.makers import in_several_steps, judged, planned, scene_of, sized, tokens
 
 HALVES = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
 UNATTENDED = ("all_to_all", "all_gather", "expert_ffn")
@@ -144,6 +147,66 @@ def test_attention_of_fewer_keys_and_parts_in_another_dtype_are_named(
     spec = replace(make_trace().model, **sizes)
     costs = known(CostModel.of(load(make_profile()), Cluster.parse("1x4"), spec, samples=True))
     assert (costs.sources["attention"], costs.other_dtype) == (source, other_dtype)
+
+
+GPT_OSS: dict[str, Any] = {
+    "hidden_size": 2880,
+    "ffn_size": 2880,
+    "dtype_bytes": 2,
+    "attention": Attention(kv_size=1024),
+}
+
+
+@pytest.mark.parametrize(("cluster", "links"), [("1x8", ()), ("2x8", ("inter=50:5",)), ("4x8", ("inter=50:5",))])
+def test_a_preset_times_every_part_and_its_attention_is_said_to_be_a_roofline(
+    make_trace: Any, tmp_path: Path, cluster: str, links: Any
+) -> None:
+    profile = on_cluster(load_preset("h200_sxm"), cluster, links)
+    save(profile, tmp_path / "h200.json")
+    trace = sized(make_trace(samples=64, experts=32, top_k=4), tmp_path / "sized", **GPT_OSS)
+    plan = planned(trace, cluster=profile.cluster, profile=tmp_path / "h200.json")
+    seconds = plan.options["seconds"]
+    assert not seconds["missing"]
+    assert seconds["sources"]["attention"] == "attention/bf16 (roofline, not measured)"
+    assert seconds["sources"]["experts"] == "expert_ffn/bf16"
+    assert seconds["sources"]["dispatch intra"] == "all_to_all/uint8@8/intra"
+    assert ("dispatch inter" in seconds["sources"]) == bool(links)
+    parts = judged(plan)["contiguous/standard"]
+    assert parts["step_s"] == pytest.approx(
+        sum(parts[name] for name in ("attention_s", "dispatch_s", "experts_s", "combine_s"))
+    )
+    read_s = 3 * 2880**2 * 2 / 4.8e12  # an expert's weights; every device has one that is asked for
+    assert 3 * read_s < parts["experts_s"] < 3 * 2e-4
+    assert 0 < parts["attention_s"] < parts["step_s"] / 2
+
+
+def test_a_roofline_takes_the_models_keys_and_values_and_tokens_of_a_step(make_trace: Any) -> None:
+    def attention(kv_size: int, queries: float, dtype_bytes: int = 2) -> tuple[str, float]:
+        sizes = GPT_OSS | {"attention": Attention(kv_size=kv_size), "dtype_bytes": dtype_bytes}
+        spec = replace(make_trace().model, **sizes)
+        profile = load_preset("h100_sxm")
+        costs = known(CostModel.of(profile, Cluster(1, 8), spec, samples=True, queries=queries))
+        curve = known(costs.attention)
+        prediction = curve(np.array([64 / 4001]), np.array([4001.0]))  # 64 tokens, each after 2,000
+        assert not prediction.extrapolated.any()
+        return costs.sources["attention"], float(prediction.seconds[0])
+
+    source, decoded_s = attention(1024, queries=1)
+    assert source == "attention/bf16 (roofline, not measured)"
+    assert attention(5760, queries=1)[1] - decoded_s == pytest.approx(
+        2 * (5760 - 1024) * (2880 + 64 + 64 * 2001) / (0.8 * 3.35e12)
+    )
+    assert attention(1024, queries=64)[1] < decoded_s / 2
+    source, eight_bits_s = attention(1024, queries=1, dtype_bytes=1)
+    assert source == "attention/fp8 (roofline, not measured)"
+    assert eight_bits_s == pytest.approx(decoded_s / 2)
+
+
+def test_tokens_of_a_sample_in_a_step_are_counted_by_recorded_steps(make_trace: Any, tmp_path: Path) -> None:
+    whole = make_trace(samples=6, tokens=12)
+    torn = in_several_steps(whole, tmp_path / "torn")
+    assert [index.queries for index in (index_units(whole), index_samples(whole))] == [12, 12]
+    assert [index.queries for index in (index_units(torn), index_samples(torn))] == [3, 3]
 
 
 def test_a_part_with_one_of_two_links_is_missing_and_has_no_source(make_trace: Any) -> None:

@@ -13,11 +13,14 @@ from scipy.interpolate import RBFInterpolator
 from scipy.optimize import lsq_linear
 
 from moeplan.errors import InputError, UsageError
+from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.fits.experts import ExpertLaw
 from moeplan.profilers.fits.fit import Fit, HeldOut
 from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.fits.laws import MIN_SLOPE, AlphaBeta, AttentionLaw
 from moeplan.profilers.fits.piecewise import Piecewise
+from moeplan.profilers.fits.roofline import Roofline
 from moeplan.profilers.fits.surface import Surface
 from moeplan.profilers.origin import Origin, now
 from moeplan.profilers.predictor import predict, predicted
@@ -66,6 +69,31 @@ def test_no_coefficient_is_negative_where_times_fall() -> None:
     batch, length, hidden = GRID
     found = AttentionLaw.of(batch, length, hidden, t=1 / (batch * length * hidden))
     assert min(found.start_s, found.projection_s, found.score_s) >= 0
+
+
+def roofline_s(batch: float, length: float, hidden: float, kv: float, queries: float) -> float:
+    values = (np.array([float(value)]) for value in (batch, length, hidden, kv, queries))
+    batch_Q, length_Q, hidden_Q, kv_Q, queries_Q = values
+    return float(ROOFLINE.seconds(batch_Q, length_Q, hidden_Q, kv_Q, queries_Q)[0])
+
+
+def test_the_roofline_of_whole_sequences_is_the_work_of_the_case_at_the_rate_that_is_reached() -> None:
+    size = {"batch": 8, "length": 2048, "hidden": 4096}
+    seconds = roofline_s(size["batch"], size["length"], size["hidden"], 8192, 2048)
+    assert seconds == pytest.approx(2 * CASES["attention"].work(size, 1) / 0.5e15)
+
+
+def test_the_roofline_of_tokens_decoded_one_a_step_reads_the_keys_and_values_of_every_context() -> None:
+    tokens, position, kv = 64, 3000, 1024
+    length = 2 * position + 1  # as `solvers.seconds` has it
+    read = 4096 * (2 * 4096 + kv) + 2 * tokens * 4096 + tokens * kv + tokens * (position + 1) * kv
+    assert roofline_s(tokens / length, length, 4096, kv, 1) == pytest.approx(2 * read / 2e12)
+    shared_s = roofline_s(tokens / length, length, 4096, kv, tokens)  # all of one sequence: its context is read once
+    assert shared_s < 0.3 * 2 * read / 2e12
+
+
+def test_attention_of_no_tokens_reads_the_weights() -> None:
+    assert roofline_s(0, 1, 1024, 512, 0) == pytest.approx(2 * 1024 * (2048 + 512) / 2e12)
 
 
 Kind = Literal["piecewise", "piecewise_linear"]
@@ -201,12 +229,16 @@ def encoded(values: list[float]) -> str:
 SURFACE = Surface(axes=("m", "n"), knots=(1, 2), sites=((1,), (2,)), log_seconds=encoded([0.0, 1.0, 2.0, 3.0]))
 LINE, CURVE = AlphaBeta(a_s=1.0, b_s=1.0), Piecewise(works=(1.0, 2.0), seconds_at=(1.0, 2.0))
 LAW = AttentionLaw(start_s=1.0, projection_s=1.0, score_s=0.0)
+ROOFLINE = Roofline(flops=1e15, bytes_per_s=4e12, width=2, compute_share=0.5, memory_share=0.5)
+EXPERTS = ExpertLaw(start_s=1.0, weight_s=0.0, product_s=1.0, row_s=0.0)
 FIT = Fit(axes=("bytes",), model=LINE, alpha_beta=LINE, held_out={}, measured={"bytes": (1, 5)})
 WORST: dict[str, Any] = {"sizes": ((1,), (2,)), "errors": (0.2, 0.0)}
 HELD_OUT = HeldOut(num_sizes=2, median_error=0.1, p95_error=0.2, worst_error=0.2, **WORST)
 IMPOSSIBLE: list[tuple[Any, str, list[dict[str, Any]]]] = [
     (LINE, "alpha-beta", [{"a_s": -1e-9}, {"a_s": 0.0, "b_s": 0.0}, {"a_s": np.nan}, {"b_s": np.nan}]),
     (LAW, "attention", [{"start_s": -1e-9}, dict.fromkeys(("start_s", "projection_s"), 0.0), {"start_s": np.nan}]),
+    (ROOFLINE, "roofline", [{"flops": np.nan}, {"bytes_per_s": 0.0}, {"width": 0}, {"compute_share": 1.1}]),
+    (EXPERTS, "experts", [{"weight_s": -1e-9}, {"start_s": 0.0, "product_s": 0.0}, {"row_s": np.nan}]),
     (CURVE, "piecewise", [{"works": (1.0,), "seconds_at": (1.0,)}, {"works": (2.0, 1.0)}, {"works": (0.0, 1.0)}]),
     (CURVE, "piecewise", [{"seconds_at": (2.0, 1.0)}, {"seconds_at": (1.0,)}]),
     (SURFACE, "surface", [{"knots": knots} for knots in ((1,), (2, 1), (-1, 1), tuple(range(200)))]),
