@@ -21,6 +21,7 @@ COMMANDS = {
     "import": "Turn a foreign recording into a trace.",
     "info": "Say what is in a trace.",
     "count": "Reduce a token trace to counts.",
+    "example": "Write a real trace that ships with moeplan.",
 }
 
 trace = LazyGroup(
@@ -261,3 +262,29 @@ def count(
         rows = "rows of counts" if isinstance(opened, CountTrace) else "tokens"
         print(f"counted   {opened.num_rows:,} {rows} by {', '.join(keys) or 'layer only'}")
         print(f"wrote     {output}")
+
+
+def example(
+    name: Annotated[str, typer.Argument(help="The example; list prints the names.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")] = Path("traces"),
+    as_json: Json = False,
+) -> None:
+    """Write a real trace that ships with moeplan.
+
+    gpt-oss-20b: 140 sequences of MMLU and GPQA that OpenAI's model generated, 24 layers x 32 experts, top-4.
+
+    \b
+    Example:
+      moeplan trace example gpt-oss-20b -o traces
+    """
+    from ...traces.examples import EXAMPLES, write_example
+
+    if name == "list":
+        print_json({"examples": list(EXAMPLES)}) if as_json else print(", ".join(EXAMPLES))
+        return
+    trace = write_example(name, output)
+    if as_json:
+        print_json({"trace": str(output), "num_tokens": trace.num_tokens, "model": trace.model.name})
+    else:
+        print(f"example   {trace.num_tokens:,} tokens of {trace.model.name}, a real recording")
+        print(f"wrote     {output}    next: moeplan solve --trace {output} --cluster 2x8")
