@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from moeplan.planner.certify import certify
 from moeplan.planner.report.trace import write_trace_page
 from moeplan.traces.count_form import open_any
+from moeplan.traces.examples import write_example
 from moeplan.traces.importers import import_trace
 from moeplan.traces.reader import open_trace
 from moeplan.traces.statistics import describe
@@ -72,3 +73,16 @@ def test_the_page_of_its_trace_stays_below_8_megabytes(trace: Path, tmp_path: Pa
     assert (tmp_path / "p.html").stat().st_size < 8e6
     assert statistics.tokens.information.excess.min() > 1  # gpt-oss has affinity
     assert statistics.locality.index.min() > 0.05  # and its samples have experts of their own
+
+
+def test_figures_of_the_shipped_example_lie_within_the_intervals_of_the_whole(trace: Path, tmp_path: Path) -> None:
+    write_example("gpt-oss-20b", tmp_path / "example")
+    whole, part = (
+        planned(open_any(path), "contiguous", "2x8", fit_fraction=1.0).evaluation.fit.contenders[0]
+        for path in (trace, tmp_path / "example")
+    )
+    assert whole.label == part.label == "plan/standard"
+    for name in ("balance", "device_copies", "hops_kept"):
+        interval = whole.metrics[name]
+        assert interval.low <= part.metrics[name].value <= interval.high, name
+        assert part.metrics[name].high - part.metrics[name].low < 3 * (interval.high - interval.low), name

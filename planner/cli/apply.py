@@ -3,21 +3,29 @@
 import os
 import shutil
 import sys
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import UsageError
+from ...errors import NoBenefitError, UsageError
 from .flags import ENGINES, Json, optional
 from .screen import GIGA, byte_progress, console, print_json, progress
 
 if TYPE_CHECKING:
     from ...runtime.checkpoints import Permuted
+    from ...runtime.exports import Exported
     from ...runtime.plan import Plan
 
 PLAN = Path("plan.json")
+COMMAND = "a command after --"
+APART = {  # what does not go with a way to write a directory
+    "--engine": (COMMAND,),
+    "--checkpoint": ("--trace", "--profile", "--hf-config", COMMAND),
+    "--undo": ("--trace", "--profile", "--hf-config", "--force", COMMAND),
+}
 
 
 def apply(
@@ -36,12 +44,16 @@ def apply(
         Path | None, optional("Write this Hugging Face checkpoint with its experts in the plan's order.")
     ] = None,
     undo: Annotated[Path | None, optional("Write this permuted checkpoint in its first order.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on with a plan whose own figures show no benefit.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Certify a plan and make it this directory's active plan, which moeplan.runtime.load_plan() finds.
 
     Certifies against the plan's own trace and profile where they are still there with their hashes; without the
-    trace the structure only, without the profile no seconds.
+    trace the structure only, without the profile no seconds. A plan whose verdict is that no benefit is expected is
+    refused with exit code 8, unless --force is given.
 
     With --engine it writes the files that carry the plan into a serving engine instead, prints the command that starts
     the engine with them, and leaves the active plan as it is: engines do not read that.
@@ -58,23 +70,14 @@ def apply(
       moeplan apply plan.json --checkpoint Mixtral-8x7B -o Mixtral-8x7B-planned
       moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
-    ways = [way for way in (engine, checkpoint, undo) if way is not None]
-    if ways and output is None:
-        raise UsageError("--engine, --checkpoint and --undo write a new directory; name it with -o DIRECTORY")
-    if len(ways) > 1 or bool(ways) != (output is not None) or (ways and command):
-        raise UsageError(
-            "-o DIRECTORY goes with one of --engine NAME, --checkpoint DIRECTORY and --undo DIRECTORY, without a"
-            " command after --"
-        )
-    if undo is not None and plan != PLAN:
-        raise UsageError(f"{plan}: --undo needs neither a plan nor a command after --")
-    if hf_config is not None and engine is None:
-        raise UsageError("--hf-config goes with --engine NAME")
-    if (trace or profile) and output is not None and engine is None:
-        raise UsageError("--trace and --profile do not go with --checkpoint and --undo")
+    named = {"--engine": engine, "--checkpoint": checkpoint, "--undo": undo}
+    ways = {name: value for name, value in named.items() if value is not None}
+    given: dict[str, object] = {"-o": output, "--trace": trace, "--profile": profile, "--hf-config": hf_config}
+    given |= {"--force": force, COMMAND: command}
+    _check_together(ways, {name for name, value in given.items() if value}, plan)
     if output is not None and engine is None:
-        directory = Path(ways[0])
-        result, lines = _permuted(plan, directory, output) if undo is None else _undone(directory, output)
+        directory = Path(next(iter(ways.values())))
+        result, lines = _permuted(plan, directory, output, force) if undo is None else _undone(directory, output)
         if as_json:
             print_json(result)
         else:
@@ -85,14 +88,17 @@ def apply(
     loaded = load(plan)
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: no such command; nothing was applied")
+    exported = None if engine is None or output is None else _prepared(loaded, engine, output, hf_config)
+    if not force:
+        _check_benefit(loaded, plan, "activate" if exported is None else "write")
     from ..certify import certifiable_profile, certifiable_trace, certify
 
     against = trace or certifiable_trace(loaded, plan.parent)
     timed = profile or certifiable_profile(loaded, plan.parent)
     with progress() as say:
         certificate = certify(loaded, against, timed, folder=plan.parent, on_progress=say)
-    if engine is not None and output is not None:
-        result, lines = _exported(loaded, engine, output, hf_config)
+    if exported is not None and engine is not None and output is not None:
+        result, lines = _written(loaded, exported, engine, output)
     else:
         result, lines = _activated(loaded, plan)
     if as_json:
@@ -109,6 +115,44 @@ def apply(
         os.execvp(command[0], command)  # noqa: S606
 
 
+def _check_together(ways: Mapping[str, object], given: Collection[str], plan: Path) -> None:
+    """Refuse flags that do not go together, by those that were given or are missing."""
+    way = " and ".join(ways)
+    if len(ways) > 1:
+        raise UsageError(f"{way} do different things; give one of them")
+    if ways and "-o" not in given:
+        raise UsageError(f"{way} writes a new directory; name it with -o DIRECTORY")
+    if not ways and "-o" in given:
+        raise UsageError("-o DIRECTORY goes with --engine NAME, --checkpoint DIRECTORY or --undo DIRECTORY; give one")
+    if not ways and "--hf-config" in given:
+        raise UsageError("--hf-config goes with --engine NAME; give that")
+    if wrong := [name for name in APART.get(way, ()) if name in given]:
+        raise UsageError(f"{way} does not go with {wrong[0]}; leave that out")
+    if way == "--undo" and plan != PLAN:
+        raise UsageError(f"--undo needs no plan; leave {plan} out")
+
+
+def _check_benefit(loaded: "Plan", plan: Path, verb: str) -> None:
+    """Refuse a plan whose own verdict, with an interval, is that it does not pay."""
+    from ..report.answer import answer
+
+    verdict = loaded.verdict
+    if verdict is not None and verdict.value == "none" and verdict.gain.low is not None:
+        said = _doubt(loaded) if loaded.evaluation is None else answer(loaded)
+        raise NoBenefitError(f"{plan}: {said}; to {verb} it anyway, give --force")
+
+
+def _doubt(plan: "Plan") -> str:
+    """Why a plan may not pay, by its own verdict; empty where it does."""
+    if plan.verdict is None:
+        return "not judged: nothing shows whether the plan pays"
+    if plan.verdict.value == "benefit":
+        return ""
+    if plan.verdict.gain.low is None:
+        return "no benefit shown: the plan's figures have no interval"
+    return "no benefit expected: the plan's own figures show none"
+
+
 def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
     """Path of the active plan, as JSON and as lines."""
     from ...runtime.active import activate
@@ -116,25 +160,32 @@ def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
     from ..report.answer import answer
 
     predictor_of(loaded, plan.parent)  # which the plan alone does not certify
-    lines = [answer(loaded)] if loaded.verdict is not None else []
+    lines = [_doubt(loaded) if loaded.verdict is None else answer(loaded)]
     active = activate(plan)
     lines.append(f"active    {active}    moeplan.runtime.load_plan() finds it from here downward")
     return {"active": str(active)}, lines
 
 
-def _exported(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """Files written for an engine, as JSON with the command that starts it, and as lines."""
-    from ...runtime.exports import ENGINES, export
-    from ...runtime.exports.sglang import SGLang, check_hook
+def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> "Exported":
+    """Files for an engine, unwritten; what plan, engine and config.json alone rule out is refused."""
+    from ...runtime.exports import prepared
     from ...traces.huggingface.config import read_config, spec_of_config
 
-    if hf_config is not None and engine == SGLang.name:
-        check_hook(read_config(hf_config)["model_type"])
-    exported = export(plan, engine, output, config=None if hf_config is None else spec_of_config(hf_config))
+    if hf_config is None:
+        return prepared(plan, engine, output)
+    config, kind = spec_of_config(hf_config), read_config(hf_config)["model_type"]
+    return prepared(plan, engine, output, config=config, model_type=kind)
+
+
+def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> tuple[dict[str, Any], list[str]]:
+    """Write files for an engine: what was written, as JSON with the command that starts it, and as lines."""
+    from ...runtime.exports import ENGINES, write
+
+    write(exported, output)
     rule, files, conditions = ENGINES[engine].replica_rule, list(exported.files), list(exported.conditions)
     lines = [f"wrote     {output}    {', '.join(files)}"]
-    if plan.verdict is not None and plan.verdict.value == "none":
-        lines.append("verdict   no benefit expected: the plan's own figures show none")
+    if doubt := _doubt(plan):
+        lines.append(f"verdict   {doubt}")
     placement = plan.placement
     if rule is not None and placement is not None and placement.has_replicas:
         own, judge = placement.replica_rule, f"moeplan compare PLAN --replica-rule {rule}"
@@ -145,12 +196,14 @@ def _exported(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
     return {**directory, "command": exported.command, "conditions": conditions}, lines
 
 
-def _permuted(plan_path: Path, checkpoint: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
+def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> tuple[dict[str, Any], list[str]]:
     """Carry a plan into a checkpoint: what was written, and what an engine makes of it, as JSON and as lines."""
     from ...runtime.checkpoints import permute
     from ...runtime.plan import load
 
     plan = load(plan_path)
+    if not force:
+        _check_benefit(plan, plan_path, "write")
     with byte_progress() as update:
         result = permute(plan, checkpoint, output, on_progress=update)
     notes = _notes(plan, result)
@@ -189,8 +242,8 @@ def _notes(plan: "Plan", result: "Permuted") -> list[str]:
         )
     if beside := [name.replace("_", " ") for name in plan.decisions.names if name != "placement"]:
         notes.append(f"a checkpoint carries the placement, not the plan's {' and '.join(beside)}")
-    if plan.verdict is not None and plan.verdict.value == "none":
-        notes.append("no benefit expected: the plan's own figures do not show one")
+    if doubt := _doubt(plan):
+        notes.append(doubt)
     if result.left_alone:
         notes.append(f"left as they are, outside the plan: {', '.join(result.left_alone)}")
     if result.left_out:

@@ -61,8 +61,10 @@ def profile(
         raise UsageError("--link describes a cluster; give --cluster NxG, --preset or --from-tables beside it")
     if not 1 <= timeout <= 86_400:
         raise UsageError(f"--timeout {timeout}; expected 1 to 86400 seconds")
-    if (from_tables is None) != (system is None):
-        raise UsageError("--from-tables DIR and --system NAME go together; give both")
+    if from_tables is not None and system is None:
+        raise UsageError(f"--from-tables {from_tables} does not say whose tables; give --system NAME beside it")
+    if system is not None and from_tables is None:
+        raise UsageError(f"--system {system} does not say where its tables are; give --from-tables DIR beside it")
     curves = preset is not None or from_tables is not None
     described = cluster is not None and not curves
     sources = {"--preset": preset, "--cluster": described, "--from-tables": from_tables, "--merge": merge}

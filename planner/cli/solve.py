@@ -65,12 +65,15 @@ def solve(
       moeplan solve --from plan.json --trace new-traces -o next.json
     """
     from ...files import check_target
+    from ...traces.dataset import form_of
     from ..report.plan import solve_report
     from ..request import Request, cluster_for, profile_for
     from ..solve import make
 
-    known = profile_for(profile)
     traces = [_weighted(text) for text in trace or ["traces"]]
+    for source, _ in traces if trace else ():  # one that is mistyped, before a profile that is missing
+        form_of(source)
+    known = profile_for(profile)
     alone = len(traces) == 1 and traces[0][1] is None
     request = Request.of(
         strategy=strategy,

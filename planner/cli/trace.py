@@ -21,6 +21,7 @@ COMMANDS = {
     "import": "Turn a foreign recording into a trace.",
     "info": "Say what is in a trace.",
     "count": "Reduce a token trace to counts.",
+    "example": "Write a real trace that ships with moeplan.",
 }
 
 trace = LazyGroup(
@@ -62,10 +63,13 @@ def record(
         if model == EMBEDDED:
             from ..demo.text import record_embedded
 
-            if dataset is not None or (*run.values(), dtype, device) != (0, None, 8, "auto", "auto"):
+            own = {"--dataset": dataset, "--generate": generate or None, "--router": router}
+            own |= {"--dtype": dtype if dtype != "auto" else None, "--device": device if device != "auto" else None}
+            own["--batch-samples"] = batch_samples if batch_samples != 8 else None
+            if foreign := [name for name, value in own.items() if value is not None]:
                 raise UsageError(
-                    "embedded takes --text and none of --dataset, --generate, --router, --dtype, --device and"
-                    " --batch-samples; they are for the directory of a Hugging Face model"
+                    f"embedded does not take {foreign[0]}, which is for the directory of a Hugging Face model; leave it"
+                    " out"
                 )
             say("recording the embedded model")
             trace = record_embedded(_content(text), output, sample_tokens=sample_tokens, **kept)
@@ -101,8 +105,10 @@ def _prompts(directory: Path, text: Path | None, dataset: Path | None, sample_to
     from ...traces.huggingface.checkpoint import load_tokenizer, tokenizer_label
     from ...traces.huggingface.prompts import Prompts, dataset_prompts, text_prompts
 
-    if (text is None) == (dataset is None):
-        raise UsageError("expected either --text FILE or --dataset FILE.jsonl")
+    if text is None and dataset is None:
+        raise UsageError("nothing to run the model on; give --text FILE, or --dataset FILE.jsonl")
+    if text is not None and dataset is not None:
+        raise UsageError("--text and --dataset are both given; leave one out")
     content = _content(text) if dataset is None else ""
     tokenizer = load_tokenizer(directory)
     label = tokenizer_label(directory, tokenizer)
@@ -261,3 +267,29 @@ def count(
         rows = "rows of counts" if isinstance(opened, CountTrace) else "tokens"
         print(f"counted   {opened.num_rows:,} {rows} by {', '.join(keys) or 'layer only'}")
         print(f"wrote     {output}")
+
+
+def example(
+    name: Annotated[str, typer.Argument(help="The example; list prints the names.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")] = Path("traces"),
+    as_json: Json = False,
+) -> None:
+    """Write a real trace that ships with moeplan.
+
+    gpt-oss-20b: 140 sequences of MMLU and GPQA that OpenAI's model generated, 24 layers x 32 experts, top-4.
+
+    \b
+    Example:
+      moeplan trace example gpt-oss-20b -o traces
+    """
+    from ...traces.examples import EXAMPLES, write_example
+
+    if name == "list":
+        print_json({"examples": list(EXAMPLES)}) if as_json else print(", ".join(EXAMPLES))
+        return
+    trace = write_example(name, output)
+    if as_json:
+        print_json({"trace": str(output), "num_tokens": trace.num_tokens, "model": trace.model.name})
+    else:
+        print(f"example   {trace.num_tokens:,} tokens of {trace.model.name}, a real recording")
+        print(f"wrote     {output}    next: moeplan solve --trace {output} --cluster 2x8")

@@ -1,24 +1,37 @@
 """Files that carry a plan into a serving engine or trainer, and the rules such files obey, whoever wrote them."""
 
 import json
+import math
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from ...errors import UsageError
-from ...files import atomic_directory
+from ...files import atomic_directory, check_target
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import described
-from .engine import SIDECAR, Engine, Expected, Exported
+from .engine import PERMUTE, SIDECAR, Engine, Expected, Exported
 from .sglang import SGLang
 from .tensorrt_llm import TensorRTLLM
 from .tutel import Tutel
 from .vllm import VLLM, VLLMAscend
 
-__all__ = ["ENGINES", "SIDECAR", "Engine", "Expected", "Exported", "engine_named", "export", "validate"]
+__all__ = [
+    "ENGINES",
+    "SIDECAR",
+    "Engine",
+    "Expected",
+    "Exported",
+    "engine_named",
+    "export",
+    "prepared",
+    "validate",
+    "write",
+]
 
 MAX_FINDINGS = 100
 KINDS: tuple[Callable[[], Engine], ...] = (SGLang, VLLM, VLLMAscend, TensorRTLLM, Tutel)
@@ -36,27 +49,47 @@ def engine_named(name: str) -> Engine:
         There is none, or it takes no files.
     """
     if name in PERMUTED:
-        raise UsageError(
-            f"{name} takes no placement from a file; permute the checkpoint instead: moeplan apply PLAN --checkpoint"
-            " MODEL_DIR -o OUT_DIR"
-        )
+        raise UsageError(f"{name} takes no placement from a file; {PERMUTE}")
     if name not in ENGINES:
         raise UsageError(f"engine {name!r}; expected one of {', '.join(ENGINES)}")
     return ENGINES[name]
 
 
-def export(plan: Plan, engine: str, directory: str | os.PathLike[str], *, config: ModelSpec | None = None) -> Exported:
-    """Write the files of a plan for an engine into a directory, which appears whole or not at all.
+def export(
+    plan: Plan,
+    engine: str,
+    directory: str | os.PathLike[str],
+    *,
+    config: ModelSpec | None = None,
+    model_type: str | None = None,
+) -> Exported:
+    """Write the files of a plan for an engine into a directory; parameters and errors as in `prepared` and `write`."""
+    exported = prepared(plan, engine, directory, config=config, model_type=model_type)
+    write(exported, directory)
+    return exported
+
+
+def prepared(
+    plan: Plan,
+    engine: str,
+    directory: str | os.PathLike[str],
+    *,
+    config: ModelSpec | None = None,
+    model_type: str | None = None,
+) -> Exported:
+    """The files of a plan for an engine, sound by its rules (`validate`), for `write` to put into `directory`.
 
     Parameters
     ----------
     config
         The model as its config.json describes it, for what the plan does not know: dense layers, and those of MTP.
+    model_type
+        Of that config.json; engines ignore the files of some.
 
     Raises
     ------
     UsageError
-        The engine cannot carry the plan out, or there is something at `directory`.
+        The engine cannot carry the plan out, or would refuse or ignore the files, or there is something at `directory`.
     MismatchError
         The config.json is of another model.
     StorageError
@@ -65,15 +98,32 @@ def export(plan: Plan, engine: str, directory: str | os.PathLike[str], *, config
     chosen, target = engine_named(engine), Path(directory).absolute()
     if not str(target).isprintable():
         raise UsageError(f"{target}: a path that does not print cannot be pasted; choose another directory")
-    exported = chosen.export(plan, described(plan, config), target)
+    model = described(plan, config)
+    exported = chosen.export(plan, model, target)
     if chosen.replica_rule is not None and plan.decisions.pipeline is not None:
         exported = replace(exported, conditions=(*exported.conditions, UNCARRIED))
     exported = replace(exported, files={**exported.files, SIDECAR: _sidecar(plan, chosen, exported)})
-    with atomic_directory(target) as folder:
-        for name, text in exported.files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        _put(exported, Path(folder))
+        finding = next(chosen.findings(Path(folder) / chosen.file, _expected(plan, model, model_type)), None)
+    if finding is not None:
+        raise UsageError(f"{engine} cannot be given this plan: {finding}")
+    check_target(target, directory=True)
     return exported
+
+
+def write(exported: Exported, directory: str | os.PathLike[str]) -> None:
+    """Write files into the directory that they were `prepared` for, which appears whole or not at all.
+
+    Raises
+    ------
+    UsageError
+        There is something.
+    StorageError
+        It cannot be written.
+    """
+    with atomic_directory(Path(directory).absolute()) as folder:
+        _put(exported, folder)
 
 
 def validate(path: str | os.PathLike[str], engine: str, expected: Expected) -> list[str]:
@@ -95,6 +145,20 @@ def validate(path: str | os.PathLike[str], engine: str, expected: Expected) -> l
     file = Path(path) / chosen.file if os.path.isdir(path) else Path(path)
     findings = list(islice(chosen.findings(file, expected), MAX_FINDINGS + 1))
     return findings if len(findings) <= MAX_FINDINGS else [*findings[:MAX_FINDINGS], "and more"]
+
+
+def _put(exported: Exported, folder: Path) -> None:
+    for name, text in exported.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _expected(plan: Plan, model: ModelSpec, model_type: str | None) -> Expected:
+    """What the files of a plan are validated for: layers of MTP are none of the model's own."""
+    main = tuple(layer for layer in model.layer_ids if layer < (model.num_hidden_layers or math.inf))
+    redundant = None if plan.placement is None else plan.placement.num_slots - model.num_experts
+    own = replace(model, layer_ids=main)
+    return Expected(model=own, model_type=model_type, num_devices=plan.cluster.num_devices, redundant=redundant)
 
 
 def _sidecar(plan: Plan, engine: Engine, exported: Exported) -> str:

@@ -14,6 +14,7 @@ from ..plan import Plan
 
 SIDECAR = "moeplan.json"  # beside the files: what they are of, and for what
 MAX_BYTES = 8 * 2**20  # of a JSON file; 61 layers of 288 slots take 85 kB
+PERMUTE = "permute the checkpoint instead: moeplan apply PLAN --checkpoint MODEL_DIR -o OUT_DIR"
 MOST_NAMED = 4  # ids named in a line
 MOST_ID = 2**63
 

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 
-from ...errors import UsageError
 from ...files import read_json
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
-from .engine import MAX_BYTES, Expected, Exported, row_findings, shown
+from .engine import MAX_BYTES, PERMUTE, Expected, Exported, row_findings, shown
 
 KEY = "physical_to_logical_map"
 WITHOUT_HOOK = {  # model types whose classes have no get_model_config_for_expert_location
@@ -33,21 +32,6 @@ CONDITIONS = (
     "draft (MTP) layers keep their experts in order",
     "to see the placement in force: SGLANG_LOG_EXPERT_LOCATION_METADATA=1",
 )
-
-
-def check_hook(model_type: str) -> None:
-    """Refuse a model whose placement SGLang ignores.
-
-    Raises
-    ------
-    UsageError
-        Its class has no expert-location hook.
-    """
-    if model_type in WITHOUT_HOOK:
-        raise UsageError(
-            f"{WITHOUT_HOOK[model_type]} has no expert-location hook in SGLang {SGLang.version}, which would ignore the"
-            " file; permute the checkpoint instead: moeplan apply PLAN --checkpoint MODEL_DIR -o OUT_DIR"
-        )
 
 
 class SGLang:
@@ -79,7 +63,7 @@ class SGLang:
         """Faults that SGLang would refuse, and those that it would take."""
         if expected.model_type in WITHOUT_HOOK:
             kind = WITHOUT_HOOK[expected.model_type]
-            yield f"{kind} has no expert-location hook in SGLang {self.version}, which ignores the file; permute it"
+            yield f"{kind} has no expert-location hook in SGLang {self.version}, which ignores the file; {PERMUTE}"
         value = read_json(path, what="an expert location of SGLang", max_bytes=MAX_BYTES)
         if not isinstance(value, dict) or KEY not in value:
             yield f"{shown(value)} without the key {KEY}; expected an object with it and no other"

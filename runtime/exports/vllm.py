@@ -14,7 +14,7 @@ from ...profilers.cluster import Cluster
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import main_rows, placed
-from .engine import MAX_BYTES, SIDECAR, Expected, Exported, row_findings, shown
+from .engine import MAX_BYTES, PERMUTE, SIDECAR, Expected, Exported, row_findings, shown
 
 MODULE = "moeplan_vllm_plan"
 GROUP = "[vllm.general_plugins]"
@@ -92,7 +92,7 @@ class VLLM:
         """Faults that vllm#49572 or the plugin would refuse; of a directory, also what hides the plugin from vLLM."""
         if expected.model_type in WITHOUT_EPLB:
             kind = WITHOUT_EPLB[expected.model_type]
-            yield f"{kind} has no EPLB in vLLM {self.version}, which ignores it; permute it"
+            yield f"{kind} has no EPLB in vLLM {self.version}, which ignores the file; {PERMUTE}"
         if path.name == self.file and any(path.with_name(name).exists() for name in (SIDECAR, f"{MODULE}.py")):
             yield from _of_plugin(path.parent, expected)
         value = read_json(path, what="an expert map of vLLM", max_bytes=MAX_BYTES)

@@ -37,6 +37,19 @@ def recognises(head: bytes) -> bool:
     return set(NEEDED) <= set(_names(head.partition(b"\n")[0]))
 
 
+def lacking(path: Path, head: bytes) -> str | None:
+    """Say which columns a file lacks to be of counts, by its header; None where it is no CSV, or lacks none."""
+    names = _names(head.partition(b"\n")[0])
+    there, missing = ", ".join(names), [name for name in NEEDED if name not in names]
+    is_csv = path.suffix.lower() == ".csv" or len(missing) < len(NEEDED)
+    if not (is_csv and missing and there and there.isprintable()):
+        return None
+    return (
+        f"CSV without the column{'s' * (len(missing) > 1)} {', '.join(missing)}; its header has {there:.160}, expected"
+        f" {', '.join(NEEDED)}, and if known {', '.join(KEYS)}"
+    )
+
+
 def open_source(given: Given) -> "CsvSource":
     """The counts in a file, every row checked: one of another number of values, or out of their ranges, is named."""
     return CsvSource(given.file)

@@ -12,6 +12,7 @@ from typing import cast
 from ...errors import InputError
 from ...files import size_of
 from ..part_file import reading_order
+from .csv_counts import lacking
 from .source import Importer
 
 IMPORTERS = {  # engines first: what they write is also a zip archive or JSON
@@ -49,6 +50,8 @@ def choose(sources: Sequence[Path]) -> Chosen:
     kinds = {path: _kind(_head(path)) for path in files}
     name = next((name for name in IMPORTERS if name in kinds.values()), None)
     if name is None:
+        if len(files) == 1 and (reason := lacking(files[0], _head(files[0]))) is not None:
+            raise InputError(reason)
         begins = f"begins with {_head(files[0])[:8]!r}, " if len(files) == 1 else f"{len(files):,} files "
         raise InputError(f"{begins}of no kind that can be imported; known: {', '.join(IMPORTERS)}")
     chosen = tuple(path for path in files if kinds[path] == name)

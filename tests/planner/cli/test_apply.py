@@ -11,7 +11,7 @@ import pytest
 from moeplan.planner.cli.commands import group
 from moeplan.runtime.exports import ENGINES
 from moeplan.runtime.plan import Metric, Verdict, save
-from tests.planner.makers import planned
+from tests.planner.makers import edited, planned
 from tests.runtime.checkpoints.made_checkpoints import (
     assert_same,
     expert_tensors,
@@ -71,21 +71,26 @@ def test_what_an_engine_makes_of_a_coherent_plan_without_benefit_is_said(moeplan
     save(plan_of(spec(), ROWS, options=options, verdict=verdict), folder / "coherent.json")
     screen = moeplan("apply", "coherent.json", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
     assert "the plan is for coherent dispatch; an engine's standard dispatch returns tokens home" in screen
-    assert "no benefit expected" in screen
+    assert "no benefit shown: the plan's figures have no interval" in screen
 
 
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("--checkpoint", "model"), 2, "name it with -o DIRECTORY"),
-        (("-o", "out"), 2, "-o DIRECTORY goes with one of"),
-        (("--checkpoint", "model", "--engine", "sglang", "-o", "out"), 2, "-o DIRECTORY goes with one of"),
-        (("--checkpoint", "model", "--undo", "model", "-o", "out"), 2, "-o DIRECTORY goes with one of"),
-        (("--checkpoint", "model", "--trace", "traces", "-o", "out"), 2, "do not go with --checkpoint"),
+        (("--checkpoint", "model"), 2, ": --checkpoint writes a new directory; name it with -o DIRECTORY"),
+        (("--engine", "sglang"), 2, ": --engine writes a new directory; name it with -o DIRECTORY"),
+        (("--undo", "model"), 2, ": --undo writes a new directory; name it with -o DIRECTORY"),
+        (("-o", "out"), 2, "-o DIRECTORY goes with --engine NAME, --checkpoint DIRECTORY or --undo DIRECTORY"),
+        (("--hf-config", "config.json"), 2, ": --hf-config goes with --engine NAME; give that"),
+        (("--checkpoint", "model", "--engine", "sglang", "-o", "out"), 2, ": --engine and --checkpoint do different"),
+        (("--checkpoint", "model", "--undo", "model", "-o", "out"), 2, ": --checkpoint and --undo do different things"),
+        (("--checkpoint", "model", "--trace", "traces", "-o", "out"), 2, "--checkpoint does not go with --trace;"),
+        (("--undo", "model", "--hf-config", "x.json", "-o", "out"), 2, "--undo does not go with --hf-config;"),
+        (("plan.json", "--engine", "sglang", "-o", "out", "--", "true"), 2, "--engine does not go with a command"),
         (("--checkpoint", "model", "-o", "model"), 2, "already there and not empty"),
         (("--checkpoint", "model", "-o", "model/planned"), 2, "inside model, which is read"),
         (("--checkpoint", "gone", "-o", "out"), 3, "gone: no directory"),
-        (("--undo", "model", "-o", "out", "--", "true"), 2, "true: --undo needs neither"),
+        (("--undo", "model", "-o", "out", "--", "true"), 2, "--undo needs no plan; leave true out"),
         (("--undo", "model", "-o", "out"), 3, "no moeplan-permutation.json"),
         (("gone.json", "--checkpoint", "model", "-o", "out"), 3, "gone.json: cannot be read"),
         (("--checkpoint", "model", "-o", "plan.json/out"), 7, "cannot be written"),
@@ -113,7 +118,7 @@ def home(plan: Any, tmp_path: Path) -> Path:
 
 
 def test_a_plan_becomes_an_engine_s_files_and_they_are_sound(moeplan: Any, home: Path) -> None:
-    args = ("apply", "plan.json", "--engine", "tensorrt-llm", "-o", "out", "--hf-config", "config.json")
+    args = ("apply", "plan.json", "--engine", "tensorrt-llm", "-o", "out", "--hf-config", "config.json", "--force")
     lines = moeplan(*args, cwd=home).stdout.splitlines()
     assert lines[-2] == "start"
     assert lines[-1].startswith("trtllm-serve ")
@@ -130,7 +135,7 @@ def test_a_plan_becomes_an_engine_s_files_and_they_are_sound(moeplan: Any, home:
 
 
 def test_a_plan_for_an_engine_as_json(moeplan: Any, home: Path) -> None:
-    said = json.loads(moeplan("apply", "--engine", "vllm", "-o", "new/out", "--json", cwd=home).stdout)
+    said = json.loads(moeplan("apply", "--engine", "vllm", "-o", "new/out", "--json", "--force", cwd=home).stdout)
     assert (said["engine"], said["directory"], said["replica_rule"]) == ("vllm", "new/out", "even")
     assert all((home / "new" / "out" / file).is_file() for file in said["files"])
     assert said["command"].startswith(f"PYTHONPATH={home}/new/out")
@@ -142,6 +147,62 @@ def test_an_engine_s_files_that_cannot_be_made_leave_nothing(refuse: Any, home: 
     refuse(*apply[:-2], cwd=home, code=2, words="name it with -o DIRECTORY")
     refuse(*apply, cwd=home, code=2, words="--hf-config")
     refuse(*apply, "--hf-config", "mixtral.json", cwd=home, code=2, words="Mixtral has no expert-location hook")
+    (home / "gpt_oss.json").write_text(json.dumps(CONFIG | {"model_type": "gpt_oss"}))
+    vllm = ("apply", "plan.json", "--engine", "vllm", "-o", "out", "--force", "--hf-config", "gpt_oss.json")
+    refuse(*vllm, cwd=home, code=2, words="gpt-oss has no EPLB in vLLM")
+
+
+@pytest.mark.parametrize(
+    ("change", "args", "words"),
+    [
+        ({"decisions.dispatch": "coherent"}, ("--engine", "vllm"), "made for coherent dispatch"),
+        ({}, ("--engine", "sglang"), "give the model's --hf-config config.json"),
+        ({}, ("--engine", "sglang", "--hf-config", "mixtral.json"), "expert-location hook"),
+        ({}, ("--engine", "tutel"), "pipeline degrees, and the plan decides placement"),
+    ],
+    ids=["dispatch", "missing flag", "model type", "decision"],
+)
+def test_a_mismatch_with_the_engine_is_named_before_a_figure_is_recomputed(
+    refuse: Any, plan: Any, home: Path, change: dict[str, Any], args: tuple[str, ...], words: str
+) -> None:
+    forged = edited(plan, "evaluation.held_out.contenders.0.metrics.balance.value", 99.0)
+    save(forged, home / "forged.json")
+    refuse("apply", "forged.json", "--force", cwd=home, code=5, words="balance")  # which certifying finds
+    for path, value in change.items():
+        forged = edited(forged, path, value)
+    save(forged, home / "forged.json")
+    refuse("apply", "forged.json", *args, "-o", "out", cwd=home, code=2, words=words)
+
+
+def test_a_plan_without_benefit_is_refused_in_one_line_until_it_is_forced(
+    moeplan: Any, refuse: Any, home: Path
+) -> None:
+    write_checkpoint(home / "model", expert_tensors((0, 1), 4), shards=2)
+    for verb, *way in (
+        ("activate",),
+        ("write", "--engine", "vllm", "-o", "out"),
+        ("write", "--checkpoint", "model", "-o", "out"),
+    ):
+        words = f"to {verb} it anyway, give --force"
+        said = refuse("apply", "plan.json", *way, cwd=home, code=8, words=words).stderr
+        assert "plan.json: what runs today" in said or "plan.json: no benefit expected" in said
+    said = moeplan("apply", "plan.json", "--force", cwd=home).stdout
+    assert "certified plan.json" in said
+    assert (home / ".moeplan" / "active.json").read_bytes() == (home / "plan.json").read_bytes()
+
+
+def test_a_plan_without_verdict_or_interval_is_applied_with_a_warning(
+    moeplan: Any, make_trace: Any, plan: Any, home: Path
+) -> None:
+    single = planned(make_trace(samples=8), "eplb", "1x4", to=home / "single.json")
+    assert (single.verdict.value, single.verdict.gain.low) == ("none", None)
+    said = " ".join(moeplan("apply", "single.json", cwd=home).stdout.split())
+    assert "no benefit shown: " in said
+    assert "one step shows nothing" in said
+    save(plan.model_copy(update={"evaluation": None, "verdict": None, "outcome": {}}), home / "bare.json")
+    assert "not judged: nothing shows whether the plan pays" in moeplan("apply", "bare.json", cwd=home).stdout
+    written = moeplan("apply", "bare.json", "--engine", "vllm", "-o", "bare", cwd=home).stdout
+    assert "verdict   not judged" in written
 
 
 @pytest.mark.parametrize("command", ["apply", "validate"])

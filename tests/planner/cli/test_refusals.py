@@ -29,6 +29,7 @@ def folder(make_trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(home / "good.npy", np.arange(40, dtype=np.uint8).reshape(10, 2, 2) % 8)
     (home / "cluster.yaml").write_text("num_nodes: [1, 2]\n")
     (home / "exotic.yaml").write_text("num_nodes: !!timestamp x\n")
+    (home / "lacking.csv").write_text("layer,expert,tokens\n0,1,2\n")
     os.mkfifo(home / "pipe")
     (home / "book.bin").write_bytes(b"\xff\xfe" * 100)
     return home
@@ -38,6 +39,8 @@ REFUSALS = [
     (("solve", "--trace", "nowhere", "--cluster", "1x2"), 3, "nowhere"),
     (("solve", "--trace", "empty", "--cluster", "1x2"), 3, "empty"),
     (("solve", "--trace", "junk", "--cluster", "1x2"), 3, "part-0-1-0.parquet"),
+    (("solve", "--trace", "nosuch"), 3, ": nosuch: no such file or directory"),
+    (("solve", "--trace", "nosuch:2", "--profile", "none.json"), 3, ": nosuch: no such file or directory"),
     (("solve",), 2, "--cluster NxG"),
     (("solve", "--cluster", "four"), 2, "NxG"),
     (("solve", "--cluster", "1x2", "--phase", "decode"), 2, "decode"),
@@ -56,6 +59,11 @@ REFUSALS = [
     (("trace", "info", "book.bin"), 3, "book.bin"),
     (("trace", "import", "floats.npy", "-o", "out"), 3, "floats.npy"),
     (("trace", "import", "book.bin", "-o", "out"), 3, "book.bin"),
+    (
+        ("trace", "import", "lacking.csv", "-o", "out"),
+        3,
+        "without the column count; its header has layer, expert, to",
+    ),
     (("trace", "import", "good.npy", "-o", "traces"), 2, "not empty"),
     (("trace", "record", "embedded", "--text", "book.bin", "-o", "out"), 3, "UTF-8"),
     (("profile", "--link", "inter=1:1"), 2, "--cluster"),

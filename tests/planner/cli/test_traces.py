@@ -134,3 +134,23 @@ def test_responses_go_all_the_way_to_a_plan_by_the_config_of_their_model(
     assert "imported  180 tokens of 20 samples, 3 layers x 8 experts, top-2" in done.stdout
     moeplan("solve", "--strategy", "exflow", "--cluster", "1x4", "--time-limit", "1", cwd=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["model"]["layer_ids"] == [1, 2, 3]
+
+
+def test_the_shipped_example_is_written_once_and_can_be_planned_with(moeplan: Any, refuse: Any, tmp_path: Path) -> None:
+    done = moeplan("trace", "example", "gpt-oss-20b", cwd=tmp_path)
+    told = json.loads(moeplan("trace", "info", "--json", cwd=tmp_path).stdout)
+    assert f"{told['num_tokens']:,} tokens of gpt-oss-20b" in done.stdout
+    assert (told["num_samples"], told["phase_tokens"]) == (140, {"decode": told["num_tokens"]})
+    told = moeplan("trace", "example", "gpt-oss-20b", "-o", "again", "--json", cwd=tmp_path).stdout
+    assert json.loads(told) == {"trace": "again", "num_tokens": 43_916, "model": "gpt-oss-20b"}
+    refuse("trace", "example", "gpt-oss-20b", cwd=tmp_path, code=2, words="traces: already there and not empty")
+    command = done.stdout.partition("next: moeplan ")[2].split()
+    assert "plan.json" in moeplan(*command, "--time-limit", "2", cwd=tmp_path).stdout
+
+
+def test_the_names_of_examples_are_told_in_one_line(moeplan: Any, refuse: Any, tmp_path: Path) -> None:
+    assert moeplan("trace", "example", "list", cwd=tmp_path).stdout == "gpt-oss-20b\n"
+    assert json.loads(moeplan("trace", "example", "list", "--json", cwd=tmp_path).stdout) == {
+        "examples": ["gpt-oss-20b"]
+    }
+    refuse("trace", "example", "gpt-oss", cwd=tmp_path, code=2, words="example 'gpt-oss'; expected gpt-oss-20b")

@@ -152,6 +152,24 @@ def test_an_engine_that_takes_no_such_file_is_refused_with_what_works(name: str,
         export(plan_of(), name, tmp_path / "out")
 
 
+@pytest.mark.parametrize(("engine", "kind"), [("vllm", "gpt_oss"), ("sglang", "mixtral")])
+def test_a_model_whose_files_an_engine_ignores_is_refused_as_by_validate(
+    engine: str, kind: str, tmp_path: Path
+) -> None:
+    export(plan_of(), engine, tmp_path / "sound", model_type="qwen3_moe")
+    (finding,) = validate(tmp_path / "sound", engine, expected_of(plan_of(), model_type=kind))
+    with pytest.raises(UsageError, match="which ignores the file; permute the checkpoint instead") as caught:
+        export(plan_of(), engine, tmp_path / "out", model_type=kind)
+    assert finding in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_degrees_that_validate_refuses_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="layer 1: degree 64; expected 1 to 32"):
+        export(degrees_plan((1, 64, 2)), "tutel", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
 def test_hidden_layers_that_a_plan_does_not_know_come_from_the_model_s_config(engine: str, tmp_path: Path) -> None:
     ordinals = model_of(dense=0, num_hidden_layers=None, mtp=None)

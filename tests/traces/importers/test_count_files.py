@@ -175,9 +175,22 @@ def test_a_bad_row_is_named_and_nothing_is_written(tmp_path: Path, text: str, ex
     refused(tmp_path, {"r.csv": text.encode("latin-1")}, expected, num_experts=num_experts)
 
 
-@pytest.mark.parametrize("text", ["layer;expert;count\n0;1;2\n", "layer,count\n0,1\n", "0,1,2\n", ""])
-def test_other_text_is_of_no_known_kind(tmp_path: Path, text: str) -> None:
-    refused(tmp_path, {"r.csv": text.encode()}, "no kind that can be imported")
+@pytest.mark.parametrize(
+    ("name", "text", "missing", "header"),
+    [
+        ("r.csv", "layer,count\n0,1\n", "column expert;", "has layer, count,"),
+        ("r.txt", "Step, count\n0,1\n", "columns layer, expert;", "has step, count,"),
+        ("r.CSV", "layer;expert;count\n0;1;2\n", "columns layer, expert, count;", "has layer;expert;count,"),
+        ("r.csv", "0,1,2\n", "columns layer, expert, count;", "has 0, 1, 2,"),
+    ],
+)
+def test_a_csv_that_lacks_a_column_says_which(tmp_path: Path, name: str, text: str, missing: str, header: str) -> None:
+    refused(tmp_path, {name: text.encode()}, f"without the {missing}", f"its header {header}", "expected layer, expert")
+
+
+@pytest.mark.parametrize(("name", "text"), [("r.csv", ""), ("r.csv", "\x00\x01,\x02"), ("r.txt", "0,1,2\n")])
+def test_other_text_is_of_no_known_kind(tmp_path: Path, name: str, text: str) -> None:
+    refused(tmp_path, {name: text.encode()}, "no kind that can be imported")
 
 
 def test_a_csv_that_changes_between_the_passes_is_no_crash(tmp_path: Path) -> None:
