@@ -212,8 +212,12 @@ class Tried(Record):
 
     parts: tuple[str, ...] = Field(min_length=1)  #: Its parts by name, in the order they were decided
     dispatch_model: DispatchModel
-    inner: float  #: Its gain over today, a share, on the fitted units that did not decide it
+    #: inner, shown: its gain over today, a share, on the fitted units that did not decide it, and whether that has an
+    #: interval
+    inner: float
+    shown: bool
     share: Metric | None  #: The same on the part that judges
+    engines: tuple[str, ...]  #: Engines whose files carry all of it
     #: metrics, today: its figures there, and today's beside it
     metrics: Mapping[str, float]
     today: Mapping[str, float]

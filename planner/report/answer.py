@@ -193,10 +193,11 @@ def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
     mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
     if EXPERTS in ours.metrics or mine is None or theirs is None:
         return
+    less = 1 - mine.value / theirs.value
     yield (
         f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
-        f" {_change(1 - mine.value / theirs.value)} % time; for seconds write a profile (moeplan profile, or"
-        " --preset NAME of published hardware)"
+        f" {abs(less):.0%} {'less' if less >= 0 else 'more'} time; for seconds of a step: moeplan profile, or"
+        " moeplan profile --preset h200_sxm"
     )
 
 

@@ -57,9 +57,16 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
             if before is not None and gain is not None
         ]
         yield f"what each part adds: {', '.join(added)}"
+    carried = dict[tuple[str, ...], Tried]()
+    for one in sorted(others, key=lambda one: -one.inner):
+        if one.engines and one.inner >= MATTERS:
+            carried.setdefault(one.engines, one)
+    if carried and not best.engines:
+        listed = "; ".join(f"{', '.join(engines)}: {one.name}, {_change(one)}" for engines, one in carried.items())
+        yield f"moeplan.runtime carries it out; what engines can (--engine NAME): {listed}"
     for one in others:
         if len(one.parts) == 1 and one.parts[0] not in best.parts:
-            yield f"not worth it: {one.name}, {_why(one)}"
+            yield f"not worth it: {one.name}, {_why(one, best)}"
     if options.interrupted:
         yield "interrupted: what was not tried until then is left out"
     for name, reason in options.refused.items():
@@ -75,11 +82,18 @@ def _balance(metrics: Mapping[str, float]) -> str:
     return f"{metrics[BALANCE]:.2f} ({metrics[TAIL]:.2f})" if BALANCE in metrics and TAIL in metrics else "-"
 
 
-def _why(one: Tried) -> str:
-    """What takes longer than today, or that it gains little."""
+def _change(one: Tried) -> str:
+    """Gain as a change in percent."""
+    return f"{-100 * one.share.value:+z.1f} %" if one.share else "0 %"
+
+
+def _why(one: Tried, best: Tried) -> str:
+    """What takes longer than today, or that it gains less than the plan, or no more for what it needs."""
     if one.share is None:
         return "which changes nothing"
-    change = f"{-100 * one.share.value:+z.1f} %"
+    change = _change(one)
+    if not one.shown:
+        return f"{change}, which a single step does not show: give fewer tokens a step, or record more"
     grown = {
         name: sum(one.metrics.get(part, 0.0) - one.today.get(part, 0.0) for part in parts)
         for name, parts in PARTS.items()
@@ -87,4 +101,6 @@ def _why(one: Tried) -> str:
     name = max(grown, key=lambda part: grown[part])
     if one.share.value < MATTERS and grown[name] > 0 and STEP in one.metrics:
         return f"{change}: {name} {TimeUnit.worded(grown[name])} more"
-    return change if one.share.value < MATTERS else f"{change}, less than the plan"
+    if best.share is None or one.share.value <= best.share.value:
+        return change
+    return f"{change}, within 1 % of the plan, which needs less, where they were compared"

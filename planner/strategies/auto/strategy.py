@@ -62,13 +62,13 @@ class Candidate:
     parts: Parts
     decided: "Decided"
     gain: float  #: A share of what today has
+    shown: bool  #: Whether the gain has an interval, as that of samples in a single step has not
 
     @property
-    def rank(self) -> tuple[float, ...]:
-        """Order of preference, the best first: what gains, in whole percents, then what needs least."""
+    def needs(self) -> tuple[float, ...]:
+        """What it asks for, the least first: parts to carry out, and slots."""
         placement = self.decided.plan.placement
-        slots = 0 if placement is None else placement.num_slots
-        return (-(self.gain // MATTERS), len(self.parts), slots, -self.gain)
+        return (len(self.parts), 0 if placement is None else placement.num_slots, -self.gain)
 
 
 class Auto(Strategy):
@@ -112,7 +112,7 @@ class Search:
         try:
             for part in self.parts():
                 self.attempt((part,))
-            while self.ranked() and self.gains((*self.grown(), *self.replaced())):
+            while self.tried and self.gains((*self.grown(), *self.replaced())):
                 pass
         except KeyboardInterrupt:
             if not self.tried:
@@ -141,15 +141,20 @@ class Search:
         return time.perf_counter() - self.started
 
     def ranked(self) -> list[Candidate]:
-        """The candidates, the best first."""
-        return sorted({one.parts: one for one in self.tried.values()}.values(), key=lambda one: one.rank)
+        """The candidates: the one that needs least of those within 1 % of the best, then by what they gain."""
+        rows = sorted(
+            {one.parts: one for one in self.tried.values()}.values(), key=lambda one: (not one.shown, -one.gain)
+        )
+        near = [one for one in rows if one.shown == rows[0].shown and one.gain > rows[0].gain - MATTERS]
+        best = min(near, key=lambda one: one.needs)
+        return [best, *(one for one in rows if one is not best)]
 
     def gains(self, others: Sequence[Parts]) -> bool:
         """Attempt some; whether one of them is better than all before."""
-        before = self.ranked()[0].rank
+        before = self.ranked()[0]
         for parts in others:
             self.attempt(parts)
-        return self.ranked()[0].rank < before
+        return self.ranked()[0] is not before
 
     def grown(self) -> Iterator[Parts]:
         """The best candidates with one part more on top, of those that gain alone."""
@@ -196,7 +201,8 @@ class Search:
         metric = STEP if all(STEP in one.value for one in evaluated.judged.values()) else BALANCE
         share = verdict(evaluated, metric).share
         settled = replace(part, params=part.strategy.settled(part.params, decided.plan))
-        return Candidate((*parts[:-1], settled), decided, share.value if share else 0.0)
+        gain, shown = (share.value, share.low is not None) if share else (0.0, True)
+        return Candidate((*parts[:-1], settled), decided, gain, shown)
 
     def task_of(self, part: Part, base: "Decided | None", *, inner: bool) -> Task:
         """The task of a part on top of what was decided, in the same steps as all others."""
@@ -256,7 +262,9 @@ class Search:
         return Tried(
             parts=tuple(part.name for part in candidate.parts),
             dispatch_model=candidate.decided.plan.dispatch_model,
+            engines=engines_of(candidate.decided.plan),
             inner=candidate.gain,
+            shown=candidate.shown,
             share=verdict(evaluated, metric).share,
             metrics=ours,
             today=today,
@@ -278,6 +286,13 @@ def stands_on(part: Part, base: Candidate) -> bool:
     plan, chosen = base.decided.plan, part.strategy
     decided = {*plan.decisions.names}
     return decided <= chosen.beside and chosen.decides not in decided and plan.dispatch_model != "coherent"
+
+
+def engines_of(plan: Plan) -> tuple[str, ...]:
+    """Engines whose files carry all decisions of a plan."""
+    if plan.dispatch_model != "standard":
+        return ()
+    return tuple(name for name, engine in ENGINES.items() if {*plan.decisions.names} <= engine.carries)
 
 
 def searches(chosen: Strategy) -> bool:
