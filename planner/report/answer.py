@@ -1,6 +1,7 @@
 """The answer of a plan or a comparison: what is gained over today, in percent and in its unit, and remarks on it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ...errors import InputError
 from ...runtime.plan import Contender, Part, Plan, Verdict
@@ -104,10 +105,15 @@ def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterat
         )
 
 
-def judged_sections(part: Part, verdict: Verdict, lines: Sequence[str], metrics: Sequence[str]) -> Iterator[Section]:
-    """The table beside today, at most five remarks, the others among the details, and all figures of these metrics."""
+def judged_sections(
+    part: Part, verdict: Verdict, lines: Sequence[str], metrics: Sequence[str], *, whole: bool = False
+) -> Iterator[Section]:
+    """The table beside today, at most five remarks, the others among the details, and all figures of these metrics.
+
+    On a narrow screen the table leaves its last columns out unless it is shown `whole`.
+    """
     today, judged, more = verdict.against, verdict.metric, lines[MOST_REMARKS:]
-    first = contender_table(part, headlines(part, judged), today=today, judged=judged)
+    first = replace(contender_table(part, headlines(part, judged), today=today, judged=judged), whole=whole)
     yield Section("Beside today", (first,))
     if lines:
         pointer = [f"{len(more)} more: --verbose"] if more else []
