@@ -67,11 +67,16 @@ class Table:
     whole: bool = False
 
     def fitting(self, width: int) -> "list[Table]":
-        """The columns as tables of so many signs at most, each with the rows' names and one column at least."""
+        """The columns as tables of so many signs at most, each with the rows' names and one column at least.
+
+        Where all are shown in several tables, names of more than half the width wrap.
+        """
         names, *rest = self.columns
-        tables = [[names]]
+        named, tables = names.width, [[names]]
+        if self.whole and named + sum(GAP + column.width for column in rest) > width:
+            named = min(named, width // 2)
         for column in rest:
-            needed = sum(one.width + GAP for one in tables[-1]) + column.width
+            needed = named + sum(GAP + one.width for one in (*tables[-1][1:], column))
             if needed > width and len(tables[-1]) > 1:
                 if not self.whole:
                     break
@@ -87,8 +92,11 @@ class Table:
             if number:
                 console.print()
             shown = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="")
-            for place, column in enumerate(table.columns):
-                shown.add_column(column.header, justify="right" if place else "left", overflow="fold")
+            names, *rest = table.columns
+            room = console.width - sum(GAP + column.width for column in rest)
+            shown.add_column(names.header, overflow="fold", max_width=max(room, 1))
+            for column in rest:  # figures stay whole, names wrap
+                shown.add_column(column.header, justify="right", no_wrap=True, min_width=column.width)
             for row in zip(*(column.cells for column in table.columns), strict=True):
                 shown.add_row(*row)
             console.print(shown)

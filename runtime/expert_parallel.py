@@ -21,6 +21,8 @@ from .engine.traffic import Sent, Traffic
 from .gradients import check_wrapper, spread_experts
 from .plan import Plan
 
+TOKENS = ("input_ids", "inputs_embeds")  # names by which models take them
+
 
 class ExpertParallelModel(nn.Module):
     """A model that `parallelize` spread over ranks.
@@ -63,10 +65,13 @@ class ExpertParallelModel(nn.Module):
         """The experts of each MoE layer; never replaced, and to find them takes as long as a layer."""
         return list(spread_experts(self.model).values())
 
-    def forward(self, tokens: Tensor, samples: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor | None = None, samples: Tensor | None = None, mask: Tensor | None = None, **inputs: Any
+    ) -> Any:
         """Logits `[B, S, V]` of this rank's tokens, int64 `[B, S]`; all ranks call it together, B may be 0.
 
-        Under `migrating` they are of the samples that ended here: what belongs to samples must `follow` them.
+        Under `migrating` they are of the samples that ended here: what belongs to samples must `follow` them. Called
+        with `inputs` it returns what the model itself returns.
 
         Parameters
         ----------
@@ -74,13 +79,20 @@ class ExpertParallelModel(nn.Module):
             Global sample ids, int64 `[B]`, by which replicas take turns; None numbers them `rank << 40 | ordinal`.
         mask
             False, or 0, where tokens are padding, `[B, S]`; None: there is none.
+        inputs
+            The model's own, such as `input_ids`, `attention_mask` and `labels`, which only `standard` dispatch takes:
+            it alone calls the model.
 
         Raises
         ------
         UsageError
             Shapes do not go together, DistributedDataParallel averages over more ranks than share experts, or the
-            dispatch model is not for training, or for layers that FSDP2 wraps one by one.
+            dispatch model is not for training, for layers that FSDP2 wraps one by one, or for the model's own inputs.
         """
+        if inputs:
+            return self._called(tokens, samples, mask, inputs)
+        if tokens is None:
+            raise UsageError("no tokens; expected model(tokens), int64 [B, S], or the model's own inputs by name")
         if samples is None:
             samples = self._numbered(len(tokens), tokens.device)
         if tokens.ndim != 2 or samples.shape != tokens.shape[:1] or (mask is not None and mask.shape != tokens.shape):
@@ -91,10 +103,9 @@ class ExpertParallelModel(nn.Module):
             done = self.dispatcher.forward(self.model, Batch(tokens, samples, mask), self.group)
         finally:
             self._samples = None
-        self._traffic = [block.sent for block in self.blocks] if done.traffic is None else done.traffic
+        self._keep(done.traffic)
         if done.cache_bytes is not None:
             self.cache_bytes = done.cache_bytes
-        self.routed = tuple(block.routed for block in self.blocks)
         return done.logits
 
     def follow(self, rows: Tensor) -> Tensor:
@@ -148,10 +159,33 @@ class ExpertParallelModel(nn.Module):
         self._traffic, self.cache_bytes = generated.traffic, generated.cache_bytes
         return generated.tokens
 
+    def _called(
+        self, tokens: Tensor | None, samples: Tensor | None, mask: Tensor | None, inputs: dict[str, Any]
+    ) -> Any:
+        """What the model returns for inputs of its own; parameters as of `forward`."""
+        if mask is not None:
+            raise UsageError(f"mask beside the model's own {', '.join(inputs)}; give it by the model's name for it")
+        given = next((one for one in (tokens, *map(inputs.get, TOKENS)) if one is not None), None)
+        if samples is not None and (given is None or samples.shape != given.shape[:1]):
+            batch = "no tokens" if given is None else f"{len(given)} rows of tokens"
+            raise UsageError(f"samples of shape {list(samples.shape)} for {batch}; expected one for each row")
+        self._samples = samples
+        try:
+            output = self.dispatcher.call(self.model, () if tokens is None else (tokens,), inputs)
+        finally:
+            self._samples = None
+        self._keep(None)
+        return output
+
+    def _keep(self, traffic: Traffic | None) -> None:
+        """Keep what the last forward sent, where None is what the blocks say, and routed."""
+        self._traffic = [block.sent for block in self.blocks] if traffic is None else traffic
+        self.routed = tuple(block.routed for block in self.blocks)
+
     def _announce(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the experts which tokens the model is called for, by ids `[B, S]` or embeddings `[B, S, M]`."""
         check_wrapper(self.model, self.group)
-        given = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        given = (*args[:1], *map(kwargs.get, TOKENS))
         tokens = next((value for value in given if isinstance(value, Tensor)), None)
         if tokens is None or tokens.ndim < 2:
             return

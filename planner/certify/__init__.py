@@ -78,6 +78,7 @@ def certify(
     timed_by = None if profile is None else Path(profile)
     task = task_of(plan, last, str(opened.path), timed_by, mixture)
     evaluated = check_judged(plan, task, certificate, sidecars, on_progress)
+    certificate.replayed = True
     certificate.unchecked += ["solver seconds, status, method and backend", "that options are what was asked for"]
     if AutoOptions.key in plan.options:
         certificate.unchecked.append("what other candidates of auto give")

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from .flags import (
     phases,
 )
 from .screen import console, print_json, progress
+
+if TYPE_CHECKING:
+    from ...runtime.plan import Plan
 
 MATRICES = "The bytes between all pairs of devices as a page (.html)."
 PICTURE = "The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace."
@@ -130,16 +133,20 @@ def compare(
 
 def certify(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
-    trace: Annotated[str | None, optional("The trace it was made from; without: structure only.")] = None,
-    profile: Annotated[str | None, optional("The profile it was made from; without: seconds unchecked.")] = None,
+    trace: Annotated[str | None, optional("The trace it was made from; the plan's own.")] = None,
+    profile: Annotated[str | None, optional("The profile it was made from; the plan's own.")] = None,
     as_json: Json = False,
 ) -> None:
     """Recompute what a plan claims by a replay of its trace, token by token; what it cannot, it lists.
 
-    Exits with 5 when a figure differs and with 4 when the trace or the profile is another one.
+    The plan's own trace and profile are those that it names, where these are still there with their hashes; without
+    the profile seconds are left unchecked. Exits with 0 only when figures were recomputed: with 3 when there is no
+    trace to do so, and the structure alone was checked; with 5 when a figure differs; with 4 when the trace or the
+    profile is another one.
 
     \b
-    Example:
+    Examples:
+      moeplan certify plan.json
       moeplan certify plan.json --trace traces --profile profile.json
     """
     from ...runtime.plan import load
@@ -147,15 +154,27 @@ def certify(
     from ..certify import certify as check
 
     loaded = load(plan)
+    against = trace or certifiable_trace(loaded, plan.parent)
+    timed = profile or certifiable_profile(loaded, plan.parent)
     with progress() as say:
-        certificate = check(loaded, trace, profile, folder=plan.parent, on_progress=say)
+        certificate = check(loaded, against, timed, folder=plan.parent, on_progress=say)
     if as_json:
-        print_json({"plan": str(plan), "trace": trace, "profile": profile} | asdict(certificate))
+        print_json({"plan": str(plan), "trace": against, "profile": timed} | asdict(certificate))
     else:
-        console().print(certificate.summary(plan, trace))
-        if trace is None and (own := certifiable_trace(loaded, plan.parent)) is not None:
-            timed = certifiable_profile(loaded, plan.parent)
-            print(f"next: moeplan certify {plan} --trace {own}{f' --profile {timed}' if timed else ''}")
+        console().print(certificate.summary(plan, against))
+    if not certificate.replayed:
+        raise InputError(f"{plan}: not certified: {_lacking(loaded, against, certificate.unchecked)}")
+
+
+def _lacking(plan: "Plan", trace: str | None, unchecked: list[str]) -> str:
+    """Why no figure of a plan was recomputed, and what to give."""
+    own = plan.inputs.trace
+    if trace is not None:
+        return f"{unchecked[-1]}; re-run moeplan solve"
+    if own is None:
+        return "it names no trace that its figures are from; re-run moeplan solve"
+    place = "its trace" if own.path is None else f"its trace {own.path}"
+    return f"{place} (hash {own.sha256[:12]}..) is not here as it was; give it with --trace"
 
 
 def validate(

@@ -1,6 +1,7 @@
 """The answer of a plan or a comparison: what is gained over today, in percent and in its unit, and remarks on it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from ...errors import InputError
@@ -160,11 +161,22 @@ def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterat
 
 
 def judged_sections(
-    part: Part, verdict: Verdict, lines: Sequence[str], metrics: Sequence[str], table: Table | None = None
+    part: Part,
+    verdict: Verdict,
+    lines: Sequence[str],
+    metrics: Sequence[str],
+    *,
+    table: Table | None = None,
+    whole: bool = False,
 ) -> Iterator[Section]:
-    """The table beside today, at most five remarks, the others among the details, and all figures of these metrics."""
+    """The table beside today, at most five remarks, the others among the details, and all figures of these metrics.
+
+    The table is of the part's contenders unless another is given. On a narrow screen it leaves its last columns out
+    unless it is shown `whole`.
+    """
     today, judged, more = verdict.against, verdict.metric, lines[MOST_REMARKS:]
     first = table or contender_table(part, headlines(part, judged), today=today, judged=judged)
+    first = replace(first, whole=whole)
     yield Section("Beside today", (first,))
     if lines:
         pointer = [f"{len(more)} more: --verbose"] if more else []

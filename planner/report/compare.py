@@ -30,7 +30,8 @@ def compare_report(comparison: Comparison, console: Console, *, verbose: bool = 
     """Print which plans pay here, all of them beside today, and what qualifies that."""
     verdict, lines = comparison.compared[0].verdict, [*_remarks(comparison)]
     answer = Section("Answer", (Text(tuple(_answers(comparison))),))
-    to_console([answer, *judged_sections(comparison.part, verdict, lines, [*METRICS])], console, verbose=verbose)
+    sections = judged_sections(comparison.part, verdict, lines, [*METRICS], whole=True)
+    to_console([answer, *sections], console, verbose=verbose)
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:

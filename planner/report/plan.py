@@ -64,7 +64,7 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
     if plan.evaluation is not None and plan.verdict is not None:
         part, counted = plan.evaluation.judging, [name for name in METRICS if name not in SECONDS]
         table = next(filter(None, (one.table(plan, part) for one in strategies)), None)
-        sections += judged_sections(part, plan.verdict, [*remarks(plan, part, strategies)], counted, table)
+        sections += judged_sections(part, plan.verdict, [*remarks(plan, part, strategies)], counted, table=table)
         sections += _seconds(plan, part, plan.verdict.against)
     sections.append(Section("How it was solved", (Text(tuple(_solved(plan))),), verbose=True))
     for one in strategies:

@@ -3,8 +3,9 @@
 Legend: B samples of this rank; S positions; G tokens of all ranks; T tokens that this rank holds; V vocabulary.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from ..coherent.contexts import Held
 from ..coherent.ways import Coherent
 from ..models.protocols import LanguageModel
 from ..plan import Plan
-from .dispatch import Batch, Forwarded, padded, view_of_whole
+from .dispatch import Batch, Forwarded, padded, refuse_inputs, view_of_whole
 
 
 class CoherentDispatch:
@@ -39,6 +40,10 @@ class CoherentDispatch:
                 " dispatch='standard'"
             )
         return _forward(view_of_whole(model, "coherent dispatch"), batch, Coherent(group))
+
+    def call(self, _model: nn.Module, _args: tuple[Any, ...], inputs: Mapping[str, Any]) -> NoReturn:
+        """Refuse: the model itself is not called."""
+        refuse_inputs(inputs, "coherent dispatch")
 
     def follow(self, rows: Tensor) -> Tensor:
         """The rows as they are: logits return to where their sample started."""

@@ -3,9 +3,10 @@
 Legend: B samples of this rank; S positions; T tokens of these, padding left out; V vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -65,6 +66,10 @@ class Dispatch(Protocol):
         """The forward of a model whose routed blocks have `ParallelExperts`; all ranks call it together."""
         ...
 
+    def call(self, model: nn.Module, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> Any:
+        """What the model returns for inputs of its own; a UsageError where its layers are not called by it."""
+        ...
+
     def follow(self, rows: Tensor) -> Tensor:
         """Rows of the samples of the last forward, `[B, ...]`, where the logits are."""
         ...
@@ -72,6 +77,14 @@ class Dispatch(Protocol):
     def generation(self, group: dist.ProcessGroup | None) -> Coherent | Resident:
         """The way of tokens through a generation; a UsageError where there is none."""
         ...
+
+
+def refuse_inputs(inputs: Mapping[str, Any], how: str) -> NoReturn:
+    """Refuse a model's own inputs, by name, under a dispatch that takes the model apart: `how`."""
+    raise UsageError(
+        f"{', '.join(inputs)} under {how}, which takes the model's layers apart and gives logits alone; call"
+        " model(tokens, samples, mask), or parallelize with dispatch='standard'"
+    )
 
 
 def padded(logits_TV: Tensor, real_BS: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ V vocabulary.
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from ..gradients import check_wrapper
 from ..migrating.homes import Guests, Homes, SamplePolicy
 from ..models.protocols import LanguageModel, Layer
 from ..plan import Plan
-from .dispatch import Batch, Forwarded, padded, view_of_whole
+from .dispatch import Batch, Forwarded, padded, refuse_inputs, view_of_whole
 
 
 class MigratingDispatch:
@@ -84,6 +85,10 @@ class MigratingDispatch:
         padding = contexts.first[-1] < len(guests.home) * width
         real_CS = guests.follow(real_BS) if padding else real_BS.new_ones(len(guests.here), width)
         return Forwarded(padded(whole.head(whole.norm(x_TM)), real_CS), traffic)
+
+    def call(self, _model: nn.Module, _args: tuple[Any, ...], inputs: Mapping[str, Any]) -> NoReturn:
+        """Refuse: the model itself is not called."""
+        refuse_inputs(inputs, "migrating dispatch")
 
     def follow(self, rows: Tensor) -> Tensor:
         """Rows of the samples that the last forward took here, where they ended; a collective call."""

@@ -1,7 +1,8 @@
 """Standard dispatch: tokens return to the rank of their sample after each layer."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,6 +24,10 @@ class StandardDispatch:
         """Logits `[B, S, V]` of this rank's samples."""
         output = model(batch.tokens) if batch.mask is None else model(batch.tokens, attention_mask=batch.mask)
         return Forwarded(getattr(output, "logits", output))
+
+    def call(self, model: nn.Module, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> Any:
+        """What the model returns, object and all."""
+        return model(*args, **inputs)
 
     def follow(self, rows: Tensor) -> Tensor:
         """The rows as they are: samples stay."""

@@ -1,6 +1,8 @@
 """What a user may get wrong: one clear line on stderr, the right exit code, no file."""
 
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from moeplan.runtime.plan import load, save
+from tests.builders import known
 from tests.planner.makers import edited, planned
 
 
@@ -96,6 +99,32 @@ def test_it_is_refused_in_one_line_with_its_code_and_nothing_is_written(
     refuse: Any, folder: Path, args: tuple[str, ...], code: int, words: str
 ) -> None:
     refuse(*args, cwd=folder, code=code, words=words)
+
+
+def test_certify_takes_the_plans_own_trace_and_without_any_says_which_to_give(
+    moeplan: Any, folder: Path, tmp_path: Path
+) -> None:
+    plan = load(folder / "plan.json")
+    source = known(plan.inputs.trace)
+    own = moeplan("certify", "plan.json", cwd=folder).stdout
+    assert own == moeplan("certify", "plan.json", "--trace", source.path, cwd=folder).stdout
+    assert re.match(r"certified plan\.json against .+: [1-9]\d* figures recomputed", " ".join(own.split()))
+    save(edited(plan, "inputs.trace.path", "gone"), tmp_path / "plan.json")
+    done = moeplan("certify", "plan.json", cwd=tmp_path, code=3)
+    assert done.stdout.startswith("NOT certified plan.json: structure only")
+    words = f"its trace gone (hash {source.sha256[:12]}..) is not here as it was; give it with --trace"
+    assert done.stderr == f"moeplan: plan.json: not certified: {words}\n"
+    assert json.loads(moeplan("certify", "plan.json", "--json", cwd=tmp_path, code=3).stdout)["replayed"] is False
+    given = json.loads(moeplan("certify", "plan.json", "--trace", folder / "traces", "--json", cwd=tmp_path).stdout)
+    assert given["replayed"] is True
+
+
+def test_a_plan_without_an_evaluation_is_not_certified_by_its_trace(moeplan: Any, folder: Path, tmp_path: Path) -> None:
+    bare = load(folder / "plan.json").model_copy(update={"evaluation": None, "verdict": None})
+    save(bare, tmp_path / "plan.json")
+    done = moeplan("certify", "plan.json", cwd=tmp_path, code=3)
+    assert done.stdout.startswith("NOT certified plan.json against ")
+    assert "the plan has no evaluation to recompute; re-run moeplan solve" in done.stderr
 
 
 def test_an_edited_figure_is_found_by_certify_with_code_5(refuse: Any, folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,19 @@ def test_one_that_does_not_ends_with_8_its_table_on_stdout_and_its_name_on_stder
     printed = json.loads(moeplan(*args, "--json", cwd=compared, code=8).stdout)
     assert printed["no_longer_pay"] == ["plain.json"]
     assert printed["plans"][1]["against_first"]["gain"]["value"] < 0
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_screen_shows_every_figure_and_name_of_a_wide_one(moeplan: Any, compared: Path, width: int) -> None:
+    (compared / "placed-by-copies.json").write_bytes((compared / "plan.json").read_bytes())
+    args = ("compare", "plan.json", "plain.json", "placed-by-copies.json", "--trace", "new")
+    for more in ((), ("--verbose",)):
+        wide, narrow = (
+            moeplan(*args, *more, cwd=compared, code=8, COLUMNS=str(columns)).stdout for columns in (400, width)
+        )
+        assert not Counter(wide.split()) - Counter(narrow.split())
+        assert max(map(len, narrow.splitlines())) <= width
+        assert max(map(len, wide.splitlines())) > 80
 
 
 @pytest.mark.parametrize(
