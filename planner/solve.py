@@ -14,6 +14,7 @@ from ..solvers.outcome import Outcome
 from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender, contiguous_in, journey_of, today
+from .options import EvaluationOptions
 from .request import Request
 from .sidecars import save_with
 from .strategies.registry import strategy
@@ -21,7 +22,6 @@ from .strategies.strategy import Solution, Strategy
 from .task import Task
 
 SIZES = (0.25, 1, 4)  # of a step, at which the gain is told
-STEP_OPTIONS = ("samples_per_step", "tokens_per_step", "concurrency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +209,7 @@ def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
     if units != units_now or judged.get("phases") != list(request.phases):
         return {}
     profile, profile_now = (file and file.sha256 for file in (before.profile, inputs.profile))
-    ours = task.evaluation_options
-    same_steps = all(judged.get(name) == getattr(ours, name) for name in STEP_OPTIONS)
+    same_steps = EvaluationOptions.of(base).size == task.evaluation_options.size
     if same_steps and profile == profile_now and base.cluster == request.cluster:
         return dict(base.outcome)
     by_steps = {chosen.decides for chosen in map(strategy, base.strategies) if chosen.by_steps}

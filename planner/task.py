@@ -116,7 +116,8 @@ class Task:
     def use(self) -> Use | None:
         """What runs: as asked for, else as the phases of the tokens say."""
         request, whole = self.request, self.moves_samples or self.index.kind != "sample"
-        return use_of(self.index.phases, request.size, request.purpose, whole=whole)
+        size = request.size if self._derives_steps else None
+        return use_of(self.index.phases, size, request.purpose, whole=whole)
 
     @cached_property
     def size(self) -> StepSize:
@@ -131,6 +132,10 @@ class Task:
         least = min(int(tokens_U[part_U].sum()) for part_U in (fitted_U, ~fitted_U) if part_U.any())
         fewest = int(tokens_U.mean() * self.request.cluster.num_devices)
         return StepSize("tokens", min(usual.number, max(least // FEW, fewest, 1)))
+
+    @property
+    def _derives_steps(self) -> bool:
+        return "step" not in self.source.known
 
     @cached_property
     def scene(self) -> Scene:
@@ -174,8 +179,9 @@ class Task:
             if one.evaluation_options != self.evaluation_options:
                 raise UsageError(
                     f"{path}: it splits by {one.evaluation_options.unit}, {request.trace} by"
-                    f" {self.evaluation_options.unit}, or steps and ranks are recorded in one of them alone; expected"
-                    " traces of one kind: count them (moeplan trace count)"
+                    f" {self.evaluation_options.unit}, or steps and ranks are recorded in one of them alone, or one"
+                    " is of decode; expected traces of one kind: count them (moeplan trace count), or give"
+                    " --tokens-per-step"
                 )
             members.append((weight / total, one))
         return members
@@ -235,7 +241,7 @@ class Task:
         index, request = self.index, self.request
         recorded = index.num_source_ranks == request.cluster.num_devices
         by_counts = isinstance(self.source, CountTrace) and not self.moves_samples
-        size, derived = self.size, "step" not in self.source.known
+        size, derived = self.size, self._derives_steps
         return EvaluationOptions(
             unit=index.split_kind,
             phases=request.phases,

@@ -6,6 +6,8 @@ changes a plan or a figure.
 
 from typing import Any
 
+from moeplan.planner.evaluate.steps import StepSize
+
 SMALL: dict[str, Any] = {"experts": 8, "layers": 3}
 STEPS: dict[str, Any] = {"form": "counts", "columns": ("step",), "samples": 240}
 
@@ -74,7 +76,7 @@ COMPARES: dict[str, dict[str, Any]] = {
     "compare-timed": _compare("drifted", "eplb-refined", "exflow-coherent", profile=True, phases=("decode",)),
     "compare-static": _compare("ranked", "eplb-refined", "exflow-replicas", replica_rule="static", between=True),
     "compare-nearest": _compare("chat", "exflow-replicas", replica_rule="nearest", profile=True),
-    "compare-dead": _compare("drifted", "eplb-dead", samples_per_step=10),
+    "compare-dead": _compare("drifted", "eplb-dead", size=StepSize("samples", 10)),
     "compare-pipelines": _compare("drifted", "pipemoe-robust", "pipemoe-paper", profile=True),
     "compare-capacity": _compare("ranked", "pipemoe-capacity", profile=True),
     "compare-policies": _compare("drifted", "netmoe-even", "netmoe-tried", "exflow-coherent", profile=True),

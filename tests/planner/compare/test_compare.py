@@ -11,6 +11,7 @@ import pytest
 
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.planner.compare import Comparison, compare
+from moeplan.planner.evaluate.steps import StepSize
 from moeplan.planner.report.compare import compare_report
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile
@@ -201,7 +202,12 @@ def test_a_fixed_capacity_drops_on_other_text_what_finds_no_room_there(
     assert capped > roomy >= 0
     planned(trace, "pipemoe", profile=profile, capacity_factor=0.2, to=tmp_path / "small.json")
     with pytest.raises(UsageError, match=r"small.json: its fixed capacity holds no row"):
-        compare([tmp_path / "small.json"], make_trace(samples=90, tokens=1).path, profile=profile, samples_per_step=4)
+        compare(
+            [tmp_path / "small.json"],
+            make_trace(samples=90, tokens=1).path,
+            profile=profile,
+            size=StepSize("samples", 4),
+        )
 
 
 def test_passes_that_do_not_fit_are_refused_by_name(trace: Any, profile: Path, shelf: Shelf, tmp_path: Path) -> None:
