@@ -85,13 +85,16 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
 
 def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric: str) -> tuple[SizedGain, ...]:
     """The plan's gain over today at a quarter, one and four times the step, on the part that judges; none of steps that
-    were recorded.
+    were recorded, nor of those that cannot be judged: small ones are too many, or leave a fixed capacity without rows.
     """
     if task.evaluation_options.size is None:
         return ()
     gains = []
     for factor in SIZES:
-        judged = evaluated if factor == 1 else evaluate(task.resized(factor), rivals, replay=task.replay)
+        try:
+            judged = evaluated if factor == 1 else evaluate(task.resized(factor), rivals, replay=task.replay)
+        except UsageError:
+            continue
         found = verdict(judged, metric, against=rivals[1].label)
         if found.share is not None:
             tokens = judged.evaluation.judging.tokens_per_step or 0.0

@@ -179,8 +179,7 @@ def check_spans(path: object, tokens: Ints, span: Ints) -> None:
 def filled(sizes: Ints, number: int) -> Ints:
     """The step of each unit, `[U]`, -1 in an incomplete last one: the step that its beginning falls into.
 
-    Units of fewer than `number` in all make one step; after one that is larger than a step, steps that nothing begins in
-    are none.
+    Units of fewer than `number` in all make one step. Steps that no unit begins in, after a large one, are none.
     """
     step, complete = (np.cumsum(sizes) - sizes) // number, int(sizes.sum()) // number
     step = np.where(step < max(complete, 1), step, -1)

@@ -266,12 +266,13 @@ def scene_of(
     profile: Path | None = None,
     fraction: float = 1.0,
     each: int | StepSize = 4,
+    phases: tuple[str, ...] = (),
     moving: bool = False,
     passes: Passes | None = None,
 ) -> Scene:
     """A trace whose parts are judged, in steps of so many samples or of a size; `moving`: samples counted singly."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    index: Any = index_samples(trace) if moving else index_units(trace)
+    index: Any = (index_samples if moving else index_units)(trace, phases=phases or None)
     fitted_U = index.fitted(seed=3, fraction=fraction)
     parts = (mask for mask in (fitted_U, ~fitted_U) if mask.any())
     size = StepSize("samples", each) if isinstance(each, int) else each
@@ -285,6 +286,7 @@ def scene_of(
         seed=0,
         samples=SampleCounts(trace, index, fitted_U, where) if moving else None,
         passes=passes,
+        phases=phases,
     )
 
 
