@@ -14,6 +14,7 @@ from ..solvers.outcome import Outcome
 from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender, contiguous_in, journey_of, today
+from .evaluate.metrics import METRICS
 from .options import EvaluationOptions
 from .request import Request
 from .sidecars import save_with
@@ -70,24 +71,25 @@ def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: Non
     evaluated = evaluate(task.scenes, rivals, aside=solution.aside, replay=task.replay)
     solution = chosen.finished(task, solution, evaluated)
     metric = chosen.judged_on(task.scene, decided.dispatch_model)
+    gained = verdict(evaluated, metric, against=rivals[1].label, at_least=chosen.pays_from)
     plan = decided.model_copy(
         update={
             "options": _options(task, solution, evaluated),
             "outcome": {**decided.outcome, chosen.decides: solution.outcome},
             "evaluation": evaluated.evaluation,
-            "verdict": verdict(evaluated, metric, against=rivals[1].label, at_least=chosen.pays_from).model_copy(
-                update={"sizes": sizes(task, rivals[:2], evaluated, metric)}
-            ),
+            "verdict": gained.model_copy(update={"sizes": sizes(task, rivals[:2], evaluated, gained.metric)}),
         }
     )
     return Made(Plan.model_validate(plan.model_dump()), solution.sidecars)
 
 
 def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric: str) -> tuple[SizedGain, ...]:
-    """The plan's gain over today at a quarter, one and four times the step, on the part that judges; none of steps that
-    were recorded, nor of those that cannot be judged: small ones are too many, or leave a fixed capacity without rows.
+    """The plan's gain over today at a quarter, one and four times the step, on the part that judges.
+
+    None of steps that were recorded, of a metric that does not go by steps, and of sizes that cannot be judged: small
+    steps are too many, or leave a fixed capacity without rows.
     """
-    if task.evaluation_options.size is None:
+    if task.evaluation_options.size is None or METRICS[metric].per != "step":
         return ()
     gains = []
     for factor in SIZES:

@@ -115,9 +115,12 @@ class Task:
     @cached_property
     def use(self) -> Use | None:
         """What runs: as asked for, else as the phases of the tokens say."""
-        request, whole = self.request, self.moves_samples or self.index.kind != "sample"
-        size = request.size if self._derives_steps else None
-        return use_of(self.index.phases, size, request.purpose, whole=whole)
+        return self.use_for(self.request.purpose)
+
+    def use_for(self, purpose: str | None) -> Use | None:
+        """What runs for a purpose; None: as the phases of the tokens say."""
+        size, whole = self.request.size if self._derives_steps else None, self.moves_samples
+        return use_of(self.index.phases, size, purpose, whole=whole or self.index.kind != "sample")
 
     @cached_property
     def size(self) -> StepSize:

@@ -25,6 +25,8 @@ def check_judged(
         if differing := [name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name)]:
             says, gives = ({name: getattr(one, name) for name in differing} for one in (ours, theirs))
             raise CertificationError(f"options.evaluation: {says}; the trace gives {gives}")
+        if theirs.use != task.use_for(None):
+            certificate.unchecked.append(f"that it was planned for {theirs.use} (--for)")
         if isinstance(task.source, CountTrace) and plan.inputs.trace is not None:
             certificate.agree("tokens of the trace", plan.inputs.trace.num_tokens, int(task.index.unit_tokens.sum()))
         rows = contenders(task, plan, sidecars)
