@@ -20,7 +20,7 @@ from .evaluate.journey import Contender
 from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
 from .evaluate.scene import Scene
-from .evaluate.splits import index_samples, index_units
+from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .evaluate.steps import StepSize, Use, use_of, usual_size
 from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
@@ -156,8 +156,6 @@ def compare(
     """
     loaded = load_plans(plans)
     cluster, first = common_cluster(loaded, profile), loaded[0].plan
-    if size is None and "evaluation" in first.options:
-        size = EvaluationOptions.of(first).size
     on_progress("reading the trace")
     source = open_any(trace)
     for one in loaded:
@@ -165,9 +163,7 @@ def compare(
     _check(source, loaded, cluster, replica_rule, between=between)
     moving = any(one.moves_samples for one in loaded)
     index = (index_samples if moving else index_units)(source, phases=phases or None)
-    if size is None or (moving and size.unit == "sequences"):
-        use = use_of(index.phases, None, whole=moving or index.kind != "sample")
-        size = usual_size(use, first.cluster.num_devices)
+    use, size = _steps(first, index, size, whole=moving or index.kind != "sample")
     unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
     scene = Scene.of(
         source,
@@ -188,7 +184,7 @@ def compare(
         trace_sha256=source.sha256,
         cluster=cluster,
         size=None if "step" in source.known else size,
-        use=use_of(index.phases, size, whole=moving or index.kind != "sample"),
+        use=use,
         part=evaluated.evaluation.fit,
         compared=tuple(_compared(one, loaded[0], evaluated, scene) for one in loaded),
         unit=scene.index.kind,
@@ -199,6 +195,23 @@ def compare(
         replica_rule=replica_rule,
         between=evaluated.between,
     )
+
+
+def _steps(
+    first: Plan, index: UnitIndex | SampleIndex, size: StepSize | None, *, whole: bool
+) -> tuple[Use | None, StepSize]:
+    """What runs, and the size of its steps: as given, else as the first plan was judged, else as usual.
+
+    A plan's size serves neither concurrent sequences where only `whole` samples are told, nor decode otherwise.
+    """
+    judged = EvaluationOptions.of(first) if "evaluation" in first.options else None
+    purpose = "training" if judged is not None and judged.use == "training" else None
+    usual = use_of(index.phases, None, purpose, whole=whole)
+    if size is None and judged is not None and judged.size is not None:
+        sequences = judged.size.unit == "sequences"
+        size = judged.size if (sequences and not whole) or not (sequences or usual == "decode") else None
+    size = size or usual_size(usual, first.cluster.num_devices)
+    return use_of(index.phases, size, purpose, whole=whole), size
 
 
 def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Contender]:

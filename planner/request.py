@@ -70,6 +70,8 @@ class Request:
         if not 0 < self.fit_fraction <= 1:
             raise UsageError(f"--fit-fraction {self.fit_fraction}; expected above 0 and at most 1")
         check_size(self.samples_per_step, self.tokens_per_step, self.concurrency)
+        if self.concurrency is not None and self.purpose == "training":
+            raise UsageError("--concurrency with --for training, which decodes nothing; leave one of them away")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed {self.seed!s:.30}; expected at least 0 and below 2^63")
         if self.mixture and not self.params.mixes:

@@ -14,6 +14,8 @@ from ..solvers.outcome import Outcome
 from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender, contiguous_in, journey_of, today
+from .evaluate.metrics import METRICS
+from .options import EvaluationOptions
 from .request import Request
 from .sidecars import save_with
 from .strategies.registry import strategy
@@ -21,7 +23,6 @@ from .strategies.strategy import Solution, Strategy
 from .task import Task
 
 SIZES = (0.25, 1, 4)  # of a step, at which the gain is told
-STEP_OPTIONS = ("samples_per_step", "tokens_per_step", "concurrency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +96,25 @@ def judge(decided: Decided) -> Made:
         "options": _options(task, solution, evaluated),
         "outcome": {**plan.outcome, chosen.decides: solution.outcome},
         "evaluation": evaluated.evaluation,
-        "verdict": found.model_copy(update={"sizes": sizes(task, rivals[:2], evaluated, metric)}),
+        "verdict": found.model_copy(update={"sizes": sizes(task, rivals[:2], evaluated, found.metric)}),
     }
     return Made(Plan.model_validate(plan.model_copy(update=judged).model_dump()), decided.sidecars)
 
 
 def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric: str) -> tuple[SizedGain, ...]:
-    """The plan's gain over today at a quarter, one and four times the step, on the part that judges; none of steps that
-    were recorded.
+    """The plan's gain over today at a quarter, one and four times the step, on the part that judges.
+
+    None of steps that were recorded, of a metric that does not go by steps, and of sizes that cannot be judged: small
+    steps are too many, or leave a fixed capacity without rows.
     """
-    if task.evaluation_options.size is None:
+    if task.evaluation_options.size is None or METRICS[metric].per != "step":
         return ()
     gains = []
     for factor in SIZES:
-        judged = evaluated if factor == 1 else evaluate(task.resized(factor), rivals, replay=task.replay)
+        try:
+            judged = evaluated if factor == 1 else evaluate(task.resized(factor), rivals, replay=task.replay)
+        except UsageError:
+            continue
         found = verdict(judged, metric, against=rivals[1].label)
         if found.share is not None:
             tokens = judged.evaluation.judging.tokens_per_step or 0.0
@@ -232,8 +238,7 @@ def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
     if units != units_now or judged.get("phases") != list(request.phases):
         return {}
     profile, profile_now = (file and file.sha256 for file in (before.profile, inputs.profile))
-    ours = task.evaluation_options
-    same_steps = all(judged.get(name) == getattr(ours, name) for name in STEP_OPTIONS)
+    same_steps = EvaluationOptions.of(base).size == task.evaluation_options.size
     if same_steps and profile == profile_now and base.cluster == request.cluster:
         return dict(base.outcome)
     by_steps = {chosen.decides for chosen in map(strategy, base.strategies) if chosen.by_steps}

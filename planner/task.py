@@ -145,8 +145,12 @@ class Task:
     @cached_property
     def use(self) -> Use | None:
         """What runs: as asked for, else as the phases of the tokens say."""
-        request, whole = self.request, self.moves_samples or self.index.kind != "sample"
-        return use_of(self.index.phases, request.size, request.purpose, whole=whole)
+        return self.use_for(self.request.purpose)
+
+    def use_for(self, purpose: str | None) -> Use | None:
+        """What runs for a purpose; None: as the phases of the tokens say."""
+        size, whole = self.request.size if self._derives_steps else None, self.moves_samples
+        return use_of(self.index.phases, size, purpose, whole=whole or self.index.kind != "sample")
 
     @cached_property
     def size(self) -> StepSize:
@@ -161,6 +165,10 @@ class Task:
         least = min(int(tokens_U[part_U].sum()) for part_U in (self.fitted, self.judging))
         fewest = int(tokens_U.mean() * self.request.cluster.num_devices)
         return StepSize("tokens", min(usual.number, max(least // FEW, fewest, 1)))
+
+    @property
+    def _derives_steps(self) -> bool:
+        return "step" not in self.source.known
 
     @cached_property
     def scene(self) -> Scene:
@@ -208,8 +216,9 @@ class Task:
             if one.evaluation_options != self.evaluation_options:
                 raise UsageError(
                     f"{path}: it splits by {one.evaluation_options.unit}, {request.trace} by"
-                    f" {self.evaluation_options.unit}, or steps and ranks are recorded in one of them alone; expected"
-                    " traces of one kind: count them (moeplan trace count)"
+                    f" {self.evaluation_options.unit}, or steps and ranks are recorded in one of them alone, or one"
+                    " is of decode; expected traces of one kind: count them (moeplan trace count), or give"
+                    " --tokens-per-step"
                 )
             members.append((weight / total, one))
         return members
@@ -269,7 +278,7 @@ class Task:
         index, request = self.index, self.request
         recorded = index.num_source_ranks == request.cluster.num_devices
         by_counts = isinstance(self.source, CountTrace) and not self.moves_samples
-        size, derived = self.size, "step" not in self.source.known
+        size, derived = self.size, self._derives_steps
         return EvaluationOptions(
             unit=index.split_kind,
             phases=request.phases,

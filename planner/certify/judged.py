@@ -1,14 +1,15 @@
 """A plan judged again: its contenders replayed naively, and every figure, second and gain held against them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ...errors import CertificationError, InputError, UsageError
-from ...runtime.plan import Metric, Part, Plan
+from ...runtime.plan import Metric, Part, Plan, SizedGain
 from ...traces.count_form import CountTrace
 from ..evaluate.evaluate import Evaluated, evaluate, verdict
+from ..evaluate.journey import Contender
 from ..evaluate.metrics import is_timed
 from ..options import EvaluationOptions, SecondsOptions
-from ..solve import contenders
+from ..solve import contenders, sizes
 from .certificate import Certificate
 from .recounted import Recounted
 
@@ -24,6 +25,8 @@ def check_judged(
         if differing := [name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name)]:
             says, gives = ({name: getattr(one, name) for name in differing} for one in (ours, theirs))
             raise CertificationError(f"options.evaluation: {says}; the trace gives {gives}")
+        if theirs.use != task.use_for(None):
+            certificate.unchecked.append(f"that it was planned for {theirs.use} (--for)")
         if isinstance(task.source, CountTrace) and plan.inputs.trace is not None:
             certificate.agree("tokens of the trace", plan.inputs.trace.num_tokens, int(task.index.unit_tokens.sum()))
         rows = contenders(task, plan, sidecars)
@@ -42,7 +45,7 @@ def check_judged(
         certificate.unchecked.append("predicted seconds (give the plan's profile)")
     elif "seconds" in plan.options:
         _check_seconds(SecondsOptions.of(plan), evaluated.seconds, certificate)
-    _check_verdict(plan, task, evaluated, rows[1].label, certificate)
+    _check_verdict(plan, task, evaluated, rows[:2], certificate)
     return evaluated
 
 
@@ -51,6 +54,8 @@ def _check_part(name: str, claimed: Part, found: Part, task: Recounted, certific
     for what in ("num_tokens", "num_samples", "num_steps", "dropped_samples"):
         words = what.removeprefix("num_").replace("_", " ")
         certificate.agree(f"{name}: {words}", getattr(claimed, what), getattr(found, what))
+    if claimed.tokens_per_step is not None:  # older plans
+        certificate.agree(f"{name}: tokens per step", claimed.tokens_per_step, found.tokens_per_step)
     labels = [one.label for one in found.contenders]
     if [one.label for one in claimed.contenders] != labels:
         raise CertificationError(f"{name}: contenders {[one.label for one in claimed.contenders]}; expected {labels}")
@@ -84,9 +89,11 @@ def _check_seconds(claimed: SecondsOptions, found: SecondsOptions | None, certif
     certificate.checks.append("predicted seconds")
 
 
-def _check_verdict(plan: Plan, task: Recounted, evaluated: Evaluated, against: str, certificate: Certificate) -> None:
-    """The gain of the plan, and what it is called."""
-    claimed = plan.verdict
+def _check_verdict(
+    plan: Plan, task: Recounted, evaluated: Evaluated, rivals: Sequence[Contender], certificate: Certificate
+) -> None:
+    """The gain of the plan over the second of these, at every size of a step, and what it is called."""
+    claimed, against = plan.verdict, rivals[1].label
     assert claimed is not None
     metric = claimed.metric if task.untimed else task.strategy.judged_on(task.scene, plan.dispatch_model)
     if task.untimed and is_timed(metric):
@@ -99,8 +106,21 @@ def _check_verdict(plan: Plan, task: Recounted, evaluated: Evaluated, against: s
             f" judged on {found.metric} here, against {found.against}, from {found.at_least} on"
         )
     _agree("gain", claimed.gain, found.gain, certificate)
-    if claimed.share is not None and found.share is not None:
+    if claimed.share is not None:  # older plans
+        if found.share is None:
+            raise CertificationError(f"gain as a share of {against}, which has no {found.metric}; expected none")
         _agree("gain as a share", claimed.share, found.share, certificate)
     if claimed.value != found.value:
         raise CertificationError(f"verdict {claimed.value}; the recount gives {found.value}")
     certificate.checks.append("verdict")
+    if claimed.sizes:
+        _check_sizes(claimed.sizes, sizes(task, rivals, evaluated, found.metric), certificate)
+
+
+def _check_sizes(claimed: Sequence[SizedGain], found: Sequence[SizedGain], certificate: Certificate) -> None:
+    """The gains at other sizes of a step."""
+    certificate.agree("sizes of a step in the verdict", len(claimed), len(found))
+    for ours, theirs in zip(claimed, found, strict=True):
+        certificate.agree("tokens of a step in the verdict", ours.tokens_per_step, theirs.tokens_per_step)
+        _agree(f"gain at {ours.tokens_per_step:,.0f} tokens a step", ours.share, theirs.share, certificate)
+    certificate.checks.append("gains by size of a step")

@@ -46,10 +46,7 @@ def naive_replay(
     if any(one.moves is None for one in journeys):
         _walk(scene, sheets)
     return [
-        [
-            sheet.rehomed(scene.samples) if sheet.moves else sheet.tally.by_step(sheet.cohort, scene.seed)
-            for sheet in row
-        ]
+        [sheet.rehomed(scene.samples) if sheet.moves else sheet.tally.by_step(sheet.cohort) for sheet in row]
         for row in sheets
     ]
 

@@ -120,6 +120,8 @@ def _check_verdict(plan: Plan, usual: str, at_least: float) -> None:
             f" both, against {usual}, from {at_least} on"
         )
     Certificate().agree("gain of the verdict", verdict.gain.value, theirs.value - ours.value)
+    if verdict.share is not None and theirs.value:
+        Certificate().agree("gain as a share", verdict.share.value, 1 - ours.value / theirs.value)
     low, least, matters = verdict.gain.low, verdict.at_least * theirs.value, MATTERS * theirs.value
     if (verdict.value == "benefit") != (low is not None and low > least and verdict.gain.value >= matters):
         raise CertificationError(

@@ -86,8 +86,8 @@ def compare(
     """Evaluate plans side by side on a trace they were not made from, each against today and the first.
 
     Today is contiguous experts, one slot each, standard dispatch, whole layers, samples that stay. Exits with 8 when at
-    least one of the plans does not pay there: the 95 % interval of its gain over today is not above 0 (of a sample
-    policy that is not judged by whole steps: above 2 % of today). stderr names all that do not; gains over
+    least one of the plans does not pay there: the gain over today is below 1 %, or its 95 % interval not above 0 (of a
+    sample policy that is not judged by whole steps: not above 2 % of today). stderr names all that do not; gains over
     the first plan decide nothing. To ask about one plan alone, name it alone.
 
     \b

@@ -20,7 +20,7 @@ from .replay import Replay
 from .replay import replay as fast_replay
 from .scene import Scene
 from .splits import Cohort
-from .sums import Context, dropped_share
+from .sums import Context, Drawn, dropped_share, mean_ratio
 from .tally import Tally
 
 MATTERS: Final = 0.01  # of what there is: less of it is no benefit, however sure
@@ -120,14 +120,21 @@ def _judged(
                 scene.model,
                 cohort.tokens_per_step,
                 _dropped(scene, one.name, journey, tally),
-                cohort.blocks,
-                None if tally.drawn is None else price(tally.drawn, journey, scene),
+                _drawn(scene, journey, cohort, tally),
             )
             for one, journey, tally in zip(contenders, journeys, row, strict=True)
         ]
         for cohort, row in zip(scene.cohorts, tallies, strict=True)
     ]
     return homes, contexts
+
+
+def _drawn(scene: Scene, journey: Journey, cohort: Cohort, tally: Tally) -> Drawn | None:
+    """Steps drawn from the blocks of a cohort; None where its own are resampled."""
+    if cohort.blocks is None or tally.blocks is None or not len(draws := cohort.blocks.draws(scene.seed)):
+        return None
+    steps = tally.blocks.mixed(draws)
+    return Drawn(cohort.blocks, mean_ratio(steps), price(steps, journey, scene))
 
 
 def _dropped(scene: Scene, name: str, journey: Journey, tally: Tally) -> float | None:

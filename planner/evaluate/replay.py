@@ -79,7 +79,7 @@ def tallied(
     walked = _walked(scene, walks, ports=ports, between=between) if walks else [[] for _ in scene.cohorts]
     return [
         [
-            next(own).by_step(cohort, scene.seed) if one.moves is None else sample_tally(scene.samples, one, cohort)
+            next(own).by_step(cohort) if one.moves is None else sample_tally(scene.samples, one, cohort)
             for one in journeys
         ]
         for cohort, own in zip(scene.cohorts, map(iter, walked), strict=True)

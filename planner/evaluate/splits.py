@@ -6,7 +6,7 @@ D devices; R rows of tokens or counts.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from ...solvers.arrays import Bools, Ints
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.counts import count
 from ...traces.reader import Trace
-from ...traces.schema import PHASES, TokenBatch
+from ...traces.schema import TokenBatch
 from ...traces.split import Unit, fitted, with_units
+from .cells import read_cells, table_units
 from .steps import Blocks, Lanes, StepSize, check_spans, filled, filled_blocks, mixed_rows
 
 MAX_PAIRS = 2**31 - 1  # of a sample in a layer
@@ -168,13 +169,13 @@ class UnitIndex:
         if self.steps is not None:
             step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
             return Cohort(unit_ids, tokens_U, home_U, None, step_ids, ranked=ranked)
-        if size.unit == "sequences":
+        if size.unit == "sequences" and len(unit_ids):
             if self.first is None or self.span is None or self.kind != "sample":
                 raise UsageError(f"{self.path}: no positions of samples, to run beside others: give --tokens-per-step")
             first_U, span_U = self.first[chosen_U], self.span[chosen_U]
             check_spans(self.path, tokens_U, span_U)
-            lanes = Lanes.of(first_U, span_U, size.number, num_devices)
-            return Cohort(unit_ids, tokens_U, None, None, None, lanes.blocks(size.number), lanes, ranked)
+            lanes, density = Lanes.of(first_U, span_U, size.number, num_devices), tokens_U.sum() / span_U.sum()
+            return Cohort(unit_ids, tokens_U, None, None, None, lanes.blocks(size.number, density), lanes, ranked)
         sizes_U = tokens_U if size.unit == "tokens" else np.ones_like(tokens_U)
         row_U, blocks = filled_blocks(sizes_U, tokens_U, size.number)
         return Cohort(unit_ids, tokens_U, home_U, row_U, blocks=blocks, ranked=ranked)
@@ -185,7 +186,7 @@ class UnitIndex:
 
     def rows(self, table: CountTable) -> Ints:
         """The unit of each row of a table of counts."""
-        return _table_units(table)
+        return table_units(table)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,7 +264,7 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
     """
     by_counts = isinstance(trace, CountTrace)
     order: tuple[Unit, ...] = ("step", "sample") if by_counts else ("sample", "step")
-    cells = _read_cells(trace, phases)
+    cells = read_cells(trace, phases)
     unit_ids, place_C = np.unique(cells.unit, return_inverse=True)
     sums_UX = np.zeros((len(unit_ids), cells.sums.shape[1]), np.int64)
     np.add.at(sums_UX, place_C, cells.sums)
@@ -291,7 +292,7 @@ def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None =
     """
     if "sample" not in trace.known:
         raise UsageError(f"{trace.path}: samples were not recorded; a sample policy has nothing to move")
-    by_counts, cells = isinstance(trace, CountTrace), _read_cells(trace, phases, by_sample=True)
+    by_counts, cells = isinstance(trace, CountTrace), read_cells(trace, phases, by_sample=True)
     if by_counts and cells.sums.max(initial=0) > MAX_PAIRS:
         raise UsageError(f"{trace.path}: a sample with over {MAX_PAIRS:,} counts in a layer; expected single samples")
     if ((np.diff(cells.step) == 0) & (np.diff(cells.unit) == 0)).any():
@@ -309,77 +310,13 @@ def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None =
     )
 
 
-class _Cells(NamedTuple):
-    """Tokens by step, unit and source rank, 0 where one was not recorded; `[C]` in ascending order.
-
-    `sums` are tokens and the sum over them of 2 x position + 1, `[C, 2]`; of counts token-expert pairs by layer,
-    `[C, L]`. `ends` are the first position and the last, negative, `[C, 2]`. `phases` are those of all tokens, in
-    their order; none of counts.
-    """
-
-    step: Ints
-    unit: Ints
-    rank: Ints
-    sums: Ints
-    ends: Ints
-    phases: tuple[str, ...]
-
-
-def _read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False) -> _Cells:
-    """Read the scalar columns of a trace once; `by_sample`: units of counts are samples even beside recorded steps."""
-    parts, phase_ids = list[tuple[Ints, Ints, Ints]](), set[int]()
-    if isinstance(trace, CountTrace):
-        if phases:
-            raise UsageError(f"{trace.path}: counts of no known phase; leave --phase out")
-        for table in trace.tables():
-            unit_R = table.sample if by_sample else _table_units(table)
-            pairs_RL = np.zeros((len(table), trace.meta.model.num_layers), np.int64)
-            pairs_RL[np.arange(len(table)), table.layer] = table.counts.sum(axis=1)
-            parts.append(_summed(_keys(table, unit_R), pairs_RL, np.zeros((len(table), 2), np.int64)))
-    else:
-        for batch, unit_T in with_units(trace.batches((), phases=phases)):
-            phase_ids.update(np.unique(batch.phase).tolist())
-            position_T = batch.position.astype(np.int64)
-            sums_T2 = np.stack([np.ones(len(batch), np.int64), 2 * position_T + 1], axis=1)
-            parts.append(_summed(_keys(batch, unit_T), sums_T2, np.stack([position_T, -position_T], axis=1)))
-    parts = parts or [(np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 2), np.int64))]
-    keys_C3, sums, ends = _summed(*map(np.concatenate, zip(*parts, strict=True)))
-    step, unit, rank = keys_C3.T
-    return _Cells(step, unit, rank, sums, ends, tuple(PHASES[phase] for phase in sorted(phase_ids)))
-
-
-def _keys(rows: TokenBatch | CountTable, unit: Ints | None) -> Ints:
-    """Step, unit and source rank of each row, `[R, 3]`."""
-    nothing = np.zeros(len(rows), np.int64)
-    columns = [nothing if column is None else column for column in (rows.step, unit, rows.source_rank)]
-    return np.stack(columns, axis=1).astype(np.int64)
-
-
-def _summed(keys_R3: Ints, values_RX: Ints, ends_R2: Ints) -> tuple[Ints, Ints, Ints]:
-    """The different keys, ascending, the sums of their values and the least of their ends."""
-    order = np.lexsort(keys_R3.T[::-1])
-    keys_R3 = keys_R3[order]
-    first = np.flatnonzero(np.append(True, (keys_R3[1:] != keys_R3[:-1]).any(axis=1))[: len(order)])
-    return (
-        keys_R3[first],
-        np.add.reduceat(values_RX[order], first, axis=0),
-        np.minimum.reduceat(ends_R2[order], first, axis=0),
-    )
-
-
-def _table_units(table: CountTable) -> Ints:
-    """The unit of each row of a table of counts: its step, else its sample, else one block."""
-    keys = table.sample if table.step is None else table.step
-    return np.zeros(len(table), np.int64) if keys is None else keys.astype(np.int64)
-
-
 def loads_of(trace: Trace | CountTrace, unit_ids: Ints, *, phases: Collection[str] | None = None) -> Ints:
     """The loads of these units together, those of incomplete steps too, `[L, E]`."""
     if isinstance(trace, Trace):
         return count(trace, keep=lambda units: np.isin(units, unit_ids), phases=phases).loads
     loads_LE = np.zeros((trace.meta.model.num_layers, trace.meta.model.num_experts), np.int64)
     for table in trace.tables():
-        rows = np.isin(_table_units(table), unit_ids)
+        rows = np.isin(table_units(table), unit_ids)
         np.add.at(loads_LE, table.layer[rows], table.counts[rows])
     return loads_LE
 

@@ -1,12 +1,15 @@
 """Steps: what runs at once, and how the tokens of a part of a trace fill them where no steps were recorded.
 
-In prefill and training a step is so many samples, or so many tokens of whole samples. In decode it is one token of each
-of C concurrent sequences: the sequences of a part, one after another, are cut into C lanes of equal length, and
-iteration i takes the i-th token of every lane, so that a sequence enters a lane as the one before it ends. Where a part
-has fewer sequences than lanes, a sequence is in several of them, at different tokens.
+In prefill and training a step is so many samples, or so many tokens of whole samples: samples stand in a row, which is
+cut after every so many tokens, and a sample is in the step that its first token falls into. In decode a step is one
+token of each of C concurrent sequences: the sequences of a part, one after another, are cut into C lanes of equal
+length, and iteration i takes the i-th token of every lane, so that a sequence enters a lane as the one before it ends.
+Where a part has fewer sequences than lanes, a sequence is in several of them, at different tokens. What fills no step,
+or lane, at the end is left out; a part of less than one step is one, scaled up.
 
 Steps that are few, or of the same sequences, are no sample to resample: a part is then counted by blocks of its steps,
-and other steps are drawn from these.
+and other steps are drawn from these. The blocks of an iteration are groups of lanes side by side, which hold the same
+sequences in every iteration.
 
 Legend: U units; T tokens; D devices; B steps; M blocks, as many in every step; R draws.
 """
@@ -26,7 +29,7 @@ USUAL: dict[Use, int] = {"decode": 64, "prefill": 4096, "training": 8192}  # tok
 FEW = 8  # steps, or blocks, whose resampling says little
 BLOCKS = 64  # of a part with few steps, about
 ITERATIONS, GROUPS = 16, 16  # of decode: iterations that are counted, and groups of lanes
-DRAWS, EACH = 400, 3  # steps drawn from blocks; of lanes, iterations of the same ones
+DRAWS, EACH = 800, 8  # steps drawn from blocks; of lanes, iterations of the same ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,15 @@ def size_of(samples_per_step: int | None, tokens_per_step: int | None, concurren
 
 
 def use_of(phases: Sequence[str], size: StepSize | None, purpose: str | None = None, *, whole: bool) -> Use | None:
-    """What tokens of these phases run in: as its purpose or a size says, else they; None of counts, which have none.
+    """What tokens of these phases run in: as a size or the purpose says, else they; None of counts, which have none.
 
     Decode goes by single tokens; where only `whole` samples can be told, they stand for prefill.
     """
+    if size is not None and size.unit == "sequences":
+        return "decode"
     if purpose == "training" or (purpose is None and tuple(phases) == ("train",)):
         return "training"
-    if size.unit == "sequences" if size else tuple(phases) == ("decode",) and not whole:
+    if size is None and tuple(phases) == ("decode",) and not whole:
         return "decode"
     return "prefill" if phases or purpose else None
 
@@ -74,7 +79,7 @@ def usual_size(use: Use | None, num_devices: int) -> StepSize:
 class Blocks:
     """Blocks of tokens that a part's steps consist of, from which other steps are drawn."""
 
-    tokens: Ints  #: Of each block, `[M]`, those of a step in a row
+    tokens: Floats  #: Of each block, `[M]`, those of a step in a row
     num_steps: int
     scale: float = 1.0  #: A step over what there is of it, in a part that holds less than one
     lanes: bool = False  #: Whether block g of every step is of the same sequences
@@ -151,15 +156,14 @@ class Lanes:
         counts = (self.iterations[at] == iteration) & (lane < self.number)
         return np.where(counts, at * self.groups + self._group(lane), -1), lane % self.devices
 
-    def blocks(self, concurrency: int) -> Blocks:
-        """The blocks of as many sequences."""
-        tokens = np.bincount(self._group(np.arange(self.number)), minlength=self.groups)
-        steps = len(self.iterations)
-        return Blocks(np.tile(tokens, steps), steps, concurrency / self.number, lanes=True)
+    def blocks(self, concurrency: int, density: float) -> Blocks:
+        """The blocks of as many sequences, of which positions this share holds a token."""
+        lanes, steps = np.bincount(self._group(np.arange(self.number)), minlength=self.groups), len(self.iterations)
+        return Blocks(np.tile(density * lanes, steps), steps, concurrency / self.number / density, lanes=True)
 
     def _group(self, lane: Ints) -> Ints:
-        """Group of each lane; of as many lanes on every device where there are enough."""
-        return (lane // self.devices if self.number >= self.devices * self.groups else lane) % self.groups
+        """Group of each lane: lanes side by side, which share sequences, are in one."""
+        return lane * self.groups // self.number
 
 
 def check_spans(path: object, tokens: Ints, span: Ints) -> None:
@@ -173,9 +177,9 @@ def check_spans(path: object, tokens: Ints, span: Ints) -> None:
 
 
 def filled(sizes: Ints, number: int) -> Ints:
-    """The step of each unit, `[U]`, -1 in an incomplete last one: those that the units before it fill.
+    """The step of each unit, `[U]`, -1 in an incomplete last one: the step that its beginning falls into.
 
-    Units of fewer than `number` in all make one step; one that is larger than a step is a step alone.
+    Units of fewer than `number` in all make one step. Steps that no unit begins in, after a large one, are none.
     """
     step, complete = (np.cumsum(sizes) - sizes) // number, int(sizes.sum()) // number
     step = np.where(step < max(complete, 1), step, -1)
@@ -192,7 +196,7 @@ def filled_blocks(sizes: Ints, tokens: Ints, number: int) -> tuple[Ints, Blocks 
     each = min(-(-BLOCKS // steps), int(units.max(initial=1)))
     place = np.arange(len(step)) - np.searchsorted(np.where(kept, step, steps), step)
     block = np.where(kept, step * each + place * each // units[step], -1)
-    return block, Blocks(np.bincount(block[kept], tokens[kept], steps * each).astype(np.int64), steps, scale)
+    return block, Blocks(np.bincount(block[kept], tokens[kept], steps * each).astype(np.float64), steps, scale)
 
 
 def mixed_rows(weights: Floats, rows: NDArray[Any]) -> NDArray[Any]:

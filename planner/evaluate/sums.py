@@ -39,8 +39,26 @@ class Context:
     model: ModelSpec
     tokens_per_step: float  #: The mean over complete steps
     dropped_share: float | None = None  #: Of the routed token-expert pairs, where buffers have a fixed capacity
-    blocks: Blocks | None = None  #: What steps consist of where others were drawn from them
-    drawn: Seconds | None = None  #: Of the drawn steps; None where the steps themselves are resampled
+    drawn: "Drawn | None" = None  #: None where the steps themselves are resampled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """Steps drawn from the blocks of a part whose own are no sample, several a draw."""
+
+    blocks: Blocks
+    ratio: Floats  #: Busiest device over the mean, mean over layers, `[B]`
+    seconds: Seconds
+
+    def around(self, value_XB: Floats, drawn_XB: Floats) -> Floats:
+        """Means over steps of figures of a part, and over the steps of each draw, about them, `[X, R]`.
+
+        Drawing blocks twice makes steps less even than any, so draws are moved until their mean is the value.
+        """
+        value_X1 = value_XB.mean(axis=1, keepdims=True)
+        mean_XR = drawn_XB.reshape(len(drawn_XB), -1, self.blocks.each).mean(axis=2)
+        moved_XR = value_X1 + self.blocks.spread * (mean_XR - mean_XR.mean(axis=1, keepdims=True))
+        return np.concatenate([value_X1, np.maximum(moved_XR, 0.0)], axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +81,7 @@ def summed(contexts: Sequence[Context], seed: int) -> list[Sums]:
     for context, drawn_RC in zip(contexts, _resampled([_columns(context) for context in contexts], seed), strict=True):
         means = {key: column_RC.T / len(context.tally.loads) for key, column_RC in drawn_RC.items()}
         if context.drawn is not None:
-            sums.append(_sums_drawn(context, dict(zip(COUNTS, drawn_RC["counts"].T, strict=False))))
+            sums.append(_sums_drawn(context, context.drawn, dict(zip(COUNTS, drawn_RC["counts"].T, strict=False))))
             continue
         sums.append(
             Sums(
@@ -91,37 +109,22 @@ def _columns(context: Context) -> dict[Any, NDArray[Any]]:
     return columns | {("step", source): levels_QB.T for source, levels_QB in seconds.step.items()}
 
 
-def _sums_drawn(context: Context, counts: Mapping[str, Draws]) -> Sums:
-    """The sums of a contender whose steps are no sample: intervals are those of steps drawn from their blocks.
-
-    Drawing blocks twice makes steps less even than any, so draws are moved until their mean is the value.
-    """
-    tally, seconds, drawn, blocks = context.tally, context.seconds, context.drawn, context.blocks
-    assert drawn is not None
-    assert blocks is not None
-    assert tally.drawn is not None
-
-    def around(value_XB: Floats, drawn_XR: Floats) -> Floats:
-        """Means over steps, and over those of each draw about them, `[X, 1 + R]`."""
-        value_X1 = value_XB.mean(axis=1, keepdims=True)
-        mean_XR = drawn_XR.reshape(len(drawn_XR), -1, blocks.each).mean(axis=2)
-        moved_XR = value_X1 + blocks.spread * (mean_XR - mean_XR.mean(axis=1, keepdims=True))
-        return np.concatenate([value_X1, np.maximum(moved_XR, 0.0)], axis=1)
-
-    (balance,) = around(*(_mean_ratio(device_ratios(one)) for one in (tally, tally.drawn)))
+def _sums_drawn(context: Context, drawn: Drawn, counts: Mapping[str, Draws]) -> Sums:
+    """The sums of a contender whose steps are no sample: intervals are those of steps drawn from their blocks."""
+    tally, seconds = context.tally, context.seconds
+    (balance_R,) = drawn.around(mean_ratio(tally)[None], drawn.ratio[None])
     return Sums(
         counts=counts,
-        balance=balance,
-        busy=np.full(len(balance), float(tally.loads.any())),
+        balance=balance_R,
+        busy=np.full(len(balance_R), float(tally.loads.any())),
         moved=None,
-        seconds={name: around(levels_QB, drawn.levels[name]) for name, levels_QB in seconds.levels.items()},
-        step={source: around(levels_QB, drawn.step[source]) for source, levels_QB in seconds.step.items()},
+        seconds={
+            name: drawn.around(levels_QB, drawn.seconds.levels[name]) for name, levels_QB in seconds.levels.items()
+        },
+        step={
+            source: drawn.around(levels_QB, drawn.seconds.step[source]) for source, levels_QB in seconds.step.items()
+        },
     )
-
-
-def _mean_ratio(ratio_BL: Floats) -> Floats:
-    """The mean over the layers that are used, by step, `[1, B]`."""
-    return np.asarray(ratio_BL.sum(axis=1) / np.maximum((ratio_BL > 0).sum(axis=1), 1))[None]
 
 
 def _resampled(blocks: Sequence[Mapping[Any, NDArray[Any]]], seed: int) -> list[dict[Any, Floats]]:
@@ -140,6 +143,12 @@ def _resampled(blocks: Sequence[Mapping[Any, NDArray[Any]]], seed: int) -> list[
 def device_ratios(tally: Tally) -> Floats:
     """The busiest device over the mean of those with slots, `[B, L]`; 0 without any load."""
     return max_over_mean(tally.loads[:, :, tally.slots > 0], idle=0.0)
+
+
+def mean_ratio(tally: Tally) -> Floats:
+    """The same, mean over the layers that are used, `[B]`."""
+    ratio_BL = device_ratios(tally)
+    return np.asarray(ratio_BL.sum(axis=1) / np.maximum((ratio_BL > 0).sum(axis=1), 1))
 
 
 def dropped_share(sent_BLDE: NDArray[np.int32], rows_BL: Ints) -> float:

@@ -58,8 +58,7 @@ class Tally:
     moved: Floats | None = None
     #: Token-expert pairs from every device to every expert, `[B, L, D, E]`; None where no buffer has a fixed capacity
     sent: NDArray[np.int32] | None = None
-    #: Steps drawn from the blocks of a cohort whose own are no sample, several a draw; None where they are
-    drawn: "Tally | None" = None
+    blocks: "Tally | None" = None  #: Loads and ports by the blocks of a cohort's steps, where it has some
 
     @classmethod
     def empty(
@@ -111,16 +110,15 @@ class Tally:
         load_LBD = [loads[:, n] @ (held_ED / held_ED.sum(axis=1, keepdims=True)) for n, held_ED in enumerate(held_LED)]
         return cls(np.zeros((len(loads), 0), np.int64), np.stack(load_LBD, axis=1), placement.slots)
 
-    def by_step(self, cohort: Cohort, seed: int) -> Self:
-        """The tally with a row a step, of one with a row a block of the cohort's steps, and drawn steps beside it."""
+    def by_step(self, cohort: Cohort) -> Self:
+        """The tally with a row a step, of one with a row a block of the cohort's steps."""
         if (blocks := cohort.blocks) is None:
             return self
-        draws = blocks.draws(seed)
         return replace(
-            self._mixed(blocks.steps),
+            self.mixed(blocks.steps),
             between=None if self.between is None else np.rint(blocks.scale * self.between).astype(np.int64),
             sent=None if self.sent is None else mixed_rows(blocks.steps, self.sent),
-            drawn=self._mixed(draws) if len(draws) else None,
+            blocks=self,
         )
 
     def even(self) -> Self:
@@ -132,15 +130,14 @@ class Tally:
             names = ("dispatch", "combine", "tokens", "contexts")
             even = {name: getattr(self.ports, name).mean(axis=-1, keepdims=True) for name in names}
             ports = Ports(**{name: np.broadcast_to(one, getattr(self.ports, name).shape) for name, one in even.items()})
-        return replace(self, loads=loads, ports=ports, drawn=None)
+        return replace(self, loads=loads, ports=ports, blocks=None)
 
-    def _mixed(self, weights: Floats) -> Self:
-        """Weighted sums of the rows of loads and ports, `[B, M]` of `[M, ...]`; nothing else."""
+    def mixed(self, weights: Floats) -> Self:
+        """Weighted sums of the rows of loads and ports, `[B, M]` of `[M, ...]`; nothing else by step."""
         ports = None
         if self.ports is not None:
             names = ("dispatch", "combine", "tokens", "contexts")
-            mixed = {name: mixed_rows(weights, getattr(self.ports, name)) for name in names}
-            ports = Ports(**mixed)
+            ports = Ports(**{name: mixed_rows(weights, getattr(self.ports, name)) for name in names})
         return replace(self, loads=mixed_rows(weights, self.loads), ports=ports, between=None, sent=None)
 
 

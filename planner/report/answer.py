@@ -74,7 +74,8 @@ def answer(plan: Plan) -> str:
 
 def step_words(size: StepSize | None, use: Use | None, part: Part) -> str:
     """What a step is: what runs, and its tokens."""
-    tokens = f"{part.tokens_per_step or 0:,.0f} tokens"
+    mean = part.tokens_per_step or part.num_tokens / part.num_steps  # of older plans about
+    tokens = f"{mean:,.0f} tokens"
     if size is None:
         return f"recorded steps of {tokens}"
     if size.unit == "sequences":
@@ -190,13 +191,15 @@ def judged_sections(
 def _steps(plan: Plan, part: Part) -> Iterator[str]:
     """Describe the steps behind the figures, where these are few or incomplete."""
     options = EvaluationOptions.of(plan)
-    if options.size is not None and options.size.unit != "samples" and part.num_tokens < options.size.number:
-        yield f"a step is extrapolated from the {part.num_tokens:,} tokens there are to judge by: record more"
+    size = options.size
+    if size is not None and (there := part.num_samples if size.unit == "samples" else part.num_tokens) < size.number:
+        what = "samples" if size.unit == "samples" else "tokens"
+        yield f"a step is scaled up from the {there:,} {what} there are to judge by: record more"
     elif part.dropped_samples:
         steps = f"{part.num_steps} complete step{'s' * (part.num_steps > 1)}"
         yield f"steps: {steps} ({part.dropped_samples} trailing {options.unit}s dropped)"
     if plan.decisions.sample_policy is not None and 1 < part.num_steps < MOST_STEPS:
-        how = ", or put fewer tokens in each with --tokens-per-step" if options.size else ""
+        how = ", or put fewer tokens in each with --tokens-per-step" if size else ""
         yield f"judged on {part.num_steps} steps, which are few: record more{how}"
 
 

@@ -6,6 +6,8 @@ changes a plan or a figure.
 
 from typing import Any
 
+from moeplan.planner.evaluate.steps import StepSize
+
 SMALL: dict[str, Any] = {"experts": 8, "layers": 3}
 STEPS: dict[str, Any] = {"form": "counts", "columns": ("step",), "samples": 240}
 
@@ -27,7 +29,10 @@ TRACES: dict[str, dict[str, Any]] = {
 
 
 def _solve(strategy: str, trace: str, **settings: Any) -> dict[str, Any]:
-    """Settings of a `Request`; links are of the cluster, 2x2 without, `profile` is whether there is one of that."""
+    """Settings of a `Request`; links are of the cluster, 2x2 without, `profile` is whether there is one of that.
+
+    Without a size or a purpose steps are of four samples a device.
+    """
     return {"strategy": strategy, "trace": trace, **settings}
 
 
@@ -58,6 +63,9 @@ SOLVES: dict[str, dict[str, Any]] = {
     "eplb-dead": _solve("eplb", "ranked", dead=(3,), pins=((0, 1), (5, 2)), redundant=2, profile=True),
     "eplb-mixture": _solve("eplb", "steps", mixture={"steps": 3.0, "other-steps": 1.0}, slots=5, method="published"),
     "eplb-whole": _solve("eplb", "grouped", groups="whole", phases=("prefill",)),
+    "eplb-decode": _solve("eplb", "chat", redundant=4, phases=("decode",), purpose="serving", profile=True),
+    "exflow-prefill": _solve("exflow", "chat", phases=("prefill",), tokens_per_step=60),
+    "pipemoe-for-training": _solve("pipemoe", "chat", purpose="training", tokens_per_step=150),
     "contiguous": _solve("contiguous", "ranked", profile=True, dispatch_model="coherent", samples_per_step=12),
 }
 
@@ -74,7 +82,7 @@ COMPARES: dict[str, dict[str, Any]] = {
     "compare-timed": _compare("drifted", "eplb-refined", "exflow-coherent", profile=True, phases=("decode",)),
     "compare-static": _compare("ranked", "eplb-refined", "exflow-replicas", replica_rule="static", between=True),
     "compare-nearest": _compare("chat", "exflow-replicas", replica_rule="nearest", profile=True),
-    "compare-dead": _compare("drifted", "eplb-dead", samples_per_step=10),
+    "compare-dead": _compare("drifted", "eplb-dead", size=StepSize("samples", 10)),
     "compare-pipelines": _compare("drifted", "pipemoe-robust", "pipemoe-paper", profile=True),
     "compare-capacity": _compare("ranked", "pipemoe-capacity", profile=True),
     "compare-policies": _compare("drifted", "netmoe-even", "netmoe-tried", "exflow-coherent", profile=True),

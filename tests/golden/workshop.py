@@ -80,6 +80,8 @@ class Workshop:
         settings |= {name: self._saved(settings[name]) for name in ("on", "previous") if name in settings}
         base, links = settings.get("on") or settings.get("previous"), settings.pop("links", ())
         cluster = cluster_for(settings.get("cluster", "2x2"), profile, links, on=base)
+        if not settings.keys() & {"samples_per_step", "tokens_per_step", "concurrency", "purpose"}:
+            settings["samples_per_step"] = 4 * cluster.num_devices
         mixture = tuple((trace_of(name), weight) for name, weight in settings.get("mixture", {}).items())
         return Request.of(**settings | {"trace": trace, "mixture": mixture, "profile": profile, "cluster": cluster})
 

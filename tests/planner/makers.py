@@ -22,6 +22,7 @@ from moeplan.planner.document import Drawing, Section
 from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.scene import Passes, Scene
 from moeplan.planner.evaluate.splits import index_samples, index_units
+from moeplan.planner.evaluate.steps import StepSize
 from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.planner.options import PipelineOptions
 from moeplan.planner.report.plan import show_report
@@ -54,11 +55,15 @@ def request(
     links: tuple[str, ...] = (),
     **settings: Any,
 ) -> Request:
-    """A request for a plan of a trace; without a cluster for that of its profile, or for 2x2."""
+    """A request for a plan of a trace; without a cluster for that of its profile, or for 2x2, without any size in steps
+    of four samples a device.
+    """
     if cluster is None:
         cluster = load(settings["profile"]).cluster if settings.get("profile") else "2x2"
     if isinstance(cluster, str):
         cluster = Cluster.parse(cluster, links)
+    if not settings.keys() & {"samples_per_step", "tokens_per_step", "concurrency", "purpose"}:
+        settings["samples_per_step"] = 4 * cluster.num_devices
     return Request.of(strategy=strategy, trace=str(trace.path), cluster=cluster, **settings)
 
 
@@ -260,25 +265,28 @@ def scene_of(
     *,
     profile: Path | None = None,
     fraction: float = 1.0,
-    each: int = 4,
+    each: int | StepSize = 4,
+    phases: tuple[str, ...] = (),
     moving: bool = False,
     passes: Passes | None = None,
 ) -> Scene:
-    """A trace whose parts are judged, in steps of so many; `moving`: samples counted one by one."""
+    """A trace whose parts are judged, in steps of so many samples or of a size; `moving`: samples counted singly."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    index: Any = index_samples(trace) if moving else index_units(trace)
+    index: Any = (index_samples if moving else index_units)(trace, phases=phases or None)
     fitted_U = index.fitted(seed=3, fraction=fraction)
     parts = (mask for mask in (fitted_U, ~fitted_U) if mask.any())
+    size = StepSize("samples", each) if isinstance(each, int) else each
     return Scene(
         trace,
         index,
-        [index.cohort(mask, num_devices=where.num_devices, samples_per_step=each) for mask in parts],
+        [index.cohort(mask, num_devices=where.num_devices, size=size) for mask in parts],
         where,
         trace.meta.model,
         CostModel.of(None if profile is None else load(profile), where, trace.meta.model, samples=True),
         seed=0,
         samples=SampleCounts(trace, index, fitted_U, where) if moving else None,
         passes=passes,
+        phases=phases,
     )
 
 

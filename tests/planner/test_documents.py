@@ -54,11 +54,11 @@ def part(metric: str, ours: float, theirs: float) -> Part:
 @pytest.mark.parametrize(
     ("metric", "ours", "theirs", "low", "high", "words"),
     [
-        ("step_s", 0.031, 0.04, 8e-3, 0.012, "22.5 % less time per step|31.0 ms against 40.0 ms; 95 %: 20.0 to 30.0 %"),
-        ("device_copies", 3.0, 2.0, -1.2, -0.8, "50.0 % more copies|3.00 against 2.00; 95 %: 40.0 to 60.0 %"),
-        ("balance", 3, 2, -1.2, 0.2, "50.0 % more load on the busiest device|3.00 against 2.00; 95 %: -10.0 to 60.0 %"),
-        ("inter_bytes", 1e6, 4e6, None, None, "75.0 % fewer bytes between nodes|1 MB against 4 MB; no interval"),
-        ("device_copies", 2.0, 2.0, -0.1, 0.1, "no fewer copies|2.00 against 2.00"),
+        ("step_s", 0.031, 0.04, 8e-3, 0.012, "-22.5 % of the MoE step|31.0 ms against 40.0 ms|95 %: -30.0 to -20.0 %"),
+        ("device_copies", 3.0, 2.0, -1.2, -0.8, "+50.0 % copies|3.00 against 2.00|95 %: +40.0 to +60.0 %"),
+        ("balance", 3, 2, -1.2, 0.2, "+50.0 % load on the busiest device|3.00 against 2.00|95 %: -10.0 to +60.0 %"),
+        ("inter_bytes", 1e6, 4e6, None, None, "-75.0 % bytes between nodes|1 MB against 4 MB|no interval"),
+        ("device_copies", 2.0, 2.0, -0.1, 0.1, "0 % copies|2.00 against 2.00|95 %: -5.0 to +5.0 %"),
     ],
 )
 def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
@@ -66,7 +66,7 @@ def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
 ) -> None:
     gain = Metric(value=theirs - ours, low=low, high=high)
     verdict = Verdict(value="none", metric=metric, against="contiguous/standard", gain=gain, at_least=0.0)
-    told = "{} than today ({})".format(*words.split("|"))
+    told = "{} ({} today; {})".format(*words.split("|"))
     assert gain_words(verdict, part(metric, ours, theirs)) == told
 
 

@@ -75,7 +75,8 @@ def test_any_other_value_is_refused(make_trace: Any, make_profile: Any, tmp_path
         {"strategy": "exflow", "dispatch_model": "standard", "profile": profile, "time_limit_s": 0.5},
         {"strategy": "eplb", "redundant": 4},
         {"strategy": "eplb", "redundant": 4, "trace": counted(trace, tmp_path / "counts"), "method": "published"},
-        {"strategy": "contiguous", "profile": profile},
+        {"strategy": "eplb", "redundant": 4, "concurrency": 32, "samples_per_step": None},
+        {"strategy": "contiguous", "profile": profile, "tokens_per_step": 50, "samples_per_step": None},
         {"strategy": "pipemoe", "profile": profile, "max_degree": 4},
         {"strategy": "netmoe", "profile": profile},
     ]

@@ -183,7 +183,8 @@ def test_seconds_by_links_alone_are_recomputed_from_the_plan(make_trace: Any) ->
     plan = planned(trace, "exflow", "2x2", ("intra=100:2", "inter=10:9"))
     assert "predicted seconds" in certify(plan, trace.path).checks
     assert_refused(edited(plan, f"{HELD}.0.metrics.dispatch_inter_s.value", lambda x: x * 1.001), trace.path)
-    single = planned(trace, "exflow", "1x4", ("intra=100:2",), samples_per_step=500)
+    few = make_trace(samples=14)  # in each part fewer than make an interval
+    single = planned(few, "exflow", "1x4", ("intra=100:2",), samples_per_step=500)
     assert single.evaluation.fit.contenders[0].metrics["dispatch_s"].low is None  # a single step
     assert certify(single, trace.path).largest_difference < 1e-12
 
@@ -191,7 +192,7 @@ def test_seconds_by_links_alone_are_recomputed_from_the_plan(make_trace: Any) ->
 def test_a_part_is_missing_for_the_reason_that_there_is(make_trace: Any, make_profile: Any) -> None:
     trace, profile = make_trace(samples=40), make_profile(cases=UNTIMED)
     plan = planned(trace, profile=profile)
-    assert_refused(edited(plan, "verdict.metric", "step_s"), trace.path, profile, words="gain of the verdict")
+    assert_refused(edited(plan, "verdict.metric", "exchange_s"), trace.path, profile, words="gain of the verdict")
     for reason in ("because we say so", "the profile has no expert_ffn", "no profile" * 40):
         forged = edited(plan, "options.seconds.missing.attention", reason)
         assert_refused(forged, trace.path, profile, words=r"options\.seconds(\.missing|: 1 values)")

@@ -4,6 +4,7 @@ names for devices (nodes stay together) and for experts change neither.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,17 @@ from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Scene
 from moeplan.planner.evaluate.splits import SampleIndex
+from moeplan.planner.evaluate.steps import StepSize
 from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
-from tests.oracles.units import assert_part, read_parts
+from moeplan.traces.schema import PHASES
+from tests.oracles.units import assert_blocks, assert_lanes, assert_part, read_parts
 from tests.planner.makers import counted, rewritten, scene_of
 
-LAYERS, EXPERTS, SEED, EACH = 3, 8, 3, 4
+LAYERS, EXPERTS, SEED = 3, 8, 3
+FOUR = StepSize("samples", 4)
 PORTS = ("dispatch", "combine", "tokens", "contexts")
 COLUMNS = st.sampled_from([("sample",), ("sample", "step"), ("step",), (), ("sample", "source_rank")])
 CLUSTERS = st.sampled_from(["1x2", "2x2", "3x1", "2x3"])
@@ -50,17 +54,23 @@ def recounted(scene: Scene) -> Scene:
     return replace(scene, samples=SampleCounts(source, index, fitted_I, cluster, counter=count_samples))
 
 
-def assert_alike(scene: Scene, journeys: Sequence[Journey], *, fraction: float = 0.6) -> None:
+def assert_alike(scene: Scene, journeys: Sequence[Journey], *, fraction: float = 0.6, size: StepSize = FOUR) -> None:
     """Both replays give the same numbers, of parts that are those of a second reading."""
-    parts = read_parts(scene, seed=SEED, fraction=fraction, samples_per_step=EACH)
+    parts = read_parts(scene, seed=SEED, fraction=fraction, size=size)
     for part, cohort in zip(parts, scene.cohorts, strict=True):
         assert_part(part, cohort)
+        assert_blocks(part, cohort, size)
+        if cohort.lanes is not None:
+            assert_lanes(scene, part, cohort, size.number)
     again = recounted(scene)
     slow = naive_replay(again, journeys, ports=True, between=True)
     fast = replay(scene, journeys, ports=True, between=True)
     for slowly, fastly in zip(slow, fast, strict=True):
         for one, other in zip(slowly, fastly, strict=True):
             assert_same(one, other)
+            assert (one.blocks is None) == (other.blocks is None)
+            if one.blocks is not None and other.blocks is not None:
+                assert_same(one.blocks, other.blocks)
     if scene.samples is not None and again.samples is not None:
         ours, theirs = (samples.under(journeys[0].placement) for samples in (scene.samples, again.samples))
         for name in ("copies", "nodes", "pairs", "linked"):
@@ -93,6 +103,48 @@ def test_tokens_at_home_and_on_the_move(
     fraction = 1.0 if not columns else 0.6
     scene = scene_of(trace, cluster, fraction=fraction)
     assert_alike(scene, [Journey(model, placement) for model in ("standard", "coherent")], fraction=fraction)
+
+
+@settings(max_examples=40)
+@given(
+    seed=SEEDS,
+    cluster=st.sampled_from(["1x2", "2x2", "2x3"]),
+    columns=st.sampled_from([("sample",), ("sample", "source_rank")]),
+    unit=st.sampled_from(["samples", "tokens", "sequences"]),
+    number=st.integers(1, 700),
+    first=st.integers(0, 5),
+    gaps=st.booleans(),
+)
+def test_steps_of_every_size(
+    make_trace: Any,
+    tmp_path_factory: Any,
+    seed: int,
+    cluster: str,
+    columns: Any,
+    unit: Any,
+    number: int,
+    first: int,
+    gaps: bool,
+) -> None:
+    """More tokens than there are and fewer, of a phase that begins within samples, with tokens missing between."""
+    size, rng = Cluster.parse(cluster).num_devices, np.random.default_rng(seed)
+    whole = make_trace(samples=30, tokens=9, seed=seed % 97, unrouted=0.1, columns=columns, ranks=size)
+    trace = decoding(whole, tmp_path_factory.mktemp("decoding") / "trace", first, gaps=gaps)
+    asked, placement = StepSize(unit, number), random_placement(rng, [EXPERTS] * size, ReplicaRule.EVEN)
+    scene = scene_of(trace, cluster, fraction=0.6, each=asked, phases=("decode",))
+    assert_alike(scene, [Journey(model, placement) for model in ("standard", "coherent")], size=asked)
+
+
+def decoding(trace: Any, folder: Path, first: int, *, gaps: bool) -> Any:
+    """The trace with samples of different lengths, in decode from a position on, every fourth token away."""
+
+    def change(batch: Any) -> Any:
+        kept = (batch.position <= 5 + batch.sample % 4) & ~(gaps & (batch.position % 4 == 2))
+        columns = {name: getattr(batch, name) for name in ("sample", "position", "source_rank", "ids")}
+        phase = np.where(batch.position >= first, PHASES.index("decode"), PHASES.index("prefill")).astype(np.int8)
+        return {name: None if one is None else one[kept] for name, one in (columns | {"phase": phase}).items()}
+
+    return rewritten(trace, folder, change)
 
 
 @settings(max_examples=40)

@@ -11,6 +11,7 @@ import pytest
 
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.planner.compare import Comparison, compare
+from moeplan.planner.evaluate.steps import StepSize
 from moeplan.planner.report.compare import compare_report
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile
@@ -166,7 +167,7 @@ def test_a_pipeline_is_held_against_today_and_stands_beside_one_chunk(
 ) -> None:
     piped, even = shelf("piped_s"), shelf("even_s")
     comparison = compare([piped, even], trace.path, profile=profile)
-    assert f"than {piped}, standard (" in " ".join(screen(compare_report, comparison).split())
+    assert f" of {piped}, standard; 95 %" in " ".join(screen(compare_report, comparison).split())
     metrics, (first, second) = metrics_of(comparison), comparison.compared
     assert first.verdict.against == "contiguous/standard"
     assert metrics["piped_s.json at degree 1/standard"] == metrics["even_s.json/standard"]
@@ -177,7 +178,7 @@ def test_a_pipeline_is_held_against_today_and_stands_beside_one_chunk(
         compare([piped], trace.path)
     unattended = make_profile("2x2", cases=("all_to_all", "all_gather", "expert_ffn"))
     versus = compare([piped, shelf("coherent")], trace.path, profile=unattended).compared[1].against_first
-    assert known(versus).metric == "device_copies"
+    assert known(versus).metric == "step_s"
 
 
 def test_links_are_the_plans_own_beside_its_profile_alone(trace: Any, make_profile: Any, tmp_path: Path) -> None:
@@ -201,7 +202,12 @@ def test_a_fixed_capacity_drops_on_other_text_what_finds_no_room_there(
     assert capped > roomy >= 0
     planned(trace, "pipemoe", profile=profile, capacity_factor=0.2, to=tmp_path / "small.json")
     with pytest.raises(UsageError, match=r"small.json: its fixed capacity holds no row"):
-        compare([tmp_path / "small.json"], make_trace(samples=90, tokens=1).path, profile=profile, samples_per_step=4)
+        compare(
+            [tmp_path / "small.json"],
+            make_trace(samples=90, tokens=1).path,
+            profile=profile,
+            size=StepSize("samples", 4),
+        )
 
 
 def test_passes_that_do_not_fit_are_refused_by_name(trace: Any, profile: Path, shelf: Shelf, tmp_path: Path) -> None:

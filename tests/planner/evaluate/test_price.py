@@ -114,24 +114,26 @@ def test_links_alone_time_the_exchanges_but_no_step_and_copies_decide(make_trace
 @pytest.mark.parametrize(
     ("dispatch", "cases", "metric"),
     [
-        ("coherent", UNATTENDED, "device_copies"),
+        ("coherent", ("all_to_all", "all_gather"), "device_copies"),
+        ("coherent", UNATTENDED, "step_s"),
         ("coherent", (*UNATTENDED, "attention"), "step_s"),
         ("standard", UNATTENDED, "step_s"),
     ],
 )
-def test_a_step_without_attention_judges_only_between_contenders_of_one_dispatch_model(
+def test_a_step_judges_with_and_without_attention_but_not_without_experts(
     make_trace: Any, make_profile: Any, dispatch: Any, cases: Any, metric: str
 ) -> None:
-    """What coherence costs, tokens that pile up on a device, is in attention."""
     plan = planned(make_trace(samples=40), profile=make_profile(cases=cases), dispatch_model=dispatch)
     assert plan.verdict.metric == metric
     ours, theirs = (judged(plan)[label] for label in (f"plan/{dispatch}", "contiguous/standard"))
     assert plan.verdict.gain.value == pytest.approx(theirs[metric] - ours[metric])
-    missing = {} if "attention" in cases else {"attention": "the profile has no attention"}
+    needed = {"attention": "attention", "experts": "expert_ffn"}
+    missing = {part: f"the profile has no {case}" for part, case in needed.items() if case not in cases}
     assert plan.options["seconds"]["missing"] == missing
     parts = [ours[name] for name in ("dispatch_s", "kv_s", "experts_s", "combine_s", "attention_s") if name in ours]
-    assert ours["step_s"] == pytest.approx(sum(parts))
-    assert ("attention_s" in ours) == (not missing)
+    assert ("step_s" in ours) == ("experts" not in missing)
+    assert ours.get("step_s", sum(parts)) == pytest.approx(sum(parts))
+    assert ("attention_s" in ours) == ("attention" not in missing)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_what_would_not_fit_is_refused_by_its_own_factors_before_it_takes_memory
 ) -> None:
     scene = scene_of(make_trace(samples=2, layers=1), "2x4096", each=1)
     steps = np.array([0, num_steps - 1])
-    huge = dataclasses.replace(scene, cohorts=[dataclasses.replace(scene.cohorts[0], step=steps)])
+    huge = dataclasses.replace(scene, cohorts=[dataclasses.replace(scene.cohorts[0], step=steps, blocks=None)])
     placement = Placement(np.arange(8, dtype=np.int32)[None], np.array([8] + [0] * 8191), 8)
     with pytest.raises(UsageError, match=words):
         replay(huge, [Journey("coherent", placement)], ports=ports)
