@@ -82,7 +82,7 @@ class Part(Record):
     num_tokens: int = Field(ge=1)
     num_steps: int = Field(ge=1)
     dropped_samples: int = Field(ge=0)
-    tokens_per_step: float | None = Field(None, ge=0)  #: The mean over complete steps; None in older plans
+    tokens_per_step: float | None = Field(default=None, ge=0)  #: The mean over complete steps; None in older plans
     contenders: tuple[Contender, ...] = Field(min_length=1)
 
 
