@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
+from moeplan.runtime.dispatch import DISPATCHES
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
@@ -120,3 +122,11 @@ def test_what_cannot_be_called_so_is_refused_by_name(answers: dict[str, list[Ans
         for words, refusal in zip(said, answer.refusals, strict=True):
             assert refusal.startswith("UsageError: ")
             assert words in refusal
+
+
+@pytest.mark.parametrize("name", ["coherent", "migrating"])
+def test_a_dispatch_that_takes_the_model_apart_refuses_its_inputs(name: str) -> None:
+    dispatches: Any = DISPATCHES
+    refuse = vars(dispatches[name])["call"]
+    with pytest.raises(UsageError, match=f"labels, weight under {name} dispatch, .*dispatch='standard'"):
+        refuse(None, None, (), {"labels": 1, "weight": 2})
