@@ -37,7 +37,7 @@ def measured() -> Profile:
     """Four ranks on two "nodes" whose fast pairs are not those of the nodes."""
     HEARD.clear()
     profile = measure(
-        num_ranks=4, device="cpu", quick=True, on_progress=HEARD.append, cases=CASES_OF_A_TEST, host_of=by_halves
+        num_ranks=4, device="cpu", grid="quick", on_progress=HEARD.append, cases=CASES_OF_A_TEST, host_of=by_halves
     )
     assert profile is not None
     return profile
@@ -61,7 +61,7 @@ def test_collectives_are_measured_between_nodes_and_inside_each(measured: Profil
         "point_to_point/fp32@2/intra",
         "point_to_point/fp32@2/inter",
     ]
-    works = {key: [one.work for one in series.measurements] for key, series in measured.series.items()}
+    works = {key: sorted(one.work for one in series.measurements) for key, series in measured.series.items()}
     assert works["all_to_all/uint8@4/inter"] == [3 * 4**power for power in (3, 5, 7, 9)]
     assert works["all_to_all/uint8@2/intra"] == [4**power for power in (3, 5, 7, 9)]
     pairs = {
@@ -100,14 +100,14 @@ def alone(tmp_path: Path) -> Iterator[World]:
 
 def test_a_wrong_answer_ends_the_run_with_case_and_size(alone: World) -> None:
     with pytest.raises(RankError, match=r"^all_to_all at bytes 16384 gave a wrong answer: "):
-        measure_cases(alone, Request((Misdelivering(),), quick=True))
+        measure_cases(alone, Request((Misdelivering(),), "full"))
     sizes = [report.measurement.size for report in TOLD if isinstance(report, Step)]
     assert sizes == [{"bytes": 64}, {"bytes": 1024}]
 
 
 def test_what_is_done_is_not_measured_again(alone: World) -> None:
     done = frozenset({Place("gemm", "fp32", 1, None, (("k", 32), ("m", 64), ("n", 32)))})
-    measure_cases(alone, Request((SmallGemm(),), True, done))
+    measure_cases(alone, Request((SmallGemm(),), "quick", done))
     steps = [report for report in TOLD if isinstance(report, Step)]
     assert [(step.measurement.size["m"], step.done, step.total) for step in steps] == [(8, 2, 3), (512, 3, 3)]
 
@@ -210,7 +210,8 @@ def series(key: str = KEY, **fields: Any) -> Change:
 @pytest.mark.parametrize(
     ("options", "hosts", "change", "told"),
     [
-        ({"quick": True}, 2 * ["host"], lambda half: {}, "has a grid that is full, this run quick"),
+        ({"grid": "quick"}, 2 * ["host"], lambda half: {}, "has a grid that is default, this run quick"),
+        ({"grid": "full"}, 2 * ["host"], lambda half: {}, "has a grid that is default, this run full"),
         ({"cases": (SmallGemm(),)}, 2 * ["host"], lambda half: {}, "has the case all_to_all, this run None"),
         ({}, 4 * ["host"], lambda half: {}, "has num_ranks 2, this run 4"),
         ({}, ["one", "two"], lambda half: {}, "has num_hosts 1, this run 2"),

@@ -191,7 +191,7 @@ def test_uneven_exchanges_are_held_against_even_ones_of_the_same_busiest_port() 
         (("--merge", "node.json", "net.json", "--resume"), 2, "--merge and --resume do different things"),
         (("--cluster", "2x8", "--resume"), 2, "--cluster and --resume"),
         (("--merge", "half.json", "small.json"), 4, "small.json 4"),
-        (("--resume", "--quick", "-o", "half.json"), 4, "a grid that is full, this run quick"),
+        (("--resume", "--quick", "-o", "half.json"), 4, "a grid that is default, this run quick"),
         (("--resume", "-o", "small.json"), 4, "the first described"),
         (("--from-tables", "."), 2, "go together"),
         (("--from-tables", ".", "--system", "x", "--cluster", "2x8"), 2, "then join them with --merge"),
