@@ -46,7 +46,7 @@ from .text import SAMPLE_TOKENS, other_text, record_embedded, record_text, sampl
 NUM_RANKS = 4
 TIMEOUT_S = 120.0
 ROUNDS = 6  # of timed forwards, between which what they are predicted from is measured
-ROUND_S = 3.0  # of these measurements
+ROUND_S = 5.0  # of these measurements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,22 +110,22 @@ class BlockOfModel(RoutedBlock):
     """
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 2,048 to 32,768 token-expert pairs of a device."""
+        """From 8,192 to 32,768 token-expert pairs of a device."""
         config = ModelConfig()
         shape = {
             "experts": config.num_experts // NUM_RANKS,
             "hidden": config.hidden_size,
             "ffn": timed_ffn(config.ffn_size),
         }
-        return [{"tokens": 2**power, **shape} for power in (11, 13, 14, 15)]
+        return [{"tokens": 2**power, **shape} for power in (13, 14, 15)]
 
 
 class ExchangeOfModel(RoutedExchange):
     """The exchanges of some megabytes through a port."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 1 to 16 MiB."""
-        return [{"bytes": 2**power, "moves": moves} for power in (20, 22, 23, 24) for moves in (0, 1)]
+        """From 2 to 16 MiB."""
+        return [{"bytes": 2**power, "moves": moves} for power in (21, 23, 24) for moves in (0, 1)]
 
 
 PREDICTING = (BlockOfModel(), ExchangeOfModel())

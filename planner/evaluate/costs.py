@@ -102,6 +102,7 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
     if not (size and model.dtype_bytes):
         return _Part(missing=f"the model's {'kv_size' if part == 'kv' else 'hidden_size'} or dtype is not known")
     curves, onward, sources, noisy = list[Curve](), list[Curve](), dict[str, str](), False
+    moving = False
     for link in link_classes(cluster):
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
         places = cluster.devices_per_node if link == "intra" else cluster.num_nodes
@@ -111,8 +112,9 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
         curves.append(_link(cluster, link) if series is None else _curve(series, places))
         sources[f"{part} {link}"] = f"link {link}" if series is None else series.key
         onward.append(curves[-1] if series is None else _curve(series, places, moves=1))
+        moving |= series is not None and series.case == "routed_exchange"
         noisy |= _noisy(profile, series)
-    return _Part(curves, onward, sources, noisy=noisy)
+    return _Part(curves, onward if moving else None, sources, noisy=noisy)
 
 
 def _curve_of_two(

@@ -78,8 +78,8 @@ def _tried(sizes: Sizes, curve: str | None) -> tuple[Mask, dict[str, Array]]:
     held = folds(sizes, curve)
     parts = [sizes, *(sizes.where(~unseen) for unseen in held)] if held else []
     kinds = [kind for kind in FITTERS if parts and all(_suits(kind, part) for part in parts)]
-    if curve is not None and sizes.varying[0] == curve and "surface" in kinds:
-        kinds = ["surface"]
+    if curve is not None and sizes.varying[:1] == (curve,):  # a line over work is no curve
+        kinds = ["surface"] if "surface" in kinds else [kind for kind in kinds if kind != "alpha_beta"]
     predicted = {kind: np.full(len(sizes.works), np.nan) for kind in kinds}
     for unseen, seen in zip(held, parts[1:], strict=True):
         for kind in kinds:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.errors import MismatchError, RankError, UsageError
+from moeplan.profilers.cases import CASES, PLANNED
 from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.harness import Place, Request, Start, Step, measure_cases
-from moeplan.profilers.log import cluster_of
+from moeplan.profilers.harness import Place, Request, Start, Step, _depths, measure_cases
+from moeplan.profilers.log import Log, cluster_of
 from moeplan.profilers.measure import measure
 from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval
 from moeplan.profilers.origin import Environment, Noise
@@ -110,6 +112,35 @@ def test_what_is_done_is_not_measured_again(alone: World) -> None:
     measure_cases(alone, Request((SmallGemm(),), "quick", done))
     steps = [report for report in TOLD if isinstance(report, Step)]
     assert [(step.measurement.size["m"], step.done, step.total) for step in steps] == [(8, 2, 3), (512, 3, 3)]
+
+
+@given(count=st.integers(0, 60))
+def test_ends_come_first_then_what_lies_halfway(count: int) -> None:
+    depths = _depths(count)
+    assert len(depths) == count
+    for depth in range(max(depths, default=-1) + 1):
+        met = [place for place, of_place in enumerate(depths) if of_place <= depth]
+        assert met[0] == 0
+        assert met[-1] == count - 1
+        gaps = np.diff(met)
+        assert len(gaps) == 0 or gaps.max() <= -(-(count - 1) // 2**depth)
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_the_time_leaves_out_is_between_the_ends_and_told_by_series(alone: World) -> None:
+    measure_cases(alone, Request((SmallGemm(),), "quick", seconds=-1.0))
+    assert [type(report) for report in TOLD] == [Start]
+    log = Log((SmallGemm(),), grid="quick", earlier=None, on_progress=None, on_profile=None)
+    log.receive(TOLD[0])
+    assert log.profile(complete=True).origins[0].missing == {"gemm/fp32": 3}
+
+
+def test_without_cases_a_full_grid_has_all_and_others_those_that_planning_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for grid, cases in (("full", tuple(CASES.values())), ("default", PLANNED), ("quick", PLANNED)):
+        profile = measured_of(monkeypatch, reports(3), grid=grid)
+        assert (REQUESTS[-1].cases, REQUESTS[-1].grid, profile.origins[0].grid) == (cases, grid, grid)
 
 
 def test_hosts_make_a_cluster_only_when_even_and_consecutive() -> None:
