@@ -280,3 +280,4 @@ class SecondsOptions(Options):
     #: Metric to the largest share, over the judged contenders, of calls outside the sizes measured
     extrapolated: Mapping[str, Annotated[float, Field(ge=0, le=1)]]
     other_dtype: tuple[str, ...]  #: Parts timed in a dtype of another width than the model's
+    noisy: tuple[str, ...] = ()  #: Parts whose curves were measured on a noisy machine

@@ -2,11 +2,13 @@
 
 Each size is run once to warm up and its answer checked; then timed call by call until its median is known well
 (`sampling.py`) or its share of the time is spent; then the last answer is checked too. Where the ranks lie on several
-nodes, the collectives are also run inside each node, on all nodes at once. Every case is measured in its most wanted
-dtype before any is in the next; a quick run measures that one only, and leaves out what its time does not allow.
+nodes, the collectives are also run inside each node, on all nodes at once. A full run measures every case in its most
+wanted dtype before any in the next. Other runs measure that one only and have a fixed time: each series is measured at
+its smallest and largest size first, then between them, so that sizes left out are spread over all series.
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,15 +18,16 @@ from ..errors import RankError
 from ..files import sha256_json
 from .cases.case import Case
 from .measurement import PAIR, Measurement, Size
-from .origin import Environment
+from .origin import Environment, GridName
 from .sampling import Clock, clock_for, sample, slowest
 from .series import LinkKind, series_key
 from .topology import numbered
 from .world import World
 from .world.launch import Terms
 
-BUDGET_S, QUICK_BUDGET_S = 0.8, 0.25  # a size
-QUICK_TOTAL_S = 24.0  # all sizes; the rest of a minute is for starting ranks and fitting
+BUDGET_S: Mapping[GridName, float] = {"quick": 0.5, "default": 0.8, "full": 0.8}  # of a size
+#: Of all sizes; the rest of a minute (quick) or two (default) is for starting ranks and fitting
+TOTAL_S: Mapping[GridName, float] = {"quick": 24.0, "default": 75.0, "full": math.inf}
 REFERENCE_SIDE, REFERENCE_CALLS = 192, 3  # of the matrices whose product tells how quiet the machine is
 
 
@@ -49,8 +52,9 @@ class Request:
     """Cases to measure, without the places that are `done` already (as rank 0 has them)."""
 
     cases: tuple[Case, ...]
-    quick: bool = False
+    grid: GridName = "default"
     done: frozenset[Place] = frozenset()
+    seconds: float | None = None  #: Of all sizes; None: those of the grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class _Job:
     """One size to measure in a world, all ranks or those of the node; the dtypes of a case take turns."""
 
     turn: int
+    depth: int  #: 0 at the ends of its series' sizes, 1 halfway between, and so on
     case: Case
     world: World
     size: Size
@@ -102,7 +107,7 @@ def terms(world: World, request: Request) -> Terms:
     return {
         "version": version("moeplan"),
         "device": world.device.partition(":")[0],
-        "quick": str(request.quick),
+        "grid": request.grid,
         "cases": ", ".join(case.name for case in request.cases),
         "dtypes": ", ".join(f"{case.name} {'/'.join(case.dtypes(world.device))}" for case in request.cases),
         "sizes": sha256_json([[job.place.key, job.place.size] for job in _jobs(request, world, None)])[:16],
@@ -119,7 +124,7 @@ def measure_cases(world: World, request: Request) -> None:
         This rank got a wrong answer.
     """
     node = world.of_node() if len(set(world.hosts)) > 1 else None
-    grid = sorted(_jobs(request, world, node), key=lambda job: job.turn)
+    grid = sorted(_jobs(request, world, node), key=lambda job: (job.turn, job.depth))
     if world.rank == 0:
         works = {job.place: job.work for job in grid}
         world.report(Start(Environment.of(world.device, world.hosts), world.hosts, works))
@@ -129,7 +134,7 @@ def measure_cases(world: World, request: Request) -> None:
     for index, job in enumerate(missing):
         reference_s = min(clock.time(reference) for _ in range(REFERENCE_CALLS))
         reference_s, elapsed_s = slowest([reference_s, time.perf_counter() - start])
-        if request.quick and elapsed_s > QUICK_TOTAL_S:
+        if elapsed_s > _total_s(request):
             break
         samples = _samples(job, clock, _budget_s(request, elapsed_s, len(missing) - index))
         if world.rank == 0:
@@ -146,10 +151,24 @@ def _jobs(request: Request, world: World, node: World | None) -> Iterator[_Job]:
             if inside is None or inside.size < case.min_ranks or (inside is node and case.min_ranks == 1):
                 continue
             dtypes = case.dtypes(inside.device)
-            for turn, dtype in enumerate(dtypes[:1] if request.quick else dtypes):
-                for size in case.sizes(inside, quick=request.quick):
+            for turn, dtype in enumerate(dtypes if request.grid == "full" else dtypes[:1]):
+                sizes = case.sizes(inside, quick=request.grid == "quick")
+                depths = [0] * len(sizes) if request.grid == "full" else _depths(len(sizes))
+                for depth, size in zip(depths, sizes, strict=True):
                     if inside is world or PAIR[0] not in size:
-                        yield _Job(turn, case, inside, size, _place(case, dtype, size, inside))
+                        yield _Job(turn, depth, case, inside, size, _place(case, dtype, size, inside))
+
+
+def _depths(count: int) -> list[int]:
+    """Halvings of a range of so many that lead to each: 0 at its ends, 1 halfway between, and so on."""
+    depths, spans, depth = [0] * count, [(0, count - 1)], 0
+    while spans := [(low, high) for low, high in spans if high - low > 1]:
+        depth += 1
+        middles = [(low + high) // 2 for low, high in spans]
+        for middle in middles:
+            depths[middle] = depth
+        spans = [half for (low, high), at in zip(spans, middles, strict=True) for half in ((low, at), (at, high))]
+    return depths
 
 
 def _place(case: Case, dtype: str, size: Size, world: World) -> Place:
@@ -164,7 +183,11 @@ def _place(case: Case, dtype: str, size: Size, world: World) -> Place:
 
 def _budget_s(request: Request, elapsed_s: float, sizes: int) -> float:
     """The seconds of one of the `sizes` that are left; the same on every rank, like `elapsed_s`."""
-    return min(QUICK_BUDGET_S, (QUICK_TOTAL_S - elapsed_s) / sizes) if request.quick else BUDGET_S
+    return min(BUDGET_S[request.grid], (_total_s(request) - elapsed_s) / sizes)
+
+
+def _total_s(request: Request) -> float:
+    return TOTAL_S[request.grid] if request.seconds is None else request.seconds
 
 
 def _samples(job: _Job, clock: Clock, budget_s: float) -> list[float]:

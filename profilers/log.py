@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
@@ -11,7 +12,7 @@ from .cluster import Cluster
 from .fits.fitting import fit_series
 from .harness import Place, Start, Step
 from .measurement import PAIR, Measurement
-from .origin import Environment, Noise, Origin, now
+from .origin import Environment, GridName, Noise, Origin, now
 from .profile import Profile
 from .series import Series
 from .topology import Pair, Topology, islands, measured_links, numbered
@@ -24,8 +25,8 @@ class Log:
 
     Parameters
     ----------
-    cases, quick
-        The grid that is measured.
+    cases, grid
+        What is measured.
     earlier
         The profile that this run continues.
     on_progress, on_profile
@@ -36,7 +37,7 @@ class Log:
         self,
         cases: Sequence[Case],
         *,
-        quick: bool,
+        grid: GridName,
         earlier: Profile | None,
         on_progress: Callable[[Step], None] | None,
         on_profile: Callable[[Profile], None] | None,
@@ -44,7 +45,7 @@ class Log:
         self.start: Start | None = None
         self.measured: dict[Place, Measurement] = _places(earlier)
         self._cases = {case.name: case for case in cases}
-        self._quick = quick
+        self._grid = grid
         self._earlier = earlier
         self._on_progress, self._on_profile = on_progress, on_profile
         origin = earlier.origins[0] if earlier else None
@@ -66,7 +67,7 @@ class Log:
             self.start = report
             cluster_of(report.hosts)  # refuses an uneven world before time is spent on it
             if self._earlier is not None:
-                check_options(self._earlier, self._quick, tuple(self._cases.values()))
+                check_options(self._earlier, self._grid, tuple(self._cases.values()))
                 _check_world(self._earlier, report)
                 _check_grid(self.measured, report.grid)
             return
@@ -89,12 +90,19 @@ class Log:
             kind="measured",
             created_at=now(),
             environment=self.start.environment,
-            quick=self._quick,
+            quick=self._grid == "quick",
+            full=self._grid == "full",
             left_out=self._left_out if complete else 0,
+            missing=self._missing() if complete else {},
             topology=_topology(self.start.hosts, self.measured),
             noise=Noise.of(self.measured.values(), self._reference_s),
         )
         return Profile.of(origin, dataclasses.replace(cluster, links=links), series.values(), complete=complete)
+
+    def _missing(self) -> dict[str, int]:
+        """Sizes of each series of the grid that were not measured, of those that lack some."""
+        assert self.start is not None
+        return dict(Counter(place.key for place in self.start.grid if place not in self.measured))
 
     def _series(self, fitted: bool) -> dict[str, Series]:
         """The series of the cases, in their order."""
@@ -129,7 +137,7 @@ def cluster_of(hosts: Sequence[str]) -> Cluster:
     return Cluster(len(runs), runs[0])
 
 
-def check_options(profile: Profile, quick: bool, cases: Sequence[Case]) -> None:
+def check_options(profile: Profile, grid: GridName, cases: Sequence[Case]) -> None:
     """Return where a run of these options may continue the profile.
 
     Raises
@@ -147,7 +155,7 @@ def check_options(profile: Profile, quick: bool, cases: Sequence[Case]) -> None:
         )
     known = {case.name for case in cases}
     unknown = sorted({series.case for series in profile.series.values()} - known)
-    _same("a grid that is", _grid(origin.quick), _grid(quick))
+    _same("a grid that is", origin.grid, grid)
     _same("moeplan", profile.moeplan_version, version("moeplan"))
     _same("the case", unknown[0] if unknown else None, None)
 
@@ -211,10 +219,6 @@ def _topology(hosts: Sequence[str], measured: Mapping[Place, Measurement]) -> To
         return Topology(node_of_rank=numbered(hosts))
     island_of_rank, ratio = islands((whole[0], whole[-1]), len(hosts))
     return Topology(node_of_rank=numbered(hosts), island_of_rank=island_of_rank, ratio=ratio)
-
-
-def _grid(quick: bool) -> str:
-    return "quick" if quick else "full"
 
 
 def _same(name: str, earlier: object, now: object) -> None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MoeplanError, UsageError
-from .cases import CASES
+from .cases import CASES, PLANNED
 from .cases.case import Case
 from .harness import Request, Step, measure_cases, terms
 from .log import Log, check_asked, check_options
+from .origin import GridName
 from .profile import Profile, load, save
 from .world import run_world
 from .world.launch import found_launch
@@ -32,12 +33,12 @@ def measure(
     *,
     num_ranks: int | None = None,
     device: str = "auto",
-    quick: bool = False,
+    grid: GridName = "default",
     timeout_s: float = 120.0,
     on_progress: Callable[[Step], None] | None = None,
     on_profile: Callable[[Profile], None] | None = None,
     resume: Profile | None = None,
-    cases: Sequence[Case] = tuple(CASES.values()),
+    cases: Sequence[Case] | None = None,
     host_of: Callable[[int], str] | None = None,
 ) -> Profile | None:
     """The profile of this machine, or of the world that torchrun or srun launched (then None on ranks other than 0).
@@ -48,6 +49,8 @@ def measure(
         Local processes; by default 4 on CPU and one a GPU on CUDA. In a launched world, None or its size.
     device
         "cpu", "cuda", or "auto": cuda where there is a GPU.
+    grid
+        "full": all sizes in all dtypes; "default" and "quick": as many sizes as their time allows, in one dtype.
     timeout_s
         The longest silence before a rank counts as hung.
     on_progress
@@ -56,6 +59,8 @@ def measure(
         Receives, every 15 s, the profile so far: `complete` false, and no fits yet (they would disturb the ranks).
     resume
         An interrupted profile: what it lacks is measured (in a launched world, what rank 0's lacks).
+    cases
+        By default all of a full grid, else those that planning reads.
     host_of
         For tests: see `run_world`.
 
@@ -76,19 +81,20 @@ def measure(
         `resume` is of another environment, world, grid or version; or launched ranks disagree. The difference is named.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # below, a lost rank prints a page of C++ frames
+    cases = cases if cases is not None else tuple(CASES.values()) if grid == "full" else PLANNED
     if resume is not None and found_launch() is None:  # a launched world finds out together
-        check_options(resume, quick, cases)
+        check_options(resume, grid, cases)
         if resume.complete:
             check_asked(resume, device, num_ranks)
             return resume
     place = _device(device)
-    log = Log(cases, quick=quick, earlier=resume, on_progress=on_progress, on_profile=on_profile)
+    log = Log(cases, grid=grid, earlier=resume, on_progress=on_progress, on_profile=on_profile)
     complete = True
     try:
         run_world(
             _ranks(num_ranks, place),
             measure_cases,
-            Request(tuple(cases), quick, frozenset(log.measured)),
+            Request(tuple(cases), grid, frozenset(log.measured)),
             device=place,
             timeout_s=timeout_s,
             on_progress=log.receive,
@@ -107,7 +113,7 @@ def measure_file(
     *,
     num_ranks: int | None = None,
     device: str = "auto",
-    quick: bool = False,
+    grid: GridName = "default",
     timeout_s: float = 120.0,
     resume: bool = False,
     on_progress: Callable[[Step], None] | None = None,
@@ -119,7 +125,7 @@ def measure_file(
 
     Parameters
     ----------
-    num_ranks, device, quick, timeout_s, on_progress
+    num_ranks, device, grid, timeout_s, on_progress
         As `measure` takes them; it also tells what is raised.
     """
     earlier, notes = _earlier(output) if resume else (None, ())
@@ -127,7 +133,7 @@ def measure_file(
     profile = measure(
         num_ranks=num_ranks,
         device=device,
-        quick=quick,
+        grid=grid,
         timeout_s=timeout_s,
         on_progress=on_progress,
         on_profile=lambda so_far: save(so_far, partial),

@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
@@ -17,6 +17,7 @@ from ..errors import InputError
 from .measurement import Measurement, relative_width
 from .topology import Topology
 
+GridName = Literal["quick", "default", "full"]
 WIDE = 0.20  # relative width of a median's interval
 MOST_WIDE = 0.20  # share of sizes
 MOST_DRIFT = 2.0  # of the reference
@@ -123,8 +124,11 @@ class Origin(BaseModel):
     kind: Literal["measured", "described", "tables"]
     created_at: datetime.datetime
     environment: Environment | None = None  #: Of what was measured; None otherwise
-    quick: bool = False  #: Whether a short grid was measured, in a short time
+    #: quick, full: whether a short grid was measured, in a short time, or the whole grid without a limit
+    quick: bool = False
+    full: bool = False
     left_out: Annotated[int, Field(ge=0)] = 0  #: Sizes of the grid that this time did not allow
+    missing: Mapping[str, Annotated[int, Field(ge=1)]] = {}  #: Key of a series to how many of these are its sizes
     #: topology, noise: which ranks share a node, and how quiet the machine was; None where nothing was measured
     topology: Topology | None = None
     noise: Noise | None = None
@@ -138,11 +142,18 @@ class Origin(BaseModel):
                 f"origin {self.kind!r} with {'an' if self.environment else 'no'} environment; expected one of what was"
                 " measured, none of what was described or read"
             )
-        if self.kind != "measured" and (self.topology or self.noise or self.quick):
+        if self.kind != "measured" and (self.topology or self.noise or self.quick or self.full):
             raise InputError(f"origin {self.kind!r} with a topology or noise; expected them of what was measured only")
-        if not (self.name or "").isprintable():
+        if self.quick and self.full:
+            raise InputError("an origin that is quick and full; expected one of them")
+        if not "".join((self.name or "", *self.missing)).isprintable():
             raise InputError("an origin whose name does not print; expected a description, a system or a path")
         return self
+
+    @property
+    def grid(self) -> GridName:
+        """The name of the grid that was measured."""
+        return "quick" if self.quick else "full" if self.full else "default"
 
 
 def now() -> datetime.datetime:

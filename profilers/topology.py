@@ -7,9 +7,11 @@ from typing import ClassVar
 
 from ..errors import InputError
 from .cluster import FASTEST, Cluster, Link
+from .fits.fit import Fit
 from .series import LinkKind, Series
 
 Pair = tuple[int, int]
+MIN_SPAN = 64  # times as much work as the smallest: a line through nearer sizes tells no bandwidth
 MIN_RATIO = 2.0  # between the slowest pair of one class and the fastest of the other
 
 
@@ -125,10 +127,18 @@ def _link(kind: LinkKind, cluster: Cluster, series: Mapping[str, Series]) -> Lin
     together = cluster.devices_per_node if kind == "intra" else cluster.num_devices
     for case, ranks in (("all_to_all", together), ("point_to_point", 2)):
         for one in series.values():
-            if (one.case, one.ranks, one.link) != (case, ranks, kind) or not (one.fit and one.fit.alpha_beta.grows):
+            if (one.case, one.ranks, one.link) != (case, ranks, kind) or not _tells_bandwidth(one.fit):
                 continue
+            assert one.fit is not None
             line, share = one.fit.alpha_beta, 1.0
             if kind == "inter" and case == "all_to_all":
                 share = (cluster.num_devices - 1) / (cluster.num_devices - cluster.devices_per_node)
             return Link(line.a_s, max(line.b_s * share, FASTEST))
     return None
+
+
+def _tells_bandwidth(fit: Fit | None) -> bool:
+    """Whether seconds were seen to grow over sizes that are far enough apart."""
+    if fit is None or (fit.works is not None and fit.works[1] < MIN_SPAN * fit.works[0]):
+        return False
+    return fit.alpha_beta.grows

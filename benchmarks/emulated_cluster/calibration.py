@@ -18,8 +18,8 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Fit, Prediction
 from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.fits.laws import AlphaBeta
+from moeplan.profilers.routed import partial_sums
 from moeplan.runtime.engine.chunks import Chunks
-from moeplan.runtime.engine.experts import partial_sums
 from moeplan.runtime.engine.gather import Gather
 from moeplan.runtime.engine.layer import ParallelExperts
 from moeplan.runtime.engine.layer_placement import LayerPlacement

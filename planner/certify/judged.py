@@ -78,7 +78,7 @@ def _agree(what: str, claimed: Metric, found: Metric, certificate: Certificate) 
 def _check_seconds(claimed: SecondsOptions, found: SecondsOptions | None, certificate: Certificate) -> None:
     """The curves that the plan names, and how often they were stretched."""
     assert found is not None
-    for name in ("sources", "missing", "other_dtype"):
+    for name in ("sources", "missing", "other_dtype", "noisy"):
         if getattr(claimed, name) != getattr(found, name):
             raise CertificationError(
                 f"options.seconds.{name}: {getattr(claimed, name)!s:.200}; profile and links give"

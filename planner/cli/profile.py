@@ -11,6 +11,7 @@ from .flags import Json, optional
 from .screen import console, end_interrupted, print_json, progress, step_progress
 
 if TYPE_CHECKING:
+    from ...profilers.origin import GridName
     from ...profilers.profile import Profile
 
 
@@ -21,6 +22,7 @@ def profile(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ranks: Annotated[int | None, optional("Local processes; 4 on CPU, all GPUs on CUDA.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: under a minute.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Every case, size and dtype: many minutes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the profile in the output file.")] = False,
     preset: Annotated[str | None, optional("Take what ships of a GPU: h100_sxm or h200_sxm; list tells more.")] = None,
     cluster: Annotated[str | None, optional("NxG or a cluster.yaml: describe it, measure nothing.")] = None,
@@ -61,6 +63,8 @@ def profile(
         raise UsageError("--link describes a cluster; give --cluster NxG, --preset or --from-tables beside it")
     if not 1 <= timeout <= 86_400:
         raise UsageError(f"--timeout {timeout}; expected 1 to 86400 seconds")
+    if quick and full:
+        raise UsageError("--quick and --full ask for different grids; give one of them, or neither")
     if from_tables is not None and system is None:
         raise UsageError(f"--from-tables {from_tables} does not say whose tables; give --system NAME beside it")
     if system is not None and from_tables is None:
@@ -76,9 +80,10 @@ def profile(
     if measured := not merge and cluster is None and not curves:
         from ...profilers.measure import measure_file, save_measured
 
+        grid: GridName = "quick" if quick else "full" if full else "default"
         with step_progress() as tell:
             file = measure_file(
-                output, num_ranks=ranks, device=device, quick=quick, timeout_s=timeout, resume=resume, on_progress=tell
+                output, num_ranks=ranks, device=device, grid=grid, timeout_s=timeout, resume=resume, on_progress=tell
             )
         if file.profile is None:  # not rank 0 of a launched world
             return

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...profilers.routed import weighted_experts
 from ...traces.model import Attention as AttentionSpec
 from ...traces.model import ModelSpec
 
@@ -89,14 +90,7 @@ class Experts(nn.Module):
 
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """The weighted sum of each token's experts, `[T, M]`."""
-        order = ids_TK.flatten().argsort(stable=True)
-        sizes_E = ids_TK.flatten().bincount(minlength=len(self.w_in)).tolist()
-        groups = torch.split(x_TM[order // ids_TK.shape[1]], sizes_E)
-        inner = (functional.silu(functional.linear(x, w_in)) for x, w_in in zip(groups, self.w_in, strict=True))
-        sorted_PM = torch.cat([x_TM[:0], *map(functional.linear, inner, self.w_out)])
-        y_TKM = sorted_PM[order.argsort()].view(*ids_TK.shape, x_TM.shape[-1])
-        y_TM: Tensor = (weights_TK.unsqueeze(-1) * y_TKM).sum(1)
-        return y_TM
+        return weighted_experts(x_TM, ids_TK, weights_TK, self.w_in, self.w_out)
 
 
 class MoEBlock(nn.Module):

@@ -1,12 +1,16 @@
 """Final report of `moeplan demo`: the runs beside their prediction."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
+from ...runtime.plan import Metric
 from ..document import Column, Section, Table, Text, to_console
 from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
-from .job import Demo
+from .job import ROUNDS, Demo
+
+MOST_SPAN = 3.0  # of an interval, high over low: a wider one tells nothing
 
 
 def demo_report(demo: Demo, console: Console) -> None:
@@ -15,7 +19,8 @@ def demo_report(demo: Demo, console: Console) -> None:
         f"ran       the model on {demo.plan.cluster.num_devices} processes, on {demo.num_samples} other samples"
         f" ({demo.num_tokens:,} tokens)"
     )
-    files = f"files     {demo.folder}: profile.json, traces/, plan.json, .moeplan/active.json, other-traces/"
+    names = "profile.json, profile-beside-run.json, traces/, plan.json, .moeplan/active.json, other-traces/"
+    files = f"files     {demo.folder}: {names}"
     bodies = (Text.of(ran),), (_copies(demo),), (Text.of(*_words(demo)),), _seconds(demo), (Text.of(files),)
     console.print()
     to_console([Section("", body) for body in bodies], console)
@@ -42,19 +47,31 @@ def _seconds(demo: Demo) -> tuple[Table, Text]:
     """Predicted and measured milliseconds of the exchanges and the experts of a forward, explained."""
     exchanges = [(run.exchange_s, one.metrics.get(EXCHANGE)) for run, one in zip(demo.runs, demo.replayed, strict=True)]
     experts = [(run.experts_s, one.metrics.get(EXPERTS)) for run, one in zip(demo.runs, demo.replayed, strict=True)]
-    pairs = [(seconds, foretold) for seconds, foretold in (*exchanges, *experts) if foretold is not None]
-    inside = sum((foretold.low or 0) <= seconds <= (foretold.high or 0) for seconds, foretold in pairs)
     columns = [Column("ms a forward", _names(demo))]
     for name, part in (("exchange", exchanges), ("experts", experts)):
         columns.append(Column(name, [f"{seconds * 1e3:.2f}" for seconds, _ in part]))
         columns.append(Column("predicted", [f"{one.value * 1e3:.2f}" if one else "-" for _, one in part]))
         columns.append(Column("ratio", [f"{one.value / seconds:.2f}" if one else "-" for seconds, one in part]))
     explained = (
-        "exchange: dispatch and combine of hidden vectors (ids, weights and split sizes travel apart); experts: each"
-        " layer's slowest rank; median of some forwards. ratio: predicted over measured;"
-        f" {inside} of {len(pairs)} measured lie within the fit's interval"
+        "exchange: a dispatch gathers rows and sends them, a combine sends partial sums and adds them up; experts: the"
+        f" compute of a routed block; of each part the slowest rank, the median of {ROUNDS} forwards. predicted: from"
+        " routed_exchange and routed_block as measured between these forwards; ratio: predicted over measured"
     )
-    return Table(columns, whole=True), Text.of(explained)
+    return Table(columns, whole=True), Text.of(
+        explained, f"exchange: {interval_words(exchanges)}", f"experts: {interval_words(experts)}"
+    )
+
+
+def interval_words(pairs: Sequence[tuple[float, Metric | None]]) -> str:
+    """How many measured seconds lie within the intervals of what was predicted; useless where one spans too much."""
+    known = [(seconds, one.low or 0.0, one.high or 0.0) for seconds, one in pairs if one is not None]
+    if not known:
+        return "not predicted"
+    span = max(high / low if low else math.inf for _, low, high in known)
+    if span > MOST_SPAN:
+        return f"useless: the interval spans a factor of {span:.3g}"
+    inside = sum(low <= seconds <= high for seconds, low, high in known)
+    return f"{inside} of {len(known)} measured lie within the interval"
 
 
 def _words(demo: Demo) -> Iterator[str]:

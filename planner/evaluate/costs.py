@@ -22,6 +22,7 @@ from ...traces.model import ModelSpec
 HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model that they are
 FFN = HIDDEN | {"ffn": "ffn_size"}
 WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
+EXPERT_CASES = ("routed_block", "expert_ffn")  # what the runtime computes, where that was measured
 COUNTS_ALONE = "counts do not say where tokens are"
 
 
@@ -31,13 +32,16 @@ class CostModel:
 
     #: exchange, gather: of an all-to-all and an all-gather over bytes through the busiest port, one curve a link class
     exchange: Sequence[Curve] | None = None
+    onward: Sequence[Curve] | None = None  #: Of exchanges after which tokens live elsewhere; None: as `exchange`
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
     attention: Curve2 | None = None  #: Over (batch, length)
     #: sources, missing: where each curve is from; why a part has none
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
-    other_dtype: tuple[str, ...] = ()  #: Parts timed in a dtype of another width than the model's
+    #: other_dtype, noisy: parts timed in a dtype of another width than the model's, or on a machine that was noisy
+    other_dtype: tuple[str, ...] = ()
+    noisy: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -59,19 +63,19 @@ class CostModel:
         -----
         A collective's curve is the profile's series over as many ranks as it has here (G inside a node, all between
         nodes), in a dtype as wide as the model's where there is one, else the link's alpha-beta, which has no error
-        of its own. Experts and attention: that dtype, else another one, said; experts looped, as the runtime computes
-        them, where that was measured, else grouped; attention as it was measured, multi-head with heads of 64, which a
-        source says where the model has another size of K and V. A roofline knows that size; its source says that it is
-        one.
+        of its own. Where the profile has measured what `runtime` runs, that is taken: `routed_exchange` before
+        `all_to_all`, `routed_block` before `expert_ffn`, of which looped experts come before grouped ones. Experts and
+        attention: that dtype, else another one, said; attention as it was measured, multi-head with heads of 64, which
+        a source says where the model has another size of K and V. A roofline knows that size, and is called one.
         """
         if profile is None and not cluster.links:
             return None
         parts = {
-            "dispatch": _exchange("all_to_all", "dispatch", profile, cluster, model),
-            "kv": _exchange("all_gather", "kv", profile, cluster, model),
-            "experts": _curve_of_two("experts", "expert_ffn", ("tokens", "experts"), FFN, profile, model),
+            "dispatch": _exchange(("routed_exchange", "all_to_all"), "dispatch", profile, cluster, model),
+            "kv": _exchange(("all_gather",), "kv", profile, cluster, model),
+            "experts": _curve_of_two("experts", EXPERT_CASES, ("tokens", "experts"), FFN, profile, model),
             "attention": _curve_of_two(
-                "attention", "attention", ("batch", "length"), HIDDEN, profile, model, queries=queries
+                "attention", ("attention",), ("batch", "length"), HIDDEN, profile, model, queries=queries
             ),
         }
         if not samples:
@@ -80,12 +84,14 @@ class CostModel:
             parts |= dict.fromkeys(("dispatch", "kv", "attention"), _Part(missing=COUNTS_ALONE))
         return cls(
             exchange=parts["dispatch"].curves,
+            onward=parts["dispatch"].onward,
             gather=parts["kv"].curves,
             experts=parts["experts"].curves,
             attention=parts["attention"].curves,
             sources={place: source for part in parts.values() for place, source in part.sources.items()},
             missing={name: part.missing for name, part in parts.items() if part.missing},
             other_dtype=tuple(name for name, part in parts.items() if part.other_dtype),
+            noisy=tuple(name for name, part in parts.items() if part.noisy),
         )
 
 
@@ -94,31 +100,37 @@ class _Part:
     """The curve or curves of a part of a step, with their sources by part and link class, or why it has none."""
 
     curves: Any = None
+    onward: Any = None
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: str = ""
     other_dtype: bool = False
+    noisy: bool = False
 
 
-def _exchange(case: str, part: str, profile: Profile | None, cluster: Cluster, model: ModelSpec) -> _Part:
-    """Curves of a collective over bytes through the busiest port, one a link class."""
+def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster: Cluster, model: ModelSpec) -> _Part:
+    """Curves of a collective over bytes through the busiest port, one a link class; of the first case that is there."""
     size = model.attention.kv_size if part == "kv" else model.hidden_size
     if not (size and model.dtype_bytes):
         return _Part(missing=f"the model's {'kv_size' if part == 'kv' else 'hidden_size'} or dtype is not known")
-    curves, sources = [], {}
+    curves, onward, sources, noisy = list[Curve](), list[Curve](), dict[str, str](), False
+    moving = False
     for link in link_classes(cluster):
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
         places = cluster.devices_per_node if link == "intra" else cluster.num_nodes
-        series = _series(profile, case, model, ranks=ranks, link=link)
+        series = _series(profile, cases, model, ranks=ranks, link=link)
         if series is None and link not in cluster.links:
-            return _Part(missing=f"no {case} of {ranks} ranks and no {link} link; give --link {link}=GBps:us")
-        curves.append(_link(cluster, link) if series is None else _even(series, places))
+            return _Part(missing=f"no {cases[-1]} of {ranks} ranks and no {link} link; give --link {link}=GBps:us")
+        curves.append(_link(cluster, link) if series is None else _curve(series, places))
         sources[f"{part} {link}"] = f"link {link}" if series is None else series.key
-    return _Part(curves, sources)
+        onward.append(curves[-1] if series is None else _curve(series, places, moves=1))
+        moving |= series is not None and series.case == "routed_exchange"
+        noisy |= _noisy(profile, series)
+    return _Part(curves, onward if moving else None, sources, noisy=noisy)
 
 
 def _curve_of_two(
     part: str,
-    case: str,
+    cases: Sequence[str],
     axes: tuple[str, str],
     fixed: Mapping[str, str],
     profile: Profile | None,
@@ -126,12 +138,15 @@ def _curve_of_two(
     *,
     queries: float = WHOLE_SAMPLES,
 ) -> _Part:
-    """Curve of a case over two sizes; its other axes are `fixed` at sizes of the model, "grouped" at its least."""
-    series = _series(profile, case, model)
+    """Curve of the first of these cases that is there, over two sizes.
+
+    Its other axes are `fixed` at sizes of the model, "grouped" at its least.
+    """
+    series = _series(profile, cases, model)
     if unknown := [name for name in fixed.values() if getattr(model, name) is None]:
         return _Part(missing=f"the model's {' and '.join(unknown)} is not in the trace")
     if series is None or series.fit is None:
-        return _Part(missing="no profile" if profile is None else f"the profile has no {case}")
+        return _Part(missing="no profile" if profile is None else f"the profile has no {cases[-1]}")
     sizes = {axis: float(getattr(model, name)) for axis, name in fixed.items()}
     multi_head = 2.0 * (model.hidden_size or 0)
     more = {"queries": queries, "kv": float(model.attention.kv_size or multi_head)}
@@ -144,9 +159,17 @@ def _curve_of_two(
     source = series.key
     if series.fit.model.kind == "roofline":
         source += " (roofline, not measured)"
-    elif case == "attention" and model.attention.kv_size != multi_head:
+    elif part == "attention" and model.attention.kv_size != multi_head:
         source += " (as MHA)"
-    return _Part(curve, {part: source}, other_dtype=series.dtype not in _dtypes(model))
+    return _Part(
+        curve, None, {part: source}, other_dtype=series.dtype not in _dtypes(model), noisy=_noisy(profile, series)
+    )
+
+
+def _noisy(profile: Profile | None, series: Series | None) -> bool:
+    """Whether a series was measured while its machine was noisy."""
+    noise = None if profile is None or series is None else profile.origins[series.origin].noise
+    return noise is not None and noise.noisy
 
 
 def _dtypes(model: ModelSpec) -> list[str]:
@@ -155,16 +178,39 @@ def _dtypes(model: ModelSpec) -> list[str]:
 
 
 def _series(
-    profile: Profile | None, case: str, model: ModelSpec, *, ranks: int = 1, link: LinkClass | None = None
+    profile: Profile | None, cases: Sequence[str], model: ModelSpec, *, ranks: int = 1, link: LinkClass | None = None
 ) -> Series | None:
-    """The fitted series of a case, in the dtype that suits the model best."""
+    """The fitted series of the first case that has one, in the dtype that suits the model best."""
     fitted = [
         series
         for series in ({} if profile is None else profile.series).values()
-        if (series.case, series.ranks, series.link) == (case, ranks, link) and series.fit is not None
+        if series.case in cases and (series.ranks, series.link) == (ranks, link) and series.fit is not None
     ]
     order = {dtype: place for place, dtype in enumerate(_dtypes(model))}
-    return min(fitted, key=lambda series: (order.get(series.dtype, len(order)), series.key), default=None)
+    return min(
+        fitted,
+        key=lambda series: (cases.index(series.case), order.get(series.dtype, len(order)), series.key),
+        default=None,
+    )
+
+
+def _curve(series: Series, places: int, *, moves: int = 0) -> Curve:
+    """Over bytes through a port."""
+    return _half_trip(series, places, moves) if series.case == "routed_exchange" else _even(series, places)
+
+
+def _half_trip(series: Series, places: int, moves: int) -> Curve:
+    """Half of a dispatch and a combine whose busiest port passes as much.
+
+    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes.
+    """
+    share = (series.ranks - 1) / (series.ranks - series.ranks / places)
+
+    def curve(port: Floats) -> Prediction:
+        both = predicted(series, {"bytes": np.maximum(port * share, 1.0), "moves": float(moves)})
+        return Prediction(both.seconds / 2, both.low / 2, both.high / 2, both.extrapolated)
+
+    return curve
 
 
 def _even(series: Series, places: int) -> Curve:

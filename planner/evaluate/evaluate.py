@@ -203,4 +203,5 @@ def _seconds_options(scene: Scene, contexts: Sequence[Context]) -> SecondsOption
         missing=costs.missing,
         extrapolated=dict(sorted(shares)),  # by rising share, so that the largest of each stays
         other_dtype=costs.other_dtype,
+        noisy=costs.noisy,
     )

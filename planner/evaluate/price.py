@@ -91,7 +91,8 @@ def _priced(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> S
         chunked, crossed["moe"] = pipeline.priced(cuts, combines=combines)
         layers |= chunked
     else:
-        layers |= _whole(tally, scene, costs, combines=combines)
+        moves = journey.dispatch_model != "standard"
+        layers |= _whole(tally, scene, costs, combines=combines, moves=moves)
     seconds = {name: step_seconds(part, num_layers) for name, part in layers.items()}
     levels = {name: np.stack([part.low, part.seconds, part.high]) for name, part in seconds.items()}
     parts = [name for name in (*SOURCES, *PASSES) if name in layers]
@@ -129,12 +130,13 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
     return layers
 
 
-def _whole(tally: Tally, scene: Scene, costs: CostModel, *, combines: bool) -> dict[str, Prediction]:
-    """Seconds by layer, `[B, L]`, of the exchanges and the experts of whole layers."""
+def _whole(tally: Tally, scene: Scene, costs: CostModel, *, combines: bool, moves: bool) -> dict[str, Prediction]:
+    """Seconds by layer, `[B, L]`, of the exchanges and the experts of whole layers; whether their tokens move on."""
     ports, copy_bytes, layers = tally.ports, scene.model.copy_bytes, dict[str, Prediction]()
-    if ports is not None and costs.exchange and copy_bytes:
+    curves = (costs.onward if moves else None) or costs.exchange
+    if ports is not None and curves and copy_bytes:
         for name, copies in (("dispatch", ports.dispatch), ("combine", ports.combine)):
-            layers |= by_class(name, exchange_seconds(copies, copy_bytes, costs.exchange), scene.cluster)
+            layers |= by_class(name, exchange_seconds(copies, copy_bytes, curves), scene.cluster)
         if not combines:
             layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}
     if costs.experts:

@@ -225,6 +225,8 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
         yield f"beyond the sizes measured, share of layers: {stretched}; profile larger sizes"
     if options.other_dtype:
         yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
+    if options.noisy and METRICS[plan.verdict.metric].unit == "seconds":
+        yield f"timed by curves of a NOISY machine: {', '.join(options.noisy)}; profile again when it is quiet"
     judged = part.contenders[0], find(part, plan.verdict.against)
     if plan.verdict.metric != STEP and all(STEP in one.metrics for one in judged):
         yield (f"judged by {plan.verdict.metric}, not by the step, which is of other passes")

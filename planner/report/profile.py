@@ -95,7 +95,7 @@ def _noticed(origin: Origin) -> Iterator[tuple[str, str]]:
         if not origin.topology.agrees:
             yield "", "which is NOT what the hosts say: the links inside and between nodes are told by host"
     if origin.left_out:
-        yield "left out", f"{origin.left_out} sizes for which the time of --quick was too short"
+        yield "left out", f"{origin.left_out} sizes for which the time was too short; --full measures all"
     if origin.noise is not None:
         yield "noise", str(origin.noise)
 
@@ -123,7 +123,12 @@ def _series_table(profile: Profile) -> Table:
     for header in (*(["from"] * several), "series", "a call", "peak", "model", "off, worst"):
         table.add_column(header, justify="left" if header in ("from", "series", "model") else "right", no_wrap=True)
     for key, one in profile.series.items():
-        table.add_row(*([f"[{one.origin + 1}]"] * several), key, *_times(one), *_fitted(one))
+        missing = profile.origins[one.origin].missing.get(key, 0)
+        table.add_row(*([f"[{one.origin + 1}]"] * several), key, *_times(one), *_fitted(one, missing))
+    for number, origin in enumerate(profile.origins, 1):
+        for key, missing in origin.missing.items():
+            if key not in profile.series:
+                table.add_row(*([f"[{number}]"] * several), key, "", "", f"0 of {missing} sizes", "no fit")
     return table
 
 
@@ -132,6 +137,8 @@ def _times(series: Series) -> tuple[str, str]:
     if not series.measurements:
         return "", ""
     medians = [one.median_s for one in series.measurements]
+    if series.fit is None:  # a rate of the smallest sizes alone means nothing
+        return f"{_time(min(medians))}-{_time(max(medians))}", ""
     rate = max(one.work / one.median_s for one in series.measurements)
     if series.unit == "bytes":
         peak = f"{rate * 1e-9:.0f} GB/s" if rate >= 1e10 else f"{rate * 1e-9:.2g} GB/s"
@@ -140,11 +147,12 @@ def _times(series: Series) -> tuple[str, str]:
     return f"{_time(min(medians))}-{_time(max(medians))}", peak
 
 
-def _fitted(series: Series) -> tuple[str, str]:
-    """The chosen kind, and its median and worst error on sizes it had not seen."""
+def _fitted(series: Series, missing: int) -> tuple[str, str]:
+    """The chosen kind, and its median and worst error on sizes it had not seen; without a fit, the sizes there are."""
     fit = series.fit
     if fit is None:
-        return "none", ""
+        measured = len(series.measurements)
+        return f"{measured} of {measured + missing} sizes", "no fit"
     kind = fit.model.kind.removesuffix("_linear")
     if kind == "roofline":
         return kind, "not measured"

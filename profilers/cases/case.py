@@ -20,6 +20,8 @@ class Case(Protocol):
     name: str  #: The key of the case in a profile
     unit: Literal["bytes", "macs"]  #: Unit of `work`: bytes, or multiply-adds ("macs")
     min_ranks: int  #: The smallest world in which the case means something; 1: each rank works alone
+    #: The axis over which whole curves are measured, whose law is no function of work: the fit goes through them
+    curve: str | None = None
 
     def dtypes(self, device: str) -> Sequence[str]:
         """The dtypes to measure it in on "cpu" or "cuda:i", most wanted first."""

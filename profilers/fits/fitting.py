@@ -37,10 +37,12 @@ def fit_series(case: Case, ranks: int, measurements: Sequence[Measurement]) -> F
     axes = tuple(axis for axis in measurements[0].size if axis not in PAIR) if measurements else ()
     size = {axis: np.array([one.size[axis] for one in measurements], dtype=np.int64) for axis in axes}
     works = np.array([case.work(one.size, ranks) for one in measurements], dtype=np.float64)
-    return fit_arrays(size, works, np.array([one.median_s for one in measurements]))
+    return fit_arrays(size, works, np.array([one.median_s for one in measurements]), curve=case.curve)
 
 
-def fit_arrays(size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Array) -> Fit | None:
+def fit_arrays(
+    size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Array, *, curve: str | None = None
+) -> Fit | None:
     """The fit of seconds measured at sizes; None for fewer than two works.
 
     Parameters
@@ -49,13 +51,15 @@ def fit_arrays(size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Arr
         Axis to its value at each measurement; equal sizes are one, at the median of their seconds.
     works, seconds
         Units of work and seconds of each measurement, above 0.
+    curve
+        The axis of curves that the fit goes through, where they suit: then no other kind is tried.
     """
     if not len(works):
         return None
     sizes = Sizes.merged(size, works, seconds)
     if len(np.unique(sizes.works)) < 2:
         return None
-    held, ratios = _tried(sizes)
+    held, ratios = _tried(sizes, curve)
     held_out = {kind: HeldOut.of(sizes.points[held], np.abs(1 / ratio - 1)) for kind, ratio in ratios.items()}
     best = min(held_out, key=lambda kind: held_out[kind].median_error, default="alpha_beta")
     low, high = interval(ratios.get(best, np.array([])))
@@ -73,11 +77,13 @@ def fit_arrays(size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Arr
     )
 
 
-def _tried(sizes: Sizes) -> tuple[Mask, dict[str, Array]]:
+def _tried(sizes: Sizes, curve: str | None) -> tuple[Mask, dict[str, Array]]:
     """Whether each size was held out, `[S]`, and measured / predicted seconds of each kind on these."""
-    held = folds(sizes)
+    held = folds(sizes, curve)
     parts = [sizes, *(sizes.where(~unseen) for unseen in held)] if held else []
     kinds = [kind for kind in FITTERS if parts and all(_suits(kind, part) for part in parts)]
+    if curve is not None and sizes.varying[:1] == (curve,):  # a line over work is no curve
+        kinds = ["surface"] if "surface" in kinds else [kind for kind in kinds if kind != "alpha_beta"]
     predicted = {kind: np.full(len(sizes.works), np.nan) for kind in kinds}
     for unseen, seen in zip(held, parts[1:], strict=True):
         for kind in kinds:

@@ -53,7 +53,7 @@ class Sizes:
         return [named[axis] for axis in axes]
 
 
-def folds(sizes: Sizes) -> list[NDArray[np.bool_]]:
+def folds(sizes: Sizes, curve: str | None = None) -> list[NDArray[np.bool_]]:
     """Sizes to hold out, `[S]` in each of F folds; no size is in two.
 
     Notes
@@ -61,7 +61,7 @@ def folds(sizes: Sizes) -> list[NDArray[np.bool_]]:
     Along one axis: every second size inside the range, first the odd, then the even ones; the ends are never held out.
     Along several: the sizes that differ only along the curve's axis (all m of an (n, k)) are one group and are held out
     together, the groups in five folds drawn at random with a fixed seed. Where there are fewer than five groups: every
-    second size by work, as along one axis.
+    second size by work, as along one axis; of a fit through the curves along `curve`, every second size of each curve.
     """
     first, groups = distinct([np.zeros(len(sizes.works)), *sizes.along(sizes.varying[1:])])
     num_groups = len(first)
@@ -69,7 +69,12 @@ def folds(sizes: Sizes) -> list[NDArray[np.bool_]]:
         fold_of_group = np.random.default_rng(SEED).permutation(num_groups) % NUM_FOLDS
         return [fold_of_group[groups] == fold for fold in range(NUM_FOLDS)]
     place = np.unique(sizes.works, return_inverse=True)[1]
-    inside = (place > 0) & (place < place.max())
+    last = np.full(len(place), place.max())
+    if curve in sizes.varying:
+        for group in range(num_groups):
+            place[groups == group] = np.argsort(np.argsort(sizes.works[groups == group]))
+            last[groups == group] = (groups == group).sum() - 1
+    inside = (place > 0) & (place < last)
     found = [inside & (place % 2 == parity) for parity in (1, 0)]
     return [held for held in found if held.any()]
 

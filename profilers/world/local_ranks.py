@@ -5,6 +5,7 @@ four times in turn. What is imported there must neither touch a GPU nor compute 
 """
 
 import contextlib
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ from .failures import as_own_failure, in_words, lost_peers
 PRELOADED = "torch.distributed"
 START_S = 120.0  # the least silence allowed until every rank is up: importing takes its time
 EXIT_S = 5.0
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
 Progress = Callable[[Any], None]
 
 
@@ -172,9 +174,21 @@ def _tell_deaths(ranks: Sequence[BaseProcess], deaths: Connection) -> None:
             deaths.send_bytes(pickle.dumps((index, ranks[index].exitcode)))
 
 
+def _keep_freed_memory() -> None:
+    """Let glibc keep what is freed, as allocators of devices do: else each large tensor is faulted in page by page.
+
+    How often that happens depends on what else a process has allocated; it made equal calls take up to twice as long.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # another libc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, -1)
+
+
 def _main(index: int, entry: bytes, pipe: Connection, others: Sequence[Connection]) -> None:
     for other in others:  # which the fork has copies of
         other.close()
+    _keep_freed_memory()
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     channel = Channel(pipe)
     try:

@@ -124,7 +124,7 @@ def _delivered(
     )
     here = after()
     row_n = torch.searchsorted(here.token, token_n)
-    x_TM = y_nM.new_zeros(len(here.token), x_TM.shape[1]).index_add(0, row_n, y_nM)
+    x_TM = y_nM.new_zeros(len(here.token), x_TM.shape[1]).index_add_(0, row_n, y_nM.contiguous())
     return x_TM, here, experts.traffic + Traffic(ids_bytes=0 if homes is None else homes.sent_bytes)
 
 

@@ -1,12 +1,11 @@
-"""Routed blocks of a model, the stacked experts that a device holds of them, and what these add to each token.
+"""Routed blocks of a model, and the stacked experts that a device holds of them.
 
-Legend: E experts; S slots; m tokens; K experts a token; M hidden size; P token-expert pairs.
+Legend: E experts.
 """
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...errors import UsageError
 
@@ -57,29 +56,6 @@ def keep_experts(experts: nn.Module, held: list[int]) -> None:
     """Drop from the stacked parameters of `experts` all but those `held`, in this order; the memory is freed."""
     for name, stacked in list(experts.named_parameters()):
         setattr(experts, name, nn.Parameter(stacked.detach()[held], requires_grad=stacked.requires_grad))
-
-
-def applied(experts: nn.Module, x_PM: Tensor, slot_P1: Tensor, weight_P1: Tensor) -> Tensor:
-    """Outputs of local experts for rows, one expert each, times its gate weight, `[P, M]`."""
-    if not len(x_PM):
-        return torch.zeros_like(x_PM)
-    y_PM: Tensor = experts(x_PM.contiguous(), slot_P1, weight_P1)
-    return y_PM.to(x_PM.dtype)
-
-
-def partial_sums(experts: nn.Module, x_mM: Tensor, slot_mK: Tensor, weight_mK: Tensor) -> tuple[Tensor, int]:
-    """The gate-weighted sum over the local experts of each token, `[m, M]`, and the token-expert pairs there were.
-
-    Parameters
-    ----------
-    slot_mK
-        The place in `experts` of each expert asked for, -1 where there is none.
-    """
-    slot_P = slot_mK.flatten()
-    pair_P = (slot_P >= 0).nonzero().flatten()
-    row_P = pair_P // slot_mK.shape[1]
-    y_PM = applied(experts, x_mM[row_P], slot_P[pair_P, None], weight_mK.flatten()[pair_P, None])
-    return torch.zeros_like(x_mM).index_add_(0, row_P, y_PM), len(pair_P)
 
 
 def _stacked_experts(module: object) -> int:

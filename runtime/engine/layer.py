@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable loads the compiler, 1.4 s a rank
 
 from ...errors import UsageError
+from ...profilers.routed import applied, partial_sums
 from .chunks import Chunks
 from .copies import Copies, select, select_buffers
-from .experts import applied, partial_sums
 from .layer_placement import LayerPlacement
 from .rebinding import move_experts
 from .stopwatch import lap
@@ -151,7 +151,8 @@ class ParallelExperts(nn.Module):
         copies = self._copies(ids_TK, self.devices(ids_TK))
         trip = Trip(copies, self.chunks, self.contributions, _differentiable(self), self.group, settle=self._settled)
         y_nM = self._taken(trip, x_TM, weight_TK)
-        return copies.summed(y_nM, len(x_TM))
+        with lap("combine"):
+            return copies.summed(y_nM, len(x_TM))
 
     @_disable_dynamo
     def carry(

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .payload import Columns
-from .stopwatch import Part, lap
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +92,20 @@ class Shipment:
     pending: Pending
 
     @classmethod
-    def send(cls, part: Part, route: Route, pieces: range, columns: Columns, rows: Tensor) -> "Shipment":
-        """Send the packed rows of some pieces, in kept order; a collective call, which waits only where it is timed."""
-        with lap(part) as timed:
-            pending = route.start(rows, pieces)
-            if timed:
-                pending.wait()
+    def send(cls, route: Route, pieces: range, columns: Columns, rows: Tensor, *, waits: bool = False) -> "Shipment":
+        """Send the packed rows of some pieces, in kept order; a collective call, which waits only where told to."""
+        pending = route.start(rows, pieces)
+        if waits:
+            pending.wait()
         return cls(columns, pending)
 
     @classmethod
-    def gather(cls, part: Part, route: Route, pieces: range, kinds: Sequence[Sequence[Tensor]]) -> "Shipment":
+    def gather(
+        cls, route: Route, pieces: range, kinds: Sequence[Sequence[Tensor]], *, waits: bool = False
+    ) -> "Shipment":
         """Send columns that lie piece by piece, as `send` does."""
         columns = Columns.of(*kinds[0])
-        return cls.send(part, route, pieces, columns, columns.pack(*joined(kinds)))
+        return cls.send(route, pieces, columns, columns.pack(*joined(kinds)), waits=waits)
 
     def wait(self) -> Sequence[Sequence[Tensor]]:
         """The columns of each piece that arrived."""

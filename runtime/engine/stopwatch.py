@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 Part = Literal["dispatch", "experts", "combine"]
-Laps = dict[Part, list[float]]  # seconds, in the order they passed: one a chunk
+Laps = dict[Part, list[float]]  # seconds, in the order they passed
 
 _UNTIMED = contextlib.nullcontext(enter_result=False)
 _running: ContextVar[Laps | None] = ContextVar("moeplan_stopwatch", default=None)
@@ -21,8 +21,10 @@ _running: ContextVar[Laps | None] = ContextVar("moeplan_stopwatch", default=None
 def stopwatch() -> Iterator[Laps]:
     """Yield the seconds that this rank's dispatches, experts and combines take while the context lasts.
 
-    Dispatch carries ids and gate weights beside hidden vectors; numbers of rows travel apart. All ranks of the
-    default group must time together: each lap begins with a barrier, so that nobody's waiting is counted.
+    A dispatch is the exchange of row counts, then for each chunk the gather of its rows, hidden vectors with ids and
+    gate weights beside them, and their exchange. A combine is each chunk's exchange of partial sums, ordered before it
+    where tokens move on, and the sum by token. All ranks of the default group must time together: each lap begins with
+    a barrier, so that nobody's waiting is counted.
     """
     laps: Laps = {"dispatch": [], "experts": [], "combine": []}
     token = _running.set(laps)

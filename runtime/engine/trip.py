@@ -19,6 +19,7 @@ from .chunks import Chunks
 from .copies import Copies
 from .payload import Columns
 from .route import Route, Shipment, joined
+from .stopwatch import lap
 from .traffic import Sent
 from .watch import naming_lost_ranks
 
@@ -85,7 +86,8 @@ class Trip:
     def forward(self, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The partial sums that arrive here."""
         self.shape = (len(weight_TK), weight_TK.shape[1])
-        self.out = Route.agree(self.copies.counts, self.group)
+        with lap("dispatch"):
+            self.out = Route.agree(self.copies.counts, self.group)
         sent = [self._sent(x_TM, weight_TK, chunk) for chunk in self.chunks.forward]
         self.columns = sent[0].columns
         partial_sums, moved = list[Sequence[Tensor]](), list[Shipment]()
@@ -96,7 +98,8 @@ class Trip:
             if self.stays:
                 partial_sums += pieces
             else:
-                moved.append(Shipment.gather("combine", self.back, chunk, pieces))
+                with lap("combine") as timed:
+                    moved.append(Shipment.gather(self.back, chunk, pieces, waits=timed))
         partial_sums += [piece for shipment in moved for piece in shipment.wait()]
         y, *tag = joined(partial_sums)
         self.tag = tag[0].flatten() if tag else None
@@ -109,7 +112,7 @@ class Trip:
             raise RuntimeError("backward through a routed block a second time; its graph is kept for one backward pass")
         back = self.back.reversed()
         sent = [
-            Shipment.send("combine", back, chunk, Columns.of(grad), grad[back.rows(chunk)].contiguous())
+            Shipment.send(back, chunk, Columns.of(grad), grad[back.rows(chunk)].contiguous())
             for chunk in self.chunks.backward
         ]
         sums: Gradients = [None] * len(self.parameters)
@@ -117,7 +120,7 @@ class Trip:
         for chunk in self.chunks.backward:
             pieces, arrived = self.pieces[chunk.start : chunk.stop], sent.pop(0).wait()
             gradients = [self._gradients(piece, y, sums) for piece, (y,) in zip(pieces, arrived, strict=True)]
-            returning.append(Shipment.gather("dispatch", self.out.reversed(), chunk, gradients))
+            returning.append(Shipment.gather(self.out.reversed(), chunk, gradients))
         self.pieces.clear()
         x_nM, weight_nK = joined([piece for shipment in returning for piece in shipment.wait()])
         inputs = [self.copies.summed(x_nM, self.shape[0]), self.copies.summed_weights(weight_nK, self.shape)]
@@ -127,8 +130,9 @@ class Trip:
     def _sent(self, x_TM: Tensor, weight_TK: Tensor, chunk: range) -> Shipment:
         """Copies of a chunk on their way: x, gate weights, and what travels beside."""
         rows = self.out.rows(chunk)
-        kinds = self.copies.hidden(x_TM, rows), self.copies.weights(weight_TK, rows), self.copies.beside[rows]
-        return Shipment.gather("dispatch", self.out, chunk, [kinds])
+        with lap("dispatch") as timed:
+            kinds = self.copies.hidden(x_TM, rows), self.copies.weights(weight_TK, rows), self.copies.beside[rows]
+            return Shipment.gather(self.out, chunk, [kinds], waits=timed)
 
     def _computed(self, x: Tensor, weight: Tensor, beside: Tensor) -> list[Tensor]:
         """The partial sums of a piece, in the order in which they go on, with the last tag of each if need be."""
@@ -148,7 +152,8 @@ class Trip:
         if self.stays:
             return [y, beside[:, -1:]]
         order = self.destination(beside).argsort(stable=True)
-        return [y[order], beside[order, -1:]]
+        with lap("combine"):
+            return [y[order], beside[order, -1:]]
 
     def _gradients(self, piece: _Piece, grad: Tensor, sums: Gradients) -> list[Tensor]:
         """The gradients by x and weight of a piece; those by parameters are added to `sums`."""

@@ -11,12 +11,16 @@ from rich.console import Console
 from moeplan.errors import UsageError
 from moeplan.planner.demo import job
 from moeplan.planner.demo.job import Demo, run_demo
-from moeplan.planner.demo.report import demo_report
+from moeplan.planner.demo.report import demo_report, interval_words
 from moeplan.planner.evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.harness import Place, Start, Step
+from moeplan.profilers.measurement import Measurement
+from moeplan.profilers.profile import load
 from moeplan.runtime.active import load_plan
+from moeplan.runtime.plan import Metric
 from moeplan.solvers.outcome import Status
-from tests.builders import known
+from tests.builders import environment, known
 
 
 @pytest.mark.parametrize("measured", [False, True])
@@ -63,7 +67,7 @@ def test_the_plan_moves_fewer_bytes_than_contiguous_in_coherent(demo: Demo) -> N
 
 
 def test_the_files_are_where_it_says(demo: Demo) -> None:
-    files = {"profile.json", "traces", "plan.json", ".moeplan", "other-traces"}
+    files = {"profile.json", "profile-beside-run.json", "traces", "plan.json", ".moeplan", "other-traces"}
     assert {path.name for path in demo.folder.iterdir()} == files
     active = load_plan(demo.folder / ".moeplan" / "active.json")
     assert active.model_dump(exclude={"folder"}) == demo.plan.model_dump()
@@ -78,6 +82,32 @@ def test_its_report_fits_the_screen_and_names_every_run(demo: Demo, width: int) 
     assert max(map(len, text.splitlines())) <= width
     for words in ("plan, coherent", "contiguous, standard", "K and V", "saves nothing", "ms a forward", "ratio"):
         assert words in text
+
+
+def test_what_a_run_is_predicted_from_was_measured_at_sizes_of_a_grid_and_on_as_many_ranks(demo: Demo) -> None:
+    beside = load(demo.folder / "profile-beside-run.json")
+    assert {series.case for series in beside.series.values()} == {"routed_block", "routed_exchange"}
+    assert known(beside.environment).num_ranks == demo.plan.cluster.num_devices
+    assert not set(beside.series) & {"expert_ffn/fp32", "all_to_all/uint8@4/intra"}
+
+
+def test_an_interval_wider_than_a_factor_of_three_is_useless_and_others_count_what_lies_within() -> None:
+    narrow, wide = Metric(value=2.0, low=1.0, high=3.0), Metric(value=2.0, low=1.0, high=3.01)
+    assert interval_words([(1.0, narrow), (3.5, narrow), (3.0, None)]) == "1 of 2 measured lie within the interval"
+    assert interval_words([(1.0, narrow), (2.0, wide)]) == "useless: the interval spans a factor of 3.01"
+    assert interval_words([(1.0, None)]) == "not predicted"
+    assert "useless" in interval_words([(1.0, Metric(value=2.0, low=0.0, high=3.0))])
+
+
+def test_a_round_goes_on_where_the_one_before_it_ended() -> None:
+    places = [Place("gemm", "fp32", 1, None, (("m", number),)) for number in range(3)]
+    start = Start(environment(), ("host",), dict.fromkeys(places, 1))
+    one = Measurement.of({"m": 1}, 1, [1.0])
+    steps = [Step(place, one, 1.0, 1, 3, 0.0) for place in places]
+    assert job._swept([]) == frozenset()
+    assert job._swept([start, *steps[:2]]) == frozenset(places[:2])
+    assert job._swept([start, *steps]) == frozenset()
+    assert job._swept([start, *steps, start, steps[1]]) == {places[1]}
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.errors import MismatchError, RankError, UsageError
+from moeplan.profilers.cases import CASES, PLANNED
 from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.harness import Place, Request, Start, Step, measure_cases
-from moeplan.profilers.log import cluster_of
+from moeplan.profilers.harness import Place, Request, Start, Step, _depths, measure_cases
+from moeplan.profilers.log import Log, cluster_of
 from moeplan.profilers.measure import measure
 from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval
 from moeplan.profilers.origin import Environment, Noise
@@ -37,7 +39,7 @@ def measured() -> Profile:
     """Four ranks on two "nodes" whose fast pairs are not those of the nodes."""
     HEARD.clear()
     profile = measure(
-        num_ranks=4, device="cpu", quick=True, on_progress=HEARD.append, cases=CASES_OF_A_TEST, host_of=by_halves
+        num_ranks=4, device="cpu", grid="quick", on_progress=HEARD.append, cases=CASES_OF_A_TEST, host_of=by_halves
     )
     assert profile is not None
     return profile
@@ -61,7 +63,7 @@ def test_collectives_are_measured_between_nodes_and_inside_each(measured: Profil
         "point_to_point/fp32@2/intra",
         "point_to_point/fp32@2/inter",
     ]
-    works = {key: [one.work for one in series.measurements] for key, series in measured.series.items()}
+    works = {key: sorted(one.work for one in series.measurements) for key, series in measured.series.items()}
     assert works["all_to_all/uint8@4/inter"] == [3 * 4**power for power in (3, 5, 7, 9)]
     assert works["all_to_all/uint8@2/intra"] == [4**power for power in (3, 5, 7, 9)]
     pairs = {
@@ -100,16 +102,45 @@ def alone(tmp_path: Path) -> Iterator[World]:
 
 def test_a_wrong_answer_ends_the_run_with_case_and_size(alone: World) -> None:
     with pytest.raises(RankError, match=r"^all_to_all at bytes 16384 gave a wrong answer: "):
-        measure_cases(alone, Request((Misdelivering(),), quick=True))
+        measure_cases(alone, Request((Misdelivering(),), "full"))
     sizes = [report.measurement.size for report in TOLD if isinstance(report, Step)]
     assert sizes == [{"bytes": 64}, {"bytes": 1024}]
 
 
 def test_what_is_done_is_not_measured_again(alone: World) -> None:
     done = frozenset({Place("gemm", "fp32", 1, None, (("k", 32), ("m", 64), ("n", 32)))})
-    measure_cases(alone, Request((SmallGemm(),), True, done))
+    measure_cases(alone, Request((SmallGemm(),), "quick", done))
     steps = [report for report in TOLD if isinstance(report, Step)]
     assert [(step.measurement.size["m"], step.done, step.total) for step in steps] == [(8, 2, 3), (512, 3, 3)]
+
+
+@given(count=st.integers(0, 60))
+def test_ends_come_first_then_what_lies_halfway(count: int) -> None:
+    depths = _depths(count)
+    assert len(depths) == count
+    for depth in range(max(depths, default=-1) + 1):
+        met = [place for place, of_place in enumerate(depths) if of_place <= depth]
+        assert met[0] == 0
+        assert met[-1] == count - 1
+        gaps = np.diff(met)
+        assert len(gaps) == 0 or gaps.max() <= -(-(count - 1) // 2**depth)
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_the_time_leaves_out_is_between_the_ends_and_told_by_series(alone: World) -> None:
+    measure_cases(alone, Request((SmallGemm(),), "quick", seconds=-1.0))
+    assert [type(report) for report in TOLD] == [Start]
+    log = Log((SmallGemm(),), grid="quick", earlier=None, on_progress=None, on_profile=None)
+    log.receive(TOLD[0])
+    assert log.profile(complete=True).origins[0].missing == {"gemm/fp32": 3}
+
+
+def test_without_cases_a_full_grid_has_all_and_others_those_that_planning_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for grid, cases in (("full", tuple(CASES.values())), ("default", PLANNED), ("quick", PLANNED)):
+        profile = measured_of(monkeypatch, reports(3), grid=grid)
+        assert (REQUESTS[-1].cases, REQUESTS[-1].grid, profile.origins[0].grid) == (cases, grid, grid)
 
 
 def test_hosts_make_a_cluster_only_when_even_and_consecutive() -> None:
@@ -210,7 +241,8 @@ def series(key: str = KEY, **fields: Any) -> Change:
 @pytest.mark.parametrize(
     ("options", "hosts", "change", "told"),
     [
-        ({"quick": True}, 2 * ["host"], lambda half: {}, "has a grid that is full, this run quick"),
+        ({"grid": "quick"}, 2 * ["host"], lambda half: {}, "has a grid that is default, this run quick"),
+        ({"grid": "full"}, 2 * ["host"], lambda half: {}, "has a grid that is default, this run full"),
         ({"cases": (SmallGemm(),)}, 2 * ["host"], lambda half: {}, "has the case all_to_all, this run None"),
         ({}, 4 * ["host"], lambda half: {}, "has num_ranks 2, this run 4"),
         ({}, ["one", "two"], lambda half: {}, "has num_hosts 1, this run 2"),

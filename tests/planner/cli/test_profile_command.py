@@ -23,7 +23,7 @@ from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.origin import Noise
 from moeplan.profilers.profile import Profile, load, save
 from moeplan.profilers.series import Series
-from moeplan.profilers.topology import Topology
+from moeplan.profilers.topology import Topology, measured_links
 from tests.builders import known, measured_profile, series
 from tests.planner import makers
 from tests.profilers.tables.test_read_tables import NCCL, nccl, write
@@ -41,6 +41,7 @@ def measured(complete: bool = True) -> Profile:
         complete=complete,
         topology=Topology(node_of_rank=(0,) * 8 + (1,) * 8, island_of_rank=(0, 1) * 8, ratio=3.0),
         noise=Noise(sizes=60, wide=30),
+        full=True,
     )
 
 
@@ -98,12 +99,30 @@ def test_only_where_this_machine_was_measured_the_toy_is_recorded(moeplan: Any, 
         assert then == f"then: moeplan solve --strategy exflow --profile {words[-1]}"
     before = json.dumps(measured().model_dump(mode="json"), sort_keys=True)  # a plan would name this file by its hash
     (tmp_path / "profile.json").write_text(before)
-    said = moeplan("profile", "--resume", "--plot", "fits.html", cwd=tmp_path).stdout
+    said = moeplan("profile", "--resume", "--full", "--plot", "fits.html", cwd=tmp_path).stdout
     assert "profile.json is complete: nothing to do" in said
     assert said.splitlines()[-1].startswith("next: moeplan solve")
     assert (tmp_path / "traces").exists()
     assert (tmp_path / "fits.html").stat().st_size > 1000
     assert (tmp_path / "profile.json").read_text() == before
+
+
+def test_a_series_without_enough_sizes_says_what_is_missing_and_prints_no_rate() -> None:
+    lone = series("point_to_point", 2, "intra", sizes=[{"bytes": 64}], a_s=4e-4)
+    profile = measured_profile(
+        Cluster(1, 4), lone, quick=True, left_out=9, missing={lone.key: 5, "all_gather/uint8@4/intra": 4}
+    )
+    lines = {line.split(" ")[0]: line for line in printed(profile, 100).splitlines() if line}
+    assert "1 of 6 sizes" in lines[lone.key]
+    assert "0 of 4 sizes" in lines["all_gather/uint8@4/intra"]
+    assert "GB/s" not in "".join(lines.values())
+    assert "left out" in printed(profile, 100)
+
+
+def test_sizes_that_lie_close_together_tell_no_link() -> None:
+    near, far = (series("all_to_all", 4, "intra", sizes=[{"bytes": 4096}, {"bytes": top}]) for top in (8192, 2**20))
+    assert measured_links(Cluster(1, 4), {near.key: near}) == {}
+    assert set(measured_links(Cluster(1, 4), {far.key: far})) == {"intra"}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +213,8 @@ def test_uneven_exchanges_are_held_against_even_ones_of_the_same_busiest_port() 
         (("--merge", "half.json", "small.json"), 4, "small.json 4"),
         (("--resume", "--quick", "-o", "half.json"), 4, "a grid that is full, this run quick"),
         (("--resume", "-o", "small.json"), 4, "the first described"),
+        (("--resume", "-o", "half.json"), 4, "a grid that is full, this run default"),
+        (("--quick", "--full"), 2, "--quick and --full ask for different grids"),
         (("--from-tables", "."), 2, "does not say whose tables; give --system NAME"),
         (("--system", "h200_sxm"), 2, "does not say where its tables are; give --from-tables DIR"),
         (("--from-tables", ".", "--system", "x", "--cluster", "2x8"), 3, "no system's tables"),

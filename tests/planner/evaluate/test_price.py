@@ -16,11 +16,12 @@ from moeplan.planner.evaluate.splits import index_samples, index_units
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import on_cluster
 from moeplan.profilers.fits.fit import Prediction
+from moeplan.profilers.origin import Noise
 from moeplan.profilers.presets import load_preset
-from moeplan.profilers.profile import load, save
+from moeplan.profilers.profile import Profile, load, save
 from moeplan.solvers.placement import Placement
 from moeplan.traces.model import Attention
-from tests.builders import known
+from tests.builders import known, measured_profile, series
 from tests.planner.makers import in_several_steps, judged, planned, scene_of, sized, tokens
 
 HALVES = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
@@ -233,3 +234,42 @@ def test_what_is_missing_outside_the_measured_sizes_or_by_a_link_is_told(make_tr
     assert outside["extrapolated"]["experts_s"] == 1.0 > inside["extrapolated"].get("experts_s", 0.0)
     assert "samples" in sampleless["missing"]["attention"]
     assert linked["sources"]["dispatch intra"] == "link intra"
+
+
+def of_runtime(noisy: bool = False) -> Profile:
+    """A profile with the runtime's own cases beside the others; those take ten times as long."""
+    block = [{"tokens": t, "experts": e, "hidden": 8, "ffn": 8} for t in (8, 64, 512) for e in (1, 4)]
+    ffn = [one | {"grouped": 0} for one in block]
+    trips = [{"bytes": 2**power, "moves": moves} for power in (10, 14, 18) for moves in (0, 1)]
+    return measured_profile(
+        Cluster(1, 4),
+        series("expert_ffn", dtype="fp32", sizes=ffn, a_s=1e-3),
+        series("routed_block", dtype="fp32", sizes=block),
+        series("all_to_all", 4, "intra", a_s=1e-3),
+        series("routed_exchange", 4, "intra", sizes=trips),
+        noise=Noise(sizes=10, wide=9 if noisy else 0),
+    )
+
+
+def test_what_the_runtime_runs_times_experts_and_exchanges_where_it_was_measured(make_trace: Any) -> None:
+    spec = replace(make_trace().model, hidden_size=8, ffn_size=8, dtype_bytes=4)
+    profile = of_runtime()
+    costs = known(CostModel.of(profile, profile.cluster, spec, samples=False))
+    assert costs.sources["experts"] == "routed_block/fp32"
+    assert costs.sources["dispatch intra"] == "routed_exchange/uint8@4/intra"
+    half = known(costs.exchange)[0](np.array([2.0**14]))
+    assert half.seconds == pytest.approx((1e-5 + 1e-9 * 2 * 2**14) / 2)  # a call is a dispatch and a combine
+    assert known(costs.experts)(np.array([64.0]), np.array([4.0])).seconds == pytest.approx(1e-5 + 1e-9 * 3 * 64 * 64)
+    others = profile.model_copy(
+        update={"series": {key: one for key, one in profile.series.items() if "routed" not in key}}
+    )
+    fallback = known(CostModel.of(others, profile.cluster, spec, samples=False))
+    assert fallback.sources["experts"] == "expert_ffn/fp32"
+    assert fallback.sources["dispatch intra"] == "all_to_all/uint8@4/intra"
+
+
+def test_parts_timed_on_a_noisy_machine_are_named(make_trace: Any) -> None:
+    spec = replace(make_trace().model, hidden_size=8, ffn_size=8, dtype_bytes=4)
+    for noisy, parts in ((False, ()), (True, ("dispatch", "experts"))):
+        profile = of_runtime(noisy)
+        assert known(CostModel.of(profile, profile.cluster, spec, samples=False)).noisy == parts

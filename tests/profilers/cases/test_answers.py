@@ -31,6 +31,9 @@ SIZES: dict[str, list[Size]] = {
         {"tokens": 24, "experts": 3, "hidden": 48, "ffn": 80, "grouped": 1},
         {"tokens": 2, "experts": 2, "hidden": 64, "ffn": 16, "grouped": 1},
     ],
+    "routed_block": [
+        {"tokens": tokens, "experts": experts, "hidden": 48, "ffn": 40} for tokens, experts in ((8, 1), (60, 3))
+    ],
     "attention": [{"batch": batch, "length": length, "hidden": 128} for batch, length in ((1, 1), (2, 2), (3, 33))],
     "router": [{"tokens": tokens, "hidden": 32, "experts": 16, "top_k": top_k} for tokens, top_k in ((2, 1), (40, 4))],
     "permutation": [{"tokens": tokens, "hidden": 8} for tokens in (2, 50)],
@@ -98,7 +101,7 @@ def test_fp8_is_where_the_gpu_has_it(
 
 
 def test_the_usual_dtype_of_a_device_comes_first() -> None:
-    for name in ("expert_ffn", "attention", "router"):
+    for name in ("expert_ffn", "routed_block", "attention", "router"):
         assert CASES[name].dtypes("cpu")[0] == "fp32"
         assert CASES[name].dtypes("cuda:0")[0] == "bf16"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.planner.demo.model import ModelConfig
-from moeplan.profilers.cases import CASES
+from moeplan.profilers.cases import CASES, PLANNED
 from moeplan.profilers.cases.case import Grid, buffer_sizes
 from moeplan.profilers.cases.exchange import UnevenAllToAll, splits_PP
 from moeplan.profilers.measurement import Size
@@ -21,11 +21,13 @@ from moeplan.profilers.world import World
 KEYS = {
     "gemm": ("m", "n", "k"),
     "expert_ffn": ("tokens", "experts", "hidden", "ffn", "grouped"),
+    "routed_block": ("tokens", "experts", "hidden", "ffn"),
     "attention": ("batch", "length", "hidden"),
     "router": ("tokens", "hidden", "experts", "top_k"),
     "permutation": ("tokens", "hidden"),
     "all_to_all": ("bytes",),
     "uneven_all_to_all": ("bytes", "sigma_percent"),
+    "routed_exchange": ("bytes", "moves"),
     "all_gather": ("bytes",),
     "all_reduce": ("bytes",),
     "reduce_scatter": ("bytes",),
@@ -65,7 +67,7 @@ def test_a_grid_is_the_same_on_all_ranks_and_ascends(name: str, device: str, num
     assert name == "uneven_all_to_all" or work == sorted(work)
 
 
-@pytest.mark.parametrize("name", ["gemm", "expert_ffn", "attention", "router", "permutation"])
+@pytest.mark.parametrize("name", ["gemm", "expert_ffn", "routed_block", "attention", "router", "permutation"])
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_two_axes_vary_independently(name: str, device: str, quick: bool) -> None:
@@ -77,12 +79,13 @@ def test_every_two_axes_vary_independently(name: str, device: str, quick: bool) 
 
 
 def test_quick_grids_are_small_and_hold_small_models_and_the_demo_inside() -> None:
-    assert sum(len(grid(name, quick=True)) for name in CASES) <= 95
+    assert sum(len(grid(case.name, quick=True)) for case in PLANNED) <= 65
     demo = ModelConfig()
     local = demo.num_experts // 4
     inside: dict[str, dict[str, tuple[int, ...]]] = {
         "gemm": {"n": (64, 1024), "k": (64, 1024), "m": (16, 1024)},
         "expert_ffn": {"hidden": (64, demo.hidden_size, 1024), "ffn": (demo.ffn_size,), "experts": (local,)},
+        "routed_block": {"hidden": (demo.hidden_size, 1024), "ffn": (demo.ffn_size * 2 // 3,), "experts": (local,)},
         "attention": {"hidden": (64, demo.hidden_size, 1024), "length": (demo.max_positions,), "batch": (1, 4)},
         "router": {"hidden": (64, demo.hidden_size, 1024), "experts": (demo.num_experts,), "top_k": (demo.top_k,)},
         "permutation": {"hidden": (64, demo.hidden_size, 1024)},
@@ -98,6 +101,9 @@ def test_no_size_needs_more_memory_than_a_rank_has(device: str, gib: float) -> N
     elements: dict[str, Callable[[Size], int]] = {
         "gemm": lambda s: s["m"] * s["k"] + s["k"] * s["n"] + s["m"] * s["n"],
         "expert_ffn": lambda s: 3 * s["experts"] * s["hidden"] * s["ffn"] + s["tokens"] * (3 * s["ffn"] + s["hidden"]),
+        "routed_block": lambda s: (
+            3 * s["experts"] * s["hidden"] * s["ffn"] + s["tokens"] * (6 * s["hidden"] + 4 * s["ffn"])
+        ),
         "attention": lambda s: 4 * s["hidden"] ** 2 + 6 * s["batch"] * s["length"] * s["hidden"],
         "router": lambda s: s["tokens"] * (s["hidden"] + 2 * s["experts"]),
         "permutation": lambda s: 3 * s["tokens"] * s["hidden"],

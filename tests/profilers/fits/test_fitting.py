@@ -223,6 +223,20 @@ def test_with_few_groups_sizes_of_equal_work_are_held_out_together() -> None:
     assert [np.flatnonzero(unseen).tolist() for unseen in held] == [[1, 4], [2, 3]]
 
 
+def test_of_few_curves_every_inner_size_of_each_is_held_out_once_and_the_ends_never() -> None:
+    grid = sizes(m=[1, 2, 4, 8, 1, 2, 4], n=[1, 1, 1, 1, 3, 3, 3])
+    assert np.sum(folds(grid, "m"), axis=0).tolist() == [0, 1, 1, 0, 0, 1, 0]
+
+
+def test_a_fit_through_curves_is_a_surface_or_along_one_axis_no_line() -> None:
+    m, n = np.array(list(itertools.product((1, 4, 16, 64), (2, 8)))).T
+    works, seconds = (m * n).astype(float), 1e-6 * m * n
+    assert known(fit_arrays({"m": m, "n": n}, works, seconds)).model.kind == "alpha_beta"
+    assert known(fit_arrays({"m": m, "n": n}, works, seconds, curve="m")).model.kind == "surface"
+    one = known(fit_arrays({"m": m[::2]}, works[::2], seconds[::2], curve="m"))
+    assert one.model.kind.startswith("piecewise")
+
+
 def test_the_worst_sizes_come_first_and_no_more_than_32() -> None:
     errors = np.random.default_rng(0).random(100)
     held = HeldOut.of(np.arange(100)[:, None], errors)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from moeplan.planner.demo.model import Experts
-from moeplan.runtime.engine.experts import applied, keep_experts
+from moeplan.profilers.routed import applied
+from moeplan.runtime.engine.experts import keep_experts
 from moeplan.runtime.engine.layer_placement import Slots
 from moeplan.runtime.engine.payload import Columns
 from moeplan.runtime.engine.rebinding import Moves

@@ -1,0 +1,155 @@
+"""The exchanges of a routed block as `runtime` makes them: a dispatch of token copies and the combine of their results.
+
+Legend: D ranks; T tokens of a rank; n copies that a rank sends; m that it receives; K experts a token; M hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..measurement import Size
+from ..world import World
+from .case import Collective
+from .routing import popularity_DE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+HIDDEN, TOP_K, EXPERTS = 128, 2, 4  # elements of a float32 row; of a token; of a rank, whose popularities add up
+ROW_BYTES = 4 * HIDDEN
+QUICK_CPU_OCTAVES, CPU_OCTAVES, CUDA_OCTAVES = (0, 5, 9, 11, 13, 14), range(0, 17, 2), range(0, 21, 2)
+COPIES = 2  # of a token
+PRIME = 8191  # neighbouring ranks and tokens never look alike, and float32 holds the numbers exactly
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """Tokens of a rank, the copies that it sends, in the order of their receivers, and what it sends back."""
+
+    x: "Tensor"  #: `[T, M]`
+    weight: "Tensor"  #: `[T, K]`
+    ids: "Tensor"  #: int32 `[T, K]`
+    row: "Tensor"  #: The token of each copy, int64 `[n]`
+    counts: "Tensor"  #: Copies by receiver, int64 `[D]`
+    result: "Tensor"  #: The partial sums that this rank sends back, all its rank plus 1, `[m, M]`
+    order: "Tensor | None"  #: Their order by receiver, where tokens move on, int64 `[m]`; None where they return
+    group: "ProcessGroup | None"
+
+
+class RoutedExchange(Collective):
+    """Counts, gather of rows, uneven all-to-all; an all-to-all back and the sum by token; the work is both ways' bytes.
+
+    Where tokens move on instead of returning (`moves` 1), partial sums are gathered once more before they are sent,
+    and the number of its token goes with each.
+
+    Notes
+    -----
+    Every rank sends n copies, to each rank in proportion to the popularities of `routing`. Of `bytes` through the
+    busiest port in one direction, ids and gate weights beside hidden vectors not counted,
+
+        work = 2 bytes,        busbw = work / t                                                        (1)
+    """
+
+    name = "routed_exchange"
+    curve = "bytes"
+
+    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
+        """Bytes of hidden vectors through the busiest port in one direction."""
+        octaves: Sequence[int] = CUDA_OCTAVES if world.device != "cpu" else QUICK_CPU_OCTAVES if quick else CPU_OCTAVES
+        return [{"bytes": 1024 << octave, "moves": moves} for octave in octaves for moves in (0, 1)]
+
+    def work(self, size: Size, num_ranks: int) -> int:
+        """Bytes of a dispatch and a combine through the busiest port, (1)."""
+        return 2 * size["bytes"]
+
+    def prepare(self, size: Size, dtype: str, world: World) -> Trip:
+        """Tokens that tell rank and number; which copies go where is seeded by the rank."""
+        import torch
+
+        count_D = copies_D(size["bytes"], world.size)
+        tokens, received, on = _num_tokens(count_D), int(count_D[world.rank]) * world.size, world.device
+        return Trip(
+            _told(torch.arange(tokens), world.rank).to(on)[:, None].repeat(1, HIDDEN),
+            torch.ones(tokens, TOP_K, device=on),
+            torch.zeros(tokens, TOP_K, device=on, dtype=torch.int32),
+            torch.cat(_drawn(count_D, world.rank)).to(on),
+            torch.from_numpy(count_D).to(on),
+            torch.full((received, HIDDEN), world.rank + 1.0, device=on),
+            torch.randperm(received, generator=torch.Generator().manual_seed(world.rank)).to(on)
+            if size["moves"]
+            else None,
+            world.group,
+        )
+
+    def run(self, inputs: Trip) -> tuple["Tensor", "Tensor"]:
+        """The hidden vectors that arrive, `[m, M]`, and the sum of the results by token, `[T, M]`."""
+        import torch
+        import torch.distributed as dist
+
+        heard_D = torch.empty_like(inputs.counts)
+        dist.all_to_all_single(heard_D, inputs.counts, group=inputs.group)
+        sent, received = inputs.counts.tolist(), heard_D.tolist()
+        columns = inputs.x[inputs.row], inputs.weight[inputs.row], inputs.ids[inputs.row]
+        rows = torch.cat([column.view(torch.uint8) for column in columns], dim=1)
+        arrived = rows.new_empty(sum(received), rows.shape[1])
+        dist.all_to_all_single(arrived, rows, received, sent, inputs.group)
+        x_mM = arrived[:, :ROW_BYTES].view(torch.float32)
+        results = inputs.result
+        if inputs.order is not None:
+            tag_m1 = inputs.order.int()[:, None]
+            results = torch.cat([column.view(torch.uint8) for column in (results[inputs.order], tag_m1)], dim=1)
+        back = results.new_empty(sum(sent), results.shape[1])
+        dist.all_to_all_single(back, results, sent, received, inputs.group)
+        back_nM = back if inputs.order is None else back[:, :ROW_BYTES].view(torch.float32).contiguous()
+        return x_mM, torch.zeros_like(inputs.x).index_add_(0, inputs.row, back_nM)
+
+    def check(self, inputs: Trip, output: tuple["Tensor", "Tensor"], world: World) -> str | None:
+        """Rows that arrive are those that their sender drew; each token has the sum over its receivers."""
+        import torch
+
+        x_mM, total_TM = output
+        count_D = inputs.counts.cpu().numpy()
+        for sender, block in enumerate(torch.split(x_mM, int(count_D[world.rank]))):
+            expected = _told(_drawn(count_D, sender)[world.rank], sender).to(block.device)
+            if wrong := int((block != expected[:, None]).any(dim=1).sum()):
+                return f"{wrong} of {len(block)} rows from rank {sender} differ"
+        receiver_n = torch.arange(world.size, device=x_mM.device).repeat_interleave(inputs.counts)
+        expected_T = inputs.x.new_zeros(len(inputs.x)).index_add_(0, inputs.row, (receiver_n + 1).float())
+        wrong = int((total_TM != expected_T[:, None]).any(dim=1).sum())
+        return f"{wrong} of {len(total_TM)} sums differ" if wrong else None
+
+
+def copies_D(port_bytes: int, num_ranks: int) -> NDArray[np.int64]:  # noqa: N802  the shape
+    """Copies that every rank sends to each, `[D]`, so that the busiest port passes `port_bytes`, at least one row.
+
+    Notes
+    -----
+    With p_d the popularity of a rank's experts, a rank receives (D - 1) p_d parts and sends 1 - p_d parts of what a
+    rank sends in all, itself left out:
+
+        n = bytes / max over d of max((D - 1) p_d, 1 - p_d),        n_d = n p_d, rounded                   (1)
+    """
+    share_D = popularity_DE(num_ranks, EXPERTS).sum(axis=1)
+    busiest = max(float((num_ranks - 1) * share_D.max()), float(1 - share_D.min()))
+    return np.asarray(np.maximum(np.rint(port_bytes / ROW_BYTES / busiest * share_D), 1), np.int64)  # (1)
+
+
+def _num_tokens(count_D: NDArray[np.int64]) -> int:
+    return -(-int(count_D.sum()) // COPIES)
+
+
+def _drawn(count_D: NDArray[np.int64], rank: int) -> "list[Tensor]":
+    """The tokens of a rank whose copies go to each, ascending, drawn by its number."""
+    import torch
+
+    generator, tokens = torch.Generator().manual_seed(rank), _num_tokens(count_D)
+    return [torch.randint(tokens, (count,), generator=generator).sort().values for count in count_D.tolist()]
+
+
+def _told(token: "Tensor", rank: int) -> "Tensor":
+    """A number that tells rank and token."""
+    return (token % PRIME + rank).float()
