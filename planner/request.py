@@ -14,6 +14,7 @@ from .strategies.registry import STRATEGIES
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
+FIT_FRACTION = 0.5  # the default share of samples to fit on, where there are several
 SAMPLES_PER_DEVICE = 4  # the default step: 4 samples a device
 
 
@@ -32,7 +33,7 @@ class Request:
     previous: Path | None = None  #: The plan in force that this one replaces
     dispatch_model: Literal["standard", "coherent", "migrating"] | None = None  #: None: the strategy's own
     phases: tuple[Phase, ...] = ()  #: Only tokens of these phases count; empty: all
-    fit_fraction: float = 0.5  #: The share of samples to fit on
+    fit_fraction: float | None = None  #: The share of samples to fit on; None: half of them, or all of one alone
     samples_per_step: int | None = None  #: Samples of a derived step; None: 4 a device
     seed: int = 0
 
@@ -62,7 +63,7 @@ class Request:
             raise UsageError(f"{self.cluster.num_devices:,} devices; plans are made for at most {MAX_DEVICES:,}")
         if self.cluster.num_devices < 2:
             raise UsageError("one device: there is nothing to place; say where the plan is for with --cluster NxG")
-        if not 0 < self.fit_fraction <= 1:
+        if self.fit_fraction is not None and not 0 < self.fit_fraction <= 1:
             raise UsageError(f"--fit-fraction {self.fit_fraction}; expected above 0 and at most 1")
         if self.samples_per_step is not None and not 1 <= self.samples_per_step < 2**31:
             raise UsageError(f"--samples-per-step {self.samples_per_step}; expected at least 1 and below 2^31")

@@ -29,7 +29,7 @@ from .evaluate.traffic import walk_samples
 from .loaded_plan import check_model
 from .options import EvaluationOptions
 from .params import Params
-from .request import Request
+from .request import FIT_FRACTION, Request
 from .strategies.strategy import Strategy
 
 
@@ -99,12 +99,19 @@ class Task:
         self.say("reading the trace")
         return index_samples(self.source, phases=self.request.phases or None)
 
+    @property
+    def fit_fraction(self) -> float:
+        """The share of units to fit on; unless asked for half of them, or all where there is one alone."""
+        if self.request.fit_fraction is not None:
+            return self.request.fit_fraction
+        return 1.0 if len(self.index.unit_tokens) == 1 else FIT_FRACTION
+
     @cached_property
     def fitted(self) -> Bools:
         """Mask of the fitted units, `[U]`; some are, and unless all were asked for some are held out."""
-        index, request = self.index, self.request
-        fitted_U = index.fitted(seed=request.seed, fraction=request.fit_fraction)
-        if not fitted_U.any() or (request.fit_fraction < 1 and fitted_U.all()):
+        index = self.index
+        fitted_U = index.fitted(seed=self.request.seed, fraction=self.fit_fraction)
+        if not fitted_U.any() or (self.fit_fraction < 1 and fitted_U.all()):
             raise InputError(
                 f"{self.source.path}: {len(fitted_U)} {index.kind}s split into {fitted_U.sum()} to fit and"
                 f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
@@ -114,18 +121,38 @@ class Task:
     @cached_property
     def scene(self) -> Scene:
         """Setting in which contenders are judged: on the fitted units, then on those held out where there are any."""
-        request, fitted_U = self.request, self.fitted
+        fitted_U = self.fitted
+        return self._scene_of([fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U])
+
+    @cached_property
+    def halves(self) -> list[Bools]:
+        """Masks of two halves of the fitted units, drawn by the seed, to choose by, `[U]` each; none of one unit."""
+        place = np.random.default_rng(self.request.seed).permutation(np.flatnonzero(self.fitted))
+        unit_U = np.arange(len(self.fitted))
+        return [np.isin(unit_U, half) for half in (place[::2], place[1::2])] if len(place) > 1 else []
+
+    @cached_property
+    def inner(self) -> Scene:
+        """Setting in which choices are made: the first half of the fitted units, then the second, which judges.
+
+        All fitted units where these are no two.
+        """
+        return self._scene_of(self.halves or [self.fitted])
+
+    def _scene_of(self, parts: list[Bools]) -> Scene:
+        """The scene of parts of the trace's units."""
+        request = self.request
         return Scene.of(
             self.source,
             self.index,
-            [fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U],
+            parts,
             request.cluster,
             samples_per_step=request.step_samples,
             profile=None if request.profile is None else load_profile(request.profile),
             seed=request.seed,
             phases=request.phases,
             passes=self.strategy.passes(self),
-            linked=fitted_U,
+            linked=self.fitted,
             counter=self.counter,
         )
 
@@ -170,9 +197,10 @@ class Task:
         return self.strategy.count(self)
 
     @cached_property
-    def fitted_steps(self) -> Ints:
-        """The loads of experts in every complete step of the fitted units, `[B, L, E]`."""
-        return step_loads(dataclasses.replace(self.scene, cohorts=self.scene.cohorts[:1]))[0]
+    def steps(self) -> list[Ints]:
+        """Loads of experts in every complete step `[B, L, E]`: of the fitted units, then of each of their halves."""
+        halves = self.inner.cohorts if self.halves else []
+        return step_loads(dataclasses.replace(self.scene, cohorts=[self.scene.cohorts[0], *halves]))
 
     @property
     def slots(self) -> Ints:

@@ -28,7 +28,9 @@ def solve(
     previous: Annotated[Path | None, optional("exflow: the plan in force, to move few experts from.", "--from")] = None,
     dispatch: Annotated[Dispatch | None, optional("Instead of the strategy's own.")] = None,
     phase: Phases = None,
-    fit_fraction: Annotated[float, typer.Option(help="Share of samples to fit on; the rest judges.")] = 0.5,
+    fit_fraction: Annotated[
+        float | None, optional("Share of samples to fit on; the rest judges. 0.5, or 1 of a single one.")
+    ] = None,
     samples_per_step: Annotated[int | None, optional("Samples of a step; 4 a device.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0,
     learning_curve: Annotated[

@@ -1,0 +1,108 @@
+"""The choice among placements of eplb, made on two halves of the fitted units and never on units held out.
+
+A candidate places some layers by either half and is judged on the steps of the other. Published EPLB is left only for
+one that is surely more even there.
+
+Legend: B steps; L MoE layers; E experts; C cells, each a layer placed by one half.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ....solvers import eplb
+from ....solvers.arrays import Floats, Ints
+from ....solvers.balance import step_ratios
+from ....solvers.outcome import PlacementResult
+from ....solvers.placement import Placement
+from ...options import By, Choice, Refined, Tried
+from ...task import Task
+from ..placement import mixed_loads
+from . import EplbParams
+
+# How the solver makes each; those by steps take loads step by step.
+SOLVED: dict[By, eplb.Method] = {"published": "published", "sum": "refined", "steps": "refined", "robust": "robust"}
+BY_STEPS = ("steps", "robust")
+TRIAL_LAYERS = 10  # of either half, for placements by steps, which take a hundred times as long as others
+SURE = 0.99  # of the gain's lower end: a false gain, however small, would make the default worse than published
+
+
+def choose(task: Task, slots: Ints) -> Choice:
+    """The candidates of a task for slots `[D]`, judged on halves of the fitted units; none where there is but one."""
+    if not all(len(member.halves) for _, member in task.members):
+        return Choice(reason="one unit was fitted, on which no gain over EPLB as published can be shown")
+    task.say("choosing a placement on halves of the fitted units")
+    names = tried_by(mixed=bool(task.request.mixture))
+    return Choice(candidates=tuple(_tried(name, task, slots) for name in names))
+
+
+def tried_by(*, mixed: bool) -> tuple[Refined, ...]:
+    """The candidates beside published EPLB; steps of a mixture's traces have no weights in common."""
+    return ("sum",) if mixed else ("sum", "steps", "robust")
+
+
+def solved(name: By, loads: Ints, task: Task, slots: Ints) -> PlacementResult:
+    """The placement of a candidate by loads `[L, E]`, or of steps `[B, L, E]`, as a task asks for it."""
+    params = EplbParams.of(task.params)
+    return eplb.solve(
+        loads,
+        task.request.cluster,
+        slots=slots,
+        num_groups=task.model.num_expert_groups,
+        method=SOLVED[name],
+        groups=params.groups,
+        dead=params.dead,
+        pins=params.pins,
+        quantile=params.quantile,
+    )
+
+
+def loads_by(name: By, steps: Sequence[tuple[float, Ints]]) -> Ints:
+    """The loads that a candidate places by, of the steps `[B, L, E]` of traces with weights."""
+    if name in BY_STEPS:
+        return steps[0][1]
+    sums = [(weight, steps_BLE.sum(axis=0)) for weight, steps_BLE in steps]
+    return sums[0][1] if len(sums) == 1 else mixed_loads(sums)
+
+
+def _tried(name: Refined, task: Task, slots: Ints) -> Tried:
+    """The balance of a candidate on the halves that it was not placed by, beside that of published EPLB."""
+    ours_C = np.concatenate([*_cells(name, name, task, slots)])
+    published_C = np.concatenate([*_cells("published", name, task, slots)])
+    gain_C = published_C - ours_C
+    return Tried(
+        by=name,
+        balance=float(ours_C.mean()),
+        published=float(published_C.mean()),
+        low=float(gain_C.mean() - _half_width(gain_C)),
+    )
+
+
+def _cells(by: By, trial: By, task: Task, slots: Ints) -> Iterator[Floats]:
+    """Mean balance of either half's steps in each layer of a trial, as placed by the other half `[C]`."""
+    num_layers = task.model.num_layers
+    stride = -(-num_layers // TRIAL_LAYERS) if trial in BY_STEPS else 1
+    for half in (0, 1):
+        layers = slice(half * stride // 2, None, stride)
+        seen, unseen = (
+            [(weight, member.steps[1 + part][:, layers]) for weight, member in task.members]
+            for part in (half, 1 - half)
+        )
+        yield _mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement)
+
+
+def _mean_balance(steps: Sequence[tuple[float, Ints]], placement: Placement) -> Floats:
+    """The mean over steps of every layer's balance, of traces with weights, `[L]`."""
+    mean_L: Floats = sum(
+        weight * step_ratios(steps_BLE.astype(np.float64), placement).mean(axis=0) for weight, steps_BLE in steps
+    )
+    return mean_L
+
+
+def _half_width(gain_C: Floats) -> float:
+    """Half of the interval of the mean gain; the gain itself, so that nothing is sure, of a single cell."""
+    from scipy.special import stdtrit
+
+    if len(gain_C) < 2:
+        return abs(float(gain_C.mean()))
+    return float(stdtrit(len(gain_C) - 1, SURE) * gain_C.std(ddof=1) / np.sqrt(len(gain_C)))
