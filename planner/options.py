@@ -88,20 +88,20 @@ class Search(Record):
 
 
 class Tried(Record):
-    """A placement of half of the fitted units, judged on the other half, beside EPLB as published.
+    """A placement by all but one of a few parts of the fitted units, judged on that one, beside EPLB as published.
 
-    Both ways, mean over layers (of all or some) and steps.
+    Each part in turn; means over layers (of all or some) and steps.
     """
 
     by: Refined  #: What is refined: loads together, steps, or resampled steps beside them
     #: balance, published: its own balance, and that of EPLB as published in the same layers
     balance: float = Field(ge=1 - 1e-9)
     published: float = Field(ge=1 - 1e-9)
-    low: float  #: Lower end of a 98 % interval of published - balance, over layers
+    low: float  #: Lower end of a 99 % interval of published - balance, over layers
 
 
 class Choice(Record):
-    """Placements of eplb tried on halves of the fitted units, and why none was where nothing was tried."""
+    """Placements of eplb tried on parts of the fitted units, and why none was where nothing was tried."""
 
     candidates: tuple[Tried, ...] = ()
     reason: Reason = ""
@@ -130,7 +130,7 @@ class Redundancy(Record):
     """Numbers of redundant experts weighed against each other, and by what."""
 
     metric: TimedMetric | Literal["balance"]  #: What the fewest within 2 % of the best were chosen by
-    held_out: bool  #: Whether they were placed by half of the fitted units, and weighed on the other half
+    held_out: bool  #: Whether they were weighed on a part of the fitted units that they were not placed by
     candidates: tuple[Candidate, ...] = Field(min_length=1)
 
     @property

@@ -32,6 +32,8 @@ from .params import Params
 from .request import FIT_FRACTION, Request
 from .strategies.strategy import Strategy
 
+PARTS = 4  # of the fitted units, three of which are much like all of them
+
 
 @dataclass(frozen=True)
 class Task:
@@ -125,19 +127,14 @@ class Task:
         return self._scene_of([fitted_U] if fitted_U.all() else [fitted_U, ~fitted_U])
 
     @cached_property
-    def halves(self) -> list[Bools]:
-        """Masks of two halves of the fitted units, drawn by the seed, to choose by, `[U]` each; none of one unit."""
-        place = np.random.default_rng(self.request.seed).permutation(np.flatnonzero(self.fitted))
-        unit_U = np.arange(len(self.fitted))
-        return [np.isin(unit_U, half) for half in (place[::2], place[1::2])] if len(place) > 1 else []
-
-    @cached_property
     def inner(self) -> Scene:
-        """Setting in which choices are made: the first half of the fitted units, then the second, which judges.
+        """Setting in which choices are made: the fitted units in parts of equal size, drawn by the seed.
 
-        All fitted units where these are no two.
+        Each part can judge what is made of the others. Of one unit there is one part.
         """
-        return self._scene_of(self.halves or [self.fitted])
+        place = np.random.default_rng(self.request.seed).permutation(np.flatnonzero(self.fitted))
+        unit_U, parts = np.arange(len(self.fitted)), min(PARTS, len(place))
+        return self._scene_of([np.isin(unit_U, place[first::parts]) for first in range(parts)])
 
     def _scene_of(self, parts: list[Bools]) -> Scene:
         """The scene of parts of the trace's units."""
@@ -198,9 +195,8 @@ class Task:
 
     @cached_property
     def steps(self) -> list[Ints]:
-        """Loads of experts in every complete step `[B, L, E]`: of the fitted units, then of each of their halves."""
-        halves = self.inner.cohorts if self.halves else []
-        return step_loads(dataclasses.replace(self.scene, cohorts=[self.scene.cohorts[0], *halves]))
+        """Loads of experts in every complete step `[B, L, E]`: of the fitted units, then of each part of `inner`."""
+        return step_loads(dataclasses.replace(self.scene, cohorts=[self.scene.cohorts[0], *self.inner.cohorts]))
 
     @property
     def slots(self) -> Ints:

@@ -1,9 +1,9 @@
-"""The choice among placements of eplb, made on two halves of the fitted units and never on units held out.
+"""The choice among placements of eplb, made on parts of the fitted units and never on units held out.
 
-A candidate places some layers by either half and is judged on the steps of the other. Published EPLB is left only for
-one that is surely more even there.
+A candidate places layers by all parts but one and is judged on the steps of that one, each in turn. Published EPLB is
+left only for one that is surely more even there.
 
-Legend: B steps; L MoE layers; E experts; C cells, each a layer placed by one half.
+Legend: B steps; L MoE layers; E experts; C cells, each a layer judged on one part.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,15 +23,16 @@ from . import EplbParams
 # How the solver makes each; those by steps take loads step by step.
 SOLVED: dict[By, eplb.Method] = {"published": "published", "sum": "refined", "steps": "refined", "robust": "robust"}
 BY_STEPS = ("steps", "robust")
-TRIAL_LAYERS = 10  # of either half, for placements by steps, which take a hundred times as long as others
-SURE = 0.99  # of the gain's lower end: a false gain, however small, would make the default worse than published
+Weighted = Sequence[tuple[float, Ints]]  # of traces
+TRIAL_LAYERS = 5  # judged on each part, for placements by steps, which take a hundred times as long as others
+SURE = 0.995  # of the gain's lower end: a false gain, however small, would make the default worse than published
 
 
 def choose(task: Task, slots: Ints) -> Choice:
-    """The candidates of a task for slots `[D]`, judged on halves of the fitted units; none where there is but one."""
-    if not all(len(member.halves) for _, member in task.members):
+    """The candidates of a task for slots `[D]`, judged on parts of the fitted units; none where there is but one."""
+    if _num_parts(task) < 2:
         return Choice(reason="one unit was fitted, on which no gain over EPLB as published can be shown")
-    task.say("choosing a placement on halves of the fitted units")
+    task.say("choosing a placement on parts of the fitted units")
     names = tried_by(mixed=bool(task.request.mixture))
     return Choice(candidates=tuple(_tried(name, task, slots) for name in names))
 
@@ -57,7 +58,7 @@ def solved(name: By, loads: Ints, task: Task, slots: Ints) -> PlacementResult:
     )
 
 
-def loads_by(name: By, steps: Sequence[tuple[float, Ints]]) -> Ints:
+def loads_by(name: By, steps: Weighted) -> Ints:
     """The loads that a candidate places by, of the steps `[B, L, E]` of traces with weights."""
     if name in BY_STEPS:
         return steps[0][1]
@@ -65,8 +66,26 @@ def loads_by(name: By, steps: Sequence[tuple[float, Ints]]) -> Ints:
     return sums[0][1] if len(sums) == 1 else mixed_loads(sums)
 
 
+def left_out(task: Task, part: int, layers: slice = slice(None)) -> tuple[Weighted, Weighted]:
+    """The steps `[B, L, E]` of every trace without a part, and of that part; twice the same where there is no other."""
+    kept = [number for number in range(_num_parts(task)) if number != part] or [part]
+    seen, unseen = (
+        [
+            (weight, np.concatenate([one.steps[1 + number][:, layers] for number in numbers]))
+            for weight, one in task.members
+        ]
+        for numbers in (kept, [part])
+    )
+    return seen, unseen
+
+
+def _num_parts(task: Task) -> int:
+    """The number of parts that every trace's fitted units are in."""
+    return min(len(member.inner.cohorts) for _, member in task.members)
+
+
 def _tried(name: Refined, task: Task, slots: Ints) -> Tried:
-    """The balance of a candidate on the halves that it was not placed by, beside that of published EPLB."""
+    """The balance of a candidate on the parts that it was not placed by, beside that of published EPLB."""
     ours_C = np.concatenate([*_cells(name, name, task, slots)])
     published_C = np.concatenate([*_cells("published", name, task, slots)])
     gain_C = published_C - ours_C
@@ -79,19 +98,15 @@ def _tried(name: Refined, task: Task, slots: Ints) -> Tried:
 
 
 def _cells(by: By, trial: By, task: Task, slots: Ints) -> Iterator[Floats]:
-    """Mean balance of either half's steps in each layer of a trial, as placed by the other half `[C]`."""
-    num_layers = task.model.num_layers
+    """Mean balance of each part's steps in the layers of a trial, as placed by the other parts, `[C]` in all."""
+    num_layers, num_parts = task.model.num_layers, _num_parts(task)
     stride = -(-num_layers // TRIAL_LAYERS) if trial in BY_STEPS else 1
-    for half in (0, 1):
-        layers = slice(half * stride // 2, None, stride)
-        seen, unseen = (
-            [(weight, member.steps[1 + part][:, layers]) for weight, member in task.members]
-            for part in (half, 1 - half)
-        )
+    for part in range(num_parts):
+        seen, unseen = left_out(task, part, slice(part * stride // num_parts, None, stride))
         yield _mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement)
 
 
-def _mean_balance(steps: Sequence[tuple[float, Ints]], placement: Placement) -> Floats:
+def _mean_balance(steps: Weighted, placement: Placement) -> Floats:
     """The mean over steps of every layer's balance, of traces with weights, `[L]`."""
     mean_L: Floats = sum(
         weight * step_ratios(steps_BLE.astype(np.float64), placement).mean(axis=0) for weight, steps_BLE in steps

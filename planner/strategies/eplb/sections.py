@@ -86,17 +86,17 @@ def _chosen(choice: Choice) -> str:
     ours = {one.by: one for one in choice.candidates}
     if choice.chosen == "published":
         tried = ", ".join(f"{one.balance:.4f} against {one.published:.4f} {BY[one.by]}" for one in choice.candidates)
-        return f"{BY['published']}: nothing is surely more even on halves of the fitted part ({tried})"
+        return f"{BY['published']}: nothing is surely more even on parts of the fitted samples ({tried})"
     one = ours[choice.chosen]
     figures = f"{one.balance:.4f} against {one.published:.4f} of EPLB as published"
-    return f"{BY[choice.chosen]}: on halves of the fitted part balance is {figures}, surely {one.low:.4f} less"
+    return f"{BY[choice.chosen]}: on parts of the fitted samples balance is {figures}, surely {one.low:.4f} less"
 
 
 def _words(weighed: Redundancy, plan: Plan) -> Iterator[str]:
     """The number chosen, and the memory that the replicas take."""
-    part = "half of the fitted part that they were not placed by" if weighed.held_out else "one unit that was fitted"
+    part = "fitted samples that they were not placed by" if weighed.held_out else "the one unit that was fitted"
     replicas = f"{weighed.chosen.redundant:,} replicas per layer"
-    yield f"{replicas}: the fewest with a {WEIGHED_BY[weighed.metric]} within 2 % of the best, on the {part}"
+    yield f"{replicas}: the fewest with a {WEIGHED_BY[weighed.metric]} within 2 % of the best, on {part}"
     each = plan.model.expert_bytes
     more = (weighed.chosen.slots - weighed.candidates[0].slots) * plan.model.num_layers
     if each is None:

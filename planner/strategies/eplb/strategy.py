@@ -27,7 +27,7 @@ from ...task import Task
 from ..placement import PlacementStrategy, check_goal, check_groups, stated_placement
 from ..strategy import Again, Solution
 from . import EplbParams
-from .choice import BY_STEPS, choose, loads_by, solved, tried_by
+from .choice import BY_STEPS, choose, left_out, loads_by, solved, tried_by
 from .sections import remarks, sections
 
 # Options of a plan that are its own.
@@ -50,9 +50,9 @@ class Eplb(PlacementStrategy):
         return BALANCE
 
     def weighed(self, task: Task) -> tuple[Redundancy, Way]:
-        """Placements with up to 4 extra slots a device, by half of the fitted units, side by side on the other half.
+        """Placements with up to 4 extra slots a device, side by side on a part of the fitted units, by the other parts.
 
-        By all of them, and on these, where that is one unit. With the way in which the chosen number is placed.
+        On and by the same where one unit was fitted. With the way in which the chosen number is placed.
         UsageError where no token of the part that judges is routed.
         """
         fewest = _fewest(task)
@@ -62,10 +62,9 @@ class Eplb(PlacementStrategy):
             task.say(f"weighing {slots} slots a device, of {fewest} to {most}")
             slots_D = _slots_of(slots, task)
             ways[slots] = by, _ = _way(task, slots_D)
-            seen = [(weight, one.steps[1 if one.halves else 0]) for weight, one in task.members]
-            placement = solved(by, loads_by(by, seen), task, slots_D).placement
+            placement = solved(by, loads_by(by, left_out(task, 0)[0]), task, slots_D).placement
             contenders.append(Contender(str(slots), Journey(task.dispatch_model, placement)))
-        scenes = [(weight, replace(one.inner, cohorts=one.inner.cohorts[-1:])) for weight, one in task.members]
+        scenes = [(weight, replace(one.inner, cohorts=one.inner.cohorts[:1])) for weight, one in task.members]
         judged = list(evaluate(scenes, contenders).judged.values())
         timed = [name for name in TIMES if all(name in figures.value for figures in judged)]
         if any(BALANCE not in figures.value for figures in judged):
@@ -83,8 +82,8 @@ class Eplb(PlacementStrategy):
             for slots, figures in enumerate(judged, fewest)
         )
         metric = timed[0] if timed else BALANCE
-        halved = all(one.halves for _, one in task.members)
-        weighed = Redundancy(metric=metric, held_out=halved, candidates=candidates)
+        apart = all(len(one.inner.cohorts) > 1 for _, one in task.members)
+        weighed = Redundancy(metric=metric, held_out=apart, candidates=candidates)
         return weighed, ways[weighed.chosen.slots]
 
     def solve(self, task: Task) -> Solution:
@@ -136,7 +135,7 @@ class Eplb(PlacementStrategy):
 
 
 def _way(task: Task, slots: Ints) -> Way:
-    """How to place: as asked for, by steps where a quantile of these is, or chosen on halves of the fitted units."""
+    """How to place: as asked for, by steps where a quantile of these is, or chosen on parts of the fitted units."""
     params, mixture, recorded = EplbParams.of(task.params), task.request.mixture, "step" in task.source.known
     if mixture and params.quantile is not None:
         raise UsageError("--quantile with several --trace, which are balanced together; leave it out")
@@ -194,7 +193,7 @@ def _check_choice(options: PlacementOptions, certificate: Certificate) -> By | N
                 f"{one.by} gains {one.published - one.balance:.4g}, surely {one.low:.4g}: above it"
             )
     certificate.checked("choice by the figures of candidates")
-    certificate.unchecked.append("figures of candidates on halves of the fitted units")
+    certificate.unchecked.append("figures of candidates on parts of the fitted units")
     return choice.chosen
 
 
@@ -224,7 +223,7 @@ def _check_redundancy(
         held = None if each is None else one.slots * plan.model.num_layers * each
         certificate.agree("redundant experts", one.redundant, one.slots * len(widths) - plan.model.num_experts)
         certificate.agree("bytes of experts on a device", one.memory_bytes, held)
-    certificate.unchecked.append("what numbers of redundant experts give on halves of the fitted units")
+    certificate.unchecked.append("what numbers of redundant experts give on a part of the fitted units")
 
 
 STRATEGY = Eplb()
