@@ -18,6 +18,7 @@ from moeplan.traces.split import fitted
 Array = np.ndarray
 GPT_OSS = "gpt-oss-20b/routing.npz"
 ALPHA = 0.08
+DECODE_EXPERTS, DECODE_TOP_K, KEPT = 256, 8, 0.9
 LENGTH, TOP_K, PREFERENCE, SPREAD = 1024, 2, 3.0, 0.08
 OLMOE = "olmoe-1b-7b/per_sample_counts.npz"
 SMARTMOE = "smartmoe-gpt-moe-training/counts.npz"
@@ -106,6 +107,27 @@ def sample_counts(rng: np.random.Generator, cluster: Cluster, samples_each: int)
     num_experts = 2 * cluster.num_devices
     taste = rng.dirichlet(np.full(num_experts, PREFERENCE / num_experts), samples_each * cluster.num_devices)
     return rng.multinomial(LENGTH * TOP_K, taste)
+
+
+def decode_counts(
+    rng: np.random.Generator, *, num_steps: int, num_layers: int, kind: str, spread: float, drift: float, pairs: int
+) -> Array:
+    """Counts of decode steps of 256 experts, `[steps, L, E]`, of so many pairs a layer.
+
+    Shares are log-normal, or Zipf in random order, and at most one token in eight's choice. Their logarithms drift: a
+    first-order autoregression of deviation `drift`, nine tenths of which stay from step to step.
+    """
+    ranks = -spread * np.log(np.arange(1, DECODE_EXPERTS + 1.0))
+    usual = rng.normal(0, spread, (num_layers, DECODE_EXPERTS))
+    if kind == "Zipf":
+        usual = np.array([rng.permutation(ranks) for _ in range(num_layers)])
+    counts, off = list[Array](), rng.normal(0, drift, usual.shape)
+    for _ in range(num_steps):
+        share = np.exp(usual + off)
+        share = np.minimum(share / share.sum(axis=1, keepdims=True), 1 / DECODE_TOP_K)
+        counts.append(np.array([rng.multinomial(pairs, row / row.sum()) for row in share]))
+        off = KEPT * off + np.sqrt(1 - KEPT**2) * rng.normal(0, drift, usual.shape)
+    return np.array(counts)
 
 
 def carried_on(rng: np.random.Generator, counts: Array) -> tuple[Array, Array]:

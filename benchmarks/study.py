@@ -17,6 +17,7 @@ SUBJECTS = {
     "netmoe_joint": "NetMoE homes and ExFlow placement together, beside either alone",
     "assignment": "Balanced assignment: transportation, min-cost flow, Kuhn-Munkres and CBC",
     "eplb": "EPLB placements: excess over the bound, raw, repaired and refined; groups on nodes; steps not seen",
+    "eplb_choice": "EPLB's default beside published EPLB on units held out: like decoding, and recorded",
     "traces": "Importing and counting a trace, beside plain NumPy",
     "fits": "Fits of published GPU tables: errors on sizes held out",
     "large_trace": "Commands on large traces: linear in tokens, bounded memory",

@@ -15,6 +15,8 @@ MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Ordinal = Annotated[int, Field(ge=0)]
 Reason = Annotated[str, Field(max_length=256)]
+Refined = Literal["sum", "steps", "robust"]
+By = Literal["published"] | Refined  # what a placement of eplb is made by
 TimedMetric = Literal["step_s", "experts_s"]
 NEAR = 1.02  # of the best: as good
 
@@ -87,8 +89,34 @@ class Search(Record):
     cap: Cap | None  #: None where there was none, or where the search was interrupted
 
 
+class Trial(Record):
+    """A placement by all but one of a few parts of the fitted units, judged on that one, beside EPLB as published.
+
+    Each part in turn; means over layers (of all or some) and steps.
+    """
+
+    by: Refined  #: What is refined: loads together, steps, or resampled steps beside them
+    #: balance, published: its own balance, and that of EPLB as published in the same layers
+    balance: float = Field(ge=1 - 1e-9)
+    published: float = Field(ge=1 - 1e-9)
+    low: float  #: Lower end of a 99 % interval of published - balance, over layers
+
+
+class Choice(Record):
+    """Placements of eplb tried on parts of the fitted units, and why none was where nothing was tried."""
+
+    candidates: tuple[Trial, ...] = ()
+    reason: Reason = ""
+
+    @property
+    def chosen(self) -> By:
+        """The candidate whose gain is surely highest; EPLB as published where none surely gains."""
+        best = max(self.candidates, key=lambda one: one.low, default=None)
+        return best.by if best is not None and best.low > 0 else "published"
+
+
 class Candidate(Record):
-    """A number of redundant experts per layer, and what they give on the part that judges."""
+    """A number of redundant experts per layer, and what they give where they are weighed."""
 
     redundant: int = Field(ge=0)
     slots: int = Field(ge=1)  #: Of each device
@@ -104,7 +132,7 @@ class Redundancy(Record):
     """Numbers of redundant experts weighed against each other, and by what."""
 
     metric: TimedMetric | Literal["balance"]  #: What the fewest within 2 % of the best were chosen by
-    held_out: bool
+    held_out: bool  #: Whether they were weighed on a part of the fitted units that they were not placed by
     candidates: tuple[Candidate, ...] = Field(min_length=1)
 
     @property
@@ -141,7 +169,8 @@ class PlacementOptions(Options):
     dead: tuple[Ordinal, ...] = ()
     pins: tuple[tuple[Ordinal, Ordinal], ...] = ()
     quantile: float | None = Field(None, gt=0, le=1)
-    #: redundancy, mixture: of eplb; figures of a mixture are weighted means over its traces
+    #: choice, redundancy, mixture: of eplb; figures of a mixture are weighted means over its traces
+    choice: Choice | None = None
     redundancy: Redundancy | None = None
     mixture: tuple[Member, ...] = ()
     #: raw, swaps: figures that older plans hold and nothing reads

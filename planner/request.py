@@ -15,6 +15,7 @@ from .strategies.registry import STRATEGIES
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
+FIT_FRACTION = 0.5  # the default share of samples to fit on, where there are several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Request:
     previous: Path | None = None  #: The plan in force that this one replaces
     dispatch_model: Literal["standard", "coherent", "migrating"] | None = None  #: None: the strategy's own
     phases: tuple[Phase, ...] = ()  #: Only tokens of these phases count; empty: all
-    fit_fraction: float = 0.5  #: The share of samples to fit on
+    fit_fraction: float | None = None  #: The share of samples to fit on; None: half of them, or all of one alone
     purpose: Literal["serving", "training"] | None = None  #: What the plan is for; None: as the trace's phases say
     #: samples_per_step, tokens_per_step, concurrency: what runs at once where steps were not recorded, at most one of
     #: them; None: as many tokens as are usual
@@ -67,7 +68,7 @@ class Request:
             raise UsageError(f"{self.cluster.num_devices:,} devices; plans are made for at most {MAX_DEVICES:,}")
         if self.cluster.num_devices < 2:
             raise UsageError("one device: there is nothing to place; say where the plan is for with --cluster NxG")
-        if not 0 < self.fit_fraction <= 1:
+        if self.fit_fraction is not None and not 0 < self.fit_fraction <= 1:
             raise UsageError(f"--fit-fraction {self.fit_fraction}; expected above 0 and at most 1")
         check_size(self.samples_per_step, self.tokens_per_step, self.concurrency)
         if self.concurrency is not None and self.purpose == "training":

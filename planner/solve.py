@@ -207,7 +207,7 @@ def _inputs(task: Task) -> Inputs:
     request, trace = task.request, task.source
     counts = isinstance(trace, CountTrace)
     num_tokens = int(task.index.unit_tokens.sum()) if counts else task.trace.num_tokens
-    split = Split(fit_fraction=request.fit_fraction, seed=request.seed)
+    split = Split(fit_fraction=task.fit_fraction, seed=request.seed)
     profile, base = (
         None if path is None else FileInput(path=str(path), sha256=sha256_file(path))
         for path in (request.profile, request.on)
@@ -242,4 +242,6 @@ def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
     if same_steps and profile == profile_now and base.cluster == request.cluster:
         return dict(base.outcome)
     by_steps = {chosen.decides for chosen in map(strategy, base.strategies) if chosen.by_steps}
+    if not same_steps:
+        by_steps |= {name for name, one in base.outcome.items() if one.objective.name.startswith("step_")}
     return {name: outcome for name, outcome in base.outcome.items() if name not in by_steps}

@@ -23,19 +23,20 @@ from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
-from .evaluate.scene import Passes, Scene
+from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .evaluate.steps import FEW, StepSize, Use, use_of, usual_size
 from .evaluate.traffic import walk_samples
 from .loaded_plan import check_model
 from .options import EvaluationOptions
 from .params import Params
-from .request import Request
+from .request import FIT_FRACTION, Request
 from .strategies.strategy import Strategy
 
 T = TypeVar("T")
 Index = TypeVar("Index", UnitIndex, SampleIndex)
 INNER = 0.5  # of the fitted units, that decide where candidates are compared on the others
+PARTS = 4  # of the fitted units, three of which are much like all of them
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Task:
     @cached_property
     def _fitted(self) -> Bools:
         """Mask of the units that are not held out, `[U]`."""
-        return self.index.fitted(seed=self.request.seed, fraction=self.request.fit_fraction)
+        return self.index.fitted(seed=self.request.seed, fraction=self.fit_fraction)
 
     @cached_property
     def judging(self) -> Bools:
@@ -129,13 +130,20 @@ class Task:
         others_U = (self._fitted & ~self.fitted) if self.inner else ~self.fitted
         return others_U if others_U.any() else self.fitted
 
+    @property
+    def fit_fraction(self) -> float:
+        """The share of units to fit on; unless asked for half of them, or all where there is one alone."""
+        if self.request.fit_fraction is not None:
+            return self.request.fit_fraction
+        return 1.0 if len(self.index.unit_tokens) == 1 else FIT_FRACTION
+
     @cached_property
     def fitted(self) -> Bools:
         """Mask of the fitted units, `[U]`; some are, and unless all were asked for some are held out."""
-        index, request, fitted_U = self.index, self.request, self._fitted
+        index, fitted_U = self.index, self._fitted
         if self.inner:
-            return fitted_U & index.fitted(seed=request.seed, fraction=INNER, salt="inner:")
-        if not fitted_U.any() or (request.fit_fraction < 1 and fitted_U.all()):
+            return fitted_U & index.fitted(seed=self.request.seed, fraction=INNER, salt="inner:")
+        if not fitted_U.any() or (self.fit_fraction < 1 and fitted_U.all()):
             raise InputError(
                 f"{self.source.path}: {len(fitted_U)} {index.kind}s split into {fitted_U.sum()} to fit and"
                 f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
@@ -173,22 +181,35 @@ class Task:
     @cached_property
     def scene(self) -> Scene:
         """Setting in which contenders are judged: on the fitted units, then on those held out where there are any."""
-        passes = self.strategy.passes(self)
-        return self._once(("scene", self.moves_samples, self.inner, self.size, passes), lambda: self._scene(passes))
+        passes, fitted_U, judging_U = self.strategy.passes(self), self.fitted, self.judging
+        parts = [fitted_U] if judging_U is fitted_U else [fitted_U, judging_U]
+        key = ("scene", self.moves_samples, self.inner, self.size, passes)
+        return self._once(key, lambda: self._scene_of(parts))
 
-    def _scene(self, passes: Passes | None) -> Scene:
-        request, fitted_U, judging_U = self.request, self.fitted, self.judging
+    @cached_property
+    def in_parts(self) -> Scene:
+        """Setting in which choices are made: the fitted units in parts of equal size, drawn by the seed.
+
+        Each part can judge what is made of the others. Of one unit there is one part.
+        """
+        place = np.random.default_rng(self.request.seed).permutation(np.flatnonzero(self.fitted))
+        unit_U, parts = np.arange(len(self.fitted)), min(PARTS, len(place))
+        return self._scene_of([np.isin(unit_U, place[first::parts]) for first in range(parts)])
+
+    def _scene_of(self, parts: list[Bools]) -> Scene:
+        """The scene of parts of the trace's units."""
+        request = self.request
         return Scene.of(
             self.source,
             self.index,
-            [fitted_U] if judging_U is fitted_U else [fitted_U, judging_U],
+            parts,
             request.cluster,
             size=self.size,
             profile=None if request.profile is None else load_profile(request.profile),
             seed=request.seed,
             phases=request.phases,
-            passes=passes,
-            linked=fitted_U,
+            passes=self.strategy.passes(self),
+            linked=self.fitted,
             counter=self.counter,
         )
 
@@ -243,9 +264,9 @@ class Task:
         return self.strategy.count(self)
 
     @cached_property
-    def fitted_steps(self) -> Ints:
-        """The loads of experts in every complete step of the fitted units, `[B, L, E]`."""
-        return step_loads(dataclasses.replace(self.scene, cohorts=self.scene.cohorts[:1]))[0]
+    def steps(self) -> list[Ints]:
+        """Loads of experts in every complete step `[B, L, E]`: of the fitted units, then of each of `in_parts`."""
+        return step_loads(dataclasses.replace(self.scene, cohorts=[self.scene.cohorts[0], *self.in_parts.cohorts]))
 
     @property
     def slots(self) -> Ints:

@@ -41,7 +41,9 @@ def solve(
     previous: Annotated[Path | None, optional("exflow: the plan in force, to move few experts from.", "--from")] = None,
     dispatch: Annotated[Dispatch | None, optional("Instead of the strategy's own.")] = None,
     phase: Phases = None,
-    fit_fraction: Annotated[float, typer.Option(help="Share of samples to fit on; the rest judges.")] = 0.5,
+    fit_fraction: Annotated[
+        float | None, optional("Share of samples to fit on; the rest judges. 0.5, or 1 of a single one.")
+    ] = None,
     purpose: Purpose = None,
     tokens_per_step: TokensPerStep = None,
     concurrency: Concurrency = None,

@@ -129,7 +129,13 @@ def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[
     ours, base = part.contenders[0], find(part, plan.verdict.against)
     yield from by_size(plan.verdict)
     yield from _untimed(plan, ours, base)
-    if plan.evaluation is not None and plan.evaluation.held_out is None:
+    if plan.evaluation is not None and plan.evaluation.held_out is None and part.num_samples == 1:
+        by_counts = EvaluationOptions.of(plan).home == "none"
+        what, same = (
+            ("one snapshot of counts", "counts") if by_counts else (f"one {EvaluationOptions.of(plan).unit}", "tokens")
+        )
+        yield f"{what}: fitted and judged on the same {same}; record a second one to know how it holds"
+    elif plan.evaluation is not None and plan.evaluation.held_out is None:
         yield "judged on the samples it was fitted to, because nothing was held out: expect less on others"
     yield from copies_remarks(plan.verdict, ours, base)
     if strategies:

@@ -14,7 +14,7 @@ from ..compiled import seconds_to_compile
 from ..placement import Placement, block_devices
 from .published import Deal, dealt_best, published, published_groups, refined_groups
 from .rows import Rows, lowest_max, pinned_groups, refined, with_pins
-from .steps import even_mean, step_refined
+from .steps import even_mean, step_refined, with_resampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,11 @@ class Layers:
             return found
         num_nodes = 1 if self.groups is None else self.groups.shape[1]
         return step_refined(self.steps, [placement, found], self.pinned, num_nodes, self.quantile)
+
+    def robust(self, placement: Placement, deal: Deal | None) -> Placement:
+        """A placement refined for the steps and for means of steps resampled from them."""
+        assert self.steps is not None
+        return replace(self, steps=with_resampled(self.steps)).refined(placement, deal)
 
     def value(self, placement: Placement) -> float:
         """Objective of a placement; less is better."""

@@ -13,11 +13,21 @@ from ..placement import Placement
 
 WORK = 100_000_000  # loads to look at, a layer
 SEED = 0
+RESAMPLED = 16  # so that they matter among few steps, and hardly among many
 
 
 def even_mean(loads: Floats, num_devices: int) -> Floats:
     """The mean of steps `[B, L, E]` that weigh alike, `[L, E]`: 1 a device in every step and layer with load."""
     return np.array([_even(loads[:, layer], num_devices).mean(axis=0) for layer in range(loads.shape[1])])
+
+
+def with_resampled(loads: Floats) -> Floats:
+    """Steps `[B, L, E]`, followed by means of B steps drawn from them with replacement.
+
+    Devices that are even in all of these are even in what the steps have in common, not by the chance of a few.
+    """
+    drawn = np.random.default_rng(SEED).integers(0, len(loads), (RESAMPLED, len(loads)))
+    return np.concatenate([loads, [loads[chosen].mean(axis=0) for chosen in drawn]])
 
 
 def step_refined(

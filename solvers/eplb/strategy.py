@@ -18,7 +18,7 @@ from ..placement import Groups, Placement, spread
 from .layers import Layers, compile_refinement, whole_layers
 from .rows import live_slots, pinned
 
-Method = Literal["refined", "published"]
+Method = Literal["refined", "published", "robust"]
 
 
 def solve(
@@ -46,7 +46,8 @@ def solve(
         slots that can hold them, as pins allow, the form is hierarchical: no group is split between nodes. Else, and
         for None, it is global.
     method
-        "published", or "refined" from there: no layer's busiest device holds more.
+        "published", or "refined" from there: no layer's busiest device holds more. "robust" is refined for steps and
+        for means of steps resampled from them, which holds better on others where steps are few.
     groups
         "whole": every group in a contiguous block of slots (`keeps_groups_whole`), without replicas.
     dead
@@ -66,8 +67,8 @@ def solve(
     Raises
     ------
     ValueError
-        Loads of wrong shape, negative or not finite; an unknown method; no groups; a quantile that is none or has no
-        steps.
+        Loads of wrong shape, negative or not finite; an unknown method; no groups; a quantile that is none; a quantile,
+        or the robust method, without steps.
     UsageError
         Slots that cannot hold the experts or what is pinned; pins of no expert or device; groups that cannot be whole.
 
@@ -76,7 +77,8 @@ def solve(
     (0) In the hierarchical form groups, heaviest first, go to the least loaded node with room for one more, each node
     taking as many (refined: as all ways tried are best); what follows is done inside each node alone. (1), (2) as
     `published` says. (3) The busiest device of a layer is relieved by swaps and changes of replicas, with kicks
-    (`kernel`). (4) Of steps, changes at random are kept that lower the objective (`step_kernel`).
+    (`kernel`). (4) Of steps, changes at random are kept that lower the objective (`step_kernel`); robust: the mean over
+    steps and resampled means.
 
     Bound: (1) without (0) minimises the largest replica load, so no placement has max/mean below
     max(1, largest replica load / mean); refined with groups kept, below that of the best way to deal them.
@@ -93,8 +95,8 @@ def solve(
     started = time.perf_counter()
     placement, repaired = layers.published()
     deal = None if method == "published" else layers.dealt()
-    if method == "refined":
-        placement = layers.refined(placement, deal)
+    if method != "published":
+        placement = (layers.robust if method == "robust" else layers.refined)(placement, deal)
     outcome = _outcome(layers, placement, layers.bound(deal), started)
     return PlacementResult(spread(placement, size), dataclasses.replace(outcome, compiled_s=compiled_s), repaired)
 
@@ -116,7 +118,11 @@ def _outcome(layers: Layers, placement: Placement, bound: float, started: float)
 
 def _check(method: str, groups: str, num_groups: int | None, loads: Floats, quantile: float | None) -> None:
     if method not in get_args(Method) or groups not in get_args(Groups):
-        raise ValueError(f"method {method!r}, groups {groups!r}; expected refined or published, split or whole")
+        raise ValueError(
+            f"method {method!r}, groups {groups!r}; expected {', '.join(get_args(Method))}; split or whole"
+        )
+    if method == "robust" and loads.ndim != 3:
+        raise ValueError(f"method robust of loads of {loads.ndim} axes; expected loads of steps")
     if num_groups is not None and num_groups < 1:
         raise ValueError(f"{num_groups} expert groups; expected one at least, or None")
     if quantile is not None and (loads.ndim != 3 or not 0 <= quantile <= 1):

@@ -31,7 +31,7 @@ class EplbParams(PlacementParams):
     mixes: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
 
-    method: Literal["refined", "published"] = flag("refined", HOW)
+    method: Literal["auto", "refined", "published"] = flag("auto", HOW)
     groups: Literal["split", "whole"] = flag("split", WHOLE)
     dead: tuple[int, ...] = flag((), "A rank without experts; may repeat.", metavar="RANK", parse=_ranks, repeats=True)
     pins: tuple[tuple[int, int], ...] = flag(

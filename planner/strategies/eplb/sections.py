@@ -1,7 +1,7 @@
-"""Screen and page of an eplb plan: replicas weighed, EPLB where it is more even, what was kept."""
+"""Screen and page of an eplb plan: replicas weighed, the placement chosen, what was kept."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ....errors import UsageError
@@ -9,27 +9,26 @@ from ....runtime.plan import Part, Plan
 from ...document import Column, Drawing, Section, Table, Text, check_page, write_page
 from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
 from ...evaluate.price import STEP
-from ...figures import TimeUnit, find, megabytes, value
-from ...options import PlacementOptions, Redundancy
+from ...figures import TimeUnit, megabytes
+from ...options import By, Choice, PlacementOptions, Redundancy
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+BY: Mapping[By, str] = {
+    "published": "EPLB as published",
+    "sum": "refined by all loads together",
+    "steps": "refined by steps",
+    "robust": "refined by steps and resampled steps",
+}
 WEIGHED_BY = {STEP: "predicted step", EXPERTS: "predicted time of experts", BALANCE: "balance"}
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
-    """Replicas chosen, EPLB where it is more even, what was kept."""
+    """Replicas chosen, what was kept."""
     options = PlacementOptions.of(plan)
     if options.redundancy is not None:
         yield from _words(options.redundancy, plan)
-    ours, theirs = (value(find(part, label), BALANCE) for label in ("plan/standard", "eplb/standard"))
-    refined = options.method == "refined" and not options.pins and options.groups == "split"
-    if refined and theirs < ours:
-        yield (
-            f"less even than EPLB as published on these samples: balance {ours:.4f} against {theirs:.4f};"
-            " --method published gives that one"
-        )
     kept = [f"device(s) {', '.join(map(str, options.dead))} dead, without experts"] if options.dead else []
     kept += [f"expert {expert} on device {device} in every layer" for expert, device in options.pins]
     kept += ["every expert group in one block of slots"] if options.groups == "whole" else []
@@ -41,8 +40,11 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
 
 
 def sections(plan: Plan, width: int) -> Iterator[Section]:
-    """The numbers of replicas that were weighed."""
-    if (weighed := PlacementOptions.of(plan).redundancy) is not None:
+    """The placement that was chosen, and the numbers of replicas that were weighed."""
+    options = PlacementOptions.of(plan)
+    if options.choice is not None:
+        yield Section("Placement chosen", (Text.of(_chosen(options.choice)),), verbose=True)
+    if (weighed := options.redundancy) is not None:
         yield Section("Replicas weighed", (_table(weighed),), verbose=True)
 
 
@@ -77,11 +79,24 @@ def _table(weighed: Redundancy) -> Table:
     return Table(columns)
 
 
+def _chosen(choice: Choice) -> str:
+    """What was chosen, and by which figures."""
+    if not choice.candidates:
+        return f"{BY['published']}: {choice.reason}"
+    ours = {one.by: one for one in choice.candidates}
+    if choice.chosen == "published":
+        tried = ", ".join(f"{one.balance:.4f} against {one.published:.4f} {BY[one.by]}" for one in choice.candidates)
+        return f"{BY['published']}: nothing is surely more even on parts of the fitted samples ({tried})"
+    one = ours[choice.chosen]
+    figures = f"{one.balance:.4f} against {one.published:.4f} of EPLB as published"
+    return f"{BY[choice.chosen]}: on parts of the fitted samples balance is {figures}, surely {one.low:.4f} less"
+
+
 def _words(weighed: Redundancy, plan: Plan) -> Iterator[str]:
     """The number chosen, and the memory that the replicas take."""
-    part = "held-out part" if weighed.held_out else "fitted part, for nothing was held out"
+    part = "fitted samples that they were not placed by" if weighed.held_out else "the one unit that was fitted"
     replicas = f"{weighed.chosen.redundant:,} replicas per layer"
-    yield f"{replicas}: the fewest with a {WEIGHED_BY[weighed.metric]} within 2 % of the best, on the {part}"
+    yield f"{replicas}: the fewest with a {WEIGHED_BY[weighed.metric]} within 2 % of the best, on {part}"
     each = plan.model.expert_bytes
     more = (weighed.chosen.slots - weighed.candidates[0].slots) * plan.model.num_layers
     if each is None:

@@ -12,12 +12,10 @@ import numpy as np
 from ....errors import CertificationError, UsageError
 from ....runtime.decisions import DispatchModel
 from ....runtime.plan import Plan
-from ....solvers import eplb
 from ....solvers.arrays import Ints
 from ....solvers.balance import balance, step_balance
-from ....solvers.outcome import PlacementResult
+from ....solvers.outcome import ROUNDING
 from ....solvers.placement import Placement
-from ....traces.counts import Counts
 from ...certify.certificate import Certificate
 from ...certify.recounted import count_fitted
 from ...evaluate.evaluate import evaluate
@@ -25,19 +23,20 @@ from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
-from ...options import Candidate, EvaluationOptions, Member, PlacementOptions, Redundancy, TimedMetric
+from ...options import By, Candidate, Choice, EvaluationOptions, Member, PlacementOptions, Redundancy, TimedMetric
 from ...params import Params
 from ...task import Task
 from ..placement import PlacementStrategy, check_goal, check_groups, stated_placement
 from ..strategy import Again, Solution
 from . import EplbParams
+from .choice import BY_STEPS, choose, left_out, loads_by, solved, tried_by
 from .sections import remarks, sections
 
 # Options of a plan that are its own.
-OWN = ("groups", "dead", "pins", "quantile", "raw", "redundancy", "swaps", "mixture")
-TRIAL_LAYERS = 8
+OWN = ("groups", "dead", "pins", "quantile", "raw", "choice", "redundancy", "swaps", "mixture")
 MOST_EXTRA = 4  # slots a device beyond the fewest
 TIMES: tuple[TimedMetric, ...] = (STEP, EXPERTS)
+Way = tuple[By, Choice | None]  # how a task is placed, and the choice where it was one
 
 
 class Eplb(PlacementStrategy):
@@ -61,30 +60,23 @@ class Eplb(PlacementStrategy):
         weighed = PlacementOptions.of(plan).redundancy
         return params if weighed is None else replace(EplbParams.of(params), redundant=weighed.chosen.redundant)
 
-    def place(self, counts: Counts, task: Task, slots: Ints) -> PlacementResult:
-        """Place by steps where recorded ones differ by more than chance, else by all loads together."""
-        params, mixture, recorded = EplbParams.of(task.params), task.request.mixture, "step" in task.source.known
-        if mixture and params.quantile is not None:
-            raise UsageError("--quantile with several --trace, which are balanced together; leave it out")
-        if params.quantile is not None and not recorded:
-            raise UsageError(f"--quantile of steps, and {task.source.path} has none recorded; leave it out")
-        several = recorded and params.method != "published" and not mixture
-        by_step = several and _steps_decide(task.fitted_steps, task, slots)
-        return _solved(task.fitted_steps if by_step else counts.loads, task, slots)
+    def weighed(self, task: Task) -> tuple[Redundancy, Way]:
+        """Placements with up to 4 extra slots a device, side by side on a part of the fitted units, by the other parts.
 
-    def weighed(self, counts: Counts, task: Task) -> Redundancy:
-        """Placements with up to 4 extra slots a device, side by side on the part that judges.
-
-        UsageError where no token of that part is routed.
+        On and by the same where one unit was fitted. With the way in which the chosen number is placed.
+        UsageError where no token of the part that judges is routed.
         """
         fewest = _fewest(task)
         most = min(fewest + MOST_EXTRA, task.model.num_experts)
-        contenders = []
+        contenders, ways = list[Contender](), dict[int, Way]()
         for slots in range(fewest, most + 1):
             task.say(f"weighing {slots} slots a device, of {fewest} to {most}")
-            placement = self.place(counts, task, _slots_of(slots, task)).placement
+            slots_D = _slots_of(slots, task)
+            ways[slots] = by, _ = _way(task, slots_D)
+            placement = solved(by, loads_by(by, left_out(task, 0)[0]), task, slots_D).placement
             contenders.append(Contender(str(slots), Journey(task.dispatch_model, placement)))
-        judged = list(evaluate(task.scenes, contenders).judged.values())
+        scenes = [(weight, replace(one.in_parts, cohorts=one.in_parts.cohorts[:1])) for weight, one in task.members]
+        judged = list(evaluate(scenes, contenders).judged.values())
         timed = [name for name in TIMES if all(name in figures.value for figures in judged)]
         if any(BALANCE not in figures.value for figures in judged):
             raise UsageError("--redundant auto: no step that judges routes a token; expected some: record more")
@@ -101,24 +93,32 @@ class Eplb(PlacementStrategy):
             for slots, figures in enumerate(judged, fewest)
         )
         metric = timed[0] if timed else BALANCE
-        return Redundancy(metric=metric, held_out=task.request.fit_fraction < 1, candidates=candidates)
+        apart = all(len(one.in_parts.cohorts) > 1 for _, one in task.members)
+        weighed = Redundancy(metric=metric, held_out=apart, candidates=candidates)
+        return weighed, ways[weighed.chosen.slots]
 
     def solve(self, task: Task) -> Solution:
         """Place the fitted units' experts, with as many replicas as asked for or as serve."""
-        counts = task.counts
-        redundancy = self.weighed(counts, task) if EplbParams.of(task.params).redundant == "auto" else None
-        slots_D = task.slots if redundancy is None else _slots_of(redundancy.chosen.slots, task)
+        counts, redundancy = task.counts, None
+        if EplbParams.of(task.params).redundant == "auto":
+            redundancy, (by, choice) = self.weighed(task)
+            slots_D = _slots_of(redundancy.chosen.slots, task)
+        else:
+            slots_D = task.slots
+            by, choice = _way(task, slots_D)
         task.say(f"solving {self.name}")
         mixture = tuple(
             Member(path=str(member.source.path), sha256=member.source.sha256, weight=weight)
             for weight, member in (task.members if task.request.mixture else ())
         )
-        return self.solution(self.place(counts, task, slots_D), task, redundancy=redundancy, mixture=mixture)
+        placed = solved(by, task.steps[0] if by in BY_STEPS else counts.loads, task, slots_D)
+        return self.solution(placed, task, choice=choice, redundancy=redundancy, mixture=mixture)
 
     def recheck(self, plan: Plan, again: Again | None, certificate: Certificate) -> None:
         """Recheck that it keeps what it was asked to, its balance, and the arithmetic of its candidates."""
         placement, options = stated_placement(plan, self.name, OWN)
         _check_kept(plan, placement, options)
+        by = _check_choice(options, certificate)
         if options.redundancy is not None:
             _check_redundancy(plan, placement, options.redundancy, options.dead, certificate)
         if options.raw or options.swaps:
@@ -127,16 +127,15 @@ class Eplb(PlacementStrategy):
             certificate.checked("dead devices, pins and whole groups")
         if "placement" not in plan.outcome:
             return
-        names: tuple[str, ...] = ("balance",)  # of all loads together
-        if options.quantile is not None:
-            names = (f"step_balance_p{100 * options.quantile:g}",)
-        elif EvaluationOptions.of(plan).step == "recorded" and options.method == "refined" and not options.mixture:
-            names = ("step_balance", "balance")
-        check_goal(plan, names, "min", {"mean", "largest replica"})
+        check_goal(plan, _objectives(plan, options, by), "min", {"mean", "largest replica"})
         if again is None:
             return
         certificate.unchecked.append("slots that were repaired")
         fitted, outcome = count_fitted(again.task, followed=0, beside=False), plan.outcome["placement"]
+        if options.choice is not None and by == "published":
+            expected = solved("published", fitted.loads, again.task, placement.slots).placement
+            if not np.array_equal(expected.physical_to_logical, placement.physical_to_logical):
+                raise CertificationError("EPLB as published was chosen, and the placement is another: re-run solve")
         value = balance(fitted.loads.astype(np.float64), placement)
         if outcome.objective.name.startswith("step"):
             value = step_balance(fitted.steps.astype(np.float64), placement, options.quantile)
@@ -146,36 +145,19 @@ class Eplb(PlacementStrategy):
             certificate.unchecked.append(f"bound ({outcome.bound_kind})")
 
 
-def _solved(loads: Ints, task: Task, slots: Ints) -> PlacementResult:
-    """The placement by loads `[L, E]`, or `[B, L, E]` step by step, as a task asks for it."""
-    params = EplbParams.of(task.params)
-    return eplb.solve(
-        loads,
-        task.request.cluster,
-        slots=slots,
-        num_groups=task.model.num_expert_groups,
-        method=params.method,
-        groups=params.groups,
-        dead=params.dead,
-        pins=params.pins,
-        quantile=params.quantile,
-    )
-
-
-def _steps_decide(loads_BLE: Ints, task: Task, slots: Ints) -> bool:
-    """Whether to make steps even, not their sum: asked for by a quantile, or unlike by more than chance.
-
-    They are where placing some layers by every other step makes the steps between more even than placing by their sum.
-    """
-    if EplbParams.of(task.params).quantile is not None:
-        return True
-    trial_BLE = loads_BLE[:, :: -(-loads_BLE.shape[1] // TRIAL_LAYERS)]
-    fitted_BLE, between_BLE = trial_BLE[::2], trial_BLE[1::2]
-    by_step, by_sum = (
-        step_balance(between_BLE.astype(np.float64), _solved(loads, task, slots).placement) if len(between_BLE) else 1.0
-        for loads in (fitted_BLE, fitted_BLE.sum(axis=0))
-    )
-    return by_step <= by_sum
+def _way(task: Task, slots: Ints) -> Way:
+    """How to place: as asked for, by steps where a quantile of these is, or chosen on parts of the fitted units."""
+    params, mixture, recorded = EplbParams.of(task.params), task.request.mixture, "step" in task.source.known
+    if mixture and params.quantile is not None:
+        raise UsageError("--quantile with several --trace, which are balanced together; leave it out")
+    if params.quantile is not None and not recorded:
+        raise UsageError(f"--quantile of steps, and {task.source.path} has none recorded; leave it out")
+    if params.method == "auto" and params.quantile is None:
+        choice = choose(task, slots)
+        return choice.chosen, choice
+    if params.method == "published":
+        return "published", None
+    return ("steps" if recorded and not mixture else "sum"), None
 
 
 def _slots_of(slots: int, task: Task) -> Ints:
@@ -206,10 +188,42 @@ def _check_kept(plan: Plan, placement: Placement, options: PlacementOptions) -> 
         check_groups(plan)
 
 
+def _check_choice(options: PlacementOptions, certificate: Certificate) -> By | None:
+    """Refuse a choice that is not one between all candidates, or is where none was to be made; what was chosen."""
+    choice, chooses = options.choice, options.method == "auto" and options.quantile is None
+    if (choice is not None) != chooses:
+        raise CertificationError(f"method {options.method} {'without' if chooses else 'with'} a choice: re-run solve")
+    if choice is None:
+        return None
+    names = tuple(one.by for one in choice.candidates)
+    if names not in ((), tried_by(mixed=bool(options.mixture))) or (not names) != bool(choice.reason):
+        raise CertificationError(f"a choice between {', '.join(names) or 'nothing'}: re-run solve")
+    for one in choice.candidates:
+        if one.low > one.published - one.balance + ROUNDING:
+            raise CertificationError(
+                f"{one.by} gains {one.published - one.balance:.4g}, surely {one.low:.4g}: above it"
+            )
+    certificate.checked("choice by the figures of candidates")
+    certificate.unchecked.append("figures of candidates on parts of the fitted units")
+    return choice.chosen
+
+
+def _objectives(plan: Plan, options: PlacementOptions, by: By | None) -> tuple[str, ...]:
+    """The objectives that a plan may have; without a choice refined ones of earlier plans may be either."""
+    if options.quantile is not None:
+        return (f"step_balance_p{100 * options.quantile:g}",)
+    if by is not None:
+        return ("step_balance",) if by in BY_STEPS else ("balance",)
+    recorded = EvaluationOptions.of(plan).step == "recorded"
+    if recorded and options.method == "refined" and not options.mixture:
+        return ("step_balance", "balance")
+    return ("balance",)
+
+
 def _check_redundancy(
     plan: Plan, placement: Placement, redundancy: Redundancy, dead: tuple[int, ...], certificate: Certificate
 ) -> None:
-    """Recheck that slots, and figures on the part that judges, are those of the chosen candidate."""
+    """Recheck that slots are those of the chosen candidate, and the arithmetic of all."""
     widths = [width for rank, width in enumerate(placement.slots.tolist()) if rank not in dead]
     if {*widths} != {redundancy.chosen.slots}:
         raise CertificationError(
@@ -220,15 +234,7 @@ def _check_redundancy(
         held = None if each is None else one.slots * plan.model.num_layers * each
         certificate.agree("redundant experts", one.redundant, one.slots * len(widths) - plan.model.num_experts)
         certificate.agree("bytes of experts on a device", one.memory_bytes, held)
-    if plan.evaluation is not None and plan.strategies[-1] == "eplb":  # else it was judged anew
-        chosen, metrics = redundancy.chosen, plan.evaluation.judging.contenders[0].metrics
-        certificate.agree("redundancy on held-out units", redundancy.held_out, plan.evaluation.held_out is not None)
-        claimed: dict[str, float | None] = {BALANCE: chosen.balance, TAIL: chosen.balance_p95}
-        if redundancy.metric != BALANCE or chosen.seconds is not None:
-            claimed[redundancy.metric] = chosen.seconds
-        for name, figure in claimed.items():
-            certificate.agree(f"redundancy: {name}", figure, metrics[name].value if name in metrics else None)
-    certificate.unchecked.append("what other numbers of redundant experts give")
+    certificate.unchecked.append("what numbers of redundant experts give on a part of the fitted units")
 
 
 STRATEGY = Eplb()

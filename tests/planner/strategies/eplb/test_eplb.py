@@ -10,7 +10,18 @@ from moeplan.errors import InputError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.options import PlacementOptions
 from tests.planner import makers
-from tests.planner.makers import assert_refused, balances, edited, fit_part, held_out, judged, planned, stored, tallied
+from tests.planner.makers import (
+    assert_refused,
+    balances,
+    edited,
+    fit_part,
+    held_out,
+    judged,
+    planned,
+    said,
+    stored,
+    tallied,
+)
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "ffn_size": 96, "dtype_bytes": 2}
 OURS = "plan/standard"
@@ -39,8 +50,22 @@ def test_the_balance_of_a_plan_is_that_of_the_steps_it_has_not_seen(steps: Any) 
     assert (plan.verdict.metric, plan.verdict.value) == ("balance", "benefit")
 
 
+@pytest.mark.parametrize("strategy", ["eplb", "exflow"])
+def test_a_single_unit_is_fitted_and_judged_on_itself_and_the_screen_says_so(
+    tmp_path: Path, make_trace: Any, strategy: str
+) -> None:
+    one = make_trace(samples=1) if strategy == "exflow" else tallied(tmp_path / "t", steps=1)[0]
+    plan = planned(one, strategy)
+    assert (plan.inputs.trace.split.fit_fraction, plan.evaluation.held_out) == (1.0, None)
+    what, same = ("one sample", "tokens") if strategy == "exflow" else ("one snapshot of counts", "counts")
+    assert f"{what}: fitted and judged on the same {same}; record a second one to know how it holds" in said(plan)
+    certify(plan, one.path)
+    with pytest.raises(InputError, match="give --fit-fraction 1"):
+        planned(one, strategy, fit_fraction=0.5)
+
+
 @pytest.mark.parametrize(("spread", "objective"), [(0.0, "balance"), (1.0, "step_balance")])
-def test_steps_that_differ_by_chance_are_placed_by_their_sum(tmp_path: Path, spread: float, objective: str) -> None:
+def test_steps_that_differ_by_chance_are_not_placed_one_by_one(tmp_path: Path, spread: float, objective: str) -> None:
     rng = np.random.default_rng(1)
     usual, topics = rng.lognormal(0, 1, (3, 32)), rng.lognormal(0, spread, (2, 3, 32))
     shares = usual * topics[np.arange(40) % 2]
@@ -80,7 +105,7 @@ def test_a_figure_that_the_counts_do_not_give_is_refused(steps: Any, path: str, 
 @pytest.mark.parametrize(("quantile", "name"), [(None, "step_balance"), (0.9, "step_balance_p90")])
 def test_recorded_steps_are_balanced_one_by_one_and_the_plan_says_how(steps: Any, quantile: Any, name: str) -> None:
     trace, loads = steps
-    plan = on_counts(trace, quantile=quantile)
+    plan = on_counts(trace, method="refined", quantile=quantile)
     ratios, objective = balances(plan, fit_part(loads)), plan.outcome["placement"].objective
     expected = ratios if quantile is None else np.quantile(ratios, quantile, axis=0, method="higher")
     assert (objective.name, objective.value) == (name, pytest.approx(expected.mean(), rel=1e-12))
@@ -99,11 +124,13 @@ def test_a_profile_times_the_experts_and_says_why_nothing_else(tmp_path: Path, m
             planned(trace, strategy, "2x2", profile=profile)
 
 
-def test_counts_have_no_phases_and_one_block_is_not_split_and_a_quantile_is_of_recorded_steps(tmp_path: Path) -> None:
+def test_counts_have_no_phases_and_one_block_is_not_split_in_two_and_a_quantile_is_of_recorded_steps(
+    tmp_path: Path,
+) -> None:
     block, samples = (tallied(tmp_path / name, keys=keys)[0] for name, keys in (("t", ()), ("u", ("sample",))))
     for trace, changes, words in (
         (block, {"phases": ("decode",)}, "no known phase"),
-        (block, {}, "1 blocks split into"),
+        (block, {"fit_fraction": 0.5}, "1 blocks split into"),
         (samples, {"quantile": 0.9}, r"--quantile of steps, and .* has none recorded"),
     ):
         with pytest.raises((InputError, UsageError), match=words):

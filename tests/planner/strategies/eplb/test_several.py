@@ -24,7 +24,7 @@ def test_loads_are_weighted_by_their_shares_and_so_is_what_judges(tmp_path: Path
     (prefill, some), (decode, more) = (
         tallied(tmp_path / str(seed), seed=seed, steps=steps) for seed, steps in ((1, 30), (2, 44))
     )
-    plan = mixed((prefill, 3.0), (decode, 1.0))
+    plan = mixed((prefill, 3.0), (decode, 1.0), method="refined")
     seen = [fit_part(loads).sum(axis=0) for loads in (some, more)]
     shares = sum(weight * one / one.sum(axis=1, keepdims=True) for weight, one in zip((0.75, 0.25), seen, strict=True))
     expected = eplb.solve(np.rint(shares * 2**40), plan.cluster, slots=5).placement

@@ -1,0 +1,123 @@
+"""The choice among placements of eplb, made on parts of the fitted units and never on units held out.
+
+A candidate places layers by all parts but one and is judged on the steps of that one, each in turn. Published EPLB is
+left only for one that is surely more even there.
+
+Legend: B steps; L MoE layers; E experts; C cells, each a layer judged on one part.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ....solvers import eplb
+from ....solvers.arrays import Floats, Ints
+from ....solvers.balance import step_ratios
+from ....solvers.outcome import PlacementResult
+from ....solvers.placement import Placement
+from ...options import By, Choice, Refined, Trial
+from ...task import Task
+from ..placement import mixed_loads
+from . import EplbParams
+
+# How the solver makes each; those by steps take loads step by step.
+SOLVED: dict[By, eplb.Method] = {"published": "published", "sum": "refined", "steps": "refined", "robust": "robust"}
+BY_STEPS = ("steps", "robust")
+Weighted = Sequence[tuple[float, Ints]]  # of traces
+TRIAL_LAYERS = 5  # judged on each part, for placements by steps, which take a hundred times as long as others
+SURE = 0.995  # of the gain's lower end: a false gain, however small, would make the default worse than published
+
+
+def choose(task: Task, slots: Ints) -> Choice:
+    """The candidates of a task for slots `[D]`, judged on parts of the fitted units; none where there is but one."""
+    if _num_parts(task) < 2:
+        return Choice(reason="one unit was fitted, on which no gain over EPLB as published can be shown")
+    task.say("choosing a placement on parts of the fitted units")
+    names = tried_by(mixed=bool(task.request.mixture))
+    return Choice(candidates=tuple(_tried(name, task, slots) for name in names))
+
+
+def tried_by(*, mixed: bool) -> tuple[Refined, ...]:
+    """The candidates beside published EPLB; steps of a mixture's traces have no weights in common."""
+    return ("sum",) if mixed else ("sum", "steps", "robust")
+
+
+def solved(name: By, loads: Ints, task: Task, slots: Ints) -> PlacementResult:
+    """The placement of a candidate by loads `[L, E]`, or of steps `[B, L, E]`, as a task asks for it."""
+    params = EplbParams.of(task.params)
+    return eplb.solve(
+        loads,
+        task.request.cluster,
+        slots=slots,
+        num_groups=task.model.num_expert_groups,
+        method=SOLVED[name],
+        groups=params.groups,
+        dead=params.dead,
+        pins=params.pins,
+        quantile=params.quantile,
+    )
+
+
+def loads_by(name: By, steps: Weighted) -> Ints:
+    """The loads that a candidate places by, of the steps `[B, L, E]` of traces with weights."""
+    if name in BY_STEPS:
+        return steps[0][1]
+    sums = [(weight, steps_BLE.sum(axis=0)) for weight, steps_BLE in steps]
+    return sums[0][1] if len(sums) == 1 else mixed_loads(sums)
+
+
+def left_out(task: Task, part: int, layers: slice = slice(None)) -> tuple[Weighted, Weighted]:
+    """The steps `[B, L, E]` of every trace without a part, and of that part; twice the same where there is no other."""
+    kept = [number for number in range(_num_parts(task)) if number != part] or [part]
+    seen, unseen = (
+        [
+            (weight, np.concatenate([one.steps[1 + number][:, layers] for number in numbers]))
+            for weight, one in task.members
+        ]
+        for numbers in (kept, [part])
+    )
+    return seen, unseen
+
+
+def _num_parts(task: Task) -> int:
+    """The number of parts that every trace's fitted units are in."""
+    return min(len(member.in_parts.cohorts) for _, member in task.members)
+
+
+def _tried(name: Refined, task: Task, slots: Ints) -> Trial:
+    """The balance of a candidate on the parts that it was not placed by, beside that of published EPLB."""
+    ours_C = np.concatenate([*_cells(name, name, task, slots)])
+    published_C = np.concatenate([*_cells("published", name, task, slots)])
+    gain_C = published_C - ours_C
+    return Trial(
+        by=name,
+        balance=float(ours_C.mean()),
+        published=float(published_C.mean()),
+        low=float(gain_C.mean() - _half_width(gain_C)),
+    )
+
+
+def _cells(by: By, trial: By, task: Task, slots: Ints) -> Iterator[Floats]:
+    """Mean balance of each part's steps in the layers of a trial, as placed by the other parts, `[C]` in all."""
+    num_layers, num_parts = task.model.num_layers, _num_parts(task)
+    stride = -(-num_layers // TRIAL_LAYERS) if trial in BY_STEPS else 1
+    for part in range(num_parts):
+        seen, unseen = left_out(task, part, slice(part * stride // num_parts, None, stride))
+        yield _mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement)
+
+
+def _mean_balance(steps: Weighted, placement: Placement) -> Floats:
+    """The mean over steps of every layer's balance, of traces with weights, `[L]`."""
+    mean_L: Floats = sum(
+        weight * step_ratios(steps_BLE.astype(np.float64), placement).mean(axis=0) for weight, steps_BLE in steps
+    )
+    return mean_L
+
+
+def _half_width(gain_C: Floats) -> float:
+    """Half of the interval of the mean gain; the gain itself, so that nothing is sure, of a single cell."""
+    from scipy.special import stdtrit
+
+    if len(gain_C) < 2:
+        return abs(float(gain_C.mean()))
+    return float(stdtrit(len(gain_C) - 1, SURE) * gain_C.std(ddof=1) / np.sqrt(len(gain_C)))
