@@ -82,7 +82,7 @@ def test_steps_without_attention_judge(tokens: Any, make_profile: Any, tmp_path:
     assert "step_s" in judged(plan)["plan/migrating"]
     assert plan.verdict.metric == "step_s"
     assert "predicted seconds" in certificate.checks
-    assert_refused(edited(plan, "verdict.metric", "exchange_s"), words="gain of the verdict|verdict on exchange_s")
+    assert_refused(edited(plan, "verdict.metric", "exchange_s"), words="gain as a share|gain of the verdict")
 
 
 def proven(outcome: dict[str, Any]) -> dict[str, Any]:
